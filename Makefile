@@ -1,0 +1,46 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help setup demo test lint types check wheel bench clean
+
+help: ## Show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
+
+setup: $(STAMP) ## Create .venv with the package, its command and all tools
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedem needs Python 3.11 or newer, set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --editable . --group dev
+	@touch $(STAMP)
+
+demo: setup ## Run FedEM and VR-FedEM on the synthetic mixture
+	$(BIN)/fedem demo
+
+test: setup ## Run all tests
+	$(BIN)/python -m pytest -n auto
+
+lint: setup ## Check style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup ## Check types
+	$(BIN)/mypy
+
+wheel: setup ## Build the wheel and try it in an empty environment
+	rm -rf dist build/wheel-venv
+	$(BIN)/python -m build --wheel --outdir dist . > /dev/null
+	$(PYTHON) -m venv build/wheel-venv
+	build/wheel-venv/bin/python -m pip install --quiet dist/*.whl
+	cd build && wheel-venv/bin/fedem demo --epochs 5 --out wheel-demo --json
+
+check: lint types test wheel ## Everything CI runs
+
+bench: setup ## Time the hot paths
+	$(BIN)/python -m benchmarks
+
+clean: ## Remove what the targets made
+	rm -rf $(VENV) dist build demo .mypy_cache .ruff_cache .pytest_cache .hypothesis

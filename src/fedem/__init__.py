@@ -1,0 +1,81 @@
+"""Federated Expectation-Maximization.
+
+Fit latent-variable models on data that may not be pooled: workers send compressed statistics,
+never rows. Start with `fit`.
+"""
+
+from fedem._version import __version__
+from fedem.algorithms import (
+    EM,
+    Bernoulli,
+    Decreasing,
+    Everyone,
+    FedEM,
+    FixedSize,
+    Schedule,
+    VRFedEM,
+)
+from fedem.compressors import (
+    Dithering,
+    Identity,
+    RandomSparsification,
+    SubtractiveDithering,
+    block_quantization,
+)
+from fedem.datasets import WorkerData, as_workers, synthetic_federation
+from fedem.errors import (
+    CheckpointError,
+    DataError,
+    FedemError,
+    FedemWarning,
+    NumericalError,
+    SettingsError,
+    WireError,
+)
+from fedem.federations import FaultPlan, FaultyFederation, LoopFederation, StackedFederation
+from fedem.fitting import Result, fit, open_run
+from fedem.models import GaussianParameters, InverseWishart, gaussian_mixture
+from fedem.records import Records, RoundRecord
+from fedem.rounds import Monitor, Run, Stop
+
+__all__ = [
+    "EM",
+    "Bernoulli",
+    "CheckpointError",
+    "DataError",
+    "Decreasing",
+    "Dithering",
+    "Everyone",
+    "FaultPlan",
+    "FaultyFederation",
+    "FedEM",
+    "FedemError",
+    "FedemWarning",
+    "FixedSize",
+    "GaussianParameters",
+    "Identity",
+    "InverseWishart",
+    "LoopFederation",
+    "Monitor",
+    "NumericalError",
+    "RandomSparsification",
+    "Records",
+    "Result",
+    "RoundRecord",
+    "Run",
+    "Schedule",
+    "SettingsError",
+    "StackedFederation",
+    "Stop",
+    "SubtractiveDithering",
+    "VRFedEM",
+    "WireError",
+    "WorkerData",
+    "__version__",
+    "as_workers",
+    "block_quantization",
+    "fit",
+    "gaussian_mixture",
+    "open_run",
+    "synthetic_federation",
+]

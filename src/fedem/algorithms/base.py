@@ -1,0 +1,134 @@
+"""What FedEM and VR-FedEM have in common: all but the local estimate S_i."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Self, final
+
+from fedem.algorithms import memory, steps
+from fedem.compressors import Identity
+from fedem.errors import SettingsError, check_count, check_range
+from fedem.protocols import (
+    Algorithm,
+    Compressor,
+    FloatArray,
+    IntArray,
+    Layout,
+    Model,
+    Oracle,
+    Replies,
+    Request,
+    Rows,
+    ServerState,
+    StepInfo,
+)
+
+
+@dataclass(frozen=True)
+class CompressedEM(Algorithm):
+    """EM in expectation space with compressed uploads and control-variate memories.
+
+    ``step_size`` is gamma, a number or a function of the round. ``memory_rate`` is alpha: None
+    means 1 / (1 + omega), 0 switches memories off (the naive method the paper warns of).
+    ``memory_start`` is ``"zero"``, or ``"mean-field"`` for V_i = h_i(S_0) at the cost of one exact
+    upload. ``batch_size`` None means the full local pass; mini-batches are drawn with or without
+    ``replacement``. ``in_metric`` compresses in the metric that the model supplies instead of the
+    Euclidean one.
+    """
+
+    compressor: Compressor = field(default_factory=Identity)
+    step_size: steps.StepSize = 1.0
+    memory_rate: float | None = None
+    memory_start: Literal["zero", "mean-field"] = "zero"
+    batch_size: int | None = None
+    replacement: bool = False
+    in_metric: bool = False
+
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        steps.check_step_size(self.step_size)
+        if self.memory_rate is not None:
+            hint = "0 switches memories off; None means 1 / (1 + omega)."
+            check_range("memory_rate", self.memory_rate, 0, 1, hint=hint)
+        if self.memory_start not in ("zero", "mean-field"):
+            raise SettingsError(
+                f"memory_start must be 'zero' or 'mean-field'; got {self.memory_start!r}."
+            )
+        if self.batch_size is not None:
+            check_count("batch_size", self.batch_size)
+        self.check_settings()
+
+    @abstractmethod
+    def check_settings(self) -> None:
+        """Check what the algorithm adds."""
+
+    @abstractmethod
+    def estimate(
+        self, model: Model, seed: int, rows: Rows, request: Request, oracle: Oracle, fresh: IntArray
+    ) -> tuple[Rows, FloatArray, IntArray]:
+        """S_i at the positions ``fresh``: the rows it changes, the estimates, their cost."""
+
+    @property
+    @final
+    def needs_start_round(self) -> bool:
+        """For memories started at the mean field."""
+        return self.memory_start == "mean-field" and self.memory_rate != 0
+
+    @final
+    def resolve(self, layout: Layout) -> Self:
+        """Blocks of the layout, and alpha = 1 / (1 + omega) of the theorems unless given."""
+        compressor = self.compressor.resolve(layout)
+        rate = self.memory_rate
+        if rate is None:
+            rate = 1 / (1 + compressor.omega(layout.size))
+        return replace(self, compressor=compressor, memory_rate=rate)
+
+    @final
+    def worker_step(
+        self, model: Model, seed: int, rows: Rows, request: Request, oracle: Oracle
+    ) -> tuple[Rows, Replies]:
+        """Estimate, subtract S and V_i, compress, keep pending, send."""
+        received = memory.receive(rows, request)
+        rows = received.rows
+        if len(received.fresh):
+            rows, estimates, cost = self.estimate(
+                model, seed, rows, request, oracle, received.fresh
+            )
+            assert self.memory_rate is not None
+            rows = steps.stage_upload(
+                model,
+                steps.Channel(self.compressor, self.memory_rate, self.in_metric),
+                seed,
+                rows,
+                request,
+                received.fresh,
+                estimates,
+                cost,
+            )
+        return rows, memory.replies(rows, request, received)
+
+    @final
+    def server_step(
+        self,
+        model: Model,
+        state: ServerState,
+        request: Request,
+        replies: Replies,
+        weights: FloatArray,
+        probabilities: FloatArray,
+    ) -> tuple[ServerState, StepInfo]:
+        """H, S and V of Algorithm 1."""
+        step = steps.step_at(self.step_size, max(1, state.round))
+        return steps.advance(model, state, request, replies, weights, probabilities, step)
+
+    @final
+    def describe(self) -> dict[str, Any]:
+        """All settings."""
+        settings = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return settings | {
+            "algorithm": self.name,
+            "compressor": self.compressor.describe(),
+            "step_size": steps.describe_step(self.step_size),
+        }

@@ -1,0 +1,71 @@
+"""EM itself, distributed without compression: the reference for everything else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self, final
+
+from fedem.algorithms import memory, steps
+from fedem.compressors import Identity
+from fedem.protocols import (
+    Algorithm,
+    Column,
+    FloatArray,
+    Layout,
+    Model,
+    Oracle,
+    Replies,
+    Request,
+    Rows,
+    ServerState,
+    StepInfo,
+)
+
+
+@final
+@dataclass(frozen=True)
+class EM(Algorithm):
+    """S <- sum_i w_i s-bar_i(T(S)). A worker that does not answer leaves its share of S as is."""
+
+    @property
+    def needs_start_round(self) -> bool:
+        """There are no memories."""
+        return False
+
+    def resolve(self, layout: Layout) -> Self:
+        """Nothing depends on the layout."""
+        return self
+
+    def columns(self, q: int) -> dict[str, Column]:
+        """FedEM's; the memories stay at zero."""
+        return memory.columns(q)
+
+    def worker_step(
+        self, model: Model, seed: int, rows: Rows, request: Request, oracle: Oracle
+    ) -> tuple[Rows, Replies]:
+        """Upload s-bar_i(T(S)) - S, exactly."""
+        received = memory.receive(rows, request)
+        fresh, rows = received.fresh, received.rows
+        if len(fresh):
+            estimates = oracle.full(request.params, fresh)
+            exact = steps.Channel(Identity(), memory_rate=0.0, in_metric=False)
+            rows = steps.stage_upload(
+                model, exact, seed, rows, request, fresh, estimates, oracle.counts[fresh]
+            )
+        return rows, memory.replies(rows, request, received)
+
+    def server_step(
+        self,
+        model: Model,
+        state: ServerState,
+        request: Request,
+        replies: Replies,
+        weights: FloatArray,
+        probabilities: FloatArray,
+    ) -> tuple[ServerState, StepInfo]:
+        """A full step."""
+        return steps.advance(model, state, request, replies, weights, probabilities, 1.0)
+
+    def describe(self) -> dict[str, Any]:
+        """The name."""
+        return {"algorithm": "em"}

@@ -1,0 +1,201 @@
+"""What the algorithms share: step sizes, mini-batches, the innovation, and the server's update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from fedem.algorithms import memory
+from fedem.compressors import Identity
+from fedem.errors import NumericalError, check_range
+from fedem.protocols import (
+    Compressor,
+    FloatArray,
+    IdentityMetric,
+    IntArray,
+    Model,
+    Oracle,
+    Replies,
+    Request,
+    Rows,
+    ServerState,
+    StepInfo,
+)
+from fedem.random import Purpose, choose, choose_distinct, uniforms
+from fedem.wire import reply_sizes
+
+StepSize = float | Callable[[int], float]
+"""gamma: one number, or a function of the round (which counts from 1)."""
+
+_STEP_HINT = "EM itself is step 1; beyond 2 even a linear problem diverges."
+
+
+@final
+@dataclass(frozen=True)
+class Decreasing:
+    """gamma_k = first * (offset / (offset + k - 1))**power; online EM takes power in (1/2, 1]."""
+
+    first: float = 1.0
+    power: float = 0.6
+    offset: float = 10.0
+
+    def __post_init__(self) -> None:
+        check_range("Decreasing first", self.first, 0, 2, open_low=True, open_high=True)
+        check_range("Decreasing power", self.power, 0, 1)
+        check_range("Decreasing offset", self.offset, 0, np.inf, open_low=True)
+
+    def __call__(self, round_: int) -> float:
+        """The step of this round."""
+        return float(self.first * (self.offset / (self.offset + round_ - 1)) ** self.power)
+
+
+def check_step_size(step_size: StepSize) -> None:
+    """Refuse a constant step outside (0, 2)."""
+    if not callable(step_size):
+        check_range("step_size", step_size, 0, 2, open_low=True, open_high=True, hint=_STEP_HINT)
+
+
+def step_at(step_size: StepSize, round_: int) -> float:
+    """gamma of a round, checked."""
+    if not callable(step_size):
+        return float(step_size)
+    return check_range(
+        f"step_size({round_})",
+        step_size(round_),
+        0,
+        2,
+        open_low=True,
+        open_high=True,
+        hint=_STEP_HINT,
+    )
+
+
+def describe_step(step_size: StepSize) -> Any:
+    """A number, the settings of `Decreasing`, or the name of a function."""
+    if isinstance(step_size, Decreasing):
+        return {"first": step_size.first, "power": step_size.power, "offset": step_size.offset}
+    if callable(step_size):
+        return getattr(step_size, "__qualname__", type(step_size).__qualname__)
+    return float(step_size)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A mini-batch of each worker: rows, 0/1 weights where some only pad, and what it costs."""
+
+    data: Any
+    weights: FloatArray | None
+    evaluations: IntArray
+
+
+def draw_batch(
+    seed: int, request: Request, oracle: Oracle, positions: IntArray, size: int, replacement: bool
+) -> Batch:
+    """Local rows drawn at random; without replacement, a worker with too few takes them all."""
+    workers, counts = request.workers[positions], oracle.counts[positions]
+    indices, weights = batch_indices(seed, request.round, workers, counts, size, replacement)
+    cost = np.full(len(counts), size) if replacement else np.minimum(counts, size)
+    return Batch(oracle.take(indices, positions), weights, cost)
+
+
+def batch_indices(
+    seed: int, round_: int, workers: IntArray, counts: IntArray, size: int, replacement: bool
+) -> tuple[IntArray, FloatArray | None]:
+    """Row indices ``(workers, b)``, and 0/1 weights if some workers have fewer rows than others."""
+    if replacement:
+        return choose(uniforms(seed, round_, Purpose.BATCH, workers, size), counts), None
+    width = min(size, int(counts.max()))
+    indices = np.broadcast_to(np.arange(width), (len(workers), width)).copy()
+    large = np.flatnonzero(counts > size)
+    if len(large):
+        u = uniforms(seed, round_, Purpose.BATCH, workers[large], size)
+        indices[large] = choose_distinct(u, counts[large])
+    if np.all(counts >= width):
+        return indices, None
+    real = np.arange(width) < counts[:, None]
+    return np.where(real, indices, 0), real.astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Channel:
+    """How an innovation leaves a worker."""
+
+    compressor: Compressor
+    memory_rate: float
+    in_metric: bool
+
+
+def stage_upload(
+    model: Model,
+    channel: Channel,
+    seed: int,
+    rows: Rows,
+    request: Request,
+    fresh: IntArray,
+    estimates: FloatArray,
+    evaluations: IntArray,
+) -> Rows:
+    """Delta_i = S_i - S - V_i, compressed and kept as pending (Algorithm 1, worker)."""
+    workers = request.workers[fresh]
+    innovations = estimates - request.statistics - rows["control"][fresh]
+    if not np.isfinite(innovations).all():
+        bad = int(workers[~np.isfinite(innovations).all(axis=1)][0])
+        raise NumericalError(
+            f"worker {bad}, round {request.round}: the E-step gave a number that is not finite."
+        )
+    rate = channel.memory_rate
+    if request.kind == "start":  # h_i(S_0) itself, as floats
+        channel, rate = Channel(Identity(), 1.0, False), 1.0
+    q = innovations.shape[-1]
+    metric = model.metric(request.params) if channel.in_metric else IdentityMetric()
+    u = uniforms(seed, request.round, Purpose.COMPRESSION, workers, channel.compressor.draws(q))
+    message = channel.compressor.compress(metric.whiten(innovations), u)
+    values = metric.unwhiten(channel.compressor.decompress(message, u, q))
+    return memory.stage(rows, fresh, request.round, values, rate, evaluations, reply_sizes(message))
+
+
+def advance(
+    model: Model,
+    state: ServerState,
+    request: Request,
+    replies: Replies,
+    weights: FloatArray,
+    probabilities: FloatArray,
+    step: float,
+) -> tuple[ServerState, StepInfo]:
+    """H = V + sum (w_i / p_i) Q_i, S += gamma H, V += sum w_i alpha_i Q_i (Algorithm 1, server).
+
+    A chosen worker that did not answer counts as not drawn: its term is absent and p_i is not
+    corrected. Its memory is where it was on both sides, so the fixed point stays h = 0. V moves
+    even when the guard shortens the step.
+    """
+    if request.kind == "start":  # V_i = h_i(S_0); S does not move
+        probabilities, step = np.ones(len(weights)), 0.0
+    mean_field = state.control + (weights / probabilities) @ replies.values
+    factor, hits = shorten(model, state.statistics, step * mean_field) if step else (1.0, 0)
+    new = ServerState(
+        round=state.round + 1,
+        generation=state.generation,
+        statistics=state.statistics + (factor * step) * mean_field,
+        control=state.control + (weights * replies.rates) @ replies.values,
+    )
+    return new, StepInfo(float(mean_field @ mean_field), factor * step, hits)
+
+
+def shorten(model: Model, statistics: FloatArray, move: FloatArray) -> tuple[float, int]:
+    """A factor t so that statistics + t * move stays in the model's domain, and halvings made.
+
+    The domain is open and the statistics are inside, so halving ends; once inside, one more
+    halving keeps a distance from the boundary. A move so hostile that 2**-60 of it still leaves
+    the domain is not made at all.
+    """
+    factor, hits = 1.0, 0
+    with np.errstate(all="ignore"):  # outside the domain, numbers may be anything
+        while not model.inside(statistics + factor * move):
+            factor, hits = factor / 2, hits + 1
+            if hits > 60:
+                return 0.0, hits
+    return (factor / 2, hits + 1) if hits else (1.0, 0)

@@ -1,0 +1,88 @@
+"""VR-FedEM, Algorithm 2 of the paper: SPIDER variance reduction, with partial participation.
+
+The paper writes it for full participation and uses it with p = 0.75. Here a worker keeps the pair
+(S_i, theta_ref), where theta_ref are the parameters at which S_i was last evaluated. Its next
+difference runs from theta_ref to the current parameters. The pair changes once per round it
+answers, together with the pending upload, and stands even if that upload is lost; at its first
+active round of an outer loop the worker makes a full pass instead.
+
+theta_ref is kept as the statistics it is T of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import numpy as np
+
+from fedem.algorithms import memory, steps
+from fedem.algorithms.base import CompressedEM
+from fedem.errors import SettingsError, check_count
+from fedem.protocols import Column, FloatArray, IntArray, Model, Oracle, Request, Rows
+
+
+@final
+@dataclass(frozen=True)
+class VRFedEM(CompressedEM):
+    """FedEM with variance-reduced local estimates; ``inner_rounds`` is k_in; see `CompressedEM`."""
+
+    batch_size: int | None = 1
+    inner_rounds: int = 10
+
+    name: ClassVar[str] = "vr-fedem"
+
+    def check_settings(self) -> None:
+        """Mini-batches are the point."""
+        check_count("inner_rounds", self.inner_rounds)
+        if self.batch_size is None:
+            raise SettingsError("VRFedEM needs a batch_size; with full local passes use FedEM.")
+
+    def columns(self, q: int) -> dict[str, Column]:
+        """The memory's, and the pair (S_i, theta_ref) with the outer loop it belongs to."""
+        return memory.columns(q) | {
+            "estimate": Column((q,), np.float64),
+            "reference": Column((q,), np.float64),
+            "reference_round": Column((), np.int64, -1),
+            "outer": Column((), np.int64, -1),
+        }
+
+    def estimate(
+        self, model: Model, seed: int, rows: Rows, request: Request, oracle: Oracle, fresh: IntArray
+    ) -> tuple[Rows, FloatArray, IntArray]:
+        """S_i of Algorithm 2, line DS:localS, or a full pass where the outer loop is new."""
+        if request.kind == "start":
+            return rows, oracle.full(request.params, fresh), oracle.counts[fresh]
+        outer = (request.round - 1) // self.inner_rounds
+        new = rows["outer"][fresh] != outer
+        estimates = np.empty((len(fresh), len(request.statistics)))
+        cost = np.empty(len(fresh), dtype=np.int64)
+        if new.any():
+            estimates[new] = oracle.full(request.params, fresh[new])
+            cost[new] = oracle.counts[fresh[new]]
+        if not new.all():
+            old = fresh[~new]
+            assert self.batch_size is not None
+            batch = steps.draw_batch(seed, request, oracle, old, self.batch_size, self.replacement)
+            now = model.expected_statistics(batch.data, request.params, batch.weights)
+            reference = _references(model, rows, old)
+            then = model.expected_statistics(batch.data, reference, batch.weights)
+            estimates[~new] = rows["estimate"][old] + (now - then)
+            cost[~new] = 2 * batch.evaluations
+        pair = {
+            "estimate": estimates,
+            "reference": np.broadcast_to(request.statistics, estimates.shape),
+            "reference_round": np.full(len(fresh), request.round),
+            "outer": np.full(len(fresh), outer),
+        }
+        return memory.update(rows, fresh, pair), estimates, cost
+
+
+def _references(model: Model, rows: Rows, positions: IntArray) -> Any:
+    """theta_ref of each worker; computed once per distinct round, and shared if there is one."""
+    rounds = rows["reference_round"][positions]
+    _, first, which = np.unique(rounds, return_index=True, return_inverse=True)
+    references = rows["reference"][positions[first]]
+    if len(first) == 1:
+        return model.maximize(references[0])
+    return model.maximize(references).take(which)

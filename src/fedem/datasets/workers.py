@@ -1,0 +1,151 @@
+"""The rows of all workers of a simulation, checked and laid out worker by worker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from array_api_compat import is_array_api_obj, is_numpy_array
+
+from fedem.errors import DataError
+from fedem.protocols import IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class WorkerData:
+    """All rows, worker by worker: worker i holds ``rows[offsets[i]:offsets[i + 1]]``."""
+
+    rows: Any
+    offsets: IntArray
+    names: Sequence[str] | None = None
+    columns: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.size == 0:
+            raise DataError("a federation needs at least one worker; got none.")
+        if self.names is not None:
+            if len(self.names) != self.size:
+                raise DataError(f"got {len(self.names)} worker names for {self.size} workers.")
+            if len(set(self.names)) != self.size:
+                twice = next(name for name, k in Counter(self.names).items() if k > 1)
+                raise DataError(f"two workers are called {twice!r}: names must be unique.")
+
+    @property
+    def size(self) -> int:
+        """The number of workers."""
+        return len(self.offsets) - 1
+
+    @property
+    def counts(self) -> IntArray:
+        """Rows of each worker."""
+        return np.diff(self.offsets)
+
+    def name(self, worker: int) -> str:
+        """A worker's name, its index if it has none."""
+        return str(worker) if self.names is None else self.names[worker]
+
+    def worker(self, worker: int) -> Any:
+        """One worker's rows, not copied."""
+        return self.rows[self.offsets[worker] : self.offsets[worker + 1], ...]
+
+    @classmethod
+    def from_groups(cls, table: Any, groups: Any) -> Self:
+        """Rows of one table; ``groups`` names the worker of each row."""
+        rows, columns = _table(table, "the data")
+        labels = np.asarray(groups)
+        if labels.shape != (rows.shape[0],):
+            raise DataError(
+                f"groups must name one worker per row: expected {rows.shape[0]} values, "
+                f"got shape {labels.shape}."
+            )
+        values, which, counts = np.unique(labels, return_inverse=True, return_counts=True)
+        order = np.argsort(which, kind="stable")
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return cls(rows[order], offsets, [str(v) for v in values], columns)
+
+    @classmethod
+    def from_workers(cls, tables: Sequence[Any], names: Sequence[Any] | None = None) -> Self:
+        """One table per worker; columns of data frames are matched by name."""
+        labels = None if names is None else [str(name) for name in names]
+        if len(tables) == 0:
+            raise DataError("a federation needs at least one worker; got none.")
+        parts: list[Any] = []
+        columns: tuple[str, ...] | None = None
+        for index, table in enumerate(tables):
+            where = f"worker {index if labels is None else labels[index]!r}"
+            rows, these = _table(table, where)
+            if index == 0:
+                columns = these
+            elif these != columns:
+                rows = _match(rows, these, columns, where)
+            if index and rows.shape[1:] != parts[0].shape[1:]:
+                raise DataError(
+                    f"{where} has rows of shape {rows.shape[1:]}, the first worker "
+                    f"{parts[0].shape[1:]}: all workers need the same columns."
+                )
+            parts.append(rows)
+        offsets = np.concatenate([[0], np.cumsum([len(p) for p in parts])]).astype(np.int64)
+        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return cls(rows, offsets, labels, columns)
+
+
+def _table(table: Any, where: str) -> tuple[Any, tuple[str, ...] | None]:
+    """A table as an array of float32 or float64, not copied if it is one, and its columns."""
+    columns = None
+    if hasattr(table, "columns") and hasattr(table, "to_numpy"):
+        columns = tuple(str(name) for name in table.columns)
+        if len(set(columns)) != len(columns):
+            raise DataError(f"{where} has two columns of one name: {list(columns)}.")
+        table = table.to_numpy()
+    if is_array_api_obj(table) and not is_numpy_array(table):
+        return table, columns
+    rows = np.asarray(table)
+    if rows.dtype.kind in "biu" or (rows.dtype.kind == "O" and columns is not None):
+        try:
+            rows = rows.astype(np.float64)
+        except (TypeError, ValueError):
+            raise DataError(
+                f"{where}: some columns of {list(columns or ())} are not numbers; encode or drop "
+                "them first."
+            ) from None
+    if rows.dtype not in (np.float64, np.float32):
+        raise DataError(
+            f"{where}: expected numbers (float64, float32 or integers); got dtype {rows.dtype}."
+        )
+    if rows.ndim < 2:
+        raise DataError(
+            f"{where}: expected a table (rows, columns); got shape {rows.shape}. "
+            "Use x.reshape(-1, 1) for a single column."
+        )
+    return rows, columns
+
+
+def _match(
+    rows: Any, these: tuple[str, ...] | None, columns: tuple[str, ...] | None, where: str
+) -> Any:
+    """Columns in the first worker's order, or an error that names the difference."""
+    if these is None or columns is None:
+        raise DataError(f"{where}: some workers name their columns and others do not.")
+    missing = [c for c in columns if c not in these]
+    extra = [c for c in these if c not in columns]
+    if missing or extra:
+        raise DataError(
+            f"{where} has other columns than the first worker: missing {missing}, extra {extra}."
+        )
+    return rows[:, [these.index(c) for c in columns]]
+
+
+def as_workers(data: Any, groups: Any | None = None) -> WorkerData:
+    """Whatever a user may hold: one table (with groups), a dict or a list of tables."""
+    if isinstance(data, WorkerData):
+        return data
+    if groups is not None:
+        return WorkerData.from_groups(data, groups)
+    if isinstance(data, Mapping):
+        return WorkerData.from_workers(list(data.values()), list(data))
+    if isinstance(data, (list, tuple)) and all(np.ndim(table) >= 2 for table in data):
+        return WorkerData.from_workers(data)
+    return WorkerData.from_workers([data])

@@ -1,0 +1,88 @@
+"""Everything fedem raises on purpose.
+
+::
+
+    FedemError
+    ├── DataError            rows, columns or workers that cannot be used   (also ValueError)
+    ├── SettingsError        an option out of its range or contradictory    (also ValueError)
+    ├── NumericalError       an E- or M-step gave a number that is not finite
+    ├── CheckpointError      a checkpoint that cannot be written, read or continued
+    └── WireError            bytes that are not a fedem message             (also ValueError)
+
+    FedemWarning             (UserWarning) something works, but look at it
+
+A message says what was expected, what came, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class FedemError(Exception):
+    """Base of every error fedem raises on purpose."""
+
+
+class DataError(FedemError, ValueError):
+    """Rows, columns or workers that cannot be used."""
+
+
+class SettingsError(FedemError, ValueError):
+    """An option out of its range, or options that contradict each other."""
+
+
+class NumericalError(FedemError):
+    """An E- or M-step gave a number that is not finite."""
+
+
+class CheckpointError(FedemError):
+    """A checkpoint that cannot be written, read or continued from.
+
+    When a run stops because its checkpoint could not be written, ``result`` holds what the run
+    had reached, so nothing computed is lost.
+    """
+
+    result: object | None = None
+
+
+class WireError(FedemError, ValueError):
+    """Bytes that are not a fedem message, or not the one expected."""
+
+
+class FedemWarning(UserWarning):
+    """Something works but deserves a look."""
+
+
+def check_range(
+    name: str,
+    value: float,
+    low: float,
+    high: float,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
+    hint: str = "",
+) -> float:
+    """Return ``float(value)``, or raise a `SettingsError` that states the allowed interval."""
+    interval = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise SettingsError(f"{name} must be a number in {interval}; got {value!r}.") from None
+    above = number > low if open_low else number >= low
+    below = number < high if open_high else number <= high
+    if not (above and below):  # also catches NaN
+        tail = f" {hint}" if hint else ""
+        raise SettingsError(f"{name} must lie in {interval}; got {value!r}.{tail}")
+    return number
+
+
+def check_count(name: str, value: int, low: int = 1) -> int:
+    """Return ``int(value)``, or raise a `SettingsError` if it is no whole number >= ``low``."""
+    import operator
+
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise SettingsError(f"{name} must be a whole number >= {low}; got {value!r}.") from None
+    if isinstance(value, bool) or number < low:
+        raise SettingsError(f"{name} must be a whole number >= {low}; got {value!r}.")
+    return number

@@ -1,0 +1,251 @@
+"""`fit`: from data and settings to a fitted model, in one call."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+
+from fedem.algorithms import EM, Everyone
+from fedem.datasets.workers import as_workers
+from fedem.errors import CheckpointError, SettingsError
+from fedem.federations import FEDERATIONS
+from fedem.protocols import (
+    Algorithm,
+    Federation,
+    FloatArray,
+    IntArray,
+    Model,
+    Opening,
+    Participation,
+)
+from fedem.random import check_seed
+from fedem.records import Records
+from fedem.rounds import Callback, Monitor, OpeningCost, Run, Stop
+from fedem.wire import encode_floats
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a run reached. ``params`` are in the user's units; ``model`` knows its data."""
+
+    model: Any
+    params: Any
+    records: Records
+    stopped: str
+    """The limit that was met, ``callback`` or ``interrupted``."""
+    seed: int
+    statistics: FloatArray
+    bytes_up: int
+    bytes_down: int
+
+    @property
+    def guard_hits(self) -> int:
+        """How often a step had to be halved to stay where T is defined."""
+        return sum(record.guard_hits for record in self.records)
+
+    def log_likelihood(self, data: Any) -> float:
+        """The mean log-likelihood of rows, per sample, in the user's units."""
+        inner = self.model.from_user(self.params)
+        return float(self.model.log_likelihood(np.asarray(data), inner))
+
+    def predict_proba(self, data: Any) -> FloatArray:
+        """p(component | row)."""
+        inner = self.model.from_user(self.params)
+        return np.asarray(self.model.responsibilities(np.asarray(data), inner))
+
+    def predict(self, data: Any) -> IntArray:
+        """The most likely component of each row."""
+        return np.argmax(self.predict_proba(data), axis=-1).astype(np.int64)
+
+
+def _weights(weights: str | Sequence[float] | FloatArray, counts: IntArray) -> FloatArray:
+    """w_i, summing to one."""
+    if isinstance(weights, str):
+        if weights == "samples":
+            return counts / counts.sum()
+        if weights == "uniform":
+            return np.full(len(counts), 1 / len(counts))
+        raise SettingsError(f"weights must be 'samples', 'uniform' or numbers; got {weights!r}.")
+    values = np.asarray(weights, dtype=np.float64)
+    if values.shape != counts.shape or not np.all(np.isfinite(values) & (values > 0)):
+        raise SettingsError(
+            f"weights must be {len(counts)} positive numbers, one per worker; "
+            f"got shape {values.shape}."
+        )
+    return values / values.sum()
+
+
+def _digest(opening: Opening) -> str:
+    """Tells data sets apart by what the opening exchange said of them."""
+    digest = hashlib.blake2b(opening.counts.tobytes(), digest_size=16)
+    for name in sorted(opening.summaries):
+        digest.update(opening.summaries[name].tobytes())
+    return digest.hexdigest()
+
+
+def open_run(
+    model: Model,
+    data: Any,
+    algorithm: Algorithm | None = None,
+    *,
+    groups: Any | None = None,
+    weights: str | Sequence[float] | FloatArray = "samples",
+    participation: Participation | None = None,
+    start: Any | None = None,
+    start_statistics: Literal["expected", "parameters"] = "expected",
+    federation: Literal["stacked", "loop"] | Federation = "stacked",
+    seed: int = 0,
+    monitor: Monitor | None = None,
+    retries: int = 0,
+) -> Run:
+    """The opening exchange and the start: a `Run` ready for its first round. See `fit`."""
+    check_seed(seed)
+    algorithm = EM() if algorithm is None else algorithm
+    participation = Everyone() if participation is None else participation
+    if isinstance(federation, str):
+        if federation not in FEDERATIONS:
+            raise SettingsError(
+                f"federation must be one of {', '.join(FEDERATIONS)} or a Federation; "
+                f"got {federation!r}."
+            )
+        network: Federation = FEDERATIONS[federation](as_workers(data, groups))
+    else:
+        network = federation
+    opening = network.open(model)
+    w = _weights(weights, opening.counts)
+    bound = model.bind(opening.summaries, opening.counts, w)
+    samples = int(opening.counts.sum())
+    fingerprint = {
+        "model": bound.describe(),
+        "algorithm": algorithm.resolve(bound.layout).describe(),
+        "participation": participation.describe(),
+        "weights": hashlib.blake2b(w.tobytes(), digest_size=16).hexdigest(),
+        "seed": seed,
+        "data": _digest(opening),
+    }
+    statistics, cost = _start(bound, network, w, start, start_statistics, seed, samples)
+    constants = np.concatenate([np.empty(0), *map(np.ravel, bound.shared_constants().values())])
+    cost = OpeningCost(
+        opening.bytes_up + cost.bytes_up,
+        opening.bytes_down + network.size * len(encode_floats(constants)) + cost.bytes_down,
+        cost.evaluations,
+    )
+    fingerprint["start"] = hashlib.blake2b(statistics.tobytes(), digest_size=16).hexdigest()
+    return Run(
+        bound,
+        algorithm,
+        network,
+        statistics,
+        weights=w,
+        participation=participation,
+        seed=seed,
+        samples=samples,
+        opening=cost,
+        fingerprint=fingerprint,
+        retries=retries,
+        monitor=monitor,
+    )
+
+
+def _start(
+    model: Model,
+    network: Federation,
+    weights: FloatArray,
+    start: Any | None,
+    mode: str,
+    seed: int,
+    samples: int,
+) -> tuple[FloatArray, OpeningCost]:
+    """S_0, and what it cost: with ``expected`` a full pass and an exact upload of everyone."""
+    params = model.start(seed) if start is None else model.from_user(start)
+    implied = model.statistics_of(params)
+    if mode == "parameters":
+        statistics, cost = implied, OpeningCost()
+    elif mode == "expected":
+        statistics = network.mean_statistics(model, params, weights)
+        floats = len(encode_floats(statistics))
+        down = len(encode_floats(np.concatenate([np.ravel(a) for a in params.arrays().values()])))
+        cost = OpeningCost(network.size * floats, network.size * down, samples)
+    else:
+        raise SettingsError(f"start_statistics must be 'expected' or 'parameters'; got {mode!r}.")
+    if model.inside(statistics):
+        return statistics, cost
+    if start is None and mode == "expected":
+        # Some component of a random start explains no row: keep some of what it implies.
+        for share in (1e-3, 1e-2, 0.1, 0.5):
+            blend = (1 - share) * statistics + share * implied
+            if model.inside(blend):
+                return blend, cost
+    raise SettingsError(
+        "at this start some component has no mass or no positive definite covariance: choose "
+        "other starting parameters" + (", or another seed." if start is None else ".")
+    )
+
+
+def fit(
+    model: Model,
+    data: Any,
+    algorithm: Algorithm | None = None,
+    *,
+    rounds: int | None = None,
+    epochs: float | None = None,
+    tolerance: float | None = None,
+    max_bytes: int | None = None,
+    seconds: float | None = None,
+    callbacks: Iterable[Callback] = (),
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int = 100,
+    resume: bool = False,
+    **options: Any,
+) -> Result:
+    """Fit ``model`` on the data of many workers, in this process.
+
+    ``data`` is a dict or list of tables, one per worker, or one table with ``groups`` naming the
+    worker of each row. ``algorithm`` is `EM` (the default), `FedEM` or `VRFedEM`.
+
+    Stops at the first limit met of ``rounds`` (100 if no limit is given), ``epochs``,
+    ``max_bytes``, ``seconds``, or when |H|^2 <= ``tolerance``; Ctrl-C ends after the current round
+    and returns what was reached.
+
+    Other options: ``weights`` ``"samples"`` (the pooled optimum) or ``"uniform"`` (the paper);
+    ``participation``, `Everyone` by default; ``start``, parameters in the user's units (by default
+    drawn from aggregates, which reveal no record); ``start_statistics``, whether S_0 is the
+    ``"expected"`` statistics at the start or those the start's ``"parameters"`` imply;
+    ``federation`` ``"stacked"`` or ``"loop"``; ``seed``; ``monitor``; ``retries`` for workers that
+    stay silent. With ``checkpoint`` the state is written every ``checkpoint_every`` rounds, and
+    ``resume=True`` continues from it if it is there.
+    """
+    limits = (rounds, epochs, max_bytes, seconds)
+    if all(limit is None for limit in limits):
+        rounds = 100
+    stop = Stop(rounds, epochs, tolerance, max_bytes, seconds)
+    if resume and checkpoint is None:
+        raise SettingsError("resume=True needs the path of a checkpoint.")
+    run = open_run(model, data, algorithm, **options)
+    if resume and checkpoint is not None and Path(checkpoint).exists():
+        run.restore(checkpoint)
+    try:
+        stopped = run.until(stop, tuple(callbacks), checkpoint, checkpoint_every)
+    except CheckpointError as error:
+        error.result = _result(run, "checkpoint")
+        raise
+    return _result(run, stopped)
+
+
+def _result(run: Run, stopped: str) -> Result:
+    return Result(
+        model=run.model,
+        params=run.model.to_user(run.params),
+        records=run.records,
+        stopped=stopped,
+        seed=run.seed,
+        statistics=run.state.statistics,
+        bytes_up=run.bytes_up,
+        bytes_down=run.bytes_down,
+    )

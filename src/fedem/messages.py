@@ -1,0 +1,198 @@
+"""The plain objects that models, compressors, algorithms and federations hand each other.
+
+numpy only, immutable, and with a leading worker axis where there are many workers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+Rows = dict[str, NDArray[Any]]
+"""Columns of worker state: name -> array with a leading worker axis."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names and shapes of the pieces of a statistics vector in R^q, in order."""
+
+    fields: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @cached_property
+    def size(self) -> int:
+        """The dimension q."""
+        return sum(prod(shape) for _, shape in self.fields)
+
+    @cached_property
+    def slices(self) -> dict[str, slice]:
+        """Where each piece lies in the vector."""
+        out, start = {}, 0
+        for name, shape in self.fields:
+            out[name] = slice(start, start + prod(shape))
+            start += prod(shape)
+        return out
+
+    def split(self, vector: FloatArray) -> dict[str, FloatArray]:
+        """``(..., q)`` to its named pieces, each ``(..., *shape)``."""
+        lead = vector.shape[:-1]
+        return {
+            name: vector[..., self.slices[name]].reshape(*lead, *shape)
+            for name, shape in self.fields
+        }
+
+    def join(self, parts: Mapping[str, FloatArray]) -> FloatArray:
+        """Named pieces back to one ``(..., q)`` vector."""
+        flat = []
+        for name, shape in self.fields:
+            part = parts[name]
+            lead = part.shape[: part.ndim - len(shape)]
+            flat.append(part.reshape(*lead, prod(shape)))
+        return np.concatenate(flat, axis=-1)
+
+    def block_sizes(self, per: Literal["field", "row"]) -> tuple[int, ...]:
+        """Sizes of consecutive blocks: one per named piece, or one per row of each piece."""
+        sizes: list[int] = []
+        for _, shape in self.fields:
+            if per == "field" or len(shape) < 2:
+                sizes.append(prod(shape))
+            else:
+                sizes.extend([prod(shape[1:])] * shape[0])
+        return tuple(sizes)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """theta: a frozen dataclass of arrays that may share leading axes."""
+
+    def take(self, index: Any) -> Self:
+        """Index the leading axis of every array."""
+        picked = {f.name: getattr(self, f.name)[index] for f in dataclasses.fields(self)}
+        return dataclasses.replace(self, **picked)
+
+    def arrays(self) -> dict[str, FloatArray]:
+        """The arrays by name."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """What a compressor sends: a few reals and many small integers, with shared leading axes."""
+
+    reals: FloatArray
+    symbols: NDArray[np.int32]
+
+    def take(self, index: Any) -> Compressed:
+        """Index the leading axis."""
+        return Compressed(self.reals[index], self.symbols[index])
+
+
+@dataclass(frozen=True)
+class Request:
+    """One round's message from the server to a batch of workers.
+
+    ``params`` is always T(statistics): a wire may send either. ``accepted[r]`` is the last round
+    of ``workers[r]`` that the server accepted (-1: none in this generation of memories).
+    """
+
+    round: int
+    generation: int
+    kind: Literal["start", "round"]
+    statistics: FloatArray
+    params: Any
+    workers: IntArray
+    accepted: IntArray
+
+    def take(self, index: Any) -> Request:
+        """The same message to fewer workers."""
+        return dataclasses.replace(self, workers=self.workers[index], accepted=self.accepted[index])
+
+
+@dataclass(frozen=True)
+class Replies:
+    """Uploads of a batch of workers, decoded: row r is what ``workers[r]`` sent in ``rounds[r]``.
+
+    ``lost_memory`` names workers whose memory does not match what the server accepted from them
+    (a lost disk); they upload nothing.
+    """
+
+    workers: IntArray
+    rounds: IntArray
+    values: FloatArray
+    rates: FloatArray
+    evaluations: IntArray
+    bytes_up: IntArray
+    lost_memory: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    bytes_down: int = 0
+    """Bytes of all requests sent in the exchange, answered or not."""
+
+    _ROWS = ("workers", "rounds", "values", "rates", "evaluations", "bytes_up")
+
+    def take(self, index: Any) -> Replies:
+        """Index the rows."""
+        return dataclasses.replace(
+            self, **{name: getattr(self, name)[index] for name in self._ROWS}
+        )
+
+    @classmethod
+    def join(cls, batches: Sequence[Replies], q: int) -> Replies:
+        """All rows of several batches, in order."""
+        batches = [cls.empty(q), *batches]
+        return cls(
+            **{name: np.concatenate([getattr(b, name) for b in batches]) for name in cls._ROWS},
+            lost_memory=np.concatenate([b.lost_memory for b in batches]),
+            bytes_down=sum(b.bytes_down for b in batches),
+        )
+
+    @classmethod
+    def empty(cls, q: int) -> Replies:
+        """No replies."""
+        none = np.empty(0, dtype=np.int64)
+        return cls(none, none, np.empty((0, q)), np.empty(0), none, none)
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The opening exchange: every worker's count and summary, and what they cost in bytes."""
+
+    counts: IntArray
+    summaries: dict[str, FloatArray]
+    bytes_up: int
+    bytes_down: int
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """What the server must remember between rounds; the next round is ``round``."""
+
+    round: int
+    generation: int
+    statistics: FloatArray
+    control: FloatArray
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """What a server step saw: for the record, not for the next step."""
+
+    squared_mean_field: float
+    step_size: float
+    guard_hits: int
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of worker state: its shape per worker, dtype and starting value."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    fill: float = 0

@@ -1,0 +1,13 @@
+"""Latent-variable models: statistics in, parameters out."""
+
+from fedem.models.covariances import COVARIANCES, gaussian_mixture
+from fedem.models.gaussian import GaussianMixture
+from fedem.models.parameters import GaussianParameters, InverseWishart
+
+__all__ = [
+    "COVARIANCES",
+    "GaussianMixture",
+    "GaussianParameters",
+    "InverseWishart",
+    "gaussian_mixture",
+]

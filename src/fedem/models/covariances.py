@@ -1,0 +1,347 @@
+"""The five covariance types of a Gaussian mixture, one final class each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, final
+
+import numpy as np
+
+from fedem.errors import SettingsError
+from fedem.models.gaussian import GaussianMixture
+from fedem.models.matrices import (
+    is_positive_definite,
+    outer,
+    pack,
+    raise_eigenvalues,
+    triangle,
+)
+from fedem.models.parameters import GaussianParameters, InverseWishart
+from fedem.protocols import FloatArray
+
+
+def _invert(matrices: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Inverses and log determinants of positive definite matrices, by Cholesky."""
+    root = np.linalg.cholesky(matrices)
+    inverse_root = np.linalg.inv(root)
+    log_det = 2 * np.log(np.diagonal(root, axis1=-2, axis2=-1)).sum(axis=-1)
+    return np.swapaxes(inverse_root, -1, -2) @ inverse_root, log_det
+
+
+class _Matrices(GaussianMixture):
+    """Covariances that are matrices."""
+
+    def lift(self, covariances: FloatArray) -> FloatArray:
+        """Eigenvalues below the floor raised to it."""
+        return raise_eigenvalues(covariances, self.covariance_floor)
+
+    def all_positive(self, covariances: FloatArray, slack: float = 0.0) -> bool:
+        """By Cholesky."""
+        return is_positive_definite(covariances + slack * np.eye(self.n_features))
+
+    def precisions(self, params: GaussianParameters) -> tuple[FloatArray, FloatArray]:
+        """Inverse matrices and log determinants."""
+        return _invert(params.covariances)
+
+    def prior_terms(self, params: GaussianParameters) -> float:
+        """The inverse-Wishart log density, summed over the covariances, over N."""
+        precisions, log_det = self.precisions(params)
+        inner = (precisions * self.prior_scale()).sum(axis=(-1, -2))
+        return float(0.5 * np.sum(self.prior_weight(self.n_features) * log_det + inner))
+
+
+class _Shared(_Matrices):
+    """One matrix for all components: second moments of single rows do not travel."""
+
+    @property
+    def shared_covariance(self) -> bool:
+        """Yes."""
+        return True
+
+    def second_shape(self, d: int) -> None:
+        """No second moments among the statistics."""
+        return None
+
+    def second_of(self, params: GaussianParameters) -> None:
+        """No second moments among the statistics."""
+        return None
+
+    def expand(self, xp: Any, z: Any) -> Any:
+        """The rows alone: the quadratic form is common to all components and cancels."""
+        return z
+
+    def slopes(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
+        """Sigma^-1 mu."""
+        return params.means @ precisions
+
+    def squared_means(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
+        """mu^T Sigma^-1 mu."""
+        return ((params.means @ precisions) * params.means).sum(axis=-1)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Known(_Shared):
+    """A covariance given by the user: only weights and means are fitted."""
+
+    matrix: FloatArray = field(default_factory=lambda: np.empty((0, 0)))
+    kind: ClassVar[str] = "known"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        m = self.matrix
+        if m.ndim != 2 or m.shape[0] != m.shape[1] or not np.all(np.isfinite(m)):
+            raise SettingsError(f"known_covariance must be a square matrix; got shape {m.shape}.")
+        if not np.allclose(m, m.T) or not is_positive_definite(m):
+            raise SettingsError("known_covariance must be symmetric and positive definite.")
+        if self.covariance_prior is not None:
+            raise SettingsError("covariance='known' has no covariance to put a prior on.")
+
+    def covariances_from(self, mass: FloatArray, means: FloatArray, second: Any) -> FloatArray:
+        """The given matrix, whatever the statistics."""
+        return np.broadcast_to(self._inner(), (*mass.shape[:-1], *self.matrix.shape))
+
+    def lift(self, covariances: FloatArray) -> FloatArray:
+        """The given matrix stands."""
+        return covariances
+
+    def start_covariances(self) -> FloatArray:
+        """The given matrix."""
+        return self._inner()
+
+    def _inner(self) -> FloatArray:
+        scale = self.constants.frame.scale
+        if self.matrix.shape != (len(scale), len(scale)):
+            raise SettingsError(
+                f"known_covariance is {self.matrix.shape[0]} x {self.matrix.shape[0]}, but the "
+                f"data have {len(scale)} columns."
+            )
+        return self.matrix / np.outer(scale, scale)
+
+    def describe(self) -> dict[str, Any]:
+        """The settings and the matrix."""
+        return {**super().describe(), "known_covariance": self.matrix.tolist()}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Tied(_Shared):
+    """One covariance for all components; the data's second moment travels once."""
+
+    kind: ClassVar[str] = "tied"
+
+    def covariances_from(self, mass: FloatArray, means: FloatArray, second: Any) -> FloatArray:
+        """The second moment of all data less that of the means (line 3705)."""
+        weighted = means * mass[..., None]
+        inner = self.constants.second_moment - np.swapaxes(weighted, -1, -2) @ means
+        if self.covariance_prior is None:
+            return inner
+        return (inner + self.prior_scale()) / (1 + self.prior_weight(self.n_features))
+
+    def start_covariances(self) -> FloatArray:
+        """The covariance of all data."""
+        return raise_eigenvalues(self.constants.second_moment, max(self.covariance_floor, 1e-9))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Full(_Matrices):
+    """A covariance matrix per component."""
+
+    kind: ClassVar[str] = "full"
+
+    @property
+    def shared_covariance(self) -> bool:
+        """No."""
+        return False
+
+    def second_shape(self, d: int) -> tuple[int, ...]:
+        """The upper triangle."""
+        return (d * (d + 1) // 2,)
+
+    def second_of(self, params: GaussianParameters) -> FloatArray:
+        """Sigma + mu mu^T."""
+        return pack(params.covariances + outer(params.means, params.means))
+
+    def expand(self, xp: Any, z: Any) -> Any:
+        """The rows, then the upper triangle of their outer product."""
+        d = z.shape[-1]
+        return xp.concat([z, *(z[..., j : j + 1] * z[..., j:] for j in range(d))], axis=-1)
+
+    def slopes(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
+        """Sigma^-1 mu, then -1/2 of the precision (off the diagonal twice that)."""
+        linear = (precisions @ params.means[..., None])[..., 0]
+        _, _, diagonal = triangle(self.n_features)
+        quadratic = pack(precisions) * np.where(diagonal, -0.5, -1.0)
+        return np.concatenate([linear, quadratic], axis=-1)
+
+    def squared_means(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
+        """mu^T Sigma^-1 mu."""
+        return np.einsum("...i,...ij,...j->...", params.means, precisions, params.means)
+
+    def covariances_from(self, mass: FloatArray, means: FloatArray, second: Any) -> FloatArray:
+        """Scatter about the mean, over the mass."""
+        scatter = self.scatter(second, mass, means)
+        if self.covariance_prior is None:
+            return scatter / mass[..., None, None]
+        count = mass + self.prior_weight(self.n_features)
+        return (scatter + self.prior_scale()) / count[..., None, None]
+
+    def start_covariances(self) -> FloatArray:
+        """Unit variances in the frame."""
+        return np.tile(np.eye(self.n_features), (self.n_components, 1, 1))
+
+
+class _Variances(GaussianMixture):
+    """Covariances that are variances, one per component and column or one per component."""
+
+    @property
+    def shared_covariance(self) -> bool:
+        """No."""
+        return False
+
+    def lift(self, covariances: FloatArray) -> FloatArray:
+        """Variances below the floor raised to it."""
+        floor = self.covariance_floor
+        return np.maximum(covariances, floor) if floor > 0 else covariances
+
+    def all_positive(self, covariances: FloatArray, slack: float = 0.0) -> bool:
+        """All variances exceed minus the slack."""
+        return bool(np.all(covariances > -slack))
+
+    def prior_scales(self) -> FloatArray:
+        """The diagonal of the prior's scale."""
+        return np.diagonal(self.prior_scale())
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Diagonal(_Variances):
+    """A variance per component and column."""
+
+    kind: ClassVar[str] = "diag"
+
+    def second_shape(self, d: int) -> tuple[int, ...]:
+        """One square per column."""
+        return (d,)
+
+    def second_of(self, params: GaussianParameters) -> FloatArray:
+        """sigma^2 + mu^2."""
+        return params.covariances + params.means**2
+
+    def expand(self, xp: Any, z: Any) -> Any:
+        """The rows and their squares."""
+        return xp.concat([z, z * z], axis=-1)
+
+    def precisions(self, params: GaussianParameters) -> tuple[FloatArray, FloatArray]:
+        """Reciprocals, and sums of logarithms."""
+        return 1 / params.covariances, np.log(params.covariances).sum(axis=-1)
+
+    def slopes(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
+        """mu / sigma^2 and -1 / (2 sigma^2)."""
+        return np.concatenate([params.means * precisions, -0.5 * precisions], axis=-1)
+
+    def squared_means(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
+        """sum of mu^2 / sigma^2."""
+        return (params.means**2 * precisions).sum(axis=-1)
+
+    def covariances_from(self, mass: FloatArray, means: FloatArray, second: Any) -> FloatArray:
+        """Mean square less squared mean."""
+        if self.covariance_prior is None:
+            return second / mass[..., None] - means**2
+        scatter = second - mass[..., None] * means**2
+        return (scatter + self.prior_scales()) / (mass + self.prior_weight(1))[..., None]
+
+    def prior_terms(self, params: GaussianParameters) -> float:
+        """One-dimensional inverse-Wishart densities, summed."""
+        v = params.covariances
+        return float(0.5 * np.sum(self.prior_weight(1) * np.log(v) + self.prior_scales() / v))
+
+    def start_covariances(self) -> FloatArray:
+        """Unit variances in the frame."""
+        return np.ones((self.n_components, self.n_features))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Spherical(_Variances):
+    """One variance per component."""
+
+    kind: ClassVar[str] = "spherical"
+
+    def second_shape(self, d: int) -> tuple[int, ...]:
+        """One number: the squared length."""
+        return ()
+
+    def second_of(self, params: GaussianParameters) -> FloatArray:
+        """d sigma^2 + |mu|^2."""
+        return self.n_features * params.covariances + (params.means**2).sum(axis=-1)
+
+    def expand(self, xp: Any, z: Any) -> Any:
+        """The rows and their squared lengths."""
+        return xp.concat([z, xp.sum(z * z, axis=-1, keepdims=True)], axis=-1)
+
+    def precisions(self, params: GaussianParameters) -> tuple[FloatArray, FloatArray]:
+        """Reciprocals, and d times the logarithm."""
+        return 1 / params.covariances, self.n_features * np.log(params.covariances)
+
+    def slopes(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
+        """mu / sigma^2 and -1 / (2 sigma^2)."""
+        p = precisions[..., None]
+        return np.concatenate([params.means * p, -0.5 * p], axis=-1)
+
+    def squared_means(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
+        """|mu|^2 / sigma^2."""
+        return (params.means**2).sum(axis=-1) * precisions
+
+    def covariances_from(self, mass: FloatArray, means: FloatArray, second: Any) -> FloatArray:
+        """Mean squared distance to the mean, per column."""
+        scatter = second - mass * (means**2).sum(axis=-1)
+        if self.covariance_prior is None:
+            return scatter / (mass * self.n_features)
+        count = mass * self.n_features + self.prior_weight(1)
+        return (scatter + self.prior_scales().mean()) / count
+
+    def prior_terms(self, params: GaussianParameters) -> float:
+        """One-dimensional inverse-Wishart densities, summed."""
+        v = params.covariances
+        scale = self.prior_scales().mean()
+        return float(0.5 * np.sum(self.prior_weight(1) * np.log(v) + scale / v))
+
+    def start_covariances(self) -> FloatArray:
+        """Unit variances in the frame."""
+        return np.ones(self.n_components)
+
+
+COVARIANCES: dict[str, type[GaussianMixture]] = {
+    cls.kind: cls for cls in (Full, Diagonal, Spherical, Tied, Known)
+}
+"""Every covariance type by name."""
+
+
+def gaussian_mixture(
+    n_components: int,
+    covariance: str = "full",
+    *,
+    known_covariance: FloatArray | None = None,
+    covariance_floor: float = 1e-6,
+    weight_concentration: float = 1.0,
+    covariance_prior: InverseWishart | None = None,
+) -> GaussianMixture:
+    """A Gaussian mixture with covariance ``full``, ``diag``, ``spherical``, ``tied`` or ``known``.
+
+    ``known`` needs ``known_covariance``, ``(d, d)`` in the user's units. See `GaussianMixture` for
+    the floor and the priors.
+    """
+    if covariance not in COVARIANCES:
+        names = ", ".join(COVARIANCES)
+        raise SettingsError(f"covariance must be one of {names}; got {covariance!r}.")
+    cls = COVARIANCES[covariance]
+    common = (n_components, covariance_floor, weight_concentration, covariance_prior)
+    if cls is Known:
+        if known_covariance is None:
+            raise SettingsError("covariance='known' needs known_covariance, a (d, d) matrix.")
+        return Known(*common, matrix=np.asarray(known_covariance, dtype=np.float64))
+    if known_covariance is not None:
+        raise SettingsError(f"known_covariance goes with covariance='known', not {covariance!r}.")
+    return cls(*common)

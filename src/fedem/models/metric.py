@@ -1,0 +1,132 @@
+"""The Fisher metric of a Gaussian mixture's statistics.
+
+Weights, means and second moments live on different scales; whitened per component by parameters
+that both ends know, one quantisation scale fits all. With Sigma = L L^T and weight pi:
+
+    mass'   = mass / sqrt(pi)
+    first'  = L^-1 (first - mu mass) / sqrt(pi)
+    second' = [L^-1 (second - mu first^T - first mu^T + mu mu^T mass) L^-T - mass I] / sqrt(pi),
+              its diagonal also / sqrt(2)
+
+pi is floored at 0.02 / K so that a dying component does not dominate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self, final
+
+import numpy as np
+
+from fedem.models.matrices import outer, pack, triangle, unpack
+from fedem.models.parameters import GaussianParameters
+from fedem.protocols import FloatArray, Layout, Metric
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class GaussianMetric(Metric):
+    """The metric at one set of parameters (no leading axes)."""
+
+    kind: str
+    layout: Layout
+    root_weights: FloatArray
+    means: FloatArray
+    root: FloatArray
+    """L for matrices, standard deviations otherwise, in the covariances' shape."""
+    inverse_root: FloatArray
+
+    @classmethod
+    def at(cls, params: GaussianParameters, kind: str, layout: Layout) -> Self:
+        """The metric at these parameters."""
+        floor = 0.02 / len(params.weights)
+        root_weights = np.sqrt(np.maximum(params.weights, floor))
+        if kind in ("full", "tied", "known"):
+            root: FloatArray = np.linalg.cholesky(params.covariances).astype(np.float64)
+            inverse: FloatArray = np.linalg.inv(root).astype(np.float64)
+        else:
+            root = np.asarray(np.sqrt(params.covariances), dtype=np.float64)
+            if kind == "spherical":
+                root = root[..., None]
+            inverse = np.reciprocal(root)
+        return cls(kind, layout, root_weights, params.means, root, inverse)
+
+    def _apply(self, factor: FloatArray, vectors: FloatArray) -> FloatArray:
+        """L or L^-1 times ``(..., K, d)`` vectors, component by component."""
+        if self.kind in ("tied", "known"):
+            return vectors @ factor.T
+        if self.kind == "full":
+            return np.einsum("kij,...kj->...ki", factor, vectors)
+        return vectors * factor
+
+    def _conjugate(self, factor: FloatArray, matrices: FloatArray) -> FloatArray:
+        return factor @ matrices @ np.swapaxes(factor, -1, -2)
+
+    def whiten(self, vectors: FloatArray) -> FloatArray:
+        """``(..., q)`` into the metric's coordinates."""
+        parts = self.layout.split(vectors)
+        mass, first = parts["mass"], parts["first"]
+        mu, roots = self.means, self.root_weights
+        out = {
+            "mass": mass / roots,
+            "first": self._apply(self.inverse_root, first - mu * mass[..., None]) / roots[:, None],
+        }
+        if "second" in parts:
+            out["second"] = self._whiten_second(mass, first, parts["second"])
+        return self.layout.join(out)
+
+    def _whiten_second(self, mass: FloatArray, first: FloatArray, second: FloatArray) -> FloatArray:
+        mu, roots = self.means, self.root_weights
+        d = mu.shape[-1]
+        if self.kind == "full":
+            crossed = outer(mu, first)
+            centred = unpack(second, d) - crossed - np.swapaxes(crossed, -1, -2)
+            centred = centred + outer(mu, mu) * mass[..., None, None]
+            white = self._conjugate(self.inverse_root, centred)
+            packed = pack(white - np.eye(d) * mass[..., None, None])
+            _, _, diagonal = triangle(d)
+            return packed / np.where(diagonal, np.sqrt(2), 1.0) / roots[:, None]
+        centred = second - self._sum(2 * mu * first - mu**2 * mass[..., None])
+        if self.kind == "spherical":
+            white = centred * self.inverse_root[..., 0] ** 2 - d * mass
+            return white / (np.sqrt(2 * d) * roots)
+        white = centred * self.inverse_root**2 - mass[..., None]
+        return white / (np.sqrt(2) * roots[:, None])
+
+    def _sum(self, squares: FloatArray) -> FloatArray:
+        return squares.sum(axis=-1) if self.kind == "spherical" else squares
+
+    def unwhiten(self, vectors: FloatArray) -> FloatArray:
+        """The inverse of `whiten`."""
+        parts = self.layout.split(vectors)
+        mu, roots = self.means, self.root_weights
+        mass = parts["mass"] * roots
+        first = self._apply(self.root, parts["first"] * roots[:, None]) + mu * mass[..., None]
+        out = {"mass": mass, "first": first}
+        if "second" in parts:
+            out["second"] = self._unwhiten_second(mass, first, parts["second"])
+        return self.layout.join(out)
+
+    def _unwhiten_second(
+        self, mass: FloatArray, first: FloatArray, white: FloatArray
+    ) -> FloatArray:
+        mu, roots = self.means, self.root_weights
+        d = mu.shape[-1]
+        if self.kind == "full":
+            _, _, diagonal = triangle(d)
+            packed = white * np.where(diagonal, np.sqrt(2), 1.0) * roots[:, None]
+            inner = unpack(packed, d) + np.eye(d) * mass[..., None, None]
+            crossed = outer(mu, first)
+            centred = self._conjugate(self.root, inner)
+            return pack(
+                centred
+                + crossed
+                + np.swapaxes(crossed, -1, -2)
+                - outer(mu, mu) * mass[..., None, None]
+            )
+        shift = self._sum(2 * mu * first - mu**2 * mass[..., None])
+        if self.kind == "spherical":
+            inner = white * (np.sqrt(2 * d) * roots) + d * mass
+            return inner * self.root[..., 0] ** 2 + shift
+        inner = white * (np.sqrt(2) * roots[:, None]) + mass[..., None]
+        return inner * self.root**2 + shift

@@ -1,0 +1,76 @@
+"""Parameters and priors of Gaussian mixtures, and the frame their statistics live in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedem.errors import SettingsError, check_range
+from fedem.protocols import FloatArray, Parameters
+
+
+@dataclass(frozen=True)
+class GaussianParameters(Parameters):
+    """Weights ``(K,)``, means ``(K, d)`` and covariances in scikit-learn's shapes.
+
+    Covariances: full ``(K, d, d)``, tied and known ``(d, d)``, diag ``(K, d)``, spherical ``(K,)``.
+    All may share leading axes.
+    """
+
+    weights: FloatArray
+    means: FloatArray
+    covariances: FloatArray
+
+    def __post_init__(self) -> None:
+        for name, value in self.arrays().items():
+            object.__setattr__(self, name, np.asarray(value, dtype=np.float64))
+
+
+@dataclass(frozen=True)
+class InverseWishart:
+    """The prior exp(-((dof + d + 1) log det S + <scale, S^-1>) / 2) on covariances.
+
+    ``scale`` is a number (times the variances of the columns) or a ``(d, d)`` matrix in the
+    user's units. On ``diag`` and ``spherical`` it acts on each variance as in one dimension.
+    """
+
+    dof: float
+    scale: float | FloatArray = 1.0
+
+    def __post_init__(self) -> None:
+        check_range("InverseWishart dof", self.dof, 0, np.inf)
+        if not np.all(np.isfinite(self.scale)) or np.any(
+            np.diagonal(np.atleast_2d(self.scale)) < 0
+        ):
+            raise SettingsError(
+                "InverseWishart scale must be a non-negative number or a positive semi-definite "
+                f"matrix; got {self.scale!r}."
+            )
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The common origin and scale of all workers, from the opening exchange.
+
+    Statistics are moments of (y - origin) / scale: raw second moments would cancel where means
+    are large against spreads.
+    """
+
+    origin: FloatArray
+    scale: FloatArray
+
+    def enter(self, params: GaussianParameters, kind: str) -> GaussianParameters:
+        """The user's units to the frame's."""
+        means = (params.means - self.origin) / self.scale
+        return GaussianParameters(params.weights, means, params.covariances / self._squares(kind))
+
+    def leave(self, params: GaussianParameters, kind: str) -> GaussianParameters:
+        """The frame's units to the user's."""
+        means = params.means * self.scale + self.origin
+        return GaussianParameters(params.weights, means, params.covariances * self._squares(kind))
+
+    def _squares(self, kind: str) -> FloatArray | float:
+        if kind in ("full", "tied", "known"):
+            return np.outer(self.scale, self.scale)
+        return self.scale**2 if kind == "diag" else float(self.scale[0] ** 2)

@@ -1,0 +1,68 @@
+"""Looking at a worker's rows before the first round: are they usable, where do they lie?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from fedem.errors import DataError
+from fedem.models.matrices import pack
+from fedem.models.mixture import blocks, to_numpy
+from fedem.protocols import FloatArray
+
+_CHECKED_AT_ONCE = 1 << 16
+
+
+def check_rows(
+    data: Any, where: str, columns: Sequence[str] | None = None, expected: int | None = None
+) -> None:
+    """Raise `DataError`, naming ``where``, unless this is a table of finite numbers."""
+    if data.ndim != 2 or data.shape[1] == 0:
+        raise DataError(
+            f"{where}: expected a table (rows, columns) with at least one column; "
+            f"got shape {tuple(data.shape)}."
+        )
+    if data.shape[0] == 0:
+        raise DataError(f"{where} has no rows: leave it out of the federation, or give it data.")
+    if expected is not None and data.shape[1] != expected:
+        raise DataError(f"{where}: expected {expected} columns; got {data.shape[1]}.")
+    xp = array_namespace(data)
+    for start in range(0, data.shape[0], _CHECKED_AT_ONCE):
+        good = xp.isfinite(data[start : start + _CHECKED_AT_ONCE, :])
+        if not bool(xp.all(good)):
+            bad = np.argwhere(~np.asarray(good))
+            row, column = int(bad[0, 0]) + start, int(bad[0, 1])
+            name = repr(columns[column]) if columns is not None else str(column)
+            raise DataError(
+                f"{where}: row {row}, column {name} is {float(data[row, column])}; this model "
+                "needs finite numbers. Drop or impute such rows first."
+            )
+
+
+def moments(data: Any, weights: Any | None, full: bool) -> tuple[FloatArray, FloatArray]:
+    """Mean ``(..., d)`` and, about it, mean squares ``(..., d)`` or packed products.
+
+    Two passes in blocks: centred sums do not cancel where means are large against spreads.
+    """
+    xp = array_namespace(data)
+    total = data.shape[-2] if weights is None else xp.sum(weights, axis=-1)[..., None]
+    mean: Any = 0.0
+    for rows, w in blocks(data, weights, data.shape[-1]):
+        rows = xp.astype(rows, xp.float64)
+        mean = mean + xp.sum(rows if w is None else rows * w[..., None], axis=-2)
+    mean = mean / total
+    scatter: Any = 0.0
+    for rows, w in blocks(data, weights, data.shape[-1]):
+        centred = xp.astype(rows, xp.float64) - mean[..., None, :]
+        weighted = centred if w is None else centred * w[..., None]
+        if full:
+            scatter = scatter + xp.matrix_transpose(weighted) @ centred
+        else:
+            scatter = scatter + xp.sum(weighted * centred, axis=-2)
+    if full and weights is not None:
+        total = total[..., None]
+    spread = to_numpy(scatter / total)
+    return to_numpy(mean), pack(spread) if full else spread

@@ -1,0 +1,306 @@
+"""The contracts: what a model, a compressor, an algorithm and a federation promise each other.
+
+numpy only. Symbols follow the paper (Dieuleveut, Fort, Moulines, Robin, NeurIPS 2021), cited by
+algorithm and equation; names in code are words: ``statistics`` for S-hat, ``control`` for V,
+``mean_field`` for h and H, ``innovation`` for Delta.
+
+Arrays may carry leading axes: ``(..., samples, features) -> (..., q)``. One worker and a stack of
+a thousand run the same code.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
+
+from fedem.messages import (
+    BoolArray,
+    Column,
+    Compressed,
+    FloatArray,
+    IntArray,
+    Layout,
+    Opening,
+    Parameters,
+    Replies,
+    Request,
+    Rows,
+    ServerState,
+    StepInfo,
+)
+
+__all__ = [
+    "Algorithm",
+    "BoolArray",
+    "Column",
+    "Compressed",
+    "Compressor",
+    "Federation",
+    "FloatArray",
+    "IdentityMetric",
+    "IntArray",
+    "Layout",
+    "Metric",
+    "Model",
+    "Opening",
+    "Oracle",
+    "Parameters",
+    "Participation",
+    "Replies",
+    "Request",
+    "Rows",
+    "ServerState",
+    "StepInfo",
+]
+
+
+class Metric(ABC):
+    """An invertible linear map of R^q in which compression acts and omega is measured."""
+
+    @abstractmethod
+    def whiten(self, vectors: FloatArray) -> FloatArray:
+        """``(..., q)`` into the metric's coordinates."""
+
+    @abstractmethod
+    def unwhiten(self, vectors: FloatArray) -> FloatArray:
+        """The inverse of `whiten`."""
+
+
+class IdentityMetric(Metric):
+    """The Euclidean metric of R^q, the one of the paper."""
+
+    def whiten(self, vectors: FloatArray) -> FloatArray:
+        """Return the vectors as they are."""
+        return vectors
+
+    def unwhiten(self, vectors: FloatArray) -> FloatArray:
+        """Return the vectors as they are."""
+        return vectors
+
+
+class Model(ABC):
+    """A curved exponential family with latent variables, seen through its statistics.
+
+    A model is immutable. `bind` returns the model that knows what the opening exchange told the
+    server (dimensions, origin and scale, constants of T); a model that needs nothing of the kind
+    returns itself.
+    """
+
+    @property
+    @abstractmethod
+    def layout(self) -> Layout:
+        """Names and shapes of the statistics."""
+
+    @abstractmethod
+    def check(self, data: Any, where: str, columns: Sequence[str] | None = None) -> None:
+        """Raise `DataError` naming ``where`` if these rows cannot be used."""
+
+    @abstractmethod
+    def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
+        """What a worker tells once, in the opening exchange: averages over its samples."""
+
+    @abstractmethod
+    def bind(
+        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
+    ) -> Self:
+        """The model with the constants that follow from all workers' summaries."""
+
+    def shared_constants(self) -> dict[str, FloatArray]:
+        """What every worker must be told after the opening exchange."""
+        return {}
+
+    @abstractmethod
+    def expected_statistics(self, data: Any, params: Any, weights: Any | None = None) -> FloatArray:
+        """s-bar(theta): the (weighted) mean over samples of E[s(y, z) | y; theta]."""
+
+    @abstractmethod
+    def maximize(self, statistics: FloatArray) -> Any:
+        """T(s): the parameters that minimise psi + R - <s, phi>."""
+
+    @abstractmethod
+    def surrogate(self, statistics: FloatArray, params: Any) -> FloatArray:
+        """psi(theta) + R(theta) - <s, phi(theta)>, which `maximize` minimises over theta."""
+
+    @abstractmethod
+    def log_likelihood(self, data: Any, params: Any, weights: Any | None = None) -> FloatArray:
+        """The (weighted) mean over samples of log p(y; theta), in the user's units."""
+
+    @abstractmethod
+    def penalty(self, params: Any) -> float:
+        """R(theta), zero without a prior."""
+
+    @abstractmethod
+    def inside(self, statistics: FloatArray) -> bool:
+        """Whether T is defined at these statistics (at all of them, given leading axes)."""
+
+    @abstractmethod
+    def start(self, seed: int) -> Any:
+        """Starting parameters drawn from aggregates only: they reveal no record."""
+
+    @abstractmethod
+    def statistics_of(self, params: Any) -> FloatArray:
+        """E[s(y, z)] when the model itself, at these parameters, draws y and z."""
+
+    def metric(self, params: Any) -> Metric:
+        """The metric to compress in at these parameters; Euclidean unless the model has one."""
+        return IdentityMetric()
+
+    def to_user(self, params: Any) -> Any:
+        """Parameters in the user's units."""
+        return params
+
+    def from_user(self, params: Any) -> Any:
+        """Parameters in the units of the statistics."""
+        return params
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What was chosen, as plain JSON types; equal descriptions mean equal models."""
+
+
+class Compressor(ABC):
+    """An unbiased random operator on R^q with E|Q(x) - x|^2 <= omega |x|^2 (assumption A5).
+
+    Pure and vectorised: randomness comes in as uniforms on [0, 1), so both ends of a link can
+    derive it from the shared seed.
+    """
+
+    @abstractmethod
+    def draws(self, q: int) -> int:
+        """How many uniforms one vector of dimension q needs."""
+
+    @abstractmethod
+    def compress(self, vectors: FloatArray, uniforms: FloatArray) -> Compressed:
+        """``(..., q)`` and ``(..., draws(q))`` to a small discrete object."""
+
+    @abstractmethod
+    def decompress(self, message: Compressed, uniforms: FloatArray, q: int) -> FloatArray:
+        """The vectors Q(x), ``(..., q)``."""
+
+    @abstractmethod
+    def omega(self, q: int) -> float:
+        """The variance constant, exact or the tightest bound known for every x in R^q."""
+
+    def variance(self, vectors: FloatArray) -> FloatArray | None:
+        """E|Q(x) - x|^2 exactly, for each vector, where it has a closed form."""
+        return None
+
+    def resolve(self, layout: Layout) -> Compressor:
+        """The operator with blocks named by the layout turned into sizes."""
+        return self
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What was chosen, as plain JSON types."""
+
+    @classmethod
+    @abstractmethod
+    def examples(cls) -> Iterator[Compressor]:
+        """Instances that the contract tests try."""
+
+
+class Oracle(ABC):
+    """A batch of workers' data, as an algorithm sees it: full passes and picked rows."""
+
+    counts: IntArray
+
+    @abstractmethod
+    def full(self, params: Any, subset: IntArray) -> FloatArray:
+        """s-bar_i(theta) over all local rows, for these positions of the batch."""
+
+    @abstractmethod
+    def take(self, indices: IntArray, subset: IntArray) -> Any:
+        """Local rows ``(len(subset), b, ...)`` at ``indices`` ``(len(subset), b)``."""
+
+
+class Algorithm(ABC):
+    """Server and worker as pure state machines; a federation drives them and owns the rows."""
+
+    @property
+    @abstractmethod
+    def needs_start_round(self) -> bool:
+        """Whether a round of exact uploads must first set V_i = h_i(S_0)."""
+
+    @abstractmethod
+    def resolve(self, layout: Layout) -> Self:
+        """The algorithm with everything that depends on the layout filled in."""
+
+    @abstractmethod
+    def columns(self, q: int) -> dict[str, Column]:
+        """The state one worker keeps."""
+
+    @abstractmethod
+    def worker_step(
+        self, model: Model, seed: int, rows: Rows, request: Request, oracle: Oracle
+    ) -> tuple[Rows, Replies]:
+        """Answer one request for a batch of workers: their new rows, and what they send."""
+
+    @abstractmethod
+    def server_step(
+        self,
+        model: Model,
+        state: ServerState,
+        request: Request,
+        replies: Replies,
+        weights: FloatArray,
+        probabilities: FloatArray,
+    ) -> tuple[ServerState, StepInfo]:
+        """Take one round's replies (each worker at most once, sorted) into the server state."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What was chosen, as plain JSON types."""
+
+
+class Participation(ABC):
+    """Who is asked in a round, and with which probability each worker is included."""
+
+    @abstractmethod
+    def draw(self, seed: int, round_: int, n: int) -> IntArray:
+        """Sorted worker indices of this round."""
+
+    @abstractmethod
+    def probabilities(self, workers: IntArray, n: int) -> FloatArray:
+        """p_i of these workers."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What was chosen, as plain JSON types."""
+
+
+class Federation(ABC):
+    """Where messages travel. It may lose, delay or repeat them; nothing above it may care."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """The number of registered workers."""
+
+    @abstractmethod
+    def open(self, model: Model) -> Opening:
+        """Check every worker's data and gather the summaries."""
+
+    @abstractmethod
+    def begin(self, model: Model, algorithm: Algorithm, seed: int) -> None:
+        """Give every worker the bound model and a fresh state."""
+
+    @abstractmethod
+    def exchange(self, request: Request) -> Replies:
+        """Deliver a request; return the replies that have arrived, of this or earlier rounds."""
+
+    @abstractmethod
+    def mean_statistics(self, model: Model, params: Any, weights: FloatArray) -> FloatArray:
+        """sum_i w_i s-bar_i(theta), exactly: the start S_0, and diagnostics."""
+
+    @abstractmethod
+    def mean_log_likelihood(self, model: Model, params: Any, weights: FloatArray) -> float:
+        """sum_i w_i times worker i's mean log-likelihood: diagnostics."""
+
+    @abstractmethod
+    def worker_rows(self) -> tuple[IntArray, Rows]:
+        """State of every worker that has one: its index, and its row of each column."""
+
+    @abstractmethod
+    def restore_rows(self, workers: IntArray, rows: Rows) -> None:
+        """Put back what `worker_rows` gave."""

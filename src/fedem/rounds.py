@@ -1,0 +1,380 @@
+"""The one round loop: plan, exchange, update, record."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from fedem.algorithms.memory import gap
+from fedem.errors import CheckpointError, SettingsError, check_count, check_range
+from fedem.protocols import (
+    Algorithm,
+    Federation,
+    FloatArray,
+    IntArray,
+    Model,
+    Participation,
+    Replies,
+    Request,
+    ServerState,
+)
+from fedem.records import Records, RoundRecord
+from fedem.storage import load_checkpoint, save_checkpoint
+
+Callback = Callable[[RoundRecord], bool | None]
+"""Called after every round; returning True ends the run."""
+
+
+@final
+@dataclass(frozen=True)
+class Stop:
+    """When to stop: whichever limit is met first.
+
+    ``tolerance`` bounds |H|^2, ``bytes`` the traffic of all workers up and down, ``epochs`` the
+    conditional expectations computed in units of all samples.
+    """
+
+    rounds: int | None = None
+    epochs: float | None = None
+    tolerance: float | None = None
+    bytes: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        limits = {n: getattr(self, n) for n in ("rounds", "epochs", "bytes", "seconds")}
+        if self.rounds is not None:
+            check_count("rounds", self.rounds, 0)
+        for name, value in (*limits.items(), ("tolerance", self.tolerance)):
+            if value is not None:
+                check_range(name, value, 0, math.inf)
+        if all(value is None for value in limits.values()):
+            raise SettingsError(
+                "give at least one of rounds, epochs, bytes or seconds: a tolerance alone may "
+                "never be met."
+            )
+
+    def reason(self, run: Run) -> str | None:
+        """The limit that has been met, if any."""
+        last = run.records[-1] if run.records else None
+        estimate = last.squared_H if last is not None and last.round and last.answered else None
+        if self.tolerance is not None and estimate is not None and estimate <= self.tolerance:
+            return "tolerance"
+        if self.rounds is not None and run.state.round > self.rounds:
+            return "rounds"
+        if last is not None and self.epochs is not None and last.epochs >= self.epochs:
+            return "epochs"
+        if self.bytes is not None and run.bytes_up + run.bytes_down >= self.bytes:
+            return "bytes"
+        if self.seconds is not None and run.seconds >= self.seconds:
+            return "seconds"
+        return None
+
+
+@final
+@dataclass(frozen=True)
+class Monitor:
+    """Diagnostics of a simulation, each a full pass over all data every so many rounds."""
+
+    every: int = 1
+    mean_field: bool = True
+    objective: bool = True
+
+    def __post_init__(self) -> None:
+        check_count("Monitor every", self.every)
+
+
+@final
+@dataclass(frozen=True)
+class OpeningCost:
+    """What was exchanged and computed before the first round."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    evaluations: int = 0
+
+
+@final
+class Run:
+    """A run in progress: the server's state, who was accepted when, and the records so far.
+
+    `step` makes one round. Everything it changes here it changes at its end, so an exception in
+    the middle of a round (a crash of the server) leaves the state of the round's beginning.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        algorithm: Algorithm,
+        federation: Federation,
+        statistics: FloatArray,
+        *,
+        weights: FloatArray,
+        participation: Participation,
+        seed: int,
+        samples: int,
+        opening: OpeningCost | None = None,
+        fingerprint: dict[str, Any] | None = None,
+        retries: int = 0,
+        monitor: Monitor | None = None,
+    ) -> None:
+        self.model, self.federation = model, federation
+        self.algorithm = algorithm.resolve(model.layout)
+        self.weights, self.participation, self.seed = weights, participation, seed
+        self.samples, self.retries, self.monitor = (
+            samples,
+            check_count("retries", retries, 0),
+            monitor,
+        )
+        self.fingerprint = fingerprint or {}
+        self.records = Records()
+        self.accepted: IntArray = np.full(federation.size, -1, dtype=np.int64)
+        self.bytes_up = self.bytes_down = self.evaluations = 0
+        self.seconds = 0.0
+        self.state = ServerState(
+            round=0 if self.algorithm.needs_start_round else 1,
+            generation=0,
+            statistics=statistics,
+            control=np.zeros(model.layout.size),
+        )
+        self._params: Any = None
+        federation.begin(model, self.algorithm, seed)
+        self._opening = opening or OpeningCost()
+        if not self.algorithm.needs_start_round:
+            n = federation.size
+            self._record(RoundRecord(0, 0, n, n, None, 0.0, 0, 0, 0, 0, 0.0, 0.0))
+
+    @property
+    def params(self) -> Any:
+        """T(S), in the units of the statistics."""
+        if self._params is None:
+            self._params = self.model.maximize(self.state.statistics)
+        return self._params
+
+    @property
+    def memory_gap(self) -> float:
+        """The relative violation of V = sum w_i (V_i + accepted pending): zero up to rounding."""
+        workers, rows = self.federation.worker_rows()
+        return gap(
+            self.state.control, self.state.generation, self.accepted, self.weights, workers, rows
+        )
+
+    def plan(self) -> Request:
+        """Who is asked in the next round, and what."""
+        state, n = self.state, self.federation.size
+        start = state.round == 0
+        workers = (
+            np.arange(n, dtype=np.int64)
+            if start
+            else self.participation.draw(self.seed, state.round, n)
+        )
+        return Request(
+            round=state.round,
+            generation=state.generation,
+            kind="start" if start else "round",
+            statistics=state.statistics,
+            params=self.params,
+            workers=workers,
+            accepted=self.accepted[workers],
+        )
+
+    def gather(self, request: Request) -> tuple[Replies, int, int]:
+        """Replies of this round, each worker once, sorted; and bytes up and down.
+
+        Replies to closed rounds and second copies are refused. Those who stay silent are asked
+        again as often as ``retries`` says, then count as absent.
+        """
+        q, missing = len(request.statistics), request
+        taken = Replies.empty(q)
+        up = down = 0
+        for _ in range(1 + self.retries):
+            if len(missing.workers) == 0:
+                break
+            arrived = self.federation.exchange(missing)
+            up, down = up + int(arrived.bytes_up.sum()), down + arrived.bytes_down
+            valid = np.flatnonzero(
+                (arrived.rounds == request.round) & np.isin(arrived.workers, missing.workers)
+            )
+            _, first = np.unique(arrived.workers[valid], return_index=True)
+            if len(first) < len(arrived.workers) or np.any(np.diff(first) < 0):
+                arrived = arrived.take(valid[first])
+            taken = Replies.join([taken, arrived], q) if len(taken.workers) else arrived
+            silent = ~np.isin(missing.workers, np.union1d(taken.workers, taken.lost_memory))
+            missing = missing.take(np.flatnonzero(silent))
+        if np.any(taken.workers[1:] < taken.workers[:-1]):
+            taken = taken.take(np.argsort(taken.workers, kind="stable"))
+        return taken, up, down
+
+    def step(self) -> RoundRecord:
+        """One round."""
+        began = time.perf_counter()
+        state, request = self.state, self.plan()
+        squared_h, objective = self._diagnose(state)
+        replies, up, down = self.gather(request)
+        probabilities = self.participation.probabilities(replies.workers, self.federation.size)
+        new, info = self.algorithm.server_step(
+            self.model, state, request, replies, self.weights[replies.workers], probabilities
+        )
+        lost = len(replies.lost_memory) > 0
+        if lost:  # memories start anew for all; see fedem.algorithms.memory
+            new = replace(new, generation=state.generation + 1, control=np.zeros_like(new.control))
+        seconds = time.perf_counter() - began
+        record = self._record(
+            RoundRecord(
+                round=state.round,
+                generation=state.generation,
+                asked=len(request.workers),
+                answered=len(replies.workers),
+                squared_H=info.squared_mean_field,
+                step_size=info.step_size,
+                guard_hits=info.guard_hits,
+                bytes_up=up,
+                bytes_down=down,
+                evaluations=int(replies.evaluations.sum()),
+                epochs=0.0,
+                seconds=seconds,
+                squared_h=squared_h,
+                objective=objective,
+            )
+        )
+        if lost:
+            self.accepted[:] = -1
+        else:
+            self.accepted[replies.workers] = state.round
+        self.state, self._params = new, None
+        return record
+
+    def _record(self, record: RoundRecord) -> RoundRecord:
+        """Add up totals; the record of round 0 also holds what the opening cost."""
+        if record.round == 0:
+            record = replace(
+                record,
+                bytes_up=record.bytes_up + self._opening.bytes_up,
+                bytes_down=record.bytes_down + self._opening.bytes_down,
+                evaluations=record.evaluations + self._opening.evaluations,
+            )
+        self.bytes_up += record.bytes_up
+        self.bytes_down += record.bytes_down
+        self.evaluations += record.evaluations
+        self.seconds += record.seconds
+        record = replace(record, epochs=self.evaluations / self.samples)
+        self.records.append(record)
+        return record
+
+    def _diagnose(self, state: ServerState) -> tuple[float | None, float | None]:
+        """|h(S)|^2 and the objective at T(S), when the monitor asks for them in this round."""
+        monitor = self.monitor
+        if monitor is None or state.round == 0 or (state.round - 1) % monitor.every:
+            return None, None
+        squared_h = objective = None
+        if monitor.mean_field:
+            field = (
+                self.federation.mean_statistics(self.model, self.params, self.weights)
+                - state.statistics
+            )
+            squared_h = float(field @ field)
+        if monitor.objective:
+            likelihood = self.federation.mean_log_likelihood(self.model, self.params, self.weights)
+            objective = self.model.penalty(self.params) - likelihood
+        return squared_h, objective
+
+    def until(
+        self,
+        stop: Stop,
+        callbacks: Iterable[Callback] = (),
+        checkpoint: str | Path | None = None,
+        checkpoint_every: int = 100,
+    ) -> str:
+        """Rounds until a limit is met, a callback says so, or Ctrl-C; returns which."""
+        check_count("checkpoint_every", checkpoint_every)
+        reason = stop.reason(self)
+        with _interrupts() as interrupted:
+            while reason is None:
+                record = self.step()
+                asked = [callback(record) for callback in callbacks]
+                if interrupted():
+                    reason = "interrupted"
+                elif any(answer is True for answer in asked):
+                    reason = "callback"
+                else:
+                    reason = stop.reason(self)
+                if checkpoint is not None and (
+                    reason is not None or record.round % checkpoint_every == 0
+                ):
+                    self.save(checkpoint)
+        return reason
+
+    def save(self, path: str | Path) -> None:
+        """Write a checkpoint, atomically."""
+        workers, rows = self.federation.worker_rows()
+        arrays = {
+            "statistics": self.state.statistics,
+            "control": self.state.control,
+            "accepted": self.accepted,
+            "workers": workers,
+            **{f"rows/{name}": array for name, array in rows.items()},
+        }
+        description = {
+            "fingerprint": self.fingerprint,
+            "round": self.state.round,
+            "generation": self.state.generation,
+            "totals": [self.bytes_up, self.bytes_down, self.evaluations, self.seconds],
+            "records": self.records.columns(),
+        }
+        save_checkpoint(path, arrays, description)
+
+    def restore(self, path: str | Path) -> None:
+        """Continue from a checkpoint of the same run, bit for bit."""
+        arrays, description = load_checkpoint(path)
+        differing = sorted(
+            name
+            for name in {*self.fingerprint, *description["fingerprint"]}
+            if self.fingerprint.get(name) != description["fingerprint"].get(name)
+        )
+        if differing:
+            raise CheckpointError(
+                f"{path} belongs to another run: {', '.join(differing)} differ. Use the settings "
+                "and data it was made with, or start anew."
+            )
+        self.state = ServerState(
+            description["round"],
+            description["generation"],
+            arrays["statistics"],
+            arrays["control"],
+        )
+        self._params = None
+        self.accepted = arrays["accepted"]
+        self.bytes_up, self.bytes_down, self.evaluations = description["totals"][:3]
+        self.seconds = description["totals"][3]
+        self.records = Records.from_columns(description["records"])
+        rows = {name[5:]: array for name, array in arrays.items() if name.startswith("rows/")}
+        self.federation.restore_rows(arrays["workers"], rows)
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Turn the first Ctrl-C into a flag, so that a round is never cut; the second one raises."""
+    seen = threading.Event()
+    default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if threading.current_thread() is not threading.main_thread() or not default:
+        yield seen.is_set
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        if seen.is_set():
+            raise KeyboardInterrupt
+        seen.set()
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield seen.is_set
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
