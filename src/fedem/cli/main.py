@@ -61,7 +61,7 @@ def demo(
     """Run FedEM and VR-FedEM side by side on the paper's synthetic mixture.
 
     100 workers hold 100 rows each of a two-component mixture in the plane; three quarters of them
-    take part in a round and send one-bit-and-sign quantised statistics.
+    take part in a round and send their statistics in three symbols.
     """
     from fedem.cli.demo import run_demo
 
@@ -81,9 +81,8 @@ def main(arguments: list[str] | None = None) -> None:
         typer.echo(f"fedem: {error}", err=True)
         sys.exit(EXIT_ERROR)
     except OSError as error:
-        typer.echo(
-            f"fedem: {error.strerror or error}: {error.filename or ''}".rstrip(": "), err=True
-        )
+        where = f": {error.filename}" if error.filename else ""
+        typer.echo(f"fedem: {error.strerror or error}{where}", err=True)
         sys.exit(EXIT_ERROR)
     except KeyboardInterrupt:
         typer.echo("fedem: interrupted", err=True)

@@ -8,10 +8,17 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-from array_api_compat import is_array_api_obj, is_numpy_array
+from array_api_compat import array_namespace, device, is_array_api_obj, is_numpy_array
 
 from fedem.errors import DataError
 from fedem.protocols import IntArray
+
+
+def gather(rows: Any, indices: IntArray) -> Any:
+    """``rows[indices]`` on any array namespace, for indices of any shape."""
+    xp = array_namespace(rows)
+    flat = xp.asarray(indices.ravel(), device=device(rows))
+    return xp.reshape(xp.take(rows, flat, axis=0), (*indices.shape, *rows.shape[1:]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +56,7 @@ class WorkerData:
 
     def worker(self, worker: int) -> Any:
         """One worker's rows, not copied."""
-        return self.rows[self.offsets[worker] : self.offsets[worker + 1], ...]
+        return self.rows[int(self.offsets[worker]) : int(self.offsets[worker + 1]), ...]
 
     @classmethod
     def from_groups(cls, table: Any, groups: Any) -> Self:
@@ -64,7 +71,7 @@ class WorkerData:
         values, which, counts = np.unique(labels, return_inverse=True, return_counts=True)
         order = np.argsort(which, kind="stable")
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return cls(rows[order], offsets, [str(v) for v in values], columns)
+        return cls(gather(rows, order), offsets, [str(v) for v in values], columns)
 
     @classmethod
     def from_workers(cls, tables: Sequence[Any], names: Sequence[Any] | None = None) -> Self:
@@ -87,8 +94,8 @@ class WorkerData:
                     f"{parts[0].shape[1:]}: all workers need the same columns."
                 )
             parts.append(rows)
-        offsets = np.concatenate([[0], np.cumsum([len(p) for p in parts])]).astype(np.int64)
-        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        offsets = np.concatenate([[0], np.cumsum([p.shape[0] for p in parts])]).astype(np.int64)
+        rows = parts[0] if len(parts) == 1 else array_namespace(*parts).concat(parts)
         return cls(rows, offsets, labels, columns)
 
 

@@ -7,6 +7,7 @@ from typing import Any, final
 
 import numpy as np
 
+from fedem.datasets.workers import gather
 from fedem.federations.inprocess import InProcessFederation
 from fedem.protocols import FloatArray, IntArray, Model, Oracle
 
@@ -25,7 +26,7 @@ class _OneWorker(Oracle):
 
     def take(self, indices: IntArray, subset: IntArray) -> Any:
         """Picked rows."""
-        return self._rows[indices[0], ...][None]
+        return gather(self._rows, indices)
 
 
 @final
@@ -44,4 +45,4 @@ class LoopFederation(InProcessFederation):
     def stacks(self, workers: IntArray) -> Iterator[tuple[IntArray, Any, Any]]:
         """One at a time."""
         for position, worker in enumerate(workers):
-            yield np.array([position]), self.data.worker(int(worker))[None], None
+            yield np.array([position]), self.data.worker(int(worker))[None, ...], None

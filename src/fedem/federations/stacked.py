@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any, final
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace
 
-from fedem.datasets.workers import WorkerData
+from fedem.datasets.workers import WorkerData, gather
 from fedem.federations.inprocess import InProcessFederation
 from fedem.protocols import FloatArray, IntArray, Model, Oracle
 
@@ -42,13 +42,6 @@ class _Stack(Oracle):
         return gather(self._data.rows, starts[:, None] + indices)
 
 
-def gather(rows: Any, indices: IntArray) -> Any:
-    """``rows[indices]`` for a two-dimensional index."""
-    xp = array_namespace(rows)
-    flat = xp.asarray(indices.ravel(), device=device(rows))
-    return xp.reshape(xp.take(rows, flat, axis=0), (*indices.shape, *rows.shape[1:]))
-
-
 def stacks(data: WorkerData, workers: IntArray) -> Iterator[tuple[IntArray, Any, Any]]:
     """All rows of the workers, grouped by size so that padding wastes at most a quarter."""
     counts = data.offsets[workers + 1] - data.offsets[workers]
@@ -71,14 +64,14 @@ def _stack(data: WorkerData, workers: IntArray, counts: IntArray) -> tuple[Any, 
     starts, m = data.offsets[workers], int(counts.max())
     if np.all(counts == m):
         if np.all(np.diff(workers) == 1):
-            block = data.rows[starts[0] : starts[0] + m * len(workers), ...]
+            first = int(starts[0])
+            block = data.rows[first : first + m * len(workers), ...]
             xp = array_namespace(block)
             return xp.reshape(block, (len(workers), m, *block.shape[1:])), None
         return gather(data.rows, starts[:, None] + np.arange(m)), None
     inside = np.arange(m) < counts[:, None]
     rows = gather(data.rows, starts[:, None] + np.where(inside, np.arange(m), 0))
-    xp = array_namespace(rows)
-    return rows, xp.asarray(inside.astype(np.float64), device=device(rows))
+    return rows, inside.astype(np.float64)
 
 
 @final

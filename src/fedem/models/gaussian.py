@@ -233,7 +233,7 @@ class GaussianMixture(MixtureModel):
     def carrier(self, params: GaussianParameters) -> Callable[[Any, Any], Any]:
         """The constants of the density in user units and, where shared, the quadratic form."""
         d = self.n_features
-        constant = -0.5 * d * np.log(2 * np.pi) - float(np.log(self.constants.frame.scale).sum())
+        constant = float(-0.5 * d * np.log(2 * np.pi) - np.log(self.constants.frame.scale).sum())
         if not self.shared_covariance:
             return lambda xp, features: constant
         factor = np.linalg.inv(np.linalg.cholesky(params.covariances))

@@ -28,7 +28,12 @@ Block = tuple[Any, Any | None]
 
 
 def blocks(data: Any, weights: Any | None, width: int) -> Iterator[Block]:
-    """Cut ``(..., samples, features)`` along samples so that a block has a bounded size."""
+    """Cut ``(..., samples, features)`` along samples so that a block has a bounded size.
+
+    Weights may come as numpy; they leave on the namespace and device of the data.
+    """
+    if weights is not None:
+        weights = array_namespace(data).asarray(weights, device=device(data))
     samples = data.shape[-2]
     lead = max(1, prod(data.shape[:-2]))
     rows = max(1, BLOCK_ELEMENTS // (lead * width))
@@ -108,7 +113,7 @@ class MixtureModel(Model):
         if weights is None:
             count: Any = data.shape[-2]
             return self.assemble(to_numpy(mass) / count, to_numpy(moments) / count)
-        count = to_numpy(xp.sum(weights, axis=-1))[..., None]
+        count = to_numpy(weights).sum(axis=-1)[..., None]
         return self.assemble(to_numpy(mass) / count, to_numpy(moments) / count[..., None])
 
     def responsibilities(self, data: Any, params: Any) -> FloatArray:
@@ -144,5 +149,5 @@ class MixtureModel(Model):
         total: Any = 0.0
         for density, w in self._log_densities(data, params, weights):
             total = total + xp.sum(density if w is None else density * w, axis=-1)
-        count = data.shape[-2] if weights is None else to_numpy(xp.sum(weights, axis=-1))
+        count = data.shape[-2] if weights is None else to_numpy(weights).sum(axis=-1)
         return to_numpy(total) / count

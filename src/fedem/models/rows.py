@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, device
 
 from fedem.errors import DataError
 from fedem.models.matrices import pack
 from fedem.models.mixture import blocks, to_numpy
 from fedem.protocols import FloatArray
-
-_CHECKED_AT_ONCE = 1 << 16
 
 
 def check_rows(
@@ -30,16 +28,18 @@ def check_rows(
     if expected is not None and data.shape[1] != expected:
         raise DataError(f"{where}: expected {expected} columns; got {data.shape[1]}.")
     xp = array_namespace(data)
-    for start in range(0, data.shape[0], _CHECKED_AT_ONCE):
-        good = xp.isfinite(data[start : start + _CHECKED_AT_ONCE, :])
+    start = 0
+    for rows, _ in blocks(data, None, data.shape[1]):
+        good = xp.isfinite(rows)
         if not bool(xp.all(good)):
-            bad = np.argwhere(~np.asarray(good))
+            bad = np.argwhere(to_numpy(good) == 0)
             row, column = int(bad[0, 0]) + start, int(bad[0, 1])
             name = repr(columns[column]) if columns is not None else str(column)
             raise DataError(
                 f"{where}: row {row}, column {name} is {float(data[row, column])}; this model "
                 "needs finite numbers. Drop or impute such rows first."
             )
+        start += rows.shape[0]
 
 
 def moments(data: Any, weights: Any | None, full: bool) -> tuple[FloatArray, FloatArray]:
@@ -48,6 +48,8 @@ def moments(data: Any, weights: Any | None, full: bool) -> tuple[FloatArray, Flo
     Two passes in blocks: centred sums do not cancel where means are large against spreads.
     """
     xp = array_namespace(data)
+    if weights is not None:
+        weights = xp.asarray(weights, device=device(data))
     total = data.shape[-2] if weights is None else xp.sum(weights, axis=-1)[..., None]
     mean: Any = 0.0
     for rows, w in blocks(data, weights, data.shape[-1]):

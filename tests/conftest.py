@@ -1,0 +1,28 @@
+"""Shared settings and data of the tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "ci",
+    derandomize=True,  # the same examples on every machine
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("ci")
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Real data: ``FEDEM_DATA``, by default the folder beside the checkout."""
+    path = Path(os.environ.get("FEDEM_DATA", ROOT.parent / "shared" / "data"))
+    if not path.is_dir():
+        pytest.skip("no real data: set FEDEM_DATA to their folder")
+    return path

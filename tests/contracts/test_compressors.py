@@ -1,0 +1,186 @@
+"""Every registered operator keeps the contract of `Compressor`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from fedem.compressors import COMPRESSORS, Dithering, Identity, block_quantization
+from fedem.errors import SettingsError
+from fedem.protocols import Compressed, Compressor, FloatArray, Layout
+from fedem.wire import decode_compressed, encode_compressed, encoded_sizes
+from tests.helpers import bias_in_sigmas, quantise_many
+
+EXAMPLES = [example for cls in COMPRESSORS.values() for example in cls.examples()]
+each = pytest.mark.parametrize("operator", EXAMPLES, ids=repr)
+vectors = hnp.arrays(
+    np.float64,
+    st.integers(1, 12),
+    elements=st.floats(-100, 100).filter(lambda v: v == 0 or abs(v) > 1e-6),
+)
+REPEATS = 4000
+
+
+@each
+@settings(max_examples=15)
+@given(x=vectors, seed=st.integers(0, 2**32))
+def test_unbiased_and_within_omega(operator: Compressor, x: FloatArray, seed: int) -> None:
+    q = len(x)
+    assert bias_in_sigmas(operator, x, REPEATS, seed) < 6
+    sample = quantise_many(operator, x, REPEATS, np.random.default_rng(seed + 1))
+    errors = ((sample - x) ** 2).sum(axis=1)
+    margin = 6 * errors.std() / np.sqrt(REPEATS) + 20 * (1 + operator.omega(q)) * (x @ x) / REPEATS
+    assert errors.mean() <= operator.omega(q) * (x @ x) + margin
+    exact = operator.variance(x)
+    if exact is not None:
+        assert abs(errors.mean() - float(exact)) <= margin
+        assert float(exact) <= operator.omega(q) * (x @ x) * (1 + 1e-9) + 1e-12
+
+
+@dataclass(frozen=True)
+class _RoundsDown:
+    """A wrong operator: it rounds down by a twentieth more often than it should."""
+
+    inner: Dithering
+
+    def draws(self, q: int) -> int:
+        return q
+
+    def compress(self, x: FloatArray, u: FloatArray) -> Compressed:
+        return self.inner.compress(x, u * 0.95)
+
+    def decompress(self, message: Compressed, u: FloatArray, q: int) -> FloatArray:
+        return self.inner.decompress(message, u, q)
+
+
+def test_the_check_of_unbiasedness_can_fail() -> None:
+    x = np.linspace(-1, 2, 12)
+    assert bias_in_sigmas(_RoundsDown(Dithering()), x, 20 * REPEATS, 0) > 6
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, np.inf])
+@given(x=vectors, sizes=st.lists(st.integers(1, 6), min_size=1, max_size=5))
+def test_block_p_variance_is_the_lemma(p: float, x: FloatArray, sizes: list[int]) -> None:
+    x = np.resize(x, sum(sizes))
+    parts = np.split(x, np.cumsum(sizes)[:-1])
+    # Paper, line 1335: sum over blocks of |x|_1 |x|_p - |x|_2^2.
+    lemma = sum(np.abs(b).sum() * np.linalg.norm(b, p) - b @ b for b in parts)
+    got = float(block_quantization(tuple(sizes), p).variance(x))
+    assert got == pytest.approx(lemma, rel=1e-9, abs=1e-9 * (1 + x @ x))
+
+
+@pytest.mark.parametrize("size", [1, 4, 9, 100])
+def test_block_2_omega_is_the_papers(size: int) -> None:
+    assert block_quantization(size).omega(10 * size) == pytest.approx(np.sqrt(size) - 1)
+
+
+@settings(max_examples=200)
+@given(
+    x=vectors,
+    levels=st.integers(1, 6),
+    norm=st.sampled_from([1, 1.3, 2, 2.7, 5, np.inf]),
+)
+def test_dithering_omega_bounds_every_vector(x: FloatArray, levels: int, norm: float) -> None:
+    operator = Dithering(levels, norm)
+    bound = operator.omega(len(x)) * (x @ x)
+    assert float(operator.variance(x)) <= bound * (1 + 1e-9) + 1e-12
+
+
+@pytest.mark.parametrize(
+    ("d", "levels", "norm", "worst"),
+    [
+        (9, 1, 2.0, np.ones(9)),
+        (16, 2, 2.0, np.ones(16)),
+        (10, 1, 1.0, np.ones(10)),
+        (9, 1, np.inf, np.r_[1.0, np.full(8, 1 / 4)]),
+        (9, 3, np.inf, np.r_[1.0, np.full(8, 1 / (3 + np.sqrt(17)))]),
+    ],
+)
+def test_dithering_omega_is_attained(d: int, levels: int, norm: float, worst: FloatArray) -> None:
+    operator = Dithering(levels, norm)
+    ratio = float(operator.variance(worst)) / (worst @ worst)
+    assert ratio == pytest.approx(operator.omega(d), rel=1e-9)
+
+
+@each
+@given(scale=st.sampled_from([0.0, 5e-324, 1e-310, 1e-200, 1e-30, 1e30, 1e200, 1e300]))
+def test_extreme_vectors_stay_finite(operator: Compressor, scale: float) -> None:
+    x = scale * np.array([[1.0, -0.25, 0.0, 0.5, 1.0, -1.0, 0.125]])
+    u = np.random.default_rng(0).random((1, operator.draws(7)))
+    with np.errstate(over="ignore", under="ignore", invalid="raise", divide="raise"):
+        message = operator.compress(x, u)
+        back = operator.decompress(message, u, 7)
+    assert np.isfinite(message.reals).all()
+    assert np.isfinite(back).all() or scale >= 1e300
+    if scale == 0:
+        assert not back.any()
+
+
+@each
+def test_leading_axes_change_nothing(operator: Compressor) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(3, 4, 11))
+    u = rng.random((3, 4, operator.draws(11)))
+    whole = operator.decompress(operator.compress(x, u), u, 11)
+    for i in range(3):
+        for j in range(4):
+            alone = operator.decompress(operator.compress(x[i, j], u[i, j]), u[i, j], 11)
+            np.testing.assert_array_equal(whole[i, j], alone)
+
+
+@each
+def test_wire_round_trip_is_exact_and_sizes_are_true(operator: Compressor) -> None:
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(20, 13)) * np.exp(3 * rng.normal(size=(20, 1)))
+    x[0] = 0
+    u = rng.random((20, operator.draws(13)))
+    message = operator.compress(x, u)
+    sizes = encoded_sizes(message)
+    for i in range(20):
+        data = encode_compressed(message.take(i))
+        assert len(data) == sizes[i]
+        back = decode_compressed(data)
+        np.testing.assert_array_equal(back.reals, message.reals[i])
+        np.testing.assert_array_equal(back.symbols, message.symbols[i])
+        np.testing.assert_array_equal(
+            operator.decompress(back, u[i], 13), operator.decompress(message, u, 13)[i]
+        )
+
+
+@each
+def test_description_is_plain_json(operator: Compressor) -> None:
+    assert json.loads(json.dumps(operator.describe()))["compressor"] in COMPRESSORS
+
+
+def test_blocks_come_from_the_layout() -> None:
+    layout = Layout((("mass", (3,)), ("first", (3, 2))))
+    assert Dithering(block="field").resolve(layout).block == (3, 6)
+    assert Dithering(block="row").resolve(layout).block == (3, 2, 2, 2)
+    assert Identity().resolve(layout) == Identity()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Dithering(levels=0),
+        lambda: Dithering(levels=1.5),
+        lambda: Dithering(norm=0.5),
+        lambda: Dithering(norm=float("nan")),
+        lambda: Dithering(block=0),
+        lambda: Dithering(block="rows"),
+        lambda: Dithering(block=(3, 4)).resolve(Layout((("a", (8,)),))),
+        lambda: COMPRESSORS["random-sparsification"](0),
+        lambda: COMPRESSORS["random-sparsification"](1.5),
+        lambda: COMPRESSORS["random-sparsification"](9).omega(8),
+        lambda: COMPRESSORS["subtractive-dithering"](0.0),
+    ],
+)
+def test_bad_settings_are_refused(make: object) -> None:
+    with pytest.raises(SettingsError, match="got|but"):
+        make()

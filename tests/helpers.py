@@ -1,0 +1,72 @@
+"""Small federations and the checks that several tests share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import fedem
+from fedem.models import COVARIANCES
+from fedem.protocols import Compressor, FloatArray
+
+KINDS = tuple(COVARIANCES)
+
+
+def make_model(kind: str, k: int = 3, d: int = 2, **options: Any) -> Any:
+    if kind == "known":
+        options["known_covariance"] = 0.5 * np.eye(d) + 0.1
+    return fedem.gaussian_mixture(k, kind, **options)
+
+
+def make_data(
+    seed: int = 0,
+    sizes: tuple[int, ...] = (30, 45, 7, 60),
+    k: int = 3,
+    d: int = 2,
+    spread: float = 3.0,
+) -> list[FloatArray]:
+    """Workers of unequal size, each with its own mix of k clusters."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(k, d)) * spread
+    out = []
+    for m in sizes:
+        labels = rng.choice(k, size=m, p=rng.dirichlet(np.ones(k)))
+        out.append(centres[labels] + rng.normal(size=(m, d)) * rng.uniform(0.5, 1.0, size=d))
+    return out
+
+
+def bind(model: Any, tables: list[FloatArray], weights: FloatArray | None = None) -> Any:
+    """The opening exchange, by hand."""
+    counts = np.array([len(t) for t in tables])
+    w = counts / counts.sum() if weights is None else weights
+    parts = [model.summary(t) for t in tables]
+    return model.bind({n: np.stack([p[n] for p in parts]) for n in parts[0]}, counts, w)
+
+
+def quantise_many(
+    operator: Compressor, x: FloatArray, repeats: int, rng: np.random.Generator
+) -> FloatArray:
+    u = rng.random((repeats, operator.draws(x.shape[-1])))
+    stack = np.broadcast_to(x, (repeats, len(x)))
+    return operator.decompress(operator.compress(stack, u), u, len(x))
+
+
+def bias_in_sigmas(operator: Compressor, x: FloatArray, repeats: int, seed: int) -> float:
+    """|mean Q(x) - x| in standard errors of that mean; a term in 1 / repeats allows for rare levels."""
+    sample = quantise_many(operator, x, repeats, np.random.default_rng(seed))
+    error = np.linalg.norm(sample.mean(axis=0) - x)
+    spread = np.sqrt(((sample - x) ** 2).sum(axis=1).mean() / repeats)
+    return float(error / (spread + rare(x, repeats)))
+
+
+def rare(x: FloatArray, repeats: int) -> float:
+    """What levels of probability about 1 / repeats, perhaps never seen, may contribute."""
+    return 2 * float(np.linalg.norm(x)) / repeats + 1e-300
+
+
+COMMON = {"weights": "samples", "seed": 3}
+
+
+def fit(model: Any, tables: Any, algorithm: Any = None, **options: Any) -> fedem.Result:
+    return fedem.fit(model, tables, algorithm, **{**COMMON, **options})
