@@ -98,7 +98,7 @@ def open_run(
     weights: str | Sequence[float] | FloatArray = "samples",
     participation: Participation | None = None,
     start: Any | None = None,
-    start_statistics: Literal["expected", "parameters"] = "expected",
+    start_statistics: Literal["expected", "parameters"] | None = None,
     federation: Literal["stacked", "loop"] | Federation = "stacked",
     seed: int = 0,
     monitor: Monitor | None = None,
@@ -158,34 +158,27 @@ def _start(
     network: Federation,
     weights: FloatArray,
     start: Any | None,
-    mode: str,
+    mode: str | None,
     seed: int,
     samples: int,
 ) -> tuple[FloatArray, OpeningCost]:
     """S_0, and what it cost: with ``expected`` a full pass and an exact upload of everyone."""
-    params = model.start(seed) if start is None else model.from_user(start)
-    implied = model.statistics_of(params)
-    if mode == "parameters":
-        statistics, cost = implied, OpeningCost()
-    elif mode == "expected":
-        statistics = network.mean_statistics(model, params, weights)
-        floats = len(encode_floats(statistics))
-        down = len(encode_floats(np.concatenate([np.ravel(a) for a in params.arrays().values()])))
-        cost = OpeningCost(network.size * floats, network.size * down, samples)
-    else:
+    if mode not in (None, "expected", "parameters"):
         raise SettingsError(f"start_statistics must be 'expected' or 'parameters'; got {mode!r}.")
-    if model.inside(statistics):
-        return statistics, cost
-    if start is None and mode == "expected":
-        # Some component of a random start explains no row: keep some of what it implies.
-        for share in (1e-3, 1e-2, 0.1, 0.5):
-            blend = (1 - share) * statistics + share * implied
-            if model.inside(blend):
-                return blend, cost
-    raise SettingsError(
-        "at this start some component has no mass or no positive definite covariance: choose "
-        "other starting parameters" + (", or another seed." if start is None else ".")
-    )
+    params = model.start(seed) if start is None else model.from_user(start)
+    if mode == "parameters" or (mode is None and start is None):
+        statistics, cost = model.statistics_of(params), OpeningCost()
+    else:
+        statistics = network.mean_statistics(model, params, weights)
+        theta = np.concatenate([np.ravel(a) for a in params.arrays().values()])
+        up, down = len(encode_floats(statistics)), len(encode_floats(theta))
+        cost = OpeningCost(network.size * up, network.size * down, samples)
+    if not model.inside(statistics):
+        raise SettingsError(
+            "at this start some component has no mass or no positive definite covariance: choose "
+            "other starting parameters."
+        )
+    return statistics, cost
 
 
 def fit(
@@ -216,7 +209,8 @@ def fit(
     Other options: ``weights`` ``"samples"`` (the pooled optimum) or ``"uniform"`` (the paper);
     ``participation``, `Everyone` by default; ``start``, parameters in the user's units (by default
     drawn from aggregates, which reveal no record); ``start_statistics``, whether S_0 is the
-    ``"expected"`` statistics at the start or those the start's ``"parameters"`` imply;
+    ``"expected"`` statistics at the start (the paper; a full pass and an exact upload, default for
+    a given start) or what the start's ``"parameters"`` imply (free, default otherwise);
     ``federation`` ``"stacked"`` or ``"loop"``; ``seed``; ``monitor``; ``retries`` for workers that
     stay silent. With ``checkpoint`` the state is written every ``checkpoint_every`` rounds, and
     ``resume=True`` continues from it if it is there.

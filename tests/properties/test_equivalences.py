@@ -126,9 +126,7 @@ def test_literal_transcription_of_the_paper(name: str, weights: str, replacement
         "replacement": replacement,
     }
     algorithm = (
-        fedem.FedEM(**common)
-        if name == "fedem"
-        else fedem.VRFedEM(inner_rounds=inner, **common)
+        fedem.FedEM(**common) if name == "fedem" else fedem.VRFedEM(inner_rounds=inner, **common)
     )
     run = fedem.open_run(
         make_model("known"),
@@ -151,9 +149,7 @@ def test_literal_transcription_of_the_paper(name: str, weights: str, replacement
 
     def batch(round_: int, worker: int) -> Any:
         count = np.array([len(tables[worker])])
-        indices, _ = batch_indices(
-            seed, round_, np.array([worker]), count, size, replacement
-        )
+        indices, _ = batch_indices(seed, round_, np.array([worker]), count, size, replacement)
         return indices[0].tolist()
 
     def active(round_: int) -> Any:

@@ -105,9 +105,9 @@ class Known(_Shared):
         """The given matrix stands."""
         return covariances
 
-    def start_covariances(self) -> FloatArray:
+    def start_from(self, draws: FloatArray) -> tuple[FloatArray, FloatArray]:
         """The given matrix."""
-        return self._inner()
+        return draws, self._inner()
 
     def _inner(self) -> FloatArray:
         scale = self.constants.frame.scale
@@ -138,9 +138,13 @@ class Tied(_Shared):
             return inner
         return (inner + self.prior_scale()) / (1 + self.prior_weight(self.n_features))
 
-    def start_covariances(self) -> FloatArray:
-        """The covariance of all data."""
-        return raise_eigenvalues(self.constants.second_moment, max(self.covariance_floor, 1e-9))
+    def start_from(self, draws: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Means with at most half the spread of all data in any direction; the rest is within."""
+        whole = raise_eigenvalues(self.constants.second_moment, max(self.covariance_floor, 1e-9))
+        between = draws.T @ draws / len(draws)
+        shrink = np.sqrt(0.5 / np.linalg.eigvalsh(between).max())
+        means = min(1.0, float(shrink)) * draws @ np.linalg.cholesky(whole).T
+        return means, whole - means.T @ means / len(means)
 
 
 @final
@@ -187,9 +191,9 @@ class Full(_Matrices):
         count = mass + self.prior_weight(self.n_features)
         return (scatter + self.prior_scale()) / count[..., None, None]
 
-    def start_covariances(self) -> FloatArray:
+    def start_from(self, draws: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Unit variances in the frame."""
-        return np.tile(np.eye(self.n_features), (self.n_components, 1, 1))
+        return draws, np.tile(np.eye(self.n_features), (self.n_components, 1, 1))
 
 
 class _Variances(GaussianMixture):
@@ -257,9 +261,9 @@ class Diagonal(_Variances):
         v = params.covariances
         return float(0.5 * np.sum(self.prior_weight(1) * np.log(v) + self.prior_scales() / v))
 
-    def start_covariances(self) -> FloatArray:
+    def start_from(self, draws: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Unit variances in the frame."""
-        return np.ones((self.n_components, self.n_features))
+        return draws, np.ones((self.n_components, self.n_features))
 
 
 @final
@@ -308,9 +312,9 @@ class Spherical(_Variances):
         scale = self.prior_scales().mean()
         return float(0.5 * np.sum(self.prior_weight(1) * np.log(v) + scale / v))
 
-    def start_covariances(self) -> FloatArray:
+    def start_from(self, draws: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Unit variances in the frame."""
-        return np.ones(self.n_components)
+        return draws, np.ones(self.n_components)
 
 
 COVARIANCES: dict[str, type[GaussianMixture]] = {

@@ -96,8 +96,11 @@ class GaussianMixture(MixtureModel):
         """The inverse-Wishart part of R(theta)."""
 
     @abstractmethod
-    def start_covariances(self) -> FloatArray:
-        """Covariances to start from: those of all data, component by component."""
+    def start_from(self, draws: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Means and covariances to start from, given standard normal draws ``(K, d)``.
+
+        Their `statistics_of` must lie inside the domain.
+        """
 
     # Binding.
 
@@ -317,7 +320,7 @@ class GaussianMixture(MixtureModel):
         """Means drawn around the common mean with the spread of all data; equal weights."""
         k, d = self.n_components, self.n_features
         draws = normals(seed, 0, Purpose.START, np.zeros(1, dtype=np.int64), k * d)
-        return GaussianParameters(np.full(k, 1 / k), draws.reshape(k, d), self.start_covariances())
+        return GaussianParameters(np.full(k, 1 / k), *self.start_from(draws.reshape(k, d)))
 
     def metric(self, params: GaussianParameters) -> GaussianMetric:
         """The Fisher metric of the complete-data model at these parameters."""
