@@ -11,7 +11,7 @@ from typing import Any, Literal, final
 import numpy as np
 
 from fedem.algorithms import EM, Everyone
-from fedem.datasets.workers import as_workers
+from fedem.datasets.workers import as_workers, match_columns, read_table
 from fedem.errors import CheckpointError, SettingsError
 from fedem.federations import FEDERATIONS
 from fedem.protocols import (
@@ -43,6 +43,8 @@ class Result:
     statistics: FloatArray
     bytes_up: int
     bytes_down: int
+    columns: tuple[str, ...] | None = None
+    """Names of the data's columns, where it had any."""
 
     @property
     def guard_hits(self) -> int:
@@ -51,17 +53,23 @@ class Result:
 
     def log_likelihood(self, data: Any) -> float:
         """The mean log-likelihood of rows, per sample, in the user's units."""
-        inner = self.model.from_user(self.params)
-        return float(self.model.log_likelihood(np.asarray(data), inner))
+        return float(self.model.log_likelihood(*self._inner(data)))
 
     def predict_proba(self, data: Any) -> FloatArray:
         """p(component | row)."""
-        inner = self.model.from_user(self.params)
-        return np.asarray(self.model.responsibilities(np.asarray(data), inner))
+        return np.asarray(self.model.responsibilities(*self._inner(data)))
 
     def predict(self, data: Any) -> IntArray:
         """The most likely component of each row."""
         return np.argmax(self.predict_proba(data), axis=-1).astype(np.int64)
+
+    def _inner(self, data: Any) -> tuple[Any, Any]:
+        """Checked rows, and the parameters in the units of the statistics."""
+        rows, columns = read_table(data, "the data")
+        if columns is not None and self.columns is not None:
+            rows = match_columns(rows, columns, self.columns, "the data")
+        self.model.check(rows, "the data", columns)
+        return rows, self.model.maximize(self.statistics)
 
 
 def _weights(weights: str | Sequence[float] | FloatArray, counts: IntArray) -> FloatArray:
@@ -147,6 +155,7 @@ def open_run(
         seed=seed,
         samples=samples,
         opening=cost,
+        columns=opening.columns,
         fingerprint=fingerprint,
         retries=retries,
         monitor=monitor,
@@ -242,4 +251,5 @@ def _result(run: Run, stopped: str) -> Result:
         statistics=run.state.statistics,
         bytes_up=run.bytes_up,
         bytes_down=run.bytes_down,
+        columns=run.columns,
     )

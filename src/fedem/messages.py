@@ -168,6 +168,8 @@ class Opening:
     summaries: dict[str, FloatArray]
     bytes_up: int
     bytes_down: int
+    columns: tuple[str, ...] | None = None
+    """Names of the data's columns, where it has any."""
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,7 @@ class Run:
         seed: int,
         samples: int,
         opening: OpeningCost | None = None,
+        columns: tuple[str, ...] | None = None,
         fingerprint: dict[str, Any] | None = None,
         retries: int = 0,
         monitor: Monitor | None = None,
@@ -134,7 +135,7 @@ class Run:
             check_count("retries", retries, 0),
             monitor,
         )
-        self.fingerprint = fingerprint or {}
+        self.columns, self.fingerprint = columns, fingerprint or {}
         self.records = Records()
         self.accepted: IntArray = np.full(federation.size, -1, dtype=np.int64)
         self.bytes_up = self.bytes_down = self.evaluations = 0

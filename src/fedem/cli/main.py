@@ -65,7 +65,9 @@ def demo(
     """
     from fedem.cli.demo import run_demo
 
-    run_demo(out, epochs, seed, split, threads, json_output)
+    if run_demo(out, epochs, seed, split, threads, json_output):
+        typer.echo(f"fedem: interrupted; what was reached is in {out}/", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -61,7 +61,7 @@ class WorkerData:
     @classmethod
     def from_groups(cls, table: Any, groups: Any) -> Self:
         """Rows of one table; ``groups`` names the worker of each row."""
-        rows, columns = _table(table, "the data")
+        rows, columns = read_table(table, "the data")
         labels = np.asarray(groups)
         if labels.shape != (rows.shape[0],):
             raise DataError(
@@ -82,12 +82,15 @@ class WorkerData:
         parts: list[Any] = []
         columns: tuple[str, ...] | None = None
         for index, table in enumerate(tables):
-            where = f"worker {index if labels is None else labels[index]!r}"
-            rows, these = _table(table, where)
+            where = f"worker {str(index) if labels is None else labels[index]!r}"
+            rows, these = read_table(table, where)
             if index == 0:
                 columns = these
-            elif these != columns:
-                rows = _match(rows, these, columns, where)
+            elif these is None or columns is None:
+                if these is not columns:
+                    raise DataError(f"{where}: some workers name their columns, others do not.")
+            else:
+                rows = match_columns(rows, these, columns, where)
             if index and rows.shape[1:] != parts[0].shape[1:]:
                 raise DataError(
                     f"{where} has rows of shape {rows.shape[1:]}, the first worker "
@@ -99,7 +102,7 @@ class WorkerData:
         return cls(rows, offsets, labels, columns)
 
 
-def _table(table: Any, where: str) -> tuple[Any, tuple[str, ...] | None]:
+def read_table(table: Any, where: str) -> tuple[Any, tuple[str, ...] | None]:
     """A table as an array of float32 or float64, not copied if it is one, and its columns."""
     columns = None
     if hasattr(table, "columns") and hasattr(table, "to_numpy"):
@@ -130,17 +133,15 @@ def _table(table: Any, where: str) -> tuple[Any, tuple[str, ...] | None]:
     return rows, columns
 
 
-def _match(
-    rows: Any, these: tuple[str, ...] | None, columns: tuple[str, ...] | None, where: str
-) -> Any:
-    """Columns in the first worker's order, or an error that names the difference."""
-    if these is None or columns is None:
-        raise DataError(f"{where}: some workers name their columns and others do not.")
+def match_columns(rows: Any, these: tuple[str, ...], columns: tuple[str, ...], where: str) -> Any:
+    """Rows with ``these`` columns in the order of ``columns``; refuse other names."""
+    if these == columns:
+        return rows
     missing = [c for c in columns if c not in these]
     extra = [c for c in these if c not in columns]
     if missing or extra:
         raise DataError(
-            f"{where} has other columns than the first worker: missing {missing}, extra {extra}."
+            f"{where}: expected the columns {list(columns)}; missing {missing}, extra {extra}."
         )
     return rows[:, [these.index(c) for c in columns]]
 

@@ -114,7 +114,8 @@ class InProcessFederation(Federation):
                     gathered[name] = np.empty((self.size, *values.shape[1:]))
                 gathered[name][positions] = values
         sample = [encode_floats(values[0]) for values in gathered.values()]
-        return Opening(counts, gathered, self.size * (8 + sum(map(len, sample))), 0)
+        bytes_up = self.size * (8 + sum(map(len, sample)))  # a count, then the summaries
+        return Opening(counts, gathered, bytes_up, 0, self.data.columns)
 
     def _where(self, worker: int) -> str:
         return f"worker {self.data.name(worker)!r}"

@@ -74,6 +74,7 @@ def load_checkpoint(path: str | Path) -> tuple[dict[str, NDArray[Any]], dict[str
         raise CheckpointError(
             f"{path} is damaged, cut short, or not a fedem checkpoint ({error})."
         ) from error
-    if _digest(arrays, metadata["description"]) != metadata.get("digest"):
+    description = metadata.get("description", "")
+    if _digest(arrays, description) != metadata.get("digest"):
         raise CheckpointError(f"{path} is damaged: its digest does not match its content.")
-    return arrays, json.loads(metadata["description"])
+    return arrays, json.loads(description)

@@ -1,0 +1,101 @@
+"""Imports go one way, and each foreign library stays in its folder."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "fedem"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+# A part may import the parts named beside it, and itself.
+ALLOWED: dict[str, set[str]] = {
+    "_version": set(),
+    "errors": set(),
+    "messages": set(),
+    "protocols": {"messages"},
+    "random": {"errors", "protocols"},
+    "models": {"errors", "protocols", "random"},
+    "compressors": {"errors", "protocols"},
+    "wire": {"errors", "protocols"},
+    "algorithms": {"errors", "protocols", "random", "compressors", "wire"},
+    "records": {"protocols"},
+    "storage": {"errors"},
+    "rounds": {"errors", "protocols", "algorithms", "records", "storage"},
+    "datasets": {"errors", "protocols", "random", "models"},
+    "federations": {"errors", "protocols", "random", "datasets", "wire"},
+    "fitting": {
+        "errors",
+        "protocols",
+        "random",
+        "algorithms",
+        "datasets",
+        "federations",
+        "records",
+        "rounds",
+        "wire",
+    },
+    "reporting": {"records"},
+}
+FOREIGN: dict[str, set[str]] = {
+    "numpy": set(ALLOWED) | {"cli"},
+    "scipy": {"random"},
+    "array_api_compat": {"models", "datasets", "federations"},
+    "safetensors": {"storage"},
+    "polars": {"records"},
+    "matplotlib": {"reporting"},
+    "typer": {"cli"},
+    "rich": {"cli"},
+    "threadpoolctl": {"cli"},
+}
+STANDARD = {
+    *("abc", "collections", "contextlib", "csv", "dataclasses", "enum", "functools", "hashlib"),
+    *("json", "math", "operator", "os", "pathlib", "signal", "struct", "sys", "tempfile"),
+    *("threading", "time", "typing", "warnings"),
+}
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            names.add(node.module or "")
+            if node.module == "fedem":
+                names |= {f"fedem.{alias.name}" for alias in node.names}
+    return names - {"__future__", "fedem"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_go_one_way(path: Path) -> None:
+    part = part_of(path)
+    if part == "__init__":
+        return
+    for name in imported(path):
+        top, *rest = name.split(".")
+        if top == "fedem":
+            if part in ALLOWED:
+                assert rest[0] in ALLOWED[part] | {part}, f"{part} may not import {name}"
+        elif top not in STANDARD:
+            assert top in FOREIGN, f"{name} is not among the dependencies"
+            assert part in FOREIGN[top], f"{top} is not for {part}"
+
+
+def test_files_stay_short() -> None:
+    long = {str(p): n for p in FILES if (n := len(p.read_text().splitlines())) > 450}
+    assert not long
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_no_pickle_no_global_randomness_no_print(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for word in ("pickle", "joblib", "default_rng", "RandomState", "np.random.seed"):
+        assert word not in text.replace("no pickle", "")

@@ -1,0 +1,324 @@
+"""Each bad input gets a clear message: what was expected, what came, what to do."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+
+import fedem
+from tests.helpers import KINDS, fit, make_data, make_model
+
+GOOD = make_data(0)
+
+
+def broken(value: float) -> list[Any]:
+    tables = [t.copy() for t in GOOD]
+    tables[2][3, 1] = value
+    return tables
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("federation", ["loop", "stacked"])
+def test_not_finite(kind: str, value: float, federation: Any) -> None:
+    with pytest.raises(fedem.DataError, match=rf"worker '2': row 3, column 1 is {value}.*impute"):
+        fit(make_model(kind), broken(value), rounds=1, federation=federation)
+
+
+def test_not_finite_names_worker_and_column() -> None:
+    frames = {
+        "north": pd.DataFrame({"age": [1.0, 2.0], "dose": [0.5, 0.1]}),
+        "south": pd.DataFrame({"age": [3.0, 4.0], "dose": [np.nan, 0.2]}),
+    }
+    with pytest.raises(fedem.DataError, match="worker 'south': row 0, column 'dose' is nan"):
+        fit(make_model("diag", k=1), frames, rounds=1)
+
+
+@pytest.mark.parametrize("federation", ["loop", "stacked"])
+def test_empty_worker(federation: Any) -> None:
+    tables = [*GOOD[:2], np.empty((0, 2)), *GOOD[2:]]
+    with pytest.raises(fedem.DataError, match="worker '2' has no rows: leave it out"):
+        fit(make_model("full"), tables, rounds=1, federation=federation)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_sample_per_worker_works(kind: str) -> None:
+    rows = np.concatenate(GOOD)[:40]
+    alone = fit(make_model(kind), [r[None] for r in rows], rounds=30)
+    together = fit(make_model(kind), [rows], rounds=30)
+    np.testing.assert_allclose(alone.statistics, together.statistics, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_sample_in_all_works(kind: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fedem.FedemWarning)  # every column is constant
+        result = fit(make_model(kind, k=1), [np.array([[1.0, 2.0]])], rounds=3)
+    np.testing.assert_allclose(result.params.means, [[1.0, 2.0]], atol=1e-9)
+    assert np.isfinite(result.params.covariances).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_feature_works(kind: str) -> None:
+    tables = [t[:, :1] for t in GOOD]
+    result = fit(make_model(kind, d=1), tables, rounds=50)
+    assert result.params.means.shape == (3, 1)
+    assert np.isfinite(result.log_likelihood(np.concatenate(tables)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_constant_column(kind: str) -> None:
+    tables = [np.column_stack([t, np.full(len(t), 7.5)]) for t in GOOD]
+    with pytest.warns(fedem.FedemWarning, match="column 2 .* one single value"):
+        result = fit(make_model(kind, d=3), tables, rounds=60)
+    assert np.isfinite(result.log_likelihood(np.concatenate(tables)))
+    np.testing.assert_allclose(result.params.means[:, 2], 7.5, atol=1e-6)
+    if kind in ("full", "tied", "diag"):
+        with pytest.raises(fedem.DataError, match="column 2.*covariance_floor"):
+            fit(make_model(kind, d=3, covariance_floor=0.0), tables, rounds=1)
+
+
+def test_more_components_than_rows() -> None:
+    with pytest.raises(fedem.DataError, match="n_components=9, .* 5 rows: use fewer"):
+        fit(make_model("diag", k=9), [GOOD[0][:2], GOOD[1][:3]], rounds=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_as_many_components_as_rows_stays_finite(kind: str) -> None:
+    tables = [GOOD[0][:3], GOOD[1][:2]]
+    result = fit(make_model(kind, k=5), tables, rounds=200)
+    assert np.isfinite(result.statistics).all()
+    assert np.isfinite(result.log_likelihood(np.concatenate(tables)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_identical_rows_stay_finite(kind: str) -> None:
+    tables = [np.tile(GOOD[0][:1], (20, 1)), np.tile(GOOD[0][:1], (5, 1)), GOOD[1][:3]]
+    algorithm = fedem.FedEM(fedem.Dithering(1), step_size=0.5)
+    result = fit(make_model(kind, k=2), tables, algorithm, rounds=200)
+    assert np.isfinite(result.log_likelihood(np.concatenate(tables)))
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (np.array([["a", "b"]]), "expected numbers .* got dtype <U1"),
+        (np.array([[1 + 2j, 3]]), "got dtype complex128"),
+        (np.array([[object(), object()]]), "got dtype object"),
+        (np.arange(3.0), "expected a table .*reshape"),
+        (np.empty((3, 0)), "at least one column"),
+        (np.zeros((2, 2, 2)), "expected a table"),
+    ],
+)
+def test_wrong_dtype_or_shape(table: Any, message: str) -> None:
+    with pytest.raises(fedem.DataError, match=message):
+        fit(make_model("diag", k=1), {"a": table}, rounds=1)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int8, np.uint16, np.float32, np.bool_])
+def test_numbers_of_any_kind_work(dtype: Any) -> None:
+    table = (
+        (np.concatenate(GOOD)[:60] > 0).astype(dtype)
+        if dtype is np.bool_
+        else np.concatenate(GOOD)[:60].clip(0, 100).astype(dtype)
+    )
+    result = fit(make_model("diag", k=2), [table], rounds=20)
+    assert np.isfinite(result.params.means).all()
+
+
+def test_text_column_of_a_frame() -> None:
+    frame = pd.DataFrame({"x": [1.0, 2.0], "site": ["a", "b"]})
+    with pytest.raises(fedem.DataError, match=r"\['x', 'site'\] are not numbers"):
+        fit(make_model("diag", k=1), {"one": frame}, rounds=1)
+
+
+def test_duplicate_worker_ids() -> None:
+    with pytest.raises(fedem.DataError, match="two workers are called 'a'"):
+        fedem.WorkerData.from_workers(GOOD, ["a", "b", "a", "c"])
+    with pytest.raises(fedem.DataError, match="two workers are called '1'"):
+        fit(make_model("diag"), {1: GOOD[0], "1": GOOD[1]}, rounds=1)
+
+
+def test_other_columns() -> None:
+    with pytest.raises(fedem.DataError, match="worker '1' has rows of shape"):
+        fit(make_model("diag"), [GOOD[0], GOOD[1][:, :1]], rounds=1)
+    frames = {"a": pd.DataFrame(GOOD[0], columns=["x", "y"])}
+    other = pd.DataFrame(GOOD[1], columns=["x", "z"])
+    with pytest.raises(fedem.DataError, match=r"missing \['y'\], extra \['z'\]"):
+        fit(make_model("diag"), frames | {"b": other}, rounds=1)
+    with pytest.raises(fedem.DataError, match="some workers name their columns"):
+        fit(make_model("diag"), frames | {"b": GOOD[1]}, rounds=1)
+    twice = pd.DataFrame(GOOD[1], columns=["x", "x"])
+    with pytest.raises(fedem.DataError, match="two columns of one name"):
+        fit(make_model("diag"), frames | {"b": twice}, rounds=1)
+
+
+def test_frames_match_columns_by_name_and_all_kinds_agree() -> None:
+    arrays = dict(zip("abcd", GOOD, strict=True))
+    want = fit(make_model("full"), arrays, rounds=10)
+    pandas = {k: pd.DataFrame(t, columns=["x", "y"]) for k, t in arrays.items()}
+    pandas["b"] = pandas["b"][["y", "x"]]
+    polars = {k: pl.DataFrame(t, schema=["x", "y"]) for k, t in arrays.items()}
+    for frames in (pandas, polars):
+        got = fit(make_model("full"), frames, rounds=10)
+        np.testing.assert_allclose(got.statistics, want.statistics, atol=1e-12)
+    rows = np.concatenate(GOOD)
+    groups = np.repeat(list("abcd"), [len(t) for t in GOOD])
+    order = np.random.default_rng(0).permutation(len(rows))
+    got = fit(make_model("full"), rows[order], groups=groups[order], rounds=10)
+    np.testing.assert_allclose(got.statistics, want.statistics, atol=1e-9)
+
+
+def test_groups_of_the_wrong_length() -> None:
+    with pytest.raises(fedem.DataError, match="expected 142 values, got shape"):
+        fit(make_model("diag"), np.concatenate(GOOD), groups=[1, 2, 3], rounds=1)
+
+
+def test_no_workers() -> None:
+    with pytest.raises(fedem.DataError, match="at least one worker"):
+        fit(make_model("diag"), {}, rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fedem.FedEM(step_size=0.0), r"step_size must lie in \(0, 2\); got 0.0"),
+        (lambda: fedem.FedEM(step_size=2.5), "step_size must lie in"),
+        (lambda: fedem.FedEM(step_size=float("nan")), "step_size must lie in"),
+        (lambda: fedem.FedEM(step_size="fast"), "step_size must be a number"),
+        (lambda: fedem.FedEM(memory_rate=-0.1), r"memory_rate must lie in \[0, 1\]; got -0.1"),
+        (lambda: fedem.FedEM(memory_rate=1.1), "memory_rate must lie in"),
+        (lambda: fedem.FedEM(memory_start="warm"), "memory_start must be 'zero' or"),
+        (lambda: fedem.FedEM(batch_size=0), "batch_size must be a whole number >= 1"),
+        (lambda: fedem.VRFedEM(inner_rounds=0), "inner_rounds must be a whole number"),
+        (lambda: fedem.VRFedEM(batch_size=None), "VRFedEM needs a batch_size"),
+        (lambda: fedem.Decreasing(first=3), "first must lie in"),
+        (lambda: fedem.Decreasing(power=2), "power must lie in"),
+        (lambda: fedem.Bernoulli(0), "participation probabilities"),
+        (lambda: fedem.Bernoulli([0.5, 1.5]), "participation probabilities"),
+        (lambda: fedem.FixedSize(0), "FixedSize count"),
+        (lambda: fedem.Schedule([], 1.0), "at least one round"),
+        (lambda: fedem.Schedule([[1, 1]], 1.0), "names a worker twice"),
+        (lambda: fedem.Schedule([[1]], 0.0), "schedule p"),
+        (lambda: fedem.Stop(), "at least one of rounds"),
+        (lambda: fedem.Stop(tolerance=1e-3), "at least one of rounds"),
+        (lambda: fedem.Stop(rounds=-1), "rounds must be"),
+        (lambda: fedem.Monitor(every=0), "Monitor every"),
+        (lambda: fedem.gaussian_mixture(0), "n_components"),
+        (lambda: fedem.gaussian_mixture(2, "round"), "covariance must be one of full, diag"),
+        (lambda: fedem.gaussian_mixture(2, "known"), "needs known_covariance"),
+        (lambda: fedem.gaussian_mixture(2, "full", known_covariance=np.eye(2)), "goes with"),
+        (
+            lambda: fedem.gaussian_mixture(2, "known", known_covariance=-np.eye(2)),
+            "positive definite",
+        ),
+        (lambda: fedem.gaussian_mixture(2, covariance_floor=-1), "covariance_floor"),
+        (lambda: fedem.gaussian_mixture(2, weight_concentration=0.5), "weight_concentration"),
+        (lambda: fedem.InverseWishart(-1), "dof"),
+        (lambda: fedem.InverseWishart(1, -1), "scale"),
+        (lambda: fedem.FaultPlan(lose_reply=2), "lose_reply"),
+    ],
+)
+def test_settings_out_of_range(make: Any, message: str) -> None:
+    with pytest.raises(fedem.SettingsError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": "equal"}, "weights must be 'samples', 'uniform' or numbers"),
+        ({"weights": [1, 2]}, "weights must be 4 positive numbers"),
+        ({"weights": [1, 2, 0, 1]}, "weights must be 4 positive numbers"),
+        ({"federation": "cloud"}, "federation must be one of loop, stacked"),
+        ({"participation": fedem.Bernoulli([0.5])}, None),
+        ({"participation": fedem.Bernoulli([0.5, 0.5])}, "2 participation probabilities for 4"),
+        ({"participation": fedem.FixedSize(5)}, "asks for 5 workers; there are 4"),
+        ({"participation": fedem.Schedule([[7]], 1.0)}, "names worker 7; there are 4"),
+        ({"seed": -1}, "seed"),
+        ({"retries": -1}, "retries"),
+        ({"resume": True}, "needs the path"),
+        ({"start_statistics": "mine"}, "start_statistics must be"),
+    ],
+)
+def test_options_of_fit(options: dict[str, Any], message: str | None) -> None:
+    if message is None:
+        fit(make_model("diag"), GOOD, rounds=1, **options)
+        return
+    with pytest.raises(fedem.SettingsError, match=message):
+        fit(make_model("diag"), GOOD, rounds=1, **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weights": np.array([0.5, 0.6, 0.1])}, "sum to 1"),
+        ({"weights": np.array([1.2, -0.1, -0.1])}, "positive"),
+        ({"means": np.zeros((2, 2))}, r"means: expected finite numbers of shape \(3, 2\)"),
+        ({"means": np.full((3, 2), np.nan)}, "means: expected finite"),
+        ({"covariances": -np.ones((3, 2))}, "positive definite"),
+        ({"means": np.full((3, 2), 1e9)}, "no mass"),
+    ],
+)
+def test_bad_starts(change: dict[str, Any], message: str) -> None:
+    import dataclasses
+
+    good = fedem.GaussianParameters(np.full(3, 1 / 3), np.eye(3)[:, :2], np.ones((3, 2)))
+    bad = dataclasses.replace(good, **change)
+    if message == "no mass":
+        bad.means[0] = 0.0
+    with pytest.raises(fedem.SettingsError, match=message):
+        fit(make_model("diag"), GOOD, start=bad, rounds=1)
+
+
+def test_a_step_size_that_becomes_bad_in_mid_run() -> None:
+    algorithm = fedem.FedEM(step_size=lambda k: 0.5 if k < 5 else -1.0)
+    with pytest.raises(fedem.SettingsError, match=r"step_size\(5\) must lie in"):
+        fit(make_model("diag"), GOOD, algorithm, rounds=10)
+
+
+def test_the_loop_names_the_worker_that_fails() -> None:
+    class Failing(fedem.LoopFederation):
+        def oracle(self, workers: Any) -> Any:
+            inner = super().oracle(workers)
+            if workers[0] == 2:
+                inner.full = lambda *_: 1 / 0
+            return inner
+
+    federation = Failing(fedem.as_workers(dict(zip("abcd", GOOD, strict=True))))
+    with pytest.raises(ZeroDivisionError) as caught:
+        fit(make_model("diag"), None, federation=federation, rounds=1)
+    assert "while driving worker 'c'" in caught.value.__notes__[0]
+
+
+def test_an_e_step_that_is_not_finite_is_named() -> None:
+    run = fedem.open_run(make_model("diag"), GOOD, fedem.EM(), seed=0)
+    run.federation.data.rows[40] = np.inf  # worker 1 changes its data behind our back
+    with (
+        np.errstate(invalid="ignore"),
+        pytest.raises(fedem.NumericalError, match="worker 1, round 1: .* not finite"),
+    ):
+        run.step()
+
+
+def test_predicting_other_columns() -> None:
+    result = fit(make_model("diag"), GOOD, rounds=3)
+    with pytest.raises(fedem.DataError, match="expected 2 columns; got 3"):
+        result.predict(np.zeros((4, 3)))
+    with pytest.raises(fedem.DataError, match="is nan"):
+        result.log_likelihood(np.array([[np.nan, 0.0]]))
+    frame = pd.DataFrame(GOOD[0], columns=["x", "y"])
+    result = fit(make_model("diag"), {"a": frame}, rounds=5)
+    np.testing.assert_array_equal(result.predict(frame), result.predict(frame[["y", "x"]]))
+    with pytest.raises(fedem.DataError, match=r"missing \['y'\], extra \['z'\]"):
+        result.predict(frame.rename(columns={"y": "z"}))
+
+
+def test_a_model_that_knows_no_data_says_so() -> None:
+    with pytest.raises(fedem.FedemError, match="does not know its data yet"):
+        _ = make_model("full").layout

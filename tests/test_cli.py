@@ -1,0 +1,120 @@
+"""The command line, as a shell sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import fedem
+
+
+def fedem_command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from fedem.cli.main import main; main()", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=cwd,
+    )
+
+
+def test_version_and_help() -> None:
+    assert fedem_command("--version").stdout.strip() == f"fedem {fedem.__version__}"
+    for arguments in (["--help"], ["-h"], []):
+        done = fedem_command(*arguments)
+        assert "demo" in done.stdout + done.stderr
+    done = fedem_command("demo", "--help")
+    assert done.returncode == 0
+    assert "Examples:" in done.stdout
+    assert "fedem demo --epochs 50" in done.stdout
+
+
+def test_demo_writes_what_it_says(tmp_path: Path) -> None:
+    done = fedem_command("demo", "--epochs", "6", "--seed", "3", "--out", "here", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "seed 3" in done.stdout
+    out = tmp_path / "here"
+    names = {p.name for p in out.iterdir()}
+    assert names == {
+        "fedem.csv",
+        "fedem.parquet",
+        "vr-fedem.csv",
+        "vr-fedem.parquet",
+        "summary.json",
+        "trajectories.png",
+        "trajectories.svg",
+    }
+    assert (out / "trajectories.png").read_bytes()[:4] == b"\x89PNG"
+    summary = json.loads((out / "summary.json").read_text())
+    frame = pl.read_parquet(out / "fedem.parquet")
+    assert frame["round"][-1] == summary["algorithms"]["FedEM"]["rounds"]
+    assert frame["epochs"][-1] >= 6
+
+
+def test_json_is_all_there_is_on_stdout(tmp_path: Path) -> None:
+    outputs: list[Any] = []
+    for _ in range(2):
+        done = fedem_command("demo", "--epochs", "4", "--out", str(tmp_path), "--json")
+        assert done.returncode == 0
+        summary = json.loads(done.stdout)
+        for row in summary["algorithms"].values():
+            row.pop("seconds")
+        outputs.append(summary)
+    assert outputs[0] == outputs[1]  # same seed, same numbers
+    assert set(outputs[0]["algorithms"]) == {"FedEM", "VR-FedEM"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["demo", "--split", "mixed"], 2, "must be 'random' or 'sorted'"),
+        (["demo", "--epochs", "-1"], 2, "epochs"),
+        (["demo", "--seed", "x"], 2, "seed"),
+        (["nothing"], 2, "nothing"),
+        (["demo", "--out", "/proc/nowhere"], 1, "/proc/nowhere"),
+    ],
+)
+def test_errors_are_one_line_with_an_exit_code(
+    arguments: list[str], code: int, message: str
+) -> None:
+    done = fedem_command(*arguments)
+    assert done.returncode == code
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_ctrl_c_keeps_what_was_reached(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "from fedem.cli.main import main; main()",
+            *("demo", "--epochs", "1000000", "--out", str(tmp_path / "out")),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "out").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(1.5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert "interrupted" in errors
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["algorithms"]["FedEM"]["rounds"] > 0
+    assert (tmp_path / "out" / "trajectories.png").exists()

@@ -1,0 +1,53 @@
+"""What users import is there, documented, and told apart from what they should not."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import fedem
+from fedem import errors
+
+
+def test_exported_names() -> None:
+    assert sorted(fedem.__all__) == sorted(
+        "EM Bernoulli CheckpointError DataError Decreasing Dithering Everyone FaultPlan "
+        "FaultyFederation FedEM FedemError FedemWarning FixedSize GaussianParameters Identity "
+        "InverseWishart LoopFederation Monitor NumericalError RandomSparsification Records Result "
+        "RoundRecord Run Schedule SettingsError StackedFederation Stop SubtractiveDithering VRFedEM "
+        "WireError WorkerData __version__ as_workers block_quantization fit gaussian_mixture "
+        "open_run synthetic_federation".split()
+    )
+    for name in fedem.__all__:
+        assert hasattr(fedem, name)
+
+
+@pytest.mark.parametrize("name", [n for n in fedem.__all__ if n != "__version__"])
+def test_exported_names_are_documented(name: str) -> None:
+    assert inspect.getdoc(getattr(fedem, name))
+
+
+def test_the_exception_tree_is_the_one_drawn() -> None:
+    assert errors.__doc__ is not None
+    for name, value in vars(errors).items():
+        if inspect.isclass(value) and issubclass(value, (Exception, Warning)):
+            assert name in errors.__doc__
+            if value is not fedem.FedemError and not issubclass(value, Warning):
+                assert issubclass(value, fedem.FedemError)
+    assert issubclass(fedem.DataError, ValueError)
+    assert issubclass(fedem.SettingsError, ValueError)
+
+
+def test_heavy_imports_are_lazy() -> None:
+    script = (
+        "import sys, fedem, fedem.cli.main; "
+        "print([m for m in ('scipy.stats', 'sklearn', 'polars', 'pandas', 'matplotlib', 'rich') "
+        "if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,201 @@
+"""The loop: limits, callbacks, records, weights and diagnostics."""
+
+from __future__ import annotations
+
+import csv
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+import fedem
+from fedem.wire import encode_reply, encode_request
+from tests.helpers import fit, make_data, make_model
+
+TABLES = make_data(1)
+ALGORITHM = fedem.FedEM(fedem.Dithering(2), step_size=0.3, batch_size=5)
+
+
+@pytest.mark.parametrize(
+    ("limit", "reason"),
+    [
+        ({"rounds": 7}, "rounds"),
+        ({"epochs": 2.5}, "epochs"),
+        ({"max_bytes": 20_000}, "bytes"),
+        ({"seconds": 0.05}, "seconds"),
+        ({"rounds": 10_000, "tolerance": 1e-2}, "tolerance"),
+        ({"rounds": 50, "callbacks": [lambda record: record.round == 4]}, "callback"),
+    ],
+)
+def test_limits(limit: dict[str, Any], reason: str) -> None:
+    result = fit(make_model("tied"), TABLES, ALGORITHM, **limit)
+    last, previous = result.records[-1], result.records[-2]
+    assert result.stopped == reason
+    if reason == "rounds":
+        assert last.round == 7
+    if reason == "epochs":
+        assert previous.epochs < 2.5 <= last.epochs
+    if reason == "bytes":
+        total = result.bytes_up + result.bytes_down
+        assert total >= 20_000 > total - last.bytes_up - last.bytes_down
+    if reason == "tolerance":
+        assert last.squared_H is not None
+        assert previous.squared_H is not None
+        assert last.squared_H <= 1e-2 < previous.squared_H
+    if reason == "callback":
+        assert last.round == 4
+
+
+def test_default_is_a_hundred_rounds_of_em() -> None:
+    result = fedem.fit(make_model("diag"), TABLES)
+    assert result.records[-1].round == 100
+    objective = fedem.fit(make_model("diag"), TABLES, monitor=fedem.Monitor()).records
+    values = objective.column("objective")[1:]
+    assert np.all(np.diff(values) <= 1e-9)
+
+
+def test_no_rounds_gives_the_start() -> None:
+    result = fit(make_model("diag"), TABLES, rounds=0)
+    assert [r.round for r in result.records] == [0]
+
+
+def test_records_count_what_happened() -> None:
+    result = fit(make_model("diag"), TABLES, ALGORITHM, rounds=9, participation=fedem.FixedSize(3))
+    records = result.records
+    assert [r.round for r in records] == list(range(10))
+    assert all(r.asked == r.answered == 3 for r in records[1:])
+    assert sum(r.bytes_up for r in records) == result.bytes_up
+    assert sum(r.bytes_down for r in records) == result.bytes_down
+    evaluations = np.cumsum(records.column("evaluations"))
+    np.testing.assert_allclose(records.column("epochs"), evaluations / 142)
+    assert all(r.evaluations == 15 for r in records[1:])
+
+
+def test_evaluations_of_variance_reduction() -> None:
+    algorithm = fedem.VRFedEM(step_size=0.2, batch_size=4, inner_rounds=5)
+    records = fit(make_model("diag"), TABLES, algorithm, rounds=11).records
+    # A full pass of everyone, then two mini-batches of 4 for each of 4 workers (K_CE, line 2475).
+    want = [142, 32, 32, 32, 32] * 2 + [142]
+    assert records.column("evaluations")[1:].tolist() == want
+
+
+def test_bytes_are_those_of_real_messages() -> None:
+    """Round by round, the ledger equals the length of the messages encoded one by one."""
+    run = fedem.open_run(make_model("full"), TABLES, ALGORITHM, seed=1)
+    q = run.model.layout.size
+    sent: list[int] = []
+    compress = fedem.Dithering.compress
+
+    def watch(self: Any, vectors: Any, uniforms: Any) -> Any:
+        message = compress(self, vectors, uniforms)
+        sent.extend(len(encode_reply(i, 1, 5, message.take(i))) for i in range(len(vectors)))
+        return message
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fedem.Dithering, "compress", watch)
+        record = run.step()
+    assert record.bytes_up == sum(sent)
+    assert len(sent) == 4
+    assert record.bytes_down == 4 * len(encode_request(1, 0, -1, np.zeros(q)))
+
+
+def test_the_opening_is_charged() -> None:
+    free = fit(make_model("tied"), TABLES, ALGORITHM, rounds=1).records[0]
+    assert free.bytes_up > 0
+    assert free.bytes_down > 0
+    start = fit(make_model("tied"), TABLES, rounds=5).params
+    paid = fit(make_model("tied"), TABLES, ALGORITHM, rounds=1, start=start).records[0]
+    assert paid.bytes_up > free.bytes_up + 4 * 9 * 8  # q = 9 exact numbers each
+    assert paid.evaluations == 142
+    memories = fedem.FedEM(fedem.Dithering(2), step_size=0.3, memory_start="mean-field")
+    most = fit(make_model("tied"), TABLES, memories, rounds=1, start=start).records[0]
+    assert most.bytes_up > paid.bytes_up + 4 * 9 * 8
+    assert most.evaluations == 2 * 142
+
+
+def test_records_to_csv_and_parquet(tmp_path: Path) -> None:
+    records = fit(make_model("diag"), TABLES, ALGORITHM, rounds=6, monitor=fedem.Monitor(2)).records
+    records.to_csv(tmp_path / "r.csv")
+    records.to_parquet(tmp_path / "r.parquet")
+    frame = pl.read_parquet(tmp_path / "r.parquet")
+    assert frame.schema["round"] == pl.Int64
+    assert frame.schema["squared_h"] == pl.Float64
+    assert frame["squared_h"].null_count() == 4  # the opening, and every second round
+    with (tmp_path / "r.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(r["round"]) for r in rows] == frame["round"].to_list()
+    assert [float(r["squared_H"]) for r in rows[1:]] == frame["squared_H"].to_list()[1:]
+    assert rows[2]["objective"] == ""
+    again = fedem.Records.from_columns(frame.to_dict(as_series=False))
+    assert again == records
+    assert again[1:] == records[1:]
+    assert "7 rounds" in repr(again)
+
+
+def test_diagnostics_are_the_definitions() -> None:
+    run = fedem.open_run(
+        make_model("diag"), TABLES, fedem.EM(), monitor=fedem.Monitor(), weights="uniform"
+    )
+    for _ in range(4):
+        statistics, params = run.state.statistics, run.params
+        record = run.step()
+        h = np.mean([run.model.expected_statistics(t, params) for t in TABLES], axis=0) - statistics
+        assert record.squared_h == pytest.approx(float(h @ h))
+        assert record.squared_H == pytest.approx(float(h @ h))  # EM's H is h
+        likelihood = np.mean([run.model.log_likelihood(t, params) for t in TABLES])
+        assert record.objective == pytest.approx(-float(likelihood))
+
+
+def test_weights_by_samples_give_the_pooled_fit_and_uniform_ones_do_not() -> None:
+    pooled = fit(make_model("full"), [np.concatenate(TABLES)], rounds=30)
+    samples = fit(make_model("full"), TABLES, rounds=30, weights="samples")
+    uniform = fit(make_model("full"), TABLES, rounds=30, weights="uniform")
+    given = fit(make_model("full"), TABLES, rounds=30, weights=[len(t) for t in TABLES])
+    np.testing.assert_allclose(samples.statistics, pooled.statistics, atol=1e-9)
+    np.testing.assert_allclose(given.statistics, samples.statistics, atol=1e-12)
+    assert np.abs(uniform.params.means - samples.params.means).max() > 1e-3
+
+
+def test_guard_hits_are_counted_and_survived() -> None:
+    """A brutal quantiser with full steps: no NaN, no error, and the report says so."""
+    result = fit(
+        make_model("full"),
+        TABLES,
+        fedem.FedEM(fedem.RandomSparsification(1), step_size=1.0, memory_rate=0.0),
+        rounds=50,
+    )
+    assert result.guard_hits > 0
+    assert result.guard_hits == sum(r.guard_hits for r in result.records)
+    assert np.isfinite(result.statistics).all()
+    short = [r.step_size for r in result.records[1:] if r.guard_hits]
+    assert all(s < 1.0 for s in short)
+
+
+def test_the_library_prints_nothing(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        fit(make_model("diag"), TABLES, ALGORITHM, rounds=3)
+    assert capsys.readouterr() == ("", "")
+    assert not caplog.records
+
+
+def test_a_thousand_active_of_many_registered() -> None:
+    """State of workers that never take part is never written."""
+    rows = np.random.default_rng(0).normal(size=(60_000, 2))
+    data = fedem.WorkerData(rows, np.arange(0, 60_001, 3))
+    run = fedem.open_run(
+        fedem.gaussian_mixture(2, "tied"),
+        data,
+        fedem.FedEM(fedem.Dithering(), step_size=0.2),
+        participation=fedem.FixedSize(50),
+    )
+    for _ in range(10):
+        run.step()
+    workers, state = run.federation.worker_rows()
+    assert len(workers) <= 500
+    assert len(state["control"]) == len(workers)
+    assert run.memory_gap < 1e-12
