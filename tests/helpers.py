@@ -53,7 +53,7 @@ def quantise_many(
 
 
 def bias_in_sigmas(operator: Compressor, x: FloatArray, repeats: int, seed: int) -> float:
-    """|mean Q(x) - x| in standard errors of that mean; a term in 1 / repeats allows for rare levels."""
+    """|mean Q(x) - x| in standard errors of that mean, with an allowance for rare levels."""
     sample = quantise_many(operator, x, repeats, np.random.default_rng(seed))
     error = np.linalg.norm(sample.mean(axis=0) - x)
     spread = np.sqrt(((sample - x) ** 2).sum(axis=1).mean() / repeats)

@@ -17,9 +17,9 @@ def test_exported_names() -> None:
         "EM Bernoulli CheckpointError DataError Decreasing Dithering Everyone FaultPlan "
         "FaultyFederation FedEM FedemError FedemWarning FixedSize GaussianParameters Identity "
         "InverseWishart LoopFederation Monitor NumericalError RandomSparsification Records Result "
-        "RoundRecord Run Schedule SettingsError StackedFederation Stop SubtractiveDithering VRFedEM "
-        "WireError WorkerData __version__ as_workers block_quantization fit gaussian_mixture "
-        "open_run synthetic_federation".split()
+        "RoundRecord Run Schedule SettingsError StackedFederation Stop SubtractiveDithering "
+        "VRFedEM WireError WorkerData __version__ as_workers block_quantization fit "
+        "gaussian_mixture open_run synthetic_federation".split()
     )
     for name in fedem.__all__:
         assert hasattr(fedem, name)

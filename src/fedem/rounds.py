@@ -194,22 +194,22 @@ class Run:
         again as often as ``retries`` says, then count as absent.
         """
         q, missing = len(request.statistics), request
-        taken = Replies.empty(q)
+        batches: list[Replies] = []
         up = down = 0
         for _ in range(1 + self.retries):
             if len(missing.workers) == 0:
                 break
             arrived = self.federation.exchange(missing)
             up, down = up + int(arrived.bytes_up.sum()), down + arrived.bytes_down
-            valid = np.flatnonzero(
-                (arrived.rounds == request.round) & np.isin(arrived.workers, missing.workers)
-            )
-            _, first = np.unique(arrived.workers[valid], return_index=True)
-            if len(first) < len(arrived.workers) or np.any(np.diff(first) < 0):
+            current = arrived.rounds == request.round
+            if not (current.all() and np.array_equal(arrived.workers, missing.workers)):
+                valid = np.flatnonzero(current & np.isin(arrived.workers, missing.workers))
+                _, first = np.unique(arrived.workers[valid], return_index=True)
                 arrived = arrived.take(valid[first])
-            taken = Replies.join([taken, arrived], q) if len(taken.workers) else arrived
-            silent = ~np.isin(missing.workers, np.union1d(taken.workers, taken.lost_memory))
-            missing = missing.take(np.flatnonzero(silent))
+            batches.append(arrived)
+            heard = np.union1d(arrived.workers, arrived.lost_memory)
+            missing = missing.take(np.flatnonzero(~np.isin(missing.workers, heard)))
+        taken = batches[0] if len(batches) == 1 else Replies.join(batches, q)
         if np.any(taken.workers[1:] < taken.workers[:-1]):
             taken = taken.take(np.argsort(taken.workers, kind="stable"))
         return taken, up, down

@@ -306,11 +306,24 @@ def test_metric_whitens_the_complete_data_statistics(kind: str) -> None:
         "nij,nj->ni", np.linalg.cholesky(covariance)[labels], noise
     )
     shares = np.eye(k)[labels]
-    features = model.expand(np, z)
+    features = model.expand(np, z.T).T
     complete = model.assemble(shares, shares[:, :, None] * features[:, None, :])
     white = model.metric(params).whiten(complete)
     second = white.T @ white / len(white)
     np.testing.assert_allclose(second, np.eye(model.layout.size), atol=0.08)
+
+
+@each
+@settings(max_examples=40)
+@given(seed=st.integers(0, 10_000), k=st.integers(1, 9), d=st.integers(1, 6))
+def test_every_start_lies_inside_the_domain(kind: str, seed: int, k: int, d: int) -> None:
+    tables = make_data(seed % 20, k=2, d=d)
+    model = bind(make_model(kind, k=k, d=d), tables)
+    params = model.start(seed)
+    assert model.inside(model.statistics_of(params))
+    user = model.to_user(params)
+    for name, value in model.from_user(user).arrays().items():
+        np.testing.assert_allclose(value, params.arrays()[name], rtol=1e-9, atol=1e-9)
 
 
 @each

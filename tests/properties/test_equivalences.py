@@ -70,6 +70,7 @@ def spider_em(
     model: Any, rows: Any, statistics: Any, gamma: float, inner: int, rounds: int, batch: Any
 ) -> Any:
     """SPIDER-EM (Fort, Moulines, Wai 2020) for one data set, as its authors write it."""
+    previous = model.maximize(statistics)
     for k in range(rounds):
         params = model.maximize(statistics)
         if k % inner == 0:

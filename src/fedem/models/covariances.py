@@ -169,8 +169,9 @@ class Full(_Matrices):
 
     def expand(self, xp: Any, z: Any) -> Any:
         """The rows, then the upper triangle of their outer product."""
-        d = z.shape[-1]
-        return xp.concat([z, *(z[..., j : j + 1] * z[..., j:] for j in range(d))], axis=-1)
+        d = z.shape[0]
+        z = xp.reshape(xp.reshape(z, (-1,)), z.shape)  # row-major: products of whole rows follow
+        return xp.concat([z, *(z[j : j + 1, :] * z[j:, :] for j in range(d))], axis=0)
 
     def slopes(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
         """Sigma^-1 mu, then -1/2 of the precision (off the diagonal twice that)."""
@@ -235,7 +236,7 @@ class Diagonal(_Variances):
 
     def expand(self, xp: Any, z: Any) -> Any:
         """The rows and their squares."""
-        return xp.concat([z, z * z], axis=-1)
+        return xp.concat([z, z * z], axis=0)
 
     def precisions(self, params: GaussianParameters) -> tuple[FloatArray, FloatArray]:
         """Reciprocals, and sums of logarithms."""
@@ -283,7 +284,7 @@ class Spherical(_Variances):
 
     def expand(self, xp: Any, z: Any) -> Any:
         """The rows and their squared lengths."""
-        return xp.concat([z, xp.sum(z * z, axis=-1, keepdims=True)], axis=-1)
+        return xp.concat([z, xp.sum(z * z, axis=0, keepdims=True)], axis=0)
 
     def precisions(self, params: GaussianParameters) -> tuple[FloatArray, FloatArray]:
         """Reciprocals, and d times the logarithm."""

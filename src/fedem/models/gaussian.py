@@ -202,15 +202,15 @@ class GaussianMixture(MixtureModel):
     def features(self, xp: Any, rows: Any) -> Any:
         """Rows in the frame, then the squares or products that the covariance type needs."""
         frame = self.constants.frame
-        origin = xp.asarray(frame.origin, device=device(rows))
-        inverse = xp.asarray(1 / frame.scale, device=device(rows))
+        origin = xp.asarray(frame.origin[:, None], device=device(rows))
+        inverse = xp.asarray(1 / frame.scale[:, None], device=device(rows))
         if rows.dtype != xp.float64:
             rows = xp.astype(rows, xp.float64)
-        return self.expand(xp, (rows - origin) * inverse)
+        return self.expand(xp, (xp.matrix_transpose(rows) - origin) * inverse)
 
     @abstractmethod
     def expand(self, xp: Any, z: Any) -> Any:
-        """f(z): rows in the frame beside their second moments."""
+        """f(z), ``(d, m) -> (feature_count, m)``: rows in the frame, then their second moments."""
 
     @abstractmethod
     def slopes(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
@@ -243,9 +243,9 @@ class GaussianMixture(MixtureModel):
         log_det = -2 * np.log(np.diagonal(factor, axis1=-2, axis2=-1)).sum(axis=-1)[..., None]
 
         def quadratic(xp: Any, features: Any) -> Any:
-            white = features @ xp.matrix_transpose(xp.asarray(factor, device=device(features)))
+            white = xp.asarray(factor, device=device(features)) @ features
             half = xp.asarray(0.5 * log_det, device=device(features))
-            return constant - half - 0.5 * xp.sum(white * white, axis=-1)
+            return constant - half - 0.5 * xp.sum(white * white, axis=-2)
 
         return quadratic
 

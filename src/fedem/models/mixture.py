@@ -5,8 +5,9 @@ With features f, intercepts c and slopes B (together phi of the paper, eq. 2), t
 mixture is the same few lines: logits, softmax, and the mean of responsibility times features.
 
 Rows are read in blocks of cache size, so memory does not grow with the number of samples, and on
-the array namespace of the data, so they may live on another device. Components are the second
-last axis throughout: reductions over them then run along contiguous memory.
+the array namespace of the data, so they may live on another device. Inside, samples are the last
+axis: features are ``(..., feature, sample)`` and logits ``(..., component, sample)``, so that every
+reduction and product runs along contiguous memory.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from fedem.protocols import FloatArray, Model
 
 BLOCK_ELEMENTS = 1 << 16
 """Doubles in the features of one block: small enough for the cache, large enough for BLAS."""
+BLOCK_ROWS = 1024
+"""Rows of a block of wide features, as long as they fit four times the elements above."""
 
 Block = tuple[Any, Any | None]
 
@@ -35,8 +38,8 @@ def blocks(data: Any, weights: Any | None, width: int) -> Iterator[Block]:
     if weights is not None:
         weights = array_namespace(data).asarray(weights, device=device(data))
     samples = data.shape[-2]
-    lead = max(1, prod(data.shape[:-2]))
-    rows = max(1, BLOCK_ELEMENTS // (lead * width))
+    total = max(BLOCK_ELEMENTS // width, min(BLOCK_ROWS, 4 * BLOCK_ELEMENTS // width))
+    rows = max(1, total // max(1, prod(data.shape[:-2])))
     for start in range(0, samples, rows):
         part = slice(start, min(start + rows, samples))
         yield data[..., part, :], None if weights is None else weights[..., part]
@@ -49,6 +52,12 @@ def to_numpy(array: Any) -> FloatArray:
     return np.asarray(array, dtype=np.float64)
 
 
+def _unstack(xp: Any, flat: Any, lead: tuple[int, ...], m: int) -> Any:
+    """``(k, prod(lead) * m)`` as ``(*lead, k, m)``, a view where the namespace has views."""
+    stacked = xp.reshape(flat, (flat.shape[0], *lead, m))
+    return xp.permute_dims(stacked, (*range(1, len(lead) + 1), 0, len(lead) + 1))
+
+
 class MixtureModel(Model):
     """A finite mixture whose components are an exponential family with common features."""
 
@@ -59,7 +68,7 @@ class MixtureModel(Model):
 
     @abstractmethod
     def features(self, xp: Any, rows: Any) -> Any:
-        """f(y) of raw rows, ``(..., m, columns) -> (..., m, feature_count)``, float64."""
+        """f(y) of raw rows, ``(m, columns) -> (feature_count, m)``, float64."""
 
     @abstractmethod
     def natural(self, params: Any) -> tuple[FloatArray, FloatArray]:
@@ -67,30 +76,27 @@ class MixtureModel(Model):
 
     @abstractmethod
     def carrier(self, params: Any) -> Callable[[Any, Any], Any]:
-        """The part of log p(y, z) that no component changes, as ``(xp, features) -> (..., m)``."""
+        """The part of log p(y, z) that no component changes, as a function of (xp, features)."""
 
     @abstractmethod
     def assemble(self, mass: FloatArray, moments: FloatArray) -> FloatArray:
         """Mean responsibilities ``(..., K)`` and moments ``(..., K, features)`` to R^q."""
 
     def _logits(self, xp: Any, data: Any, params: Any) -> Callable[[Any], tuple[Any, Any]]:
-        """A function from raw rows to their features and log joint densities ``(..., K, m)``."""
+        """A function from raw rows to features ``(..., f, m)`` and logits ``(..., K, m)``."""
         intercepts, slopes = self.natural(params)
-        move = {"device": device(data)}
-        c = xp.asarray(intercepts[..., None], **move)
-        b = xp.asarray(slopes, **move)
-        k = b.shape[-2]
+        c = xp.asarray(intercepts[..., None], device=device(data))
+        b = xp.asarray(slopes, device=device(data))
 
         def evaluate(rows: Any) -> tuple[Any, Any]:
-            features = self.features(xp, rows)
-            lead, (m, width) = features.shape[:-2], features.shape[-2:]
-            if b.ndim > 2 or not lead:
-                return features, b @ xp.matrix_transpose(features) + c
-            # Shared parameters: one product over all workers' rows, then components before rows.
-            flat = b @ xp.matrix_transpose(xp.reshape(features, (-1, width))) + c
-            stacked = xp.reshape(flat, (k, *lead, m))
-            axes = (*range(1, len(lead) + 1), 0, len(lead) + 1)
-            return features, xp.permute_dims(stacked, axes)
+            lead, m = rows.shape[:-2], rows.shape[-2]
+            flat = self.features(xp, xp.reshape(rows, (-1, rows.shape[-1])))
+            if not lead:
+                return flat, b @ flat + c
+            features = _unstack(xp, flat, lead, m)
+            if b.ndim > 2:  # each worker has its own parameters
+                return features, b @ features + c
+            return features, _unstack(xp, b @ flat + c, lead, m)  # one product for all workers
 
         return evaluate
 
@@ -109,7 +115,7 @@ class MixtureModel(Model):
             else:
                 shares *= w[..., None, :] / total
             mass = mass + xp.sum(shares, axis=-1)
-            moments = moments + shares @ features
+            moments = moments + shares @ xp.matrix_transpose(features)
         if weights is None:
             count: Any = data.shape[-2]
             return self.assemble(to_numpy(mass) / count, to_numpy(moments) / count)
