@@ -179,6 +179,26 @@ def test_groups_of_the_wrong_length() -> None:
         fit(make_model("diag"), np.concatenate(GOOD), groups=[1, 2, 3], rounds=1)
 
 
+def test_numbers_too_large_to_square() -> None:
+    with (
+        np.errstate(over="ignore"),
+        pytest.raises(fedem.DataError, match="too large for doubles to square: use other units"),
+    ):
+        fit(make_model("diag"), [np.concatenate(GOOD) * 1e200], rounds=1)
+
+
+def test_data_given_twice_or_cut_wrong() -> None:
+    workers = fedem.as_workers(GOOD)
+    with pytest.raises(fedem.DataError, match="leave groups out"):
+        fit(make_model("diag"), workers, groups=[1], rounds=1)
+    with pytest.raises(fedem.SettingsError, match="has its own data"):
+        fit(make_model("diag"), GOOD, federation=fedem.LoopFederation(workers), rounds=1)
+    with pytest.raises(fedem.DataError, match="offsets must rise from 0 to the number of rows"):
+        fedem.WorkerData(GOOD[0], np.array([0, 5]))
+    with pytest.raises(fedem.DataError, match="worker '1': expected a table"):
+        fit(make_model("diag"), [GOOD[0], GOOD[1][:, 0]], rounds=1)
+
+
 def test_no_workers() -> None:
     with pytest.raises(fedem.DataError, match="at least one worker"):
         fit(make_model("diag"), {}, rounds=1)
@@ -221,6 +241,14 @@ def test_no_workers() -> None:
         (lambda: fedem.gaussian_mixture(2, weight_concentration=0.5), "weight_concentration"),
         (lambda: fedem.InverseWishart(-1), "dof"),
         (lambda: fedem.InverseWishart(1, -1), "scale"),
+        (lambda: fedem.InverseWishart(1, np.array([[1.0, 2.0], [2.0, 1.0]])), "scale"),
+        (lambda: fedem.InverseWishart(np.inf), "dof"),
+        (lambda: fedem.gaussian_mixture(2, covariance_floor=1e-15), "0 or at least 1e-12"),
+        (lambda: fedem.RandomSparsification(0.5, fedem.Dithering(block="row")), "block size"),
+        (lambda: fedem.Dithering(block="row").omega(8), "needs a layout"),
+        (lambda: fedem.Dithering(scales="float16"), "scales must be one of"),
+        (lambda: fedem.Identity("half"), "precision must be one of"),
+        (lambda: fedem.FaultPlan(longest_delay=0), "longest_delay"),
         (lambda: fedem.FaultPlan(lose_reply=2), "lose_reply"),
     ],
 )

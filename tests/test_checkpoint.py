@@ -198,6 +198,65 @@ def test_a_folder_that_is_not_there() -> None:
         fit(make_model("diag"), TABLES, rounds=1, checkpoint="/nowhere/at/all/run")
 
 
+def test_numbers_of_numpy_are_settings_too(tmp_path: Path) -> None:
+    algorithm = fedem.FedEM(
+        fedem.Dithering(np.int64(2)), step_size=np.float64(0.3), batch_size=np.int32(5)
+    )
+    options: dict[str, Any] = {
+        "seed": np.int64(4),
+        "participation": fedem.FixedSize(np.int64(2)),
+        "checkpoint": tmp_path / "run",
+    }
+    model = fedem.gaussian_mixture(np.int64(2), "diag")
+    fit(model, TABLES, algorithm, rounds=np.int64(3), **options)
+    result = fit(model, TABLES, algorithm, rounds=5, resume=True, **options)
+    assert result.records[-1].round == 5
+
+
+def test_an_error_in_mid_run_carries_what_was_reached() -> None:
+    def fail(record: fedem.RoundRecord) -> None:
+        if record.round == 4:
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine") as caught:
+        fit(make_model("diag"), TABLES, rounds=9, callbacks=[fail])
+    assert caught.value.result.records[-1].round == 4
+
+
+def test_step_sizes_that_are_functions_are_told_apart(tmp_path: Path) -> None:
+    def make(value: float) -> Any:
+        return fedem.FedEM(step_size=lambda k: value)
+
+    path = tmp_path / "run"
+    fit(make_model("diag"), TABLES, make(0.1), rounds=3, checkpoint=path)
+    with pytest.raises(fedem.CheckpointError, match="algorithm"):
+        fit(make_model("diag"), TABLES, make(0.9), rounds=5, checkpoint=path, resume=True)
+
+
+def test_restoring_a_run_that_went_on_forgets_what_came_after(tmp_path: Path) -> None:
+    run = fedem.open_run(
+        make_model("diag"),
+        TABLES,
+        ALGORITHMS[1],
+        participation=fedem.FixedSize(1),
+        seed=1,
+    )
+    run.step()
+    run.step()
+    run.save(tmp_path / "run")
+    first = [run.step().squared_H for _ in range(10)]
+    run.restore(tmp_path / "run")
+    assert run.memory_gap < 1e-12
+    assert [run.step().squared_H for _ in range(10)] == first
+
+
+def test_checkpoints_obey_the_umask(tmp_path: Path) -> None:
+    fit(make_model("diag"), TABLES, rounds=1, checkpoint=tmp_path / "run")
+    plain = tmp_path / "plain"
+    plain.touch()
+    assert (tmp_path / "run").stat().st_mode == plain.stat().st_mode
+
+
 def test_ctrl_c_ends_after_the_round_with_what_was_reached(tmp_path: Path) -> None:
     path = tmp_path / "run"
 

@@ -61,6 +61,11 @@ def test_demo_writes_what_it_says(tmp_path: Path) -> None:
     assert frame["epochs"][-1] >= 6
 
 
+def test_a_demo_that_ends_before_it_begins(tmp_path: Path) -> None:
+    done = fedem_command("demo", "--epochs", "1", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+
+
 def test_json_is_all_there_is_on_stdout(tmp_path: Path) -> None:
     outputs: list[Any] = []
     for _ in range(2):

@@ -12,7 +12,6 @@ import polars as pl
 import pytest
 
 import fedem
-from fedem.wire import encode_reply, encode_request
 from tests.helpers import fit, make_data, make_model
 
 TABLES = make_data(1)
@@ -80,40 +79,6 @@ def test_evaluations_of_variance_reduction() -> None:
     # A full pass of everyone, then two mini-batches of 4 for each of 4 workers (K_CE, line 2475).
     want = [142, 32, 32, 32, 32] * 2 + [142]
     assert records.column("evaluations")[1:].tolist() == want
-
-
-def test_bytes_are_those_of_real_messages() -> None:
-    """Round by round, the ledger equals the length of the messages encoded one by one."""
-    run = fedem.open_run(make_model("full"), TABLES, ALGORITHM, seed=1)
-    q = run.model.layout.size
-    sent: list[int] = []
-    compress = fedem.Dithering.compress
-
-    def watch(self: Any, vectors: Any, uniforms: Any) -> Any:
-        message = compress(self, vectors, uniforms)
-        sent.extend(len(encode_reply(i, 1, 5, message.take(i))) for i in range(len(vectors)))
-        return message
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fedem.Dithering, "compress", watch)
-        record = run.step()
-    assert record.bytes_up == sum(sent)
-    assert len(sent) == 4
-    assert record.bytes_down == 4 * len(encode_request(1, 0, -1, np.zeros(q)))
-
-
-def test_the_opening_is_charged() -> None:
-    free = fit(make_model("tied"), TABLES, ALGORITHM, rounds=1).records[0]
-    assert free.bytes_up > 0
-    assert free.bytes_down > 0
-    start = fit(make_model("tied"), TABLES, rounds=5).params
-    paid = fit(make_model("tied"), TABLES, ALGORITHM, rounds=1, start=start).records[0]
-    assert paid.bytes_up > free.bytes_up + 4 * 9 * 8  # q = 9 exact numbers each
-    assert paid.evaluations == 142
-    memories = fedem.FedEM(fedem.Dithering(2), step_size=0.3, memory_start="mean-field")
-    most = fit(make_model("tied"), TABLES, memories, rounds=1, start=start).records[0]
-    assert most.bytes_up > paid.bytes_up + 4 * 9 * 8
-    assert most.evaluations == 2 * 142
 
 
 def test_records_to_csv_and_parquet(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,9 @@ import numpy as np
 
 from fedem.algorithms import EM, Everyone
 from fedem.datasets.workers import as_workers, match_columns, read_table
-from fedem.errors import CheckpointError, SettingsError
+from fedem.errors import SettingsError
 from fedem.federations import FEDERATIONS
+from fedem.ledger import Ledger
 from fedem.protocols import (
     Algorithm,
     Federation,
@@ -25,8 +27,8 @@ from fedem.protocols import (
 )
 from fedem.random import check_seed
 from fedem.records import Records
-from fedem.rounds import Callback, Monitor, OpeningCost, Run, Stop
-from fedem.wire import encode_floats
+from fedem.rounds import Callback, Monitor, Run, Stop
+from fedem.wire import ENVELOPE, floats_size
 
 
 @final
@@ -41,10 +43,20 @@ class Result:
     """The limit that was met, ``callback`` or ``interrupted``."""
     seed: int
     statistics: FloatArray
-    bytes_up: int
-    bytes_down: int
+    ledger: Ledger
+    """Every byte by worker, direction and kind; payload and envelope apart."""
     columns: tuple[str, ...] | None = None
     """Names of the data's columns, where it had any."""
+
+    @property
+    def bytes_up(self) -> int:
+        """All bytes that workers sent."""
+        return self.ledger.total("up")
+
+    @property
+    def bytes_down(self) -> int:
+        """All bytes that workers were sent."""
+        return self.ledger.total("down")
 
     @property
     def guard_hits(self) -> int:
@@ -68,7 +80,7 @@ class Result:
         rows, columns = read_table(data, "the data")
         if columns is not None and self.columns is not None:
             rows = match_columns(rows, columns, self.columns, "the data")
-        self.model.check(rows, "the data", columns)
+        self.model.check(rows, "the data", self.columns or columns)
         return rows, self.model.maximize(self.statistics)
 
 
@@ -87,6 +99,11 @@ def _weights(weights: str | Sequence[float] | FloatArray, counts: IntArray) -> F
             f"got shape {values.shape}."
         )
     return values / values.sum()
+
+
+def _plain(value: Any) -> Any:
+    """numpy's scalars and arrays as JSON types."""
+    return value.item() if isinstance(value, np.generic) else np.asarray(value).tolist()
 
 
 def _digest(opening: Opening) -> str:
@@ -111,6 +128,7 @@ def open_run(
     seed: int = 0,
     monitor: Monitor | None = None,
     retries: int = 0,
+    count_bytes: bool = True,
 ) -> Run:
     """The opening exchange and the start: a `Run` ready for its first round. See `fit`."""
     check_seed(seed)
@@ -123,6 +141,8 @@ def open_run(
                 f"got {federation!r}."
             )
         network: Federation = FEDERATIONS[federation](as_workers(data, groups))
+    elif data is not None or groups is not None:
+        raise SettingsError("a Federation has its own data: give None, or name a federation.")
     else:
         network = federation
     opening = network.open(model)
@@ -137,13 +157,18 @@ def open_run(
         "seed": seed,
         "data": _digest(opening),
     }
-    statistics, cost = _start(bound, network, w, start, start_statistics, seed, samples)
-    constants = np.concatenate([np.empty(0), *map(np.ravel, bound.shared_constants().values())])
-    cost = OpeningCost(
-        opening.bytes_up + cost.bytes_up,
-        opening.bytes_down + network.size * len(encode_floats(constants)) + cost.bytes_down,
-        cost.evaluations,
-    )
+    ledger = Ledger(network.size)
+    everyone = np.arange(network.size, dtype=np.int64)
+    told = 1 + sum(int(np.prod(v.shape[1:])) for v in opening.summaries.values())
+    constants = sum(v.size for v in bound.shared_constants().values())
+    ledger.add("opening", "up", everyone, floats_size(told), ENVELOPE)
+    ledger.add("opening", "down", everyone, floats_size(constants), ENVELOPE)
+    statistics, exchanged = _start(bound, network, w, start, start_statistics, seed)
+    if exchanged:
+        numbers, q = exchanged, bound.layout.size
+        ledger.add("opening", "down", everyone, floats_size(numbers), ENVELOPE)
+        ledger.add("opening", "up", everyone, floats_size(q), ENVELOPE)
+    fingerprint = json.loads(json.dumps(fingerprint, default=_plain))
     fingerprint["start"] = hashlib.blake2b(statistics.tobytes(), digest_size=16).hexdigest()
     return Run(
         bound,
@@ -154,11 +179,13 @@ def open_run(
         participation=participation,
         seed=seed,
         samples=samples,
-        opening=cost,
+        ledger=ledger,
+        evaluations=samples if exchanged else 0,
         columns=opening.columns,
         fingerprint=fingerprint,
         retries=retries,
         monitor=monitor,
+        count_bytes=count_bytes,
     )
 
 
@@ -169,25 +196,26 @@ def _start(
     start: Any | None,
     mode: str | None,
     seed: int,
-    samples: int,
-) -> tuple[FloatArray, OpeningCost]:
-    """S_0, and what it cost: with ``expected`` a full pass and an exact upload of everyone."""
+) -> tuple[FloatArray, int]:
+    """S_0, and how many parameters were sent to get it by an exact upload of everyone (0: none)."""
     if mode not in (None, "expected", "parameters"):
         raise SettingsError(f"start_statistics must be 'expected' or 'parameters'; got {mode!r}.")
     params = model.start(seed) if start is None else model.from_user(start)
     if mode == "parameters" or (mode is None and start is None):
-        statistics, cost = model.statistics_of(params), OpeningCost()
+        statistics, sent = model.statistics_of(params), 0
     else:
         statistics = network.mean_statistics(model, params, weights)
-        theta = np.concatenate([np.ravel(a) for a in params.arrays().values()])
-        up, down = len(encode_floats(statistics)), len(encode_floats(theta))
-        cost = OpeningCost(network.size * up, network.size * down, samples)
+        sent = sum(array.size for array in params.arrays().values())
     if not model.inside(statistics):
         raise SettingsError(
-            "at this start some component has no mass or no positive definite covariance: choose "
-            "other starting parameters."
+            "at this start some component has no mass or no positive definite covariance: "
+            + (
+                "some columns are combinations of others. Drop them, or set covariance_floor > 0."
+                if start is None
+                else "choose other starting parameters."
+            )
         )
-    return statistics, cost
+    return statistics, sent
 
 
 def fit(
@@ -213,7 +241,7 @@ def fit(
 
     Stops at the first limit met of ``rounds`` (100 if no limit is given), ``epochs``,
     ``max_bytes``, ``seconds``, or when |H|^2 <= ``tolerance``; Ctrl-C ends after the current round
-    and returns what was reached.
+    and returns what was reached. An error in mid-run carries what was reached as ``error.result``.
 
     Other options: ``weights`` ``"samples"`` (the pooled optimum) or ``"uniform"`` (the paper);
     ``participation``, `Everyone` by default; ``start``, parameters in the user's units (by default
@@ -221,8 +249,8 @@ def fit(
     ``"expected"`` statistics at the start (the paper; a full pass and an exact upload, default for
     a given start) or what the start's ``"parameters"`` imply (free, default otherwise);
     ``federation`` ``"stacked"`` or ``"loop"``; ``seed``; ``monitor``; ``retries`` for workers that
-    stay silent. With ``checkpoint`` the state is written every ``checkpoint_every`` rounds, and
-    ``resume=True`` continues from it if it is there.
+    stay silent; ``count_bytes=False`` to skip the ledger. With ``checkpoint`` the state is written
+    every ``checkpoint_every`` rounds, and ``resume=True`` continues from it if it is there.
     """
     limits = (rounds, epochs, max_bytes, seconds)
     if all(limit is None for limit in limits):
@@ -235,8 +263,8 @@ def fit(
         run.restore(checkpoint)
     try:
         stopped = run.until(stop, tuple(callbacks), checkpoint, checkpoint_every)
-    except CheckpointError as error:
-        error.result = _result(run, "checkpoint")
+    except Exception as error:
+        setattr(error, "result", _result(run, "error"))  # noqa: B010 (any exception gets one)
         raise
     return _result(run, stopped)
 
@@ -249,7 +277,6 @@ def _result(run: Run, stopped: str) -> Result:
         stopped=stopped,
         seed=run.seed,
         statistics=run.state.statistics,
-        bytes_up=run.bytes_up,
-        bytes_down=run.bytes_down,
+        ledger=run.ledger,
         columns=run.columns,
     )

@@ -97,6 +97,16 @@ class Compressed:
 
 
 @dataclass(frozen=True)
+class Form:
+    """What both ends know of a compressed message before it arrives."""
+
+    reals: int
+    symbols: int
+    bound: int = 0
+    """No symbol is larger than this in size."""
+
+
+@dataclass(frozen=True)
 class Request:
     """One round's message from the server to a batch of workers.
 
@@ -111,6 +121,8 @@ class Request:
     params: Any
     workers: IntArray
     accepted: IntArray
+    count_bytes: bool = True
+    """Whether a simulation measures what it would send."""
 
     def take(self, index: Any) -> Request:
         """The same message to fewer workers."""
@@ -131,9 +143,8 @@ class Replies:
     rates: FloatArray
     evaluations: IntArray
     bytes_up: IntArray
+    """The payload of each reply."""
     lost_memory: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    bytes_down: int = 0
-    """Bytes of all requests sent in the exchange, answered or not."""
 
     _ROWS = ("workers", "rounds", "values", "rates", "evaluations", "bytes_up")
 
@@ -150,7 +161,6 @@ class Replies:
         return cls(
             **{name: np.concatenate([getattr(b, name) for b in batches]) for name in cls._ROWS},
             lost_memory=np.concatenate([b.lost_memory for b in batches]),
-            bytes_down=sum(b.bytes_down for b in batches),
         )
 
     @classmethod
@@ -162,12 +172,10 @@ class Replies:
 
 @dataclass(frozen=True)
 class Opening:
-    """The opening exchange: every worker's count and summary, and what they cost in bytes."""
+    """The opening exchange: every worker's count and summary."""
 
     counts: IntArray
     summaries: dict[str, FloatArray]
-    bytes_up: int
-    bytes_down: int
     columns: tuple[str, ...] | None = None
     """Names of the data's columns, where it has any."""
 
@@ -189,6 +197,8 @@ class StepInfo:
     squared_mean_field: float
     step_size: float
     guard_hits: int
+    broadcast_bytes: int = 0
+    """Payload of the quantised step to the new statistics, where workers are sent steps."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from fedem.messages import (
     Column,
     Compressed,
     FloatArray,
+    Form,
     IntArray,
     Layout,
     Opening,
@@ -38,6 +39,7 @@ __all__ = [
     "Compressor",
     "Federation",
     "FloatArray",
+    "Form",
     "IdentityMetric",
     "IntArray",
     "Layout",
@@ -134,6 +136,10 @@ class Model(ABC):
     def inside(self, statistics: FloatArray) -> bool:
         """Whether T is defined at these statistics (at all of them, given leading axes)."""
 
+    def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
+        """Statistics to move to instead of ``after``, where a part of them can be saved alone."""
+        return after
+
     @abstractmethod
     def start(self, seed: int) -> Any:
         """Starting parameters drawn from aggregates only: they reveal no record."""
@@ -179,6 +185,17 @@ class Compressor(ABC):
         """The vectors Q(x), ``(..., q)``."""
 
     @abstractmethod
+    def form(self, q: int) -> Form:
+        """How many reals and symbols a message of dimension q has, and how large symbols get."""
+
+    def dither(self, uniforms: FloatArray, q: int) -> FloatArray | None:
+        """The dither u in [-1/2, 1/2) of each symbol, where the receiver knows it; else None.
+
+        A symbol is then about round(x + u) for some x that is small and symmetric about zero.
+        """
+        return None
+
+    @abstractmethod
     def omega(self, q: int) -> float:
         """The variance constant, exact or the tightest bound known for every x in R^q."""
 
@@ -219,6 +236,11 @@ class Algorithm(ABC):
 
     @property
     @abstractmethod
+    def broadcasts_steps(self) -> bool:
+        """Whether workers may be sent quantised steps instead of the statistics in full."""
+
+    @property
+    @abstractmethod
     def needs_start_round(self) -> bool:
         """Whether a round of exact uploads must first set V_i = h_i(S_0)."""
 
@@ -240,6 +262,7 @@ class Algorithm(ABC):
     def server_step(
         self,
         model: Model,
+        seed: int,
         state: ServerState,
         request: Request,
         replies: Replies,

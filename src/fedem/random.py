@@ -33,6 +33,9 @@ class Purpose(IntEnum):
     START = 4
     FAULTS = 5
     DATA = 6
+    BROADCAST = 7
+    REORDERING = 8
+    CRASHES = 9
 
 
 def check_seed(seed: int) -> int:

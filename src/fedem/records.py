@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedem.protocols import FloatArray
 
@@ -34,6 +35,10 @@ class RoundRecord:
     guard_hits: int
     bytes_up: int
     bytes_down: int
+    """All bytes, payload and envelope."""
+    payload_up: int
+    payload_down: int
+    """Bytes that depend on data."""
     evaluations: int
     epochs: float
     """Conditional expectations computed since the start, in units of all samples."""
@@ -84,6 +89,22 @@ class Records(Sequence[RoundRecord]):
     def columns(self) -> dict[str, list[Any]]:
         """All columns by name, None where a value was not computed."""
         return {name: [getattr(r, name) for r in self._records] for name in _FIELDS}
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """All columns as arrays, integers as int64; NaN where a value was not computed."""
+        return {
+            name: self.column(name).astype(np.int64) if kind == "int" else self.column(name)
+            for name, kind in _FIELDS.items()
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Records:
+        """The inverse of `to_arrays`."""
+        columns = {name: arrays[name].tolist() for name in _FIELDS}
+        for name, kind in _FIELDS.items():
+            if kind == "float | None":
+                columns[name] = [None if math.isnan(v) else v for v in columns[name]]
+        return cls.from_columns(columns)
 
     @classmethod
     def from_columns(cls, columns: dict[str, list[Any]]) -> Records:

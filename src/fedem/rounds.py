@@ -16,6 +16,7 @@ import numpy as np
 
 from fedem.algorithms.memory import gap
 from fedem.errors import CheckpointError, SettingsError, check_count, check_range
+from fedem.ledger import Ledger
 from fedem.protocols import (
     Algorithm,
     Federation,
@@ -29,6 +30,7 @@ from fedem.protocols import (
 )
 from fedem.records import Records, RoundRecord
 from fedem.storage import load_checkpoint, save_checkpoint
+from fedem.wire import REPLY_ENVELOPE, REQUEST_ENVELOPE, STEP_FRAME, floats_size
 
 Callback = Callable[[RoundRecord], bool | None]
 """Called after every round; returning True ends the run."""
@@ -72,7 +74,10 @@ class Stop:
             return "rounds"
         if last is not None and self.epochs is not None and last.epochs >= self.epochs:
             return "epochs"
-        if self.bytes is not None and run.bytes_up + run.bytes_down >= self.bytes:
+        if (
+            self.bytes is not None
+            and run.ledger.total("up") + run.ledger.total("down") >= self.bytes
+        ):
             return "bytes"
         if self.seconds is not None and run.seconds >= self.seconds:
             return "seconds"
@@ -90,16 +95,6 @@ class Monitor:
 
     def __post_init__(self) -> None:
         check_count("Monitor every", self.every)
-
-
-@final
-@dataclass(frozen=True)
-class OpeningCost:
-    """What was exchanged and computed before the first round."""
-
-    bytes_up: int = 0
-    bytes_down: int = 0
-    evaluations: int = 0
 
 
 @final
@@ -121,11 +116,13 @@ class Run:
         participation: Participation,
         seed: int,
         samples: int,
-        opening: OpeningCost | None = None,
+        ledger: Ledger | None = None,
+        evaluations: int = 0,
         columns: tuple[str, ...] | None = None,
         fingerprint: dict[str, Any] | None = None,
         retries: int = 0,
         monitor: Monitor | None = None,
+        count_bytes: bool = True,
     ) -> None:
         self.model, self.federation = model, federation
         self.algorithm = algorithm.resolve(model.layout)
@@ -138,8 +135,9 @@ class Run:
         self.columns, self.fingerprint = columns, fingerprint or {}
         self.records = Records()
         self.accepted: IntArray = np.full(federation.size, -1, dtype=np.int64)
-        self.bytes_up = self.bytes_down = self.evaluations = 0
-        self.seconds = 0.0
+        self.ledger = Ledger(federation.size) if ledger is None else ledger
+        self.count_bytes = count_bytes
+        self._opening_evaluations, self.evaluations, self.seconds = evaluations, 0, 0.0
         self.state = ServerState(
             round=0 if self.algorithm.needs_start_round else 1,
             generation=0,
@@ -148,10 +146,12 @@ class Run:
         )
         self._params: Any = None
         federation.begin(model, self.algorithm, seed)
-        self._opening = opening or OpeningCost()
+        self._charged = np.zeros(4, dtype=np.int64)
+        self._step_bytes = [0]  # of all quantised steps before round j, framed
         if not self.algorithm.needs_start_round:
+            self._step_bytes.append(0)
             n = federation.size
-            self._record(RoundRecord(0, 0, n, n, None, 0.0, 0, 0, 0, 0, 0.0, 0.0))
+            self._record(RoundRecord(0, 0, n, n, None, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0))
 
     @property
     def params(self) -> Any:
@@ -185,22 +185,39 @@ class Run:
             params=self.params,
             workers=workers,
             accepted=self.accepted[workers],
+            count_bytes=self.count_bytes,
         )
 
-    def gather(self, request: Request) -> tuple[Replies, int, int]:
-        """Replies of this round, each worker once, sorted; and bytes up and down.
+    def _request_payloads(self, request: Request) -> IntArray:
+        """Bytes of each request's payload: the statistics, or the steps since a worker was there.
+
+        A worker whose upload of round r was accepted had the statistics of round r.
+        """
+        full = np.full(len(request.workers), floats_size(len(request.statistics)))
+        if not self.algorithm.broadcasts_steps:
+            return full
+        before = np.array(self._step_bytes, dtype=np.int64)
+        steps = before[request.round] - before[np.maximum(request.accepted, 0)]
+        return np.where(request.accepted >= 0, np.minimum(full, steps), full)
+
+    def gather(self, request: Request) -> Replies:
+        """Replies of this round, each worker once, sorted; every message is charged.
 
         Replies to closed rounds and second copies are refused. Those who stay silent are asked
         again as often as ``retries`` says, then count as absent.
         """
         q, missing = len(request.statistics), request
         batches: list[Replies] = []
-        up = down = 0
         for _ in range(1 + self.retries):
             if len(missing.workers) == 0:
                 break
             arrived = self.federation.exchange(missing)
-            up, down = up + int(arrived.bytes_up.sum()), down + arrived.bytes_down
+            if self.count_bytes:
+                down = self._request_payloads(missing)
+                self.ledger.add(request.kind, "down", missing.workers, down, REQUEST_ENVELOPE)
+                self.ledger.add(
+                    request.kind, "up", arrived.workers, arrived.bytes_up, REPLY_ENVELOPE
+                )
             current = arrived.rounds == request.round
             if not (current.all() and np.array_equal(arrived.workers, missing.workers)):
                 valid = np.flatnonzero(current & np.isin(arrived.workers, missing.workers))
@@ -212,17 +229,23 @@ class Run:
         taken = batches[0] if len(batches) == 1 else Replies.join(batches, q)
         if np.any(taken.workers[1:] < taken.workers[:-1]):
             taken = taken.take(np.argsort(taken.workers, kind="stable"))
-        return taken, up, down
+        return taken
 
     def step(self) -> RoundRecord:
         """One round."""
+        squared_h, objective = self._diagnose(self.state)
         began = time.perf_counter()
         state, request = self.state, self.plan()
-        squared_h, objective = self._diagnose(state)
-        replies, up, down = self.gather(request)
+        replies = self.gather(request)
         probabilities = self.participation.probabilities(replies.workers, self.federation.size)
         new, info = self.algorithm.server_step(
-            self.model, state, request, replies, self.weights[replies.workers], probabilities
+            self.model,
+            self.seed,
+            state,
+            request,
+            replies,
+            self.weights[replies.workers],
+            probabilities,
         )
         lost = len(replies.lost_memory) > 0
         if lost:  # memories start anew for all; see fedem.algorithms.memory
@@ -237,8 +260,10 @@ class Run:
                 squared_H=info.squared_mean_field,
                 step_size=info.step_size,
                 guard_hits=info.guard_hits,
-                bytes_up=up,
-                bytes_down=down,
+                bytes_up=0,
+                bytes_down=0,
+                payload_up=0,
+                payload_down=0,
                 evaluations=int(replies.evaluations.sum()),
                 epochs=0.0,
                 seconds=seconds,
@@ -246,6 +271,7 @@ class Run:
                 objective=objective,
             )
         )
+        self._step_bytes.append(self._step_bytes[-1] + info.broadcast_bytes + STEP_FRAME)
         if lost:
             self.accepted[:] = -1
         else:
@@ -254,19 +280,29 @@ class Run:
         return record
 
     def _record(self, record: RoundRecord) -> RoundRecord:
-        """Add up totals; the record of round 0 also holds what the opening cost."""
+        """Complete a record with what the ledger has gained, add up, and keep it."""
+        ledger = self.ledger
+        totals = np.array(
+            [
+                ledger.total("up"),
+                ledger.total("down"),
+                ledger.total("up", "payload"),
+                ledger.total("down", "payload"),
+            ]
+        )
+        gained, self._charged = (totals - self._charged).tolist(), totals
         if record.round == 0:
-            record = replace(
-                record,
-                bytes_up=record.bytes_up + self._opening.bytes_up,
-                bytes_down=record.bytes_down + self._opening.bytes_down,
-                evaluations=record.evaluations + self._opening.evaluations,
-            )
-        self.bytes_up += record.bytes_up
-        self.bytes_down += record.bytes_down
+            record = replace(record, evaluations=record.evaluations + self._opening_evaluations)
         self.evaluations += record.evaluations
         self.seconds += record.seconds
-        record = replace(record, epochs=self.evaluations / self.samples)
+        record = replace(
+            record,
+            bytes_up=gained[0],
+            bytes_down=gained[1],
+            payload_up=gained[2],
+            payload_down=gained[3],
+            epochs=self.evaluations / self.samples,
+        )
         self.records.append(record)
         return record
 
@@ -296,6 +332,7 @@ class Run:
     ) -> str:
         """Rounds until a limit is met, a callback says so, or Ctrl-C; returns which."""
         check_count("checkpoint_every", checkpoint_every)
+        callbacks = tuple(callbacks)
         reason = stop.reason(self)
         with _interrupts() as interrupted:
             while reason is None:
@@ -320,15 +357,18 @@ class Run:
             "statistics": self.state.statistics,
             "control": self.state.control,
             "accepted": self.accepted,
+            "ledger": self.ledger.counts,
+            "step_bytes": np.array(self._step_bytes),
             "workers": workers,
             **{f"rows/{name}": array for name, array in rows.items()},
+            **{f"records/{name}": array for name, array in self.records.to_arrays().items()},
         }
         description = {
             "fingerprint": self.fingerprint,
             "round": self.state.round,
             "generation": self.state.generation,
-            "totals": [self.bytes_up, self.bytes_down, self.evaluations, self.seconds],
-            "records": self.records.columns(),
+            "evaluations": self.evaluations,
+            "seconds": self.seconds,
         }
         save_checkpoint(path, arrays, description)
 
@@ -353,11 +393,24 @@ class Run:
         )
         self._params = None
         self.accepted = arrays["accepted"]
-        self.bytes_up, self.bytes_down, self.evaluations = description["totals"][:3]
-        self.seconds = description["totals"][3]
-        self.records = Records.from_columns(description["records"])
-        rows = {name[5:]: array for name, array in arrays.items() if name.startswith("rows/")}
-        self.federation.restore_rows(arrays["workers"], rows)
+        self.evaluations, self.seconds = description["evaluations"], description["seconds"]
+        self.records = Records.from_arrays(_under("records/", arrays))
+        self.ledger.restore(arrays["ledger"])
+        self._step_bytes = arrays["step_bytes"].tolist()
+        self._charged = np.array(
+            [
+                self.records.column(name).sum()
+                for name in ("bytes_up", "bytes_down", "payload_up", "payload_down")
+            ],
+            dtype=np.int64,
+        )
+        self.federation.begin(self.model, self.algorithm, self.seed)
+        self.federation.restore_rows(arrays["workers"], _under("rows/", arrays))
+
+
+def _under(prefix: str, arrays: dict[str, Any]) -> dict[str, Any]:
+    """Arrays whose name begins with the prefix, by the rest of their name."""
+    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
 
 
 @contextlib.contextmanager

@@ -22,10 +22,11 @@ ALLOWED: dict[str, set[str]] = {
     "wire": {"errors", "protocols"},
     "algorithms": {"errors", "protocols", "random", "compressors", "wire"},
     "records": {"protocols"},
+    "ledger": {"protocols"},
     "storage": {"errors"},
-    "rounds": {"errors", "protocols", "algorithms", "records", "storage"},
+    "rounds": {"errors", "protocols", "algorithms", "ledger", "records", "storage", "wire"},
     "datasets": {"errors", "protocols", "random", "models"},
-    "federations": {"errors", "protocols", "random", "datasets", "wire"},
+    "federations": {"errors", "protocols", "random", "datasets"},
     "fitting": {
         "errors",
         "protocols",
@@ -33,6 +34,7 @@ ALLOWED: dict[str, set[str]] = {
         "algorithms",
         "datasets",
         "federations",
+        "ledger",
         "records",
         "rounds",
         "wire",
@@ -41,19 +43,29 @@ ALLOWED: dict[str, set[str]] = {
 }
 FOREIGN: dict[str, set[str]] = {
     "numpy": set(ALLOWED) | {"cli"},
-    "scipy": {"random"},
+    "scipy": {"random", "wire"},
     "array_api_compat": {"models", "datasets", "federations"},
     "safetensors": {"storage"},
-    "polars": {"records"},
+    "polars": {"records", "ledger"},
     "matplotlib": {"reporting"},
     "typer": {"cli"},
     "rich": {"cli"},
     "threadpoolctl": {"cli"},
 }
 STANDARD = {
-    *("abc", "collections", "contextlib", "csv", "dataclasses", "enum", "functools", "hashlib"),
+    *(
+        "abc",
+        "bisect",
+        "collections",
+        "contextlib",
+        "csv",
+        "dataclasses",
+        "enum",
+        "functools",
+        "hashlib",
+    ),
     *("json", "math", "operator", "os", "pathlib", "signal", "struct", "sys", "tempfile"),
-    *("threading", "time", "typing", "warnings"),
+    *("decimal", "threading", "time", "typing", "warnings", "zlib"),
 }
 
 

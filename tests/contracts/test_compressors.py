@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 from fedem.compressors import COMPRESSORS, Dithering, Identity, block_quantization
 from fedem.errors import SettingsError
 from fedem.protocols import Compressed, Compressor, FloatArray, Layout
-from fedem.wire import decode_compressed, encode_compressed, encoded_sizes
+from fedem.wire import decode_payload, encode_payload, payload_sizes
 from tests.helpers import bias_in_sigmas, quantise_many
 
 EXAMPLES = [example for cls in COMPRESSORS.values() for example in cls.examples()]
@@ -71,13 +72,15 @@ def test_block_p_variance_is_the_lemma(p: float, x: FloatArray, sizes: list[int]
     parts = np.split(x, np.cumsum(sizes)[:-1])
     # Paper, line 1335: sum over blocks of |x|_1 |x|_p - |x|_2^2.
     lemma = sum(np.abs(b).sum() * np.linalg.norm(b, p) - b @ b for b in parts)
-    got = float(block_quantization(tuple(sizes), p).variance(x))
+    got = float(block_quantization(tuple(sizes), p, "float64").variance(x))
     assert got == pytest.approx(lemma, rel=1e-9, abs=1e-9 * (1 + x @ x))
 
 
 @pytest.mark.parametrize("size", [1, 4, 9, 100])
 def test_block_2_omega_is_the_papers(size: int) -> None:
-    assert block_quantization(size).omega(10 * size) == pytest.approx(np.sqrt(size) - 1)
+    omega = np.sqrt(size) - 1
+    assert block_quantization(size, scales="float64").omega(10 * size) == pytest.approx(omega)
+    assert block_quantization(size).omega(10 * size) == pytest.approx(omega, abs=1e-5)
 
 
 @settings(max_examples=200)
@@ -85,9 +88,12 @@ def test_block_2_omega_is_the_papers(size: int) -> None:
     x=vectors,
     levels=st.integers(1, 6),
     norm=st.sampled_from([1, 1.3, 2, 2.7, 5, np.inf]),
+    scales=st.sampled_from(["float64", "float32", "bfloat16"]),
 )
-def test_dithering_omega_bounds_every_vector(x: FloatArray, levels: int, norm: float) -> None:
-    operator = Dithering(levels, norm)
+def test_dithering_omega_bounds_every_vector(
+    x: FloatArray, levels: int, norm: float, scales: Any
+) -> None:
+    operator = Dithering(levels, norm, scales=scales)
     bound = operator.omega(len(x)) * (x @ x)
     assert float(operator.variance(x)) <= bound * (1 + 1e-9) + 1e-12
 
@@ -103,7 +109,7 @@ def test_dithering_omega_bounds_every_vector(x: FloatArray, levels: int, norm: f
     ],
 )
 def test_dithering_omega_is_attained(d: int, levels: int, norm: float, worst: FloatArray) -> None:
-    operator = Dithering(levels, norm)
+    operator = Dithering(levels, norm, scales="float64")
     ratio = float(operator.variance(worst)) / (worst @ worst)
     assert ratio == pytest.approx(operator.omega(d), rel=1e-9)
 
@@ -141,11 +147,13 @@ def test_wire_round_trip_is_exact_and_sizes_are_true(operator: Compressor) -> No
     x[0] = 0
     u = rng.random((20, operator.draws(13)))
     message = operator.compress(x, u)
-    sizes = encoded_sizes(message)
+    form, dither = operator.form(13), operator.dither(u, 13)
+    sizes = payload_sizes(message, form, dither)
     for i in range(20):
-        data = encode_compressed(message.take(i))
+        mine = None if dither is None else dither[i]
+        data = encode_payload(message.take(i), form, mine)
         assert len(data) == sizes[i]
-        back = decode_compressed(data)
+        back = decode_payload(data, form, mine)
         np.testing.assert_array_equal(back.reals, message.reals[i])
         np.testing.assert_array_equal(back.symbols, message.symbols[i])
         np.testing.assert_array_equal(

@@ -247,16 +247,58 @@ def test_guard_keeps_the_domain(kind: str, seed: int, size: float) -> None:
     model, tables, params = setup(kind, seed)
     statistics = pooled(model, tables, params)
     move = size * np.random.default_rng(seed).normal(size=statistics.shape)
-    factor, hits = shorten(model, statistics, move)
-    after = statistics + factor * move
+    after, factor, hits = shorten(model, statistics, move)
+    want = model.protect(statistics, statistics + factor * move)
+    np.testing.assert_array_equal(after, want)
+    alive = statistics[:3] >= 1 / model.constants.samples
+    np.testing.assert_array_equal(after[:3][alive], (statistics + factor * move)[:3][alive])
     assert model.inside(after)
     assert 0 <= factor <= 1
     assert (hits == 0) == (factor == 1)
     if hits:
-        assert not model.inside(statistics + min(1.0, 4 * factor) * move) or factor == 0
+        longer = model.protect(statistics, statistics + min(1.0, 4 * factor) * move)
+        assert not model.inside(longer) or factor == 0
     result = model.maximize(after)
     assert all(np.isfinite(a).all() for a in result.arrays().values())
     assert np.isfinite(model.log_likelihood(tables[0], result))
+
+
+@pytest.mark.parametrize("kind", ["spherical", "diag", "tied", "full"])
+@pytest.mark.parametrize("trial", range(6))
+def test_a_dying_component_does_not_freeze_the_others(kind: str, trial: int) -> None:
+    """Twice as many components as clusters: EM goes on until the mean field is gone."""
+    rng = np.random.default_rng(trial)
+    centres = 6 * rng.normal(size=(4, 8))
+    rows = centres[rng.integers(4, size=400)] + rng.normal(size=(400, 8))
+    result = fedem.fit(
+        fedem.gaussian_mixture(8, kind),
+        [rows[:150], rows[150:]],
+        rounds=1500,
+        seed=trial,
+        monitor=fedem.Monitor(every=1499, objective=False),
+    )
+    assert result.records[-1].step_size > 0.1
+    assert result.records[-1].squared_H is not None
+    assert result.records[-1].squared_H < 1e-6
+    assert np.isfinite(result.log_likelihood(rows))
+
+
+@pytest.mark.parametrize("kind", ["full", "tied", "diag"])
+@pytest.mark.parametrize("floor", [0.0, 1e-12, 1e-9, 1e-6])
+def test_singular_data_never_escape_as_linear_algebra_errors(kind: str, floor: float) -> None:
+    rng = np.random.default_rng(0)
+    base = rng.normal(size=(60, 2))
+    collinear = np.column_stack([base, base.sum(axis=1)])
+    doubled = np.concatenate([np.tile(base[:1], (50, 1)), base[:10]])
+    model = fedem.gaussian_mixture(3, kind, covariance_floor=floor)
+    for rows in (collinear, doubled):
+        try:
+            result = fedem.fit(model, [rows[:20], rows[20:]], rounds=150)
+        except fedem.SettingsError as error:
+            assert floor == 0
+            assert "combinations of others" in str(error)
+        else:
+            assert np.isfinite(result.statistics).all()
 
 
 @each

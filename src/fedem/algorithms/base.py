@@ -34,7 +34,8 @@ class CompressedEM(Algorithm):
     ``memory_start`` is ``"zero"``, or ``"mean-field"`` for V_i = h_i(S_0) at the cost of one exact
     upload. ``batch_size`` None means the full local pass; mini-batches are drawn with or without
     ``replacement``. ``in_metric`` compresses in the metric that the model supplies instead of the
-    Euclidean one.
+    Euclidean one. ``broadcast`` compresses the other way too: workers that were there in the last
+    rounds are sent quantised steps, others the statistics in full.
     """
 
     compressor: Compressor = field(default_factory=Identity)
@@ -44,6 +45,7 @@ class CompressedEM(Algorithm):
     batch_size: int | None = None
     replacement: bool = False
     in_metric: bool = False
+    broadcast: Compressor | None = None
 
     name: ClassVar[str]
 
@@ -72,6 +74,12 @@ class CompressedEM(Algorithm):
 
     @property
     @final
+    def broadcasts_steps(self) -> bool:
+        """With a broadcast compressor."""
+        return self.broadcast is not None
+
+    @property
+    @final
     def needs_start_round(self) -> bool:
         """For memories started at the mean field."""
         return self.memory_start == "mean-field" and self.memory_rate != 0
@@ -83,7 +91,8 @@ class CompressedEM(Algorithm):
         rate = self.memory_rate
         if rate is None:
             rate = 1 / (1 + compressor.omega(layout.size))
-        return replace(self, compressor=compressor, memory_rate=rate)
+        down = None if self.broadcast is None else self.broadcast.resolve(layout)
+        return replace(self, compressor=compressor, memory_rate=rate, broadcast=down)
 
     @final
     def worker_step(
@@ -113,6 +122,7 @@ class CompressedEM(Algorithm):
     def server_step(
         self,
         model: Model,
+        seed: int,
         state: ServerState,
         request: Request,
         replies: Replies,
@@ -121,7 +131,12 @@ class CompressedEM(Algorithm):
     ) -> tuple[ServerState, StepInfo]:
         """H, S and V of Algorithm 1."""
         step = steps.step_at(self.step_size, max(1, state.round))
-        return steps.advance(model, state, request, replies, weights, probabilities, step)
+        down = None
+        if self.broadcast is not None:
+            down = steps.Channel(self.broadcast, 0.0, self.in_metric)
+        return steps.advance(
+            model, seed, state, request, replies, weights, probabilities, step, down
+        )
 
     @final
     def describe(self) -> dict[str, Any]:
@@ -130,5 +145,6 @@ class CompressedEM(Algorithm):
         return settings | {
             "algorithm": self.name,
             "compressor": self.compressor.describe(),
+            "broadcast": None if self.broadcast is None else self.broadcast.describe(),
             "step_size": steps.describe_step(self.step_size),
         }

@@ -28,6 +28,11 @@ class EM(Algorithm):
     """S <- sum_i w_i s-bar_i(T(S)). A worker that does not answer leaves its share of S as is."""
 
     @property
+    def broadcasts_steps(self) -> bool:
+        """Workers get the statistics in full."""
+        return False
+
+    @property
     def needs_start_round(self) -> bool:
         """There are no memories."""
         return False
@@ -57,6 +62,7 @@ class EM(Algorithm):
     def server_step(
         self,
         model: Model,
+        seed: int,
         state: ServerState,
         request: Request,
         replies: Replies,
@@ -64,7 +70,7 @@ class EM(Algorithm):
         probabilities: FloatArray,
     ) -> tuple[ServerState, StepInfo]:
         """A full step."""
-        return steps.advance(model, state, request, replies, weights, probabilities, 1.0)
+        return steps.advance(model, seed, state, request, replies, weights, probabilities, 1.0)
 
     def describe(self) -> dict[str, Any]:
         """The name."""

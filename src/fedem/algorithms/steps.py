@@ -25,7 +25,7 @@ from fedem.protocols import (
     StepInfo,
 )
 from fedem.random import Purpose, choose, choose_distinct, uniforms
-from fedem.wire import reply_sizes
+from fedem.wire import payload_sizes
 
 StepSize = float | Callable[[int], float]
 """gamma: one number, or a function of the round (which counts from 1)."""
@@ -74,11 +74,12 @@ def step_at(step_size: StepSize, round_: int) -> float:
 
 
 def describe_step(step_size: StepSize) -> Any:
-    """A number, the settings of `Decreasing`, or the name of a function."""
+    """A number, the settings of `Decreasing`, or a function's name and some of its values."""
     if isinstance(step_size, Decreasing):
         return {"first": step_size.first, "power": step_size.power, "offset": step_size.offset}
     if callable(step_size):
-        return getattr(step_size, "__qualname__", type(step_size).__qualname__)
+        name = getattr(step_size, "__qualname__", type(step_size).__qualname__)
+        return {"function": name, "values": [float(step_size(k)) for k in (1, 2, 10, 100, 1000)]}
     return float(step_size)
 
 
@@ -149,53 +150,93 @@ def stage_upload(
     rate = channel.memory_rate
     if request.kind == "start":  # h_i(S_0) itself, as floats
         channel, rate = Channel(Identity(), 1.0, False), 1.0
-    q = innovations.shape[-1]
+    values, sizes = transmit(
+        model, channel, seed, request, Purpose.COMPRESSION, workers, innovations
+    )
+    return memory.stage(rows, fresh, request.round, values, rate, evaluations, sizes)
+
+
+def transmit(
+    model: Model,
+    channel: Channel,
+    seed: int,
+    request: Request,
+    purpose: Purpose,
+    streams: IntArray,
+    vectors: FloatArray,
+) -> tuple[FloatArray, IntArray]:
+    """Q(x) of each vector as both ends know it, and the payload bytes that carry it."""
+    q, operator = vectors.shape[-1], channel.compressor
     metric = model.metric(request.params) if channel.in_metric else IdentityMetric()
-    u = uniforms(seed, request.round, Purpose.COMPRESSION, workers, channel.compressor.draws(q))
-    message = channel.compressor.compress(metric.whiten(innovations), u)
-    values = metric.unwhiten(channel.compressor.decompress(message, u, q))
-    return memory.stage(rows, fresh, request.round, values, rate, evaluations, reply_sizes(message))
+    u = uniforms(seed, request.round, purpose, streams, operator.draws(q))
+    message = operator.compress(metric.whiten(vectors), u)
+    values = metric.unwhiten(operator.decompress(message, u, q))
+    if not request.count_bytes:
+        return values, np.zeros(len(vectors), dtype=np.int64)
+    return values, payload_sizes(message, operator.form(q), operator.dither(u, q))
 
 
 def advance(
     model: Model,
+    seed: int,
     state: ServerState,
     request: Request,
     replies: Replies,
     weights: FloatArray,
     probabilities: FloatArray,
     step: float,
+    broadcast: Channel | None = None,
 ) -> tuple[ServerState, StepInfo]:
     """H = V + sum (w_i / p_i) Q_i, S += gamma H, V += sum w_i alpha_i Q_i (Algorithm 1, server).
 
     A chosen worker that did not answer counts as not drawn: its term is absent and p_i is not
     corrected. Its memory is where it was on both sides, so the fixed point stays h = 0. V moves
     even when the guard shortens the step.
+
+    With a broadcast channel the step itself is compressed, and S moves by what workers will decode:
+    S is then known to them exactly, and there is no second memory to keep.
     """
     if request.kind == "start":  # V_i = h_i(S_0); S does not move
         probabilities, step = np.ones(len(weights)), 0.0
     mean_field = state.control + (weights / probabilities) @ replies.values
-    factor, hits = shorten(model, state.statistics, step * mean_field) if step else (1.0, 0)
+    move, sent = step * mean_field, 0
+    if broadcast is not None and step:
+        moves, sizes = transmit(
+            model, broadcast, seed, request, Purpose.BROADCAST, np.zeros(1, np.int64), move[None]
+        )
+        move, sent = moves[0], int(sizes[0]) + 1  # and how often the guard halved it
+    statistics, factor, hits = state.statistics, 1.0, 0
+    if step:
+        statistics, factor, hits = shorten(model, state.statistics, move)
     new = ServerState(
         round=state.round + 1,
         generation=state.generation,
-        statistics=state.statistics + (factor * step) * mean_field,
+        statistics=statistics,
         control=state.control + (weights * replies.rates) @ replies.values,
     )
-    return new, StepInfo(float(mean_field @ mean_field), factor * step, hits)
+    return new, StepInfo(float(mean_field @ mean_field), factor * step, hits, sent)
 
 
-def shorten(model: Model, statistics: FloatArray, move: FloatArray) -> tuple[float, int]:
-    """A factor t so that statistics + t * move stays in the model's domain, and halvings made.
+def shorten(
+    model: Model, statistics: FloatArray, move: FloatArray
+) -> tuple[FloatArray, float, int]:
+    """Where the move leads inside the model's domain, the factor it was shortened by, and halvings.
 
     The domain is open and the statistics are inside, so halving ends; once inside, one more
-    halving keeps a distance from the boundary. A move so hostile that 2**-60 of it still leaves
-    the domain is not made at all.
+    halving keeps a distance from the boundary. What the model can keep alive by itself (a mixture:
+    a component that explains less than one sample) does not hold up the rest. A move so hostile
+    that 2**-60 of it still leaves the domain is not made at all.
     """
-    factor, hits = 1.0, 0
     with np.errstate(all="ignore"):  # outside the domain, numbers may be anything
-        while not model.inside(statistics + factor * move):
-            factor, hits = factor / 2, hits + 1
-            if hits > 60:
-                return 0.0, hits
-    return (factor / 2, hits + 1) if hits else (1.0, 0)
+        for hits in range(61):
+            factor = 0.5**hits
+            after = model.protect(statistics, statistics + factor * move)
+            if model.inside(after):
+                break
+        else:
+            return statistics, 0.0, 61
+        if hits:
+            closer = model.protect(statistics, statistics + factor / 2 * move)
+            if model.inside(closer):
+                return closer, factor / 2, hits + 1
+    return after, factor, hits

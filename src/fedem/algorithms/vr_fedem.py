@@ -54,7 +54,9 @@ class VRFedEM(CompressedEM):
         if request.kind == "start":
             return rows, oracle.full(request.params, fresh), oracle.counts[fresh]
         outer = (request.round - 1) // self.inner_rounds
-        new = rows["outer"][fresh] != outer
+        # Where nothing was accepted yet, an answer must follow from the request alone: a worker
+        # that lost its disk and is asked again could not know that it had a pair before.
+        new = (rows["outer"][fresh] != outer) | (request.accepted[fresh] < 0)
         estimates = np.empty((len(fresh), len(request.statistics)))
         cost = np.empty(len(fresh), dtype=np.int64)
         if new.any():

@@ -105,8 +105,8 @@ def _summarise(result: Result, workers: int, seconds: float) -> dict[str, Any]:
     return {
         "rounds": result.records[-1].round,
         "epochs": result.records[-1].epochs,
-        "squared_h_last": float(squared_h[-1]),
-        "squared_h_mean_of_last_half": float(tail.mean()),
+        "squared_h_last": float(squared_h[-1]) if len(squared_h) else None,
+        "squared_h_mean_of_last_half": float(tail.mean()) if len(tail) else None,
         "bytes_up_per_worker": result.bytes_up / workers,
         "bytes_down_per_worker": result.bytes_down / workers,
         "guard_hits": result.guard_hits,
@@ -124,7 +124,7 @@ def _print(console: Console, summary: dict[str, Any], out: Path) -> None:
         table.add_row(
             name,
             str(row["rounds"]),
-            f"{row['squared_h_last']:.1e}",
+            "-" if row["squared_h_last"] is None else f"{row['squared_h_last']:.1e}",
             f"{row['bytes_up_per_worker'] / 1000:.0f}",
             " ".join(f"{w:.3f}" for w in row["weights"]),
             f"{row['seconds']:.1f}",

@@ -16,8 +16,9 @@ from typing import Any, Literal, final
 
 import numpy as np
 
+from fedem.compressors.precision import ULP, Precision, check_precision, round_up
 from fedem.errors import SettingsError, check_count, check_range
-from fedem.protocols import Compressed, Compressor, FloatArray, IntArray, Layout
+from fedem.protocols import Compressed, Compressor, FloatArray, Form, IntArray, Layout
 
 Block = int | tuple[int, ...] | Literal["all", "field", "row"]
 
@@ -25,6 +26,8 @@ Block = int | tuple[int, ...] | Literal["all", "field", "row"]
 @lru_cache(maxsize=256)
 def _edges(block: Block, q: int) -> tuple[IntArray, IntArray]:
     """Start and size of each block of a q-vector."""
+    if block in ("field", "row"):
+        raise SettingsError(f"block={block!r} needs a layout: call resolve() first.")
     if isinstance(block, str):
         sizes = [q]
     elif isinstance(block, tuple):
@@ -94,14 +97,18 @@ class Dithering(Compressor):
     """Random dithering with ``levels`` s >= 1 and norm r >= 1, on blocks.
 
     ``block`` is ``"all"`` (one block), a size, a tuple of sizes, or taken from the model's layout:
-    ``"field"`` (one block per named statistic) or ``"row"`` (one per component of each).
+    ``"field"`` (one block per named statistic) or ``"row"`` (one per component of each). The norms
+    are rounded up to ``scales``, ``"float64"``, ``"float32"`` or ``"bfloat16"``: unbiased all the
+    same, and 8, 4 or 2 bytes a block.
     """
 
     levels: int = 1
     norm: float = 2.0
     block: Block = "all"
+    scales: Precision = "float32"
 
     def __post_init__(self) -> None:
+        check_precision("scales", self.scales)
         check_count("levels", self.levels)
         if self.levels >= 2**30:
             raise SettingsError(f"levels must be below 2**30; got {self.levels}.")
@@ -130,7 +137,7 @@ class Dithering(Compressor):
     def compress(self, vectors: FloatArray, uniforms: FloatArray) -> Compressed:
         """Norms of the blocks, and signed levels."""
         starts, widths = _edges(self.block, vectors.shape[-1])
-        norms = _block_norms(vectors, starts, widths, self.norm)
+        norms = round_up(_block_norms(vectors, starts, widths, self.norm), self.scales)
         spread = np.repeat(np.where(norms > 0, norms, 1.0), widths, axis=-1)
         levels = np.abs(vectors)
         levels /= spread
@@ -149,14 +156,24 @@ class Dithering(Compressor):
         return np.multiply(message.symbols, np.repeat(step, widths, axis=-1), dtype=np.float64)
 
     def omega(self, q: int) -> float:
-        """The largest over the blocks; see the derivation in the source of ``_omega``."""
+        """The largest over the blocks; see the derivation in the source of ``_omega``.
+
+        A scale too large by the factor 1 + e divides v there by (1 + e)^2 and, for the sup norm,
+        leaves the largest coordinate a variance of at most e |x|^2 (1 + e)^2: together no more than
+        3 e (1 + omega) on top of omega.
+        """
         _, widths = _edges(self.block, q)
-        return max(_omega(int(d), self.levels, self.norm) for d in set(widths.tolist()))
+        exact = max(_omega(int(d), self.levels, self.norm) for d in set(widths.tolist()))
+        return exact + 3 * ULP[self.scales] * (1 + exact)
+
+    def form(self, q: int) -> Form:
+        """A norm per block and a level per coordinate."""
+        return Form(len(_edges(self.block, q)[1]), q, self.levels)
 
     def variance(self, vectors: FloatArray) -> FloatArray:
         """E|Q(x) - x|^2; with one level, sum of |x_l|_1 |x_l|_r - |x_l|_2^2 (lemma, line 1335)."""
         starts, widths = _edges(self.block, vectors.shape[-1])
-        norms = _block_norms(vectors, starts, widths, self.norm)
+        norms = round_up(_block_norms(vectors, starts, widths, self.norm), self.scales)
         step = np.repeat(norms, widths, axis=-1) / self.levels
         safe = np.where(step > 0, step, 1.0)
         part = np.modf(np.abs(vectors) / safe)[0]
@@ -169,6 +186,7 @@ class Dithering(Compressor):
             "levels": self.levels,
             "norm": "inf" if isinf(self.norm) else self.norm,
             "block": list(self.block) if isinstance(self.block, tuple) else self.block,
+            "scales": self.scales,
         }
 
     @classmethod
@@ -179,9 +197,10 @@ class Dithering(Compressor):
         yield cls(levels=4, norm=inf)
         yield cls(levels=16, norm=1, block=3)
         yield cls(levels=2, norm=3.5, block=5)
-        yield cls(levels=3, norm=1.5)
+        yield cls(levels=3, norm=1.5, scales="float64")
+        yield cls(levels=2, norm=inf, block=3, scales="bfloat16")
 
 
-def block_quantization(block: Block, p: float = 2.0) -> Dithering:
+def block_quantization(block: Block, p: float = 2.0, scales: Precision = "float32") -> Dithering:
     """Block-p-quantization (paper, supplement B): one level. omega = sqrt(block) - 1 for p = 2."""
-    return Dithering(levels=1, norm=p, block=block)
+    return Dithering(levels=1, norm=p, block=block, scales=scales)

@@ -12,7 +12,7 @@ from fedem.compressors.dithering import Dithering
 from fedem.compressors.identity import Identity
 from fedem.compressors.subtractive import SubtractiveDithering
 from fedem.errors import SettingsError
-from fedem.protocols import Compressed, Compressor, FloatArray, IntArray
+from fedem.protocols import Compressed, Compressor, FloatArray, Form, IntArray, Layout
 
 
 @final
@@ -34,6 +34,16 @@ class RandomSparsification(Compressor):
             raise SettingsError(
                 f"keep must be a count >= 1 or a fraction between 0 and 1; got {self.keep!r}."
             )
+
+        if isinstance(self.then, Dithering) and self.then.block in ("field", "row"):
+            raise SettingsError(
+                "after sparsification no block of the layout is left: give `then` a block size."
+            )
+
+    def resolve(self, layout: Layout) -> RandomSparsification:
+        """Check that the layout has enough coordinates."""
+        self.then.form(self.kept(layout.size))
+        return self
 
     def kept(self, q: int) -> int:
         """How many of q coordinates are sent."""
@@ -67,6 +77,14 @@ class RandomSparsification(Compressor):
         np.put_along_axis(out, self._support(uniforms, q), kept, axis=-1)
         return out
 
+    def form(self, q: int) -> Form:
+        """What the quantiser sends of the kept coordinates."""
+        return self.then.form(self.kept(q))
+
+    def dither(self, uniforms: FloatArray, q: int) -> FloatArray | None:
+        """The quantiser's."""
+        return self.then.dither(uniforms[..., q:], self.kept(q))
+
     def omega(self, q: int) -> float:
         """(q / k) (1 + omega of the quantiser) - 1; exact for the support alone."""
         k = self.kept(q)
@@ -74,7 +92,7 @@ class RandomSparsification(Compressor):
 
     def variance(self, vectors: FloatArray) -> FloatArray | None:
         """(q / k - 1) |x|^2 without a quantiser."""
-        if not isinstance(self.then, Identity):
+        if self.then != Identity():
             return None
         q = vectors.shape[-1]
         return np.asarray((q / self.kept(q) - 1) * (vectors**2).sum(axis=-1))
@@ -92,5 +110,6 @@ class RandomSparsification(Compressor):
         """Alone, by fraction, and before each kind of quantiser."""
         yield cls(1)
         yield cls(0.4)
+        yield cls(0.5, Identity("bfloat16"))
         yield cls(0.5, Dithering(levels=2))
         yield cls(0.5, SubtractiveDithering(0.5))

@@ -14,8 +14,9 @@ from typing import Any, final
 
 import numpy as np
 
+from fedem.compressors.precision import ULP, round_up
 from fedem.errors import check_range
-from fedem.protocols import Compressed, Compressor, FloatArray
+from fedem.protocols import Compressed, Compressor, FloatArray, Form
 
 
 @final
@@ -40,20 +41,29 @@ class SubtractiveDithering(Compressor):
         safe = np.where(top > 0, top, 1.0)
         length = safe * np.sqrt(((vectors / safe) ** 2).sum(axis=-1, keepdims=True))
         delta = np.where(top > 0, length * np.sqrt(12 * self.noise / q), 0.0)
+        delta = round_up(delta, "float32")
         step = np.where(delta > 0, delta, 1.0)
         symbols = np.where(delta > 0, np.floor(vectors / step + uniforms), 0.0)
         return Compressed(delta, symbols.astype(np.int32))
 
     def decompress(self, message: Compressed, uniforms: FloatArray, q: int) -> FloatArray:
         """delta (k - u)."""
-        return message.reals * (message.symbols - (uniforms - 0.5))
+        return message.reals * (message.symbols - self.dither(uniforms, q))
 
     def omega(self, q: int) -> float:
-        """The chosen noise, exactly."""
-        return self.noise
+        """The chosen noise, exactly but for the rounding of delta to float32."""
+        return self.noise * (1 + ULP["float32"]) ** 2
+
+    def form(self, q: int) -> Form:
+        """One step, and symbols of at most |x|_inf / delta + 1 <= sqrt(q / (12 noise)) + 1."""
+        return Form(1, q, int(np.sqrt(q / (12 * self.noise))) + 2)
+
+    def dither(self, uniforms: FloatArray, q: int) -> FloatArray:
+        """u on [-1/2, 1/2)."""
+        return uniforms - 0.5
 
     def variance(self, vectors: FloatArray) -> FloatArray:
-        """The chosen noise times |x|^2, exactly."""
+        """The chosen noise times |x|^2, but for the rounding of delta."""
         return np.asarray(self.noise * (vectors**2).sum(axis=-1))
 
     def describe(self) -> dict[str, Any]:

@@ -31,8 +31,17 @@ class WorkerData:
     columns: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.size == 0:
+        if self.size <= 0:
             raise DataError("a federation needs at least one worker; got none.")
+        if (
+            self.offsets[0] != 0
+            or self.offsets[-1] != self.rows.shape[0]
+            or np.any(np.diff(self.offsets) < 0)
+        ):
+            raise DataError(
+                f"offsets must rise from 0 to the number of rows, {self.rows.shape[0]}; got "
+                f"{self.offsets[0]} to {self.offsets[-1]}."
+            )
         if self.names is not None:
             if len(self.names) != self.size:
                 raise DataError(f"got {len(self.names)} worker names for {self.size} workers.")
@@ -149,11 +158,13 @@ def match_columns(rows: Any, these: tuple[str, ...], columns: tuple[str, ...], w
 def as_workers(data: Any, groups: Any | None = None) -> WorkerData:
     """Whatever a user may hold: one table (with groups), a dict or a list of tables."""
     if isinstance(data, WorkerData):
+        if groups is not None:
+            raise DataError("WorkerData already says whose each row is: leave groups out.")
         return data
     if groups is not None:
         return WorkerData.from_groups(data, groups)
     if isinstance(data, Mapping):
         return WorkerData.from_workers(list(data.values()), list(data))
-    if isinstance(data, (list, tuple)) and all(np.ndim(table) >= 2 for table in data):
+    if isinstance(data, (list, tuple)) and any(getattr(t, "ndim", 0) >= 2 for t in data):
         return WorkerData.from_workers(data)
     return WorkerData.from_workers([data])

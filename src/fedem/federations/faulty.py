@@ -7,16 +7,16 @@ not care: the tests run on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, final
 
 import numpy as np
 
-from fedem.errors import FedemError, check_range
+from fedem.errors import FedemError, check_count, check_range
 from fedem.protocols import (
     Algorithm,
     BoolArray,
+    Column,
     Federation,
     FloatArray,
     IntArray,
@@ -59,8 +59,10 @@ class FaultPlan:
         for f in fields(self):
             if f.type == "float":
                 check_range(f.name, getattr(self, f.name), 0, 1)
+        check_count("longest_delay", self.longest_delay)
 
 
+_NETWORK = np.zeros(1, dtype=np.int64)
 _PER_WORKER = (
     "lose_request",
     "delay_request",
@@ -80,6 +82,11 @@ class FaultyFederation(Federation):
 
     def __init__(self, inner: Federation, plan: FaultPlan) -> None:
         self.inner, self.plan = inner, plan
+        self._columns: dict[str, Column] = {}
+        self._reset()
+
+    def _reset(self) -> None:
+        """A new run meets the plan from its beginning (a resumed one too: the plan is a test's)."""
         self._exchanges = 0
         self._late_requests: list[tuple[int, Request]] = []
         self._late_replies: list[tuple[int, Replies]] = []
@@ -108,20 +115,11 @@ class FaultyFederation(Federation):
         copies = spoiled.take(np.isin(spoiled.workers, request.workers[struck["repeat_reply"]]))
         joined = Replies.join([*arrived, copies], q)
         if self.plan.reorder and len(joined.workers):
-            keys = uniforms(
-                self.plan.seed, now, Purpose.FAULTS, np.array([1 << 40]), len(joined.workers)
-            )
+            keys = uniforms(self.plan.seed, now, Purpose.REORDERING, _NETWORK, len(joined.workers))
             joined = joined.take(np.argsort(keys[0], kind="stable"))
         if self._server_crashes(now):
             raise ServerCrash(f"the server crashed in round {request.round}")
-        return replace(joined, bytes_down=self._bytes_down(arrived, request, replies))
-
-    def _bytes_down(self, arrived: list[Replies], request: Request, replies: Replies) -> int:
-        """Requests that were lost on the way were sent all the same."""
-        delivered = sum(batch.bytes_down for batch in arrived)
-        answered = max(1, len(replies.workers))
-        missing = len(request.workers) - len(replies.workers)
-        return delivered + missing * (replies.bytes_down // answered)
+        return joined
 
     def _ask(self, request: Request, who: BoolArray, q: int) -> Replies:
         if not who.any():
@@ -156,7 +154,7 @@ class FaultyFederation(Federation):
             due = now + 1 + int(u[position] * self.plan.longest_delay)
             message = batch.take(np.array([position]))
             if isinstance(message, Replies):
-                message = replace(message, lost_memory=message.lost_memory[:0], bytes_down=0)
+                message = replace(message, lost_memory=message.lost_memory[:0])
             queue.append((due, message))
 
     @staticmethod
@@ -171,15 +169,13 @@ class FaultyFederation(Federation):
         if len(workers):
             blank = {
                 name: np.full((len(workers), *c.shape), c.fill, dtype=c.dtype)
-                for name, c in self._columns().items()
+                for name, c in self._columns.items()
             }
             self.inner.restore_rows(workers, blank)
 
     def _server_crashes(self, now: int) -> bool:
-        u = uniforms(self.plan.seed, now, Purpose.FAULTS, np.array([1 << 41]), 1)
+        u = uniforms(self.plan.seed, now, Purpose.CRASHES, _NETWORK, 1)
         return bool(u[0, 0] < self.plan.crash_server)
-
-    _columns: Callable[[], dict[str, Any]]
 
     @property
     def size(self) -> int:
@@ -192,7 +188,8 @@ class FaultyFederation(Federation):
 
     def begin(self, model: Model, algorithm: Algorithm, seed: int) -> None:
         """As within."""
-        self._columns = lambda: algorithm.columns(model.layout.size)
+        self._columns = algorithm.columns(model.layout.size)
+        self._reset()
         self.inner.begin(model, algorithm, seed)
 
     def mean_statistics(self, model: Model, params: Any, weights: FloatArray) -> FloatArray:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, final
 
 import numpy as np
@@ -25,7 +24,6 @@ from fedem.protocols import (
     Request,
     Rows,
 )
-from fedem.wire import encode_floats, request_size
 
 
 @final
@@ -113,9 +111,7 @@ class InProcessFederation(Federation):
                 if name not in gathered:
                     gathered[name] = np.empty((self.size, *values.shape[1:]))
                 gathered[name][positions] = values
-        sample = [encode_floats(values[0]) for values in gathered.values()]
-        bytes_up = self.size * (8 + sum(map(len, sample)))  # a count, then the summaries
-        return Opening(counts, gathered, bytes_up, 0, self.data.columns)
+        return Opening(counts, gathered, self.data.columns)
 
     def _where(self, worker: int) -> str:
         return f"worker {self.data.name(worker)!r}"
@@ -129,7 +125,6 @@ class InProcessFederation(Federation):
     @final
     def exchange(self, request: Request) -> Replies:
         """Drive the asked workers and write their rows back."""
-        q = len(request.statistics)
         out = []
         for positions in self.batches(request.workers):
             part = request if len(positions) == len(request.workers) else request.take(positions)
@@ -145,8 +140,7 @@ class InProcessFederation(Federation):
                 raise
             self._store.put(part.workers, rows)
             out.append(replies)
-        replies = out[0] if len(out) == 1 else Replies.join(out, q)
-        return replace(replies, bytes_down=request_size(q) * len(request.workers))
+        return out[0] if len(out) == 1 else Replies.join(out, len(request.statistics))
 
     @final
     def mean_statistics(self, model: Model, params: Any, weights: FloatArray) -> FloatArray:

@@ -16,8 +16,8 @@ LARGE = 4096
 """A worker with this many rows gains nothing from company."""
 STACK_ROWS = 1 << 16
 """Rows stacked at once, so that memory does not grow with the number of workers."""
-ACTIVE = 8192
-"""Workers driven at once, likewise."""
+ACTIVE_ELEMENTS = 1 << 22
+"""Statistics of the workers driven at once, likewise."""
 
 
 @final
@@ -46,13 +46,14 @@ def stacks(data: WorkerData, workers: IntArray) -> Iterator[tuple[IntArray, Any,
     """All rows of the workers, grouped by size so that padding wastes at most a quarter."""
     counts = data.offsets[workers + 1] - data.offsets[workers]
     order = np.argsort(counts, kind="stable")
+    ordered = counts[order]
     start = 0
     while start < len(order):
-        first = int(counts[order[start]])
+        first = int(ordered[start])
         if first >= LARGE:
             stop = start + 1
         else:
-            widest = np.searchsorted(counts[order], first + first // 4, side="right")
+            widest = np.searchsorted(ordered, first + first // 4, side="right")
             stop = min(int(widest), start + max(1, STACK_ROWS // max(1, first)))
         positions = order[start:stop]
         yield (positions, *_stack(data, workers[positions], counts[positions]))
@@ -80,8 +81,9 @@ class StackedFederation(InProcessFederation):
 
     def batches(self, workers: IntArray) -> Iterator[IntArray]:
         """All at once, up to a bound on memory."""
-        for start in range(0, len(workers), ACTIVE):
-            yield np.arange(start, min(start + ACTIVE, len(workers)))
+        size = max(1, ACTIVE_ELEMENTS // self._model.layout.size)
+        for start in range(0, len(workers), size):
+            yield np.arange(start, min(start + size, len(workers)))
 
     def oracle(self, workers: IntArray) -> Oracle:
         """Their rows."""

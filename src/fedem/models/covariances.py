@@ -105,6 +105,10 @@ class Known(_Shared):
         """The given matrix stands."""
         return covariances
 
+    def settle(self, params: GaussianParameters) -> GaussianParameters:
+        """The known covariance, whatever the start says."""
+        return GaussianParameters(params.weights, params.means, self._inner())
+
     def start_from(self, draws: FloatArray) -> tuple[FloatArray, FloatArray]:
         """The given matrix."""
         return draws, self._inner()
@@ -140,11 +144,17 @@ class Tied(_Shared):
 
     def start_from(self, draws: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Means with at most half the spread of all data in any direction; the rest is within."""
-        whole = raise_eigenvalues(self.constants.second_moment, max(self.covariance_floor, 1e-9))
-        between = draws.T @ draws / len(draws)
-        shrink = np.sqrt(0.5 / np.linalg.eigvalsh(between).max())
-        means = min(1.0, float(shrink)) * draws @ np.linalg.cholesky(whole).T
-        return means, whole - means.T @ means / len(means)
+        whole = self.constants.second_moment
+        values, vectors = np.linalg.eigh(whole)
+        root = (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
+        shrink = np.sqrt(0.5 / np.linalg.eigvalsh(draws.T @ draws / len(draws)).max())
+        means = min(1.0, float(shrink)) * draws @ root
+        within = whole - means.T @ means / len(means)
+        return means, raise_eigenvalues(within, max(self.covariance_floor, 1e-12))
+
+    def settle(self, params: GaussianParameters) -> GaussianParameters:
+        """As given."""
+        return params
 
 
 @final
@@ -153,6 +163,10 @@ class Full(_Matrices):
     """A covariance matrix per component."""
 
     kind: ClassVar[str] = "full"
+
+    def settle(self, params: GaussianParameters) -> GaussianParameters:
+        """As given."""
+        return params
 
     @property
     def shared_covariance(self) -> bool:
@@ -199,6 +213,10 @@ class Full(_Matrices):
 
 class _Variances(GaussianMixture):
     """Covariances that are variances, one per component and column or one per component."""
+
+    def settle(self, params: GaussianParameters) -> GaussianParameters:
+        """As given."""
+        return params
 
     @property
     def shared_covariance(self) -> bool:

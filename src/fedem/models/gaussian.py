@@ -14,6 +14,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -67,6 +68,11 @@ class GaussianMixture(MixtureModel):
     def __post_init__(self) -> None:
         check_count("n_components", self.n_components)
         check_range("covariance_floor", self.covariance_floor, 0, 1, open_high=True)
+        if 0 < self.covariance_floor < 1e-12:
+            raise SettingsError(
+                f"covariance_floor must be 0 or at least 1e-12, where doubles can tell it from 0; "
+                f"got {self.covariance_floor}."
+            )
         check_range("weight_concentration", self.weight_concentration, 1, np.inf, open_high=True)
 
     # What a covariance type says of itself.
@@ -119,7 +125,7 @@ class GaussianMixture(MixtureModel):
         """The number of columns d."""
         return len(self.constants.frame.origin)
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
         """``mass``, ``first`` and, where second moments travel, ``second``."""
         k, d = self.n_components, self.n_features
@@ -158,9 +164,14 @@ class GaussianMixture(MixtureModel):
         else:
             spread = weights @ (summaries["scatter"] + away**2)
             moment = np.empty(0)
+        if not (np.isfinite(origin).all() and np.isfinite(spread).all()):
+            raise DataError(
+                "the spread of some column is beyond 1e154, too large for doubles to square: "
+                "use other units."
+            )
         constant = np.sqrt(spread) <= 1e-13 * np.abs(origin)
         self._complain_of_constant(np.flatnonzero(constant))
-        if self.kind in ("spherical",):
+        if self.kind == "spherical":
             spread = np.full(d, spread.mean() if not constant.all() else 1.0)
         else:
             spread = np.where(constant, 1.0, spread)
@@ -290,6 +301,23 @@ class GaussianMixture(MixtureModel):
             covariances, self.covariance_floor
         )
 
+    def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
+        """Components that explain less than one sample keep mean, covariance and a trace of mass.
+
+        Otherwise the guard would shorten every step of all others for the sake of a dying one.
+        """
+        k = self.n_components
+        dying = (before[:k] < 1 / self.constants.samples) & ~(after[:k] >= 2 * SMALLEST_MASS)
+        if not dying.any():
+            return after
+        out = after.copy()
+        old, new = self.layout.split(before), self.layout.split(out)
+        share = 2 * SMALLEST_MASS / before[:k][dying]
+        for name, value in new.items():
+            extra = (None,) * (value.ndim - 1)
+            value[dying] = old[name][dying] * share[(..., *extra)]
+        return self.layout.join(new)
+
     def surrogate(self, statistics: FloatArray, params: GaussianParameters) -> FloatArray:
         """psi(theta) + R(theta) - <s, phi(theta)> in the frame's units, up to a constant."""
         parts = self.layout.split(np.asarray(statistics, dtype=np.float64))
@@ -364,9 +392,19 @@ class GaussianMixture(MixtureModel):
                 f"start weights must be positive and sum to 1; got {params.weights.tolist()}."
             )
         inner = self.constants.frame.enter(params, self.kind)
-        if not self.all_positive(inner.covariances):
-            raise SettingsError("start covariances must be positive definite.")
-        return inner
+        matrices = inner.covariances
+        symmetric = (
+            matrices.ndim < 2
+            or self.kind == "diag"
+            or np.allclose(matrices, np.swapaxes(matrices, -1, -2))
+        )
+        if not symmetric or not self.all_positive(matrices):
+            raise SettingsError("start covariances must be symmetric and positive definite.")
+        return self.settle(inner)
+
+    @abstractmethod
+    def settle(self, params: GaussianParameters) -> GaussianParameters:
+        """Starting parameters with what the model already knows put in."""
 
     def describe(self) -> dict[str, Any]:
         """The settings; the data's constants are told apart by the run's fingerprint."""

@@ -18,7 +18,13 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, device, is_numpy_array
+from array_api_compat import (
+    array_namespace,
+    device,
+    is_cupy_array,
+    is_numpy_array,
+    is_torch_array,
+)
 
 from fedem.protocols import FloatArray, Model
 
@@ -46,9 +52,13 @@ def blocks(data: Any, weights: Any | None, width: int) -> Iterator[Block]:
 
 
 def to_numpy(array: Any) -> FloatArray:
-    """An array of any namespace as float64 numpy."""
+    """An array of any namespace and device as float64 numpy."""
+    if is_torch_array(array):
+        array = array.detach().cpu()
+    elif is_cupy_array(array):
+        array = array.get()
     if not is_numpy_array(array):
-        array = np.from_dlpack(array) if hasattr(array, "__dlpack__") else np.asarray(array)
+        array = np.from_dlpack(array)
     return np.asarray(array, dtype=np.float64)
 
 

@@ -39,9 +39,11 @@ class InverseWishart:
     scale: float | FloatArray = 1.0
 
     def __post_init__(self) -> None:
-        check_range("InverseWishart dof", self.dof, 0, np.inf)
-        if not np.all(np.isfinite(self.scale)) or np.any(
-            np.diagonal(np.atleast_2d(self.scale)) < 0
+        check_range("InverseWishart dof", self.dof, 0, np.inf, open_high=True)
+        scale = np.atleast_2d(np.asarray(self.scale, dtype=np.float64))
+        square = scale.ndim == 2 and scale.shape[0] == scale.shape[1] and np.isfinite(scale).all()
+        if not (
+            square and np.allclose(scale, scale.T) and np.linalg.eigvalsh(scale).min() >= -1e-12
         ):
             raise SettingsError(
                 "InverseWishart scale must be a non-negative number or a positive semi-definite "

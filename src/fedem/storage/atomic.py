@@ -17,6 +17,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
+            os.fchmod(handle, 0o666 & ~_umask())
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -26,6 +27,13 @@ def write_atomic(path: Path, data: bytes) -> None:
             temporary.unlink()
         raise
     _sync_directory(path.parent)
+
+
+def _umask() -> int:
+    """The process's umask, which the system only tells by changing it."""
+    current = os.umask(0o077)
+    os.umask(current)
+    return current
 
 
 def _sync_directory(directory: Path) -> None:

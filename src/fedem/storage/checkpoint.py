@@ -33,6 +33,7 @@ def save_checkpoint(
     path: str | Path, arrays: dict[str, NDArray[Any]], description: dict[str, Any]
 ) -> None:
     """Write atomically; raise `CheckpointError` if the disk refuses, with the old file intact."""
+    from safetensors import SafetensorError
     from safetensors.numpy import save
 
     text = json.dumps(description, allow_nan=True)
@@ -45,9 +46,10 @@ def save_checkpoint(
     }
     try:
         write_atomic(Path(path), save(whole, metadata=metadata))
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise CheckpointError(
-            f"cannot write the checkpoint {path}: {error.strerror or error}. The previous one, if "
+            f"cannot write the checkpoint {path}: {reason}. The previous one, if "
             "any, is untouched; free space or choose another place, then resume."
         ) from error
 

@@ -1,0 +1,106 @@
+"""Payloads: everything in a message that depends on data.
+
+A compressed vector is its reals, in the shortest of bfloat16, float32 and float64 that holds them
+all exactly, then its symbols by the code of `fedem.wire.entropy`. How many of each there are both
+ends know from the operator and the dimension, so it is not sent.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedem.errors import WireError
+from fedem.protocols import Compressed, FloatArray, Form, IntArray
+from fedem.wire.entropy import CHUNK, PARAMETERS, code_sizes, decode_symbols, encode_symbols
+
+_WIDTHS = np.array([2, 4, 8], dtype=np.int64)
+_FORMAT_UNIT = PARAMETERS
+"""The first byte is format * 64 + the parameter of the first chunk of symbols."""
+
+
+def _formats(reals: FloatArray) -> IntArray:
+    """0, 1 or 2 for each message: bfloat16, float32 or float64 holds its reals exactly."""
+    with np.errstate(over="ignore", under="ignore"):
+        single = reals.astype(np.float32)
+    exact = (single == reals).all(axis=-1)
+    short = exact & ((single.view(np.uint32) & 0xFFFF) == 0).all(axis=-1)
+    return np.where(short, 0, np.where(exact, 1, 2))
+
+
+def payload_sizes(message: Compressed, form: Form, dither: FloatArray | None = None) -> IntArray:
+    """Bytes of `encode_payload` for each message of a stack ``(messages, ...)``, not encoding."""
+    sizes = _WIDTHS[_formats(message.reals)] * form.reals
+    if form.symbols == 0:
+        return 1 + sizes
+    code = code_sizes(message.symbols, form.bound, dither)
+    return sizes + code + (1 if form.symbols > CHUNK else 0)
+
+
+def encode_payload(message: Compressed, form: Form, dither: FloatArray | None = None) -> bytes:
+    """One compressed vector as bytes."""
+    if message.reals.shape != (form.reals,) or message.symbols.shape != (form.symbols,):
+        raise WireError(
+            f"expected {form.reals} reals and {form.symbols} symbols; got shapes "
+            f"{message.reals.shape} and {message.symbols.shape}."
+        )
+    kind = int(_formats(message.reals))
+    reals = _pack_reals(message.reals, kind)
+    code = encode_symbols(message.symbols, form.bound, dither)
+    if 0 < form.symbols <= CHUNK:
+        return bytes([kind * _FORMAT_UNIT + code[0]]) + reals + code[1:]
+    return bytes([kind * _FORMAT_UNIT]) + reals + code
+
+
+def decode_payload(data: bytes, form: Form, dither: FloatArray | None = None) -> Compressed:
+    """The compressed vector these bytes hold; raises `WireError` if they cannot."""
+    if not data:
+        raise WireError("an empty payload.")
+    kind, parameter = divmod(data[0], _FORMAT_UNIT)
+    if kind > 2:
+        raise WireError(f"format {kind} of the reals is unknown.")
+    end = 1 + int(_WIDTHS[kind]) * form.reals
+    if len(data) < end:
+        raise WireError(f"expected {form.reals} reals; the payload has {len(data)} bytes.")
+    reals = _unpack_reals(data[1:end], kind)
+    if not np.isfinite(reals).all():
+        raise WireError("a real is not finite.")
+    if 0 < form.symbols <= CHUNK:
+        code = bytes([parameter]) + data[end:]
+    elif parameter:
+        raise WireError(f"the first byte of this payload cannot be {data[0]}.")
+    else:
+        code = data[end:]
+    return Compressed(reals, decode_symbols(code, form.symbols, form.bound, dither))
+
+
+def _pack_reals(reals: FloatArray, kind: int) -> bytes:
+    if kind == 2:
+        return reals.astype("<f8").tobytes()
+    single = reals.astype("<f4")
+    return single.tobytes() if kind == 1 else (single.view("<u4") >> 16).astype("<u2").tobytes()
+
+
+def _unpack_reals(data: bytes, kind: int) -> FloatArray:
+    if kind == 2:
+        return np.frombuffer(data, dtype="<f8").astype(np.float64)
+    if kind == 1:
+        bits: NDArray[np.uint32] = np.frombuffer(data, dtype="<u4").astype(np.uint32)
+    else:
+        bits = np.frombuffer(data, dtype="<u2").astype(np.uint32) << np.uint32(16)
+    return bits.view(np.float32).astype(np.float64)
+
+
+def encode_floats(values: FloatArray) -> bytes:
+    """Numbers alone, always as float64: summaries, constants, statistics."""
+    return bytes([2 * _FORMAT_UNIT]) + _pack_reals(np.ravel(values), 2)
+
+
+def decode_floats(data: bytes, count: int) -> FloatArray:
+    """The inverse of `encode_floats`, for ``count`` numbers."""
+    return decode_payload(data, Form(count, 0)).reals
+
+
+def floats_size(count: int) -> int:
+    """Bytes of `encode_floats` for ``count`` numbers."""
+    return 1 + 8 * count
