@@ -42,7 +42,7 @@ def test_not_finite_names_worker_and_column() -> None:
 @pytest.mark.parametrize("federation", ["loop", "stacked"])
 def test_empty_worker(federation: Any) -> None:
     tables = [*GOOD[:2], np.empty((0, 2)), *GOOD[2:]]
-    with pytest.raises(fedem.DataError, match="worker '2' has no rows: leave it out"):
+    with pytest.raises(fedem.DataError, match="worker '2' has no rows; expected at least one"):
         fit(make_model("full"), tables, rounds=1, federation=federation)
 
 
@@ -91,7 +91,9 @@ def test_more_components_than_rows() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_as_many_components_as_rows_stays_finite(kind: str) -> None:
     tables = [GOOD[0][:3], GOOD[1][:2]]
-    result = fit(make_model(kind, k=5), tables, rounds=200)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fedem.FedemWarning)
+        result = fit(make_model(kind, k=5), tables, rounds=200)
     assert np.isfinite(result.statistics).all()
     assert np.isfinite(result.log_likelihood(np.concatenate(tables)))
 
@@ -100,14 +102,16 @@ def test_as_many_components_as_rows_stays_finite(kind: str) -> None:
 def test_identical_rows_stay_finite(kind: str) -> None:
     tables = [np.tile(GOOD[0][:1], (20, 1)), np.tile(GOOD[0][:1], (5, 1)), GOOD[1][:3]]
     algorithm = fedem.FedEM(fedem.Dithering(1), step_size=0.5)
-    result = fit(make_model(kind, k=2), tables, algorithm, rounds=200)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fedem.FedemWarning)
+        result = fit(make_model(kind, k=2), tables, algorithm, rounds=200)
     assert np.isfinite(result.log_likelihood(np.concatenate(tables)))
 
 
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (np.array([["a", "b"]]), "expected numbers .* got dtype <U1"),
+        (np.array([["a", "b"]]), "expected numbers; got dtype <U1"),
         (np.array([[1 + 2j, 3]]), "got dtype complex128"),
         (np.array([[object(), object()]]), "got dtype object"),
         (np.arange(3.0), "expected a table .*reshape"),
@@ -133,7 +137,9 @@ def test_numbers_of_any_kind_work(dtype: Any) -> None:
 
 def test_text_column_of_a_frame() -> None:
     frame = pd.DataFrame({"x": [1.0, 2.0], "site": ["a", "b"]})
-    with pytest.raises(fedem.DataError, match=r"\['x', 'site'\] are not numbers"):
+    with pytest.raises(
+        fedem.DataError, match="column 'site' holds .*, not numbers; encode or drop it"
+    ):
         fit(make_model("diag", k=1), {"one": frame}, rounds=1)
 
 
@@ -179,12 +185,135 @@ def test_groups_of_the_wrong_length() -> None:
         fit(make_model("diag"), np.concatenate(GOOD), groups=[1, 2, 3], rounds=1)
 
 
-def test_numbers_too_large_to_square() -> None:
-    with (
-        np.errstate(over="ignore"),
-        pytest.raises(fedem.DataError, match="too large for doubles to square: use other units"),
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([t[:, 0] for t in GOOD], "worker '0': expected a table .*reshape"),
+        ([np.zeros(5), np.zeros(5)], "worker '0': expected a table"),
+        ([[1.0, 2.0], [3.0]], "rows differ in length"),
+        (np.ma.masked_array(GOOD[0], GOOD[0] > 0), "masked arrays are not taken"),
+        ({"a": {"b": 1}}, "worker 'a': expected numbers; got an object of type dict"),
+        (None, "expected numbers; got an object of type NoneType"),
+        (pd.DataFrame({"x": ["1", "2"]}), "column 'x' holds"),
+        (pd.DataFrame({"x": pd.to_datetime(["2020-01-01"])}), "column 'x' holds datetime64"),
+        (pl.DataFrame({"x": ["1", "2"]}), "column 'x' holds String"),
+        (pl.DataFrame({"x": [1.0]}).with_columns(pl.lit("2020-01-01").str.to_date()), "holds Date"),
+        (pd.DataFrame({"x": pd.array([1, None], dtype="Int64")}), "row 1, column 'x' is nan"),
+    ],
+)
+def test_data_that_is_no_table_of_numbers(data: Any, message: str) -> None:
+    with pytest.raises(fedem.DataError, match=message):
+        fit(make_model("diag", k=1), data, rounds=1)
+
+
+def test_nullable_and_odd_floats_work() -> None:
+    frame = pd.DataFrame({"x": pd.array([1, 2, 5], dtype="Int64"), "y": [0.5, 0.1, 0.2]})
+    nullable = fit(make_model("diag", k=1), frame, rounds=2)
+    np.testing.assert_allclose(nullable.params.means[0], [8 / 3, 0.8 / 3])
+    for dtype in (np.float16, ">f8", np.longdouble):
+        result = fit(make_model("diag", k=1), [GOOD[0].astype(dtype)], rounds=1)
+        np.testing.assert_allclose(result.params.means[0], GOOD[0].mean(axis=0), rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ([1] * 10 + ["1"] * 20, "groups mix int and str"),
+        ([None] + ["a"] * 29, "row 0 has no worker"),
+        (np.r_[np.nan, np.ones(29)], "row 0 has no worker"),
+        ("site", "is not a column"),
+    ],
+)
+def test_groups_that_are_none(groups: Any, message: str) -> None:
+    with pytest.raises(fedem.DataError, match=message):
+        fit(make_model("diag"), GOOD[0], groups=groups, rounds=1)
+
+
+@pytest.mark.parametrize("kind", [pd.DataFrame, pl.DataFrame])
+def test_groups_may_name_a_column(kind: Any) -> None:
+    rows = np.concatenate(GOOD)
+    sites = np.repeat(["a", "b", "c", "d"], [len(t) for t in GOOD])
+    frame = kind({"x": rows[:, 0], "site": sites, "y": rows[:, 1]})
+    got = fit(make_model("diag"), frame, groups="site", rounds=5)
+    want = fit(make_model("diag"), GOOD, rounds=5)
+    np.testing.assert_allclose(got.statistics, want.statistics, atol=1e-12)
+    assert got.columns == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fit("gmm", GOOD), "model must be something like"),
+        (lambda: fit(make_model("diag"), GOOD, "fedem"), "algorithm must be something like"),
+        (lambda: fit(make_model("diag"), GOOD, fedem.FedEM), "got the class FedEM"),
+        (lambda: fit(make_model("diag"), GOOD, participation=0.5), "participation must be"),
+        (lambda: fit(make_model("diag"), GOOD, federation=None), "federation must be"),
+        (lambda: fit(make_model("diag"), GOOD, monitor=10), "monitor must be"),
+        (lambda: fit(make_model("diag"), GOOD, start=np.eye(2)), "start must be"),
+        (lambda: fit(make_model("diag"), GOOD, callbacks=[3]), "a callback must be a function"),
+        (lambda: fit(make_model("diag"), GOOD, threads=0), "threads must be"),
+        (lambda: fit(make_model("diag"), GOOD, epochs=np.inf), "epochs must lie in"),
+        (lambda: fedem.FedEM("dither"), "compressor must be"),
+        (lambda: fedem.FedEM(broadcast="dither"), "broadcast must be"),
+        (lambda: fedem.RandomSparsification(0.5, "x"), "then must be"),
+        (lambda: fedem.FaultyFederation("stacked", fedem.FaultPlan()), "inner must be"),
+        (lambda: fedem.Bernoulli("a"), "participation probabilities"),
+        (lambda: fedem.gaussian_mixture(3, ["full"]), "covariance must be one of"),
+        (lambda: fedem.gaussian_mixture(3, covariance_prior=3), "covariance_prior must be"),
+        (lambda: fedem.gaussian_mixture(3, "known", known_covariance="eye"), "matrix of numbers"),
+    ],
+)
+def test_wrong_kinds_of_objects(make: Any, message: str) -> None:
+    with pytest.raises(fedem.SettingsError, match=message):
+        make()
+
+
+def test_nobody_answers() -> None:
+    """No limit that counts work would ever be met: the run gives up and says so."""
+    for options in (
+        {"participation": fedem.Schedule([[]], 0.5)},
+        {
+            "federation": fedem.FaultyFederation(
+                fedem.StackedFederation(fedem.as_workers(GOOD)), fedem.FaultPlan(lose_request=1.0)
+            )
+        },
     ):
-        fit(make_model("diag"), [np.concatenate(GOOD) * 1e200], rounds=1)
+        data = None if "federation" in options else GOOD
+        with pytest.warns(fedem.FedemWarning, match="nobody answered for 1000 rounds"):
+            result = fit(make_model("diag"), data, fedem.FedEM(), epochs=5, **options)
+        assert result.stopped == "silence"
+
+
+def test_a_server_that_crashes_comes_back() -> None:
+    inner = fedem.StackedFederation(fedem.as_workers(GOOD))
+    faulty = fedem.FaultyFederation(inner, fedem.FaultPlan(crash_server=0.5))
+    got = fit(make_model("diag"), None, federation=faulty, rounds=10)
+    np.testing.assert_array_equal(
+        got.statistics, fit(make_model("diag"), GOOD, rounds=10).statistics
+    )
+    hopeless = fedem.FaultyFederation(inner, fedem.FaultPlan(crash_server=1.0))
+    with pytest.raises(fedem.FedemError, match="crashed in round 1"):
+        fit(make_model("diag"), None, federation=hopeless, rounds=10)
+
+
+def test_an_outlier_that_inflates_the_floor_is_mentioned() -> None:
+    rows = np.concatenate(GOOD)
+    rows[0] = 1e6
+    with pytest.warns(fedem.FedemWarning, match="covariance_floor.*outliers or sentinel"):
+        fit(make_model("full", k=4), [rows], rounds=100)
+
+
+def test_numbers_too_large_to_square() -> None:
+    rows = np.concatenate(GOOD)
+    with pytest.raises(fedem.DataError, match="needs finite numbers .of at most 1e140"):
+        fit(make_model("diag"), [rows * 1e200], rounds=1)
+    with pytest.raises(fedem.DataError, match="use other units"):
+        fit(make_model("diag"), [rows * 1e-170], rounds=1)
+    for factor in (1e130, 1e-130):  # as far as doubles go
+        result = fit(make_model("diag"), [rows * factor], rounds=5)
+        assert np.isfinite(result.params.covariances).all()
+    far = fit(make_model("diag"), [rows + 1e13], rounds=5)
+    assert np.isfinite(far.params.means).all()
 
 
 def test_data_given_twice_or_cut_wrong() -> None:

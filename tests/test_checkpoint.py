@@ -52,6 +52,19 @@ def test_resumed_runs_continue_bit_for_bit(
     assert (resumed.bytes_up, resumed.bytes_down) == (whole.bytes_up, whole.bytes_down)
 
 
+def test_files_are_not_written_over(tmp_path: Path) -> None:
+    precious = tmp_path / "precious.csv"
+    precious.write_text("mine")
+    with pytest.raises(fedem.CheckpointError, match="is there already: use resume=True"):
+        fit(make_model("diag"), TABLES, rounds=1, checkpoint=precious)
+    assert precious.read_text() == "mine"
+    with pytest.raises(fedem.CheckpointError, match="not a fedem checkpoint"):
+        fit(make_model("diag"), TABLES, rounds=1, checkpoint=precious, resume=True)
+    for path in ("", tmp_path):
+        with pytest.raises(fedem.SettingsError, match="must be the path of a file"):
+            fit(make_model("diag"), TABLES, rounds=1, checkpoint=path)
+
+
 def test_resume_without_a_checkpoint_starts_anew(tmp_path: Path) -> None:
     path = tmp_path / "none"
     result = fit(make_model("diag"), TABLES, rounds=3, checkpoint=path, resume=True)

@@ -56,6 +56,35 @@ def test_default_is_a_hundred_rounds_of_em() -> None:
     assert np.all(np.diff(values) <= 1e-9)
 
 
+def test_the_default_step_suits_the_compression() -> None:
+    """Left alone, a coarse quantiser gets a small step, and ends near the optimum it starts at."""
+    tables = make_data(3, sizes=(60, 60, 60), spread=6.0)
+    rows = np.concatenate(tables)
+    start = fit(make_model("diag"), tables, rounds=200).params
+    best = fit(make_model("diag"), tables, rounds=1, start=start).log_likelihood(rows)
+    for operator in (fedem.Dithering(), fedem.RandomSparsification(0.25)):
+        run = fedem.open_run(make_model("diag"), tables, fedem.FedEM(operator), start=start)
+        assert 0 < run.algorithm.step_size < 0.5
+        result = fit(make_model("diag"), tables, fedem.FedEM(operator), start=start, rounds=500)
+        assert result.log_likelihood(rows) > best - 0.02
+    assert fedem.open_run(make_model("diag"), tables, fedem.FedEM()).algorithm.step_size == 1.0
+
+
+def test_a_tolerance_alone_is_a_limit() -> None:
+    reached = fit(make_model("diag"), TABLES, tolerance=1e-12)
+    assert reached.stopped == "tolerance"
+    with pytest.warns(fedem.FedemWarning, match="did not fall to the tolerance"):
+        missed = fit(make_model("diag"), TABLES, rounds=3, tolerance=1e-12)
+    assert missed.stopped == "rounds"
+
+
+def test_results_are_told_in_a_line() -> None:
+    result = fit(make_model("diag"), TABLES, ALGORITHM, rounds=9, threads=1)
+    assert repr(result).startswith("<Result of 9 rounds, stopped by 'rounds', ")
+    rows = np.concatenate(TABLES)
+    assert result.score_samples(rows).mean() == pytest.approx(result.log_likelihood(rows))
+
+
 def test_no_rounds_gives_the_start() -> None:
     result = fit(make_model("diag"), TABLES, rounds=0)
     assert [r.round for r in result.records] == [0]
@@ -126,12 +155,13 @@ def test_weights_by_samples_give_the_pooled_fit_and_uniform_ones_do_not() -> Non
 
 def test_guard_hits_are_counted_and_survived() -> None:
     """A brutal quantiser with full steps: no NaN, no error, and the report says so."""
-    result = fit(
-        make_model("full"),
-        TABLES,
-        fedem.FedEM(fedem.RandomSparsification(1), step_size=1.0, memory_rate=0.0),
-        rounds=50,
-    )
+    with pytest.warns(fedem.FedemWarning, match="rounds the step was shortened"):
+        result = fit(
+            make_model("full"),
+            TABLES,
+            fedem.FedEM(fedem.RandomSparsification(1), step_size=1.0, memory_rate=0.0),
+            rounds=50,
+        )
     assert result.guard_hits > 0
     assert result.guard_hits == sum(r.guard_hits for r in result.records)
     assert np.isfinite(result.statistics).all()

@@ -34,9 +34,10 @@ from fedem.errors import (
 )
 from fedem.federations import FaultPlan, FaultyFederation, LoopFederation, StackedFederation
 from fedem.fitting import Result, fit, open_run
+from fedem.limits import Monitor, Stop
 from fedem.models import GaussianParameters, InverseWishart, gaussian_mixture
 from fedem.records import Records, RoundRecord
-from fedem.rounds import Monitor, Run, Stop
+from fedem.rounds import Run
 
 __all__ = [
     "EM",

@@ -7,6 +7,7 @@
     ├── SettingsError        an option out of its range or contradictory    (also ValueError)
     ├── NumericalError       an E- or M-step gave a number that is not finite
     ├── CheckpointError      a checkpoint that cannot be written, read or continued
+    ├── ServerCrash          a simulated crash of the server, which a run survives
     └── WireError            bytes that are not a fedem message             (also ValueError)
 
     FedemWarning             (UserWarning) something works, but look at it
@@ -43,12 +44,23 @@ class CheckpointError(FedemError):
     result: object | None = None
 
 
+class ServerCrash(FedemError):
+    """The server died in the middle of a round: it comes back with what it had persisted."""
+
+
 class WireError(FedemError, ValueError):
     """Bytes that are not a fedem message, or not the one expected."""
 
 
 class FedemWarning(UserWarning):
     """Something works but deserves a look."""
+
+
+def check_type(name: str, value: object, kind: type, example: str) -> None:
+    """Raise a `SettingsError` unless ``value`` is an instance of ``kind``."""
+    if not isinstance(value, kind):
+        got = f"the class {value.__name__}" if isinstance(value, type) else repr(value)[:80]
+        raise SettingsError(f"{name} must be something like {example}; got {got}.")
 
 
 def check_range(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +15,10 @@ import numpy as np
 
 from fedem.algorithms import EM, Everyone
 from fedem.datasets.workers import as_workers, match_columns, read_table
-from fedem.errors import SettingsError
+from fedem.errors import CheckpointError, FedemWarning, SettingsError, check_count, check_type
 from fedem.federations import FEDERATIONS
 from fedem.ledger import Ledger
+from fedem.limits import PATIENCE, Callback, Monitor, Stop
 from fedem.protocols import (
     Algorithm,
     Federation,
@@ -27,7 +30,7 @@ from fedem.protocols import (
 )
 from fedem.random import check_seed
 from fedem.records import Records
-from fedem.rounds import Callback, Monitor, Run, Stop
+from fedem.rounds import Run
 from fedem.wire import ENVELOPE, floats_size
 
 
@@ -48,6 +51,15 @@ class Result:
     columns: tuple[str, ...] | None = None
     """Names of the data's columns, where it had any."""
 
+    def __repr__(self) -> str:
+        traffic = f"{self.bytes_up} bytes up, {self.bytes_down} down"
+        return f"<Result of {self.rounds} rounds, stopped by {self.stopped!r}, {traffic}>"
+
+    @property
+    def rounds(self) -> int:
+        """The number of the last round."""
+        return self.records[-1].round
+
     @property
     def bytes_up(self) -> int:
         """All bytes that workers sent."""
@@ -66,6 +78,10 @@ class Result:
     def log_likelihood(self, data: Any) -> float:
         """The mean log-likelihood of rows, per sample, in the user's units."""
         return float(self.model.log_likelihood(*self._inner(data)))
+
+    def score_samples(self, data: Any) -> FloatArray:
+        """The log-likelihood of each row, in the user's units."""
+        return np.asarray(self.model.score_samples(*self._inner(data)))
 
     def predict_proba(self, data: Any) -> FloatArray:
         """p(component | row)."""
@@ -134,13 +150,16 @@ def open_run(
     check_seed(seed)
     algorithm = EM() if algorithm is None else algorithm
     participation = Everyone() if participation is None else participation
-    if isinstance(federation, str):
-        if federation not in FEDERATIONS:
-            raise SettingsError(
-                f"federation must be one of {', '.join(FEDERATIONS)} or a Federation; "
-                f"got {federation!r}."
-            )
+    check_type("model", model, Model, "gaussian_mixture(3)")
+    check_type("algorithm", algorithm, Algorithm, "FedEM(Dithering(levels=4))")
+    check_type("participation", participation, Participation, "Bernoulli(0.5)")
+    if isinstance(federation, str) and federation in FEDERATIONS:
         network: Federation = FEDERATIONS[federation](as_workers(data, groups))
+    elif not isinstance(federation, Federation):
+        raise SettingsError(
+            f"federation must be one of {', '.join(FEDERATIONS)} or a Federation; "
+            f"got {federation!r}."
+        )
     elif data is not None or groups is not None:
         raise SettingsError("a Federation has its own data: give None, or name a federation.")
     else:
@@ -151,7 +170,7 @@ def open_run(
     samples = int(opening.counts.sum())
     fingerprint = {
         "model": bound.describe(),
-        "algorithm": algorithm.resolve(bound.layout).describe(),
+        "algorithm": algorithm.describe(),
         "participation": participation.describe(),
         "weights": hashlib.blake2b(w.tobytes(), digest_size=16).hexdigest(),
         "seed": seed,
@@ -223,50 +242,128 @@ def fit(
     data: Any,
     algorithm: Algorithm | None = None,
     *,
+    groups: Any | None = None,
+    weights: str | Sequence[float] | FloatArray = "samples",
+    participation: Participation | None = None,
+    start: Any | None = None,
+    start_statistics: Literal["expected", "parameters"] | None = None,
     rounds: int | None = None,
     epochs: float | None = None,
     tolerance: float | None = None,
     max_bytes: int | None = None,
     seconds: float | None = None,
+    seed: int = 0,
     callbacks: Iterable[Callback] = (),
+    monitor: Monitor | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: int = 100,
     resume: bool = False,
-    **options: Any,
+    federation: Literal["stacked", "loop"] | Federation = "stacked",
+    retries: int = 0,
+    count_bytes: bool = True,
+    threads: int | None = None,
 ) -> Result:
     """Fit ``model`` on the data of many workers, in this process.
 
     ``data`` is a dict or list of tables, one per worker, or one table with ``groups`` naming the
-    worker of each row. ``algorithm`` is `EM` (the default), `FedEM` or `VRFedEM`.
+    worker of each row (values, or a column of a data frame); one table alone is one worker.
+    ``algorithm`` is `EM` (the default), `FedEM` or `VRFedEM`.
 
-    Stops at the first limit met of ``rounds`` (100 if no limit is given), ``epochs``,
-    ``max_bytes``, ``seconds``, or when |H|^2 <= ``tolerance``; Ctrl-C ends after the current round
-    and returns what was reached. An error in mid-run carries what was reached as ``error.result``.
+    ``weights`` are ``"samples"`` (the pooled optimum), ``"uniform"`` (the paper) or numbers;
+    ``participation`` is `Everyone` by default; ``start`` are parameters in the user's units, by
+    default drawn from aggregates, which reveal no record. ``start_statistics`` says whether S_0 is
+    the ``"expected"`` statistics at the start (the paper; a full pass and an exact upload, default
+    for a given start) or what its ``"parameters"`` imply (free, default otherwise).
 
-    Other options: ``weights`` ``"samples"`` (the pooled optimum) or ``"uniform"`` (the paper);
-    ``participation``, `Everyone` by default; ``start``, parameters in the user's units (by default
-    drawn from aggregates, which reveal no record); ``start_statistics``, whether S_0 is the
-    ``"expected"`` statistics at the start (the paper; a full pass and an exact upload, default for
-    a given start) or what the start's ``"parameters"`` imply (free, default otherwise);
-    ``federation`` ``"stacked"`` or ``"loop"``; ``seed``; ``monitor``; ``retries`` for workers that
-    stay silent; ``count_bytes=False`` to skip the ledger. With ``checkpoint`` the state is written
-    every ``checkpoint_every`` rounds, and ``resume=True`` continues from it if it is there.
+    Stops at the first limit met of ``rounds``, ``epochs``, ``max_bytes`` (all workers, up and down,
+    envelopes included), ``seconds``, or when |H|^2 <= ``tolerance``. Without limits it makes 100
+    rounds, with a tolerance alone at most 10,000. Ctrl-C ends after the current round and returns
+    what was reached; an error in mid-run carries that as ``error.result``. ``callbacks`` get each
+    `RoundRecord`; one that returns True ends the run.
+
+    ``monitor`` records |h|^2 and the objective. With ``checkpoint`` the state is written every
+    ``checkpoint_every`` rounds and at the end; ``resume=True`` continues from it if it is there.
+    ``federation`` is ``"stacked"`` or ``"loop"`` (one worker at a time), or an object with its own
+    data (then ``data`` is None). Workers that stay silent are asked ``retries`` times again.
+    ``count_bytes=False`` skips the ledger; ``threads`` limits those of the linear algebra.
     """
-    limits = (rounds, epochs, max_bytes, seconds)
-    if all(limit is None for limit in limits):
-        rounds = 100
+    if all(limit is None for limit in (rounds, epochs, max_bytes, seconds)):
+        rounds = 100 if tolerance is None else 10_000
     stop = Stop(rounds, epochs, tolerance, max_bytes, seconds)
-    if resume and checkpoint is None:
-        raise SettingsError("resume=True needs the path of a checkpoint.")
-    run = open_run(model, data, algorithm, **options)
-    if resume and checkpoint is not None and Path(checkpoint).exists():
-        run.restore(checkpoint)
-    try:
-        stopped = run.until(stop, tuple(callbacks), checkpoint, checkpoint_every)
-    except Exception as error:
-        setattr(error, "result", _result(run, "error"))  # noqa: B010 (any exception gets one)
-        raise
+    hooks = (callbacks,) if callable(callbacks) else tuple(callbacks)
+    for hook in hooks:
+        if not callable(hook):
+            raise SettingsError(f"a callback must be a function of a RoundRecord; got {hook!r}.")
+    _check_checkpoint(checkpoint, resume)
+    with _threads(threads):
+        run = open_run(
+            model,
+            data,
+            algorithm,
+            groups=groups,
+            weights=weights,
+            participation=participation,
+            start=start,
+            start_statistics=start_statistics,
+            federation=federation,
+            seed=seed,
+            monitor=monitor,
+            retries=retries,
+            count_bytes=count_bytes,
+        )
+        if resume and checkpoint is not None and Path(checkpoint).exists():
+            run.restore(checkpoint)
+        try:
+            stopped = run.until(stop, hooks, checkpoint, checkpoint_every)
+        except Exception as error:
+            setattr(error, "result", _result(run, "error"))  # noqa: B010 (any exception gets one)
+            raise
+    _warn(run, stopped, tolerance)
     return _result(run, stopped)
+
+
+def _check_checkpoint(path: str | Path | None, resume: bool) -> None:
+    """Never write over a file that the user did not ask to continue."""
+    if path is None:
+        if resume:
+            raise SettingsError("resume=True needs the path of a checkpoint.")
+    elif not str(path) or Path(path).is_dir():
+        raise SettingsError(f"checkpoint must be the path of a file; got {str(path)!r}.")
+    elif Path(path).exists() and not resume:
+        raise CheckpointError(
+            f"{path} is there already: use resume=True to continue it, or remove it first."
+        )
+
+
+def _threads(count: int | None) -> Any:
+    """A context in which the linear algebra uses so many threads."""
+    if count is None:
+        return contextlib.nullcontext()
+    from threadpoolctl import threadpool_limits
+
+    return threadpool_limits(check_count("threads", count))
+
+
+def _warn(run: Run, stopped: str, tolerance: float | None) -> None:
+    """Tell what a user should know about a run that ended."""
+    remarks = run.model.remarks(run.params)
+    made = [record for record in run.records if record.round > 0]
+    short = sum(record.guard_hits > 0 for record in made)
+    if short > max(5, 0.1 * len(made)):
+        remarks.append(
+            f"in {short} of {len(made)} rounds the step was shortened to stay where the model is "
+            "defined: use a smaller step_size, a finer compressor, in_metric=True, or fewer "
+            "components."
+        )
+    if stopped == "silence":
+        remarks.append(f"nobody answered for {PATIENCE} rounds; the run gave up.")
+    if tolerance is not None and stopped in ("rounds", "epochs", "bytes", "seconds"):
+        remarks.append(
+            f"|H|^2 did not fall to the tolerance {tolerance:g} before the limit on {stopped}: "
+            "allow more, or a larger tolerance."
+        )
+    for remark in remarks:
+        warnings.warn(remark, FedemWarning, stacklevel=3)
 
 
 def _result(run: Run, stopped: str) -> Result:

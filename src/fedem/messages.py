@@ -97,6 +97,19 @@ class Compressed:
 
 
 @dataclass(frozen=True)
+class Crowd:
+    """What an algorithm may know of the workers when it chooses its settings."""
+
+    effective: float
+    """1 / sum w_i^2: how many workers of equal weight they are worth."""
+    probability: float
+    """The smallest p_i."""
+
+
+ALONE = Crowd(1.0, 1.0)
+
+
+@dataclass(frozen=True)
 class Form:
     """What both ends know of a compressed message before it arrives."""
 

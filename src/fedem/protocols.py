@@ -15,9 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from fedem.messages import (
+    ALONE,
     BoolArray,
     Column,
     Compressed,
+    Crowd,
     FloatArray,
     Form,
     IntArray,
@@ -32,11 +34,13 @@ from fedem.messages import (
 )
 
 __all__ = [
+    "ALONE",
     "Algorithm",
     "BoolArray",
     "Column",
     "Compressed",
     "Compressor",
+    "Crowd",
     "Federation",
     "FloatArray",
     "Form",
@@ -139,6 +143,10 @@ class Model(ABC):
     def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
         """Statistics to move to instead of ``after``, where a part of them can be saved alone."""
         return after
+
+    def remarks(self, params: Any) -> list[str]:
+        """What a user should know of fitted parameters, in words; nothing if all is well."""
+        return []
 
     @abstractmethod
     def start(self, seed: int) -> Any:
@@ -245,8 +253,8 @@ class Algorithm(ABC):
         """Whether a round of exact uploads must first set V_i = h_i(S_0)."""
 
     @abstractmethod
-    def resolve(self, layout: Layout) -> Self:
-        """The algorithm with everything that depends on the layout filled in."""
+    def resolve(self, layout: Layout, crowd: Crowd = ALONE) -> Self:
+        """The algorithm with everything that was left open filled in."""
 
     @abstractmethod
     def columns(self, q: int) -> dict[str, Column]:

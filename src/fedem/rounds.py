@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 
 from fedem.algorithms.memory import gap
-from fedem.errors import CheckpointError, SettingsError, check_count, check_range
+from fedem.errors import (
+    CheckpointError,
+    ServerCrash,
+    check_count,
+    check_type,
+)
 from fedem.ledger import Ledger
+from fedem.limits import PATIENCE, Callback, Monitor, Stop
 from fedem.protocols import (
     Algorithm,
+    Crowd,
     Federation,
     FloatArray,
     IntArray,
@@ -31,70 +37,6 @@ from fedem.protocols import (
 from fedem.records import Records, RoundRecord
 from fedem.storage import load_checkpoint, save_checkpoint
 from fedem.wire import REPLY_ENVELOPE, REQUEST_ENVELOPE, STEP_FRAME, floats_size
-
-Callback = Callable[[RoundRecord], bool | None]
-"""Called after every round; returning True ends the run."""
-
-
-@final
-@dataclass(frozen=True)
-class Stop:
-    """When to stop: whichever limit is met first.
-
-    ``tolerance`` bounds |H|^2, ``bytes`` the traffic of all workers up and down, ``epochs`` the
-    conditional expectations computed in units of all samples.
-    """
-
-    rounds: int | None = None
-    epochs: float | None = None
-    tolerance: float | None = None
-    bytes: int | None = None
-    seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        limits = {n: getattr(self, n) for n in ("rounds", "epochs", "bytes", "seconds")}
-        if self.rounds is not None:
-            check_count("rounds", self.rounds, 0)
-        for name, value in (*limits.items(), ("tolerance", self.tolerance)):
-            if value is not None:
-                check_range(name, value, 0, math.inf)
-        if all(value is None for value in limits.values()):
-            raise SettingsError(
-                "give at least one of rounds, epochs, bytes or seconds: a tolerance alone may "
-                "never be met."
-            )
-
-    def reason(self, run: Run) -> str | None:
-        """The limit that has been met, if any."""
-        last = run.records[-1] if run.records else None
-        estimate = last.squared_H if last is not None and last.round and last.answered else None
-        if self.tolerance is not None and estimate is not None and estimate <= self.tolerance:
-            return "tolerance"
-        if self.rounds is not None and run.state.round > self.rounds:
-            return "rounds"
-        if last is not None and self.epochs is not None and last.epochs >= self.epochs:
-            return "epochs"
-        if (
-            self.bytes is not None
-            and run.ledger.total("up") + run.ledger.total("down") >= self.bytes
-        ):
-            return "bytes"
-        if self.seconds is not None and run.seconds >= self.seconds:
-            return "seconds"
-        return None
-
-
-@final
-@dataclass(frozen=True)
-class Monitor:
-    """Diagnostics of a simulation, each a full pass over all data every so many rounds."""
-
-    every: int = 1
-    mean_field: bool = True
-    objective: bool = True
-
-    def __post_init__(self) -> None:
-        check_count("Monitor every", self.every)
 
 
 @final
@@ -125,8 +67,12 @@ class Run:
         count_bytes: bool = True,
     ) -> None:
         self.model, self.federation = model, federation
-        self.algorithm = algorithm.resolve(model.layout)
+        everyone = participation.probabilities(np.arange(federation.size), federation.size)
+        crowd = Crowd(1 / float(weights @ weights), float(everyone.min()))
+        self.algorithm = algorithm.resolve(model.layout, crowd)
         self.weights, self.participation, self.seed = weights, participation, seed
+        if monitor is not None:
+            check_type("monitor", monitor, Monitor, "Monitor(every=10)")
         self.samples, self.retries, self.monitor = (
             samples,
             check_count("retries", retries, 0),
@@ -330,20 +276,32 @@ class Run:
         checkpoint: str | Path | None = None,
         checkpoint_every: int = 100,
     ) -> str:
-        """Rounds until a limit is met, a callback says so, or Ctrl-C; returns which."""
+        """Rounds until a limit is met, a callback says so, or Ctrl-C; returns which.
+
+        ``silence`` means that nobody has answered for `PATIENCE` rounds.
+        """
         check_count("checkpoint_every", checkpoint_every)
         callbacks = tuple(callbacks)
         reason = stop.reason(self)
+        idle = crashes = 0
         with _interrupts() as interrupted:
             while reason is None:
-                record = self.step()
+                try:
+                    record = self.step()
+                except ServerCrash:  # it comes back with the state of the round's beginning
+                    crashes += 1
+                    if crashes > PATIENCE:
+                        raise
+                    continue
+                crashes = 0
+                idle = 0 if record.answered else idle + 1
                 asked = [callback(record) for callback in callbacks]
                 if interrupted():
                     reason = "interrupted"
                 elif any(answer is True for answer in asked):
                     reason = "callback"
                 else:
-                    reason = stop.reason(self)
+                    reason = "silence" if idle >= PATIENCE else stop.reason(self)
                 if checkpoint is not None and (
                     reason is not None or record.round % checkpoint_every == 0
                 ):

@@ -24,7 +24,17 @@ ALLOWED: dict[str, set[str]] = {
     "records": {"protocols"},
     "ledger": {"protocols"},
     "storage": {"errors"},
-    "rounds": {"errors", "protocols", "algorithms", "ledger", "records", "storage", "wire"},
+    "limits": {"errors", "ledger", "protocols", "records"},
+    "rounds": {
+        "limits",
+        "errors",
+        "protocols",
+        "algorithms",
+        "ledger",
+        "records",
+        "storage",
+        "wire",
+    },
     "datasets": {"errors", "protocols", "random", "models"},
     "federations": {"errors", "protocols", "random", "datasets"},
     "fitting": {
@@ -35,6 +45,7 @@ ALLOWED: dict[str, set[str]] = {
         "datasets",
         "federations",
         "ledger",
+        "limits",
         "records",
         "rounds",
         "wire",
@@ -50,7 +61,7 @@ FOREIGN: dict[str, set[str]] = {
     "matplotlib": {"reporting"},
     "typer": {"cli"},
     "rich": {"cli"},
-    "threadpoolctl": {"cli"},
+    "threadpoolctl": {"cli", "fitting"},
 }
 STANDARD = {
     *(

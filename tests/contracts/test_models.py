@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from typing import Any
 
 import array_api_strict
@@ -292,13 +293,15 @@ def test_singular_data_never_escape_as_linear_algebra_errors(kind: str, floor: f
     doubled = np.concatenate([np.tile(base[:1], (50, 1)), base[:10]])
     model = fedem.gaussian_mixture(3, kind, covariance_floor=floor)
     for rows in (collinear, doubled):
-        try:
-            result = fedem.fit(model, [rows[:20], rows[20:]], rounds=150)
-        except fedem.SettingsError as error:
-            assert floor == 0
-            assert "combinations of others" in str(error)
-        else:
-            assert np.isfinite(result.statistics).all()
+        parts = [rows[:20], rows[20:]]
+        if kind == "tied" and floor == 0 and rows is collinear:
+            with pytest.raises(fedem.SettingsError, match="combinations of others"):
+                fedem.fit(model, parts, rounds=150)
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", fedem.FedemWarning)
+            result = fedem.fit(model, parts, rounds=150)
+        assert np.isfinite(result.statistics).all()
 
 
 @each

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
+from math import sqrt
 from typing import Any, ClassVar, Literal, Self, final
 
 from fedem.algorithms import memory, steps
 from fedem.compressors import Identity
-from fedem.errors import SettingsError, check_count, check_range
+from fedem.errors import SettingsError, check_count, check_range, check_type
 from fedem.protocols import (
+    ALONE,
     Algorithm,
     Compressor,
+    Crowd,
     FloatArray,
     IntArray,
     Layout,
@@ -29,7 +32,8 @@ from fedem.protocols import (
 class CompressedEM(Algorithm):
     """EM in expectation space with compressed uploads and control-variate memories.
 
-    ``step_size`` is gamma, a number or a function of the round. ``memory_rate`` is alpha: None
+    ``step_size`` is gamma, a number or a function of the round; None chooses one from the
+    compression, the participation and the number of workers. ``memory_rate`` is alpha: None
     means 1 / (1 + omega), 0 switches memories off (the naive method the paper warns of).
     ``memory_start`` is ``"zero"``, or ``"mean-field"`` for V_i = h_i(S_0) at the cost of one exact
     upload. ``batch_size`` None means the full local pass; mini-batches are drawn with or without
@@ -39,7 +43,7 @@ class CompressedEM(Algorithm):
     """
 
     compressor: Compressor = field(default_factory=Identity)
-    step_size: steps.StepSize = 1.0
+    step_size: steps.StepSize | None = None
     memory_rate: float | None = None
     memory_start: Literal["zero", "mean-field"] = "zero"
     batch_size: int | None = None
@@ -50,7 +54,11 @@ class CompressedEM(Algorithm):
     name: ClassVar[str]
 
     def __post_init__(self) -> None:
-        steps.check_step_size(self.step_size)
+        check_type("compressor", self.compressor, Compressor, "Dithering(levels=4)")
+        if self.broadcast is not None:
+            check_type("broadcast", self.broadcast, Compressor, "SubtractiveDithering(0.05)")
+        if self.step_size is not None:
+            steps.check_step_size(self.step_size)
         if self.memory_rate is not None:
             hint = "0 switches memories off; None means 1 / (1 + omega)."
             check_range("memory_rate", self.memory_rate, 0, 1, hint=hint)
@@ -85,14 +93,25 @@ class CompressedEM(Algorithm):
         return self.memory_start == "mean-field" and self.memory_rate != 0
 
     @final
-    def resolve(self, layout: Layout) -> Self:
-        """Blocks of the layout, and alpha = 1 / (1 + omega) of the theorems unless given."""
+    def resolve(self, layout: Layout, crowd: Crowd = ALONE) -> Self:
+        """Blocks of the layout, and what was left open.
+
+        alpha = 1 / (1 + omega), as in the theorems. gamma = min(1, sqrt(n / (2 w (1 + w)))) with
+        w = (1 + omega) / p - 1 and n the effective number of workers: the shape of Theorem 1's
+        second limit (line 605, and line 1270 for p) without its unknown constants, so a rule of
+        thumb and no more.
+        """
         compressor = self.compressor.resolve(layout)
-        rate = self.memory_rate
-        if rate is None:
-            rate = 1 / (1 + compressor.omega(layout.size))
+        omega = compressor.omega(layout.size)
+        rate = 1 / (1 + omega) if self.memory_rate is None else self.memory_rate
+        step = self.step_size
+        if step is None:
+            noise = (1 + omega) / crowd.probability - 1
+            step = min(1.0, sqrt(crowd.effective / max(2 * noise * (1 + noise), 1e-12)))
         down = None if self.broadcast is None else self.broadcast.resolve(layout)
-        return replace(self, compressor=compressor, memory_rate=rate, broadcast=down)
+        return replace(
+            self, compressor=compressor, memory_rate=rate, step_size=step, broadcast=down
+        )
 
     @final
     def worker_step(
@@ -130,6 +149,7 @@ class CompressedEM(Algorithm):
         probabilities: FloatArray,
     ) -> tuple[ServerState, StepInfo]:
         """H, S and V of Algorithm 1."""
+        assert self.step_size is not None
         step = steps.step_at(self.step_size, max(1, state.round))
         down = None
         if self.broadcast is not None:
@@ -146,5 +166,5 @@ class CompressedEM(Algorithm):
             "algorithm": self.name,
             "compressor": self.compressor.describe(),
             "broadcast": None if self.broadcast is None else self.broadcast.describe(),
-            "step_size": steps.describe_step(self.step_size),
+            "step_size": None if self.step_size is None else steps.describe_step(self.step_size),
         }

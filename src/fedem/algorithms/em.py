@@ -8,8 +8,10 @@ from typing import Any, Self, final
 from fedem.algorithms import memory, steps
 from fedem.compressors import Identity
 from fedem.protocols import (
+    ALONE,
     Algorithm,
     Column,
+    Crowd,
     FloatArray,
     Layout,
     Model,
@@ -37,7 +39,7 @@ class EM(Algorithm):
         """There are no memories."""
         return False
 
-    def resolve(self, layout: Layout) -> Self:
+    def resolve(self, layout: Layout, crowd: Crowd = ALONE) -> Self:
         """Nothing depends on the layout."""
         return self
 

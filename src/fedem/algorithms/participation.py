@@ -47,7 +47,10 @@ class Bernoulli(Participation):
     p: float | Sequence[float] | FloatArray
 
     def __post_init__(self) -> None:
-        values = np.atleast_1d(np.asarray(self.p, dtype=np.float64))
+        try:
+            values = np.atleast_1d(np.asarray(self.p, dtype=np.float64))
+        except (TypeError, ValueError):
+            values = np.empty(0)
         if values.ndim != 1 or values.size == 0 or not np.all((values > 0) & (values <= 1)):
             raise SettingsError(
                 "participation probabilities must lie in (0, 1], one number or one per worker; "

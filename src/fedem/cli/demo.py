@@ -18,10 +18,10 @@ from fedem.compressors import block_quantization
 from fedem.datasets.synthetic import START, TRUTH, synthetic_federation
 from fedem.errors import SettingsError
 from fedem.fitting import Result, fit
+from fedem.limits import Monitor
 from fedem.models import gaussian_mixture
 from fedem.records import RoundRecord
 from fedem.reporting import draw_trajectories
-from fedem.rounds import Monitor
 
 PAPER: dict[str, Any] = {
     "compressor": block_quantization(4),  # omega = 1
@@ -44,6 +44,8 @@ def run_demo(
     """Fit both, write and print what came out; returns whether Ctrl-C cut it short."""
     if split not in ("random", "sorted"):
         raise SettingsError(f"--split must be 'random' or 'sorted'; got {split!r}.")
+    if not np.isfinite(epochs):
+        raise SettingsError("--epochs must be a finite number.")
     out.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=json_output, quiet=json_output)
     data = synthetic_federation(seed, split="sorted" if split == "sorted" else "random")

@@ -168,7 +168,7 @@ class Dithering(Compressor):
 
     def form(self, q: int) -> Form:
         """A norm per block and a level per coordinate."""
-        return Form(len(_edges(self.block, q)[1]), q, self.levels)
+        return Form(len(_edges(self.block, q)[1]), q, int(self.levels))
 
     def variance(self, vectors: FloatArray) -> FloatArray:
         """E|Q(x) - x|^2; with one level, sum of |x_l|_1 |x_l|_r - |x_l|_2^2 (lemma, line 1335)."""

@@ -11,7 +11,7 @@ import numpy as np
 from fedem.compressors.dithering import Dithering
 from fedem.compressors.identity import Identity
 from fedem.compressors.subtractive import SubtractiveDithering
-from fedem.errors import SettingsError
+from fedem.errors import SettingsError, check_type
 from fedem.protocols import Compressed, Compressor, FloatArray, Form, IntArray, Layout
 
 
@@ -35,6 +35,7 @@ class RandomSparsification(Compressor):
                 f"keep must be a count >= 1 or a fraction between 0 and 1; got {self.keep!r}."
             )
 
+        check_type("then", self.then, Compressor, "Dithering(levels=4)")
         if isinstance(self.then, Dithering) and self.then.block in ("field", "row"):
             raise SettingsError(
                 "after sparsification no block of the layout is left: give `then` a block size."

@@ -71,12 +71,7 @@ class WorkerData:
     def from_groups(cls, table: Any, groups: Any) -> Self:
         """Rows of one table; ``groups`` names the worker of each row."""
         rows, columns = read_table(table, "the data")
-        labels = np.asarray(groups)
-        if labels.shape != (rows.shape[0],):
-            raise DataError(
-                f"groups must name one worker per row: expected {rows.shape[0]} values, "
-                f"got shape {labels.shape}."
-            )
+        labels = _labels(groups, rows.shape[0])
         values, which, counts = np.unique(labels, return_inverse=True, return_counts=True)
         order = np.argsort(which, kind="stable")
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
@@ -118,28 +113,61 @@ def read_table(table: Any, where: str) -> tuple[Any, tuple[str, ...] | None]:
         columns = tuple(str(name) for name in table.columns)
         if len(set(columns)) != len(columns):
             raise DataError(f"{where} has two columns of one name: {list(columns)}.")
-        table = table.to_numpy()
+        table = _frame_values(table, where)
     if is_array_api_obj(table) and not is_numpy_array(table):
         return table, columns
-    rows = np.asarray(table)
-    if rows.dtype.kind in "biu" or (rows.dtype.kind == "O" and columns is not None):
-        try:
-            rows = rows.astype(np.float64)
-        except (TypeError, ValueError):
-            raise DataError(
-                f"{where}: some columns of {list(columns or ())} are not numbers; encode or drop "
-                "them first."
-            ) from None
-    if rows.dtype not in (np.float64, np.float32):
+    if isinstance(table, np.ma.MaskedArray):
+        raise DataError(f"{where}: masked arrays are not taken; fill or drop what is masked.")
+    try:
+        rows = np.asarray(table)
+    except ValueError:
         raise DataError(
-            f"{where}: expected numbers (float64, float32 or integers); got dtype {rows.dtype}."
-        )
+            f"{where}: expected a table (rows, columns); rows differ in length."
+        ) from None
+    if rows.dtype.kind not in "biuf":
+        raise DataError(f"{where}: expected numbers; got {_kind_of(table, rows)}.")
+    if rows.dtype not in (np.float64, np.float32):
+        rows = rows.astype(np.float64)
     if rows.ndim < 2:
         raise DataError(
             f"{where}: expected a table (rows, columns); got shape {rows.shape}. "
-            "Use x.reshape(-1, 1) for a single column."
+            "Use x.reshape(-1, 1) for a single column, x.reshape(1, -1) for a single row."
         )
     return rows, columns
+
+
+def _kind_of(table: Any, rows: Any) -> str:
+    """What a table that is none seems to be."""
+    if rows.ndim == 0:
+        return f"an object of type {type(table).__name__}"
+    return f"dtype {rows.dtype}"
+
+
+def _frame_values(frame: Any, where: str) -> Any:
+    """A data frame's numbers; a column of anything else is named."""
+    parts = []
+    for name in frame.columns:
+        series = frame[name]
+        kind = str(series.dtype)
+        values = series.to_numpy()
+        if values.dtype.kind == "O" and kind.startswith(("Int", "UInt", "Float", "boolean")):
+            values = np.array([np.nan if v is None or v != v else v for v in _plain(series)], float)
+        if values.dtype.kind not in "biuf":
+            raise DataError(
+                f"{where}: column {str(name)!r} holds {kind}, not numbers; encode or drop it first."
+            )
+        parts.append(values)
+    if all(p.dtype == np.float32 for p in parts) and parts:
+        return np.stack(parts, axis=1)
+    whole = [p.astype(np.float64) for p in parts]
+    return np.stack(whole, axis=1) if parts else np.empty((len(frame), 0))
+
+
+def _plain(series: Any) -> Any:
+    """A nullable column's values with None where there is none."""
+    return [
+        None if missing else value for value, missing in zip(series, series.isna(), strict=True)
+    ]
 
 
 def match_columns(rows: Any, these: tuple[str, ...], columns: tuple[str, ...], where: str) -> Any:
@@ -155,16 +183,42 @@ def match_columns(rows: Any, these: tuple[str, ...], columns: tuple[str, ...], w
     return rows[:, [these.index(c) for c in columns]]
 
 
+def _labels(groups: Any, count: int) -> Any:
+    """One label per row, all of one kind and none missing."""
+    values = groups.to_numpy() if hasattr(groups, "to_numpy") else groups
+    labels = np.asarray(values)
+    if labels.shape != (count,):
+        raise DataError(
+            f"groups must name one worker per row: expected {count} values, got shape "
+            f"{labels.shape}."
+        )
+    if not is_numpy_array(values) or labels.dtype.kind == "O":
+        kinds = {type(v).__name__ for v in values}
+        missing = [i for i, v in enumerate(values) if v is None or v != v]
+        if missing:
+            raise DataError(f"groups: row {missing[0]} has no worker ({values[missing[0]]}).")
+        if len(kinds) > 1 and "str" in kinds:
+            raise DataError(f"groups mix {' and '.join(sorted(kinds))}: use one kind of name.")
+    elif labels.dtype.kind == "f" and np.isnan(labels).any():
+        raise DataError(f"groups: row {int(np.flatnonzero(np.isnan(labels))[0])} has no worker.")
+    return labels
+
+
 def as_workers(data: Any, groups: Any | None = None) -> WorkerData:
-    """Whatever a user may hold: one table (with groups), a dict or a list of tables."""
+    """Whatever a user may hold: a dict or list of tables, or one table, with groups or alone."""
     if isinstance(data, WorkerData):
         if groups is not None:
             raise DataError("WorkerData already says whose each row is: leave groups out.")
         return data
+    if isinstance(groups, str):
+        if groups not in getattr(data, "columns", ()):
+            raise DataError(f"groups={groups!r} is not a column of the data.")
+        rest = [name for name in data.columns if name != groups]
+        return WorkerData.from_groups(data[rest], data[groups])
     if groups is not None:
         return WorkerData.from_groups(data, groups)
     if isinstance(data, Mapping):
         return WorkerData.from_workers(list(data.values()), list(data))
-    if isinstance(data, (list, tuple)) and any(getattr(t, "ndim", 0) >= 2 for t in data):
+    if isinstance(data, (list, tuple)) and any(hasattr(table, "shape") for table in data):
         return WorkerData.from_workers(data)
     return WorkerData.from_workers([data])

@@ -1,6 +1,6 @@
 """Where messages travel: in this process, worker by worker or stacked, with or without faults."""
 
-from fedem.federations.faulty import FaultPlan, FaultyFederation, ServerCrash
+from fedem.federations.faulty import FaultPlan, FaultyFederation
 from fedem.federations.inprocess import InProcessFederation
 from fedem.federations.loop import LoopFederation
 from fedem.federations.stacked import StackedFederation
@@ -16,6 +16,5 @@ __all__ = [
     "FaultPlan",
     "FaultyFederation",
     "LoopFederation",
-    "ServerCrash",
     "StackedFederation",
 ]

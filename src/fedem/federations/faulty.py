@@ -12,7 +12,7 @@ from typing import Any, final
 
 import numpy as np
 
-from fedem.errors import FedemError, check_count, check_range
+from fedem.errors import ServerCrash, check_count, check_range, check_type
 from fedem.protocols import (
     Algorithm,
     BoolArray,
@@ -27,10 +27,6 @@ from fedem.protocols import (
     Rows,
 )
 from fedem.random import Purpose, check_seed, uniforms
-
-
-class ServerCrash(FedemError):
-    """The server died in the middle of a round: it comes back with what it had persisted."""
 
 
 @final
@@ -81,6 +77,8 @@ class FaultyFederation(Federation):
     """Another federation behind a faulty network."""
 
     def __init__(self, inner: Federation, plan: FaultPlan) -> None:
+        check_type("inner", inner, Federation, "StackedFederation(as_workers(data))")
+        check_type("plan", plan, FaultPlan, "FaultPlan(lose_reply=0.1)")
         self.inner, self.plan = inner, plan
         self._columns: dict[str, Column] = {}
         self._reset()

@@ -91,7 +91,9 @@ class Known(_Shared):
         super().__post_init__()
         m = self.matrix
         if m.ndim != 2 or m.shape[0] != m.shape[1] or not np.all(np.isfinite(m)):
-            raise SettingsError(f"known_covariance must be a square matrix; got shape {m.shape}.")
+            raise SettingsError(
+                f"known_covariance must be a square matrix of finite numbers; got shape {m.shape}."
+            )
         if not np.allclose(m, m.T) or not is_positive_definite(m):
             raise SettingsError("known_covariance must be symmetric and positive definite.")
         if self.covariance_prior is not None:
@@ -353,10 +355,12 @@ def gaussian_mixture(
 ) -> GaussianMixture:
     """A Gaussian mixture with covariance ``full``, ``diag``, ``spherical``, ``tied`` or ``known``.
 
-    ``known`` needs ``known_covariance``, ``(d, d)`` in the user's units. See `GaussianMixture` for
-    the floor and the priors.
+    ``known`` needs ``known_covariance``, ``(d, d)`` in the user's units. No eigenvalue of a
+    covariance falls below ``covariance_floor`` times the variance of the columns over all data (0
+    switches that off). ``weight_concentration`` >= 1 is a symmetric Dirichlet prior on the weights,
+    ``covariance_prior`` an `InverseWishart` on the covariances.
     """
-    if covariance not in COVARIANCES:
+    if str(covariance) not in COVARIANCES:
         names = ", ".join(COVARIANCES)
         raise SettingsError(f"covariance must be one of {names}; got {covariance!r}.")
     cls = COVARIANCES[covariance]
@@ -364,7 +368,11 @@ def gaussian_mixture(
     if cls is Known:
         if known_covariance is None:
             raise SettingsError("covariance='known' needs known_covariance, a (d, d) matrix.")
-        return Known(*common, matrix=np.asarray(known_covariance, dtype=np.float64))
+        try:
+            matrix = np.asarray(known_covariance, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise SettingsError("known_covariance must be a (d, d) matrix of numbers.") from None
+        return Known(*common, matrix=matrix)
     if known_covariance is not None:
         raise SettingsError(f"known_covariance goes with covariance='known', not {covariance!r}.")
     return cls(*common)

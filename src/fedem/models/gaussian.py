@@ -27,11 +27,12 @@ from fedem.errors import (
     SettingsError,
     check_count,
     check_range,
+    check_type,
 )
 from fedem.models.matrices import outer, pack, unpack
 from fedem.models.metric import GaussianMetric
 from fedem.models.mixture import MixtureModel
-from fedem.models.parameters import Frame, GaussianParameters, InverseWishart
+from fedem.models.parameters import Frame, GaussianParameters, InverseWishart, check_start
 from fedem.models.rows import check_rows, moments
 from fedem.protocols import FloatArray, IntArray, Layout
 from fedem.random import Purpose, normals
@@ -72,6 +73,10 @@ class GaussianMixture(MixtureModel):
             raise SettingsError(
                 f"covariance_floor must be 0 or at least 1e-12, where doubles can tell it from 0; "
                 f"got {self.covariance_floor}."
+            )
+        if self.covariance_prior is not None:
+            check_type(
+                "covariance_prior", self.covariance_prior, InverseWishart, "InverseWishart(dof=5)"
             )
         check_range("weight_concentration", self.weight_concentration, 1, np.inf, open_high=True)
 
@@ -164,12 +169,13 @@ class GaussianMixture(MixtureModel):
         else:
             spread = weights @ (summaries["scatter"] + away**2)
             moment = np.empty(0)
-        if not (np.isfinite(origin).all() and np.isfinite(spread).all()):
+        largest = np.sqrt(spread) + np.abs(origin)
+        if not (np.all(largest < 1e140) and np.all((largest > 1e-140) | (largest == 0))):
             raise DataError(
-                "the spread of some column is beyond 1e154, too large for doubles to square: "
-                "use other units."
+                "some column is beyond 1e140 or all below 1e-140 in size, where doubles cannot "
+                "square it: use other units."
             )
-        constant = np.sqrt(spread) <= 1e-13 * np.abs(origin)
+        constant = np.sqrt(spread) <= 4e-16 * np.abs(origin)
         self._complain_of_constant(np.flatnonzero(constant))
         if self.kind == "spherical":
             spread = np.full(d, spread.mean() if not constant.all() else 1.0)
@@ -183,14 +189,15 @@ class GaussianMixture(MixtureModel):
     def _complain_of_constant(self, columns: IntArray) -> None:
         if not len(columns):
             return
-        which = f"column{'s' if len(columns) > 1 else ''} {', '.join(map(str, columns))}"
-        problem = f"{which} (counting from 0) hold one single value in all workers"
+        many = len(columns) > 1
+        which = f"column{'s' if many else ''} {', '.join(map(str, columns))}"
+        problem = f"{which} (counting from 0) {'hold' if many else 'holds'} one single value"
         if self.covariance_floor == 0 and self.kind not in ("known", "spherical"):
             raise DataError(
-                f"{problem}: their variance is zero and covariance_floor=0 forbids to raise it. "
-                "Drop them, or set covariance_floor > 0."
+                f"{problem}: the variance is zero and covariance_floor=0 forbids to raise it. "
+                "Drop it, or set covariance_floor > 0."
             )
-        warnings.warn(f"{problem} and tell nothing; consider dropping them.", FedemWarning, 3)
+        warnings.warn(f"{problem} and says nothing; consider dropping it.", FedemWarning, 2)
 
     def shared_constants(self) -> dict[str, FloatArray]:
         """Origin and scale, and what T needs: workers derive the parameters from the statistics."""
@@ -297,9 +304,9 @@ class GaussianMixture(MixtureModel):
         if np.any(statistics[..., : self.n_components] < SMALLEST_MASS):
             return False
         _, _, covariances = self._raw(statistics)
-        return bool(np.all(np.isfinite(covariances))) and self.all_positive(
-            covariances, self.covariance_floor
-        )
+        # Without a floor, an eigenvalue that doubles cannot tell from zero is none.
+        slack = self.covariance_floor or -1e-14
+        return bool(np.all(np.isfinite(covariances))) and self.all_positive(covariances, slack)
 
     def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
         """Components that explain less than one sample keep mean, covariance and a trace of mass.
@@ -373,24 +380,7 @@ class GaussianMixture(MixtureModel):
 
     def from_user(self, params: GaussianParameters) -> GaussianParameters:
         """Check parameters given in the user's units and bring them into the frame."""
-        k, d = self.n_components, self.n_features
-        shapes = {
-            "weights": (k,),
-            "means": (k, d),
-            "covariances": {"full": (k, d, d), "diag": (k, d), "spherical": (k,)}.get(
-                self.kind, (d, d)
-            ),
-        }
-        for name, value in params.arrays().items():
-            if value.shape != shapes[name] or not np.all(np.isfinite(value)):
-                raise SettingsError(
-                    f"start {name}: expected finite numbers of shape {shapes[name]} for "
-                    f"covariance={self.kind!r}; got shape {value.shape}."
-                )
-        if np.any(params.weights <= 0) or abs(params.weights.sum() - 1) > 1e-6:
-            raise SettingsError(
-                f"start weights must be positive and sum to 1; got {params.weights.tolist()}."
-            )
+        check_start(params, self.n_components, self.n_features, self.kind)
         inner = self.constants.frame.enter(params, self.kind)
         matrices = inner.covariances
         symmetric = (
@@ -405,6 +395,17 @@ class GaussianMixture(MixtureModel):
     @abstractmethod
     def settle(self, params: GaussianParameters) -> GaussianParameters:
         """Starting parameters with what the model already knows put in."""
+
+    def remarks(self, params: GaussianParameters) -> list[str]:
+        """Whether the covariance floor holds up some component."""
+        floor = self.covariance_floor
+        if floor == 0 or self.all_positive(params.covariances, -1.001 * floor):
+            return []
+        return [
+            f"covariance_floor={floor:g} (relative to the variance of the columns) holds up some "
+            "covariance. If the data have outliers or sentinel values, treat those first; else "
+            "lower the floor."
+        ]
 
     def describe(self) -> dict[str, Any]:
         """The settings; the data's constants are told apart by the run's fingerprint."""

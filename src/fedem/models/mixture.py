@@ -31,7 +31,8 @@ from fedem.protocols import FloatArray, Model
 BLOCK_ELEMENTS = 1 << 16
 """Doubles in the features of one block: small enough for the cache, large enough for BLAS."""
 BLOCK_ROWS = 1024
-"""Rows of a block of wide features, as long as they fit four times the elements above."""
+FEWEST_ROWS = 256
+"""Rows of a block of wide features: as many as fit four times the elements above, within these."""
 
 Block = tuple[Any, Any | None]
 
@@ -44,7 +45,8 @@ def blocks(data: Any, weights: Any | None, width: int) -> Iterator[Block]:
     if weights is not None:
         weights = array_namespace(data).asarray(weights, device=device(data))
     samples = data.shape[-2]
-    total = max(BLOCK_ELEMENTS // width, min(BLOCK_ROWS, 4 * BLOCK_ELEMENTS // width))
+    wide = max(min(BLOCK_ROWS, 4 * BLOCK_ELEMENTS // width), FEWEST_ROWS)
+    total = max(BLOCK_ELEMENTS // width, wide)
     rows = max(1, total // max(1, prod(data.shape[:-2])))
     for start in range(0, samples, rows):
         part = slice(start, min(start + rows, samples))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedem.errors import SettingsError, check_range
+from fedem.errors import SettingsError, check_range, check_type
 from fedem.protocols import FloatArray, Parameters
 
 
@@ -76,3 +76,21 @@ class Frame:
         if kind in ("full", "tied", "known"):
             return np.outer(self.scale, self.scale)
         return self.scale**2 if kind == "diag" else float(self.scale[0] ** 2)
+
+
+def check_start(params: GaussianParameters, k: int, d: int, kind: str) -> None:
+    """Refuse starting parameters of the wrong shape, or weights that are none."""
+    check_type("start", params, GaussianParameters, "GaussianParameters(weights, means, ...)")
+    covariances = {"full": (k, d, d), "diag": (k, d), "spherical": (k,)}.get(kind, (d, d))
+    shapes = {"weights": (k,), "means": (k, d), "covariances": covariances}
+    for name, value in params.arrays().items():
+        bad = value.size - int(np.isfinite(value).sum())
+        if value.shape != shapes[name] or bad:
+            raise SettingsError(
+                f"start {name}: expected finite numbers of shape {shapes[name]} for "
+                f"covariance={kind!r}; got shape {value.shape}, {bad} of them not finite."
+            )
+    if np.any(params.weights <= 0) or abs(params.weights.sum() - 1) > 1e-6:
+        raise SettingsError(
+            f"start weights must be positive and sum to 1; got {params.weights.tolist()}."
+        )

@@ -13,6 +13,9 @@ from fedem.models.matrices import pack
 from fedem.models.mixture import blocks, to_numpy
 from fedem.protocols import FloatArray
 
+LARGEST = 1e140
+"""Larger numbers cannot be squared in doubles with room to spare."""
+
 
 def check_rows(
     data: Any, where: str, columns: Sequence[str] | None = None, expected: int | None = None
@@ -24,20 +27,22 @@ def check_rows(
             f"got shape {tuple(data.shape)}."
         )
     if data.shape[0] == 0:
-        raise DataError(f"{where} has no rows: leave it out of the federation, or give it data.")
+        raise DataError(f"{where} has no rows; expected at least one: leave out what is empty.")
     if expected is not None and data.shape[1] != expected:
         raise DataError(f"{where}: expected {expected} columns; got {data.shape[1]}.")
     xp = array_namespace(data)
     start = 0
     for rows, _ in blocks(data, None, data.shape[1]):
         good = xp.isfinite(rows)
+        if rows.dtype == xp.float64:
+            good = good & (xp.abs(rows) <= LARGEST)
         if not bool(xp.all(good)):
             bad = np.argwhere(to_numpy(good) == 0)
             row, column = int(bad[0, 0]) + start, int(bad[0, 1])
             name = repr(columns[column]) if columns is not None else str(column)
             raise DataError(
                 f"{where}: row {row}, column {name} is {float(data[row, column])}; this model "
-                "needs finite numbers. Drop or impute such rows first."
+                "needs finite numbers (of at most 1e140). Drop or impute such rows first."
             )
         start += rows.shape[0]
 

@@ -1,0 +1,88 @@
+"""When a run stops, and what it looks at on the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, final
+
+from fedem.errors import SettingsError, check_count, check_range
+from fedem.ledger import Ledger
+from fedem.protocols import ServerState
+from fedem.records import Records, RoundRecord
+
+PATIENCE = 1000
+"""Rounds without any answer, or crashes in one round, after which a run gives up."""
+Callback = Callable[[RoundRecord], bool | None]
+"""Called after every round; returning True ends the run."""
+
+
+class Progress(Protocol):
+    """What a limit looks at."""
+
+    records: Records
+    state: ServerState
+    ledger: Ledger
+    seconds: float
+
+
+@final
+@dataclass(frozen=True)
+class Stop:
+    """When to stop: whichever limit is met first.
+
+    ``tolerance`` bounds |H|^2, ``bytes`` the traffic of all workers up and down, ``epochs`` the
+    conditional expectations computed in units of all samples.
+    """
+
+    rounds: int | None = None
+    epochs: float | None = None
+    tolerance: float | None = None
+    bytes: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        limits = {n: getattr(self, n) for n in ("rounds", "epochs", "bytes", "seconds")}
+        if self.rounds is not None:
+            check_count("rounds", self.rounds, 0)
+        for name, value in (*limits.items(), ("tolerance", self.tolerance)):
+            if value is not None:
+                check_range(name, value, 0, math.inf, open_high=True)
+        if all(value is None for value in limits.values()):
+            raise SettingsError(
+                "give at least one of rounds, epochs, bytes or seconds: a tolerance alone may "
+                "never be met."
+            )
+
+    def reason(self, run: Progress) -> str | None:
+        """The limit that has been met, if any."""
+        last = run.records[-1] if run.records else None
+        estimate = last.squared_H if last is not None and last.round and last.answered else None
+        if self.tolerance is not None and estimate is not None and estimate <= self.tolerance:
+            return "tolerance"
+        if self.rounds is not None and run.state.round > self.rounds:
+            return "rounds"
+        if last is not None and self.epochs is not None and last.epochs >= self.epochs:
+            return "epochs"
+        if (
+            self.bytes is not None
+            and run.ledger.total("up") + run.ledger.total("down") >= self.bytes
+        ):
+            return "bytes"
+        if self.seconds is not None and run.seconds >= self.seconds:
+            return "seconds"
+        return None
+
+
+@final
+@dataclass(frozen=True)
+class Monitor:
+    """Diagnostics of a simulation, each a full pass over all data every so many rounds."""
+
+    every: int = 1
+    mean_field: bool = True
+    objective: bool = True
+
+    def __post_init__(self) -> None:
+        check_count("Monitor every", self.every)
