@@ -149,12 +149,12 @@ def choose_parameters(symbols: NDArray[np.int32], dither: FloatArray | None) -> 
 
 def _contexts(
     symbols: NDArray[np.int32], dither: FloatArray | None
-) -> tuple[IntArray, IntArray | None]:
+) -> tuple[NDArray[np.int32], NDArray[np.int32] | None]:
     """Symbols, reflected so that their dither is positive, and the context of each."""
     if dither is None:
-        return symbols.astype(np.int64), None
-    flipped = np.where(dither < 0, -symbols, symbols).astype(np.int64)
-    return flipped, np.minimum((np.abs(dither) * 2 * CONTEXTS).astype(np.int64), CONTEXTS - 1)
+        return symbols, None
+    contexts = (np.abs(dither) * (2 * CONTEXTS)).astype(np.int32)
+    return np.where(dither < 0, -symbols, symbols), np.minimum(contexts, CONTEXTS - 1)
 
 
 def code_sizes(symbols: NDArray[np.int32], bound: int, dither: FloatArray | None) -> IntArray:
@@ -178,22 +178,37 @@ def _code_bytes(
 ) -> IntArray:
     """Whole bytes for the arithmetic code and the uncoded low bits of one chunk per row."""
     values, contexts = _contexts(symbols, dither)
-    n = symbols.shape[1]
+    n, groups = symbols.shape[1], 1 if contexts is None else CONTEXTS
+    used, which = np.unique(parameters, return_inverse=True)
+    shifts = np.array([shift_of(p, bound) for p in used.tolist()])
     out = np.empty(len(symbols), dtype=np.int64)
-    for parameter in np.unique(parameters).tolist():
-        rows = np.flatnonzero(parameters == parameter)
-        shift = shift_of(parameter, bound)
-        table = prior(parameter, bound, 1 if contexts is None else CONTEXTS)
-        where = None if contexts is None else contexts[rows]
-        bits = _information(values[rows] >> shift, where, table)
+    for shift in np.unique(shifts).tolist():  # tables of one shift have one width
+        rows = np.flatnonzero(shifts[which] == shift)
+        chosen = np.flatnonzero(shifts == shift)
+        tables = [prior(int(p), bound, groups) for p in used[chosen]]
+        table = np.searchsorted(chosen, which[rows])
+        all_rows = len(rows) == len(symbols)
+        coded = (values if all_rows else values[rows]) >> shift
+        where = contexts if all_rows or contexts is None else contexts[rows]
+        bits = _information(coded, where, tables, table)
         out[rows] = np.ceil((bits + 1e-6) / 8).astype(np.int64) + -(-shift * n // 8)
     return out
 
 
-def _information(values: IntArray, contexts: IntArray | None, table: Prior) -> FloatArray:
-    """Bits of each row under the adaptive code: a ratio of gamma functions of its histogram."""
+def _information(
+    values: NDArray[np.int32],
+    contexts: NDArray[np.int32] | None,
+    tables: list[Prior],
+    table: IntArray,
+) -> FloatArray:
+    """Bits of each row under the adaptive code: a ratio of gamma functions of its histogram.
+
+    ``table`` says which prior is each row's.
+    """
+    from scipy.special import gammaln
+
     messages = len(values)
-    groups, width = table.weights.shape
+    groups, width = tables[0].weights.shape
     row = np.arange(messages)[:, None] * groups
     cell = (row if contexts is None else row + contexts) * width + values + (width - 1) // 2
     if messages * groups * width <= 8 * values.size + (1 << 16):
@@ -202,17 +217,15 @@ def _information(values: IntArray, contexts: IntArray | None, table: Prior) -> F
         counts = counts[cells]
     else:
         cells, counts = np.unique(cell, return_counts=True)
-    from scipy.special import gammaln
-
-    step = np.array(table.step, dtype=np.float64)
-    total = np.array(table.total, dtype=np.float64) / step
+    step = np.array([t.step for t in tables], dtype=np.float64)
+    total = np.array([t.total for t in tables], dtype=np.float64) / step
+    weights = np.stack([t.weights for t in tables]) / step[:, :, None]
     group = cells // width
-    kind = group % groups
-    weight = table.weights[kind, cells % width] / step[kind]
+    place = table[group // groups], group % groups, cells % width
     seen = np.bincount(group, weights=counts, minlength=messages * groups)
-    seen = seen.reshape(messages, groups)
-    spent = (gammaln(total + seen) - gammaln(total)).sum(axis=1)
-    gained = gammaln(weight + counts) - gammaln(weight)
+    whole = total[table]
+    spent = (gammaln(whole + seen.reshape(messages, groups)) - gammaln(total)[table]).sum(axis=1)
+    gained = gammaln(weights[place] + counts) - gammaln(weights)[place]
     saved = np.bincount(group // groups, weights=gained, minlength=messages)
     return np.asarray((spent - saved) / np.log(2))
 

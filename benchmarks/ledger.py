@@ -1,0 +1,124 @@
+"""What counting bytes costs a stacked round; and MNIST to the pooled answer, in bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fedem
+from benchmarks.messages import even, mnist_rows
+from benchmarks.rounds import B, K, M, N, data
+from benchmarks.timing import best_times
+
+
+def bench_ledger() -> dict[str, float]:
+    """A stacked round with and without the ledger."""
+    rows = data()
+    workers = fedem.WorkerData(rows, np.arange(0, N * M + 1, M))
+    tasks = {}
+    for label, operator in (
+        ("block quantisation", fedem.block_quantization(4)),
+        ("4 levels", fedem.Dithering(4)),
+        ("subtractive", fedem.SubtractiveDithering(0.25)),
+    ):
+        algorithm = fedem.FedEM(operator, step_size=0.01, batch_size=B, replacement=True)
+        for counted in (False, True):
+            run = fedem.open_run(
+                fedem.gaussian_mixture(K, "tied"), workers, algorithm, count_bytes=counted
+            )
+            tasks[f"{label}, ledger {'on' if counted else 'off'}"] = run.step
+    return best_times(tasks, 1.0)
+
+
+def runs() -> dict[str, Any]:
+    """Uncompressed, up only, and both ways."""
+    common: dict[str, Any] = {"step_size": 0.8, "in_metric": True}
+    single = fedem.Identity("float32")
+    return {
+        "float32 both ways": fedem.FedEM(single, step_size=1.0, broadcast=single),
+        "4 levels up, float64 down": fedem.FedEM(fedem.Dithering(4), **common),
+        "4 levels up, 16 levels down": fedem.FedEM(
+            fedem.Dithering(4), broadcast=fedem.Dithering(16), **common
+        ),
+        "subtractive up and down": fedem.FedEM(
+            fedem.SubtractiveDithering(0.1),
+            step_size=1.0,
+            in_metric=True,
+            broadcast=fedem.SubtractiveDithering(0.005),
+        ),
+    }
+
+
+def bench_mnist(rounds: int = 150, figure: Path | None = None) -> list[dict[str, Any]]:
+    """Bytes until the log-likelihood stays within 1e-3 nats of where pooled EM ends."""
+    rows = mnist_rows()
+    if rows is None:
+        return []
+    workers = even(rows, 100)
+    model = fedem.gaussian_mixture(10, "tied")
+    start = fedem.fit(model, workers, rounds=3, seed=0).params
+    pooled = fedem.fit(model, workers, start=start, rounds=1500)
+    target = -pooled.log_likelihood(rows)
+    table, curves = [], {}
+    for name, algorithm in runs().items():
+        result = fedem.fit(
+            model,
+            workers,
+            algorithm,
+            start=start,
+            rounds=rounds,
+            monitor=fedem.Monitor(mean_field=False),
+        )
+        records = result.records[1:]
+        gap = records.column("objective") - target
+        up = np.cumsum(records.column("payload_up")) / 100
+        down = np.cumsum(records.column("payload_down")) / 100
+        far = np.flatnonzero(gap > 1e-3)
+        first = int(far[-1]) + 1 if len(far) else 0
+        reached = first < len(gap)
+        opening = result.ledger.summary()["opening"]
+        table.append(
+            {
+                "run": name,
+                "rounds": first if reached else None,
+                "payload_up_per_worker": float(up[first - 1]) if reached else None,
+                "payload_down_per_worker": float(down[first - 1]) if reached else None,
+                "opening_up_per_worker": opening["up"]["payload"] / 100,
+                "gap_at_end": float(gap[-1]),
+            }
+        )
+        curves[name] = (up, down, gap)
+    if figure is not None:
+        _draw(curves, figure)
+    return table
+
+
+def _draw(curves: dict[str, Any], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    from fedem.reporting.figures import STYLE
+
+    colours = ["#000000", "#E69F00", "#0072B2", "#009E73"]
+    with plt.rc_context(STYLE):
+        figure, panels = plt.subplots(1, 2, figsize=(9.2, 3.6), sharey=True)
+        for (name, (up, down, gap)), colour, style in zip(
+            curves.items(), colours, ("-", "--", "-.", ":"), strict=True
+        ):
+            for panel, amount in zip(panels, (up, down), strict=True):
+                shown = gap > 0
+                panel.plot(amount[shown], gap[shown], style, color=colour, label=name)
+        for panel, side in zip(panels, ("uploaded", "downloaded"), strict=True):
+            panel.set_xscale("log")
+            panel.set_yscale("log")
+            panel.axhline(1e-3, color="grey", lw=0.8)
+            panel.set_xlabel(f"bytes {side} per worker")
+        panels[0].set_ylabel("nats per sample above pooled EM")
+        panels[0].legend(frameon=False)
+        figure.tight_layout()
+        figure.savefig(path)
+        plt.close(figure)
