@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test lint types check wheel bench clean
+.PHONY: help setup demo test lint types check wheel bench fuzz clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -41,6 +41,11 @@ check: lint types test wheel ## Everything CI runs
 
 bench: setup ## Time the hot paths
 	$(BIN)/python -m benchmarks
+
+fuzz: setup ## Feed a million inputs to the decoders (installs atheris)
+	$(BIN)/python -m pip install --quiet atheris
+	mkdir -p build/fuzz
+	$(BIN)/python -m tests.fuzz.decoders -runs=1000000 -max_len=160 -rss_limit_mb=1500 -timeout=10 build/fuzz
 
 clean: ## Remove what the targets made
 	rm -rf $(VENV) dist build demo .mypy_cache .ruff_cache .pytest_cache .hypothesis

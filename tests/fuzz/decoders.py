@@ -1,0 +1,70 @@
+"""A coverage-guided fuzzer of every decoder: ``make fuzz`` (atheris, a million inputs).
+
+Whatever the bytes, a decoder returns a message that fits what was expected or raises `WireError`,
+in bounded memory. The first bytes of an input choose the decoder and what it expects; the rest is
+the message, sealed in a valid envelope half of the time so that the fuzzer gets past the checksum.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from fedem.errors import WireError
+from fedem.protocols import Form
+from fedem.wire import (
+    Header,
+    Kind,
+    decode_payload,
+    decode_reply,
+    decode_request,
+    decode_table,
+    seal,
+    unseal,
+)
+
+BOUNDS = (0, 1, 4, 16, 300, 2**20, 2**30 - 1)
+
+
+def one_input(data: bytes) -> None:
+    """Feed one input to one decoder; raises if anything but `WireError` comes out of it."""
+    if len(data) < 4:
+        return
+    choice, reals, n, rest = data[0], data[1] % 4, data[2] % 24, data[4:]
+    bound = BOUNDS[data[3] % len(BOUNDS)]
+    header = Header(Kind(1 + choice % 7), 1, 2 + data[3], 3, 4, reals)
+    try:
+        if choice % 2:
+            rest = seal(header, rest)
+        if choice % 7 == 0:
+            dither = np.linspace(-0.5, 0.49, n) if choice & 8 else None
+            message = decode_payload(data[4:], Form(reals, n, bound), dither)
+            assert message.reals.shape == (reals,)
+            assert message.symbols.shape == (n,)
+            assert np.abs(message.symbols.astype(np.int64)).max(initial=0) <= bound
+            assert np.isfinite(message.reals).all()
+        elif header.kind == Kind.REQUEST:
+            decode_request(rest, header)
+        elif header.kind == Kind.REPLY:
+            decode_reply(rest, header)
+        elif header.kind in (Kind.SUMMARY, Kind.CONSTANTS, Kind.STATISTICS):
+            decode_table(rest, header)
+        else:
+            unseal(rest, header)
+    except WireError:
+        pass
+
+
+def main() -> None:
+    """Run atheris over the corpus beside this file."""
+    import atheris
+
+    atheris.instrument_all()
+    atheris.Setup([*sys.argv, str(Path(__file__).parent / "corpus")], one_input)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
