@@ -25,6 +25,7 @@ from fedem.wire import (
     encode_payload,
     encode_reply,
     encode_request,
+    encode_summary,
     encode_table,
     floats_size,
 )
@@ -83,11 +84,12 @@ def test_every_reply_is_encoded_decoded_and_counted(
 
 
 def test_the_opening_is_charged() -> None:
-    q, told = 9, 1 + 2 + 3  # tied, K=3, d=2: a count, means, and packed second moments
+    q, told = 9, 2 + 3  # tied, K=3, d=2: means, and packed second moments
     algorithm = fedem.FedEM(fedem.Dithering(2), step_size=0.3, batch_size=5)
     free = fit(make_model("tied"), TABLES, algorithm, rounds=1)
     header = Header(Kind.SUMMARY, 1, 0, 0, 2, told)
-    assert free.records[0].bytes_up == N * len(encode_table(header, np.zeros(told)))
+    summary = encode_summary(header, 30, np.zeros(told), "float64")
+    assert free.records[0].bytes_up == N * len(summary)
     assert free.records[0].bytes_down == N * (floats_size(2 + 2 + 1 + 3) + ENVELOPE)
     start = fit(make_model("tied"), TABLES, rounds=5).params
     paid = fit(make_model("tied"), TABLES, algorithm, rounds=1, start=start).records[0]
@@ -98,9 +100,24 @@ def test_the_opening_is_charged() -> None:
     most = fit(make_model("tied"), TABLES, memories, rounds=1, start=start)
     assert most.records[0].bytes_up == paid.bytes_up + N * (floats_size(q) + REPLY_ENVELOPE)
     assert most.records[0].evaluations == 2 * 142
-    summary = most.ledger.summary()
-    assert summary["start"]["up"]["payload"] == N * floats_size(q)
-    assert summary["opening"]["up"]["messages"] == 2 * N
+    totals = most.ledger.summary()
+    assert totals["start"]["up"]["payload"] == N * floats_size(q)
+    assert totals["opening"]["up"]["messages"] == 2 * N
+
+
+@pytest.mark.parametrize(
+    ("precision", "width", "close"), [("float32", 4, 1e-5), ("bfloat16", 2, 0.1)]
+)
+def test_the_opening_may_be_shorter(precision: Any, width: int, close: float) -> None:
+    exact = fit(make_model("tied"), TABLES, rounds=30)
+    short = fit(make_model("tied"), TABLES, rounds=30, opening_precision=precision)
+    messages = short.ledger.summary()["opening"]["up"]
+    assert messages["payload"] == N * (8 + 1 + width * 5)
+    np.testing.assert_allclose(short.params.means, exact.params.means, atol=30 * close)
+    again = fit(make_model("tied"), TABLES, rounds=30, opening_precision=precision)
+    np.testing.assert_array_equal(again.statistics, short.statistics)
+    with pytest.raises(fedem.SettingsError, match="opening_precision must be one of"):
+        fit(make_model("tied"), TABLES, rounds=1, opening_precision="half")
 
 
 def test_ledger_by_worker_and_kind() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from scipy.special import gammaln
 
 from fedem.compressors.precision import ULP, round_randomly, round_up
 from fedem.errors import WireError
@@ -26,16 +27,22 @@ from fedem.wire import (
     decode_payload,
     decode_reply,
     decode_request,
+    decode_summary,
+    decode_support,
     decode_table,
     encode_floats,
     encode_payload,
     encode_reply,
     encode_request,
+    encode_summary,
+    encode_support,
     encode_table,
     fingerprint,
     floats_size,
     payload_sizes,
     seal,
+    summary_size,
+    support_size,
     unseal,
 )
 from fedem.wire.entropy import CHUNK, PARAMETERS, prior
@@ -198,9 +205,60 @@ def test_replies_requests_and_tables_round_trip() -> None:
     steps = RequestBody(0, 15, False, None, (b"abc", b""), 15)
     assert decode_request(encode_request(header, steps), header) == steps
     table = dataclasses.replace(HEADER, kind=Kind.SUMMARY, dimension=3)
+    summary = encode_summary(table, 2**40 + 1, np.array([0.5, 1.0, -2.0]), "bfloat16")
+    count, told = decode_summary(summary, table)
+    assert (count, told.tolist()) == (2**40 + 1, [0.5, 1.0, -2.0])
+    assert len(summary) == ENVELOPE + summary_size(3, "bfloat16")
+    with pytest.raises(WireError, match="a summary has at least"):
+        decode_summary(seal(table, b"x"), table)
     values = np.array([1.5, 2.5, -3.5])
     np.testing.assert_array_equal(decode_table(encode_table(table, values), table), values)
     assert decode_floats(encode_floats(values), 3).tolist() == values.tolist()
+
+
+@settings(max_examples=150)
+@given(st.integers(1, 5000), st.floats(0, 1), st.integers(0, 2**32))
+def test_supports_round_trip_near_their_entropy(size: int, share: float, seed: int) -> None:
+    indices = np.flatnonzero(np.random.default_rng(seed).random(size) < share)
+    data = encode_support(indices, size)
+    assert len(data) == support_size(indices, size)
+    np.testing.assert_array_equal(decode_support(data, size), indices)
+    k = len(indices)
+    least = (gammaln(size + 1) - gammaln(k + 1) - gammaln(size - k + 1)) / np.log(2) / 8
+    assert len(data) <= 1.2 * least + 12  # log2 of the number of such supports
+
+
+def test_a_large_sparse_support() -> None:
+    indices = np.sort(np.random.default_rng(0).choice(5_000_000, 5_000, replace=False))
+    data = encode_support(indices, 5_000_000)
+    np.testing.assert_array_equal(decode_support(data, 5_000_000), indices)
+    assert len(data) < 1.5 * 5_000  # 11.4 bits an index is the entropy, 12 allowed
+
+
+@given(st.binary(max_size=60), st.integers(0, 200))
+def test_hostile_supports_are_refused_or_valid(data: bytes, size: int) -> None:
+    try:
+        indices = decode_support(data, size)
+    except WireError:
+        return
+    assert np.all(np.diff(indices) > 0)
+    assert len(indices) == 0 or (indices[0] >= 0 and indices[-1] < size)
+
+
+def test_bad_supports_are_refused() -> None:
+    for indices in ([3, 2], [1, 1], [0, 9]):
+        with pytest.raises(WireError, match="increasing indices below 9"):
+            encode_support(np.array(indices), 9)
+
+
+def test_floats_in_fewer_bytes_must_be_exact() -> None:
+    values = np.array([0.5, -3.0, 1024.0])
+    for precision, size in (("bfloat16", 7), ("float32", 13), ("float64", 25)):
+        data = encode_floats(values, precision)
+        assert len(data) == size == floats_size(3, precision)
+        np.testing.assert_array_equal(decode_floats(data, 3), values)
+    with pytest.raises(WireError, match="not exact in float32"):
+        encode_floats(np.array([0.1]), "float32")
 
 
 def test_requests_that_do_not_add_up_are_refused() -> None:
@@ -260,7 +318,14 @@ def golden_messages() -> dict[str, bytes]:
         "request-steps": encode_request(
             header, RequestBody(0, 15, False, None, (b"\0a", b"\1b"), 15)
         ),
-        "summary": encode_table(dataclasses.replace(header, kind=Kind.SUMMARY), numbers),
+        "summary": encode_summary(
+            dataclasses.replace(header, kind=Kind.SUMMARY), 700, numbers, "float64"
+        ),
+        "constants": encode_table(dataclasses.replace(header, kind=Kind.CONSTANTS), numbers),
+        "support": seal(
+            dataclasses.replace(header, kind=Kind.SUPPORT, dimension=100),
+            encode_support(np.array([0, 3, 4, 50, 99]), 100),
+        ),
         "lost-memory": seal(dataclasses.replace(header, kind=Kind.LOST_MEMORY), b""),
     }
 

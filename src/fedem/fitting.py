@@ -7,13 +7,14 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, final
 
 import numpy as np
 
 from fedem.algorithms import EM, Everyone
+from fedem.compressors.precision import Precision, check_precision, round_randomly
 from fedem.datasets.workers import as_workers, match_columns, read_table
 from fedem.errors import CheckpointError, FedemWarning, SettingsError, check_count, check_type
 from fedem.federations import FEDERATIONS
@@ -28,10 +29,10 @@ from fedem.protocols import (
     Opening,
     Participation,
 )
-from fedem.random import check_seed
+from fedem.random import Purpose, check_seed, uniforms
 from fedem.records import Records
 from fedem.rounds import Run
-from fedem.wire import ENVELOPE, floats_size
+from fedem.wire import ENVELOPE, floats_size, summary_size
 
 
 @final
@@ -117,6 +118,24 @@ def _weights(weights: str | Sequence[float] | FloatArray, counts: IntArray) -> F
     return values / values.sum()
 
 
+def _round_summaries(opening: Opening, precision: Precision, seed: int) -> Opening:
+    """Summaries as they arrive: in the precision chosen, rounded at random and so without bias."""
+    check_precision("opening_precision", precision)
+    if precision == "float64":
+        return opening
+    n = len(opening.counts)
+    widths = [int(np.prod(v.shape[1:])) for v in opening.summaries.values()]
+    everyone = np.arange(n, dtype=np.int64)
+    u = np.split(
+        uniforms(seed, 0, Purpose.OPENING, everyone, sum(widths)), np.cumsum(widths)[:-1], axis=1
+    )
+    rounded = {
+        name: round_randomly(values, precision, part.reshape(values.shape))
+        for (name, values), part in zip(opening.summaries.items(), u, strict=True)
+    }
+    return replace(opening, summaries=rounded)
+
+
 def _plain(value: Any) -> Any:
     """numpy's scalars and arrays as JSON types."""
     return value.item() if isinstance(value, np.generic) else np.asarray(value).tolist()
@@ -145,6 +164,7 @@ def open_run(
     monitor: Monitor | None = None,
     retries: int = 0,
     count_bytes: bool = True,
+    opening_precision: Precision = "float64",
 ) -> Run:
     """The opening exchange and the start: a `Run` ready for its first round. See `fit`."""
     check_seed(seed)
@@ -164,7 +184,7 @@ def open_run(
         raise SettingsError("a Federation has its own data: give None, or name a federation.")
     else:
         network = federation
-    opening = network.open(model)
+    opening = _round_summaries(network.open(model), opening_precision, seed)
     w = _weights(weights, opening.counts)
     bound = model.bind(opening.summaries, opening.counts, w)
     samples = int(opening.counts.sum())
@@ -178,9 +198,9 @@ def open_run(
     }
     ledger = Ledger(network.size)
     everyone = np.arange(network.size, dtype=np.int64)
-    told = 1 + sum(int(np.prod(v.shape[1:])) for v in opening.summaries.values())
+    told = sum(int(np.prod(v.shape[1:])) for v in opening.summaries.values())
     constants = sum(v.size for v in bound.shared_constants().values())
-    ledger.add("opening", "up", everyone, floats_size(told), ENVELOPE)
+    ledger.add("opening", "up", everyone, summary_size(told, opening_precision), ENVELOPE)
     ledger.add("opening", "down", everyone, floats_size(constants), ENVELOPE)
     statistics, exchanged = _start(bound, network, w, start, start_statistics, seed)
     if exchanged:
@@ -261,6 +281,7 @@ def fit(
     federation: Literal["stacked", "loop"] | Federation = "stacked",
     retries: int = 0,
     count_bytes: bool = True,
+    opening_precision: Precision = "float64",
     threads: int | None = None,
 ) -> Result:
     """Fit ``model`` on the data of many workers, in this process.
@@ -285,7 +306,9 @@ def fit(
     ``checkpoint_every`` rounds and at the end; ``resume=True`` continues from it if it is there.
     ``federation`` is ``"stacked"`` or ``"loop"`` (one worker at a time), or an object with its own
     data (then ``data`` is None). Workers that stay silent are asked ``retries`` times again.
-    ``count_bytes=False`` skips the ledger; ``threads`` limits those of the linear algebra.
+    ``count_bytes=False`` skips the ledger; ``opening_precision`` may shorten the opening summaries
+    to ``"float32"`` or ``"bfloat16"``, rounded at random; ``threads`` limits those of the linear
+    algebra.
     """
     if all(limit is None for limit in (rounds, epochs, max_bytes, seconds)):
         rounds = 100 if tolerance is None else 10_000
@@ -310,6 +333,7 @@ def fit(
             monitor=monitor,
             retries=retries,
             count_bytes=count_bytes,
+            opening_precision=opening_precision,
         )
         if resume and checkpoint is not None and Path(checkpoint).exists():
             run.restore(checkpoint)

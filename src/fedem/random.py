@@ -36,6 +36,7 @@ class Purpose(IntEnum):
     BROADCAST = 7
     REORDERING = 8
     CRASHES = 9
+    OPENING = 10
 
 
 def check_seed(seed: int) -> int:

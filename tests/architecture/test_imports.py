@@ -42,6 +42,7 @@ ALLOWED: dict[str, set[str]] = {
         "protocols",
         "random",
         "algorithms",
+        "compressors",
         "datasets",
         "federations",
         "ledger",

@@ -20,6 +20,8 @@ from fedem.wire import (
     decode_payload,
     decode_reply,
     decode_request,
+    decode_summary,
+    decode_support,
     decode_table,
     seal,
     unseal,
@@ -34,11 +36,11 @@ def one_input(data: bytes) -> None:
         return
     choice, reals, n, rest = data[0], data[1] % 4, data[2] % 24, data[4:]
     bound = BOUNDS[data[3] % len(BOUNDS)]
-    header = Header(Kind(1 + choice % 7), 1, 2 + data[3], 3, 4, reals)
+    header = Header(Kind(1 + choice % 8), 1, 2 + data[3], 3, 4, reals)
     try:
         if choice % 2:
             rest = seal(header, rest)
-        if choice % 7 == 0:
+        if choice >= 128:
             dither = np.linspace(-0.5, 0.49, n) if choice & 8 else None
             message = decode_payload(data[4:], Form(reals, n, bound), dither)
             assert message.reals.shape == (reals,)
@@ -49,7 +51,12 @@ def one_input(data: bytes) -> None:
             decode_request(rest, header)
         elif header.kind == Kind.REPLY:
             decode_reply(rest, header)
-        elif header.kind in (Kind.SUMMARY, Kind.CONSTANTS, Kind.STATISTICS):
+        elif header.kind == Kind.SUMMARY:
+            decode_summary(rest, header)
+        elif header.kind == Kind.SUPPORT:
+            support = decode_support(data[4:], 50 * n)
+            assert np.all(np.diff(support) > 0)
+        elif header.kind in (Kind.CONSTANTS, Kind.STATISTICS):
             decode_table(rest, header)
         else:
             unseal(rest, header)

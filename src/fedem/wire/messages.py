@@ -15,7 +15,7 @@ import numpy as np
 
 from fedem.errors import WireError
 from fedem.protocols import FloatArray
-from fedem.wire.payload import decode_floats, encode_floats
+from fedem.wire.payload import decode_floats, encode_floats, floats_size
 
 MAGIC = b"FEDM"
 VERSION = 1
@@ -24,6 +24,7 @@ _HEADER = struct.Struct("<4sBBHQIIQII")
 _CHECKSUM = struct.Struct("<I")
 _REQUEST = struct.Struct("<IqBBI")
 _REPLY = struct.Struct("<IQ")
+_COUNT = struct.Struct("<Q")
 
 
 class Kind(IntEnum):
@@ -36,6 +37,7 @@ class Kind(IntEnum):
     REQUEST = 5
     REPLY = 6
     LOST_MEMORY = 7
+    SUPPORT = 8
 
 
 @dataclass(frozen=True)
@@ -170,8 +172,26 @@ def decode_reply(data: bytes, expected: Header) -> tuple[int, int, bytes]:
 
 
 def encode_table(header: Header, values: FloatArray) -> bytes:
-    """A summary, constants, starting parameters or exact statistics: floats in an envelope."""
+    """Constants, starting parameters or exact statistics: floats in an envelope."""
     return seal(header, encode_floats(values))
+
+
+def encode_summary(header: Header, count: int, values: FloatArray, precision: str) -> bytes:
+    """A worker's number of rows, exactly, and what the model asked for."""
+    return seal(header, _COUNT.pack(count) + encode_floats(values, precision))
+
+
+def decode_summary(data: bytes, expected: Header) -> tuple[int, FloatArray]:
+    """The inverse of `encode_summary`."""
+    body = unseal(data, expected)
+    if len(body) < _COUNT.size:
+        raise WireError(f"a summary has at least {_COUNT.size} bytes; got {len(body)}.")
+    return _COUNT.unpack_from(body)[0], decode_floats(body[_COUNT.size :], expected.dimension)
+
+
+def summary_size(count: int, precision: str = "float64") -> int:
+    """Payload bytes of a summary of so many numbers."""
+    return _COUNT.size + floats_size(count, precision)
 
 
 def decode_table(data: bytes, expected: Header) -> FloatArray:

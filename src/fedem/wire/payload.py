@@ -88,12 +88,20 @@ def _unpack_reals(data: bytes, kind: int) -> FloatArray:
         bits: NDArray[np.uint32] = np.frombuffer(data, dtype="<u4").astype(np.uint32)
     else:
         bits = np.frombuffer(data, dtype="<u2").astype(np.uint32) << np.uint32(16)
-    return bits.view(np.float32).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN is refused by the caller
+        return bits.view(np.float32).astype(np.float64)
 
 
-def encode_floats(values: FloatArray) -> bytes:
-    """Numbers alone, always as float64: summaries, constants, statistics."""
-    return bytes([2 * _FORMAT_UNIT]) + _pack_reals(np.ravel(values), 2)
+FORMATS = {"bfloat16": 0, "float32": 1, "float64": 2}
+
+
+def encode_floats(values: FloatArray, precision: str = "float64") -> bytes:
+    """Numbers alone: summaries, constants, statistics. They must be exact in the precision."""
+    flat, kind = np.ravel(values), FORMATS[precision]
+    data = bytes([kind * _FORMAT_UNIT]) + _pack_reals(flat, kind)
+    if kind < 2 and not np.array_equal(_unpack_reals(data[1:], kind), flat):
+        raise WireError(f"some number is not exact in {precision}: round it first.")
+    return data
 
 
 def decode_floats(data: bytes, count: int) -> FloatArray:
@@ -101,6 +109,42 @@ def decode_floats(data: bytes, count: int) -> FloatArray:
     return decode_payload(data, Form(count, 0)).reals
 
 
-def floats_size(count: int) -> int:
+def floats_size(count: int, precision: str = "float64") -> int:
     """Bytes of `encode_floats` for ``count`` numbers."""
-    return 1 + 8 * count
+    return 1 + int(_WIDTHS[FORMATS[precision]]) * count
+
+
+# Supports: which of many coordinates a sparse statistic has. They never change, so they are sent
+# once; afterwards messages hold values alone.
+
+
+def encode_support(indices: IntArray, size: int) -> bytes:
+    """Increasing indices below ``size``: how many, then the gaps between them, entropy coded."""
+    previous = np.concatenate([[-1], indices[:-1]])
+    gaps = indices - previous - 1
+    if len(indices) and (np.any(gaps < 0) or indices[-1] >= size):
+        raise WireError(f"a support must be increasing indices below {size}.")
+    zigzag = np.where(gaps % 2, -(gaps + 1) // 2, gaps // 2).astype(np.int32)
+    return len(indices).to_bytes(4, "little") + encode_symbols(zigzag, size, None)
+
+
+def decode_support(data: bytes, size: int) -> IntArray:
+    """The inverse of `encode_support`; raises `WireError` for anything else."""
+    if len(data) < 4:
+        raise WireError(f"a support has at least 4 bytes; got {len(data)}.")
+    count = int.from_bytes(data[:4], "little")
+    if count > size:
+        raise WireError(f"a support of {count} indices below {size}.")
+    zigzag = decode_symbols(data[4:], count, size, None).astype(np.int64)
+    gaps = np.where(zigzag < 0, -2 * zigzag - 1, 2 * zigzag)
+    indices = np.cumsum(gaps + 1) - 1
+    if count and indices[-1] >= size:
+        raise WireError(f"a support reaches index {indices[-1]}, beyond {size}.")
+    return indices
+
+
+def support_size(indices: IntArray, size: int) -> int:
+    """Bytes of `encode_support`, without encoding."""
+    gaps = np.diff(np.concatenate([[-1], indices])) - 1
+    zigzag = np.where(gaps % 2, -(gaps + 1) // 2, gaps // 2).astype(np.int32)
+    return 4 + int(code_sizes(zigzag[None], size, None)[0])
