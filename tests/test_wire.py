@@ -245,6 +245,15 @@ def test_hostile_supports_are_refused_or_valid(data: bytes, size: int) -> None:
     assert len(indices) == 0 or (indices[0] >= 0 and indices[-1] < size)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_reals_must_be_finite(value: float) -> None:
+    message = Compressed(np.array([value]), np.empty(0, np.int32))
+    with pytest.raises(WireError, match="not finite"), np.errstate(invalid="ignore"):
+        encode_payload(message, Form(1, 0))
+    with pytest.raises(WireError, match="not finite"):
+        decode_floats(encode_floats(np.array([value])), 1)
+
+
 def test_bad_supports_are_refused() -> None:
     for indices in ([3, 2], [1, 1], [0, 9]):
         with pytest.raises(WireError, match="increasing indices below 9"):

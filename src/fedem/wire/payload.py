@@ -44,6 +44,8 @@ def encode_payload(message: Compressed, form: Form, dither: FloatArray | None = 
             f"expected {form.reals} reals and {form.symbols} symbols; got shapes "
             f"{message.reals.shape} and {message.symbols.shape}."
         )
+    if not np.isfinite(message.reals).all():
+        raise WireError("a real is not finite.")
     kind = int(_formats(message.reals))
     reals = _pack_reals(message.reals, kind)
     code = encode_symbols(message.symbols, form.bound, dither)
