@@ -81,6 +81,7 @@ def test_resume_without_a_checkpoint_starts_anew(tmp_path: Path) -> None:
         ({"algorithm": fedem.FedEM(QUANTISER, step_size=0.2)}, "algorithm"),
         ({"model": make_model("diag", k=2)}, "model"),
         ({"tables": make_data(3, sizes=(20, 9, 14, 30))}, "data"),
+        ({"tables": dict(zip("abcd", TABLES, strict=True))}, "workers"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(
@@ -100,7 +101,7 @@ def test_a_checkpoint_of_another_run_is_refused(
         return fit(model, tables, algorithm, checkpoint=path, **arguments, **more)
 
     go(setup, rounds=3)
-    with pytest.raises(fedem.CheckpointError, match=f"belongs to another run: .*{names}"):
+    with pytest.raises(fedem.CheckpointError, match=f"another run, with other .*{names}"):
         go({**setup, **change}, rounds=5, resume=True)
 
 

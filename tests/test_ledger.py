@@ -123,7 +123,10 @@ def test_the_opening_may_be_shorter(precision: Any, width: int, close: float) ->
 def test_ledger_by_worker_and_kind() -> None:
     algorithm = fedem.FedEM(fedem.Dithering(2), step_size=0.3, batch_size=5)
     result = fit(make_model("diag"), TABLES, algorithm, rounds=20, participation=fedem.FixedSize(2))
+    named = fit(make_model("diag"), dict(zip("abcd", TABLES, strict=True)), rounds=1)
+    assert set(named.ledger.to_frame()["worker"]) == set("abcd")
     frame = result.ledger.to_frame()
+    assert set(frame["worker"]) == {0, 1, 2, 3}
     assert set(frame["kind"]) == {"opening", "round"}
     rounds = frame.filter((frame["kind"] == "round") & (frame["direction"] == "up"))
     assert rounds["messages"].sum() == 40

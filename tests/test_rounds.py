@@ -25,7 +25,7 @@ ALGORITHM = fedem.FedEM(fedem.Dithering(2), step_size=0.3, batch_size=5)
         ({"epochs": 2.5}, "epochs"),
         ({"max_bytes": 20_000}, "bytes"),
         ({"seconds": 0.05}, "seconds"),
-        ({"rounds": 10_000, "tolerance": 1e-2}, "tolerance"),
+        ({"rounds": 10_000, "tolerance": 5e-2}, "tolerance"),
         ({"rounds": 50, "callbacks": [lambda record: record.round == 4]}, "callback"),
     ],
 )
@@ -41,9 +41,9 @@ def test_limits(limit: dict[str, Any], reason: str) -> None:
         total = result.bytes_up + result.bytes_down
         assert total >= 20_000 > total - last.bytes_up - last.bytes_down
     if reason == "tolerance":
-        assert last.squared_H is not None
-        assert previous.squared_H is not None
-        assert last.squared_H <= 1e-2 < previous.squared_H
+        tail = result.records.column("squared_H")[-4:]
+        assert (tail[1:] <= 5e-2).all()
+        assert tail[0] > 5e-2 or np.isnan(tail[0]) or result.records[-4].guard_hits
     if reason == "callback":
         assert last.round == 4
 

@@ -195,8 +195,11 @@ def open_run(
         "weights": hashlib.blake2b(w.tobytes(), digest_size=16).hexdigest(),
         "seed": seed,
         "data": _digest(opening),
+        "workers": None
+        if opening.names is None
+        else hashlib.blake2b("\0".join(opening.names).encode(), digest_size=16).hexdigest(),
     }
-    ledger = Ledger(network.size)
+    ledger = Ledger(network.size, opening.names)
     everyone = np.arange(network.size, dtype=np.int64)
     told = sum(int(np.prod(v.shape[1:])) for v in opening.summaries.values())
     constants = sum(v.size for v in bound.shared_constants().values())
@@ -297,10 +300,11 @@ def fit(
     for a given start) or what its ``"parameters"`` imply (free, default otherwise).
 
     Stops at the first limit met of ``rounds``, ``epochs``, ``max_bytes`` (all workers, up and down,
-    envelopes included), ``seconds``, or when |H|^2 <= ``tolerance``. Without limits it makes 100
-    rounds, with a tolerance alone at most 10,000. Ctrl-C ends after the current round and returns
-    what was reached; an error in mid-run carries that as ``error.result``. ``callbacks`` get each
-    `RoundRecord`; one that returns True ends the run.
+    envelopes included), ``seconds``, or when |H|^2 <= ``tolerance`` three rounds in a row without
+    the guard (statistics are standardised; 1e-8 and less are values to try). Without limits it
+    makes 100 rounds, with a tolerance alone at most 10,000. Ctrl-C ends after the current round and
+    returns what was reached; an error in mid-run carries that as ``error.result``. ``callbacks``
+    get each `RoundRecord`; one that returns True ends the run.
 
     ``monitor`` records |h|^2 and the objective. With ``checkpoint`` the state is written every
     ``checkpoint_every`` rounds and at the end; ``resume=True`` continues from it if it is there.
@@ -373,11 +377,11 @@ def _warn(run: Run, stopped: str, tolerance: float | None) -> None:
     remarks = run.model.remarks(run.params)
     made = [record for record in run.records if record.round > 0]
     short = sum(record.guard_hits > 0 for record in made)
-    if short > max(5, 0.1 * len(made)):
+    if short > max(5, 0.02 * len(made)):
         remarks.append(
             f"in {short} of {len(made)} rounds the step was shortened to stay where the model is "
-            "defined: use a smaller step_size, a finer compressor, in_metric=True, or fewer "
-            "components."
+            "defined; the fit may have been thrown off. Use in_metric=True, a smaller step_size, a "
+            "finer compressor, or fewer components."
         )
     if stopped == "silence":
         remarks.append(f"nobody answered for {PATIENCE} rounds; the run gave up.")

@@ -6,6 +6,7 @@ Payload is every byte that depends on data, envelope everything else. Counts are
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +23,8 @@ Direction = Literal["up", "down"]
 class Ledger:
     """Messages and bytes of each worker; workers that never spoke take no memory."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, names: Sequence[str] | None = None) -> None:
+        self._names = names
         self.counts: IntArray = np.zeros(
             (len(KINDS), len(DIRECTIONS), len(PARTS), workers), dtype=np.int64
         )
@@ -61,7 +63,7 @@ class Ledger:
         kind, direction, worker = np.nonzero(self.counts[:, :, 0])
         picked = self.counts[kind, direction, :, worker]
         return {
-            "worker": worker.tolist(),
+            "worker": [w if self._names is None else self._names[w] for w in worker.tolist()],
             "kind": [KINDS[k] for k in kind],
             "direction": [DIRECTIONS[d] for d in direction],
             **{part: picked[:, j].tolist() for j, part in enumerate(PARTS)},

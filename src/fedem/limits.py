@@ -32,8 +32,9 @@ class Progress(Protocol):
 class Stop:
     """When to stop: whichever limit is met first.
 
-    ``tolerance`` bounds |H|^2, ``bytes`` the traffic of all workers up and down, ``epochs`` the
-    conditional expectations computed in units of all samples.
+    ``tolerance`` bounds |H|^2 in three rounds in a row without the guard, ``bytes`` the traffic of
+    all workers up and down, ``epochs`` the conditional expectations computed in units of all
+    samples.
     """
 
     rounds: int | None = None
@@ -58,8 +59,7 @@ class Stop:
     def reason(self, run: Progress) -> str | None:
         """The limit that has been met, if any."""
         last = run.records[-1] if run.records else None
-        estimate = last.squared_H if last is not None and last.round and last.answered else None
-        if self.tolerance is not None and estimate is not None and estimate <= self.tolerance:
+        if self.tolerance is not None and self._settled(run.records[-3:], self.tolerance):
             return "tolerance"
         if self.rounds is not None and run.state.round > self.rounds:
             return "rounds"
@@ -73,6 +73,17 @@ class Stop:
         if self.seconds is not None and run.seconds >= self.seconds:
             return "seconds"
         return None
+
+    @staticmethod
+    def _settled(records: Records, tolerance: float) -> bool:
+        return len(records) == 3 and all(
+            r.round > 0
+            and r.answered > 0
+            and r.guard_hits == 0
+            and r.squared_H is not None
+            and r.squared_H <= tolerance
+            for r in records
+        )
 
 
 @final

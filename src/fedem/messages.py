@@ -191,6 +191,8 @@ class Opening:
     summaries: dict[str, FloatArray]
     columns: tuple[str, ...] | None = None
     """Names of the data's columns, where it has any."""
+    names: Sequence[str] | None = None
+    """Names of the workers, where they have any."""
 
 
 @dataclass(frozen=True)

@@ -340,8 +340,8 @@ class Run:
         )
         if differing:
             raise CheckpointError(
-                f"{path} belongs to another run: {', '.join(differing)} differ. Use the settings "
-                "and data it was made with, or start anew."
+                f"{path} belongs to another run, with other {', '.join(differing)}. Use the "
+                "settings and data it was made with, or start anew."
             )
         self.state = ServerState(
             description["round"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self, final
+from typing import Any, ClassVar, Self, final
 
 from fedem.algorithms import memory, steps
 from fedem.compressors import Identity
@@ -28,6 +28,8 @@ from fedem.protocols import (
 @dataclass(frozen=True)
 class EM(Algorithm):
     """S <- sum_i w_i s-bar_i(T(S)). A worker that does not answer leaves its share of S as is."""
+
+    name: ClassVar[str] = "em"
 
     @property
     def broadcasts_steps(self) -> bool:
@@ -76,4 +78,4 @@ class EM(Algorithm):
 
     def describe(self) -> dict[str, Any]:
         """The name."""
-        return {"algorithm": "em"}
+        return {"algorithm": self.name}

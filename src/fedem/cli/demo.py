@@ -73,7 +73,8 @@ def run_demo(
                 monitor=Monitor(every=10, objective=False),
                 callbacks=[show],
             )
-            progress.update(task, completed=epochs)
+            last = results[name].records[-1]
+            progress.update(task, completed=epochs, detail=f"round {last.round}")
             seconds = time.perf_counter() - began
             summary["algorithms"][name] = _summarise(results[name], data.size, seconds)
             results[name].records.to_csv(out / f"{name.lower()}.csv")

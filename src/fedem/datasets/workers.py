@@ -210,6 +210,10 @@ def as_workers(data: Any, groups: Any | None = None) -> WorkerData:
         if groups is not None:
             raise DataError("WorkerData already says whose each row is: leave groups out.")
         return data
+    if groups is not None and isinstance(data, (Mapping, list, tuple)):
+        raise DataError(
+            "groups go with one table; a dict or list says by itself whose rows are whose."
+        )
     if isinstance(groups, str):
         if groups not in getattr(data, "columns", ()):
             raise DataError(f"groups={groups!r} is not a column of the data.")

@@ -111,7 +111,7 @@ class InProcessFederation(Federation):
                 if name not in gathered:
                     gathered[name] = np.empty((self.size, *values.shape[1:]))
                 gathered[name][positions] = values
-        return Opening(counts, gathered, self.data.columns)
+        return Opening(counts, gathered, self.data.columns, self.data.names)
 
     def _where(self, worker: int) -> str:
         return f"worker {self.data.name(worker)!r}"

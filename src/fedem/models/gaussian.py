@@ -403,8 +403,9 @@ class GaussianMixture(MixtureModel):
             return []
         return [
             f"covariance_floor={floor:g} (relative to the variance of the columns) holds up some "
-            "covariance. If the data have outliers or sentinel values, treat those first; else "
-            "lower the floor."
+            "covariance: a component has collapsed (fewer components, another start, or less "
+            "compression noise may help), or outliers or sentinel values inflate the variances "
+            "(treat those first), or the floor is too high."
         ]
 
     def describe(self) -> dict[str, Any]:

@@ -86,9 +86,10 @@ def check_start(params: GaussianParameters, k: int, d: int, kind: str) -> None:
     for name, value in params.arrays().items():
         bad = value.size - int(np.isfinite(value).sum())
         if value.shape != shapes[name] or bad:
+            tail = f", {bad} of them not finite" if bad else ""
             raise SettingsError(
                 f"start {name}: expected finite numbers of shape {shapes[name]} for "
-                f"covariance={kind!r}; got shape {value.shape}, {bad} of them not finite."
+                f"covariance={kind!r}; got shape {value.shape}{tail}."
             )
     if np.any(params.weights <= 0) or abs(params.weights.sum() - 1) > 1e-6:
         raise SettingsError(
