@@ -134,5 +134,6 @@ def _print(console: Console, summary: dict[str, Any], out: Path) -> None:
         )
     console.print(table)
     drawn = " ".join(f"{w:.3f}" for w in TRUTH.weights)
-    console.print(f"Per worker, at the end. The data were drawn with weights {drawn}.")
+    console.print("|h|² is the squared mean field at the end: 0 at a fixed point of EM.")
+    console.print(f"kB up is per worker. The data were drawn with weights {drawn}.")
     console.print(f"Figure, tables and summary.json are in {out}/")

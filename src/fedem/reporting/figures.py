@@ -36,9 +36,9 @@ def draw_trajectories(runs: Mapping[str, Records], path: Path) -> None:
         for panel, (name, records) in zip(panels[0], runs.items(), strict=True):
             _trajectory(panel, records)
             panel.set_title(name)
-            panel.set_xlabel("epochs (passes over all data)")
+            panel.set_xlabel("epochs (passes over all data, opening included)")
+            panel.legend(frameon=False)
         panels[0, 0].set_ylabel("squared norm of the mean field")
-        panels[0, 0].legend(frameon=False)
         figure.tight_layout()
         for suffix in (".png", ".svg"):
             figure.savefig(path.with_suffix(suffix))
