@@ -65,6 +65,8 @@ def bytes_(console: Console) -> dict[str, Any]:
         table.add_row(label, f"{off:.2f}", f"{on:.2f}", f"{on / off:.2f}")
     console.print(table)
     mnist = bench_mnist(figure=Path("docs/mnist-bytes.png"))
+    if not mnist:
+        console.print("No MNIST: set FEDEM_DATA to a folder with mnist.npz (images, labels).")
     table = Table(title="MNIST tied, 100 workers: to within 1e-3 nats of pooled EM, kept")
     for heading in ("run", "rounds", "bytes up", "bytes down", "gap at the end"):
         table.add_column(heading, justify="left" if heading == "run" else "right")
