@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +272,15 @@ def test_checkpoints_obey_the_umask(tmp_path: Path) -> None:
     assert (tmp_path / "run").stat().st_mode == plain.stat().st_mode
 
 
+@pytest.fixture
+def ctrl_c_works() -> Iterator[None]:
+    """Ctrl-C raises, even where the tests were started with it ignored (in the background)."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_works")
 def test_ctrl_c_ends_after_the_round_with_what_was_reached(tmp_path: Path) -> None:
     path = tmp_path / "run"
 
@@ -304,6 +314,7 @@ def test_ctrl_c_ends_after_the_round_with_what_was_reached(tmp_path: Path) -> No
     np.testing.assert_array_equal(resumed.statistics, whole.statistics)
 
 
+@pytest.mark.usefixtures("ctrl_c_works")
 def test_a_second_ctrl_c_does_not_wait() -> None:
     def impatient(record: fedem.RoundRecord) -> None:
         os.kill(os.getpid(), signal.SIGINT)
