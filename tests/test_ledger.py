@@ -155,6 +155,19 @@ def test_lost_and_repeated_messages_cost_what_they_cost() -> None:
     assert twice.ledger.summary()["round"]["up"]["messages"] == 2 * 5 * N
 
 
+def test_a_report_of_lost_memory_costs_an_envelope() -> None:
+    inner = fedem.StackedFederation(fedem.as_workers(TABLES))
+    network = fedem.FaultyFederation(inner, fedem.FaultPlan())
+    algorithm = fedem.FedEM(fedem.Dithering(2), step_size=0.3)
+    run = fedem.open_run(make_model("diag"), None, algorithm, federation=network)
+    run.step()
+    network.plan = fedem.FaultPlan(lose_disk=1.0)
+    record = run.step()
+    assert record.answered == 0
+    assert (record.payload_up, record.bytes_up) == (0, N * ENVELOPE)
+    assert run.state.generation == 1
+
+
 def test_counting_can_be_left_out_and_changes_nothing_else() -> None:
     algorithm = fedem.FedEM(fedem.Dithering(2), step_size=0.3, batch_size=5)
     counted = fit(make_model("diag"), TABLES, algorithm, rounds=10)

@@ -36,7 +36,7 @@ from fedem.protocols import (
 )
 from fedem.records import Records, RoundRecord
 from fedem.storage import load_checkpoint, save_checkpoint
-from fedem.wire import REPLY_ENVELOPE, REQUEST_ENVELOPE, STEP_FRAME, floats_size
+from fedem.wire import ENVELOPE, REPLY_ENVELOPE, REQUEST_ENVELOPE, STEP_FRAME, floats_size
 
 
 @final
@@ -142,9 +142,10 @@ class Run:
         full = np.full(len(request.workers), floats_size(len(request.statistics)))
         if not self.algorithm.broadcasts_steps:
             return full
-        before = np.array(self._step_bytes, dtype=np.int64)
-        steps = before[request.round] - before[np.maximum(request.accepted, 0)]
-        return np.where(request.accepted >= 0, np.minimum(full, steps), full)
+        before = self._step_bytes
+        here = before[request.round]
+        steps = [here - before[r] if r >= 0 else full[0] for r in request.accepted.tolist()]
+        return np.minimum(full, np.array(steps, dtype=np.int64))
 
     def gather(self, request: Request) -> Replies:
         """Replies of this round, each worker once, sorted; every message is charged.
@@ -164,6 +165,7 @@ class Run:
                 self.ledger.add(
                     request.kind, "up", arrived.workers, arrived.bytes_up, REPLY_ENVELOPE
                 )
+                self.ledger.add(request.kind, "up", arrived.lost_memory, 0, ENVELOPE)
             current = arrived.rounds == request.round
             if not (current.all() and np.array_equal(arrived.workers, missing.workers)):
                 valid = np.flatnonzero(current & np.isin(arrived.workers, missing.workers))
