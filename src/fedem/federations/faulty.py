@@ -110,7 +110,11 @@ class FaultyFederation(Federation):
         spoiled = self._spoil(replies, request, struck, u[:, 1], now)
         arrived += self._due(self._late_replies, now)
         arrived += [spoiled, again]
-        copies = spoiled.take(np.isin(spoiled.workers, request.workers[struck["repeat_reply"]]))
+        twice = request.workers[struck["repeat_reply"]]
+        copies = replace(
+            spoiled.take(np.isin(spoiled.workers, twice)),
+            lost_memory=spoiled.lost_memory[np.isin(spoiled.lost_memory, twice)],
+        )
         joined = Replies.join([*arrived, copies], q)
         if self.plan.reorder and len(joined.workers):
             keys = uniforms(self.plan.seed, now, Purpose.REORDERING, _NETWORK, len(joined.workers))
