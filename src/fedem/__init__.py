@@ -35,7 +35,7 @@ from fedem.errors import (
 from fedem.federations import FaultPlan, FaultyFederation, LoopFederation, StackedFederation
 from fedem.fitting import Result, fit, open_run
 from fedem.limits import Monitor, Stop
-from fedem.models import GaussianParameters, InverseWishart, gaussian_mixture
+from fedem.models import GaussianParameters, InverseWishart, LinearGaussian, gaussian_mixture
 from fedem.records import Records, RoundRecord
 from fedem.rounds import Run
 
@@ -56,6 +56,7 @@ __all__ = [
     "GaussianParameters",
     "Identity",
     "InverseWishart",
+    "LinearGaussian",
     "LoopFederation",
     "Monitor",
     "NumericalError",

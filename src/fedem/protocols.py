@@ -174,7 +174,7 @@ class Model(ABC):
 
 
 class Compressor(ABC):
-    """An unbiased random operator on R^q with E|Q(x) - x|^2 <= omega |x|^2 (assumption A5).
+    """An unbiased random operator on R^q with E|Q(x) - x|^2 <= omega |x|^2 (assumption A6).
 
     Pure and vectorised: randomness comes in as uniforms on [0, 1), so both ends of a link can
     derive it from the shared seed.

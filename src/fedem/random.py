@@ -37,6 +37,8 @@ class Purpose(IntEnum):
     REORDERING = 8
     CRASHES = 9
     OPENING = 10
+    PILOT = 11
+    LATENT = 12
 
 
 def check_seed(seed: int) -> int:

@@ -86,6 +86,15 @@ class Records(Sequence[RoundRecord]):
         values = [getattr(record, name) for record in self._records]
         return np.array([math.nan if v is None else v for v in values], dtype=np.float64)
 
+    def average(self, name: str) -> float:
+        """The mean of a column over all rounds but the opening, where it was computed.
+
+        For ``squared_h`` this is what the theorems bound: |h(S_K)|^2 at a round K drawn at random.
+        """
+        values = self.column(name)[self.column("round") > 0]
+        values = values[np.isfinite(values)]
+        return float(values.mean()) if len(values) else math.nan
+
     def columns(self) -> dict[str, list[Any]]:
         """All columns by name, None where a value was not computed."""
         return {name: [getattr(r, name) for r in self._records] for name in _FIELDS}

@@ -70,6 +70,71 @@ def demo(
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
+@app.command(
+    epilog="Examples:\n\n  fedem plan\n\n"
+    "  fedem plan wards.csv --groups hospital --components 4 --covariance tied\n\n"
+    "  fedem plan wards.csv --groups hospital --compressor subtractive:0.1 --metric "
+    "--participation 0.5 --batch 50 --epsilon 1e-3 --json"
+)
+def plan(
+    data: Annotated[
+        Path | None,
+        typer.Argument(help="CSV or Parquet; without it, the paper's synthetic mixture."),
+    ] = None,
+    groups: Annotated[
+        str | None, typer.Option(help="The column that names the worker of a row.")
+    ] = None,
+    components: Annotated[
+        int, typer.Option("--components", "-k", min=1, help="Mixture components.")
+    ] = 2,
+    covariance: Annotated[
+        str, typer.Option(help="full, diag, spherical or tied (with DATA).")
+    ] = "full",
+    compressor: Annotated[
+        str,
+        typer.Option(help="none, dithering:LEVELS, block:SIZE, subtractive:NOISE or sparse:SHARE."),
+    ] = "block:4",
+    participation: Annotated[
+        float,
+        typer.Option(
+            "--participation", "-p", help="The probability that a worker takes part in a round."
+        ),
+    ] = 1.0,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="FedEM's mini-batch; all rows if left out.")
+    ] = None,
+    epsilon: Annotated[float, typer.Option(help="The mean |h|² to reach.")] = 1e-4,
+    metric: Annotated[
+        bool, typer.Option("--metric", help="Compress in the model's metric.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the start and the sample.")] = 0,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the linear algebra.")] = 1,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print everything as JSON, and nothing else.")
+    ] = False,
+) -> None:
+    """Say what the theory promises for a data set: steps, batches, rounds, bytes, regime.
+
+    Measures the constants of the paper's theorems along EM's path on a sample of the rows.
+    """
+    from fedem.cli.plan import run_plan
+
+    run_plan(
+        data,
+        groups,
+        components,
+        covariance,
+        compressor,
+        participation,
+        batch,
+        epsilon,
+        metric,
+        seed,
+        threads,
+        json_output,
+    )
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; errors are one line on stderr and an exit code."""
     from fedem.errors import FedemError, SettingsError

@@ -2,6 +2,7 @@
 
 from fedem.models.covariances import COVARIANCES, gaussian_mixture
 from fedem.models.gaussian import GaussianMixture
+from fedem.models.linear import LinearGaussian, Location
 from fedem.models.parameters import GaussianParameters, InverseWishart
 
 __all__ = [
@@ -9,5 +10,7 @@ __all__ = [
     "GaussianMixture",
     "GaussianParameters",
     "InverseWishart",
+    "LinearGaussian",
+    "Location",
     "gaussian_mixture",
 ]

@@ -1,0 +1,38 @@
+"""What commands share: naming a compressor in one word."""
+
+from __future__ import annotations
+
+from fedem.compressors import (
+    Dithering,
+    Identity,
+    RandomSparsification,
+    SubtractiveDithering,
+    block_quantization,
+)
+from fedem.errors import SettingsError
+from fedem.protocols import Compressor
+
+COMPRESSOR_HELP = (
+    "none, dithering:LEVELS, block:SIZE, subtractive:NOISE or sparse:SHARE, as in dithering:4."
+)
+
+
+def parse_compressor(text: str) -> Compressor:
+    """``dithering:4`` and its like."""
+    name, _, value = text.partition(":")
+    try:
+        if name == "none" and not value:
+            return Identity()
+        if name == "dithering":
+            return Dithering(int(value or 4))
+        if name == "block":
+            return block_quantization(int(value or 4))
+        if name == "subtractive":
+            return SubtractiveDithering(float(value or 0.25))
+        if name == "sparse":
+            return RandomSparsification(float(value or 0.25))
+    except (ValueError, TypeError) as error:
+        if isinstance(error, SettingsError):
+            raise
+        raise SettingsError(f"--compressor {text!r}: {value!r} is not a number.") from None
+    raise SettingsError(f"--compressor must be {COMPRESSOR_HELP} Got {text!r}.")

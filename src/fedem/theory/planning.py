@@ -1,0 +1,201 @@
+"""What the theory says of a run before it is made: steps, batches, rounds, bytes, regime."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from fedem.algorithms import FedEM
+from fedem.errors import SettingsError, check_count, check_range, check_type
+from fedem.protocols import Compressor, Crowd
+from fedem.random import Purpose, normals, uniforms
+from fedem.theory import bounds
+from fedem.theory.estimates import Estimate
+from fedem.theory.problem import omega_of, participating
+from fedem.wire import REPLY_ENVELOPE, REQUEST_ENVELOPE, floats_size, payload_sizes
+
+
+@final
+@dataclass(frozen=True)
+class Advice:
+    """The theory's settings for one algorithm, and what it promises for them.
+
+    ``rounds`` is a worst-case bound, ``evaluations`` the conditional expectations it costs over all
+    workers; bytes are per worker, envelopes included, with statistics sent down as doubles.
+    ``step_regime`` says what limits the step (``smoothness``: compression is free;
+    ``compression``: it is not), ``noise_regime`` which term of K_opt dominates, ``slowdown`` by
+    which factor compression multiplies the rounds.
+    """
+
+    algorithm: str
+    step_size: float
+    memory_rate: float
+    batch_size: int | None
+    inner_rounds: int | None
+    rounds: int
+    evaluations: float
+    bytes_up: float
+    bytes_down: float
+    step_regime: str
+    noise_regime: str
+    slowdown: float
+
+
+@final
+@dataclass(frozen=True)
+class Plan:
+    """The theory's advice to reach E|h|^2 <= ``epsilon`` on the mean over rounds."""
+
+    epsilon: float
+    workers: int
+    dimension: int
+    participation: float
+    omega: float
+    omega_exact: bool
+    norm: str
+    message_bytes: float
+    """Payload of one upload, encoded, on average for a vector of normal numbers."""
+    default_step: float
+    """The step that FedEM takes by itself: a rule of thumb, far above the worst case."""
+    fedem: Advice
+    vr_fedem: Advice
+    notes: tuple[str, ...]
+
+    def describe(self) -> dict[str, Any]:
+        """Everything as plain JSON types."""
+        return dataclasses.asdict(self)
+
+
+def plan(
+    estimate: Estimate,
+    compressor: Compressor,
+    *,
+    participation: float = 1.0,
+    batch_size: int | None = None,
+    epsilon: float = 1e-4,
+) -> Plan:
+    """Settings, rounds and bytes for FedEM and VR-FedEM, from the theorems.
+
+    ``participation`` is the smallest p_i. ``batch_size`` is FedEM's (None: full local passes);
+    VR-FedEM's batch and inner rounds are those that the theory recommends.
+    """
+    check_type("estimate", estimate, Estimate, "estimate_problem(model, data)")
+    check_type("compressor", compressor, Compressor, "Dithering(levels=4)")
+    check_range("epsilon", epsilon, 0, np.inf, open_low=True, open_high=True)
+    check_range("participation", participation, 0, 1, open_low=True)
+    if batch_size is not None and check_count("batch_size", batch_size) > estimate.samples:
+        raise SettingsError(
+            f"batch_size={batch_size}, but a worker has about {estimate.samples} rows: leave it "
+            "out for full local passes."
+        )
+    problem, q = estimate.with_batch(batch_size), estimate.layout.size
+    omega = omega_of(compressor, estimate.layout, problem.norm == "metric")
+    size = _message_bytes(compressor.resolve(estimate.layout), q)
+    per_round = (
+        participation * (size + REPLY_ENVELOPE),
+        participation * (floats_size(q) + REQUEST_ENVELOPE),
+    )
+    crowd = Crowd(1 / float(problem.weights @ problem.weights), participation)
+    default = FedEM(compressor).resolve(estimate.layout, crowd).step_size
+    return Plan(
+        epsilon=epsilon,
+        workers=len(problem.weights),
+        dimension=q,
+        participation=participation,
+        omega=omega.value,
+        omega_exact=omega.exact,
+        norm=omega.norm,
+        message_bytes=size,
+        default_step=float(default) if isinstance(default, float) else np.nan,
+        fedem=_fedem(estimate, omega.value, participation, batch_size, epsilon, per_round),
+        vr_fedem=_vr_fedem(estimate, omega.value, participation, epsilon, per_round),
+        notes=_notes(estimate, participation, batch_size),
+    )
+
+
+def _fedem(
+    estimate: Estimate,
+    omega: float,
+    p: float,
+    batch: int | None,
+    epsilon: float,
+    per_round: tuple[float, float],
+) -> Advice:
+    problem = estimate.with_batch(batch)
+    rounds = bounds.fedem_rounds(problem, epsilon, omega, p)
+    limit = bounds.fedem_step_limit(problem, omega, p)
+    local = estimate.samples if batch is None else batch
+    return Advice(
+        algorithm="fedem",
+        step_size=bounds.fedem_step(problem, rounds.needed, omega, p),
+        memory_rate=bounds.memory_rate(omega),
+        batch_size=batch,
+        inner_rounds=None,
+        rounds=rounds.needed,
+        evaluations=bounds.fedem_evaluations(rounds.needed, len(problem.weights), local, p),
+        bytes_up=rounds.needed * per_round[0],
+        bytes_down=rounds.needed * per_round[1],
+        step_regime=limit.regime,
+        noise_regime=rounds.regime,
+        slowdown=bounds.slowdown(problem, epsilon, omega, p),
+    )
+
+
+def _vr_fedem(
+    estimate: Estimate, omega: float, p: float, epsilon: float, per_round: tuple[float, float]
+) -> Advice:
+    problem, noise = estimate.problem, participating(omega, p)
+    inner = bounds.vr_inner_rounds(estimate.samples, noise)
+    batch = bounds.vr_batch(inner, noise)
+    rounds = bounds.vr_rounds(problem, epsilon, noise, inner, batch)
+    free = bounds.vr_rounds(problem, epsilon, participating(0.0, p), inner, batch)
+    return Advice(
+        algorithm="vr-fedem",
+        step_size=bounds.vr_step(problem, noise, inner, batch),
+        memory_rate=bounds.memory_rate(omega),
+        batch_size=batch,
+        inner_rounds=inner,
+        rounds=rounds,
+        evaluations=p
+        * bounds.vr_evaluations(rounds, inner, len(problem.weights), estimate.samples, batch),
+        bytes_up=rounds * per_round[0],
+        bytes_down=rounds * per_round[1],
+        step_regime=bounds.vr_regime(problem, noise, inner, batch),
+        noise_regime="low noise",
+        slowdown=rounds / free,
+    )
+
+
+def _message_bytes(compressor: Compressor, q: int, messages: int = 32) -> float:
+    """The mean encoded payload of vectors of normal numbers."""
+    streams = np.arange(messages, dtype=np.int64)
+    vectors = normals(0, 3, Purpose.PILOT, streams, q)
+    u = uniforms(0, 4, Purpose.PILOT, streams, compressor.draws(q))
+    sizes = payload_sizes(
+        compressor.compress(vectors, u), compressor.form(q), compressor.dither(u, q)
+    )
+    return float(sizes.mean())
+
+
+def _notes(estimate: Estimate, p: float, batch: int | None) -> tuple[str, ...]:
+    notes = [
+        "The theorems bound the worst case; runs usually need far fewer rounds, and bear far "
+        "larger steps. Use the numbers to compare settings, and start from the default step.",
+    ]
+    if estimate.points:
+        notes.append(
+            f"The constants were measured at {estimate.points} points of EM's path on "
+            f"{estimate.rows} rows in {estimate.directions} directions: local values, which no "
+            "theorem lets stand for the global ones."
+        )
+    if p < 1:
+        notes.append(
+            "The paper has no theorem for VR-FedEM with p < 1; its numbers here take silence for "
+            "compression, omega_p = (1 + omega) / p - 1."
+        )
+    if batch is None:
+        notes.append("FedEM makes full local passes, so its oracle has no noise.")
+    return tuple(notes)

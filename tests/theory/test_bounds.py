@@ -1,0 +1,285 @@
+"""The theorems' numbers: against the formulas as printed, and against runs that must obey them."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedem
+from fedem import theory
+from fedem.models import LinearGaussian, Location
+from fedem.theory import Problem
+
+constants = st.fixed_dictionaries(
+    {
+        "workers": st.integers(1, 500),
+        "lipschitz": st.floats(0.01, 10),
+        "smoothness": st.floats(0.01, 10),
+        "gap": st.floats(0.01, 100),
+        "v_min": st.floats(0.1, 1),
+        "v_max": st.floats(1, 10),
+        "variance": st.floats(0, 10),
+    }
+)
+omegas = st.floats(0.01, 50)
+
+
+@given(constants, omegas)
+def test_theorem_1_as_printed(c: dict[str, Any], w: float) -> None:
+    problem, n = Problem(**c), c["workers"]
+    limit = theory.fedem_step_limit(problem, w)
+    assert limit.smoothness == pytest.approx(c["v_min"] / (2 * c["smoothness"]))
+    printed = sqrt(n) / (2 * sqrt(2) * c["lipschitz"] * (1 + w) * sqrt(w))
+    assert limit.compression == pytest.approx(printed)
+    step = 0.7 * limit.largest
+    left = c["v_min"] * (1 - step * c["smoothness"] / c["v_min"])
+    right = c["gap"] / (step * 50) + step * c["smoothness"] * (1 + 5 * w) / n * c["variance"]
+    assert theory.fedem_bound(problem, step, 50, w) == pytest.approx(right / left)
+
+
+@given(constants, omegas, st.floats(0.01, 1))
+def test_partial_participation_as_printed(c: dict[str, Any], w: float, p: float) -> None:
+    problem, n = Problem(**c), c["workers"]
+    inner = w + (1 - p) * (1 + w) / p
+    assert theory.participating(w, p) == pytest.approx(inner)
+    printed = p * sqrt(n) / (2 * sqrt(2) * c["lipschitz"] * (1 + w) * sqrt(inner))
+    assert theory.fedem_step_limit(problem, w, p).compression == pytest.approx(printed)
+
+
+@given(constants, omegas, st.integers(1, 200))
+def test_theorem_2_as_printed(c: dict[str, Any], w: float, inner: int) -> None:
+    problem, n = Problem(**c), c["workers"]
+    assert theory.vr_batch(inner, w) == max(1, int(np.ceil(inner / (1 + w) ** 2 - 1e-9)))
+    steep = c["v_max"] / c["smoothness"] * c["lipschitz"] / sqrt(n) * (1 + w)
+    printed = c["v_min"] / c["smoothness"] / (1 + 4 * sqrt(2) * steep * sqrt(w + (1 + 10 * w) / 8))
+    # At b = k_in / (1 + omega)^2 without rounding; a whole b can only be larger, and gamma with it.
+    step = theory.vr_step(problem, w, inner)
+    assert step >= printed * (1 - 1e-9)
+    if inner / (1 + w) ** 2 > 1:
+        assert step == pytest.approx(printed, rel=0.5)
+    field, h = theory.vr_bounds(problem, step, inner, 7, w, theory.vr_batch(inner, w))
+    assert field == pytest.approx(2 * c["gap"] / (c["v_min"] * step * inner * 7))
+    ratio = step**2 * c["lipschitz"] ** 2 * inner / theory.vr_batch(inner, w) / n
+    assert h == pytest.approx(2 * (1 + ratio) * field)
+
+
+@given(constants, omegas, st.integers(1, 10**6))
+def test_the_corollary_is_theorem_1_at_its_own_step(c: dict[str, Any], w: float, k: int) -> None:
+    problem = Problem(**c)
+    step = theory.fedem_step(problem, k, w)
+    assert step <= theory.fedem_step_limit(problem, w).largest
+    assert theory.fedem_bound(problem, step, k, w) <= theory.fedem_corollary(problem, k, w) * 1.001
+
+
+@given(constants, omegas, st.floats(1e-6, 1e-1), st.floats(0.05, 1))
+def test_rounds_to_epsilon_solve_the_corollary(
+    c: dict[str, Any], w: float, epsilon: float, p: float
+) -> None:
+    problem = Problem(**c)
+    rounds = theory.fedem_rounds(problem, epsilon, w, p).needed
+    assert theory.fedem_corollary(problem, rounds, w, p) <= epsilon * 1.001
+    if rounds > 100:
+        assert theory.fedem_corollary(problem, rounds // 2, w, p) > epsilon
+
+
+@given(constants, st.integers(1, 100), st.floats(0.01, 10))
+def test_unequal_workers_of_equal_weight_are_equal(c: dict[str, Any], k: int, w: float) -> None:
+    n = c["workers"]
+    lists = c | {
+        "workers": [float(k)] * n,
+        "lipschitz": [c["lipschitz"]] * n,
+        "variance": [c["variance"]] * n,
+    }
+    same, other = Problem(**c), Problem(**lists)
+    step = theory.fedem_step_limit(same, w).largest
+    assert theory.fedem_step_limit(other, w).largest == pytest.approx(step)
+    bound = theory.fedem_bound(same, step * 0.9, 10, w)
+    assert theory.fedem_bound(other, step * 0.9, 10, w) == pytest.approx(bound)
+
+
+def test_regimes_table() -> None:
+    quiet = Problem(10_000, 1.0, 1.0, 1.0, variance=0.0)
+    assert theory.slowdown(quiet, 1e-3, 3.0) == 1  # many workers, low noise: x 1
+    few = Problem(4, 1.0, 1.0, 1.0, variance=0.0)
+    ratio = theory.slowdown(few, 1e-3, 400.0) / theory.slowdown(few, 1e-3, 100.0)
+    assert ratio == pytest.approx(8, rel=0.02)  # x omega^(3/2) / sqrt(n)
+    more = Problem(16, 1.0, 1.0, 1.0, variance=0.0)
+    halved = theory.slowdown(few, 1e-3, 400.0) / theory.slowdown(more, 1e-3, 400.0)
+    assert halved == pytest.approx(2)
+    noisy = Problem(10_000, 1.0, 1.0, 1.0, variance=1e6)
+    assert theory.fedem_rounds(noisy, 1e-6, 3.0).regime == "high noise"
+    ratio = theory.slowdown(noisy, 1e-6, 8.0) / theory.slowdown(noisy, 1e-6, 4.0)
+    assert ratio == pytest.approx(41 / 21)  # x omega
+
+
+def test_inner_rounds_minimise_the_conditional_expectations() -> None:
+    omega, m, n = 2.0, 5000, 10
+
+    def cost(inner: float) -> float:
+        return n * (m / inner + 2 * inner / (1 + omega) ** 2)
+
+    best = theory.vr_inner_rounds(m, omega)
+    assert cost(best) <= min(cost(k) for k in range(1, 1000)) * 1.001
+    assert theory.vr_evaluations(best, best, n, m, best / 9) == pytest.approx(best * cost(best))
+
+
+def test_steps_beyond_the_theorem_are_refused() -> None:
+    problem = Problem(10, 1.0, 1.0, 1.0)
+    largest = theory.fedem_step_limit(problem, 1.0).largest
+    with pytest.raises(fedem.SettingsError, match="gamma_max"):
+        theory.fedem_bound(problem, 1.01 * largest, 10, 1.0)
+    with pytest.raises(fedem.SettingsError, match="1 / \\(1 \\+ omega\\)"):
+        theory.fedem_bound(problem, 0.1 * largest, 10, 1.0, rate=0.6)
+    with pytest.raises(fedem.SettingsError, match="Lambda_star"):
+        theory.vr_bounds(problem, 10.0, 10, 10, 1.0, 3)
+    for bad in ({"v_min": 0.0}, {"gap": -1.0}, {"variance": [1.0, 2.0]}, {"lipschitz": np.nan}):
+        with pytest.raises(fedem.SettingsError):
+            Problem(**({"workers": 3, "lipschitz": 1.0, "smoothness": 1.0, "gap": 1.0} | bad))
+
+
+def test_omega_and_its_norm() -> None:
+    model = fedem.gaussian_mixture(2, "tied")
+    run = fedem.open_run(model, np.random.default_rng(0).normal(size=(50, 2)))
+    layout = run.model.layout
+    exact = theory.omega_of(fedem.RandomSparsification(0.5), layout, in_metric=True)
+    assert exact == theory.Omega(1.0, "metric", True)
+    assert theory.omega_of(fedem.SubtractiveDithering(0.3), layout).exact
+    bound = theory.omega_of(fedem.block_quantization(4), layout)
+    assert bound.value == pytest.approx(1.0)
+    assert bound.norm == "euclidean"
+    assert not bound.exact
+    assert theory.omega_of(fedem.Identity(), 7) == theory.Omega(0.0, "euclidean", True)
+
+
+# Runs on the model whose constants are known.
+
+D, M, KAPPA = 10, 40, 0.5
+
+
+def _workers(n: int, seed: int) -> tuple[fedem.WorkerData, float]:
+    """Heterogeneous workers, and sigma^2 of one row, the same for all of them."""
+    rows = np.random.default_rng(seed).normal(size=(n, M, D))
+    rows = (rows - rows.mean(axis=1, keepdims=True)) / rows.std(axis=1, keepdims=True)
+    rows += 3 * np.random.default_rng(seed + 1).normal(size=(n, 1, D))
+    return fedem.WorkerData(rows.reshape(n * M, D), np.arange(0, n * M + 1, M)), KAPPA**2 * D
+
+
+def _averages(algorithm: Any, data: fedem.WorkerData, seeds: int, rounds: int, p: float) -> Any:
+    """Means over rounds and seeds of |h|^2 and |H|^2."""
+    values = []
+    for seed in range(seeds):
+        records = fedem.fit(
+            LinearGaussian(KAPPA),
+            data,
+            algorithm,
+            start=Location(np.full(D, 3.0)),
+            start_statistics="parameters",
+            participation=fedem.Bernoulli(p),
+            rounds=rounds,
+            seed=seed,
+            monitor=fedem.Monitor(objective=False),
+            count_bytes=False,
+        ).records
+        values.append([records.average("squared_h"), records.average("squared_H")])
+    return np.mean(values, axis=0)
+
+
+def _problem(data: fedem.WorkerData, variance: float) -> tuple[Problem, float]:
+    """All constants in closed form, and G_0 / n for memories at zero."""
+    means = data.rows.reshape(data.size, M, D).mean(axis=1)
+    start = np.full(D, 3.0)
+    gap = KAPPA * float(((means.mean(axis=0) - start) ** 2).sum()) / 2
+    zero = theory.memory_error(np.full(data.size, 1 / data.size), KAPPA * (means - start))
+    return Problem(data.size, KAPPA, KAPPA, gap, variance=variance), zero
+
+
+@pytest.mark.parametrize(("n", "p", "start"), [(20, 1.0, "mean-field"), (5, 0.5, "zero")])
+def test_theorem_1_holds_in_runs(n: int, p: float, start: Any) -> None:
+    data, sigma2 = _workers(n, n)
+    problem, zero = _problem(data, sigma2 / 4)
+    operator = fedem.RandomSparsification(5)  # omega = 1, exactly
+    for share in (1.0, 0.2):
+        step = share * theory.fedem_step_limit(problem, 1.0, p).largest
+        algorithm = fedem.FedEM(
+            operator, step_size=step, batch_size=4, replacement=True, memory_start=start
+        )
+        measured, _ = _averages(algorithm, data, 20, 200, p)
+        error = 0.0 if start == "mean-field" else zero
+        bound = theory.fedem_bound(problem, step, 200, 1.0, p, memory_error=error)
+        assert measured <= bound
+        assert measured >= bound / 100  # the bound is not empty either
+
+
+def test_theorem_2_holds_in_runs() -> None:
+    data, _ = _workers(20, 3)
+    problem, zero = _problem(data, 0.0)
+    inner = theory.vr_inner_rounds(M, 1.0)
+    batch = theory.vr_batch(inner, 1.0)
+    step = theory.vr_step(problem, 1.0, inner, batch)
+    for start in ("mean-field", "zero"):
+        algorithm = fedem.VRFedEM(
+            fedem.RandomSparsification(5),
+            step_size=step,
+            batch_size=batch,
+            inner_rounds=inner,
+            memory_start=start,
+        )
+        h, field = _averages(algorithm, data, 10, 10 * inner, 1.0)
+        error = 0.0 if start == "mean-field" else zero
+        on_field, on_h = theory.vr_bounds(problem, step, inner, 10, 1.0, batch, None, error)
+        assert on_field / 100 <= field <= on_field
+        assert on_h / 100 <= h <= on_h
+
+
+@pytest.mark.parametrize(
+    ("step", "omega", "n", "p"),
+    [
+        (0.05, 0.25, 10, 1.0),
+        (0.2, 0.25, 10, 1.0),
+        (0.05, 1.0, 10, 1.0),
+        (0.2, 1.0, 40, 1.0),
+        (0.05, 1.0, 10, 0.5),
+        (0.2, 3.0, 40, 1.0),
+        (0.1, 0.25, 40, 0.3),
+        (0.05, 3.0, 40, 0.5),
+    ],
+)
+def test_the_noise_floor(step: float, omega: float, n: int, p: float) -> None:
+    """|h|^2 settles within 15% of the formula, and within 8% of the exact moments."""
+    data, sigma2 = _workers(n, 7)
+    operator = fedem.SubtractiveDithering(omega)
+    algorithm = fedem.FedEM(operator, step_size=step, batch_size=1, replacement=True)
+    records = fedem.fit(
+        LinearGaussian(KAPPA),
+        data,
+        algorithm,
+        participation=fedem.Bernoulli(p),
+        rounds=8000,
+        seed=1,
+        monitor=fedem.Monitor(objective=False),
+        count_bytes=False,
+    ).records
+    measured = records[2000:].average("squared_h")
+    assert measured == pytest.approx(theory.noise_floor(step, KAPPA, sigma2, n, omega, p), rel=0.15)
+    exact = theory.settled_mean_field(step, KAPPA, sigma2, n, omega, p)
+    assert measured == pytest.approx(exact, rel=0.08)
+
+
+def test_exact_moments_are_the_formula_for_small_steps() -> None:
+    for omega, p in ((0.5, 1.0), (4.0, 0.3)):
+        args = (1e-4, 0.7, 2.0, 30, omega, p)
+        assert theory.settled_mean_field(*args) == pytest.approx(theory.noise_floor(*args), 1e-2)
+    assert theory.settled_mean_field(1.9, 1.0, 1.0, 1, 50.0) == np.inf
+
+
+def test_without_memory_noise_the_floor_would_be_missed() -> None:
+    """The 2 of 1 + 2 omega_p is the memories': the test above would fail without it."""
+    step, omega, n = 0.05, 3.0, 40
+    right = theory.noise_floor(step, KAPPA, 1.0, n, omega)
+    wrong = step * KAPPA * (1 + omega) / (n * (2 - step * KAPPA))
+    assert abs(wrong / right - 1) > 0.15

@@ -1,0 +1,93 @@
+"""Constants measured on data: exact where they are known, and true to their meaning elsewhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fedem
+from fedem import theory
+from fedem.datasets.synthetic import START, TRUTH
+from fedem.models import LinearGaussian, Location
+
+
+def test_known_constants_are_found() -> None:
+    rng = np.random.default_rng(0)
+    data = [rng.normal(size=(50 + 10 * i, 4)) + i for i in range(6)]
+    start = Location(np.full(4, 2.0))
+    found = theory.estimate_problem(LinearGaussian(0.3), data, start=start)
+    problem = found.problem
+    assert problem.lipschitz == pytest.approx([0.3] * 6, rel=1e-6)
+    assert problem.sample_lipschitz == pytest.approx(0.3, rel=1e-6)
+    assert problem.smoothness == pytest.approx(0.3, rel=1e-3)
+    assert (problem.v_min, problem.v_max) == pytest.approx((1.0, 1.0), rel=1e-6)
+    everything = np.concatenate(data)
+    first = 0.7 * start.mean + 0.3 * everything.mean(axis=0)  # S_0 is s-bar at the start
+    gap = 0.15 * ((everything.mean(axis=0) - first) ** 2).sum()
+    assert problem.gap == pytest.approx(gap, rel=1e-6)
+    variances = [0.09 * rows.var(axis=0).sum() for rows in data]
+    assert found.sample_variance == pytest.approx(variances)
+    assert found.with_batch(5).variance == pytest.approx(np.array(variances) / 5)
+    fields = np.stack([0.3 * (rows.mean(axis=0) - first) for rows in data])
+    assert found.memory_error == pytest.approx(theory.memory_error(problem.weights, fields))
+    assert (found.layout.size, found.samples, found.directions) == (4, 75, 4)
+
+
+@pytest.mark.parametrize("kind", ["known", "tied", "full", "diag", "spherical"])
+@pytest.mark.parametrize("in_metric", [False, True])
+def test_the_descent_inequality_holds_where_it_was_measured(kind: str, in_metric: bool) -> None:
+    """W(s + g h) <= W(s) - g v_min |h|^2 + g^2 L_W |h|^2 / 2, and W falls no faster than v_max."""
+    known = {"known_covariance": TRUTH.covariances} if kind == "known" else {}
+    model = fedem.gaussian_mixture(2, kind, **known)
+    data = fedem.synthetic_federation(0)
+    found = theory.estimate_problem(model, data, in_metric=in_metric, points=4)
+    problem = found.problem
+    assert problem.v_min > 0
+    assert found.directions == found.layout.size - 1  # masses sum to one
+    run = fedem.open_run(model, data)
+    for _ in range(4):
+        point = run.state.statistics
+        field = run.federation.mean_statistics(run.model, run.params, run.weights) - point
+        end = run.model.maximize(point)
+        metric = run.model.metric(end) if in_metric else fedem.protocols.IdentityMetric()
+        size = float((metric.whiten(field) ** 2).sum())
+
+        def objective(s: np.ndarray, run: fedem.Run = run) -> float:
+            return -run.federation.mean_log_likelihood(
+                run.model, run.model.maximize(s), run.weights
+            )
+
+        step = 1e-3
+        fall = objective(point) - objective(point + step * field)
+        slack = step**2 * problem.smoothness * size / 2
+        if not in_metric:  # the metric here is that of the point, there that of the path's end
+            assert step * problem.v_min * size - slack <= fall * 1.01 + 1e-9
+            assert fall <= step * problem.v_max * size * 1.01 + slack + 1e-9
+        run.step()
+
+
+def test_the_metric_is_b_at_the_end_of_the_path() -> None:
+    """Whitened by the complete-data Fisher information, B is about the identity."""
+    model = fedem.gaussian_mixture(2, "known", known_covariance=TRUTH.covariances)
+    data = fedem.synthetic_federation(0)
+    plain, white = (
+        theory.estimate_problem(
+            model, data, start=START, weights="uniform", points=2, in_metric=metric
+        ).problem
+        for metric in (False, True)
+    )
+    assert white.v_max / white.v_min < plain.v_max / plain.v_min / 3
+    assert white.norm == "metric"
+
+
+def test_many_workers_and_rows_are_sampled() -> None:
+    rng = np.random.default_rng(1)
+    data = fedem.WorkerData(rng.normal(size=(3000, 2)), np.arange(0, 3001, 10))
+    found = theory.estimate_problem(LinearGaussian(0.5), data, rows=200, points=1)
+    assert found.rows == 200
+    assert len(found.problem.weights) == 300
+    assert found.problem.spread_lipschitz == pytest.approx(0.5 / np.sqrt(300), rel=1e-6)
+    few = theory.estimate_problem(
+        fedem.gaussian_mixture(3, "full"), rng.normal(size=(500, 3)), directions=5, points=1
+    )
+    assert few.directions == 5

@@ -1,0 +1,122 @@
+"""Plans: the theorems' numbers put together, and the command that prints them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+import fedem
+from fedem import theory
+from fedem.cli.main import main
+from fedem.protocols import Layout
+
+
+def estimate(n: int = 100, variance: float = 1.0) -> theory.Estimate:
+    problem = theory.Problem(n, 1.0, 1.0, 1.0, variance=0.0)
+    layout = Layout((("s", (50,)),))
+    return theory.Estimate(problem, np.full(n, variance), layout, samples=200)
+
+
+def test_a_plan_holds_what_the_theorems_say() -> None:
+    found, operator = estimate(), fedem.RandomSparsification(0.25)
+    plan = theory.plan(found, operator, participation=0.5, batch_size=10, epsilon=1e-2)
+    problem = found.with_batch(10)
+    assert plan.omega == pytest.approx(50 / 12 - 1)
+    assert plan.omega_exact
+    assert plan.fedem.rounds == theory.fedem_rounds(problem, 1e-2, plan.omega, 0.5).needed
+    bound = theory.fedem_bound(problem, plan.fedem.step_size, plan.fedem.rounds, plan.omega, 0.5)
+    assert bound <= 1e-2 * 1.001
+    assert plan.fedem.memory_rate == pytest.approx(12 / 50)
+    vr = plan.vr_fedem
+    noise = theory.participating(plan.omega, 0.5)
+    assert vr.inner_rounds == theory.vr_inner_rounds(200, noise)
+    assert vr.batch_size == theory.vr_batch(vr.inner_rounds, noise)
+    assert any("p < 1" in note for note in plan.notes)
+    assert json.dumps(plan.describe())
+
+
+def test_bytes_of_a_plan_are_those_of_a_run() -> None:
+    data = fedem.synthetic_federation(0)
+    model = fedem.gaussian_mixture(2, "full")
+    found = theory.estimate_problem(model, data, points=1)
+    operator = fedem.Dithering(4)
+    plan = theory.plan(found, operator, epsilon=1e-2)
+    result = fedem.fit(model, data, fedem.FedEM(operator, step_size=0.5), rounds=50)
+    rounds = result.records[1:]
+    measured = rounds.average("payload_up") / 100
+    assert plan.message_bytes == pytest.approx(measured, rel=0.15)
+    assert plan.fedem.bytes_down / plan.fedem.rounds == rounds.average("bytes_down") / 100
+
+
+def test_many_workers_make_compression_free_and_few_do_not() -> None:
+    operator = fedem.RandomSparsification(0.1)
+    many = theory.plan(estimate(100_000), operator, epsilon=1e-2)
+    few = theory.plan(estimate(2), operator, epsilon=1e-2)
+    assert (many.fedem.step_regime, many.fedem.slowdown) == ("smoothness", 1)
+    assert few.fedem.step_regime == "compression"
+    assert few.fedem.slowdown > 10
+    noisy = theory.plan(estimate(2, 1e6), operator, batch_size=1, epsilon=1e-4)
+    assert noisy.fedem.noise_regime == "high noise"
+
+
+def test_bad_plans_are_refused() -> None:
+    with pytest.raises(fedem.SettingsError, match="200 rows"):
+        theory.plan(estimate(), fedem.Identity(), batch_size=201)
+    with pytest.raises(fedem.SettingsError, match="estimate_problem"):
+        theory.plan(None, fedem.Identity())  # a wrong type on purpose
+    with pytest.raises(fedem.SettingsError, match="epsilon"):
+        theory.plan(estimate(), fedem.Identity(), epsilon=0.0)
+
+
+def test_the_command_plans_for_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    frame = pl.DataFrame(
+        {"a": rng.normal(size=300), "b": rng.normal(size=300), "ward": ["x", "y", "z"] * 100}
+    )
+    frame.write_csv(tmp_path / "wards.csv")
+    frame.write_parquet(tmp_path / "wards.parquet")
+    out = []
+    for name in ("wards.csv", "wards.parquet"):
+        arguments = ["plan", str(tmp_path / name), "--groups", "ward", "-k", "2", "--json"]
+        with pytest.raises(SystemExit) as left:
+            main([*arguments, "--compressor", "subtractive:0.1", "--metric"])
+        assert not left.value.code
+        out.append(json.loads(capsys.readouterr().out))
+    assert out[0] == out[1]
+    assert out[0]["plan"]["workers"] == 3
+    assert out[0]["plan"]["norm"] == "metric"
+    assert out[0]["constants"]["v_min"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--groups", "ward"], "give DATA"),
+        (["--compressor", "zip"], "none, dithering"),
+        (["--compressor", "dithering:x"], "not a number"),
+        (["-p", "0"], "participation"),
+        (["missing.csv"], "missing.csv"),
+        (["table.xlsx"], "expected a .csv"),
+    ],
+)
+def test_the_command_refuses_in_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["plan", *arguments])
+    assert left.value.code in (1, 2)
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_the_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "-p", "0.75", "--batch", "20"])
+    text = capsys.readouterr().out
+    for word in ("step limited by", "VR-FedEM", "default step", "seed 0", "p < 1"):
+        assert word in text
