@@ -10,12 +10,15 @@ import fedem
 from fedem.models import COVARIANCES
 from fedem.protocols import Compressor, FloatArray
 
-KINDS = tuple(COVARIANCES)
+KINDS = (*COVARIANCES, "streamed")
+"""Every covariance type, and tied with y y^T among the statistics."""
 
 
 def make_model(kind: str, k: int = 3, d: int = 2, **options: Any) -> Any:
     if kind == "known":
         options["known_covariance"] = 0.5 * np.eye(d) + 0.1
+    if kind == "streamed":
+        kind, options = "tied", options | {"second_moment": "statistic"}
     return fedem.gaussian_mixture(k, kind, **options)
 
 

@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 
 import fedem
+from fedem.datasets.workers import from_workers
 from tests.helpers import KINDS, fit, make_data, make_model
 
 GOOD = make_data(0)
@@ -145,7 +146,7 @@ def test_text_column_of_a_frame() -> None:
 
 def test_duplicate_worker_ids() -> None:
     with pytest.raises(fedem.DataError, match="two workers are called 'a'"):
-        fedem.WorkerData.from_workers(GOOD, ["a", "b", "a", "c"])
+        from_workers(GOOD, ["a", "b", "a", "c"])
     with pytest.raises(fedem.DataError, match="two workers are called '1'"):
         fit(make_model("diag"), {1: GOOD[0], "1": GOOD[1]}, rounds=1)
 
@@ -441,9 +442,9 @@ def test_a_step_size_that_becomes_bad_in_mid_run() -> None:
 
 def test_the_loop_names_the_worker_that_fails() -> None:
     class Failing(fedem.LoopFederation):
-        def oracle(self, workers: Any) -> Any:
-            inner = super().oracle(workers)
-            if workers[0] == 2:
+        def oracle(self, request: Any) -> Any:
+            inner = super().oracle(request)
+            if request.workers[0] == 2:
                 inner.full = lambda *_: 1 / 0
             return inner
 

@@ -16,10 +16,10 @@ def test_exported_names() -> None:
     assert sorted(fedem.__all__) == sorted(
         "EM Bernoulli CheckpointError DataError Decreasing Dithering Everyone FaultPlan "
         "FaultyFederation FedEM FedemError FedemWarning FixedSize GaussianParameters Identity "
-        "InverseWishart LinearGaussian LoopFederation Monitor NumericalError RandomSparsification "
-        "Records Result "
-        "RoundRecord Run Schedule SettingsError StackedFederation Stop SubtractiveDithering "
-        "VRFedEM WireError WorkerData __version__ as_workers block_quantization fit "
+        "InverseWishart LinearGaussian LoopFederation Monitor NumericalError ParquetRows "
+        "RandomSparsification Records Result "
+        "RoundRecord Run Schedule SettingsError StackedFederation Stop Stream SubtractiveDithering "
+        "VRFedEM WireError WorkerData WorkerTables __version__ as_workers block_quantization fit "
         "gaussian_mixture open_run synthetic_federation".split()
     )
     for name in fedem.__all__:

@@ -22,7 +22,14 @@ from fedem.compressors import (
     SubtractiveDithering,
     block_quantization,
 )
-from fedem.datasets import WorkerData, as_workers, synthetic_federation
+from fedem.datasets import (
+    ParquetRows,
+    Stream,
+    WorkerData,
+    WorkerTables,
+    as_workers,
+    synthetic_federation,
+)
 from fedem.errors import (
     CheckpointError,
     DataError,
@@ -60,6 +67,7 @@ __all__ = [
     "LoopFederation",
     "Monitor",
     "NumericalError",
+    "ParquetRows",
     "RandomSparsification",
     "Records",
     "Result",
@@ -69,10 +77,12 @@ __all__ = [
     "SettingsError",
     "StackedFederation",
     "Stop",
+    "Stream",
     "SubtractiveDithering",
     "VRFedEM",
     "WireError",
     "WorkerData",
+    "WorkerTables",
     "__version__",
     "as_workers",
     "block_quantization",

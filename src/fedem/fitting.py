@@ -15,7 +15,8 @@ import numpy as np
 
 from fedem.algorithms import EM, Everyone
 from fedem.compressors.precision import Precision, check_precision, round_randomly
-from fedem.datasets.workers import as_workers, match_columns, read_table
+from fedem.datasets.reading import match_columns, read_table
+from fedem.datasets.workers import as_workers
 from fedem.errors import CheckpointError, FedemWarning, SettingsError, check_count, check_type
 from fedem.federations import FEDERATIONS
 from fedem.ledger import Ledger

@@ -11,7 +11,7 @@ a thousand run the same code.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from fedem.messages import (
@@ -46,6 +46,7 @@ __all__ = [
     "Form",
     "IdentityMetric",
     "IntArray",
+    "Latent",
     "Layout",
     "Metric",
     "Model",
@@ -99,12 +100,20 @@ class Model(ABC):
         """Names and shapes of the statistics."""
 
     @abstractmethod
-    def check(self, data: Any, where: str, columns: Sequence[str] | None = None) -> None:
-        """Raise `DataError` naming ``where`` if these rows cannot be used."""
+    def check(
+        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
+    ) -> None:
+        """Raise `DataError` naming ``where`` if these rows, from number ``first``, are no good."""
 
     @abstractmethod
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
         """What a worker tells once, in the opening exchange: averages over its samples."""
+
+    @abstractmethod
+    def combine(
+        self, summaries: Mapping[str, FloatArray], shares: FloatArray
+    ) -> dict[str, FloatArray]:
+        """The summary of a union of rows from those of its parts, whose shares sum to one."""
 
     @abstractmethod
     def bind(
@@ -119,6 +128,25 @@ class Model(ABC):
     @abstractmethod
     def expected_statistics(self, data: Any, params: Any, weights: Any | None = None) -> FloatArray:
         """s-bar(theta): the (weighted) mean over samples of E[s(y, z) | y; theta]."""
+
+    @property
+    def latent_size(self) -> int:
+        """Uniforms that one draw of a row's z takes; 0 where the E-step is not simulated."""
+        return 0
+
+    def simulated_statistics(
+        self, data: Any, params: Any, uniforms: FloatArray, weights: Any | None = None
+    ) -> FloatArray:
+        """Like `expected_statistics`, E[s(y, z) | y] replaced by a mean over draws of z.
+
+        ``uniforms`` are ``(..., samples, draws * latent_size)``.
+        """
+        raise NotImplementedError
+
+    @property
+    def fixed_data(self) -> bool:
+        """Whether T uses constants of the data, so that a stream cannot be fitted."""
+        return False
 
     @abstractmethod
     def maximize(self, statistics: FloatArray) -> Any:
@@ -225,14 +253,21 @@ class Compressor(ABC):
         """Instances that the contract tests try."""
 
 
+Latent = Callable[[IntArray, int, int], FloatArray]
+"""(workers, first row, rows) to the uniforms of a simulated E-step, ``(workers, rows, ...)``."""
+
+
 class Oracle(ABC):
     """A batch of workers' data, as an algorithm sees it: full passes and picked rows."""
 
     counts: IntArray
 
     @abstractmethod
-    def full(self, params: Any, subset: IntArray) -> FloatArray:
-        """s-bar_i(theta) over all local rows, for these positions of the batch."""
+    def full(self, params: Any, subset: IntArray, latent: Latent | None = None) -> FloatArray:
+        """s-bar_i(theta) over all local rows, for these positions of the batch.
+
+        With ``latent`` the E-step is simulated.
+        """
 
     @abstractmethod
     def take(self, indices: IntArray, subset: IntArray) -> Any:
@@ -246,6 +281,11 @@ class Algorithm(ABC):
     @abstractmethod
     def broadcasts_steps(self) -> bool:
         """Whether workers may be sent quantised steps instead of the statistics in full."""
+
+    @property
+    def revisits_rows(self) -> bool:
+        """Whether it needs the same rows again in later rounds, which a stream does not have."""
+        return False
 
     @property
     @abstractmethod

@@ -104,6 +104,21 @@ def normals(seed: int, round_: int, purpose: Purpose, workers: IntArray, count: 
     return np.asarray(ndtri(((raw >> np.uint64(12)) + 0.5) * 2.0**-52), dtype=np.float64)
 
 
+def latent_uniforms(
+    seed: int, round_: int, draws: int, workers: IntArray, first: int, count: int
+) -> FloatArray:
+    """Uniforms of simulated E-steps, ``(workers, count, draws)``: each row has a stream of its own.
+
+    The stream of row j of worker i is that of "worker" i * 2**32 + j.
+    """
+    rows = first + np.arange(count, dtype=np.int64)
+    parts = [
+        uniforms(seed, round_, Purpose.LATENT, (int(worker) << 32) + rows, draws)
+        for worker in workers
+    ]
+    return np.stack(parts) if parts else np.empty((0, count, draws))
+
+
 def choose(uniform: FloatArray, bounds: IntArray) -> IntArray:
     """Indices drawn with replacement: ``floor(u * bound)``; bias below ``bound * 2**-53``."""
     return np.minimum((uniform * bounds[:, None]).astype(np.int64), bounds[:, None] - 1)

@@ -85,6 +85,7 @@ STANDARD = {
         "dataclasses",
         "enum",
         "functools",
+        "itertools",
         "hashlib",
     ),
     *("json", "math", "operator", "os", "pathlib", "signal", "struct", "sys", "tempfile"),

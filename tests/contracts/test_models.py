@@ -98,7 +98,7 @@ def test_maximize_minimises_the_surrogate(
         if kind == "full":
             noise = size * rng.normal(size=covariances.shape)
             covariances = covariances + noise @ np.swapaxes(noise, -1, -2)
-        elif kind == "tied":
+        elif kind in ("tied", "streamed"):
             noise = size * rng.normal(size=covariances.shape)
             covariances = covariances + noise @ noise.T
         elif kind != "known":
@@ -117,7 +117,7 @@ def test_maximize_minimises_the_surrogate(
 def test_maximize_recovers_parameters_from_exact_statistics(kind: str, seed: int) -> None:
     model, tables, params = setup(kind, seed, covariance_floor=0.0)
     params = model.maximize(pooled(model, tables, params))
-    if kind == "tied":
+    if kind in ("tied", "streamed"):
         # T takes the covariance from the data's second moment: make the parameters agree with it.
         params = model.maximize(model.statistics_of(params))
     again = model.maximize(model.statistics_of(params))
@@ -294,7 +294,7 @@ def test_singular_data_never_escape_as_linear_algebra_errors(kind: str, floor: f
     model = fedem.gaussian_mixture(3, kind, covariance_floor=floor)
     for rows in (collinear, doubled):
         parts = [rows[:20], rows[20:]]
-        if kind == "tied" and floor == 0 and rows is collinear:
+        if kind in ("tied", "streamed") and floor == 0 and rows is collinear:
             with pytest.raises(fedem.SettingsError, match="combinations of others"):
                 fedem.fit(model, parts, rounds=150)
             continue
@@ -352,7 +352,8 @@ def test_metric_whitens_the_complete_data_statistics(kind: str) -> None:
     )
     shares = np.eye(k)[labels]
     features = model.expand(np, z.T).T
-    complete = model.assemble(shares, shares[:, :, None] * features[:, None, :])
+    extra = (z[:, :, None] * z[:, None, :]).reshape(len(z), -1) if kind == "streamed" else None
+    complete = model.assemble(shares, shares[:, :, None] * features[:, None, :], extra)
     white = model.metric(params).whiten(complete)
     second = white.T @ white / len(white)
     np.testing.assert_allclose(second, np.eye(model.layout.size), atol=0.08)
@@ -374,4 +375,4 @@ def test_every_start_lies_inside_the_domain(kind: str, seed: int, k: int, d: int
 @each
 def test_description_is_plain_json(kind: str) -> None:
     model, _, _ = setup(kind)
-    assert json.loads(json.dumps(model.describe()))["covariance"] == kind
+    assert json.loads(json.dumps(model.describe()))["covariance"] == model.kind

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, final
 
 from fedem.algorithms import memory, steps
 from fedem.algorithms.base import CompressedEM
-from fedem.protocols import Column, FloatArray, IntArray, Model, Oracle, Request, Rows
+from fedem.errors import SettingsError, check_count
+from fedem.protocols import Column, FloatArray, IntArray, Latent, Model, Oracle, Request, Rows
+from fedem.random import latent_uniforms
 
 
 @final
 @dataclass(frozen=True)
 class FedEM(CompressedEM):
-    """Compressed statistics with memories that undo heterogeneity; see `CompressedEM`."""
+    """Compressed statistics with memories that undo heterogeneity; see `CompressedEM`.
+
+    ``simulations`` replaces the expectation over a row's latent variable by a mean over that many
+    draws of it: the Monte Carlo E-step that the paper allows (lines 556-590).
+    """
+
+    simulations: int | None = None
 
     name: ClassVar[str] = "fedem"
 
     def check_settings(self) -> None:
-        """Nothing to add."""
+        """The number of draws."""
+        if self.simulations is not None:
+            check_count("simulations", self.simulations)
 
     def columns(self, q: int) -> dict[str, Column]:
         """The memory's."""
@@ -28,8 +39,24 @@ class FedEM(CompressedEM):
         self, model: Model, seed: int, rows: Rows, request: Request, oracle: Oracle, fresh: IntArray
     ) -> tuple[Rows, FloatArray, IntArray]:
         """An unbiased estimate of s-bar_i(T(S)): the full pass, or the mean over a mini-batch."""
+        latent = self._latent(model, seed, request)
         if self.batch_size is None or request.kind == "start":
-            return rows, oracle.full(request.params, fresh), oracle.counts[fresh]
+            return rows, oracle.full(request.params, fresh, latent), oracle.counts[fresh]
         batch = steps.draw_batch(seed, request, oracle, fresh, self.batch_size, self.replacement)
-        estimates = model.expected_statistics(batch.data, request.params, batch.weights)
+        if latent is None:
+            estimates = model.expected_statistics(batch.data, request.params, batch.weights)
+        else:
+            u = latent(request.workers[fresh], 0, batch.data.shape[1])
+            estimates = model.simulated_statistics(batch.data, request.params, u, batch.weights)
         return rows, estimates, batch.evaluations
+
+    def _latent(self, model: Model, seed: int, request: Request) -> Latent | None:
+        """The uniforms of a simulated E-step, by worker and row."""
+        if self.simulations is None:
+            return None
+        if model.latent_size == 0:
+            raise SettingsError(
+                f"{type(model).__name__} has no E-step by simulation: leave simulations out."
+            )
+        draws = self.simulations * model.latent_size
+        return partial(latent_uniforms, seed, request.round, draws)

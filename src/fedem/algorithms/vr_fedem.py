@@ -38,6 +38,11 @@ class VRFedEM(CompressedEM):
         if self.batch_size is None:
             raise SettingsError("VRFedEM needs a batch_size; with full local passes use FedEM.")
 
+    @property
+    def revisits_rows(self) -> bool:
+        """For full passes and for differences on one batch."""
+        return True
+
     def columns(self, q: int) -> dict[str, Column]:
         """The memory's, and the pair (S_i, theta_ref) with the outer loop it belongs to."""
         return memory.columns(q) | {

@@ -1,6 +1,18 @@
-"""Data of many workers: intake, generators and partitions."""
+"""Data of many workers: intake, files, streams, generators and partitions."""
 
+from fedem.datasets.sources import ParquetRows, Source, Stream
 from fedem.datasets.synthetic import sample_mixture, synthetic_federation
+from fedem.datasets.tables import Workers, WorkerTables
 from fedem.datasets.workers import WorkerData, as_workers
 
-__all__ = ["WorkerData", "as_workers", "sample_mixture", "synthetic_federation"]
+__all__ = [
+    "ParquetRows",
+    "Source",
+    "Stream",
+    "WorkerData",
+    "WorkerTables",
+    "Workers",
+    "as_workers",
+    "sample_mixture",
+    "synthetic_federation",
+]

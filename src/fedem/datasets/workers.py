@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, final
 
 import numpy as np
-from array_api_compat import array_namespace, device, is_array_api_obj, is_numpy_array
+from array_api_compat import array_namespace, is_numpy_array
 
+from fedem.datasets.files import parquet_workers
+from fedem.datasets.reading import match_columns, read_table
+from fedem.datasets.sources import ParquetRows, Source, Stream
+from fedem.datasets.tables import Piece, Workers, WorkerTables, gather
 from fedem.errors import DataError
 from fedem.protocols import IntArray
 
-
-def gather(rows: Any, indices: IntArray) -> Any:
-    """``rows[indices]`` on any array namespace, for indices of any shape."""
-    xp = array_namespace(rows)
-    flat = xp.asarray(indices.ravel(), device=device(rows))
-    return xp.reshape(xp.take(rows, flat, axis=0), (*indices.shape, *rows.shape[1:]))
+LARGE = 4096
+"""A worker with this many rows gains nothing from company."""
+STACK_ROWS = 1 << 16
+"""Rows stacked at once, so that memory does not grow with the number of workers."""
 
 
+@final
 @dataclass(frozen=True, eq=False)
-class WorkerData:
+class WorkerData(Workers):
     """All rows, worker by worker: worker i holds ``rows[offsets[i]:offsets[i + 1]]``."""
 
     rows: Any
@@ -42,12 +45,7 @@ class WorkerData:
                 f"offsets must rise from 0 to the number of rows, {self.rows.shape[0]}; got "
                 f"{self.offsets[0]} to {self.offsets[-1]}."
             )
-        if self.names is not None:
-            if len(self.names) != self.size:
-                raise DataError(f"got {len(self.names)} worker names for {self.size} workers.")
-            if len(set(self.names)) != self.size:
-                twice = next(name for name, k in Counter(self.names).items() if k > 1)
-                raise DataError(f"two workers are called {twice!r}: names must be unique.")
+        self.check_names()
 
     @property
     def size(self) -> int:
@@ -59,128 +57,122 @@ class WorkerData:
         """Rows of each worker."""
         return np.diff(self.offsets)
 
-    def name(self, worker: int) -> str:
-        """A worker's name, its index if it has none."""
-        return str(worker) if self.names is None else self.names[worker]
+    def counts_of(self, workers: IntArray) -> IntArray:
+        """Rows of these workers."""
+        return self.offsets[workers + 1] - self.offsets[workers]
 
     def worker(self, worker: int) -> Any:
         """One worker's rows, not copied."""
         return self.rows[int(self.offsets[worker]) : int(self.offsets[worker + 1]), ...]
 
-    @classmethod
-    def from_groups(cls, table: Any, groups: Any) -> Self:
-        """Rows of one table; ``groups`` names the worker of each row."""
-        rows, columns = read_table(table, "the data")
-        labels = _labels(groups, rows.shape[0])
-        values, which, counts = np.unique(labels, return_inverse=True, return_counts=True)
-        order = np.argsort(which, kind="stable")
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return cls(gather(rows, order), offsets, [str(v) for v in values], columns)
-
-    @classmethod
-    def from_workers(cls, tables: Sequence[Any], names: Sequence[Any] | None = None) -> Self:
-        """One table per worker; columns of data frames are matched by name."""
-        labels = None if names is None else [str(name) for name in names]
-        if len(tables) == 0:
-            raise DataError("a federation needs at least one worker; got none.")
-        parts: list[Any] = []
-        columns: tuple[str, ...] | None = None
-        for index, table in enumerate(tables):
-            where = f"worker {str(index) if labels is None else labels[index]!r}"
-            rows, these = read_table(table, where)
-            if index == 0:
-                columns = these
-            elif these is None or columns is None:
-                if these is not columns:
-                    raise DataError(f"{where}: some workers name their columns, others do not.")
+    def stacks(self, workers: IntArray) -> Iterator[Piece]:
+        """All rows of the workers, grouped by size so that padding wastes at most a quarter."""
+        counts = self.counts_of(workers)
+        order = np.argsort(counts, kind="stable")
+        ordered = counts[order]
+        start = 0
+        while start < len(order):
+            first = int(ordered[start])
+            if first >= LARGE:
+                stop = start + 1
             else:
-                rows = match_columns(rows, these, columns, where)
-            if index and rows.shape[1:] != parts[0].shape[1:]:
-                raise DataError(
-                    f"{where} has rows of shape {rows.shape[1:]}, the first worker "
-                    f"{parts[0].shape[1:]}: all workers need the same columns."
-                )
-            parts.append(rows)
-        offsets = np.concatenate([[0], np.cumsum([p.shape[0] for p in parts])]).astype(np.int64)
-        rows = parts[0] if len(parts) == 1 else array_namespace(*parts).concat(parts)
-        return cls(rows, offsets, labels, columns)
+                widest = np.searchsorted(ordered, first + first // 4, side="right")
+                stop = min(int(widest), start + max(1, STACK_ROWS // max(1, first)))
+            positions = order[start:stop]
+            yield Piece(positions, *self._stack(workers[positions], counts[positions]), 1.0, 0)
+            start = stop
+
+    def _stack(self, workers: IntArray, counts: IntArray) -> tuple[Any, Any]:
+        """Rows ``(workers, m, ...)`` and padding; a view where the rows lie side by side."""
+        starts, m = self.offsets[workers], int(counts.max())
+        if np.all(counts == m):
+            if np.all(np.diff(workers) == 1):
+                first = int(starts[0])
+                block = self.rows[first : first + m * len(workers), ...]
+                xp = array_namespace(block)
+                return xp.reshape(block, (len(workers), m, *block.shape[1:])), None
+            return gather(self.rows, starts[:, None] + np.arange(m)), None
+        inside = np.arange(m) < counts[:, None]
+        rows = gather(self.rows, starts[:, None] + np.where(inside, np.arange(m), 0))
+        return rows, inside.astype(np.float64)
+
+    def take(self, workers: IntArray, indices: IntArray) -> Any:
+        """Picked rows, one gather for all workers."""
+        return gather(self.rows, self.offsets[workers][:, None] + indices)
 
 
-def read_table(table: Any, where: str) -> tuple[Any, tuple[str, ...] | None]:
-    """A table as an array of float32 or float64, not copied if it is one, and its columns."""
-    columns = None
-    if hasattr(table, "columns") and hasattr(table, "to_numpy"):
-        columns = tuple(str(name) for name in table.columns)
-        if len(set(columns)) != len(columns):
-            raise DataError(f"{where} has two columns of one name: {list(columns)}.")
-        table = _frame_values(table, where)
-    if is_array_api_obj(table) and not is_numpy_array(table):
-        return table, columns
-    if isinstance(table, np.ma.MaskedArray):
-        raise DataError(f"{where}: masked arrays are not taken; fill or drop what is masked.")
-    try:
-        rows = np.asarray(table)
-    except ValueError:
-        raise DataError(
-            f"{where}: expected a table (rows, columns); rows differ in length."
-        ) from None
-    if rows.dtype.kind not in "biuf":
-        raise DataError(f"{where}: expected numbers; got {_kind_of(table, rows)}.")
-    if rows.dtype not in (np.float64, np.float32):
-        rows = rows.astype(np.float64)
-    if rows.ndim < 2:
-        raise DataError(
-            f"{where}: expected a table (rows, columns); got shape {rows.shape}. "
-            "Use x.reshape(-1, 1) for a single column, x.reshape(1, -1) for a single row."
-        )
-    return rows, columns
+def from_groups(table: Any, groups: Any) -> WorkerData:
+    """Rows of one table; ``groups`` names the worker of each row. Sorted rows are not copied."""
+    rows, columns = read_table(table, "the data")
+    labels = _labels(groups, rows.shape[0])
+    values, which, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    if np.any(which[1:] < which[:-1]):
+        rows = gather(rows, np.argsort(which, kind="stable"))
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    return WorkerData(rows, offsets, [str(v) for v in values], columns)
 
 
-def _kind_of(table: Any, rows: Any) -> str:
-    """What a table that is none seems to be."""
-    if rows.ndim == 0:
-        return f"an object of type {type(table).__name__}"
-    return f"dtype {rows.dtype}"
+def from_workers(tables: Sequence[Any], names: Sequence[Any] | None = None) -> Workers:
+    """One table per worker; columns of data frames are matched by name.
 
-
-def _frame_values(frame: Any, where: str) -> Any:
-    """A data frame's numbers; a column of anything else is named."""
-    parts = []
-    for name in frame.columns:
-        series = frame[name]
-        kind = str(series.dtype)
-        values = series.to_numpy()
-        if values.dtype.kind == "O" and kind.startswith(("Int", "UInt", "Float", "boolean")):
-            values = np.array([np.nan if v is None or v != v else v for v in _plain(series)], float)
-        if values.dtype.kind not in "biuf":
+    Small tables are put together, so that many workers cost one array operation; large ones, files
+    and streams stay where they are.
+    """
+    labels = None if names is None else [str(name) for name in names]
+    if len(tables) == 0:
+        raise DataError("a federation needs at least one worker; got none.")
+    parts: list[Any] = []
+    columns: tuple[str, ...] | None = None
+    width: tuple[int, ...] = ()
+    for index, table in enumerate(tables):
+        where = f"worker {str(index) if labels is None else labels[index]!r}"
+        rows, these = _open(table, where)
+        if index == 0:
+            columns, width = these, tuple(rows.shape[1:])
+        elif these is None or columns is None:
+            if these is not columns:
+                raise DataError(f"{where}: some workers name their columns, others do not.")
+        elif not isinstance(rows, Source):
+            rows = match_columns(rows, these, columns, where)
+        elif these != columns:
+            rows = _reordered(rows, columns, where)
+        if rows.shape[1:] != width:
             raise DataError(
-                f"{where}: column {str(name)!r} holds {kind}, not numbers; encode or drop it first."
+                f"{where} has rows of shape {tuple(rows.shape[1:])}, the first worker "
+                f"{width}: all workers need the same columns."
             )
-        parts.append(values)
-    if all(p.dtype == np.float32 for p in parts) and parts:
-        return np.stack(parts, axis=1)
-    whole = [p.astype(np.float64) for p in parts]
-    return np.stack(whole, axis=1) if parts else np.empty((len(frame), 0))
+        parts.append(table if isinstance(table, Stream) else rows)
+    outside = any(isinstance(part, (Source, Stream)) for part in parts)
+    if outside or (len(parts) > 1 and min(part.shape[0] for part in parts) >= LARGE):
+        return WorkerTables(parts, labels, columns)
+    return stack_tables(parts, labels, columns)
 
 
-def _plain(series: Any) -> Any:
-    """A nullable column's values with None where there is none."""
-    return [
-        None if missing else value for value, missing in zip(series, series.isna(), strict=True)
-    ]
+def stack_tables(
+    tables: Sequence[Any],
+    names: Sequence[str] | None = None,
+    columns: tuple[str, ...] | None = None,
+) -> WorkerData:
+    """Arrays of equal width put together; one alone is not copied."""
+    offsets = np.concatenate([[0], np.cumsum([t.shape[0] for t in tables])]).astype(np.int64)
+    rows = tables[0] if len(tables) == 1 else array_namespace(*tables).concat(tables)
+    return WorkerData(rows, offsets, names, columns)
 
 
-def match_columns(rows: Any, these: tuple[str, ...], columns: tuple[str, ...], where: str) -> Any:
-    """Rows with ``these`` columns in the order of ``columns``; refuse other names."""
-    if these == columns:
-        return rows
-    missing = [c for c in columns if c not in these]
-    extra = [c for c in these if c not in columns]
-    if missing or extra:
-        raise DataError(
-            f"{where}: expected the columns {list(columns)}; missing {missing}, extra {extra}."
-        )
-    return rows[:, [these.index(c) for c in columns]]
+def _open(table: Any, where: str) -> tuple[Any, tuple[str, ...] | None]:
+    """An array or a `Source`, and its columns; of a stream, the rows of its opening."""
+    if isinstance(table, (str, Path)):
+        table = ParquetRows(table)
+    if isinstance(table, Source):
+        return table, table.columns
+    return read_table(table.rows(0) if isinstance(table, Stream) else table, where)
+
+
+def _reordered(rows: Source, columns: tuple[str, ...], where: str) -> Source:
+    """The same file with its columns in the common order."""
+    if not isinstance(rows, ParquetRows) or set(rows.columns or ()) != set(columns):
+        raise DataError(f"{where}: expected the columns {list(columns)}; got {rows.columns}.")
+    return rows.with_columns(columns)
 
 
 def _labels(groups: Any, count: int) -> Any:
@@ -204,25 +196,35 @@ def _labels(groups: Any, count: int) -> Any:
     return labels
 
 
-def as_workers(data: Any, groups: Any | None = None) -> WorkerData:
-    """Whatever a user may hold: a dict or list of tables, or one table, with groups or alone."""
-    if isinstance(data, WorkerData):
+def as_workers(data: Any, groups: Any | None = None) -> Workers:
+    """Whatever a user may hold.
+
+    A dict or list of tables, or one table, alone or with ``groups``. A table is an array, a data
+    frame, the path of a Parquet file, a `Source` or a `Stream`; with the path of one file,
+    ``groups`` names its column, by which the file is sorted.
+    """
+    if isinstance(data, Workers):
         if groups is not None:
-            raise DataError("WorkerData already says whose each row is: leave groups out.")
+            raise DataError("the data already say whose each row is: leave groups out.")
         return data
     if groups is not None and isinstance(data, (Mapping, list, tuple)):
         raise DataError(
             "groups go with one table; a dict or list says by itself whose rows are whose."
         )
+    if groups is not None and isinstance(data, (str, Path)):
+        return WorkerTables(*parquet_workers(data, groups))
     if isinstance(groups, str):
         if groups not in getattr(data, "columns", ()):
             raise DataError(f"groups={groups!r} is not a column of the data.")
         rest = [name for name in data.columns if name != groups]
-        return WorkerData.from_groups(data[rest], data[groups])
+        return from_groups(data[rest], data[groups])
     if groups is not None:
-        return WorkerData.from_groups(data, groups)
+        return from_groups(data, groups)
     if isinstance(data, Mapping):
-        return WorkerData.from_workers(list(data.values()), list(data))
-    if isinstance(data, (list, tuple)) and any(hasattr(table, "shape") for table in data):
-        return WorkerData.from_workers(data)
-    return WorkerData.from_workers([data])
+        return from_workers(list(data.values()), list(data))
+    tables = (Stream, Source, str, Path)
+    if isinstance(data, (list, tuple)) and any(
+        hasattr(table, "shape") or isinstance(table, tables) for table in data
+    ):
+        return from_workers(data)
+    return from_workers([data])

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedem.datasets.sources import chunks
+from fedem.datasets.tables import Piece, Workers
 from fedem.datasets.workers import WorkerData
-from fedem.errors import DataError
+from fedem.errors import DataError, SettingsError
 from fedem.protocols import (
     Algorithm,
     Column,
     Federation,
     FloatArray,
     IntArray,
+    Latent,
     Model,
     Opening,
     Oracle,
@@ -63,10 +68,44 @@ class RowStore:
         return workers, {name: array[workers] for name, array in self._arrays.items()}
 
 
+@final
+class _Rows(Oracle):
+    """Rows of a batch of workers."""
+
+    def __init__(self, model: Model, data: Workers, workers: IntArray, pieces: Any) -> None:
+        self._model, self._data, self._workers, self._pieces = model, data, workers, pieces
+        self.counts = data.counts_of(workers)
+
+    def full(self, params: Any, subset: IntArray, latent: Latent | None = None) -> FloatArray:
+        """s-bar_i(theta), piece by piece."""
+        workers = self._workers[subset]
+        out = np.zeros((len(workers), self._model.layout.size))
+        for piece in self._pieces(self._data, workers):
+            if latent is None:
+                values = self._model.expected_statistics(piece.rows, params, piece.padding)
+            else:
+                u = latent(workers[piece.positions], piece.first, piece.rows.shape[1])
+                values = self._model.simulated_statistics(piece.rows, params, u, piece.padding)
+            out[piece.positions] += piece.share * values
+        return out
+
+    def take(self, indices: IntArray, subset: IntArray) -> Any:
+        """Picked rows."""
+        return self._data.take(self._workers[subset], indices)
+
+
+def _summaries(
+    model: Model, pieces: Iterable[Piece]
+) -> Iterator[tuple[IntArray, float, dict[str, FloatArray]]]:
+    """Positions, share and summary of each piece."""
+    for piece in pieces:
+        yield piece.positions, piece.share, model.summary(piece.rows, piece.padding)
+
+
 class InProcessFederation(Federation):
     """All workers' data and state in this process."""
 
-    def __init__(self, data: WorkerData) -> None:
+    def __init__(self, data: Workers) -> None:
         self.data = data
 
     @abstractmethod
@@ -74,12 +113,8 @@ class InProcessFederation(Federation):
         """Positions of the workers that are driven together."""
 
     @abstractmethod
-    def oracle(self, workers: IntArray) -> Oracle:
-        """The data of these workers."""
-
-    @abstractmethod
-    def stacks(self, workers: IntArray) -> Iterator[tuple[IntArray, Any, Any]]:
-        """All rows of these workers: positions, ``(positions, m, ...)`` rows, padding weights."""
+    def pieces(self, data: Workers, workers: IntArray) -> Iterator[Piece]:
+        """All rows of these workers, as many at a time as the federation likes."""
 
     @property
     @final
@@ -96,22 +131,54 @@ class InProcessFederation(Federation):
     @final
     def open(self, model: Model) -> Opening:
         """Check the data and gather the summaries."""
-        counts = self.data.counts
-        for worker in np.flatnonzero(counts == 0)[:1]:
-            model.check(self.data.worker(int(worker)), self._where(int(worker)), self.data.columns)
-        try:
-            model.check(self.data.rows, "the data", self.data.columns)
-        except DataError:  # find whose fault it is, for the message
-            for worker in range(self.size):
-                model.check(self.data.worker(worker), self._where(worker), self.data.columns)
-            raise
+        data = self.data
+        if data.streaming and model.fixed_data:
+            raise SettingsError(
+                "this model needs a constant of the data that a stream does not have: use "
+                "gaussian_mixture(..., 'tied', second_moment='statistic')."
+            )
+        self._check(model, data)
         gathered: dict[str, FloatArray] = {}
-        for positions, rows, weights in self.stacks(self.everyone):
-            for name, values in model.summary(rows, weights).items():
+        found = self.pieces(data, self.everyone)
+        for _, group in groupby(found, key=lambda piece: int(piece.positions[0])):
+            parts = list(_summaries(model, group))
+            positions, _, summary = parts[0]
+            if len(parts) > 1:
+                shares = np.array([share for _, share, _ in parts])
+                whole = {
+                    name: np.concatenate([part[name] for *_, part in parts]) for name in summary
+                }
+                summary = {name: v[None] for name, v in model.combine(whole, shares).items()}
+            for name, values in summary.items():
                 if name not in gathered:
                     gathered[name] = np.empty((self.size, *values.shape[1:]))
                 gathered[name][positions] = values
-        return Opening(counts, gathered, self.data.columns, self.data.names)
+        return Opening(data.counts, gathered, data.columns, data.names)
+
+    def _check(self, model: Model, data: Workers) -> None:
+        """Refuse rows that the model cannot use, and name whose they are."""
+        if isinstance(data, WorkerData) and data.counts.all():
+            with contextlib.suppress(DataError):  # or find whose fault it is, for the message
+                model.check(data.rows, "the data", data.columns)
+                return
+        for worker in range(data.size):
+            rows = data.worker(worker)
+            if rows.shape[0] == 0:
+                raise DataError(
+                    f"{self._where(worker)} has no rows; expected at least one: leave out what is "
+                    "empty."
+                )
+            for first, block in chunks(rows):
+                model.check(block, self._where(worker), data.columns, first)
+
+    def oracle(self, request: Request) -> Oracle:
+        """The data of the asked workers; what is fresh in this round is looked at first."""
+        data = self.data.fresh(request.round, request.workers)
+        if data is not self.data:
+            for worker in request.workers.tolist():
+                where = f"{self._where(worker)}, round {request.round}"
+                self._model.check(data.worker(worker), where, data.columns)
+        return _Rows(self._model, data, request.workers, self.pieces)
 
     def _where(self, worker: int) -> str:
         return f"worker {self.data.name(worker)!r}"
@@ -119,6 +186,10 @@ class InProcessFederation(Federation):
     @final
     def begin(self, model: Model, algorithm: Algorithm, seed: int) -> None:
         """Fresh state for everyone."""
+        if self.data.streaming and algorithm.revisits_rows:
+            raise SettingsError(
+                "a Stream gives each row once, and this algorithm needs rows again: use FedEM."
+            )
         self._model, self._algorithm, self._seed = model, algorithm, seed
         self._store = RowStore(algorithm.columns(model.layout.size), self.size)
 
@@ -129,7 +200,7 @@ class InProcessFederation(Federation):
         for positions in self.batches(request.workers):
             part = request if len(positions) == len(request.workers) else request.take(positions)
             rows = self._store.take(part.workers)
-            oracle = self.oracle(part.workers)
+            oracle = self.oracle(part)
             try:
                 rows, replies = self._algorithm.worker_step(
                     self._model, self._seed, rows, part, oracle
@@ -146,17 +217,18 @@ class InProcessFederation(Federation):
     def mean_statistics(self, model: Model, params: Any, weights: FloatArray) -> FloatArray:
         """sum_i w_i s-bar_i(theta)."""
         total = np.zeros(model.layout.size)
-        for positions, rows, padding in self.stacks(self.everyone):
-            total += weights[positions] @ model.expected_statistics(rows, params, padding)
+        for piece in self.pieces(self.data, self.everyone):
+            values = model.expected_statistics(piece.rows, params, piece.padding)
+            total += piece.share * (weights[piece.positions] @ values)
         return total
 
     @final
     def mean_log_likelihood(self, model: Model, params: Any, weights: FloatArray) -> float:
         """sum_i w_i times worker i's mean log-likelihood."""
         total = 0.0
-        for positions, rows, padding in self.stacks(self.everyone):
-            values = model.log_likelihood(rows, params, padding)
-            total += float(weights[positions] @ values)
+        for piece in self.pieces(self.data, self.everyone):
+            values = model.log_likelihood(piece.rows, params, piece.padding)
+            total += piece.share * float(weights[piece.positions] @ values)
         return total
 
     @final

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, final
 
 import numpy as np
@@ -15,9 +16,10 @@ from fedem.models.matrices import (
     pack,
     raise_eigenvalues,
     triangle,
+    unpack,
 )
-from fedem.models.parameters import GaussianParameters, InverseWishart
-from fedem.protocols import FloatArray
+from fedem.models.parameters import GaussianParameters
+from fedem.protocols import FloatArray, Layout
 
 
 def _invert(matrices: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -129,17 +131,15 @@ class Known(_Shared):
         return {**super().describe(), "known_covariance": self.matrix.tolist()}
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class Tied(_Shared):
-    """One covariance for all components; the data's second moment travels once."""
+class _Tied(_Shared):
+    """One covariance for all components."""
 
     kind: ClassVar[str] = "tied"
 
     def covariances_from(self, mass: FloatArray, means: FloatArray, second: Any) -> FloatArray:
         """The second moment of all data less that of the means (line 3705)."""
-        weighted = means * mass[..., None]
-        inner = self.constants.second_moment - np.swapaxes(weighted, -1, -2) @ means
+        whole = self.constants.second_moment if second is None else unpack(second, means.shape[-1])
+        inner = whole - np.swapaxes(means * mass[..., None], -1, -2) @ means
         if self.covariance_prior is None:
             return inner
         return (inner + self.prior_scale()) / (1 + self.prior_weight(self.n_features))
@@ -157,6 +157,56 @@ class Tied(_Shared):
     def settle(self, params: GaussianParameters) -> GaussianParameters:
         """As given."""
         return params
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Tied(_Tied):
+    """The data's second moment is a constant, which travels once."""
+
+    @property
+    def fixed_data(self) -> bool:
+        """A stream has no such constant."""
+        return True
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class StreamedTied(_Tied):
+    """The second moment is one more statistic: for streams, which have no constant one."""
+
+    @cached_property
+    def layout(self) -> Layout:
+        """``mass``, ``first``, and ``total``, the upper triangle of the mean of y y^T."""
+        k, d = self.n_components, self.n_features
+        return Layout((("mass", (k,)), ("first", (k, d)), ("total", (d * (d + 1) // 2,))))
+
+    def common(self, xp: Any, features: Any, weights: Any) -> Any:
+        """Sums of y y^T, flat."""
+        weighted = features if weights is None else features * weights[..., None, :]
+        products = weighted @ xp.matrix_transpose(features)
+        return xp.reshape(products, (*products.shape[:-2], products.shape[-1] ** 2))
+
+    def assemble(self, mass: FloatArray, moments: FloatArray, extra: Any = None) -> FloatArray:
+        """Mass, first moments, and the triangle of the sums above."""
+        square = (*extra.shape[:-1], self.n_features, self.n_features)
+        total = pack(extra.reshape(square))
+        return self.layout.join({"mass": mass, "first": moments, "total": total})
+
+    def statistics_of(self, params: GaussianParameters) -> FloatArray:
+        """mass = pi, first = pi mu, total = Sigma + sum of pi mu mu^T."""
+        first = params.weights[..., None] * params.means
+        total = params.covariances + np.swapaxes(first, -1, -2) @ params.means
+        parts = {"mass": params.weights, "first": first, "total": pack(total)}
+        return self.layout.join(parts)
+
+    def shared_constants(self) -> dict[str, FloatArray]:
+        """Without the second moment, which is among the statistics."""
+        return {**super().shared_constants(), "second_moment": np.empty(0)}
+
+    def describe(self) -> dict[str, Any]:
+        """The settings, and what sets this model apart."""
+        return {**super().describe(), "second_moment": "statistic"}
 
 
 @final
@@ -336,43 +386,3 @@ class Spherical(_Variances):
     def start_from(self, draws: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Unit variances in the frame."""
         return draws, np.ones(self.n_components)
-
-
-COVARIANCES: dict[str, type[GaussianMixture]] = {
-    cls.kind: cls for cls in (Full, Diagonal, Spherical, Tied, Known)
-}
-"""Every covariance type by name."""
-
-
-def gaussian_mixture(
-    n_components: int,
-    covariance: str = "full",
-    *,
-    known_covariance: FloatArray | None = None,
-    covariance_floor: float = 1e-6,
-    weight_concentration: float = 1.0,
-    covariance_prior: InverseWishart | None = None,
-) -> GaussianMixture:
-    """A Gaussian mixture with covariance ``full``, ``diag``, ``spherical``, ``tied`` or ``known``.
-
-    ``known`` needs ``known_covariance``, ``(d, d)`` in the user's units. No eigenvalue of a
-    covariance falls below ``covariance_floor`` times the variance of the columns over all data (0
-    switches that off). ``weight_concentration`` >= 1 is a symmetric Dirichlet prior on the weights,
-    ``covariance_prior`` an `InverseWishart` on the covariances.
-    """
-    if str(covariance) not in COVARIANCES:
-        names = ", ".join(COVARIANCES)
-        raise SettingsError(f"covariance must be one of {names}; got {covariance!r}.")
-    cls = COVARIANCES[covariance]
-    common = (n_components, covariance_floor, weight_concentration, covariance_prior)
-    if cls is Known:
-        if known_covariance is None:
-            raise SettingsError("covariance='known' needs known_covariance, a (d, d) matrix.")
-        try:
-            matrix = np.asarray(known_covariance, dtype=np.float64)
-        except (TypeError, ValueError):
-            raise SettingsError("known_covariance must be a (d, d) matrix of numbers.") from None
-        return Known(*common, matrix=matrix)
-    if known_covariance is not None:
-        raise SettingsError(f"known_covariance goes with covariance='known', not {covariance!r}.")
-    return cls(*common)

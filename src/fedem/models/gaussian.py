@@ -10,7 +10,6 @@ w_i as everywhere, or the covariance may leave the positive cone).
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ from array_api_compat import device
 from fedem.errors import (
     DataError,
     FedemError,
-    FedemWarning,
     SettingsError,
     check_count,
     check_range,
@@ -32,8 +30,14 @@ from fedem.errors import (
 from fedem.models.matrices import outer, pack, unpack
 from fedem.models.metric import GaussianMetric
 from fedem.models.mixture import MixtureModel
-from fedem.models.parameters import Frame, GaussianParameters, InverseWishart, check_start
-from fedem.models.rows import check_rows, moments
+from fedem.models.parameters import (
+    Frame,
+    GaussianParameters,
+    InverseWishart,
+    check_start,
+    common_frame,
+)
+from fedem.models.rows import check_rows, combine_moments, moments
 from fedem.protocols import FloatArray, IntArray, Layout
 from fedem.random import Purpose, normals
 
@@ -140,15 +144,23 @@ class GaussianMixture(MixtureModel):
             fields.append(("second", (k, *second)))
         return Layout(tuple(fields))
 
-    def check(self, data: Any, where: str, columns: Sequence[str] | None = None) -> None:
+    def check(
+        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
+    ) -> None:
         """Raise `DataError` where rows are missing, misshapen or not finite."""
         expected = None if self.bound is None else self.n_features
-        check_rows(data, where, columns, expected)
+        check_rows(data, where, columns, expected, first)
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
         """Mean and, about it, second moments: all that leaves a worker before the first round."""
         mean, scatter = moments(data, weights, full=self.kind == "tied")
         return {"mean": mean, "scatter": scatter}
+
+    def combine(
+        self, summaries: Mapping[str, FloatArray], shares: FloatArray
+    ) -> dict[str, FloatArray]:
+        """Mean and second moments about it, of all parts together."""
+        return combine_moments(summaries, shares, full=self.kind == "tied")
 
     def bind(
         self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
@@ -160,44 +172,17 @@ class GaussianMixture(MixtureModel):
                 f"n_components={self.n_components}, but all workers together have {samples} "
                 "rows: use fewer components."
             )
-        means, d = summaries["mean"], summaries["mean"].shape[1]
-        origin = weights @ means
-        away = means - origin
+        whole = self.combine(summaries, weights)
+        origin, d = whole["mean"], len(whole["mean"])
         if self.kind == "tied":
-            moment = unpack(weights @ summaries["scatter"], d) + (away.T * weights) @ away
+            moment = unpack(whole["scatter"], d)
             spread = np.diagonal(moment)
         else:
-            spread = weights @ (summaries["scatter"] + away**2)
-            moment = np.empty(0)
-        largest = np.sqrt(spread) + np.abs(origin)
-        if not (np.all(largest < 1e140) and np.all((largest > 1e-140) | (largest == 0))):
-            raise DataError(
-                "some column is beyond 1e140 or all below 1e-140 in size, where doubles cannot "
-                "square it: use other units."
-            )
-        constant = np.sqrt(spread) <= 4e-16 * np.abs(origin)
-        self._complain_of_constant(np.flatnonzero(constant))
-        if self.kind == "spherical":
-            spread = np.full(d, spread.mean() if not constant.all() else 1.0)
-        else:
-            spread = np.where(constant, 1.0, spread)
-        frame = Frame(origin, np.sqrt(spread))
+            spread, moment = whole["scatter"], np.empty(0)
+        frame = common_frame(origin, spread, self.kind, floored=self.covariance_floor > 0)
         if self.kind == "tied":
             moment = moment / np.outer(frame.scale, frame.scale)
         return dataclasses.replace(self, bound=Bound(frame, samples, moment))
-
-    def _complain_of_constant(self, columns: IntArray) -> None:
-        if not len(columns):
-            return
-        many = len(columns) > 1
-        which = f"column{'s' if many else ''} {', '.join(map(str, columns))}"
-        problem = f"{which} (counting from 0) {'hold' if many else 'holds'} one single value"
-        if self.covariance_floor == 0 and self.kind not in ("known", "spherical"):
-            raise DataError(
-                f"{problem}: the variance is zero and covariance_floor=0 forbids to raise it. "
-                "Drop it, or set covariance_floor > 0."
-            )
-        warnings.warn(f"{problem} and says nothing; consider dropping it.", FedemWarning, 2)
 
     def shared_constants(self) -> dict[str, FloatArray]:
         """Origin and scale, and what T needs: workers derive the parameters from the statistics."""
@@ -267,7 +252,7 @@ class GaussianMixture(MixtureModel):
 
         return quadratic
 
-    def assemble(self, mass: FloatArray, moments: FloatArray) -> FloatArray:
+    def assemble(self, mass: FloatArray, moments: FloatArray, extra: Any = None) -> FloatArray:
         """The statistics vector: mass, first moments, second moments."""
         d = self.n_features
         parts = {"mass": mass, "first": moments[..., :d]}
@@ -288,7 +273,8 @@ class GaussianMixture(MixtureModel):
         parts = self.layout.split(statistics)
         mass = parts["mass"]
         means = parts["first"] / mass[..., None]
-        return mass, means, self.covariances_from(mass, means, parts.get("second"))
+        second = parts.get("second", parts.get("total"))
+        return mass, means, self.covariances_from(mass, means, second)
 
     def maximize(self, statistics: FloatArray) -> GaussianParameters:
         """T(s), paper eq. (update) at line 3700; weights are normalised, means are ratios."""
@@ -321,6 +307,8 @@ class GaussianMixture(MixtureModel):
         old, new = self.layout.split(before), self.layout.split(out)
         share = 2 * SMALLEST_MASS / before[:k][dying]
         for name, value in new.items():
+            if name == "total":  # belongs to no component
+                continue
             extra = (None,) * (value.ndim - 1)
             value[dying] = old[name][dying] * share[(..., *extra)]
         return self.layout.join(new)
@@ -339,7 +327,10 @@ class GaussianMixture(MixtureModel):
             precision, log_det = self.precisions(params)
             value = value + 0.5 * log_det
             if self.kind == "tied":
-                value = value + 0.5 * (precision * self.constants.second_moment).sum(axis=(-1, -2))
+                whole = (
+                    unpack(parts["total"], d) if "total" in parts else self.constants.second_moment
+                )
+                value = value + 0.5 * (precision * whole).sum(axis=(-1, -2))
         return value + self.penalty(params)
 
     def penalty(self, params: GaussianParameters) -> float:

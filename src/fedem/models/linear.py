@@ -49,13 +49,21 @@ class LinearGaussian(Model):
             raise FedemError("this model does not know its data yet: use fedem.fit, or bind().")
         return Layout((("mean", (self.n_features,)),))
 
-    def check(self, data: Any, where: str, columns: Sequence[str] | None = None) -> None:
+    def check(
+        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
+    ) -> None:
         """Finite numbers."""
-        check_rows(data, where, columns, self.n_features)
+        check_rows(data, where, columns, self.n_features, first)
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
         """Nothing that T needs; the width of the mean tells the dimension."""
         return {"mean": moments(data, weights, full=False)[0]}
+
+    def combine(
+        self, summaries: Mapping[str, FloatArray], shares: FloatArray
+    ) -> dict[str, FloatArray]:
+        """The mean of the means."""
+        return {"mean": shares @ summaries["mean"]}
 
     def bind(
         self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray

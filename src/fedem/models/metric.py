@@ -8,7 +8,8 @@ that both ends know, one quantisation scale fits all. With Sigma = L L^T and wei
     second' = [L^-1 (second - mu first^T - first mu^T + mu mu^T mass) L^-T - mass I] / sqrt(pi),
               its diagonal also / sqrt(2)
 
-pi is floored at 0.02 / K so that a dying component does not dominate.
+A second moment that all components share (``total``) goes the same way, summed over them, with
+weight one. pi is floored at 0.02 / K so that a dying component does not dominate.
 """
 
 from __future__ import annotations
@@ -73,7 +74,25 @@ class GaussianMetric(Metric):
         }
         if "second" in parts:
             out["second"] = self._whiten_second(mass, first, parts["second"])
+        if "total" in parts:
+            centred = unpack(parts["total"], mu.shape[-1]) - self._total_shift(mass, first)
+            white = self._conjugate(self.inverse_root, centred)
+            out["total"] = self._halve(pack(white - self._total_mass(mass)))
         return self.layout.join(out)
+
+    def _total_shift(self, mass: FloatArray, first: FloatArray) -> FloatArray:
+        """What sum of (y - mu)(y - mu)^T over components lacks of y y^T."""
+        crossed = np.swapaxes(first, -1, -2) @ self.means
+        weighted = self.means * mass[..., None]
+        return crossed + np.swapaxes(crossed, -1, -2) - np.swapaxes(weighted, -1, -2) @ self.means
+
+    def _total_mass(self, mass: FloatArray) -> FloatArray:
+        return np.eye(self.means.shape[-1]) * mass.sum(axis=-1)[..., None, None]
+
+    def _halve(self, packed: FloatArray, power: float = -0.5) -> FloatArray:
+        """The diagonal over (or, with another power, times) the root of two."""
+        _, _, diagonal = triangle(self.means.shape[-1])
+        return packed * np.where(diagonal, 2.0**power, 1.0)
 
     def _whiten_second(self, mass: FloatArray, first: FloatArray, second: FloatArray) -> FloatArray:
         mu, roots = self.means, self.root_weights
@@ -84,8 +103,7 @@ class GaussianMetric(Metric):
             centred = centred + outer(mu, mu) * mass[..., None, None]
             white = self._conjugate(self.inverse_root, centred)
             packed = pack(white - np.eye(d) * mass[..., None, None])
-            _, _, diagonal = triangle(d)
-            return packed / np.where(diagonal, np.sqrt(2), 1.0) / roots[:, None]
+            return self._halve(packed) / roots[:, None]
         centred = second - self._sum(2 * mu * first - mu**2 * mass[..., None])
         if self.kind == "spherical":
             white = centred * self.inverse_root[..., 0] ** 2 - d * mass
@@ -105,6 +123,10 @@ class GaussianMetric(Metric):
         out = {"mass": mass, "first": first}
         if "second" in parts:
             out["second"] = self._unwhiten_second(mass, first, parts["second"])
+        if "total" in parts:
+            white = unpack(self._halve(parts["total"], 0.5), mu.shape[-1])
+            centred = self._conjugate(self.root, white + self._total_mass(mass))
+            out["total"] = pack(centred + self._total_shift(mass, first))
         return self.layout.join(out)
 
     def _unwhiten_second(
@@ -113,8 +135,7 @@ class GaussianMetric(Metric):
         mu, roots = self.means, self.root_weights
         d = mu.shape[-1]
         if self.kind == "full":
-            _, _, diagonal = triangle(d)
-            packed = white * np.where(diagonal, np.sqrt(2), 1.0) * roots[:, None]
+            packed = self._halve(white, 0.5) * roots[:, None]
             inner = unpack(packed, d) + np.eye(d) * mass[..., None, None]
             crossed = outer(mu, first)
             centred = self._conjugate(self.root, inner)

@@ -70,6 +70,15 @@ def _unstack(xp: Any, flat: Any, lead: tuple[int, ...], m: int) -> Any:
     return xp.permute_dims(stacked, (*range(1, len(lead) + 1), 0, len(lead) + 1))
 
 
+def _draw(xp: Any, shares: Any, uniforms: Any) -> Any:
+    """How often each component is drawn: ``(..., K, m)`` shares, ``(..., m, draws)`` uniforms."""
+    below = xp.cumulative_sum(shares, axis=-2)[..., :-1, :]  # the last component takes the rest
+    hits = xp.astype(uniforms[..., None, :, :] < below[..., None], xp.float64)
+    reached = xp.mean(hits, axis=-1)
+    ends = xp.ones_like(shares[..., :1, :])
+    return xp.diff(xp.concat([0 * ends, reached, ends], axis=-2), axis=-2)
+
+
 class MixtureModel(Model):
     """A finite mixture whose components are an exponential family with common features."""
 
@@ -91,8 +100,15 @@ class MixtureModel(Model):
         """The part of log p(y, z) that no component changes, as a function of (xp, features)."""
 
     @abstractmethod
-    def assemble(self, mass: FloatArray, moments: FloatArray) -> FloatArray:
-        """Mean responsibilities ``(..., K)`` and moments ``(..., K, features)`` to R^q."""
+    def assemble(self, mass: FloatArray, moments: FloatArray, extra: Any = None) -> FloatArray:
+        """Mean responsibilities ``(..., K)`` and moments ``(..., K, features)`` to R^q.
+
+        ``extra`` is the mean of what `common` gives.
+        """
+
+    def common(self, xp: Any, features: Any, weights: Any) -> Any:
+        """Sums over the samples of ``(..., f, m)`` features that no component changes, or None."""
+        return None
 
     def _logits(self, xp: Any, data: Any, params: Any) -> Callable[[Any], tuple[Any, Any]]:
         """A function from raw rows to features ``(..., f, m)`` and logits ``(..., K, m)``."""
@@ -114,25 +130,51 @@ class MixtureModel(Model):
 
     def expected_statistics(self, data: Any, params: Any, weights: Any | None = None) -> FloatArray:
         """s-bar(theta) of ``(..., samples, columns)``: the mean over samples, ``(..., q)``."""
+        return self._statistics(data, params, weights, None)
+
+    @property
+    def latent_size(self) -> int:
+        """One uniform picks a component."""
+        return 1
+
+    def simulated_statistics(
+        self, data: Any, params: Any, uniforms: FloatArray, weights: Any | None = None
+    ) -> FloatArray:
+        """Components drawn from their responsibilities instead of averaged over."""
+        return self._statistics(data, params, weights, uniforms)
+
+    def _statistics(
+        self, data: Any, params: Any, weights: Any | None, uniforms: FloatArray | None
+    ) -> FloatArray:
         xp = array_namespace(data)
         logits = self._logits(xp, data, params)
-        mass: Any = 0.0
-        moments: Any = 0.0
+        mass, moments, extra, done = 0.0, 0.0, None, 0
         for rows, w in blocks(data, weights, self.feature_count):
             features, joint = logits(rows)
             shares = xp.exp(joint - xp.max(joint, axis=-2, keepdims=True))
             total = xp.sum(shares, axis=-2, keepdims=True)
+            if uniforms is not None:
+                part = uniforms[..., done : done + rows.shape[-2], :]
+                shares = _draw(xp, shares / total, xp.asarray(part, device=device(data)))
+                total = 1.0
+                done += rows.shape[-2]
             if w is None:
                 shares /= total
             else:
                 shares *= w[..., None, :] / total
             mass = mass + xp.sum(shares, axis=-1)
             moments = moments + shares @ xp.matrix_transpose(features)
+            added = self.common(xp, features, w)
+            extra = added if extra is None else extra + added
         if weights is None:
             count: Any = data.shape[-2]
-            return self.assemble(to_numpy(mass) / count, to_numpy(moments) / count)
-        count = to_numpy(weights).sum(axis=-1)[..., None]
-        return self.assemble(to_numpy(mass) / count, to_numpy(moments) / count[..., None])
+        else:
+            count = to_numpy(weights).sum(axis=-1)[..., None]
+        return self.assemble(
+            to_numpy(mass) / count,
+            to_numpy(moments) / (count if weights is None else count[..., None]),
+            None if extra is None else to_numpy(extra) / count,
+        )
 
     def responsibilities(self, data: Any, params: Any) -> FloatArray:
         """p(z = k | y; theta), ``(..., samples, K)``."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
 
-from fedem.errors import SettingsError, check_range, check_type
-from fedem.protocols import FloatArray, Parameters
+from fedem.errors import DataError, FedemWarning, SettingsError, check_range, check_type
+from fedem.protocols import FloatArray, IntArray, Parameters
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,35 @@ class Frame:
         if kind in ("full", "tied", "known"):
             return np.outer(self.scale, self.scale)
         return self.scale**2 if kind == "diag" else float(self.scale[0] ** 2)
+
+
+def common_frame(origin: FloatArray, variances: FloatArray, kind: str, floored: bool) -> Frame:
+    """The frame of data with this mean and these variances; one scale for ``spherical``."""
+    largest = np.sqrt(variances) + np.abs(origin)
+    if not (np.all(largest < 1e140) and np.all((largest > 1e-140) | (largest == 0))):
+        raise DataError(
+            "some column is beyond 1e140 or all below 1e-140 in size, where doubles cannot "
+            "square it: use other units."
+        )
+    constant = np.sqrt(variances) <= 4e-16 * np.abs(origin)
+    if constant.any():
+        _complain_of_constant(np.flatnonzero(constant), floored or kind in ("known", "spherical"))
+    if kind == "spherical":
+        whole = variances.mean() if not constant.all() else 1.0
+        return Frame(origin, np.full(len(origin), np.sqrt(whole)))
+    return Frame(origin, np.sqrt(np.where(constant, 1.0, variances)))
+
+
+def _complain_of_constant(columns: IntArray, bearable: bool) -> None:
+    many = len(columns) > 1
+    which = f"column{'s' if many else ''} {', '.join(map(str, columns))}"
+    problem = f"{which} (counting from 0) {'hold' if many else 'holds'} one single value"
+    if not bearable:
+        raise DataError(
+            f"{problem}: the variance is zero and covariance_floor=0 forbids to raise it. "
+            "Drop it, or set covariance_floor > 0."
+        )
+    warnings.warn(f"{problem} and says nothing; consider dropping it.", FedemWarning, 2)
 
 
 def check_start(params: GaussianParameters, k: int, d: int, kind: str) -> None:

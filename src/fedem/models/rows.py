@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,16 @@ LARGEST = 1e140
 
 
 def check_rows(
-    data: Any, where: str, columns: Sequence[str] | None = None, expected: int | None = None
+    data: Any,
+    where: str,
+    columns: Sequence[str] | None = None,
+    expected: int | None = None,
+    first: int = 0,
 ) -> None:
-    """Raise `DataError`, naming ``where``, unless this is a table of finite numbers."""
+    """Raise `DataError`, naming ``where``, unless this is a table of finite numbers.
+
+    ``first`` is the number of the first row, where this is a part of a table.
+    """
     if data.ndim != 2 or data.shape[1] == 0:
         raise DataError(
             f"{where}: expected a table (rows, columns) with at least one column; "
@@ -31,20 +38,19 @@ def check_rows(
     if expected is not None and data.shape[1] != expected:
         raise DataError(f"{where}: expected {expected} columns; got {data.shape[1]}.")
     xp = array_namespace(data)
-    start = 0
     for rows, _ in blocks(data, None, data.shape[1]):
         good = xp.isfinite(rows)
         if rows.dtype == xp.float64:
             good = good & (xp.abs(rows) <= LARGEST)
         if not bool(xp.all(good)):
             bad = np.argwhere(to_numpy(good) == 0)
-            row, column = int(bad[0, 0]) + start, int(bad[0, 1])
+            row, column = int(bad[0, 0]), int(bad[0, 1])
             name = repr(columns[column]) if columns is not None else str(column)
             raise DataError(
-                f"{where}: row {row}, column {name} is {float(data[row, column])}; this model "
-                "needs finite numbers (of at most 1e140). Drop or impute such rows first."
+                f"{where}: row {first + row}, column {name} is {float(rows[row, column])}; this "
+                "model needs finite numbers (of at most 1e140). Drop or impute such rows first."
             )
-        start += rows.shape[0]
+        first += rows.shape[0]
 
 
 def moments(data: Any, weights: Any | None, full: bool) -> tuple[FloatArray, FloatArray]:
@@ -73,3 +79,17 @@ def moments(data: Any, weights: Any | None, full: bool) -> tuple[FloatArray, Flo
         total = total[..., None]
     spread = to_numpy(scatter / total)
     return to_numpy(mean), pack(spread) if full else spread
+
+
+def combine_moments(
+    summaries: Mapping[str, FloatArray], shares: FloatArray, full: bool
+) -> dict[str, FloatArray]:
+    """``mean`` and ``scatter`` of a union of rows from those of its parts.
+
+    The scatter within the parts, and that of their means about the common one.
+    """
+    means = summaries["mean"]
+    mean = shares @ means
+    away = means - mean
+    between = pack((away.T * shares) @ away) if full else shares @ away**2
+    return {"mean": mean, "scatter": shares @ summaries["scatter"] + between}

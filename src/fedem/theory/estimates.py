@@ -18,9 +18,9 @@ from typing import Any, Literal, final
 import numpy as np
 
 from fedem.algorithms import EM
-from fedem.datasets.workers import WorkerData, as_workers, gather
+from fedem.datasets.tables import Workers, gather
+from fedem.datasets.workers import WorkerData, as_workers, stack_tables
 from fedem.errors import check_count
-from fedem.federations import StackedFederation
 from fedem.fitting import open_run
 from fedem.limits import Stop
 from fedem.protocols import FloatArray, IdentityMetric, IntArray, Layout, Metric, Model
@@ -132,7 +132,7 @@ def _everyone(values: FloatArray, chosen: IntArray, n: int) -> FloatArray:
     return out
 
 
-def _sample(data: WorkerData, rows: int, seed: int, workers: int = 50) -> tuple[Any, IntArray]:
+def _sample(data: Workers, rows: int, seed: int, workers: int = 50) -> tuple[Any, IntArray]:
     """An equal share of rows of some workers, in order, without replacement."""
     chosen = np.arange(data.size)
     if data.size > workers:
@@ -147,7 +147,7 @@ def _sample(data: WorkerData, rows: int, seed: int, workers: int = 50) -> tuple[
             picks = np.sort(choose_distinct(u, np.array([table.shape[0]]))[0])
             table = gather(table, picks)
         parts.append(table)
-    return WorkerData.from_workers(parts), chosen
+    return stack_tables(parts), chosen
 
 
 def _path(run: Any) -> tuple[list[FloatArray], float]:
@@ -179,7 +179,6 @@ class _Probe:
         seed: int,
     ) -> None:
         self.model, self.data, self.metric, self.weights = model, data, metric, weights
-        self.federation = StackedFederation(data)
         self.rows = data.rows[:, None, ...]  # every row as a worker of its own
         self.limit, self.seed, self.width = directions, seed, 0
         self.basis: FloatArray | None = None
@@ -187,8 +186,9 @@ class _Probe:
     def statistics(self, params: Any) -> FloatArray:
         """s-bar_i of every worker."""
         out = np.empty((self.data.size, self.model.layout.size))
-        for positions, rows, padding in self.federation.stacks(self.federation.everyone):
-            out[positions] = self.model.expected_statistics(rows, params, padding)
+        for piece in self.data.stacks(np.arange(self.data.size)):
+            values = self.model.expected_statistics(piece.rows, params, piece.padding)
+            out[piece.positions] = values
         return out
 
     def fields(self, point: FloatArray) -> FloatArray:

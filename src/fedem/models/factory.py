@@ -1,0 +1,62 @@
+"""Gaussian mixtures by name."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from fedem.errors import SettingsError
+from fedem.models.covariances import Diagonal, Full, Known, Spherical, StreamedTied, Tied
+from fedem.models.gaussian import GaussianMixture
+from fedem.models.parameters import InverseWishart
+from fedem.protocols import FloatArray
+
+COVARIANCES: dict[str, type[GaussianMixture]] = {
+    cls.kind: cls for cls in (Full, Diagonal, Spherical, Tied, Known)
+}
+"""Every covariance type by name."""
+
+
+def gaussian_mixture(
+    n_components: int,
+    covariance: str = "full",
+    *,
+    known_covariance: FloatArray | None = None,
+    covariance_floor: float = 1e-6,
+    weight_concentration: float = 1.0,
+    covariance_prior: InverseWishart | None = None,
+    second_moment: Literal["constant", "statistic"] = "constant",
+) -> GaussianMixture:
+    """A Gaussian mixture with covariance ``full``, ``diag``, ``spherical``, ``tied`` or ``known``.
+
+    ``known`` needs ``known_covariance``, ``(d, d)`` in the user's units. No eigenvalue of a
+    covariance falls below ``covariance_floor`` times the variance of the columns over all data (0
+    switches that off). ``weight_concentration`` >= 1 is a symmetric Dirichlet prior on the weights,
+    ``covariance_prior`` an `InverseWishart` on the covariances.
+
+    For ``tied``, ``second_moment`` says whether the data's second moment is a ``constant`` of the
+    opening exchange or a ``statistic`` of every message, which streams need.
+    """
+    if str(covariance) not in COVARIANCES:
+        names = ", ".join(COVARIANCES)
+        raise SettingsError(f"covariance must be one of {names}; got {covariance!r}.")
+    cls = COVARIANCES[covariance]
+    common = (n_components, covariance_floor, weight_concentration, covariance_prior)
+    if cls is Known:
+        if known_covariance is None:
+            raise SettingsError("covariance='known' needs known_covariance, a (d, d) matrix.")
+        try:
+            matrix = np.asarray(known_covariance, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise SettingsError("known_covariance must be a (d, d) matrix of numbers.") from None
+        return Known(*common, matrix=matrix)
+    if known_covariance is not None:
+        raise SettingsError(f"known_covariance goes with covariance='known', not {covariance!r}.")
+    if second_moment not in ("constant", "statistic"):
+        raise SettingsError(
+            f"second_moment must be 'constant' or 'statistic'; got {second_moment!r}."
+        )
+    if second_moment == "statistic" and cls is Tied:
+        return StreamedTied(*common)
+    return cls(*common)
