@@ -39,8 +39,9 @@ wheel: setup ## Build the wheel and try it in an empty environment
 
 check: lint types test wheel ## Everything CI runs
 
-bench: setup ## Time the hot paths
-	$(BIN)/python -m benchmarks
+bench: setup ## Measure speed, bytes, scale, files and theory beside peers (installs pfl)
+	$(BIN)/python -m pip install --quiet --group bench
+	$(BIN)/python -m benchmarks --json build/benchmarks.json
 
 fuzz: setup ## Feed a million inputs to the decoders (installs atheris)
 	$(BIN)/python -m pip install --quiet atheris

@@ -1,106 +1,209 @@
-"""``python -m benchmarks [speed] [bytes] [--json FILE]``: every figure, one thread."""
+"""``python -m benchmarks [SECTION ...] [--json FILE]``: every figure of the project, one thread.
+
+docs/benchmarks.md says what each figure means.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars
 import scipy
 import sklearn
 from rich.console import Console
 from rich.table import Table
-from threadpoolctl import threadpool_limits
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import fedem
 from benchmarks.esteps import bench_esteps
+from benchmarks.files import bench_files
 from benchmarks.ledger import bench_ledger, bench_mnist
 from benchmarks.messages import bench_messages
 from benchmarks.rounds import bench_rounds
+from benchmarks.scale import bench_scale
+from benchmarks.theory import bench_theory
+
+
+def show(console: Console, title: str, headings: Iterable[str], rows: Iterable[Any]) -> None:
+    """A table; columns of words to the left, of numbers to the right."""
+    lines = [[str(cell) for cell in row] for row in rows]
+    table = Table(title=title)
+    for position, heading in enumerate(headings):
+        words = any(line[position][:1].isalpha() for line in lines)
+        table.add_column(heading, justify="left" if words else "right")
+    for line in lines:
+        table.add_row(*line)
+    console.print(table)
 
 
 def speed(console: Console) -> dict[str, Any]:
-    """Rounds and full passes."""
-    rounds, esteps = bench_rounds(), bench_esteps()
-    table = Table(title="Speed, one thread, best of many")
-    for heading in ("what", "ms", "ratio", "to"):
-        table.add_column(heading, justify="left" if heading in ("what", "to") else "right")
+    """Rounds beside the floor, full passes beside scikit-learn and pfl."""
+    rounds, passes = bench_rounds(), bench_esteps()
     base = rounds["floor (numpy)"]
-    for name, seconds in rounds.items():
-        table.add_row(f"round, {name}", f"{1e3 * seconds:.2f}", f"{seconds / base:.2f}", "floor")
-    for kind, times in esteps.items():
-        ours, theirs = times["fedem"], times["scikit-learn"]
-        ratio = f"{theirs / ours:.2f}"
-        table.add_row(f"E+M pass, {kind}", f"{1e3 * ours:.1f}", ratio, "times as fast as sklearn")
-    console.print(table)
-    return {"round_seconds": rounds, "pass_seconds": esteps}
+    lines = [
+        (f"round, {name}", f"{1e3 * seconds:.2f}", f"{seconds / base:.2f}", "x the floor")
+        for name, seconds in rounds.items()
+    ]
+    for kind, times in passes.items():
+        ours = times["fedem"]
+        for peer in (name for name in times if name != "fedem"):
+            ratio = f"{times[peer] / ours:.2f}"
+            lines.append((f"E+M pass, {kind}", f"{1e3 * ours:.1f}", ratio, f"x as fast as {peer}"))
+    show(console, "Speed, best of many", ("what", "ms", "ratio", "to"), lines)
+    return {"round_seconds": rounds, "pass_seconds": passes}
+
+
+def scale(console: Console) -> list[dict[str, Any]]:
+    """A million registered workers."""
+    rows = bench_scale()
+    base = rows[0]["round_seconds"]
+    lines = [
+        (
+            f"{row['workers']:,}",
+            f"{1e3 * row['round_seconds']:.1f}",
+            f"{row['round_seconds'] / base:.2f}",
+            f"{row['peak_bytes'] / 2**30:.2f}",
+        )
+        for row in rows
+    ]
+    headings = ("registered", "ms a round", "ratio", "peak GiB")
+    show(console, "1,000 active workers of many", headings, lines)
+    return rows
+
+
+def files(console: Console) -> dict[str, Any]:
+    """A file larger than the memory used."""
+    row = bench_files()
+    line = (
+        f"{row['file_bytes'] / 1e9:.1f}",
+        f"{row['rows']:,}",
+        f"{row['pass_seconds']:.1f}",
+        f"{row['seconds']:.0f}",
+        f"{row['peak_bytes'] / 1e6:.0f}",
+    )
+    headings = ("GB", "rows", "s a round", "s in all", "peak MB")
+    show(console, "A Parquet file, tied, K=10, 3 rounds", headings, [line])
+    return row
+
+
+def theory(console: Console) -> list[dict[str, Any]]:
+    """Settled |h|^2 beside the formulas."""
+    rows = bench_theory()
+    lines = [
+        (
+            *(row[name] for name in ("step", "omega", "n", "p")),
+            f"{row['measured']:.2e}",
+            f"{row['to_formula']:.3f}",
+            f"{row['to_exact']:.3f}",
+        )
+        for row in rows
+    ]
+    headings = ("gamma", "omega", "n", "p", "measured", "/ formula", "/ exact")
+    show(console, "Where |h|² settles", headings, lines)
+    return rows
 
 
 def bytes_(console: Console) -> dict[str, Any]:
     """Encoded sizes, the ledger's cost, and MNIST to the pooled answer."""
-    messages = bench_messages()
-    table = Table(title="Bytes of a message: mean over each run")
-    for heading in ("run", "operator", "entropy", "+ scales", "encoded", "limit", "enc/s", "dec/s"):
-        table.add_column(heading, justify="left" if heading in ("run", "operator") else "right")
+    messages, ledger = bench_messages(), bench_ledger()
+    lines: list[Any] = []
     for row in messages:
         numbers = (row["entropy"], row["entropy"] + row["scales"], row["encoded"], row["limit"])
         speeds = (row["encode_per_second"], row["decode_per_second"])
-        table.add_row(
-            row["run"],
-            row["operator"],
-            *(f"{value:.1f}" for value in numbers),
-            *(f"{value:.0f}" for value in speeds),
+        lines.append(
+            (
+                row["run"],
+                row["operator"],
+                *(f"{value:.1f}" for value in numbers),
+                *(f"{value:.0f}" for value in speeds),
+            )
         )
-    console.print(table)
-    ledger = bench_ledger()
-    table = Table(title="A stacked round, ledger off and on")
-    for heading in ("operator", "off, ms", "on, ms", "ratio"):
-        table.add_column(heading, justify="left" if heading == "operator" else "right")
+    headings = ("run", "operator", "entropy", "+ scales", "encoded", "limit", "enc/s", "dec/s")
+    show(console, "Bytes of a message: mean over each run", headings, lines)
+    lines = []
     for label in sorted({name.split(", ledger")[0] for name in ledger}):
         off, on = (1e3 * ledger[f"{label}, ledger {state}"] for state in ("off", "on"))
-        table.add_row(label, f"{off:.2f}", f"{on:.2f}", f"{on / off:.2f}")
-    console.print(table)
-    mnist = bench_mnist(figure=Path("docs/mnist-bytes.png"))
-    if not mnist:
+        lines.append((label, f"{off:.2f}", f"{on:.2f}", f"{on / off:.2f}"))
+    headings = ("operator", "off, ms", "on, ms", "ratio")
+    show(console, "A stacked round, ledger off and on", headings, lines)
+    return {"messages": messages, "ledger_seconds": ledger, "mnist": _mnist(console)}
+
+
+def _mnist(console: Console) -> list[dict[str, Any]]:
+    rows = bench_mnist(figure=Path("docs/mnist-bytes.png"))
+    if not rows:
         console.print("No MNIST: set FEDEM_DATA to a folder with mnist.npz (images, labels).")
-    table = Table(title="MNIST tied, 100 workers: to within 1e-3 nats of pooled EM, kept")
-    for heading in ("run", "rounds", "bytes up", "bytes down", "gap at the end"):
-        table.add_column(heading, justify="left" if heading == "run" else "right")
-    for row in mnist:
+    lines = []
+    for row in rows:
         reached = row["rounds"] is not None
-        table.add_row(
-            row["run"],
-            str(row["rounds"]) if reached else "not reached",
-            f"{row['payload_up_per_worker']:.0f}" if reached else "-",
-            f"{row['payload_down_per_worker']:.0f}" if reached else "-",
-            f"{row['gap_at_end']:.1e}",
+        lines.append(
+            (
+                row["run"],
+                row["rounds"] if reached else "not reached",
+                f"{row['payload_up_per_worker']:.0f}" if reached else "-",
+                f"{row['payload_down_per_worker']:.0f}" if reached else "-",
+                f"{row['gap_at_end']:.1e}",
+            )
         )
-    console.print(table)
-    return {"messages": messages, "ledger_seconds": ledger, "mnist": mnist}
+    headings = ("run", "rounds", "bytes up", "bytes down", "gap at the end")
+    show(console, "MNIST tied, 100 workers: to within 1e-3 nats of pooled EM", headings, lines)
+    return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("what", nargs="*", choices=["speed", "bytes", []], help="all if none")
-    parser.add_argument("--json", type=Path, help="write the figures to this file too")
-    arguments = parser.parse_args()
-    figures: dict[str, Any] = {
-        "processor": platform.processor() or platform.machine(),
+SECTIONS: dict[str, Callable[[Console], Any]] = {
+    "speed": speed,
+    "bytes": bytes_,
+    "scale": scale,
+    "files": files,
+    "theory": theory,
+}
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    model = platform.processor() or platform.machine()
+    described = Path("/proc/cpuinfo")
+    if described.exists():
+        names = [x for x in described.read_text().splitlines() if x.startswith("model name")]
+        model = names[0].split(":", 1)[1].strip() if names else model
+    blas = {pool["internal_api"]: pool.get("version") for pool in threadpool_info()}
+    return {
+        "processor": model,
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
         "python": platform.python_version(),
         "fedem": fedem.__version__,
         "numpy": np.__version__,
         "scipy": scipy.__version__,
+        "polars": polars.__version__,
         "scikit-learn": sklearn.__version__,
+        "blas": blas,
         "threads": 1,
     }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("section", nargs="*", help=f"{', '.join(SECTIONS)}; all if none")
+    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    arguments = parser.parse_args()
+    unknown = set(arguments.section) - set(SECTIONS)
+    if unknown:
+        parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
     console = Console(width=110)
+    figures: dict[str, Any] = {"machine": machine()}
+    console.print(", ".join(f"{k} {v}" for k, v in figures["machine"].items() if k != "blas"))
     with threadpool_limits(1):
-        for name, bench in (("speed", speed), ("bytes", bytes_)):
-            if name in (arguments.what or ["speed", "bytes"]):
+        for name, bench in SECTIONS.items():
+            if name in (arguments.section or SECTIONS):
                 figures[name] = bench(console)
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

@@ -146,7 +146,7 @@ def _digest(opening: Opening) -> str:
     """Tells data sets apart by what the opening exchange said of them."""
     digest = hashlib.blake2b(opening.counts.tobytes(), digest_size=16)
     for name in sorted(opening.summaries):
-        digest.update(opening.summaries[name].tobytes())
+        digest.update(np.ascontiguousarray(opening.summaries[name]).data.cast("B"))
     return digest.hexdigest()
 
 

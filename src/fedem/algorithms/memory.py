@@ -131,7 +131,8 @@ def update(rows: Rows, positions: IntArray, new: Rows) -> Rows:
 
 def replies(rows: Rows, request: Request, received: Received) -> Replies:
     """What the workers send: the pending uploads of this round, new or repeated."""
-    send = np.union1d(received.fresh, received.again)
+    again = len(received.again) > 0
+    send = np.union1d(received.fresh, received.again) if again else received.fresh
     # New uploads of all need no copy; anything else may share memory with the store.
     pick = slice(None) if len(received.fresh) == len(request.workers) else send
     return Replies(

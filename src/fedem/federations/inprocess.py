@@ -33,39 +33,70 @@ from fedem.protocols import (
 
 @final
 class RowStore:
-    """Columns of state for every registered worker.
+    """Columns of state for every worker that has been active.
 
-    Columns that start at zero are backed by memory the system hands out on first touch, so a
-    million registered workers cost what the active ones use.
+    A worker gets its place when its rows are first written, so a million registered workers cost
+    what the active ones use, and rows written together lie together.
     """
 
     def __init__(self, columns: dict[str, Column], n: int) -> None:
-        self._arrays: Rows = {
-            name: np.full((n, *c.shape), c.fill, dtype=c.dtype)
-            if c.fill
-            else np.zeros((n, *c.shape), dtype=c.dtype)
-            for name, c in columns.items()
-        }
-        self._touched: NDArray[np.bool_] = np.zeros(n, dtype=np.bool_)
+        self._columns = columns
+        self._places: IntArray = np.full(n, -1, dtype=np.int64)
+        self._owners: IntArray = np.empty(0, dtype=np.int64)
+        self._arrays: Rows = {name: self._fresh(column, 0) for name, column in columns.items()}
+        self._complete = False
+        """Whether row i of the arrays is worker i."""
+
+    @staticmethod
+    def _fresh(column: Column, count: int) -> NDArray[Any]:
+        shape = (count, *column.shape)
+        if column.fill == 0:
+            return np.zeros(shape, dtype=column.dtype)
+        return np.full(shape, column.fill, dtype=column.dtype)
 
     def take(self, workers: IntArray) -> Rows:
         """Rows of these workers (sorted, each once); treat them as read-only."""
-        if len(workers) == len(self._touched):
+        if self._complete and len(workers) == len(self._places):
             return dict(self._arrays)
-        return {name: array[workers] for name, array in self._arrays.items()}
+        places = self._places[workers]
+        known = places >= 0
+        if known.all():
+            return {name: array[places] for name, array in self._arrays.items()}
+        out = {name: self._fresh(column, len(workers)) for name, column in self._columns.items()}
+        for name, array in self._arrays.items():
+            out[name][known] = array[places[known]]
+        return out
 
     def put(self, workers: IntArray, rows: Rows) -> None:
         """Write rows back."""
-        self._touched[workers] = True
-        index = slice(None) if len(workers) == len(self._touched) else workers
+        self._settle(workers)
+        whole = self._complete and len(workers) == len(self._places)
+        index = slice(None) if whole else self._places[workers]
         for name, array in self._arrays.items():
             if rows[name] is not array:
                 array[index] = rows[name]
 
+    def _settle(self, workers: IntArray) -> None:
+        """Give those who have none a place."""
+        new = workers[self._places[workers] < 0]
+        if len(new) == 0:
+            return
+        used, n = len(self._owners), len(self._places)
+        needed = used + len(new)
+        if needed > len(next(iter(self._arrays.values()))):
+            room = min(max(needed, 2 * used), n)
+            for name, column in self._columns.items():
+                grown = self._fresh(column, room)
+                grown[:used] = self._arrays[name][:used]
+                self._arrays[name] = grown
+        self._places[new] = np.arange(used, needed)
+        self._owners = np.concatenate([self._owners, new])
+        self._complete = needed == n and bool(np.all(self._owners[1:] > self._owners[:-1]))
+
     def export(self) -> tuple[IntArray, Rows]:
         """All rows ever written, with their workers."""
-        workers = np.flatnonzero(self._touched).astype(np.int64)
-        return workers, {name: array[workers] for name, array in self._arrays.items()}
+        workers = np.sort(self._owners)
+        return workers, {name: array[self._places[workers]] for name, array in self._arrays.items()}
 
 
 @final

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, ClassVar, final
 
 import numpy as np
+from array_api_compat import is_numpy_array
 
 from fedem.errors import SettingsError
 from fedem.models.gaussian import GaussianMixture
@@ -235,9 +236,16 @@ class Full(_Matrices):
 
     def expand(self, xp: Any, z: Any) -> Any:
         """The rows, then the upper triangle of their outer product."""
-        d = z.shape[0]
-        z = xp.reshape(xp.reshape(z, (-1,)), z.shape)  # row-major: products of whole rows follow
-        return xp.concat([z, *(z[j : j + 1, :] * z[j:, :] for j in range(d))], axis=0)
+        d, m = z.shape
+        if not is_numpy_array(z):
+            return xp.concat([z, *(z[j : j + 1, :] * z[j:, :] for j in range(d))], axis=0)
+        out = np.empty((d + d * (d + 1) // 2, m))  # the same without a second copy
+        out[:d] = z
+        stop = d
+        for j in range(d):
+            start, stop = stop, stop + d - j
+            np.multiply(out[j], out[j:d], out=out[start:stop])
+        return out
 
     def slopes(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
         """Sigma^-1 mu, then -1/2 of the precision (off the diagonal twice that)."""
@@ -306,7 +314,12 @@ class Diagonal(_Variances):
 
     def expand(self, xp: Any, z: Any) -> Any:
         """The rows and their squares."""
-        return xp.concat([z, z * z], axis=0)
+        if not is_numpy_array(z):
+            return xp.concat([z, z * z], axis=0)
+        out = np.empty((2 * z.shape[0], z.shape[1]))
+        out[: len(z)] = z
+        np.multiply(out[: len(z)], out[: len(z)], out=out[len(z) :])
+        return out
 
     def precisions(self, params: GaussianParameters) -> tuple[FloatArray, FloatArray]:
         """Reciprocals, and sums of logarithms."""
