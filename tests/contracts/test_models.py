@@ -207,6 +207,36 @@ def test_e_step_uses_the_array_api_alone(kind: str) -> None:
     model.check(strict, "strict rows")
 
 
+def test_wide_rows_give_what_their_products_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full covariances have two E-steps: one for many columns, one for few."""
+    tables = make_data(4, sizes=(300, 200), k=2, d=21)
+    model = bind(make_model("full", k=2, d=21), tables)
+    params = model.start(1)
+    stack = np.stack([tables[0][:90], tables[1][:90]])
+    weights = np.random.default_rng(0).random(stack.shape[:2])
+    own = model.maximize(
+        np.stack([model.statistics_of(model.start(seed)) for seed in (2, 3)])
+    )  # parameters of each worker's own
+
+    def everything() -> list[FloatArray]:
+        strict = array_api_strict.asarray(tables[0])
+        return [
+            model.expected_statistics(tables[0], params),
+            model.expected_statistics(strict, params),
+            model.expected_statistics(stack, params, weights),
+            model.expected_statistics(stack, own),
+            model.log_likelihood(stack, own, weights),
+            model.score_samples(tables[1], params),
+            model.responsibilities(tables[1], params),
+        ]
+
+    assert model.wide
+    wide = everything()
+    monkeypatch.setattr(type(model), "wide", False)
+    for one, other in zip(wide, everything(), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-10)
+
+
 @each
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_float32_rows_and_either_order_do_not_lose_the_answer(kind: str, order: Any) -> None:

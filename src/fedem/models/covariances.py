@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, ClassVar, final
 
 import numpy as np
-from array_api_compat import is_numpy_array
+from array_api_compat import device, is_numpy_array
 
 from fedem.errors import SettingsError
 from fedem.models.gaussian import GaussianMixture
@@ -226,6 +226,50 @@ class Full(_Matrices):
         """No."""
         return False
 
+    @property
+    def wide(self) -> bool:
+        """Whether rows are whitened for each component instead of multiplied out.
+
+        With many columns and few components, a product of d x d matrices for each component costs
+        less than making d^2 / 2 features of each row (measured: from about five columns for each).
+        """
+        return self.n_features >= max(20, 5 * self.n_components)
+
+    @property
+    def row_width(self) -> int:
+        """The columns alone where there are many."""
+        return self.n_features if self.wide else self.feature_count
+
+    def beyond(self, xp: Any, params: GaussianParameters, where: Any) -> Any:
+        """-1/2 z^T Sigma^-1 z, by a whitening for each component."""
+        if not self.wide:
+            return None
+        roots = xp.asarray(np.linalg.inv(np.linalg.cholesky(params.covariances)), device=where)
+
+        def quadratic(z: Any) -> Any:
+            parts = []
+            for k in range(self.n_components):
+                white = roots[..., k, :, :] @ z
+                parts.append(xp.sum(white * white, axis=-2))
+            return -0.5 * xp.stack(parts, axis=-2)
+
+        return quadratic
+
+    def moments(self, xp: Any, shares: Any, features: Any) -> Any:
+        """Sums of z and of the upper triangle of z z^T, a product for each component."""
+        if not self.wide:
+            return super().moments(xp, shares, features)
+        rows, columns, _ = triangle(self.n_features)
+        across = xp.matrix_transpose(features)
+        first = shares @ across
+        cells = xp.asarray(rows * self.n_features + columns, device=device(features))
+        second = []
+        for k in range(self.n_components):
+            products = (features * shares[..., k : k + 1, :]) @ across
+            flat = xp.reshape(products, (*products.shape[:-2], self.n_features**2))
+            second.append(xp.take(flat, cells, axis=-1))
+        return xp.concat([first, xp.stack(second, axis=-2)], axis=-1)
+
     def second_shape(self, d: int) -> tuple[int, ...]:
         """The upper triangle."""
         return (d * (d + 1) // 2,)
@@ -237,6 +281,8 @@ class Full(_Matrices):
     def expand(self, xp: Any, z: Any) -> Any:
         """The rows, then the upper triangle of their outer product."""
         d, m = z.shape
+        if self.wide:
+            return z
         if not is_numpy_array(z):
             return xp.concat([z, *(z[j : j + 1, :] * z[j:, :] for j in range(d))], axis=0)
         out = np.empty((d + d * (d + 1) // 2, m))  # the same without a second copy

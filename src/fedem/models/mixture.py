@@ -106,6 +106,19 @@ class MixtureModel(Model):
         ``extra`` is the mean of what `common` gives.
         """
 
+    @property
+    def row_width(self) -> int:
+        """How many numbers `features` keeps of a row: all f(y), unless the next two do the rest."""
+        return self.feature_count
+
+    def beyond(self, xp: Any, params: Any, where: Any) -> Callable[[Any], Any] | None:
+        """The part of the logits that the kept features do not carry, as a function of them."""
+        return None
+
+    def moments(self, xp: Any, shares: Any, features: Any) -> Any:
+        """Sums of responsibility times f(y), ``(..., K, feature_count)``."""
+        return shares @ xp.matrix_transpose(features)
+
     def common(self, xp: Any, features: Any, weights: Any) -> Any:
         """Sums over the samples of ``(..., f, m)`` features that no component changes, or None."""
         return None
@@ -114,9 +127,10 @@ class MixtureModel(Model):
         """A function from raw rows to features ``(..., f, m)`` and logits ``(..., K, m)``."""
         intercepts, slopes = self.natural(params)
         c = xp.asarray(intercepts[..., None], device=device(data))
-        b = xp.asarray(slopes, device=device(data))
+        b = xp.asarray(slopes[..., : self.row_width], device=device(data))
+        beyond = self.beyond(xp, params, device(data))
 
-        def evaluate(rows: Any) -> tuple[Any, Any]:
+        def joint(rows: Any) -> tuple[Any, Any]:
             lead, m = rows.shape[:-2], rows.shape[-2]
             flat = self.features(xp, xp.reshape(rows, (-1, rows.shape[-1])))
             if not lead:
@@ -125,6 +139,10 @@ class MixtureModel(Model):
             if b.ndim > 2:  # each worker has its own parameters
                 return features, b @ features + c
             return features, _unstack(xp, b @ flat + c, lead, m)  # one product for all workers
+
+        def evaluate(rows: Any) -> tuple[Any, Any]:
+            features, logits = joint(rows)
+            return features, logits if beyond is None else logits + beyond(features)
 
         return evaluate
 
@@ -149,7 +167,7 @@ class MixtureModel(Model):
         xp = array_namespace(data)
         logits = self._logits(xp, data, params)
         mass, moments, extra, done = 0.0, 0.0, None, 0
-        for rows, w in blocks(data, weights, self.feature_count):
+        for rows, w in blocks(data, weights, self.row_width):
             features, joint = logits(rows)
             shares = xp.exp(joint - xp.max(joint, axis=-2, keepdims=True))
             total = xp.sum(shares, axis=-2, keepdims=True)
@@ -163,7 +181,7 @@ class MixtureModel(Model):
             else:
                 shares *= w[..., None, :] / total
             mass = mass + xp.sum(shares, axis=-1)
-            moments = moments + shares @ xp.matrix_transpose(features)
+            moments = moments + self.moments(xp, shares, features)
             added = self.common(xp, features, w)
             extra = added if extra is None else extra + added
         if weights is None:
@@ -181,7 +199,7 @@ class MixtureModel(Model):
         xp = array_namespace(data)
         logits = self._logits(xp, data, params)
         parts = []
-        for rows, _ in blocks(data, None, self.feature_count):
+        for rows, _ in blocks(data, None, self.row_width):
             _, joint = logits(rows)
             shares = np.exp(to_numpy(joint - xp.max(joint, axis=-2, keepdims=True)))
             parts.append(np.swapaxes(shares / shares.sum(axis=-2, keepdims=True), -1, -2))
@@ -192,7 +210,7 @@ class MixtureModel(Model):
         xp = array_namespace(data)
         logits = self._logits(xp, data, params)
         carrier = self.carrier(params)
-        for rows, w in blocks(data, weights, self.feature_count):
+        for rows, w in blocks(data, weights, self.row_width):
             features, joint = logits(rows)
             top = xp.max(joint, axis=-2, keepdims=True)
             total = xp.log(xp.sum(xp.exp(joint - top), axis=-2)) + top[..., 0, :]
