@@ -39,6 +39,8 @@ class Ledger:
         envelope: int,
     ) -> tuple[int, int]:
         """Count one message of each worker named (perhaps repeatedly); returns what was added."""
+        if len(workers) == 0:
+            return 0, 0
         page = self.counts[KINDS.index(kind), DIRECTIONS.index(direction)]
         payload = np.broadcast_to(payload, workers.shape)
         np.add.at(page[0], workers, 1)

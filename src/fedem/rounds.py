@@ -167,15 +167,16 @@ class Run:
                 )
                 self.ledger.add(request.kind, "up", arrived.lost_memory, 0, ENVELOPE)
             current = arrived.rounds == request.round
-            if current.all() and np.array_equal(arrived.workers, missing.workers):
-                missing = missing.take(slice(0))
-            else:
+            complete = current.all() and np.array_equal(arrived.workers, missing.workers)
+            if not complete:
                 valid = np.flatnonzero(current & np.isin(arrived.workers, missing.workers))
                 _, first = np.unique(arrived.workers[valid], return_index=True)
                 arrived = arrived.take(valid[first])
                 heard = np.union1d(arrived.workers, arrived.lost_memory)
                 missing = missing.take(np.flatnonzero(~np.isin(missing.workers, heard)))
             batches.append(arrived)
+            if complete:
+                break
         taken = batches[0] if len(batches) == 1 else Replies.join(batches, q)
         if np.any(taken.workers[1:] < taken.workers[:-1]):
             taken = taken.take(np.argsort(taken.workers, kind="stable"))

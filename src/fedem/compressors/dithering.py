@@ -44,12 +44,13 @@ def _edges(block: Block, q: int) -> tuple[IntArray, IntArray]:
 
 def _block_norms(vectors: FloatArray, starts: IntArray, widths: IntArray, r: float) -> FloatArray:
     """The r-norm of each block, ``(..., blocks)``, safe from overflow and underflow."""
-    size = np.abs(vectors)
+    size = vectors if r == 2 else np.abs(vectors)
     if r in (1, 2, inf):
         with np.errstate(over="ignore", under="ignore"):
             norms = _plain_norms(size, starts, r)
         if r != 2 or (norms.min(initial=1.0) > 1e-140 and norms.max(initial=1.0) < 1e150):
             return norms
+    size = np.abs(vectors)
     top = np.maximum.reduceat(size, starts, axis=-1)
     scaled = size / np.repeat(np.where(top > 0, top, 1.0), widths, axis=-1)
     return top * _plain_norms(scaled, starts, r)

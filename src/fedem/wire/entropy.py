@@ -41,6 +41,8 @@ STRENGTH = 32
 CONTEXTS = 8
 _FINE = 32
 _ONE = 1 << 20
+_SHORT = 1 << 12
+"""Histograms of so few cells are not worth picking the empty ones out of."""
 _RATIO_BITS = 24
 LONGEST_BITS = 13
 """A larger bound needs uncoded low bits, whatever the parameter: tables stay short."""
@@ -185,7 +187,7 @@ def _code_bytes(
     for shift in np.unique(shifts).tolist():  # tables of one shift have one width
         rows = np.flatnonzero(shifts[which] == shift)
         chosen = np.flatnonzero(shifts == shift)
-        tables = [prior(int(p), bound, groups) for p in used[chosen]]
+        tables = _tables(tuple(used[chosen].tolist()), bound, groups)
         table = np.searchsorted(chosen, which[rows])
         all_rows = len(rows) == len(symbols)
         coded = (values if all_rows else values[rows]) >> shift
@@ -195,10 +197,31 @@ def _code_bytes(
     return out
 
 
+class _Tables(NamedTuple):
+    """Priors of several parameters in observations, and the logarithms of their gammas."""
+
+    weights: FloatArray
+    total: FloatArray
+    log_weights: FloatArray
+    log_total: FloatArray
+
+
+@lru_cache(maxsize=256)
+def _tables(parameters: tuple[int, ...], bound: int, groups: int) -> _Tables:
+    """Priors side by side; runs use the same few again and again."""
+    from scipy.special import gammaln
+
+    priors = [prior(p, bound, groups) for p in parameters]
+    step = np.array([t.step for t in priors], dtype=np.float64)
+    total = np.array([t.total for t in priors], dtype=np.float64) / step
+    weights = np.stack([t.weights for t in priors]) / step[:, :, None]
+    return _Tables(weights, total, gammaln(weights), gammaln(total))
+
+
 def _information(
     values: NDArray[np.int32],
     contexts: NDArray[np.int32] | None,
-    tables: list[Prior],
+    tables: _Tables,
     table: IntArray,
 ) -> FloatArray:
     """Bits of each row under the adaptive code: a ratio of gamma functions of its histogram.
@@ -208,25 +231,29 @@ def _information(
     from scipy.special import gammaln
 
     messages = len(values)
-    groups, width = tables[0].weights.shape
+    _, groups, width = tables.weights.shape
     row = np.arange(messages)[:, None] * groups
     cell = (row if contexts is None else row + contexts) * width + values + (width - 1) // 2
-    if messages * groups * width <= 8 * values.size + (1 << 16):
-        counts = np.bincount(cell.ravel(), minlength=messages * groups * width)
-        cells = np.flatnonzero(counts)
-        counts = counts[cells]
+    size = messages * groups * width
+    if size <= _SHORT:
+        counts = np.bincount(cell.ravel(), minlength=size).reshape(messages, groups, width)
+        seen, weights = counts.sum(axis=2), tables.weights[table]
+        gained = gammaln(weights + counts) - tables.log_weights[table]
+        saved = gained.sum(axis=(1, 2))
     else:
-        cells, counts = np.unique(cell, return_counts=True)
-    step = np.array([t.step for t in tables], dtype=np.float64)
-    total = np.array([t.total for t in tables], dtype=np.float64) / step
-    weights = np.stack([t.weights for t in tables]) / step[:, :, None]
-    group = cells // width
-    place = table[group // groups], group % groups, cells % width
-    seen = np.bincount(group, weights=counts, minlength=messages * groups)
-    whole = total[table]
-    spent = (gammaln(whole + seen.reshape(messages, groups)) - gammaln(total)[table]).sum(axis=1)
-    gained = gammaln(weights[place] + counts) - gammaln(weights)[place]
-    saved = np.bincount(group // groups, weights=gained, minlength=messages)
+        if size <= 8 * values.size + (1 << 16):
+            counts = np.bincount(cell.ravel(), minlength=size)
+            cells = np.flatnonzero(counts)
+            counts = counts[cells]
+        else:
+            cells, counts = np.unique(cell, return_counts=True)
+        group = cells // width
+        place = table[group // groups], group % groups, cells % width
+        seen = np.bincount(group, weights=counts, minlength=messages * groups)
+        gained = gammaln(tables.weights[place] + counts) - tables.log_weights[place]
+        saved = np.bincount(group // groups, weights=gained, minlength=messages)
+    whole = tables.total[table] + seen.reshape(messages, groups)
+    spent = (gammaln(whole) - tables.log_total[table]).sum(axis=1)
     return np.asarray((spent - saved) / np.log(2))
 
 
