@@ -33,7 +33,8 @@ def peak_memory() -> int:
     if status.exists():  # what getrusage says of a child includes its parent's size at the fork
         line = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def apart(module: str, call: str) -> Any:

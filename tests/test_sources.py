@@ -26,6 +26,7 @@ def frame(rows: np.ndarray, **more: Any) -> pl.DataFrame:
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[np.ndarray]]:
     """A file sorted by its column ``site``, in small row groups, read in small blocks."""
     monkeypatch.setattr(sources, "BLOCK_ELEMENTS", 64)
+    monkeypatch.setattr("fedem.datasets.workers.SMALL_BYTES", 0)
     parts = make_data(3)
     names = np.repeat([f"s{i}" for i in range(len(parts))], [len(p) for p in parts])
     path = tmp_path / "sites.parquet"
@@ -84,7 +85,11 @@ def test_one_file_per_worker_and_columns_in_any_order(tmp_path: Path) -> None:
     assert fedem.ParquetRows(names[0]).dtype == np.float32
 
 
-def test_a_worker_may_be_spread_over_a_file(tmp_path: Path) -> None:
+def test_a_worker_may_be_spread_over_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedem.datasets.workers.SMALL_BYTES", 0)
+    monkeypatch.setattr("fedem.datasets.files.MOST_RANGES", 40)
     parts = make_data(5, sizes=(40, 40))
     path = tmp_path / "mixed.parquet"
     mixed = np.stack(parts, axis=1).reshape(-1, 2)
@@ -97,6 +102,7 @@ def test_a_worker_may_be_spread_over_a_file(tmp_path: Path) -> None:
 
 def test_bad_files_are_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "BLOCK_ELEMENTS", 16)
+    monkeypatch.setattr("fedem.datasets.workers.SMALL_BYTES", 0)
     model, rows = make_model("full"), make_data(0)[1]
     good = tmp_path / "good.parquet"
     frame(rows, site=["a"] * 20 + ["b"] * 25).write_parquet(good)
@@ -108,6 +114,16 @@ def test_bad_files_are_refused_in_words(tmp_path: Path, monkeypatch: pytest.Monk
     refused(good, "column 'site' holds String")
     refused(good, "groups='ward' is not one", groups="ward")
     refused(good, "name of one of its columns", groups=["a"] * 45)
+    refused(tmp_path, "is a folder")
+    with pytest.raises(fedem.DataError, match="named twice"):
+        fedem.ParquetRows(good, ["c0", "c0"])
+    with pytest.raises(fedem.DataError, match="list of names"):
+        fedem.ParquetRows(good, "c0")
+    for wrong in ([(10, 100)], [(30, 10)], [(-1, 5)]):
+        with pytest.raises(fedem.DataError, match="has 45 rows"):
+            fedem.fit(model, [fedem.ParquetRows(good, ["c0", "c1"], wrong)], rounds=1)
+    with pytest.raises(fedem.DataError, match="of 45"):
+        fedem.ParquetRows(good, ["c0"]).take(np.array([-1]))
     torn = tmp_path / "torn.parquet"
     torn.write_bytes(good.read_bytes()[:200])
     refused(torn, "not a readable Parquet")
@@ -131,6 +147,50 @@ def test_bad_files_are_refused_in_words(tmp_path: Path, monkeypatch: pytest.Monk
     refused(good, "sort the file by 'site'", groups="site")
     frame(rows[:4], site=["a", None, "b", "b"]).write_parquet(good)
     refused(good, "row 1 has no worker", groups="site")
+    frame(rows[:4], site=[1.0, 2.0, np.nan, 2.0]).write_parquet(good)
+    refused(good, "row 2 has no worker", groups="site")
+    frame(rows[:2], site=[[1], [2]]).write_parquet(good)
+    refused(good, "not names", groups="site")
+
+
+def test_names_of_files_and_columns_are_no_patterns(tmp_path: Path) -> None:
+    rows = make_data(0)[1]
+    pl.DataFrame({"*": rows[:, 0], "^b$": rows[:, 1], "b": 1.0}).write_parquet(
+        tmp_path / "d[1].parquet"
+    )
+    frame(rows[:7]).write_parquet(tmp_path / "d1.parquet")
+    source = fedem.ParquetRows(tmp_path / "d[1].parquet", ["^b$", "*"])
+    assert source.shape == (45, 2)
+    np.testing.assert_array_equal(source.read(3, 9), rows[3:9, ::-1])
+    assert source.read(4, 4).shape == (0, 2)
+
+
+def test_columns_of_a_grouped_file_can_be_picked(tmp_path: Path) -> None:
+    rows = make_data(0)[1]
+    path = tmp_path / "sites.parquet"
+    frame(rows, site=["a"] * 20 + ["b"] * 25, note=["?"] * 45).write_parquet(path)
+    picked = fedem.as_workers(fedem.ParquetRows(path, ["c1", "c0"]), "site")
+    assert picked.columns == ("c1", "c0")
+    np.testing.assert_array_equal(picked.worker(1), rows[20:, ::-1])
+
+
+def test_a_file_that_changes_under_way_is_noticed(table: Any) -> None:
+    path, parts = table
+    run = fedem.open_run(make_model("diag"), path, groups="site")
+    run.step()
+    names = np.repeat(["s0", "s1", "s2", "s3"], [len(p) for p in parts])
+    frame(np.concatenate(parts) + 100, site=names).write_parquet(path)
+    with pytest.raises(fedem.DataError, match="was changed"):
+        run.step()
+
+
+def test_one_small_worker_does_not_bring_the_large_ones_into_memory(tmp_path: Path) -> None:
+    large = np.lib.format.open_memmap(
+        tmp_path / "large.npy", mode="w+", dtype=np.float32, shape=(2_000_000, 5)
+    )
+    kept = fedem.as_workers([large, np.zeros((10, 5), dtype=np.float32)])
+    assert isinstance(kept, fedem.WorkerTables)
+    assert np.shares_memory(kept.worker(0), large)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -269,6 +329,16 @@ def test_streams_and_what_they_cannot_do() -> None:
     run.step()
     with pytest.raises(fedem.DataError, match="worker 'bad', round 3: row 7, column 1 is inf"):
         run.step()
+
+    def turning(round_: int) -> Any:
+        rows = np.random.default_rng(round_).normal(size=(9, 2))
+        return frame(rows).select("c1", "c0") if round_ else rows
+
+    run = fedem.open_run(fedem.gaussian_mixture(1), {"w": fedem.Stream(turning)}, fedem.FedEM())
+    with pytest.raises(fedem.DataError, match="some tables name their columns"):
+        run.step()
+    with pytest.raises(fedem.SettingsError, match="second_moment"):
+        fedem.gaussian_mixture(2, "full", second_moment="statistic")
     narrow = fedem.Stream(lambda k: np.random.default_rng(k).normal(size=(9, 2 if k < 2 else 1)))
     run = fedem.open_run(fedem.gaussian_mixture(1), {"bad": narrow}, fedem.FedEM())
     run.step()

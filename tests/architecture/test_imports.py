@@ -81,6 +81,7 @@ STANDARD = {
         "bisect",
         "collections",
         "contextlib",
+        "copy",
         "csv",
         "dataclasses",
         "enum",

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import polars as pl
 import pytest
 
 import fedem
 from fedem import theory
+from fedem.datasets.files import parquet_labels, parquet_workers
 from fedem.datasets.synthetic import START, TRUTH
+from fedem.datasets.tables import WorkerTables
 from fedem.models import LinearGaussian, Location
 
 
@@ -78,6 +83,44 @@ def test_the_metric_is_b_at_the_end_of_the_path() -> None:
     )
     assert white.v_max / white.v_min < plain.v_max / plain.v_min / 3
     assert white.norm == "metric"
+
+
+def test_sharp_and_light_components_are_measured_or_named() -> None:
+    """Five components on two clusters: some are sharp, some light, some fall onto the floor."""
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        rows = rng.normal(size=(500, 2)) + 4 * rng.integers(2, size=(500, 1))
+        complaint = ""
+        try:
+            found = theory.estimate_problem(
+                fedem.gaussian_mixture(5, "full"), rows, points=2, seed=seed
+            )
+            assert 0 < found.problem.v_min < found.problem.v_max
+        except fedem.DataError as error:
+            complaint = str(error)
+        assert not complaint or "collapsed" in complaint
+
+
+def test_unequal_workers_keep_their_weights_in_the_sample() -> None:
+    rng = np.random.default_rng(0)
+    data = [rng.normal(size=(10_000, 2)), rng.normal(size=(100, 2)) + 5]
+    start = Location(np.full(2, 3.0))
+    whole = theory.estimate_problem(LinearGaussian(), data, start=start, points=1, rows=10**6)
+    part = theory.estimate_problem(LinearGaussian(), data, start=start, points=1, rows=2000)
+    assert part.problem.gap == pytest.approx(whole.problem.gap, rel=0.05)
+
+
+def test_files_are_sampled_too(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).normal(size=(300, 2))
+    sites = np.repeat(["a", "b", "c"], 100)
+    path = tmp_path / "s.parquet"
+    pl.DataFrame({"x": rows[:, 0], "y": rows[:, 1], "site": sites}).write_parquet(path)
+    whole = fedem.ParquetRows(path, ["x", "y"])
+    tables = WorkerTables(*parquet_workers(whole, "site", parquet_labels(path, "site")))
+    for data in (tables, path):
+        groups = "site" if data is path else None
+        found = theory.estimate_problem(LinearGaussian(), data, groups=groups, points=1)
+        assert found.rows == 300
 
 
 def test_many_workers_and_rows_are_sampled() -> None:

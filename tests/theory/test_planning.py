@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import fedem
 from fedem import theory
 from fedem.cli.main import main
 from fedem.protocols import Layout
+from fedem.wire import REPLY_ENVELOPE, floats_size
 
 
 def estimate(n: int = 100, variance: float = 1.0) -> theory.Estimate:
@@ -50,6 +52,49 @@ def test_bytes_of_a_plan_are_those_of_a_run() -> None:
     measured = rounds.average("payload_up") / 100
     assert plan.message_bytes == pytest.approx(measured, rel=0.15)
     assert plan.fedem.bytes_down / plan.fedem.rounds == rounds.average("bytes_down") / 100
+
+
+def test_memories_at_zero_cost_rounds_and_those_at_the_mean_field_bytes() -> None:
+    found = dataclasses.replace(estimate(4), memory_error=3.0)
+    operator = fedem.RandomSparsification(0.1)
+    zero = theory.plan(found, operator, epsilon=1e-2)
+    field = theory.plan(found, operator, epsilon=1e-2, memory_start="mean-field")
+    assert zero.fedem.rounds > field.fedem.rounds
+    assert zero.vr_fedem.rounds > field.vr_fedem.rounds
+    for plan, error in ((zero, 3.0), (field, 0.0)):
+        advice, problem = plan.fedem, found.problem
+        bound = theory.fedem_bound(
+            problem, advice.step_size, advice.rounds, plan.omega, memory_error=error
+        )
+        assert bound <= 1e-2 * 1.001
+        vr = plan.vr_fedem
+        outer = vr.rounds // vr.inner_rounds
+        settings = (problem, vr.step_size, vr.inner_rounds, outer, plan.omega, vr.batch_size)
+        assert theory.vr_bounds(*settings, memory_error=error)[1] <= 1e-2 * 1.001
+    extra = field.fedem.bytes_up - field.fedem.rounds * zero.fedem.bytes_up / zero.fedem.rounds
+    assert extra == floats_size(50) + REPLY_ENVELOPE
+    with pytest.raises(fedem.SettingsError, match="memory_start"):
+        theory.plan(found, operator, memory_start="one")
+
+
+def test_conditional_expectations_are_those_of_a_run() -> None:
+    data = fedem.WorkerData(
+        np.random.default_rng(0).normal(size=(2000, 2)), np.arange(0, 2001, 100)
+    )
+    algorithm = fedem.VRFedEM(batch_size=1, inner_rounds=50)
+    for p in (1.0, 0.1):
+        result = fedem.fit(
+            fedem.LinearGaussian(), data, algorithm, rounds=500, participation=fedem.Bernoulli(p)
+        )
+        spent = sum(record.evaluations for record in result.records[1:])
+        assert theory.vr_evaluations(500, 50, 20, 100, 1, p) == pytest.approx(spent, rel=0.05)
+
+
+def test_at_the_optimum_nothing_is_slowed_down() -> None:
+    found = estimate()
+    at_rest = dataclasses.replace(found, problem=dataclasses.replace(found.problem, gap=0.0))
+    plan = theory.plan(at_rest, fedem.Dithering(4))
+    assert (plan.fedem.rounds, plan.fedem.slowdown) == (1, 1.0)
 
 
 def test_many_workers_make_compression_free_and_few_do_not() -> None:
@@ -96,6 +141,9 @@ def test_the_command_plans_for_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
     ("arguments", "message"),
     [
         (["--groups", "ward"], "give DATA"),
+        (["-k", "5"], "give DATA"),
+        (["--seed", "99999999999999999999999"], "2**64"),
+        (["--epsilon", "-1"], "epsilon"),
         (["--compressor", "zip"], "none, dithering"),
         (["--compressor", "dithering:x"], "not a number"),
         (["-p", "0"], "participation"),

@@ -19,7 +19,8 @@ class FedEM(CompressedEM):
     """Compressed statistics with memories that undo heterogeneity; see `CompressedEM`.
 
     ``simulations`` replaces the expectation over a row's latent variable by a mean over that many
-    draws of it: the Monte Carlo E-step that the paper allows (lines 556-590).
+    draws of it: a Monte Carlo E-step, one of the oracles that the paper's assumption on them
+    allows (line 548).
     """
 
     simulations: int | None = None

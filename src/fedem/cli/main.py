@@ -85,11 +85,15 @@ def plan(
         str | None, typer.Option(help="The column that names the worker of a row.")
     ] = None,
     components: Annotated[
-        int, typer.Option("--components", "-k", min=1, help="Mixture components.")
-    ] = 2,
+        int | None,
+        typer.Option(
+            "--components", "-k", min=1, help="Mixture components of DATA; 2 if left out."
+        ),
+    ] = None,
     covariance: Annotated[
-        str, typer.Option(help="full, diag, spherical or tied (with DATA).")
-    ] = "full",
+        str | None,
+        typer.Option(help="Of DATA: full, diag, spherical or tied; full if left out."),
+    ] = None,
     compressor: Annotated[
         str,
         typer.Option(help="none, dithering:LEVELS, block:SIZE, subtractive:NOISE or sparse:SHARE."),

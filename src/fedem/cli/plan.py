@@ -16,14 +16,16 @@ from fedem.datasets.synthetic import START, TRUTH, synthetic_federation
 from fedem.datasets.workers import as_workers
 from fedem.errors import SettingsError
 from fedem.models import gaussian_mixture
+from fedem.random import check_seed
 from fedem.theory import Estimate, Plan, estimate_problem, plan
+from fedem.theory.planning import check_goal
 
 
 def run_plan(
     data: Path | None,
     groups: str | None,
-    components: int,
-    covariance: str,
+    components: int | None,
+    covariance: str | None,
     compressor: str,
     participation: float,
     batch: int | None,
@@ -35,6 +37,8 @@ def run_plan(
 ) -> None:
     """Measure the constants, plan, print."""
     operator = parse_compressor(compressor)
+    check_goal(participation, epsilon)
+    check_seed(seed)
     console = Console(quiet=json_output)
     with threadpool_limits(threads), console.status("measuring the constants on the data"):
         found = _measure(data, groups, components, covariance, in_metric, seed)
@@ -51,17 +55,18 @@ def run_plan(
 def _measure(
     data: Path | None,
     groups: str | None,
-    components: int,
-    covariance: str,
+    components: int | None,
+    covariance: str | None,
     in_metric: bool,
     seed: int,
 ) -> Estimate:
     if data is not None:
-        rows = as_workers(read_frame(data), groups)
-        model = gaussian_mixture(components, covariance)
+        model = gaussian_mixture(components or 2, covariance or "full")
+        whole = data if data.suffix.lower() == ".parquet" else read_frame(data)
+        rows = as_workers(whole, groups)
         return estimate_problem(model, rows, in_metric=in_metric, seed=seed)
-    if groups is not None:
-        raise SettingsError("--groups names a column of DATA: give DATA too.")
+    if groups is not None or components is not None or covariance is not None:
+        raise SettingsError("--groups, --components and --covariance go with DATA: give DATA too.")
     known = gaussian_mixture(2, "known", known_covariance=TRUTH.covariances)
     return estimate_problem(
         known,

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from fedem.datasets.sources import ParquetRows
+from fedem.datasets.sources import ParquetRows, parquet_schema
 from fedem.errors import DataError
 
-MOST_RANGES = 1000
-"""Places of one file that a worker's rows may be spread over."""
+MOST_RANGES = 4
+"""Places of one file that a worker's rows may be spread over, on average."""
 
 
 def read_frame(path: Path) -> Any:
@@ -24,44 +24,56 @@ def read_frame(path: Path) -> Any:
         raise DataError(f"{path}: expected a .csv, .tsv or .parquet file.")
     try:
         if suffix == ".parquet":
-            return pl.read_parquet(path)
-        return pl.read_csv(path, separator="," if suffix == ".csv" else "\t")
+            return pl.scan_parquet(path, glob=False).collect()
+        return pl.read_csv(path, separator="," if suffix == ".csv" else "\t", glob=False)
     except PolarsError as error:
         raise DataError(f"{path}: not a readable {suffix[1:]} file ({error}).") from None
 
 
 def parquet_workers(
-    path: str | Path, groups: Any
-) -> tuple[list[ParquetRows], list[str], tuple[str, ...]]:
+    whole: ParquetRows, groups: str, labels: Any
+) -> tuple[list[ParquetRows], list[str], tuple[str, ...] | None]:
     """One file, one worker per value of its column ``groups``: tables, names, columns.
 
-    Only that column is read, once. The rows of a worker should lie together, or each pass would
-    read the file over and over.
+    The rows of a worker should lie together, or each pass would read the file over and over.
     """
+    runs = labels.rle().struct.unnest()
+    most = MOST_RANGES * max(1, labels.n_unique())
+    lengths = runs["len"].to_numpy()
+    if len(lengths) > most:
+        raise DataError(
+            f"{whole.path}: the workers' rows lie in {len(lengths)} places; sort the file by "
+            f"{groups!r} first."
+        )
+    ends = np.cumsum(lengths)
+    spans: dict[Any, list[tuple[int, int]]] = {}
+    for value, stop, length in zip(runs["value"], ends.tolist(), lengths.tolist(), strict=True):
+        spans.setdefault(value, []).append((stop - length, stop))
+    names = sorted(spans)
+    return [whole.at(spans[n]) for n in names], [str(n) for n in names], whole.columns
+
+
+def parquet_labels(path: Path, groups: Any) -> Any:
+    """The column that names the worker of each row, none missing."""
     import polars as pl
 
     if not isinstance(groups, str):
         raise DataError("with the path of a file, groups is the name of one of its columns.")
-    whole = ParquetRows(path, ())
-    schema = pl.read_parquet_schema(whole.path)
+    schema = parquet_schema(path)
     if groups not in schema:
         raise DataError(f"{path}: groups={groups!r} is not one of its columns {list(schema)}.")
-    labels = pl.scan_parquet(whole.path).select(groups).collect()[groups]
-    if labels.null_count():
-        missing = int(labels.is_null().arg_max() or 0)
-        raise DataError(f"{path}: row {missing} has no worker in column {groups!r}.")
-    rest = tuple(name for name in schema if name != groups)
-    runs = labels.rle().struct.unnest()
-    ends = np.cumsum(runs["len"].to_numpy())
-    starts = ends - runs["len"].to_numpy()
-    values = runs["value"].to_list()
-    spans: dict[Any, list[tuple[int, int]]] = {}
-    for value, start, stop in zip(values, starts.tolist(), ends.tolist(), strict=True):
-        spans.setdefault(value, []).append((start, stop))
-    worst = max(len(parts) for parts in spans.values()) if spans else 0
-    if worst > MOST_RANGES:
-        raise DataError(
-            f"{path}: a worker's rows lie in {worst} places; sort the file by {groups!r} first."
-        )
-    names = sorted(spans)
-    return [ParquetRows(path, rest, spans[n]) for n in names], [str(n) for n in names], rest
+    if schema[groups].is_nested():
+        raise DataError(f"{path}: column {groups!r} holds {schema[groups]}, not names.")
+    labels = pl.scan_parquet(path, glob=False).select(_named(groups)).collect()[groups]
+    missing = labels.is_null() | (labels.is_nan() if schema[groups].is_float() else False)
+    if missing.any():
+        row = int(missing.arg_max() or 0)
+        raise DataError(f"{path}: row {row} has no worker in column {groups!r}.")
+    return labels
+
+
+def _named(name: str) -> Any:
+    """One column by its very name, which polars would otherwise read as a pattern."""
+    from polars import selectors
+
+    return selectors.by_name(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -42,6 +43,8 @@ class Source(ABC):
     def take(self, indices: IntArray) -> NDArray[Any]:
         """Rows at ``indices``, ``(*indices.shape, columns)``; neighbours are read together."""
         flat, where = np.unique(indices, return_inverse=True)
+        if len(flat) and not 0 <= flat[0] <= flat[-1] < self.shape[0]:
+            raise DataError(f"rows {flat[0]} to {flat[-1]} asked of {self.shape[0]}.")
         step = max(1, BLOCK_ELEMENTS // 64 // max(1, self.shape[1]))
         parts, start = [], 0
         while start < len(flat):
@@ -51,6 +54,24 @@ class Source(ABC):
             start = stop
         rows = np.concatenate(parts) if parts else np.empty((0, self.shape[1]))
         return rows[where].reshape(*indices.shape, self.shape[1])
+
+
+def parquet_schema(path: Path) -> Any:
+    """Names and types of a file's columns."""
+    import polars as pl
+
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; give the path of a Parquet file, or a list of them.")
+    try:
+        return pl.scan_parquet(path, glob=False).collect_schema()
+    except pl.exceptions.PolarsError as error:
+        raise DataError(f"{path}: not a readable Parquet file ({error}).") from None
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """What changes when a file is written again."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 @final
@@ -71,11 +92,12 @@ class ParquetRows(Source):
         import polars as pl
 
         self.path = Path(path)
-        try:
-            schema = pl.read_parquet_schema(self.path)
-        except pl.exceptions.PolarsError as error:
-            raise DataError(f"{self.path}: not a readable Parquet file ({error}).") from None
+        schema = parquet_schema(self.path)
+        if isinstance(columns, str):
+            raise DataError(f"columns must be a list of names; got {columns!r}.")
         names = tuple(schema) if columns is None else tuple(columns)
+        if len(set(names)) != len(names):
+            raise DataError(f"{self.path}: some column is named twice in {list(names)}.")
         for name in names:
             if name not in schema:
                 raise DataError(f"{self.path}: no column {name!r}; it has {list(schema)}.")
@@ -86,22 +108,36 @@ class ParquetRows(Source):
         single = all(schema[name] == pl.Float32 for name in names)
         self.columns, self.dtype = names, np.dtype(np.float32 if single else np.float64)
         self._ranges = None if ranges is None else np.array(ranges, dtype=np.int64).reshape(-1, 2)
+        self._stamp = _stamp(self.path)
 
     @cached_property
     def _spans(self) -> IntArray:
         """The rows of the file, ``(start, stop)`` each."""
-        if self._ranges is not None:
-            return self._ranges
         import polars as pl
 
-        count = pl.scan_parquet(self.path).select(pl.len()).collect().item()
-        return np.array([[0, count]], dtype=np.int64)
+        count = pl.scan_parquet(self.path, glob=False).select(pl.len()).collect().item()
+        if self._ranges is None:
+            return np.array([[0, count]], dtype=np.int64)
+        edges = self._ranges
+        if np.any((edges[:, 0] < 0) | (edges[:, 0] > edges[:, 1]) | (edges[:, 1] > count)):
+            raise DataError(
+                f"{self.path} has {count} rows; ranges must be (start, stop) within them."
+            )
+        return edges
 
     @cached_property
     def _starts(self) -> IntArray:
         """Where each range begins among the rows of this worker, and their number at the end."""
         sizes = self._spans[:, 1] - self._spans[:, 0]
         return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+    def at(self, ranges: Sequence[tuple[int, int]]) -> ParquetRows:
+        """The same file, with other rows; its schema is not read again."""
+        other = copy.copy(self)
+        other.__dict__.pop("_spans", None)
+        other.__dict__.pop("_starts", None)
+        other._ranges = np.array(ranges, dtype=np.int64).reshape(-1, 2)
+        return other
 
     def with_columns(self, columns: Sequence[str]) -> ParquetRows:
         """The same rows with other columns, or in another order."""
@@ -115,6 +151,10 @@ class ParquetRows(Source):
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """These rows; nulls become NaN."""
+        if not 0 <= start <= stop <= self.shape[0]:
+            raise DataError(f"{self.path}: there are no rows {start} to {stop} of {self.shape[0]}.")
+        if start == stop:
+            return np.empty((0, self.shape[1]), dtype=self.dtype)
         first = int(np.searchsorted(self._starts, start, side="right")) - 1
         parts = []
         while start < stop:
@@ -126,11 +166,15 @@ class ParquetRows(Source):
 
     def _slice(self, start: int, count: int) -> NDArray[Any]:
         import polars as pl
+        from polars import selectors
 
         kind = pl.Float32 if self.dtype == np.float32 else pl.Float64
         scan = pl.scan_parquet(self.path, glob=False).slice(start, count)
-        frame = scan.select(pl.col(*(self.columns or ())).cast(kind)).collect(engine="streaming")
-        return frame.fill_null(float("nan")).to_numpy()
+        wanted = selectors.by_name(*(self.columns or ()))
+        frame = scan.select(wanted).cast(kind).collect(engine="streaming")
+        if _stamp(self.path) != self._stamp or frame.height != count:
+            raise DataError(f"{self.path} was changed while it was being read: start anew.")
+        return frame.select(self.columns).fill_null(float("nan")).to_numpy()
 
 
 @final

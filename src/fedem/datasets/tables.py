@@ -169,6 +169,8 @@ class WorkerTables(Workers):
         """The rows of a stream in this round, in the common columns."""
         where = f"worker {self.name(worker)!r}, round {round_}"
         rows, columns = read_table(self.tables[worker].rows(round_), where)
+        if (columns is None) != (self.columns is None):
+            raise DataError(f"{where}: some tables name their columns, others do not.")
         if columns is not None and self.columns is not None:
             rows = match_columns(rows, columns, self.columns, where)
         return rows

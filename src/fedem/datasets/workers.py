@@ -10,15 +10,17 @@ from typing import Any, final
 import numpy as np
 from array_api_compat import array_namespace, is_numpy_array
 
-from fedem.datasets.files import parquet_workers
+from fedem.datasets.files import parquet_labels, parquet_workers
 from fedem.datasets.reading import match_columns, read_table
-from fedem.datasets.sources import ParquetRows, Source, Stream
+from fedem.datasets.sources import ParquetRows, Source, Stream, parquet_schema
 from fedem.datasets.tables import Piece, Workers, WorkerTables, gather
 from fedem.errors import DataError
 from fedem.protocols import IntArray
 
 LARGE = 4096
 """A worker with this many rows gains nothing from company."""
+SMALL_BYTES = 1 << 26
+"""Files up to this size are read once; a table beyond it is not copied to lie beside others."""
 STACK_ROWS = 1 << 16
 """Rows stacked at once, so that memory does not grow with the number of workers."""
 
@@ -112,6 +114,20 @@ def from_groups(table: Any, groups: Any) -> WorkerData:
     return WorkerData(rows, offsets, [str(v) for v in values], columns)
 
 
+def _from_file(data: str | Path | ParquetRows, groups: Any) -> Workers:
+    """One Parquet file and its column ``groups``: read if it is small, else left where it is."""
+    path = data.path if isinstance(data, ParquetRows) else Path(data)
+    labels = parquet_labels(path, groups)
+    if isinstance(data, ParquetRows):
+        whole = data
+    else:
+        whole = ParquetRows(path, [n for n in parquet_schema(path) if n != groups])
+    if 8 * whole.shape[0] * whole.shape[1] > SMALL_BYTES:
+        return WorkerTables(*parquet_workers(whole, groups, labels))
+    found = from_groups(whole.read(0, whole.shape[0]), labels)
+    return WorkerData(found.rows, found.offsets, found.names, whole.columns)
+
+
 def from_workers(tables: Sequence[Any], names: Sequence[Any] | None = None) -> Workers:
     """One table per worker; columns of data frames are matched by name.
 
@@ -142,10 +158,24 @@ def from_workers(tables: Sequence[Any], names: Sequence[Any] | None = None) -> W
                 f"{width}: all workers need the same columns."
             )
         parts.append(table if isinstance(table, Stream) else rows)
-    outside = any(isinstance(part, (Source, Stream)) for part in parts)
-    if outside or (len(parts) > 1 and min(part.shape[0] for part in parts) >= LARGE):
+    if _stay_apart(parts):
         return WorkerTables(parts, labels, columns)
-    return stack_tables(parts, labels, columns)
+    return stack_tables([_in_memory(part) for part in parts], labels, columns)
+
+
+def _stay_apart(parts: Sequence[Any]) -> bool:
+    """Whether the tables are left where they are: streams, and what is large."""
+    if any(isinstance(part, Stream) for part in parts):
+        return True
+    sizes = [8 * part.shape[0] * part.shape[1] for part in parts if len(part.shape) == 2]
+    if any(isinstance(part, Source) for part in parts):
+        return sum(sizes) > SMALL_BYTES
+    many = len(parts) > 1
+    return many and (max(sizes, default=0) > SMALL_BYTES or min(map(len, parts)) >= LARGE)
+
+
+def _in_memory(part: Any) -> Any:
+    return part.read(0, part.shape[0]) if isinstance(part, Source) else part
 
 
 def stack_tables(
@@ -211,8 +241,8 @@ def as_workers(data: Any, groups: Any | None = None) -> Workers:
         raise DataError(
             "groups go with one table; a dict or list says by itself whose rows are whose."
         )
-    if groups is not None and isinstance(data, (str, Path)):
-        return WorkerTables(*parquet_workers(data, groups))
+    if groups is not None and isinstance(data, (str, Path, ParquetRows)):
+        return _from_file(data, groups)
     if isinstance(groups, str):
         if groups not in getattr(data, "columns", ()):
             raise DataError(f"groups={groups!r} is not a column of the data.")

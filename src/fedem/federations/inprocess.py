@@ -43,6 +43,7 @@ class RowStore:
         self._columns = columns
         self._places: IntArray = np.full(n, -1, dtype=np.int64)
         self._owners: IntArray = np.empty(0, dtype=np.int64)
+        self._room = 0
         self._arrays: Rows = {name: self._fresh(column, 0) for name, column in columns.items()}
         self._complete = False
         """Whether row i of the arrays is worker i."""
@@ -83,10 +84,10 @@ class RowStore:
             return
         used, n = len(self._owners), len(self._places)
         needed = used + len(new)
-        if needed > len(next(iter(self._arrays.values()))):
-            room = min(max(needed, 2 * used), n)
+        if needed > self._room:
+            self._room = min(max(needed, 2 * used), n)
             for name, column in self._columns.items():
-                grown = self._fresh(column, room)
+                grown = self._fresh(column, self._room)
                 grown[:used] = self._arrays[name][:used]
                 self._arrays[name] = grown
         self._places[new] = np.arange(used, needed)
@@ -115,14 +116,37 @@ class _Rows(Oracle):
             if latent is None:
                 values = self._model.expected_statistics(piece.rows, params, piece.padding)
             else:
-                u = latent(workers[piece.positions], piece.first, piece.rows.shape[1])
-                values = self._model.simulated_statistics(piece.rows, params, u, piece.padding)
+                values = self._simulate(params, piece, workers[piece.positions], latent)
             out[piece.positions] += piece.share * values
         return out
+
+    def _simulate(self, params: Any, piece: Piece, workers: IntArray, latent: Latent) -> FloatArray:
+        """The E-step by simulation, a block of rows at a time: uniforms are never all there."""
+        m = piece.rows.shape[1]
+        block = max(1, SIMULATED_ROWS // len(workers))
+        total: Any = 0.0
+        for start in range(0, m, block):
+            part = slice(start, min(start + block, m))
+            rows = piece.rows[:, part, ...]
+            u = latent(workers, piece.first + start, rows.shape[1])
+            if piece.padding is None:
+                share: Any = rows.shape[1] / m
+                values = self._model.simulated_statistics(rows, params, u)
+            else:  # of workers without rows in this block nothing counts
+                padding = piece.padding[:, part]
+                share = (padding.sum(axis=1) / piece.padding.sum(axis=1))[:, None]
+                padding = np.where(share > 0, padding, 1.0)
+                values = self._model.simulated_statistics(rows, params, u, padding)
+            total = total + share * values
+        return np.asarray(total)
 
     def take(self, indices: IntArray, subset: IntArray) -> Any:
         """Picked rows."""
         return self._data.take(self._workers[subset], indices)
+
+
+SIMULATED_ROWS = 1 << 14
+"""Rows whose latent variables are drawn at once."""
 
 
 def _summaries(
@@ -231,8 +255,8 @@ class InProcessFederation(Federation):
         for positions in self.batches(request.workers):
             part = request if len(positions) == len(request.workers) else request.take(positions)
             rows = self._store.take(part.workers)
-            oracle = self.oracle(part)
             try:
+                oracle = self.oracle(part)
                 rows, replies = self._algorithm.worker_step(
                     self._model, self._seed, rows, part, oracle
                 )

@@ -43,6 +43,13 @@ def gaussian_mixture(
         raise SettingsError(f"covariance must be one of {names}; got {covariance!r}.")
     cls = COVARIANCES[covariance]
     common = (n_components, covariance_floor, weight_concentration, covariance_prior)
+    if second_moment not in ("constant", "statistic") or (
+        second_moment == "statistic" and cls is not Tied
+    ):
+        raise SettingsError(
+            "second_moment must be 'constant', or 'statistic' for covariance='tied'; got "
+            f"{second_moment!r} for {covariance!r}."
+        )
     if cls is Known:
         if known_covariance is None:
             raise SettingsError("covariance='known' needs known_covariance, a (d, d) matrix.")
@@ -53,10 +60,4 @@ def gaussian_mixture(
         return Known(*common, matrix=matrix)
     if known_covariance is not None:
         raise SettingsError(f"known_covariance goes with covariance='known', not {covariance!r}.")
-    if second_moment not in ("constant", "statistic"):
-        raise SettingsError(
-            f"second_moment must be 'constant' or 'statistic'; got {second_moment!r}."
-        )
-    if second_moment == "statistic" and cls is Tied:
-        return StreamedTied(*common)
-    return cls(*common)
+    return StreamedTied(*common) if second_moment == "statistic" else cls(*common)

@@ -73,8 +73,11 @@ def _unstack(xp: Any, flat: Any, lead: tuple[int, ...], m: int) -> Any:
 def _draw(xp: Any, shares: Any, uniforms: Any) -> Any:
     """How often each component is drawn: ``(..., K, m)`` shares, ``(..., m, draws)`` uniforms."""
     below = xp.cumulative_sum(shares, axis=-2)[..., :-1, :]  # the last component takes the rest
-    hits = xp.astype(uniforms[..., None, :, :] < below[..., None], xp.float64)
-    reached = xp.mean(hits, axis=-1)
+    draws, reached = uniforms.shape[-1], 0.0
+    for start in range(0, draws, 16):  # a few at a time: memory is flat in their number
+        part = uniforms[..., None, :, start : min(start + 16, draws)]
+        reached = reached + xp.sum(xp.astype(part < below[..., None], xp.float64), axis=-1)
+    reached = reached / draws
     ends = xp.ones_like(shares[..., :1, :])
     return xp.diff(xp.concat([0 * ends, reached, ends], axis=-2), axis=-2)
 

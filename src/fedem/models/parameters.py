@@ -105,7 +105,8 @@ def _complain_of_constant(columns: IntArray, bearable: bool) -> None:
             f"{problem}: the variance is zero and covariance_floor=0 forbids to raise it. "
             "Drop it, or set covariance_floor > 0."
         )
-    warnings.warn(f"{problem} and says nothing; consider dropping it.", FedemWarning, 2)
+    tail = "say nothing; consider dropping them" if many else "says nothing; consider dropping it"
+    warnings.warn(f"{problem} and {tail}.", FedemWarning, 4)
 
 
 def check_start(params: GaussianParameters, k: int, d: int, kind: str) -> None:

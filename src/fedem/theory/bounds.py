@@ -8,7 +8,7 @@ sum w_i^2 sigma_i^2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, inf, sqrt
 from typing import Literal, final
 
@@ -148,8 +148,22 @@ def fedem_rounds(problem: Problem, epsilon: float, omega: float, p: float = 1.0)
 
 def slowdown(problem: Problem, epsilon: float, omega: float, p: float = 1.0) -> float:
     """K_opt(epsilon) with this compression over K_opt(epsilon) without: the regimes table."""
+    if problem.gap == 0:  # at the optimum no rounds are needed, with compression or without
+        return 1.0
     ours, free = (fedem_rounds(problem, epsilon, w, p) for w in (omega, 0.0))
     return max(ours.noise, ours.step) / max(free.noise, free.step)
+
+
+def fedem_start(problem: Problem, omega: float, p: float, memory_error: float) -> Problem:
+    """The problem with the extra term of memories that do not start at h_i(S_0) in its gap.
+
+    The term grows with gamma, so it is taken at gamma_max: a bound for every step (line 2404).
+    """
+    limit, noise = fedem_step_limit(problem, omega, p).largest, participating(omega, p)
+    if noise == 0 or memory_error == 0:
+        return problem
+    term = limit**2 * 2 * problem.smoothness / (memory_rate(omega) * p) * noise * memory_error
+    return replace(problem, gap=problem.gap + term)
 
 
 # VR-FedEM: Theorem 2 and the proposition behind it. The paper proves them for p = 1 only.
@@ -193,7 +207,10 @@ def vr_step(
     batch: int | None = None,
     rate: float | None = None,
 ) -> float:
-    """gamma = 1 / (2 Lambda_star); at Theorem 2's batch and rate that is its gamma (line 864)."""
+    """gamma = 1 / (2 Lambda_star), which Theorem 2 prints for b = k_in / (1 + omega)^2 (line 864).
+
+    A batch rounded up to a whole number allows a little more.
+    """
     batch = vr_batch(inner, omega) if batch is None else batch
     return 1 / (2 * lambda_star(problem, omega, inner, batch, rate))
 
@@ -202,6 +219,22 @@ def vr_regime(problem: Problem, omega: float, inner: int, batch: int) -> Regime:
     """Which part of Lambda_star dominates (lines 910-935)."""
     _, blur = _vr_blur(problem, omega, inner, batch, None)
     return "smoothness" if blur <= problem.smoothness / 2 else "compression"
+
+
+def vr_start(
+    problem: Problem,
+    omega: float,
+    inner: int,
+    batch: int,
+    memory_error: float,
+    rate: float | None = None,
+) -> Problem:
+    """The problem with the extra term of memories that do not start at h_i in its gap."""
+    if omega == 0 or memory_error == 0:
+        return problem
+    alpha, blur = _vr_blur(problem, omega, inner, batch, rate)
+    term = 2 * omega * problem.largest_eigenvalue**2 / (alpha * blur) * memory_error
+    return replace(problem, gap=problem.gap + term)
 
 
 def vr_bounds(
@@ -222,10 +255,7 @@ def vr_bounds(
     steepness = lambda_star(problem, omega, inner, batch, rate)
     hint = "The proposition needs gamma < 1 / Lambda_star."
     check_range("step", step, 0, 1 / steepness, open_low=True, open_high=True, hint=hint)
-    alpha, blur = _vr_blur(problem, omega, inner, batch, rate)
-    start = problem.gap
-    if memory_error and omega:
-        start += 2 * omega * problem.largest_eigenvalue**2 / (alpha * blur) * memory_error
+    start = vr_start(problem, omega, inner, batch, memory_error, rate).gap
     field = start / (step * inner * outer) / (problem.v_min * (1 - step * steepness))
     drift = step**2 * problem.spread_sample_lipschitz**2 * inner / batch
     return field, 2 * (1 + drift) * field
@@ -247,9 +277,16 @@ def fedem_evaluations(rounds: float, workers: int, batch: float, p: float = 1.0)
     return rounds * p * workers * batch
 
 
-def vr_evaluations(rounds: float, inner: int, workers: int, samples: float, batch: float) -> float:
-    """K_CE of VR-FedEM: n m for each outer loop, 2 n b for each inner round (line 2475)."""
-    return workers * rounds * (samples / check_count("inner", inner) + 2 * batch)
+def vr_evaluations(
+    rounds: float, inner: int, workers: int, samples: float, batch: float, p: float = 1.0
+) -> float:
+    """K_CE of VR-FedEM: n m for each outer loop, 2 n b for each inner round (line 2475).
+
+    With p < 1 a worker makes its full pass at its first active round of an outer loop, if it has
+    one.
+    """
+    once = 1 - (1 - p) ** check_count("inner", inner)
+    return workers * rounds * (samples * once / inner + 2 * batch * p)
 
 
 # Beyond bounds: where h is affine, what |h|^2 settles at.

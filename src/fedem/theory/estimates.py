@@ -18,9 +18,10 @@ from typing import Any, Literal, final
 import numpy as np
 
 from fedem.algorithms import EM
+from fedem.datasets.sources import Source
 from fedem.datasets.tables import Workers, gather
 from fedem.datasets.workers import WorkerData, as_workers, stack_tables
-from fedem.errors import check_count
+from fedem.errors import DataError, check_count
 from fedem.fitting import open_run
 from fedem.limits import Stop
 from fedem.protocols import FloatArray, IdentityMetric, IntArray, Layout, Metric, Model
@@ -29,7 +30,7 @@ from fedem.theory.problem import Problem
 
 _DIFFERENCE = 1e-4
 """Half the width of a central difference, in a norm in which statistics are of order one."""
-_PATIENCE = 500
+_PATIENCE = 300
 """EM rounds after which the end of the path counts as reached."""
 
 
@@ -90,7 +91,11 @@ def estimate_problem(
     check_count("points", points)
     whole = as_workers(data, groups)
     sample, chosen = _sample(whole, check_count("rows", rows), seed)
-    run = open_run(model, sample, EM(), weights=weights, start=start, seed=seed, count_bytes=False)
+    counts = whole.counts
+    share = counts / counts.sum() if weights == "samples" else np.full(len(counts), 1 / len(counts))
+    run = open_run(
+        model, sample, EM(), weights=share[chosen], start=start, seed=seed, count_bytes=False
+    )
     path, gap = _path(run)
     bound, w = run.model, run.weights
     metric = bound.metric(bound.maximize(path[-1])) if in_metric else IdentityMetric()
@@ -99,8 +104,12 @@ def estimate_problem(
     local = [probe.at(path[k]) for k in picked]
     last = np.concatenate([point.eigenvalues for point in local])
     lipschitz = np.max([point.lipschitz for point in local], axis=0)
-    counts = whole.counts
-    share = counts / counts.sum() if weights == "samples" else np.full(len(counts), 1 / len(counts))
+    if not last.min() > 0:
+        raise DataError(
+            "T is not smooth on EM's path here, so the theorems' constants do not exist: some "
+            "component has collapsed onto the covariance floor, or a column is constant. Use fewer "
+            "components, drop the column, or start elsewhere."
+        )
     variance, fields = probe.spread(path[-1]), probe.fields(path[0])
     problem = Problem(
         share,
@@ -146,6 +155,8 @@ def _sample(data: Workers, rows: int, seed: int, workers: int = 50) -> tuple[Any
             u = uniforms(seed, 1, Purpose.PILOT, np.array([worker]), share)
             picks = np.sort(choose_distinct(u, np.array([table.shape[0]]))[0])
             table = gather(table, picks)
+        elif isinstance(table, Source):
+            table = table.read(0, table.shape[0])
         parts.append(table)
     return stack_tables(parts), chosen
 
@@ -215,15 +226,16 @@ class _Probe:
         The masses of a mixture sum to one, so one direction is never taken; B is singular there.
         """
         if self.basis is None:
-            count = min(len(self.rows), 8 * self.model.layout.size)
-            values = self.each(params, self.rows[:: max(1, len(self.rows) // count)])
-            _, sizes, axes = np.linalg.svd(values - values.mean(axis=0), full_matrices=False)
-            basis = axes[sizes > 1e-9 * sizes[0]].T if len(sizes) and sizes[0] > 0 else axes.T
-            if basis.shape[1] > self.limit:
-                stream = np.arange(basis.shape[1], dtype=np.int64)
+            q = self.model.layout.size
+            values = self.each(params, self.rows[:: max(1, len(self.rows) // (8 * q))])
+            values = values - values.mean(axis=0)
+            if q > self.limit:  # random directions among those that rows take
+                stream = np.arange(len(values), dtype=np.int64)
                 u = uniforms(self.seed, 2, Purpose.PILOT, stream, self.limit) - 0.5
-                basis = basis @ np.linalg.qr(u)[0]
-            self.basis, self.width = basis, basis.shape[1]
+                values = (values.T @ u).T
+            sizes, axes = np.linalg.eigh(values.T @ values)
+            self.basis = np.asarray(axes[:, sizes > 1e-13 * sizes[-1]][:, -self.limit :])
+            self.width = self.basis.shape[1]
         return self.basis
 
     def at(self, point: FloatArray) -> _Local:
@@ -232,11 +244,10 @@ class _Probe:
         basis = self._directions(params)
         steps = self.metric.unwhiten(basis.T)
         few = self.rows[:: max(1, len(self.rows) // 64)]
-        sides: list[tuple[FloatArray, FloatArray, FloatArray, FloatArray]] = []
+        near = model.metric(params)
+        sides: list[tuple[FloatArray, ...]] = []
         for direction in steps:
-            width = _DIFFERENCE
-            while not all(model.inside(point + side * width * direction) for side in (1, -1)):
-                width /= 2
+            width = self._width(point, direction, near)
             ends = [self._look(point + side * width * direction, steps, few) for side in (1, -1)]
             sides.append(tuple((a - b) / (2 * width) for a, b in zip(*ends, strict=True)))
         jacobian, single, phi, gradient = (
@@ -250,6 +261,13 @@ class _Probe:
             np.linalg.eigvalsh((phi + phi.T) / 2).astype(np.float64),
         )
 
+    def _width(self, point: FloatArray, direction: FloatArray, near: Metric) -> float:
+        """Half the width of a difference: short where components are sharp, and inside."""
+        width = _DIFFERENCE / max(1.0, float(np.linalg.norm(near.whiten(direction))))
+        while not all(self.model.inside(point + s * width * direction) for s in (1, -1)):
+            width /= 2
+        return width
+
     def _look(
         self, point: FloatArray, steps: FloatArray, few: Any
     ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
@@ -257,10 +275,7 @@ class _Probe:
         model, params = self.model, self.model.maximize(point)
         statistics = self.statistics(params)
         field = self.weights @ statistics - point
-        size = max(1.0, float(np.linalg.norm(self.metric.whiten(field))))
-        width = _DIFFERENCE / size
-        while not all(model.inside(point + side * width * field) for side in (1, -1)):
-            width /= 2
+        width = self._width(point, field, model.metric(params))
         ahead, behind = (
             self._phi(model.maximize(point + side * width * field), steps) for side in (1, -1)
         )

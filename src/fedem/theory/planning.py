@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
 
@@ -60,6 +60,7 @@ class Plan:
     """Payload of one upload, encoded, on average for a vector of normal numbers."""
     default_step: float
     """The step that FedEM takes by itself: a rule of thumb, far above the worst case."""
+    memory_start: str
     fedem: Advice
     vr_fedem: Advice
     notes: tuple[str, ...]
@@ -76,16 +77,19 @@ def plan(
     participation: float = 1.0,
     batch_size: int | None = None,
     epsilon: float = 1e-4,
+    memory_start: Literal["zero", "mean-field"] = "zero",
 ) -> Plan:
     """Settings, rounds and bytes for FedEM and VR-FedEM, from the theorems.
 
     ``participation`` is the smallest p_i. ``batch_size`` is FedEM's (None: full local passes);
-    VR-FedEM's batch and inner rounds are those that the theory recommends.
+    VR-FedEM's batch and inner rounds are those that the theory recommends. Memories that start at
+    ``"zero"`` add a term to the bounds; at the ``"mean-field"``, one exact upload of each worker.
     """
     check_type("estimate", estimate, Estimate, "estimate_problem(model, data)")
     check_type("compressor", compressor, Compressor, "Dithering(levels=4)")
-    check_range("epsilon", epsilon, 0, np.inf, open_low=True, open_high=True)
-    check_range("participation", participation, 0, 1, open_low=True)
+    check_goal(participation, epsilon)
+    if memory_start not in ("zero", "mean-field"):
+        raise SettingsError(f"memory_start must be 'zero' or 'mean-field'; got {memory_start!r}.")
     if batch_size is not None and check_count("batch_size", batch_size) > estimate.samples:
         raise SettingsError(
             f"batch_size={batch_size}, but a worker has about {estimate.samples} rows: leave it "
@@ -94,12 +98,15 @@ def plan(
     problem, q = estimate.with_batch(batch_size), estimate.layout.size
     omega = omega_of(compressor, estimate.layout, problem.norm == "metric")
     size = _message_bytes(compressor.resolve(estimate.layout), q)
-    per_round = (
+    traffic = _Traffic(
         participation * (size + REPLY_ENVELOPE),
         participation * (floats_size(q) + REQUEST_ENVELOPE),
+        0 if memory_start == "zero" else floats_size(q) + REPLY_ENVELOPE,
     )
+    error = estimate.memory_error if memory_start == "zero" else 0.0
     crowd = Crowd(1 / float(problem.weights @ problem.weights), participation)
     default = FedEM(compressor).resolve(estimate.layout, crowd).step_size
+    assert isinstance(default, float)  # left open, it is chosen as a number
     return Plan(
         epsilon=epsilon,
         workers=len(problem.weights),
@@ -109,11 +116,26 @@ def plan(
         omega_exact=omega.exact,
         norm=omega.norm,
         message_bytes=size,
-        default_step=float(default) if isinstance(default, float) else np.nan,
-        fedem=_fedem(estimate, omega.value, participation, batch_size, epsilon, per_round),
-        vr_fedem=_vr_fedem(estimate, omega.value, participation, epsilon, per_round),
+        default_step=default,
+        memory_start=memory_start,
+        fedem=_fedem(estimate, omega.value, participation, batch_size, epsilon, error, traffic),
+        vr_fedem=_vr_fedem(estimate, omega.value, participation, epsilon, error, traffic),
         notes=_notes(estimate, participation, batch_size),
     )
+
+
+class _Traffic(NamedTuple):
+    """Bytes of a worker: up and down in a round, and up for the start of its memory."""
+
+    up: float
+    down: float
+    start: float
+
+
+def check_goal(participation: float, epsilon: float) -> None:
+    """Refuse what is no probability and no accuracy."""
+    check_range("epsilon", epsilon, 0, np.inf, open_low=True, open_high=True)
+    check_range("participation", participation, 0, 1, open_low=True)
 
 
 def _fedem(
@@ -122,9 +144,10 @@ def _fedem(
     p: float,
     batch: int | None,
     epsilon: float,
-    per_round: tuple[float, float],
+    error: float,
+    traffic: _Traffic,
 ) -> Advice:
-    problem = estimate.with_batch(batch)
+    problem = bounds.fedem_start(estimate.with_batch(batch), omega, p, error)
     rounds = bounds.fedem_rounds(problem, epsilon, omega, p)
     limit = bounds.fedem_step_limit(problem, omega, p)
     local = estimate.samples if batch is None else batch
@@ -136,8 +159,8 @@ def _fedem(
         inner_rounds=None,
         rounds=rounds.needed,
         evaluations=bounds.fedem_evaluations(rounds.needed, len(problem.weights), local, p),
-        bytes_up=rounds.needed * per_round[0],
-        bytes_down=rounds.needed * per_round[1],
+        bytes_up=traffic.start + rounds.needed * traffic.up,
+        bytes_down=rounds.needed * traffic.down,
         step_regime=limit.regime,
         noise_regime=rounds.regime,
         slowdown=bounds.slowdown(problem, epsilon, omega, p),
@@ -145,13 +168,15 @@ def _fedem(
 
 
 def _vr_fedem(
-    estimate: Estimate, omega: float, p: float, epsilon: float, per_round: tuple[float, float]
+    estimate: Estimate, omega: float, p: float, epsilon: float, error: float, traffic: _Traffic
 ) -> Advice:
-    problem, noise = estimate.problem, participating(omega, p)
+    noise, silence = participating(omega, p), participating(0.0, p)
     inner = bounds.vr_inner_rounds(estimate.samples, noise)
-    batch = bounds.vr_batch(inner, noise)
+    batch, plain = bounds.vr_batch(inner, noise), bounds.vr_batch(inner, silence)
+    problem = bounds.vr_start(estimate.problem, noise, inner, batch, error)
+    without = bounds.vr_start(estimate.problem, silence, inner, plain, error)
     rounds = bounds.vr_rounds(problem, epsilon, noise, inner, batch)
-    free = bounds.vr_rounds(problem, epsilon, participating(0.0, p), inner, batch)
+    free = bounds.vr_rounds(without, epsilon, silence, inner, plain)
     return Advice(
         algorithm="vr-fedem",
         step_size=bounds.vr_step(problem, noise, inner, batch),
@@ -159,10 +184,11 @@ def _vr_fedem(
         batch_size=batch,
         inner_rounds=inner,
         rounds=rounds,
-        evaluations=p
-        * bounds.vr_evaluations(rounds, inner, len(problem.weights), estimate.samples, batch),
-        bytes_up=rounds * per_round[0],
-        bytes_down=rounds * per_round[1],
+        evaluations=bounds.vr_evaluations(
+            rounds, inner, len(problem.weights), estimate.samples, batch, p
+        ),
+        bytes_up=traffic.start + rounds * traffic.up,
+        bytes_down=rounds * traffic.down,
         step_regime=bounds.vr_regime(problem, noise, inner, batch),
         noise_regime="low noise",
         slowdown=rounds / free,
@@ -190,6 +216,11 @@ def _notes(estimate: Estimate, p: float, batch: int | None) -> tuple[str, ...]:
             f"The constants were measured at {estimate.points} points of EM's path on "
             f"{estimate.rows} rows in {estimate.directions} directions: local values, which no "
             "theorem lets stand for the global ones."
+        )
+    if estimate.problem.norm == "metric":
+        notes.append(
+            "Everything is in the norm of the metric at the end of EM's path; the |h|² of records "
+            "is Euclidean."
         )
     if p < 1:
         notes.append(
