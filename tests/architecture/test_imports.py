@@ -70,6 +70,7 @@ FOREIGN: dict[str, set[str]] = {
     "array_api_compat": {"models", "datasets", "federations"},
     "safetensors": {"storage"},
     "polars": {"records", "ledger", "datasets"},
+    "sklearn": {"datasets"},
     "matplotlib": {"reporting"},
     "typer": {"cli"},
     "rich": {"cli"},
@@ -90,7 +91,7 @@ STANDARD = {
         "hashlib",
     ),
     *("json", "math", "operator", "os", "pathlib", "signal", "struct", "sys", "tempfile"),
-    *("decimal", "threading", "time", "typing", "warnings", "zlib"),
+    *("logging", "decimal", "threading", "time", "typing", "warnings", "zlib"),
 }
 
 
