@@ -51,7 +51,7 @@ ALLOWED: dict[str, set[str]] = {
         "rounds",
         "wire",
     },
-    "reporting": {"records"},
+    "reporting": {"protocols", "records"},
     "theory": {
         "errors",
         "protocols",
@@ -72,6 +72,7 @@ FOREIGN: dict[str, set[str]] = {
     "polars": {"records", "ledger", "datasets"},
     "sklearn": {"datasets"},
     "matplotlib": {"reporting"},
+    "jinja2": {"reporting"},
     "typer": {"cli"},
     "rich": {"cli"},
     "threadpoolctl": {"cli", "fitting"},
@@ -91,7 +92,7 @@ STANDARD = {
         "hashlib",
     ),
     *("json", "math", "operator", "os", "pathlib", "signal", "struct", "sys", "tempfile"),
-    *("logging", "decimal", "threading", "time", "typing", "warnings", "zlib"),
+    *("base64", "importlib", "io", "logging", "decimal", "threading", "time", "typing", "warnings", "zlib"),
 }
 
 

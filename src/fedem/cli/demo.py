@@ -21,7 +21,7 @@ from fedem.fitting import Result, fit
 from fedem.limits import Monitor
 from fedem.models import gaussian_mixture
 from fedem.records import RoundRecord
-from fedem.reporting import draw_trajectories
+from fedem.reporting import draw, trajectories
 
 PAPER: dict[str, Any] = {
     "compressor": block_quantization(4),  # omega = 1
@@ -81,7 +81,7 @@ def run_demo(
             results[name].records.to_parquet(out / f"{name.lower()}.parquet")
             if results[name].stopped == "interrupted":
                 break
-    draw_trajectories({name: r.records for name, r in results.items()}, out / "trajectories")
+    draw(trajectories({name: r.records for name, r in results.items()}), out / "trajectories")
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     if json_output:
         print(json.dumps(summary))  # noqa: T201

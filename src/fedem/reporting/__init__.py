@@ -1,5 +1,32 @@
-"""Records to figures. Sees only records and plain tables."""
+"""Records and plain tables to figures and pages."""
 
-from fedem.reporting.figures import draw_trajectories
+from fedem.reporting.figures import (
+    Figure,
+    Panel,
+    Series,
+    aligned,
+    band,
+    draw,
+    render,
+    spread,
+    trajectories,
+    trajectory_panel,
+)
+from fedem.reporting.page import Page, Section, Table, render_page
 
-__all__ = ["draw_trajectories"]
+__all__ = [
+    "Figure",
+    "Page",
+    "Panel",
+    "Section",
+    "Series",
+    "Table",
+    "aligned",
+    "band",
+    "draw",
+    "render",
+    "render_page",
+    "spread",
+    "trajectories",
+    "trajectory_panel",
+]
