@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test lint types check wheel bench fuzz clean
+.PHONY: help setup demo reproduce test lint types check wheel bench fuzz clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -19,6 +19,9 @@ $(STAMP): pyproject.toml
 
 demo: setup ## Run FedEM and VR-FedEM on the synthetic mixture
 	$(BIN)/fedem demo
+
+reproduce: setup ## Redo the paper's experiments and all ablations, with a report
+	$(BIN)/fedem reproduce all --out reproduction
 
 test: setup ## Run all tests
 	$(BIN)/python -m pytest -n auto
@@ -36,6 +39,7 @@ wheel: setup ## Build the wheel and try it in an empty environment
 	$(PYTHON) -m venv build/wheel-venv
 	build/wheel-venv/bin/python -m pip install --quiet dist/*.whl
 	cd build && wheel-venv/bin/fedem demo --epochs 5 --out wheel-demo --json
+	cd build && wheel-venv/bin/fedem reproduce one_worker --quick --out wheel-reproduction
 
 check: lint types test wheel ## Everything CI runs
 
@@ -49,4 +53,4 @@ fuzz: setup ## Feed a million inputs to the decoders (installs atheris)
 	$(BIN)/python -m tests.fuzz.decoders -runs=1000000 -max_len=160 -rss_limit_mb=1500 -timeout=10 build/fuzz
 
 clean: ## Remove what the targets made
-	rm -rf $(VENV) dist build demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) dist build demo reproduction .mypy_cache .ruff_cache .pytest_cache .hypothesis

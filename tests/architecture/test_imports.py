@@ -63,19 +63,36 @@ ALLOWED: dict[str, set[str]] = {
         "limits",
         "wire",
     },
+    "experiments": {
+        "_version",
+        "errors",
+        "protocols",
+        "random",
+        "models",
+        "compressors",
+        "algorithms",
+        "records",
+        "storage",
+        "limits",
+        "rounds",
+        "datasets",
+        "fitting",
+        "reporting",
+        "theory",
+    },
 }
 FOREIGN: dict[str, set[str]] = {
     "numpy": set(ALLOWED) | {"cli"},
     "scipy": {"random", "wire"},
     "array_api_compat": {"models", "datasets", "federations"},
     "safetensors": {"storage"},
-    "polars": {"records", "ledger", "datasets"},
+    "polars": {"records", "ledger", "datasets", "experiments"},
     "sklearn": {"datasets"},
     "matplotlib": {"reporting"},
     "jinja2": {"reporting"},
     "typer": {"cli"},
     "rich": {"cli"},
-    "threadpoolctl": {"cli", "fitting"},
+    "threadpoolctl": {"cli", "experiments", "fitting"},
 }
 STANDARD = {
     *(
@@ -92,7 +109,9 @@ STANDARD = {
         "hashlib",
     ),
     *("json", "math", "operator", "os", "pathlib", "signal", "struct", "sys", "tempfile"),
-    *("base64", "importlib", "io", "logging", "decimal", "threading", "time", "typing", "warnings", "zlib"),
+    *("decimal", "threading", "time", "typing", "warnings", "zlib"),
+    *("base64", "difflib", "importlib", "io", "itertools", "logging", "multiprocessing"),
+    *("platform", "re", "tomllib", "types"),
 }
 
 

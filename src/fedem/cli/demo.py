@@ -13,29 +13,13 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
-from fedem.algorithms import Bernoulli, FedEM, VRFedEM
-from fedem.compressors import block_quantization
 from fedem.datasets.synthetic import START, TRUTH, synthetic_federation
 from fedem.errors import SettingsError
+from fedem.experiments import load_experiment
 from fedem.fitting import Result, fit
-from fedem.limits import Monitor
 from fedem.models import gaussian_mixture
 from fedem.records import RoundRecord
 from fedem.reporting import draw, trajectories
-
-PAPER: dict[str, Any] = {
-    "compressor": block_quantization(4),  # omega = 1
-    "step_size": 1e-2,
-    "memory_rate": 1e-2,
-    "memory_start": "mean-field",
-    "replacement": True,
-}
-"""The paper's settings for both algorithms (lines 980-995)."""
-
-ALGORITHMS = {
-    "FedEM": FedEM(batch_size=20, **PAPER),
-    "VR-FedEM": VRFedEM(batch_size=5, inner_rounds=20, **PAPER),
-}
 
 
 def run_demo(
@@ -52,7 +36,7 @@ def run_demo(
     results: dict[str, Result] = {}
     summary: dict[str, Any] = {"seed": seed, "epochs": epochs, "split": split, "algorithms": {}}
     with threadpool_limits(threads), _progress(console) as progress:
-        for name, algorithm in ALGORITHMS.items():
+        for name, settings in load_experiment("synthetic").runs.items():
             task = progress.add_task(name, total=epochs, detail="")
 
             def show(record: RoundRecord, task: Any = task) -> None:
@@ -64,13 +48,13 @@ def run_demo(
             results[name] = fit(
                 gaussian_mixture(2, "known", known_covariance=TRUTH.covariances),
                 data,
-                algorithm,
+                settings.make_algorithm(),
                 epochs=epochs,
                 start=START,
-                weights="uniform",
-                participation=Bernoulli(0.75),
+                weights=settings.weights,
+                participation=settings.make_participation(),
                 seed=seed,
-                monitor=Monitor(every=10, objective=False),
+                monitor=settings.make_monitor(),
                 callbacks=[show],
             )
             last = results[name].records[-1]

@@ -139,6 +139,52 @@ def plan(
     )
 
 
+@app.command(
+    epilog="Exit code 1 if a claim fails or an experiment could not be run.\n\nExamples:\n\n"
+    "  fedem reproduce synthetic\n\n  fedem reproduce mnist --quick\n\n"
+    "  fedem reproduce all --out results --jobs 4"
+)
+def reproduce(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(help="'synthetic', 'mnist', an ablation (see --list), or 'all'."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for report, figures and records.")] = Path(
+        "reproduction"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="A small version, in seconds.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="The first of the seeds.")] = 0,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes; as many as there are cores if left out.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Your own config.toml in place of the experiment's.", exists=True),
+    ] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="Name the experiments.")] = False,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")
+    ] = False,
+) -> None:
+    """Redo the paper's experiments on mixtures, and ablations of what it argues in words.
+
+    Leaves report.html, figures, records and summary.json in the folder. A run that was cut short
+    continues where it was. MNIST is read from the folder that FEDEM_DATA names, or downloaded.
+    """
+    from fedem.cli.reproduce import list_experiments, run_reproduce
+
+    if show_list:
+        list_experiments()
+        return
+    try:
+        holds = run_reproduce(what or [], out, quick, seed, jobs, config, json_output)
+    except KeyboardInterrupt:
+        typer.echo("fedem: interrupted; the same command continues where it was", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    if not holds:
+        raise typer.Exit(EXIT_ERROR)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; errors are one line on stderr and an exit code."""
     from fedem.errors import FedemError, SettingsError

@@ -63,3 +63,15 @@ def synthetic_federation(
     if split == "sorted":
         rows = rows[np.argsort(labels, kind="stable")]
     return WorkerData(rows, np.arange(0, n * m + 1, m, dtype=np.int64))
+
+
+def linear_federation(
+    seed: int, *, workers: int, rows_per_worker: int, dimension: int
+) -> WorkerData:
+    """Rows for `LinearGaussian`: workers' centres are N(1, I), rows N(centre, I)."""
+    n, m = check_count("workers", workers), check_count("rows_per_worker", rows_per_worker)
+    d = check_count("dimension", dimension)
+    centres = 1 + normals(seed, 3, Purpose.DATA, np.arange(n, dtype=np.int64), d)
+    noise = normals(seed, 4, Purpose.DATA, np.arange(n * m, dtype=np.int64), d)
+    rows = np.repeat(centres, m, axis=0) + noise
+    return WorkerData(rows, np.arange(0, n * m + 1, m, dtype=np.int64))

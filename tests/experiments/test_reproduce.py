@@ -1,0 +1,125 @@
+"""The small version of every experiment: its claims hold, and it leaves what it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fedem.errors import DataError
+from fedem.experiments import NAMES, load_experiment, reproduce
+from tests.test_cli import fedem_command
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_quick_version_holds(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    experiment = load_experiment(name, quick=True)
+    if experiment.needs_mnist:
+        monkeypatch.setenv("FEDEM_DATA", str(request.getfixturevalue("data_dir")))
+    result = reproduce([name], tmp_path, quick=True)
+    failed = [v for v in result.verdicts if not v.holds]
+    assert not failed
+    assert len(result.verdicts) >= 1
+    records = pl.read_parquet(tmp_path / f"{name}.parquet")
+    assert set(records["run"]) == set(experiment.runs)
+    assert len(pl.read_csv(tmp_path / f"{name}.csv", infer_schema_length=None)) == len(records)
+    pictures = list(tmp_path.glob(f"{name}-*.png"))
+    assert pictures
+    assert all(Path(f"{path}".removesuffix("png") + "svg").exists() for path in pictures)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert {"name", "value", "expected", "holds"} <= set(summary["verdicts"][0])
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert experiment.title in page
+    assert page.count('<img src="data:image/svg+xml;base64,') == len(pictures)
+
+
+CONFIG = """
+title = "T"
+about = "A"
+shows = "S"
+[settings]
+workers = 5
+rows = 40
+epochs = 8
+step_size = 0.1
+batch_size = 5
+[runs.FedEM]
+[runs.VR-FedEM]
+algorithm = "vr-fedem"
+"""
+
+
+def test_a_claim_that_fails_shows_in_the_exit_code(tmp_path: Path) -> None:
+    config = tmp_path / "own.toml"
+    config.write_text(CONFIG)
+    arguments = ("reproduce", "synthetic", "--config", str(config), "--out", str(tmp_path / "out"))
+    done = fedem_command(*arguments)
+    assert done.returncode == 1
+    assert "fails" in done.stdout
+    assert "holds" in done.stdout
+    assert "Traceback" not in done.stderr
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    by_name = {v["name"]: v for v in summary["verdicts"]}
+    assert by_name["VR-FedEM comes near a fixed point"]["holds"] is False
+    assert 'class="fails"' in (tmp_path / "out" / "report.html").read_text()
+    again = fedem_command(*arguments, "--json")
+    assert again.returncode == 1
+    printed = json.loads(again.stdout)
+    assert printed["verdicts"] == summary["verdicts"]
+
+
+def test_the_command_lists_and_refuses(tmp_path: Path) -> None:
+    listed = fedem_command("reproduce", "--list")
+    assert listed.returncode == 0
+    assert all(name in listed.stdout for name in NAMES)
+    for arguments, message in (
+        (["reproduce"], "name an experiment: all, synthetic"),
+        (["reproduce", "minst"], "no experiment 'minst'"),
+        (["reproduce", "synthetic", "--jobs", "0"], "jobs"),
+        (["reproduce", "synthetic", "--config", "nowhere.toml"], "nowhere.toml"),
+    ):
+        done = fedem_command(*arguments, cwd=tmp_path)
+        assert done.returncode == 2, done.stderr
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_seeds_count_from_the_one_given(tmp_path: Path) -> None:
+    config = tmp_path / "own.toml"
+    config.write_text("seeds = 2\n" + CONFIG)
+    result = reproduce(["synthetic"], tmp_path / "out", seed=40, config=config)
+    assert result.summary["experiments"]["synthetic"]["seeds"] == [40, 41]
+    assert result.summary["facts"]["seeds"] == "40, 41"
+    assert set(pl.read_parquet(tmp_path / "out" / "synthetic.parquet")["seed"]) == {40, 41}
+
+
+def test_without_data_others_still_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDEM_DATA", str(tmp_path))
+    with pytest.raises(DataError, match="has no mnist.npz"):
+        reproduce(["mnist"], tmp_path / "alone", quick=True)
+    result = reproduce(["mnist", "one_worker"], tmp_path / "both", quick=True)
+    assert list(result.skipped) == ["mnist"]
+    assert not result.holds
+    assert [o.experiment.name for o in result.outcomes] == ["one_worker"]
+    page = (tmp_path / "both" / "report.html").read_text()
+    assert "Not run: mnist" in page
+
+
+def test_measures_follow_from_records(tmp_path: Path) -> None:
+    """What the report says is what the records hold: recomputed here by hand."""
+    config = tmp_path / "own.toml"
+    config.write_text(CONFIG)
+    result = reproduce(["synthetic"], tmp_path, config=config)
+    records = pl.read_parquet(tmp_path / "synthetic.parquet")
+    for run in ("FedEM", "VR-FedEM"):
+        part = records.filter((pl.col("run") == run) & pl.col("squared_h").is_not_null())
+        measured = result.outcomes[0].findings.measures[f"{run}: median of |H|²/|h|²"]
+        expected = np.median(part["squared_H"].to_numpy() / part["squared_h"].to_numpy())
+        assert measured[0] == pytest.approx(expected)
+    final = result.outcomes[0].findings.measures["VR-FedEM: final |h|²"][0]
+    assert final == part["squared_h"][-1]
