@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import markupsafe
 import numpy as np
 import polars as pl
 import pytest
@@ -34,7 +35,7 @@ def test_quick_version_holds(
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert {"name", "value", "expected", "holds"} <= set(summary["verdicts"][0])
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert experiment.title in page
+    assert markupsafe.escape(experiment.title) in page
     assert page.count('<img src="data:image/svg+xml;base64,') == len(pictures)
 
 

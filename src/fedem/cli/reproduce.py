@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -17,8 +19,9 @@ from rich.progress import (
 from rich.table import Table
 
 from fedem.errors import SettingsError
-from fedem.experiments import NAMES, Job, Reproduction, load_experiment, reproduce
+from fedem.experiments import JOBS, NAMES, Job, Reproduction, load_experiment, reproduce
 from fedem.experiments.report import number
+from fedem.experiments.runner import Notify
 
 
 def list_experiments() -> None:
@@ -34,7 +37,7 @@ def run_reproduce(
     out: Path,
     quick: bool,
     seed: int,
-    jobs: int | None,
+    processes: int | None,
     config: Path | None,
     json_output: bool,
 ) -> bool:
@@ -42,30 +45,17 @@ def run_reproduce(
     if not names:
         raise SettingsError(f"name an experiment: all, {', '.join(NAMES)}. See --list.")
     chosen = list(NAMES) if "all" in names else list(dict.fromkeys(names))
-    experiments = [load_experiment(name, quick, config) for name in chosen]
-    costs = {job.file: job.settings.cost for e in experiments for job in e.jobs(seed)}
-    console = Console(stderr=True, quiet=json_output)
-    with _progress(console) as progress:
-        bar = progress.add_task("", total=sum(costs.values()), what="", done=0, jobs=len(costs))
-        shares = dict.fromkeys(costs, 0.0)
-
-        def show(job: Job, share: float) -> None:
-            shares[job.file] = share
-            done = sum(cost * shares[file] for file, cost in costs.items())
-            whole = sum(share == 1 for share in shares.values())
-            what = f"{job.experiment}: {job.run}, seed {job.seed}"
-            progress.update(bar, completed=done, what=what, done=whole)
-
+    jobs = [job for name in chosen for job in load_experiment(name, quick, config).jobs(seed)]
+    with _progress(jobs, out, Console(stderr=True, quiet=json_output)) as show:
         result = reproduce(
             chosen,
             out,
             quick=quick,
             seed=seed,
-            processes=jobs or os.cpu_count() or 1,
+            processes=processes or os.cpu_count() or 1,
             config=config,
             notify=show,
         )
-        progress.update(bar, completed=sum(costs.values()), what="")
     if json_output:
         print(json.dumps(result.summary))  # noqa: T201
     else:
@@ -73,16 +63,36 @@ def run_reproduce(
     return result.holds
 
 
-def _progress(console: Console) -> Progress:
-    return Progress(
+@contextlib.contextmanager
+def _progress(jobs: list[Job], out: Path, console: Console) -> Iterator[Notify]:
+    """A bar with the time left; jobs weigh what they cost, those done already nothing."""
+    costs = {j.file: j.settings.cost for j in jobs if not (out / JOBS / j.file).exists()}
+    shares, there = dict.fromkeys(costs, 0.0), len(jobs) - len(costs)
+    columns = (
         BarColumn(),
         TextColumn("{task.fields[done]}/{task.fields[jobs]} jobs"),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
         TextColumn("{task.fields[what]}"),
-        console=console,
     )
+    with Progress(*columns, console=console) as progress:
+        total = sum(costs.values())
+        bar = progress.add_task("", total=total, what="", done=there, jobs=len(jobs))
+
+        def show(job: Job, share: float) -> None:
+            if job.file not in shares:
+                return
+            shares[job.file] = share
+            progress.update(
+                bar,
+                completed=sum(cost * shares[file] for file, cost in costs.items()),
+                done=there + sum(share == 1 for share in shares.values()),
+                what=f"{job.experiment}: {job.run}, seed {job.seed}",
+            )
+
+        yield show
+        progress.update(bar, completed=total, what="")
 
 
 def _print(result: Reproduction, out: Path) -> None:

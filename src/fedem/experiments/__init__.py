@@ -5,10 +5,11 @@ One folder an experiment: ``config.toml`` says what is run, ``expected.json`` wh
 """
 
 from fedem.experiments.config import ABLATIONS, NAMES, PAPER, Experiment, Job, load_experiment
-from fedem.experiments.reproduce import Reproduction, reproduce
+from fedem.experiments.reproduce import JOBS, Reproduction, reproduce
 
 __all__ = [
     "ABLATIONS",
+    "JOBS",
     "NAMES",
     "PAPER",
     "Experiment",

@@ -83,8 +83,10 @@ def reproduce(
     if config is not None and len(names) != 1:
         raise SettingsError("a configuration of your own goes with one experiment.")
     began, out = time.perf_counter(), Path(out)
-    (out / JOBS).mkdir(parents=True, exist_ok=True)
     experiments = [load_experiment(name, quick, config) for name in names]
+    for experiment in experiments:
+        check_seed(seed + experiment.seeds - 1)
+    (out / JOBS).mkdir(parents=True, exist_ok=True)
     skipped: dict[str, str] = {}
     for experiment in experiments:
         try:

@@ -115,8 +115,9 @@ def _serve(link: Connection, folder: str) -> None:
             try:
                 _run_and_store(job, Path(folder), report)
                 answer: dict[str, object] = {"done": True}
-            except (FedemError, OSError, ArithmeticError) as error:
-                if isinstance(error, (BrokenPipeError, ConnectionResetError)):
-                    raise
-                answer = {"error": str(error)}
+            except (BrokenPipeError, ConnectionResetError):  # the parent is gone
+                return
+            except Exception as error:
+                known = isinstance(error, FedemError)
+                answer = {"error": str(error) if known else f"{type(error).__name__}: {error}"}
             link.send_bytes(json.dumps(answer).encode())

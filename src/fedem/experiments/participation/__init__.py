@@ -6,55 +6,17 @@ import numpy as np
 
 from fedem.experiments.findings import Findings
 from fedem.experiments.traces import Traces, each, slope
+from fedem.protocols import FloatArray
 from fedem.reporting import Figure, Panel, Series, band, spread
+
+RUNS = ("FedEM", "VR-FedEM")
 
 
 def analyse(traces: Traces) -> Findings:
     """The floor of FedEM as a power of p, and where VR-FedEM ends."""
-    ps = traces.values("participation")
-    floors = [each(traces.where(algorithm="fedem", participation=p), lambda t: t.floor) for p in ps]
-    ends = [
-        each(traces.where(algorithm="vr-fedem", participation=p), lambda t: t.final_h) for p in ps
-    ]
-    middle = float(np.median(floors[-1]))
-    law = Series("1/p", np.array(ps), middle / np.array(ps), reference=True)
-    by_p = Panel(
-        [
-            spread("FedEM, mean of the last half", ps, floors),
-            spread("VR-FedEM, end", ps, ends),
-            law,
-        ],
-        "probability p that a worker takes part",
-        "$|h|^2$ after all rounds",
-        log="xy",
-        ticks=ps,
-    )
-    by_round = Panel(
-        [
-            band(
-                f"FedEM, p = {p:g}",
-                [
-                    (t["round"], t["squared_h"])
-                    for t in traces.where(algorithm="fedem", participation=p)
-                ],
-                80,
-            )
-            for p in (ps[0], ps[-1])
-        ]
-        + [
-            band(
-                f"VR-FedEM, p = {p:g}",
-                [
-                    (t["round"], t["squared_h"])
-                    for t in traces.where(algorithm="vr-fedem", participation=p)
-                ],
-                80,
-            )
-            for p in (ps[0], ps[-1])
-        ],
-        "rounds",
-        "$|h|^2$",
-    )
+    ps: list[float] = traces.values("participation")
+    floors = [each(traces.of("FedEM", participation=p), lambda t: t.floor) for p in ps]
+    ends = [each(traces.of("VR-FedEM", participation=p), lambda t: t.final_h) for p in ps]
     return Findings(
         {
             "FedEM: exponent of the floor in p": slope(ps, floors),
@@ -64,5 +26,32 @@ def analyse(traces: Traces) -> Findings:
                 np.array(ends) / np.array(floors), axis=0
             ),
         },
-        {"floor": Figure("The noise floor against participation.", [by_p, by_round])},
+        {"floor": _figure(traces, ps, floors, ends)},
+    )
+
+
+def _figure(
+    traces: Traces, ps: list[float], floors: list[FloatArray], ends: list[FloatArray]
+) -> Figure:
+    law = np.median(floors[-1]) / np.array(ps)
+    by_p = [
+        spread("FedEM, mean of the last half", ps, floors),
+        spread("VR-FedEM, end", ps, ends),
+        Series("1/p", np.array(ps), law, reference=True),
+    ]
+    by_round = [
+        band(
+            f"{run}, p = {p:g}",
+            [(t["round"], t["squared_h"]) for t in traces.of(run, participation=p)],
+            80,
+        )
+        for run in RUNS
+        for p in (ps[0], ps[-1])
+    ]
+    return Figure(
+        "The noise floor against participation.",
+        [
+            Panel(by_p, "probability p that a worker takes part", "$|h|^2$", log="xy", ticks=ps),
+            Panel(by_round, "rounds", "$|h|^2$"),
+        ],
     )
