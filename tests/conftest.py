@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.reporting.browser import Browser, find_browser
+
 settings.register_profile(
     "ci",
     derandomize=True,  # the same examples on every machine
@@ -17,6 +19,15 @@ settings.register_profile(
 settings.load_profile("ci")
 
 ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Browser:
+    """A real one, to look at pages with."""
+    program = find_browser()
+    if program is None:
+        pytest.skip("no chromium: pages are not looked at in a browser")
+    return Browser(program, tmp_path_factory.mktemp("profile"))
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ import pytest
 
 from fedem.errors import DataError
 from fedem.experiments import NAMES, load_experiment, reproduce
+from tests.reporting.browser import Browser
 from tests.test_cli import fedem_command
 
 
@@ -58,7 +59,8 @@ algorithm = "vr-fedem"
 def test_a_claim_that_fails_shows_in_the_exit_code(tmp_path: Path) -> None:
     config = tmp_path / "own.toml"
     config.write_text(CONFIG)
-    arguments = ("reproduce", "synthetic", "--config", str(config), "--out", str(tmp_path / "out"))
+    arguments = ("reproduce", "synthetic", "--config", str(config), "--jobs", "1")
+    arguments = (*arguments, "--out", str(tmp_path / "out"))
     done = fedem_command(*arguments)
     assert done.returncode == 1
     assert "fails" in done.stdout
@@ -72,6 +74,18 @@ def test_a_claim_that_fails_shows_in_the_exit_code(tmp_path: Path) -> None:
     assert again.returncode == 1
     printed = json.loads(again.stdout)
     assert printed["verdicts"] == summary["verdicts"]
+
+
+@pytest.mark.parametrize("width", [1280, 375])
+def test_the_report_in_a_browser(browser: Browser, tmp_path: Path, width: int) -> None:
+    config = tmp_path / "own.toml"
+    config.write_text(CONFIG)
+    reproduce(["synthetic"], tmp_path, config=config)
+    seen = browser.look(tmp_path / "report.html", width)
+    assert seen["images"] == 1
+    assert seen["widths"][0] > 500
+    assert seen["page"] <= width
+    assert seen["console"] == []
 
 
 def test_the_command_lists_and_refuses(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedem.reporting import Figure, Page, Panel, Section, Series, Table, render_page
-from tests.reporting.browser import Browser, find_browser
+from tests.reporting.browser import Browser
 
 X = np.linspace(1, 5, 9)
 FIGURES = [
@@ -36,14 +36,6 @@ def test_text_is_escaped_and_nothing_comes_from_outside() -> None:
     assert html.count("data:image/svg+xml") == 3
     assert 'class="holds"' in html
     assert 'class="fails"' in html
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Browser:
-    program = find_browser()
-    if program is None:
-        pytest.skip("no chromium: the report is not looked at in a browser")
-    return Browser(program, tmp_path_factory.mktemp("profile"))
 
 
 @pytest.mark.parametrize("width", [1280, 375])

@@ -129,32 +129,23 @@ def draw(figure: Figure, path: Path) -> None:
 def render(figure: Figure, kind: str) -> bytes:
     """The figure as PNG or SVG; the same figure gives the same bytes."""
     import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure as Drawing
 
     labels = list(dict.fromkeys(s.label for p in figure.panels for s in p.series))
-    with plt.rc_context(STYLE):
-        count = len(figure.panels)
-        width = 4.6 * count if count > 1 else 5.6
-        longest = max(len(label) for label in labels)
-        columns = max(1, min(4, int(width / (0.085 * longest + 0.75))))
-        height = 3.4 + 0.22 * -(-len(labels) // columns)
-        drawing, axes = plt.subplots(
-            1,
-            count,
-            figsize=(width, height),
-            sharey=figure.share_y,
-            squeeze=False,
-            layout="constrained",
-        )
-        handles: dict[str, Any] = {}
-        for axis, panel in zip(axes[0], figure.panels, strict=True):
-            _draw_panel(axis, panel, labels, handles, figure.share_y and axis is not axes[0, 0])
+    count = len(figure.panels)
+    width = 4.6 * count if count > 1 else 5.6
+    longest = max(len(label) for label in labels)
+    columns = max(1, min(4, int(width / (0.085 * longest + 0.75))))
+    height = 3.4 + 0.22 * -(-len(labels) // columns)
+    handles: dict[str, Any] = {}
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(STYLE):  # not pyplot, which would touch the user's windows
+        drawing = Drawing(figsize=(width, height), layout="constrained")
+        axes = drawing.subplots(1, count, sharey=figure.share_y, squeeze=False)[0]
+        for axis, panel in zip(axes, figure.panels, strict=True):
+            _draw_panel(axis, panel, labels, handles, figure.share_y and axis is not axes[0])
         drawing.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
-        buffer = io.BytesIO()
         drawing.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else {})
-        plt.close(drawing)
     return buffer.getvalue()
 
 
