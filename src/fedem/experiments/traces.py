@@ -51,10 +51,12 @@ class Trace:
         return float(values[len(values) // 2 :].mean())
 
     def first_below(self, target: float, column: str) -> float:
-        """The value of a column when |h|^2 falls below the target for good; infinite if never.
+        """The value of a column when |h|^2 is first at or below the target; infinite if never."""
+        there = np.flatnonzero(self.at_h("squared_h") <= target)
+        return float(self.at_h(column)[there[0]]) if len(there) else np.inf
 
-        "For good": no later |h|^2 is above the target.
-        """
+    def last_above(self, target: float, column: str) -> float:
+        """The value of a column when |h|^2 falls below the target for good; infinite if never."""
         above = np.flatnonzero(self.at_h("squared_h") > target)
         first = int(above[-1]) + 1 if len(above) else 0
         values = self.at_h(column)

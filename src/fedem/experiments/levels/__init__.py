@@ -11,8 +11,8 @@ from fedem.experiments.traces import Trace, Traces, each, ratio
 from fedem.protocols import FloatArray
 from fedem.reporting import Figure, Panel, Table, aligned
 
-TARGET = 1e-6
-"""The |h|^2 to reach."""
+TARGET = 1e-5
+"""The |h|^2 to reach; some splits lead past a saddle, where it rises again for a while."""
 EXACT = "32-bit floats"
 
 
@@ -30,6 +30,7 @@ def analyse(traces: Traces) -> Findings:
         measures[f"{run}: bytes up per worker to |h|² = {TARGET:g}"] = size[run]
         measures[f"{run}: rounds over those of floats"] = ratio(rounds[run], rounds[EXACT])
         measures[f"{run}: bytes over those of floats"] = ratio(size[run], size[EXACT])
+    measures["64 levels: bytes over those of 4 levels"] = ratio(size["64 levels"], size["4 levels"])
     against: dict[str, Callable[[Trace], FloatArray]] = {
         "rounds": lambda t: t["round"],
         "bytes uploaded per worker": lambda t: t["bytes_up_sum"] / t.settings.workers,

@@ -14,7 +14,7 @@ TARGET = 1e-8
 def analyse(traces: Traces) -> Findings:
     """Epochs to reach the target, and in units of those that EM needs."""
     runs = list(dict.fromkeys(t.job.run for t in traces.all))
-    epochs = {r: each(traces.of(r), lambda t: t.first_below(TARGET, "epochs")) for r in runs}
+    epochs = {r: each(traces.of(r), lambda t: t.last_above(TARGET, "epochs")) for r in runs}
     measures: dict[str, FloatArray] = {}
     for run in runs:
         measures[f"{run}: epochs to |h|² = {TARGET:g}"] = epochs[run]
