@@ -171,7 +171,9 @@ def _stay_apart(parts: Sequence[Any]) -> bool:
     if any(isinstance(part, Source) for part in parts):
         return sum(sizes) > SMALL_BYTES
     many = len(parts) > 1
-    return many and (max(sizes, default=0) > SMALL_BYTES or min(map(len, parts)) >= LARGE)
+    return many and (
+        max(sizes, default=0) > SMALL_BYTES or min(part.shape[0] for part in parts) >= LARGE
+    )
 
 
 def _in_memory(part: Any) -> Any:
