@@ -16,6 +16,7 @@ import numpy as np
 from fedem.algorithms import EM, Everyone
 from fedem.compressors.precision import Precision, check_precision, round_randomly
 from fedem.datasets.reading import match_columns, read_table
+from fedem.datasets.sources import ParquetRows, Source
 from fedem.datasets.workers import as_workers
 from fedem.errors import CheckpointError, FedemWarning, SettingsError, check_count, check_type
 from fedem.federations import FEDERATIONS
@@ -94,7 +95,16 @@ class Result:
         return np.argmax(self.predict_proba(data), axis=-1).astype(np.int64)
 
     def _inner(self, data: Any) -> tuple[Any, Any]:
-        """Checked rows, and the parameters in the units of the statistics."""
+        """Checked rows, and the parameters in the units of the statistics.
+
+        Columns that the fit did not have, such as the workers' names, are left out.
+        """
+        if isinstance(data, (str, Path)):
+            data = ParquetRows(data, self.columns)
+        if isinstance(data, Source):
+            data = data.read(0, data.shape[0])
+        elif self.columns is not None and set(self.columns) < set(getattr(data, "columns", ())):
+            data = data[list(self.columns)]
         rows, columns = read_table(data, "the data")
         if columns is not None and self.columns is not None:
             rows = match_columns(rows, columns, self.columns, "the data")
@@ -379,10 +389,12 @@ def _warn(run: Run, stopped: str, tolerance: float | None) -> None:
     made = [record for record in run.records if record.round > 0]
     short = sum(record.guard_hits > 0 for record in made)
     if short > max(5, 0.02 * len(made)):
+        already = getattr(run.algorithm, "in_metric", False)
         remarks.append(
             f"in {short} of {len(made)} rounds the step was shortened to stay where the model is "
-            "defined; the fit may have been thrown off. Use in_metric=True, a smaller step_size, a "
-            "finer compressor, or fewer components."
+            "defined; the fit may have been thrown off. Use "
+            + ("" if already else "in_metric=True, ")
+            + "a smaller step_size, a finer compressor, or fewer components."
         )
     if stopped == "silence":
         remarks.append(f"nobody answered for {PATIENCE} rounds; the run gave up.")

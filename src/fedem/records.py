@@ -13,6 +13,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from fedem.errors import SettingsError
 from fedem.protocols import FloatArray
 
 
@@ -90,7 +91,10 @@ class Records(Sequence[RoundRecord]):
         """The mean of a column over all rounds but the opening, where it was computed.
 
         For ``squared_h`` this is what the theorems bound: |h(S_K)|^2 at a round K drawn at random.
+        NaN where nothing was computed: ``squared_h`` and ``objective`` need a `Monitor`.
         """
+        if name not in _FIELDS:
+            raise SettingsError(f"records have no column {name!r}; they have {', '.join(_FIELDS)}.")
         values = self.column(name)[self.column("round") > 0]
         values = values[np.isfinite(values)]
         return float(values.mean()) if len(values) else math.nan

@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "compressors": {"errors", "protocols"},
     "wire": {"errors", "protocols"},
     "algorithms": {"errors", "protocols", "random", "compressors", "wire"},
-    "records": {"protocols"},
+    "records": {"errors", "protocols"},
     "ledger": {"protocols"},
     "storage": {"errors"},
     "limits": {"errors", "ledger", "protocols", "records"},

@@ -92,6 +92,19 @@ def _constants(found: Estimate) -> dict[str, Any]:
     }
 
 
+def _verdict(advice: Plan) -> str:
+    """The plan in two sentences."""
+    costs = {
+        name: "is free" if a.slowdown < 1.05 else f"costs {a.slowdown:.2g} times the rounds"
+        for name, a in (("FedEM", advice.fedem), ("VR-FedEM", advice.vr_fedem))
+    }
+    words = ", ".join(f"compression {cost} for {name}" for name, cost in costs.items())
+    return (
+        f"By the theory, {words}. Start with FedEM's default step, {advice.default_step:.3g} here, "
+        "a rule of thumb; the theorems' steps are for the worst case."
+    )
+
+
 def _print(console: Console, found: Estimate, advice: Plan, seed: int) -> None:
     exact = "exactly" if advice.omega_exact else "at most"
     console.print(
@@ -99,6 +112,7 @@ def _print(console: Console, found: Estimate, advice: Plan, seed: int) -> None:
         f"{advice.norm} norm), {advice.message_bytes:.0f} bytes a message, p = "
         f"{advice.participation:g}, seed {seed}"
     )
+    console.print(_verdict(advice))
     constants = Table(title="Constants measured on the data")
     for heading in ("", "value"):
         constants.add_column(heading, justify="right" if heading else "left")
@@ -115,7 +129,7 @@ def _print(console: Console, found: Estimate, advice: Plan, seed: int) -> None:
         "memory rate": [f"{a.memory_rate:.3g}" for a in both],
         "batch size": ["all rows" if a.batch_size is None else str(a.batch_size) for a in both],
         "inner rounds": ["-" if a.inner_rounds is None else str(a.inner_rounds) for a in both],
-        "rounds": [f"{a.rounds:,}" for a in both],
+        "rounds": [f"{a.rounds:.3g}" if a.rounds > 1e6 else f"{a.rounds:,}" for a in both],
         "conditional expectations": [f"{a.evaluations:.2g}" for a in both],
         "MB up, per worker": [f"{a.bytes_up / 1e6:.3g}" for a in both],
         "MB down, per worker": [f"{a.bytes_down / 1e6:.3g}" for a in both],
@@ -126,6 +140,5 @@ def _print(console: Console, found: Estimate, advice: Plan, seed: int) -> None:
     for name, cells in rows.items():
         table.add_row(name, *cells)
     console.print(table)
-    console.print(f"FedEM's default step here is {advice.default_step:.3g}, a rule of thumb.")
     for note in advice.notes:
         console.print(f"- {note}")

@@ -25,9 +25,12 @@ def read_frame(path: Path) -> Any:
     try:
         if suffix == ".parquet":
             return pl.scan_parquet(path, glob=False).collect()
-        return pl.read_csv(path, separator="," if suffix == ".csv" else "\t", glob=False)
+        frame = pl.read_csv(path, separator="," if suffix == ".csv" else "\t", glob=False)
     except PolarsError as error:
         raise DataError(f"{path}: not a readable {suffix[1:]} file ({error}).") from None
+    if frame.height == 0:
+        raise DataError(f"{path} has no rows.")
+    return frame
 
 
 def parquet_workers(

@@ -58,7 +58,8 @@ def _frame_values(frame: Any, where: str) -> Any:
             values = np.array([np.nan if v is None or v != v else v for v in _plain(series)], float)
         if values.dtype.kind not in "biuf":
             raise DataError(
-                f"{where}: column {str(name)!r} holds {kind}, not numbers; encode or drop it first."
+                f"{where}: column {str(name)!r} holds {kind}, not numbers; encode or drop it "
+                "first, or, if it names the workers, give it as groups."
             )
         parts.append(values)
     if all(p.dtype == np.float32 for p in parts) and parts:

@@ -247,7 +247,8 @@ def as_workers(data: Any, groups: Any | None = None) -> Workers:
         return _from_file(data, groups)
     if isinstance(groups, str):
         if groups not in getattr(data, "columns", ()):
-            raise DataError(f"groups={groups!r} is not a column of the data.")
+            names = list(getattr(data, "columns", ()))
+            raise DataError(f"groups={groups!r} is not a column of the data, which has {names}.")
         rest = [name for name in data.columns if name != groups]
         return from_groups(data[rest], data[groups])
     if groups is not None:

@@ -18,7 +18,7 @@ from typing import Any, Literal, final
 import numpy as np
 
 from fedem.algorithms import EM
-from fedem.datasets.sources import Source
+from fedem.datasets.sources import Source, chunks
 from fedem.datasets.tables import Workers, gather
 from fedem.datasets.workers import WorkerData, as_workers, stack_tables
 from fedem.errors import DataError, check_count
@@ -90,7 +90,7 @@ def estimate_problem(
     """
     check_count("points", points)
     whole = as_workers(data, groups)
-    sample, chosen = _sample(whole, check_count("rows", rows), seed)
+    sample, chosen = _sample(model, whole, check_count("rows", rows), seed)
     counts = whole.counts
     share = counts / counts.sum() if weights == "samples" else np.full(len(counts), 1 / len(counts))
     run = open_run(
@@ -141,7 +141,9 @@ def _everyone(values: FloatArray, chosen: IntArray, n: int) -> FloatArray:
     return out
 
 
-def _sample(data: Workers, rows: int, seed: int, workers: int = 50) -> tuple[Any, IntArray]:
+def _sample(
+    model: Model, data: Workers, rows: int, seed: int, workers: int = 50
+) -> tuple[WorkerData, IntArray]:
     """An equal share of rows of some workers, in order, without replacement."""
     chosen = np.arange(data.size)
     if data.size > workers:
@@ -150,6 +152,8 @@ def _sample(data: Workers, rows: int, seed: int, workers: int = 50) -> tuple[Any
     parts = []
     for worker in chosen.tolist():
         table = data.worker(worker)
+        for first, block in chunks(table):
+            model.check(block, f"worker {data.name(worker)!r}", data.columns, first)
         share = max(1, rows // len(chosen))
         if table.shape[0] > share:
             u = uniforms(seed, 1, Purpose.PILOT, np.array([worker]), share)
