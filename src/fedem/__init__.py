@@ -41,6 +41,15 @@ from fedem.errors import (
 )
 from fedem.federations import FaultPlan, FaultyFederation, LoopFederation, StackedFederation
 from fedem.fitting import Result, fit, open_run
+from fedem.imputation import (
+    Columns,
+    FieldTable,
+    Imputation,
+    Structure,
+    impute,
+    read_records,
+    simulate_table,
+)
 from fedem.limits import Monitor, Stop
 from fedem.models import GaussianParameters, InverseWishart, LinearGaussian, gaussian_mixture
 from fedem.records import Records, RoundRecord
@@ -50,6 +59,7 @@ __all__ = [
     "EM",
     "Bernoulli",
     "CheckpointError",
+    "Columns",
     "DataError",
     "Decreasing",
     "Dithering",
@@ -59,9 +69,11 @@ __all__ = [
     "FedEM",
     "FedemError",
     "FedemWarning",
+    "FieldTable",
     "FixedSize",
     "GaussianParameters",
     "Identity",
+    "Imputation",
     "InverseWishart",
     "LinearGaussian",
     "LoopFederation",
@@ -78,6 +90,7 @@ __all__ = [
     "StackedFederation",
     "Stop",
     "Stream",
+    "Structure",
     "SubtractiveDithering",
     "VRFedEM",
     "WireError",
@@ -88,6 +101,9 @@ __all__ = [
     "block_quantization",
     "fit",
     "gaussian_mixture",
+    "impute",
     "open_run",
+    "read_records",
+    "simulate_table",
     "synthetic_federation",
 ]

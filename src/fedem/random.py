@@ -39,6 +39,11 @@ class Purpose(IntEnum):
     OPENING = 10
     PILOT = 11
     LATENT = 12
+    HOLDOUT = 20
+    GROUPING = 21
+    IMPUTATION = 22
+    SIMULATION = 23
+    CELLS = 24
 
 
 def check_seed(seed: int) -> int:

@@ -289,7 +289,7 @@ class Run:
         callbacks = tuple(callbacks)
         reason = stop.reason(self)
         idle = crashes = 0
-        with _interrupts() as interrupted:
+        with interrupts() as interrupted:
             while reason is None:
                 try:
                     record = self.step()
@@ -377,7 +377,7 @@ def _under(prefix: str, arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
+def interrupts() -> Iterator[Callable[[], bool]]:
     """Turn the first Ctrl-C into a flag, so that a round is never cut; the second one raises."""
     seen = threading.Event()
     default = signal.getsignal(signal.SIGINT) is signal.default_int_handler

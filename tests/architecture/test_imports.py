@@ -52,6 +52,20 @@ ALLOWED: dict[str, set[str]] = {
         "wire",
     },
     "reporting": {"protocols", "records"},
+    "imputation": {
+        "errors",
+        "protocols",
+        "random",
+        "algorithms",
+        "compressors",
+        "datasets",
+        "fitting",
+        "ledger",
+        "limits",
+        "records",
+        "rounds",
+        "wire",
+    },
     "theory": {
         "errors",
         "protocols",
@@ -83,10 +97,10 @@ ALLOWED: dict[str, set[str]] = {
 }
 FOREIGN: dict[str, set[str]] = {
     "numpy": set(ALLOWED) | {"cli"},
-    "scipy": {"random", "wire"},
+    "scipy": {"random", "wire", "imputation"},
     "array_api_compat": {"models", "datasets", "federations"},
     "safetensors": {"storage"},
-    "polars": {"records", "ledger", "datasets", "experiments"},
+    "polars": {"records", "ledger", "datasets", "experiments", "imputation"},
     "sklearn": {"datasets"},
     "matplotlib": {"reporting"},
     "jinja2": {"reporting"},
@@ -109,7 +123,7 @@ STANDARD = {
         "hashlib",
     ),
     *("json", "math", "operator", "os", "pathlib", "signal", "struct", "sys", "tempfile"),
-    *("decimal", "threading", "time", "typing", "warnings", "zlib"),
+    *("datetime", "decimal", "threading", "time", "typing", "warnings", "zlib"),
     *("base64", "difflib", "importlib", "io", "itertools", "logging", "multiprocessing"),
     *("platform", "re", "tomllib", "types"),
 }

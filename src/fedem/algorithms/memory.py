@@ -103,7 +103,7 @@ def stage(
     fresh: IntArray,
     round_: int,
     values: FloatArray,
-    rate: float,
+    rate: float | FloatArray,
     evaluations: IntArray,
     sizes: IntArray,
 ) -> Rows:
