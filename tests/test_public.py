@@ -21,7 +21,7 @@ def test_exported_names() -> None:
         "RoundRecord Run Schedule SettingsError StackedFederation Stop Stream SubtractiveDithering "
         "VRFedEM WireError WorkerData WorkerTables __version__ as_workers block_quantization fit "
         "gaussian_mixture open_run synthetic_federation Columns FieldTable Imputation Structure "
-        "impute read_records simulate_table".split()
+        "impute read_ebird read_records simulate_table".split()
     )
     for name in fedem.__all__:
         assert hasattr(fedem, name)

@@ -4,6 +4,8 @@ Fit latent-variable models on data that may not be pooled: workers send compress
 never rows. Start with `fit`.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from fedem._version import __version__
 from fedem.algorithms import (
     EM,
@@ -41,19 +43,22 @@ from fedem.errors import (
 )
 from fedem.federations import FaultPlan, FaultyFederation, LoopFederation, StackedFederation
 from fedem.fitting import Result, fit, open_run
-from fedem.imputation import (
-    Columns,
-    FieldTable,
-    Imputation,
-    Structure,
-    impute,
-    read_records,
-    simulate_table,
-)
 from fedem.limits import Monitor, Stop
 from fedem.models import GaussianParameters, InverseWishart, LinearGaussian, gaussian_mixture
 from fedem.records import Records, RoundRecord
 from fedem.rounds import Run
+
+if TYPE_CHECKING:
+    from fedem.imputation import (
+        Columns,
+        FieldTable,
+        Imputation,
+        Structure,
+        impute,
+        read_ebird,
+        read_records,
+        simulate_table,
+    )
 
 __all__ = [
     "EM",
@@ -103,7 +108,28 @@ __all__ = [
     "gaussian_mixture",
     "impute",
     "open_run",
+    "read_ebird",
     "read_records",
     "simulate_table",
     "synthetic_federation",
 ]
+
+_IMPUTATION = (
+    "Columns",
+    "FieldTable",
+    "Imputation",
+    "Structure",
+    "impute",
+    "read_ebird",
+    "read_records",
+    "simulate_table",
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Names of `fedem.imputation`, imported when they are first asked for: they need more scipy."""
+    if name in _IMPUTATION:
+        from fedem import imputation
+
+        return getattr(imputation, name)
+    raise AttributeError(f"module 'fedem' has no attribute {name!r}")

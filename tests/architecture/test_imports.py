@@ -106,7 +106,7 @@ FOREIGN: dict[str, set[str]] = {
     "jinja2": {"reporting"},
     "typer": {"cli"},
     "rich": {"cli"},
-    "threadpoolctl": {"cli", "experiments", "fitting"},
+    "threadpoolctl": {"cli", "experiments", "fitting", "imputation"},
 }
 STANDARD = {
     *(

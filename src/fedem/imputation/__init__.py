@@ -1,6 +1,7 @@
 """Federated low-rank imputation: fill a sites x time table without pooling its records."""
 
 from fedem.imputation.choice import Choice, choose
+from fedem.imputation.ebird import read_ebird
 from fedem.imputation.families import FAMILIES, Family, Gaussian
 from fedem.imputation.fit import impute
 from fedem.imputation.intake import Columns, read_records
@@ -23,6 +24,7 @@ __all__ = [
     "TableParameters",
     "choose",
     "impute",
+    "read_ebird",
     "read_records",
     "simulate_table",
 ]

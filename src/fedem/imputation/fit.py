@@ -32,6 +32,8 @@ Mode = Literal["observed", "cell", "paper", "site-owner"]
 QUANTISER_OF_CELLS = Dithering(levels=3, norm=3, block=128, scales="bfloat16")
 """Three levels either side of zero, and two bytes of scale for 128 cells. The 3-norm of so many
 cells, a third of which is one level, is about six standard deviations: 1.5 bits a cell."""
+QUANTISER_OF_COUNTS = Dithering(levels=3, norm=2, block=32, scales="bfloat16")
+"""Counts themselves have long tails: a scale for fewer of them."""
 QUANTISER_OF_TIMES = Dithering(levels=3, norm=inf, block="row", scales="bfloat16")
 _ROUNDS = {"observed": 10, "cell": 200, "site-owner": 100}
 _PILOT_ROUNDS = 5
@@ -68,8 +70,9 @@ class _Job:
 
     def settings(self) -> Settings:
         """How cells travel."""
+        counts = self.table.family.name == "poisson"
         return Settings(
-            self.compressor or QUANTISER_OF_CELLS,
+            self.compressor or (QUANTISER_OF_COUNTS if counts else QUANTISER_OF_CELLS),
             self.participation,
             self.step_size,
             self.memory_rate,
@@ -106,6 +109,7 @@ def impute(
     seconds: float | None = None,
     seed: int = 0,
     callbacks: Iterable[Callback] = (),
+    threads: int = 1,
 ) -> Imputation:
     """Fill a sites x time table from the records of many workers, without pooling them.
 
@@ -124,7 +128,8 @@ def impute(
     ``compressor``, ``participation``, ``step_size``, ``memory_rate``, the limits, ``seed`` and
     ``callbacks`` are those of `fedem.fit`; ``batch_size`` and ``batch`` (``"grid"`` as printed, or
     ``"observations"``) belong to ``paper``. Without limits, ``observed`` makes 10 rounds, ``cell``
-    200, ``site-owner`` 100 and ``paper`` 150 epochs.
+    200, ``site-owner`` 100 and ``paper`` 150 epochs. ``threads`` limits those of the linear
+    algebra, whose matrices are tall and thin: one is fastest.
     """
     modes: dict[str, Callable[[_Job], Imputation]] = {
         "observed": _observed,
@@ -166,7 +171,10 @@ def impute(
         (callbacks,) if callable(callbacks) else tuple(callbacks),
         seed,
     )
-    return modes[mode](job)
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(check_count("threads", threads)):
+        return modes[mode](job)
 
 
 def _observed(job: _Job) -> Imputation:

@@ -147,7 +147,7 @@ def scan(source: Any, names: Sequence[str]) -> tuple[Any, str]:
     elif isinstance(source, pl.DataFrame):
         frame = source.lazy()
     elif hasattr(source, "columns") and hasattr(source, "to_numpy"):
-        frame = pl.from_pandas(source).lazy()
+        frame = _from_pandas(source, names).lazy()
     else:
         raise DataError(
             "expected a file, a polars or a pandas frame with one row per record; got "
@@ -164,6 +164,21 @@ def scan(source: Any, names: Sequence[str]) -> tuple[Any, str]:
             "Name the columns with Columns(...)."
         )
     return frame.with_row_index("line", offset=first).select("line", *names), unit
+
+
+def _from_pandas(source: Any, names: Sequence[str]) -> Any:
+    """The columns named as a polars frame, without pyarrow."""
+    import polars as pl
+
+    columns: dict[str, Any] = {}
+    for name in source.columns:
+        if str(name) in names:
+            series = source[name]
+            plain = series.to_numpy()
+            if plain.dtype.kind == "O":
+                plain = [None if v is None or v != v else str(v) for v in series.tolist()]
+            columns[str(name)] = plain
+    return pl.DataFrame(columns)
 
 
 def reduce_records(
@@ -194,14 +209,14 @@ def reduce_records(
         _refuse_duplicates(good, unit)
     _refuse_two_workers(good)
     number = ordinal(pl.col("day"), unit_of_time)
-    cells = _collect(
+    cells = collect(
         good.with_columns(time=number)
         .group_by("worker", "site", "time")
         .agg(pl.col("exposure").sum(), _forward(family).sum().alias("total"))
     )
     if cells.height == 0:
         raise DataError("the table has no record with a value: nothing can be fitted.")
-    every = _collect(rows.select("site").unique()).drop_nulls()["site"].sort()
+    every = collect(rows.select("site").unique()).drop_nulls()["site"].sort()
     workers = cells["worker"].unique().sort()
     time = cells["time"].to_numpy().astype(np.int64)
     span = Bins(unit_of_time, int(time.min()), int(time.max() - time.min()) + 1)
@@ -220,7 +235,7 @@ def reduce_records(
     )
 
 
-def _collect(frame: Any) -> Any:
+def collect(frame: Any) -> Any:
     """Run a lazy query in batches."""
     from polars.exceptions import PolarsError
 
@@ -326,7 +341,7 @@ def _count(rows: Any, family: Family, skip: bool, unit: str, intake: Intake) -> 
     """What became of the rows; raises for bad ones unless they are to be skipped."""
     import polars as pl
 
-    sums = _collect(
+    sums = collect(
         rows.select(
             rows=pl.len(),
             missing=(pl.col("missing") & pl.col("reason").is_null()).sum(),
@@ -340,10 +355,10 @@ def _count(rows: Any, family: Family, skip: bool, unit: str, intake: Intake) -> 
         missing=intake.missing + int(sums["missing"]),
     )
     bad = rows.filter(pl.col("reason").is_not_null())
-    reasons = _collect(bad.group_by("reason").agg(pl.len())).sort("reason")
+    reasons = collect(bad.group_by("reason").agg(pl.len())).sort("reason")
     if reasons.height == 0:
         return intake
-    first = _collect(
+    first = collect(
         bad.select("line", "reason", "site", "observer", "worker", "date", "value", "exposure")
         .sort("line")
         .head(_SHOWN)
@@ -371,7 +386,7 @@ def _refuse_duplicates(rows: Any, unit: str) -> None:
     import polars as pl
 
     keys = ["observer", "site", "day"]
-    twice = _collect(
+    twice = collect(
         rows.group_by(keys)
         .agg(
             pl.len().alias("times"),
@@ -394,7 +409,7 @@ def _refuse_two_workers(rows: Any) -> None:
     """An observer's records are in one place."""
     import polars as pl
 
-    split = _collect(
+    split = collect(
         rows.group_by("observer")
         .agg(pl.col("worker").unique().alias("workers"))
         .filter(pl.col("workers").list.len() > 1)

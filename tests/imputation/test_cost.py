@@ -1,0 +1,73 @@
+"""Time and memory follow observations and rank, never sites x times."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tracemalloc
+
+import numpy as np
+
+from fedem.imputation import FieldTable, Structure
+from fedem.imputation.bins import Bins
+from fedem.imputation.families import as_family
+from fedem.imputation.fit import QUANTISER_OF_CELLS
+from fedem.imputation.observed import ObservedRun
+from fedem.imputation.supports import Settings
+from fedem.imputation.sweeps import Solver
+from fedem.imputation.table import Intake, build_table
+
+LARGE = """
+import resource
+import numpy as np
+from tests.imputation.test_cost import fit, random_table
+run = fit(random_table(100_000, 1_000, 1_000_000, workers=100))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, run.records[-1].round)
+"""
+
+
+def random_table(sites: int, times: int, records: int, workers: int = 10) -> FieldTable:
+    rng = np.random.default_rng(0)
+    return build_table(
+        as_family("gaussian"),
+        [str(j) for j in range(sites)],
+        Bins("week", 0, times),
+        [str(c) for c in range(workers)],
+        rng.integers(0, workers, records),
+        rng.integers(0, sites, records),
+        rng.integers(0, times, records),
+        np.ones(records),
+        rng.normal(size=records),
+        Intake(records, records),
+    )
+
+
+def fit(table: FieldTable) -> ObservedRun:
+    from fedem import Everyone
+
+    solver = Solver(table.family, Structure(2, 5.0, smoothing=1.0), sweeps=2)
+    run = ObservedRun(table, solver, Settings(QUANTISER_OF_CELLS, Everyone()), 0)
+    run.step()
+    run.finish()
+    return run
+
+
+def test_a_million_records_of_a_hundred_million_cells_fit_in_a_gibibyte() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LARGE], capture_output=True, text=True, check=True, timeout=300
+    )
+    mebibytes, rounds = map(int, done.stdout.split())
+    assert rounds == 1
+    assert mebibytes < 1024
+
+
+def test_memory_does_not_depend_on_sites_times_times() -> None:
+    peaks = []
+    for sites, times in ((6_000, 1_000), (3_500, 3_500)):  # twice the cells, as many rows
+        table = random_table(sites, times, 20_000)
+        tracemalloc.start()
+        fit(table)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.25 * peaks[0]
+    assert peaks[1] < 3_500 * 3_500  # not even a byte per cell

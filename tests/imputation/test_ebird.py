@@ -1,0 +1,134 @@
+"""The eBird Basic Dataset, by hand-written files in its format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedem
+from fedem.imputation import read_ebird
+
+HEADER = (
+    "GLOBAL UNIQUE IDENTIFIER,COMMON NAME,SCIENTIFIC NAME,OBSERVATION COUNT,COUNTRY,COUNTRY CODE,"
+    "STATE,STATE CODE,LOCALITY,LOCALITY ID,OBSERVATION DATE,OBSERVER ID,"
+    "SAMPLING EVENT IDENTIFIER,ALL SPECIES REPORTED,GROUP IDENTIFIER"
+).split(",")
+
+
+def line(
+    event: str,
+    count: str,
+    site: str = "L1",
+    date: str = "2019-05-01",
+    observer: str = "obsr1",
+    group: str = "",
+    species: str = "Mallard",
+    state: str = "FR-75",
+    complete: str = "1",
+) -> dict[str, str]:
+    latin = {"Mallard": "Anas platyrhynchos", "Common Buzzard": "Buteo buteo"}[species]
+    values = [
+        f"URN:{event}",
+        species,
+        latin,
+        count,
+        "France",
+        "FR",
+        'the "old" town',  # quotes are text in this format
+        state,
+        "somewhere",
+        site,
+        date,
+        observer,
+        event,
+        complete,
+        group,
+    ]
+    return dict(zip(HEADER, values, strict=True))
+
+
+def write(path: Path, rows: list[dict[str, str]], names: list[str] = HEADER) -> Path:
+    text = ["\t".join(names), *("\t".join(row[name] for name in names) for row in rows)]
+    path.write_text("\n".join(text) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def observations(tmp_path: Path) -> Path:
+    rows = [
+        line("S1", "3"),
+        line("S2", "X", site="L2", observer="obsr2"),
+        line("S3", "8", group="G7", observer="obsr3"),
+        line("S4", "9", group="G7", observer="obsr4"),  # the same birds, told by a friend
+        line("S6", "X", group="G8", observer="obsr3", date="2019-06-03"),
+        line("S7", "5", group="G8", observer="obsr4", date="2019-06-03"),
+        line("S8", "1", species="Common Buzzard"),
+        line("S9", "4", state="FR-13", date="2019-07-01", site="L3"),
+    ]
+    return write(tmp_path / "ebd.txt", rows)
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> Path:
+    rows = [
+        line("S1", ""),
+        line("S20", "", site="L2", date="2019-05-09"),  # complete, without a Mallard
+        line("S21", "", site="L2", date="2019-05-10", complete="0"),
+        line("S22", "", site="L9", date="2019-06-11", group="G9", observer="obsr5"),
+        line("S23", "", site="L9", date="2019-06-11", group="G9", observer="obsr6"),
+        line("S4", "", group="G7"),  # the species is on the list of the group
+    ]
+    names = [n for n in HEADER if n not in ("COMMON NAME", "SCIENTIFIC NAME", "OBSERVATION COUNT")]
+    return write(tmp_path / "sampling.txt", rows, names)
+
+
+def test_groups_count_once_and_x_is_no_number(observations: Path) -> None:
+    table = read_ebird(observations, species="Mallard", family="poisson")
+    assert table.intake.uncounted == 1  # S2; of G8 the member with a number is taken
+    assert table.intake.shared == 2
+    assert table.intake.rows == 7
+    assert table.intake.used == 4
+    assert list(table.sites) == ["L1", "L3"]
+    assert table.values.sum() == 3 + 8 + 5 + 4
+    assert list(table.workers) == ["obsr1", "obsr3", "obsr4"]
+
+
+def test_x_is_presence_under_bernoulli(observations: Path) -> None:
+    table = read_ebird(observations, species="anas platyrhynchos", family="bernoulli")
+    assert table.intake.uncounted == 0
+    assert table.values.sum() == 5
+    assert list(table.sites) == ["L1", "L2", "L3"]
+
+
+def test_zeros_come_from_complete_checklists(observations: Path, events: Path) -> None:
+    table = read_ebird(observations, events, species="Mallard", family="poisson")
+    assert table.intake.zeros == 2  # S20 and, once, G9
+    assert table.intake.shared == 3
+    assert table.intake.used == 6
+    assert table.values.sum() == 20
+    assert np.count_nonzero(table.values == 0) == 2
+    assert "L9" in table.sites
+
+
+def test_regions_dates_and_bins(observations: Path) -> None:
+    south = read_ebird(observations, species="Mallard", region="FR-13")
+    assert list(south.sites) == ["L3"]
+    may = read_ebird(observations, species="Mallard", region="france", until="2019-05-31")
+    assert may.bins.labels() == ["2019-05"]
+    assert read_ebird(observations, species="Mallard", bins="year").bins.count == 1
+
+
+def test_what_it_says_of_a_file_that_will_not_do(observations: Path, tmp_path: Path) -> None:
+    with pytest.raises(fedem.DataError, match="several species .'Anas platyrhynchos', 'Buteo"):
+        read_ebird(observations)
+    with pytest.raises(fedem.DataError, match="no observation of Dodo in any region"):
+        read_ebird(observations, species="Dodo")
+    with pytest.raises(fedem.DataError, match="no column 'COMMON NAME'"):
+        read_ebird(write(tmp_path / "x.txt", [], ["SPECIES"]))
+    bad = write(tmp_path / "bad.txt", [line("S1", "3"), line("S2", "2", date="May 2019")])
+    with pytest.raises(fedem.DataError, match="line 3: the date is not one .got 'May 2019'"):
+        read_ebird(bad)
+    with pytest.warns(fedem.FedemWarning, match="left out"):
+        assert read_ebird(bad, bad_rows="skip").intake.bad == {"date": 1}

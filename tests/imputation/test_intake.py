@@ -1,0 +1,226 @@
+"""Long tables in: what is read, what is refused, and in which words."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+
+import fedem
+from fedem.imputation import Columns, FieldTable, read_records
+
+
+def rows(**changes: Any) -> dict[str, list[Any]]:
+    table: dict[str, list[Any]] = {
+        "observer": ["ann", "bob", "ann", "cid", "bob"],
+        "site": ["pond", "pond", "wood", "wood", "hill"],
+        "date": ["2004-05-01", "2004-05-20", "2004-06-02", "2004-07-07", "2005-01-31"],
+        "count": [3, 5, 0, 2, 7],
+    }
+    return table | changes
+
+
+def frame(**changes: Any) -> pl.DataFrame:
+    return pl.DataFrame(rows(**changes), strict=False)
+
+
+def same(a: FieldTable, b: FieldTable) -> bool:
+    return (
+        list(a.sites) == list(b.sites)
+        and list(a.workers) == list(b.workers)
+        and a.bins == b.bins
+        and np.array_equal(a.keys, b.keys)
+        and np.allclose(a.values, b.values)
+        and np.array_equal(a.weights, b.weights)
+    )
+
+
+def test_the_same_table_from_every_source(tmp_path: Path) -> None:
+    data = frame()
+    data.write_csv(tmp_path / "t.csv")
+    data.write_csv(tmp_path / "t.tsv", separator="\t")
+    data.write_parquet(tmp_path / "t.parquet")
+    with gzip.open(tmp_path / "z.csv.gz", "wb") as file:
+        file.write(data.write_csv().encode())
+    first = read_records(data)
+    assert first.shape == (3, 9)
+    assert list(first.sites) == ["hill", "pond", "wood"]
+    assert first.bins.labels()[0] == "2004-05"
+    sources = [data.lazy(), pd.DataFrame(rows())]
+    sources += [tmp_path / n for n in ("t.csv", "t.tsv", "t.parquet", "z.csv.gz")]
+    for source in sources:
+        assert same(first, read_records(source)), source
+
+
+def test_cells_hold_counts_and_sums_in_the_family_s_scale() -> None:
+    for family, scale in (("log1p", np.log1p), ("poisson", float), ("bernoulli", np.sign)):
+        table = read_records(frame(), family=family)
+        cells = table.pooled
+        assert cells.size == 4  # two observers saw the pond in May
+        may = (cells.sites == 1) & (cells.times == 0)
+        assert cells.weights[may] == 2
+        assert cells.sums[may] == pytest.approx(scale(3) + scale(5))
+
+
+def test_weeks_years_and_bounds() -> None:
+    years = read_records(frame(), bins="year")
+    assert years.bins.labels() == ["2004", "2005"]
+    weeks = read_records(frame(), bins="week")
+    assert weeks.bins.labels()[0] == "2004-04-26"  # the Monday before
+    assert weeks.bins.count == 41
+    some = read_records(frame(), since="2004-06-01", until="2004-12-31")
+    assert some.bins.labels() == ["2004-06", "2004-07"]
+    assert some.intake.rows == 2
+    named = read_records(
+        frame(date=[2004, 2004, 2004, 2004, 2005]).with_columns(month=pl.Series([5, 5, 6, 7, 1])),
+        Columns(date=("date", "month")),
+        duplicates="keep",
+    )
+    assert named.bins == read_records(frame()).bins
+
+
+def test_exposure_is_the_weight_of_poisson_counts() -> None:
+    data = frame().with_columns(hours=pl.Series([1.0, 0.5, 2.0, 1.5, 1.0]))
+    table = read_records(data, Columns(exposure="hours"), family="poisson")
+    assert table.pooled.weights.sum() == pytest.approx(6.0)
+    with pytest.raises(fedem.SettingsError, match="exposure goes with the Poisson family"):
+        read_records(data, Columns(exposure="hours"))
+    bad = data.with_columns(hours=pl.Series([1.0, 0.0, 2.0, 1.5, 1.0]))
+    with pytest.raises(fedem.DataError, match=r"row 1: the exposure is not a number > 0 \(got 0.0"):
+        read_records(bad, Columns(exposure="hours"), family="poisson")
+
+
+def test_missing_values_are_counted() -> None:
+    table = read_records(frame(count=["3", "NA", "", None, "7"]))
+    assert (table.intake.rows, table.intake.used, table.intake.missing) == (5, 2, 3)
+    assert len(table.sites) == 3  # the wood was visited; it is asked about like the others
+    with pytest.warns(fedem.FedemWarning, match="1 of 3 sites have no record, the first 'wood'"):
+        table.warn()
+
+
+def test_a_malformed_date_on_line_10001_is_named(tmp_path: Path) -> None:
+    dates = [f"2004-{1 + k % 12:02d}-{1 + k % 28:02d}" for k in range(12_000)]
+    dates[9_999] = "2004-13-01"
+    data = pl.DataFrame(
+        {
+            "observer": [f"o{k}" for k in range(12_000)],
+            "site": [f"s{k % 50}" for k in range(12_000)],
+            "date": dates,
+            "count": [1] * 12_000,
+        }
+    )
+    data.write_csv(tmp_path / "t.csv")
+    with pytest.raises(
+        fedem.DataError, match=r"1 of 12000 rows .*line 10001: the date is not one "
+    ):
+        read_records(tmp_path / "t.csv")
+    with pytest.warns(fedem.FedemWarning, match="line 10001"):
+        table = read_records(tmp_path / "t.csv", bad_rows="skip")
+    assert table.intake.bad == {"date": 1}
+    assert "'2004-13-01'" in table.intake.examples[0]
+    assert table.intake.used == 11_999
+
+
+@pytest.mark.parametrize(
+    ("changes", "family", "message"),
+    [
+        ({"count": [3, -5, 0, 2, 7]}, "poisson", "row 1: the value is not a whole number >= 0"),
+        ({"count": [3, 5.5, 0, 2, 7]}, "poisson", r"row 1: .*whole number >= 0 \(got '5.5'\)"),
+        ({"count": [3, -5, 0, 2, 7]}, "log1p", "row 1: .* a number >= 0, for log"),
+        ({"count": ["3", "many", "0", "2", "7"]}, "gaussian", r"not a number \(got 'many'\)"),
+        ({"site": ["pond", None, "a", "b", "c"]}, "log1p", "row 1: the site is missing"),
+        ({"observer": ["", "b", "a", "b", "c"]}, "log1p", "row 0: the observer is missing"),
+        ({"date": ["yesterday"] * 5}, "log1p", "5 of 5 rows cannot be used"),
+    ],
+)
+def test_bad_rows_are_named(changes: dict[str, Any], family: str, message: str) -> None:
+    with pytest.raises(fedem.DataError, match=message):
+        read_records(frame(**changes), family=family)
+
+
+def test_duplicated_keys_are_refused_or_kept() -> None:
+    twice = frame(
+        observer=["ann"] * 5, site=["pond"] * 5, date=["2004-05-01"] * 2 + ["2004-05-02"] * 3
+    )
+    with pytest.raises(
+        fedem.DataError, match="observer 'ann' at site 'pond' on 2004-05-01 has 2 records"
+    ):
+        read_records(twice)
+    assert read_records(twice, duplicates="keep").pooled.weights.tolist() == [5]
+
+
+def test_an_observer_in_two_workers_is_refused() -> None:
+    data = frame().with_columns(club=pl.Series(["x", "x", "y", "y", "x"]))
+    with pytest.raises(fedem.DataError, match="observer 'ann' is in 2 workers \\('x', 'y'\\)"):
+        read_records(data, Columns(worker="club"))
+    fine = read_records(data, Columns(worker="club", observer=None))
+    assert list(fine.workers) == ["x", "y"]
+
+
+def test_one_worker_with_everything_and_empty_months_are_told() -> None:
+    table = read_records(frame(observer=["ann"] * 5))
+    with pytest.warns(fedem.FedemWarning) as seen:
+        table.warn()
+    texts = [str(w.message) for w in seen]
+    assert any("one worker, 'ann', holds every record" in text for text in texts)
+    assert any("5 of 9 months have no record, the first '2004-08'" in text for text in texts)
+
+
+def test_what_cannot_be_a_table(tmp_path: Path) -> None:
+    with pytest.raises(fedem.DataError, match="no column 'date'; there are 'observer', 'site'"):
+        read_records(frame().drop("date"))
+    with pytest.raises(fedem.DataError, match="there is no such file"):
+        read_records(tmp_path / "none.csv")
+    with pytest.raises(fedem.DataError, match="expected a .csv, .tsv, .txt or .parquet"):
+        read_records(tmp_path / "t.xlsx")
+    with pytest.raises(fedem.DataError, match="expected a file, a polars or a pandas frame"):
+        read_records([1, 2, 3])
+    with pytest.raises(fedem.DataError, match="no record with a value"):
+        read_records(frame(count=[None] * 5))
+    for option, value in (("bins", "day"), ("bad_rows", "drop"), ("since", "May")):
+        with pytest.raises(fedem.SettingsError, match=option):
+            read_records(frame(), **{option: value})
+    with pytest.raises(fedem.SettingsError, match="family must be one of"):
+        read_records(frame(), family="normal")
+    (tmp_path / "b.parquet").write_bytes(b"not parquet at all")
+    with pytest.raises(fedem.DataError, match="cannot be read"):
+        read_records(tmp_path / "b.parquet")
+
+
+def test_groups_are_random_even_and_seeded() -> None:
+    table = fedem.simulate_table(2000, observers=100, sites=50, months=24, groups=7, seed=1)
+    assert len(table.workers) == 7
+    again = fedem.simulate_table(2000, observers=100, sites=50, months=24, groups=7, seed=1)
+    assert same(table, again)
+    assert table.pooled.weights.sum() == 2000
+    with pytest.raises(fedem.SettingsError, match="7 workers cannot make 8 groups"):
+        table.regroup(8)
+
+
+def test_a_split_shares_no_cell() -> None:
+    table = fedem.simulate_table(2000, observers=100, sites=50, months=24, seed=1)
+    rest, held = table.split(0.1, seed=3)
+    assert held.size == round(0.1 * table.pooled.size)
+    assert not np.isin(rest.keys, held.keys).any()
+    assert rest.pooled.weights.sum() + held.weights.sum() == 2000
+    with pytest.raises(fedem.SettingsError, match="share"):
+        table.split(1.5)
+
+
+def test_real_tables(data_dir: Path) -> None:
+    birds = read_records(data_dir / "bbs_wood_thrush.csv.gz", Columns(date="year"), bins="year")
+    assert birds.shape == (3140, 52)
+    assert len(birds.workers) == 6129
+    assert birds.records == 75_949
+    waders = read_records(
+        data_dir / "oystercatcher_monthly.csv.gz", Columns(date=("year", "month"), observer=None)
+    )
+    assert waders.shape == (138, 240)
+    assert waders.intake.missing == 33_120 - 13_240
+    with pytest.raises(fedem.DataError, match="line 48: the site is missing"):
+        read_records(data_dir / "nz_seabirds_at_sea.csv.gz", Columns(site="site_1deg"))

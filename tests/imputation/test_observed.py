@@ -1,0 +1,196 @@
+"""Mode ``observed``: exact memories, true bytes, and the pooled answer in a few rounds."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedem
+from fedem.imputation import Columns, FieldTable, Structure, impute, read_records
+from fedem.imputation.fit import QUANTISER_OF_CELLS
+from fedem.imputation.observed import ObservedRun
+from fedem.imputation.supports import Settings, Supports, own_rates
+from fedem.imputation.sweeps import Solver
+from fedem.ledger import Ledger
+from fedem.protocols import Compressed, Form
+from fedem.random import Purpose, uniforms
+from fedem.wire import ENVELOPE, encode_payload, encode_support
+from tests.imputation.tables import paper_size, pooled_error, small_table
+
+STRUCTURE = Structure(2, 0.9, 0.5, 0.5, smoothing=10.0, seasonality=30.0)
+
+
+def make_run(table: FieldTable, **options: Any) -> ObservedRun:
+    settings: dict[str, Any] = {
+        "compressor": QUANTISER_OF_CELLS,
+        "participation": fedem.Everyone(),
+    }
+    return ObservedRun(
+        table, Solver(table.family, Structure(1)), Settings(**{**settings, **options}), 0
+    )
+
+
+def test_without_compression_one_round_is_the_pooled_sums() -> None:
+    run = make_run(small_table(), compressor=fedem.Identity())
+    run.step()
+    assert np.allclose(run.seen().sums, run.table.pooled.sums)
+    assert np.array_equal(run.seen().weights, run.table.pooled.weights)
+
+
+@pytest.mark.parametrize("rate", [None, 0.3])
+def test_memories_are_exact_and_reach_the_sums(rate: float | None) -> None:
+    table = small_table(workers=8, records=600)
+    run = make_run(table, participation=fedem.Bernoulli(0.6), memory_rate=rate)
+    for _ in range(40):
+        run.step()
+        assert run.exchange.memory_gap() < 1e-12
+    assert np.allclose(run.seen().sums, table.pooled.sums, atol=2e-2)
+    assert run.records[-1].squared_H < 1e-3 * run.records[1].squared_H
+
+
+def test_estimates_are_unbiased() -> None:
+    """The mean over seeds of the first round's estimate is the sum of targets."""
+    table = small_table()
+    estimates = []
+    for seed in range(400):
+        settings = Settings(QUANTISER_OF_CELLS, fedem.Bernoulli(0.5))
+        run = ObservedRun(table, Solver(table.family, Structure(0)), settings, seed)
+        estimates.append(run.exchange.gather(1, table.values)[0])
+    sample = np.array(estimates)
+    error = np.abs(sample.mean(axis=0) - table.pooled.sums)
+    assert np.all(error < 5 * sample.std(axis=0) / 20 + 1e-12)
+
+
+def test_workers_of_unequal_size_draw_from_streams_of_their_own() -> None:
+    table = small_table(workers=9, records=300)
+    run = make_run(table)
+    spans = []
+    for stack, streams in zip(run.supports.stacks, run.exchange._streams, strict=True):
+        blocks = -(-QUANTISER_OF_CELLS.draws(stack.cells.shape[1]) // 4)
+        spans += [(s * blocks, (s + 1) * blocks) for s in streams.tolist()]
+    spans.sort()
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+
+
+def test_the_ledger_counts_what_the_codec_makes() -> None:
+    table = small_table(workers=2, records=150)
+    run = make_run(table)
+    run.step()
+    for worker in range(2):
+        part = slice(table.offsets[worker], table.offsets[worker + 1])
+        keys, weights = table.keys[part], table.weights[part]
+        opening = 9 + len(encode_support(keys, table.shape[0] * table.shape[1]))
+        counts = Compressed(np.empty(0), (weights - 1).astype(np.int32))
+        opening += len(encode_payload(counts, Form(0, len(keys), int(weights.sum()))))
+        assert run.ledger.counts[0, 0, 1, worker] == opening
+        assert run.ledger.counts[0, 0, 2, worker] == ENVELOPE
+        (index,) = (k for k, s in enumerate(run.supports.stacks) if worker in s.workers)
+        place = run.supports.stacks[index].workers.tolist().index(worker)
+        stream = run.exchange._streams[index][[place]]
+        q = len(keys)
+        u = uniforms(0, 1, Purpose.COMPRESSION, stream, QUANTISER_OF_CELLS.draws(q))
+        message = QUANTISER_OF_CELLS.compress(table.values[part][None], u)
+        sent = encode_payload(message.take(0), QUANTISER_OF_CELLS.form(q))
+        assert run.ledger.counts[2, 0, 1, worker] == len(sent) + 1  # and the rate
+
+
+def test_a_worker_s_own_rate_lies_above_the_worst_vector_s() -> None:
+    x = np.random.default_rng(0).normal(size=(5, 256))
+    worst = 1 / (1 + QUANTISER_OF_CELLS.omega(256))
+    rates, told = own_rates(QUANTISER_OF_CELLS, x, worst)
+    assert told == 1
+    assert np.all(rates > worst)
+    assert np.array_equal(rates * 64, np.rint(rates * 64))
+    assert (
+        own_rates(fedem.RandomSparsification(0.5, QUANTISER_OF_CELLS), x, 0.1)[0].tolist()
+        == [0.1] * 5
+    )
+    assert own_rates(QUANTISER_OF_CELLS, np.zeros((1, 256)), worst)[0] == 1
+
+
+def test_exposures_travel_as_floats() -> None:
+    table = small_table("poisson")
+    exposed = FieldTable(**{**vars(table), "counted": False})
+    plain, floats = Ledger(3), Ledger(3)
+    Supports(table).charge(plain)
+    Supports(exposed).charge(floats)
+    assert floats.total("up") > plain.total("up") + 6 * len(table.site)
+
+
+def test_the_same_seed_gives_the_same_fit() -> None:
+    table = small_table()
+    first, second, other = (impute(table, rank=1, rounds=3, seed=s) for s in (4, 4, 5))
+    assert np.array_equal(first.params.sites, second.params.sites)
+    assert [r.bytes_up for r in first.records] == [r.bytes_up for r in second.records]
+    assert not np.array_equal(first.params.sites, other.params.sites)
+
+
+@pytest.mark.parametrize(
+    ("family", "limit"), [("log1p", 0.5), ("poisson", 1.0), ("bernoulli", 1.0)]
+)
+def test_eight_rounds_reach_the_pooled_error_at_the_paper_s_size(family: str, limit: float) -> None:
+    structure = STRUCTURE if family != "poisson" else Structure(2, 5.0, 2.0, 2.0, 30.0, 90.0)
+    for seed in (0, 1):
+        table, held = paper_size(12_185, seed, family)
+        pooled = pooled_error(table, structure, held)
+        result = impute(table, structure=structure, rounds=8, seed=seed)
+        assert 100 * (result.score(held) / pooled - 1) < limit
+        if family == "log1p":
+            more = impute(table, structure=structure, rounds=20, seed=seed)
+            assert 100 * (more.score(held) / pooled - 1) < 0.1
+            half = fedem.Bernoulli(0.5)
+            some = impute(table, structure=structure, rounds=20, seed=seed, participation=half)
+            assert 100 * (some.score(held) / pooled - 1) < 1
+
+
+def test_five_kilobytes_a_worker_at_the_paper_s_size() -> None:
+    """Eight rounds, support, counts and every envelope included, for the busiest worker."""
+    for seed in (0, 1, 2):
+        result = impute(fedem.simulate_table(12_185, seed=seed), structure=STRUCTURE, rounds=8)
+        up = result.ledger.counts[:, 0, 1:].sum(axis=(0, 1))
+        assert up.max() <= 5000
+        assert result.bytes_down / 10 < 600  # requests carry nothing
+
+
+def test_oystercatchers_reach_the_pooled_error(data_dir: Path) -> None:
+    whole = read_records(
+        data_dir / "oystercatcher_monthly.csv.gz", Columns(date=("year", "month"), observer=None)
+    )
+    structure = Structure(6, 5.5, 0.1, 0.1, smoothing=10.0, seasonality=30.0)
+    for seed in (0, 1):
+        table, held = whole.regroup(10, seed).split(0.1, seed)
+        pooled = pooled_error(table, structure, held)
+        eight, twenty = (impute(table, structure=structure, rounds=k, seed=seed) for k in (8, 20))
+        half = impute(
+            table, structure=structure, rounds=20, seed=seed, participation=fedem.Bernoulli(0.5)
+        )
+        assert 100 * (eight.score(held) / pooled - 1) < 0.5
+        assert 100 * (twenty.score(held) / pooled - 1) < 0.1
+        assert 100 * (half.score(held) / pooled - 1) < 1
+        additive = pooled_error(table, Structure(0, 1.0, 0.5, 0.5), held)
+        assert twenty.score(held) < 0.92 * additive
+
+
+def test_limits_callbacks_and_settings() -> None:
+    table = small_table()
+    seen: list[int] = []
+    result = impute(
+        table, rank=0, rounds=9, callbacks=[lambda r: seen.append(r.round) or r.round == 2]
+    )
+    assert (result.stopped, seen) == ("callback", [1, 2])
+    assert impute(table, rank=0, max_bytes=1).stopped == "bytes"
+    for options, text in (
+        ({"mode": "all"}, "mode must be one of"),
+        ({"batch_size": 3}, "mode 'observed' takes no batch_size"),
+        ({"structure": Structure(1), "rank": 1}, "not both"),
+        ({"compressor": "dithering"}, "compressor must be something like"),
+        ({"participation": 0.5}, "participation must be something like"),
+        ({"structure": 2}, "structure must be something like"),
+        ({"rank": -1}, "rank must be a whole number"),
+    ):
+        with pytest.raises(fedem.SettingsError, match=text):
+            impute(table, **{"rounds": 1, **options})

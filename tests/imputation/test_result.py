@@ -1,0 +1,187 @@
+"""Estimates, choices, intervals, draws, trends, files, other sites and dates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+import fedem
+from fedem.imputation import FAMILIES, Structure, choose, impute, read_records
+from tests.imputation.tables import paper_size, pooled_error, small_table
+
+SMOOTH = Structure(2, 0.9, 0.5, 0.5, smoothing=10.0, seasonality=30.0)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> fedem.Imputation:
+    table = fedem.simulate_table(4000, observers=200, sites=150, months=60, seed=2)
+    return impute(table, structure=SMOOTH, rounds=6)
+
+
+def test_the_choice_finds_rank_where_there_is_some_and_none_where_there_is_none() -> None:
+    rich = fedem.simulate_table(4000, observers=200, sites=150, months=60, seed=2).pooled
+    choice = choose(rich, FAMILIES["gaussian"])
+    assert choice.structure.rank >= 1
+    rng = np.random.default_rng(0)
+    plain = rich.with_sums(
+        rich.weights * (rng.normal(size=150)[rich.sites] + 0.1 * rng.normal(size=60)[rich.times])
+        + np.sqrt(rich.weights) * rng.normal(size=rich.size)
+    )
+    assert choose(plain, FAMILIES["gaussian"]).structure.rank == 0
+    assert {"rank", "penalty", "deviance"} <= set(choice.describe()[0])
+    given = choose(rich, FAMILIES["gaussian"], rank=1, penalty=3.0).structure
+    assert (given.rank, given.penalty) == (1, 3.0)
+
+
+def test_the_chosen_structure_beats_the_additive_fit_at_the_paper_s_size() -> None:
+    table, held = paper_size(12_185, 0)
+    result = impute(table, rounds=8)
+    additive = min(pooled_error(table, Structure(0, 1.0, e, e), held) for e in (0.1, 0.5, 2.0))
+    assert result.score(held) < 0.95 * additive
+    sent = impute(table, rounds=8, structure=Structure(0)).bytes_up
+    assert result.bytes_up == sent  # cross-validation costs no bytes
+
+
+def test_estimates_by_name_and_by_index(fitted: fedem.Imputation) -> None:
+    names = fitted.predict(["site003", "site010"], ["1977-02", "1980-12"])
+    assert np.array_equal(names, fitted.predict([3, 10], [1, 47]))
+    assert np.all(names >= 0)
+    with pytest.raises(fedem.DataError, match="no site 'pond'; the first is 'site000'"):
+        fitted.predict(["pond"], [0])
+    with pytest.raises(fedem.DataError, match=r"time indices must lie in 0..59"):
+        fitted.predict([0], [60])
+
+
+def test_the_trend_is_the_sum_of_the_dense_table(fitted: fedem.Imputation) -> None:
+    trend = fitted.trend(draws=30)
+    dense = np.expm1(np.maximum(fitted.params.dense(np.arange(150)), 0))
+    assert np.allclose(trend["estimate"], dense.sum(axis=0))
+    seen = np.zeros((150, 60), dtype=bool)
+    seen[fitted.cells.sites, fitted.cells.times] = True
+    assert np.array_equal(trend["missing"], (~seen).sum(axis=0))
+    inside = (trend["lower"] < trend["estimate"]) & (trend["estimate"] < trend["upper"])
+    assert inside.mean() > 0.5
+
+
+@pytest.mark.parametrize("family", ["log1p", "poisson", "bernoulli"])
+def test_intervals_cover_and_draws_agree_with_them(family: str) -> None:
+    table, held = fedem.simulate_table(
+        6000, observers=300, sites=100, months=60, family=family, seed=4
+    ).split(0.1, 4)
+    scale = {"log1p": 1.0, "poisson": 8.0, "bernoulli": 0.3}[family]
+    result = impute(table, structure=Structure(2, 1.5 * scale, 0.5, 0.5, 5.0, 10.0), rounds=8)
+    once = held.take(np.flatnonzero(held.weights == 1))
+    value = once.sums if family != "log1p" else np.expm1(once.sums)
+    low, high = result.intervals(once.sites, once.times, 0.9)
+    covered = np.mean((low <= value + 1e-9) & (value <= high + 1e-9))
+    assert covered > 0.85
+    if family != "bernoulli":
+        assert covered < 0.96
+        drawn = result.draws(once.sites, once.times, count=60)
+        bounds = np.quantile(drawn, [0.05, 0.95], axis=0)
+        by_draws = np.mean((bounds[0] <= value) & (value <= bounds[1]))
+        assert abs(by_draws - covered) < 0.07
+    wide = result.intervals(once.sites, once.times, 0.99)
+    assert np.mean(wide[1] - wide[0]) >= np.mean(high - low)
+
+
+def test_draws_differ_and_are_seeded(fitted: fedem.Imputation) -> None:
+    a = fitted.draws([0, 1, 2], [3, 4, 5], count=4)
+    assert np.array_equal(a, fitted.draws([0, 1, 2], [3, 4, 5], count=4))
+    assert a.std(axis=0).min() >= 0
+    assert len(np.unique(a)) > 3
+    assert np.array_equal(a, np.rint(a))  # counts
+
+
+def test_the_filled_table_as_csv_and_parquet(fitted: fedem.Imputation, tmp_path: Path) -> None:
+    fitted.write(tmp_path / "t.csv", level=0.8)
+    fitted.write(tmp_path / "t.parquet")
+    csv, parquet = pl.read_csv(tmp_path / "t.csv"), pl.read_parquet(tmp_path / "t.parquet")
+    assert csv.height == parquet.height == 150 * 60
+    assert csv.columns == ["site", "time", "records", "observed", "estimate", "lower", "upper"]
+    assert np.allclose(csv["estimate"], parquet["estimate"])
+    assert csv["observed"].null_count() == 150 * 60 - fitted.cells.size
+    assert np.all(csv["lower"].to_numpy() <= csv["upper"].to_numpy())
+    with pytest.raises(fedem.SettingsError, match="ends in .csv or .parquet"):
+        fitted.write(tmp_path / "t.txt")
+
+
+def test_new_sites_get_rows_from_their_own_records() -> None:
+    whole = fedem.simulate_table(8000, observers=200, sites=120, months=60, seed=3)
+    names = np.array(whole.sites)
+    known = np.isin(whole.site, np.arange(40, 120))
+    base = replace(whole.keep(known), sites=names[40:].tolist(), site=whole.keep(known).site - 40)
+    result = impute(base, structure=SMOOTH, rounds=8)
+    others = whole.keep(~known)  # the busiest sites, unknown to the fit
+    kept, held = others.split(0.2, 1)
+    carried = result.transform(kept)
+    assert len(carried.table.sites) == 120
+    place = {name: i for i, name in enumerate(carried.table.sites)}
+    rows = np.array([place[names[j]] for j in held.sites])
+    guess = carried.params.theta(rows, held.times)
+    mean = held.sums / held.weights
+    plain = np.sqrt(np.mean((mean - mean.mean()) ** 2))
+    assert np.sqrt(np.mean((mean - guess) ** 2)) < 0.75 * plain
+    before = result.params.theta(np.arange(80), np.zeros(80, dtype=np.int64))
+    assert np.allclose(carried.params.theta(np.arange(80), np.zeros(80, dtype=np.int64)), before)
+
+
+def test_new_dates_follow_the_season_or_are_refused() -> None:
+    table = fedem.simulate_table(8000, observers=200, sites=60, months=72, seed=3)
+    early = table.keep(table.time < 60)
+    early = replace(early, bins=replace(table.bins, count=60))
+    result = impute(early, structure=SMOOTH, rounds=8)
+    later = result.transform(table)
+    assert later.table.bins.count == 72
+    new = table.keep(table.time >= 60).pooled
+    guess = later.params.theta(new.sites, new.times)
+    mean = new.sums / new.weights
+    level = np.sqrt(np.mean((mean - mean.mean()) ** 2))
+    assert np.sqrt(np.mean((mean - guess) ** 2)) < 0.85 * level
+    stiff = impute(early, structure=Structure(1), rounds=2)
+    with pytest.raises(fedem.SettingsError, match="need a fit with smoothing or seasonality"):
+        stiff.transform(table)
+    yearly = read_records(
+        pl.DataFrame({"observer": ["a"], "site": ["b"], "date": ["2000"], "count": [1]}),
+        bins="year",
+    )
+    with pytest.raises(fedem.DataError, match="one column a month, these records one a year"):
+        result.transform(yearly)
+
+
+def test_covariates_in_a_fit() -> None:
+    table = small_table(sites=20, records=300)
+    climate = pl.DataFrame({"site": [f"s{j}" for j in range(20)][::-1], "height": range(20)})
+    month = np.cos(np.arange(30))
+    result = impute(
+        table, structure=Structure(1), rounds=3, site_covariates=climate, time_covariates=month
+    )
+    assert result.params.coefficients.shape == (2,)
+    assert np.allclose(
+        result.params.dense(np.arange(20))[3, 4], result.params.theta(np.array([3]), np.array([4]))
+    )
+    with pytest.raises(fedem.SettingsError, match="cannot be carried"):
+        result.transform(table)
+    for bad, text in (
+        (climate.head(5), "15 are absent, first 's0'"),
+        (climate.rename({"site": "place"}), "need a column 'site'"),
+        (climate.with_columns(height=pl.lit("tall")), "must be numbers"),
+        (np.full(20, np.nan), "covariates of site 's0' are not all finite"),
+    ):
+        with pytest.raises(fedem.DataError, match=text):
+            impute(table, structure=Structure(1), rounds=1, site_covariates=bad)
+
+
+def test_wood_thrush_is_ten_percent_better_than_additive(data_dir: Path) -> None:
+    birds = read_records(
+        data_dir / "bbs_wood_thrush.csv.gz", fedem.Columns(date="year"), bins="year", groups=40
+    )
+    table, held = birds.split(0.1, 0)
+    result = impute(table, structure=Structure(6, 6.0, 0.1, 0.1, smoothing=30.0), rounds=8)
+    additive = pooled_error(table, Structure(0, 1.0, 0.1, 0.1), held)
+    assert result.score(held) < 0.9 * additive
+    assert result.score(held) < 0.44
