@@ -185,6 +185,110 @@ def reproduce(
         raise typer.Exit(EXIT_ERROR)
 
 
+@app.command(
+    epilog="Examples:\n\n  fedem impute counts.csv\n\n"
+    "  fedem impute waders.csv --date year,month --observer '' --filled filled.parquet\n\n"
+    "  fedem impute ebd_FR.txt --ebird --sampling ebd_sampling_FR.txt --species Mallard "
+    "--groups 10"
+)
+def impute(
+    data: Annotated[Path, typer.Argument(help="CSV, TSV or Parquet with one row per record.")],
+    out: Annotated[Path, typer.Option(help="Folder for trend, records and summary.")] = Path(
+        "imputed"
+    ),
+    filled: Annotated[
+        Path | None,
+        typer.Option(help="Write every cell of the table here, .csv or .parquet: it may be large."),
+    ] = None,
+    site: Annotated[str, typer.Option(help="The column of sites.")] = "site",
+    date: Annotated[str, typer.Option(help="The column of dates, or two: 'year,month'.")] = "date",
+    value: Annotated[str, typer.Option(help="The column of counts or values.")] = "count",
+    observer: Annotated[
+        str, typer.Option(help="The column of observers; '' if none.")
+    ] = "observer",
+    worker: Annotated[
+        str, typer.Option(help="The column of workers, if not the observer (or the site).")
+    ] = "",
+    exposure: Annotated[str, typer.Option(help="The column of exposures (Poisson).")] = "",
+    ebird: Annotated[
+        bool, typer.Option("--ebird", help="DATA is in the eBird Basic Dataset's format.")
+    ] = False,
+    sampling: Annotated[
+        Path | None, typer.Option(help="eBird's sampling events, for zeros.")
+    ] = None,
+    species: Annotated[str | None, typer.Option(help="eBird: common or scientific name.")] = None,
+    region: Annotated[
+        str | None, typer.Option(help="eBird: country or state, name or code.")
+    ] = None,
+    family: Annotated[str, typer.Option(help="log1p, gaussian, poisson or bernoulli.")] = "log1p",
+    bins: Annotated[str, typer.Option(help="month, week or year.")] = "month",
+    since: Annotated[str | None, typer.Option(help="The first day, like 2004-07-31.")] = None,
+    until: Annotated[str | None, typer.Option(help="The last day.")] = None,
+    groups: Annotated[
+        int | None, typer.Option(min=1, help="Put the workers at random into so many groups.")
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave bad rows out and count them.")
+    ] = False,
+    keep_duplicates: Annotated[
+        bool,
+        typer.Option("--keep-duplicates", help="Take repeated keys as records of their own."),
+    ] = False,
+    mode: Annotated[str, typer.Option(help="observed, cell, paper or site-owner.")] = "observed",
+    rank: Annotated[int | None, typer.Option(min=0, help="Chosen if left out.")] = None,
+    penalty: Annotated[float | None, typer.Option(min=0, help="Chosen if left out.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 10,
+    participation: Annotated[
+        float, typer.Option("--participation", "-p", help="Share of workers in a round.")
+    ] = 1.0,
+    compressor: Annotated[
+        str | None,
+        typer.Option(help="none, dithering:LEVELS, block:SIZE, subtractive:NOISE, sparse:SHARE."),
+    ] = None,
+    level: Annotated[float, typer.Option(help="Of intervals.")] = 0.9,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of groups and algorithm.")] = 0,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")
+    ] = False,
+) -> None:
+    """Fill a sites x time table from the records of many observers, and draw its trend.
+
+    Rank and penalties are chosen by cross-validation on what the server knows.
+    """
+    from fedem.cli.impute import Options, columns_of, run_impute
+
+    columns = columns_of(site, date, value, observer, worker, exposure)
+    options = Options(
+        data=data,
+        out=out,
+        filled=filled,
+        columns=columns,
+        ebird=ebird,
+        sampling=sampling,
+        species=species,
+        region=region,
+        family=family,
+        bins=bins,
+        since=since,
+        until=until,
+        groups=groups,
+        skip=skip_bad,
+        keep=keep_duplicates,
+        mode=mode,
+        rank=rank,
+        penalty=penalty,
+        rounds=rounds,
+        participation=participation,
+        compressor=compressor,
+        level=level,
+        seed=seed,
+        json_output=json_output,
+    )
+    if run_impute(options):
+        typer.echo(f"fedem: interrupted; what was reached is in {out}/", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; errors are one line on stderr and an exit code."""
     from fedem.errors import FedemError, SettingsError

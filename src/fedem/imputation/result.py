@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -168,6 +168,19 @@ class Imputation:
                 sums, ((1 - level) / 2, (1 + level) / 2), axis=0
             )
         return out
+
+    def write_trend(self, paths: Iterable[str | Path], draws: int = 0, level: float = 0.9) -> None:
+        """The trend as CSV or Parquet, by the ending of each path."""
+        import polars as pl
+
+        frame = pl.DataFrame(self.trend(draws, level))
+        for path in map(Path, paths):
+            if path.suffix == ".parquet":
+                frame.write_parquet(path)
+            elif path.suffix == ".csv":
+                frame.write_csv(path)
+            else:
+                raise SettingsError(f"{path}: expected a name that ends in .csv or .parquet.")
 
     def _sum(self, params: TableParameters) -> FloatArray:
         """Estimates added over sites, by time."""

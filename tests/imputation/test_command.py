@@ -1,0 +1,81 @@
+"""``fedem impute``, as a shell sees it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import fedem
+from tests.test_cli import fedem_command
+
+
+@pytest.fixture
+def counts(tmp_path: Path) -> Path:
+    table = fedem.simulate_table(600, observers=30, sites=12, months=24, family="gaussian", seed=1)
+    cells = table.pooled
+    frame = pl.DataFrame(
+        {
+            "who": [f"o{k % 5}" for k in range(cells.size)],
+            "site": [table.sites[j] for j in cells.sites],
+            "date": [f"{table.bins.label(t)}-0{1 + k % 9}" for k, t in enumerate(cells.times)],
+            "count": [max(0, round(s)) for s in cells.sums],
+        }
+    )
+    path = tmp_path / "counts.csv"
+    frame.write_csv(path)
+    return path
+
+
+def test_it_writes_a_trend_records_a_summary_and_the_filled_table(counts: Path) -> None:
+    out, filled = counts.parent / "out", counts.parent / "filled.parquet"
+    arguments = ["impute", str(counts), "--observer", "who", "--out", str(out)]
+    done = fedem_command(*arguments, "--filled", str(filled), "--rank", "1", "--penalty", "2")
+    assert done.returncode == 0, done.stderr
+    assert "kB up per worker" in done.stdout
+    names = {p.name for p in out.iterdir()}
+    assert names == {
+        "trend.csv",
+        "trend.parquet",
+        "records.csv",
+        "records.parquet",
+        "summary.json",
+    }
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["rank"] == 1
+    assert summary["workers"] == 5
+    assert pl.read_parquet(filled).height == summary["sites"] * summary["times"]
+    trend = pl.read_csv(out / "trend.csv")
+    assert trend.columns == ["time", "estimate", "missing", "lower", "upper"]
+    assert trend.height == summary["times"]
+
+
+def test_json_is_all_there_is_on_stdout_and_seeds_repeat(counts: Path) -> None:
+    arguments = ["impute", str(counts), "--observer", "who", "--out", str(counts.parent / "o")]
+    arguments += ["--rank", "0", "--json", "--seed", "3", "-p", "0.6", "--groups", "3"]
+    first, second = (fedem_command(*arguments) for _ in range(2))
+    assert json.loads(first.stdout) == json.loads(second.stdout)
+    assert json.loads(first.stdout)["workers"] == 3
+
+
+def test_errors_are_one_line_with_an_exit_code(counts: Path) -> None:
+    lines = counts.read_text().splitlines()
+    lines[4] = lines[4].rsplit(",", 1)[0] + ",-3"
+    counts.write_text("\n".join(lines) + "\n")
+    out = ["--out", str(counts.parent / "o"), "--observer", "who"]
+    done = fedem_command("impute", str(counts), "--family", "poisson", *out)
+    assert done.returncode == 1
+    assert "line 5: the value is not a whole number >= 0 (got '-3')" in done.stderr
+    fine = fedem_command("impute", str(counts), "--skip-bad", "--rank", "0", "--json", *out)
+    assert json.loads(fine.stdout)["intake"]["bad"] == {"value": 1}
+    for arguments, code, text in (
+        ([str(counts), "--mode", "best", "--skip-bad"], 2, "mode must be one of"),
+        ([str(counts), "--species", "Mallard"], 2, "--species goes with --ebird"),
+        ([str(counts), "--filled", "t.xls"], 2, "--filled must end in .csv or .parquet"),
+        ([str(counts.parent / "no.csv")], 1, "there is no such file"),
+    ):
+        done = fedem_command("impute", *arguments, *out)
+        assert done.returncode == code, done.stderr
+        assert text in done.stderr
