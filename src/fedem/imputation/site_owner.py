@@ -80,7 +80,9 @@ class SiteOwner(Model):
             )
         )
 
-    def check(self, data: Any, where: str, columns: Sequence[str] | None = None) -> None:
+    def check(
+        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
+    ) -> None:
         """Four columns of finite numbers, times inside the table, positive weights."""
         rows = np.asarray(data)
         if rows.shape[0] == 0:
@@ -103,6 +105,12 @@ class SiteOwner(Model):
             "total": np.array([total.sum() / count]),
             "square": np.array([(total**2 / safe).sum() / count]),
         }
+
+    def combine(
+        self, summaries: Mapping[str, FloatArray], shares: FloatArray
+    ) -> dict[str, FloatArray]:
+        """All of them are means over cells."""
+        return {name: shares @ values for name, values in summaries.items()}
 
     def bind(
         self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
