@@ -25,6 +25,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 import fedem
 from benchmarks.esteps import bench_esteps
 from benchmarks.files import bench_files
+from benchmarks.imputation import bench_imputation
 from benchmarks.ledger import bench_ledger, bench_mnist
 from benchmarks.messages import bench_messages
 from benchmarks.rounds import bench_rounds
@@ -158,12 +159,41 @@ def _mnist(console: Console) -> list[dict[str, Any]]:
     return rows
 
 
+def imputation(console: Console) -> list[dict[str, Any]]:
+    """Held-out error and time beside soft-impute and plain ALS on pooled data."""
+    rows = bench_imputation()
+    peer = "softimpute" in rows[0]
+    if not peer:
+        console.print("No soft-impute: python -m benchmarks.softimpute_peer installs it.")
+    lines = [
+        (
+            row["table"],
+            row["seed"],
+            row["rank"],
+            f"{row['rmse']:.4f}",
+            *(f"{100 * row[name]:+.2f}" for name in ("gap_8", "gap_20", "gap_half")),
+            f"{row['additive']:.4f}",
+            f"{row['als']:.4f}",
+            f"{row['softimpute']:.4f}" if peer else "-",
+            f"{row['seconds']:.1f}/{row['als_seconds']:.1f}"
+            + (f"/{row['softimpute_seconds']:.1f}" if peer else ""),
+            f"{row['bytes_up_per_worker'] / 1000:.2f}",
+        )
+        for row in rows
+    ]
+    headings = ("table", "seed", "r", "RMSE", "8", "20", "p=.5", "add.", "ALS", "soft", "s", "kB")
+    title = "Imputation: 10% of cells held out; gaps to the pooled fit in %; seconds ours/ALS/soft"
+    show(console, title, headings, lines)
+    return rows
+
+
 SECTIONS: dict[str, Callable[[Console], Any]] = {
     "speed": speed,
     "bytes": bytes_,
     "scale": scale,
     "files": files,
     "theory": theory,
+    "imputation": imputation,
 }
 
 
