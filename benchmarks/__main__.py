@@ -162,8 +162,7 @@ def _mnist(console: Console) -> list[dict[str, Any]]:
 def imputation(console: Console) -> list[dict[str, Any]]:
     """Held-out error and time beside soft-impute and plain ALS on pooled data."""
     rows = bench_imputation()
-    peer = "softimpute" in rows[0]
-    if not peer:
+    if "softimpute" not in rows[0]:
         console.print("No soft-impute: python -m benchmarks.softimpute_peer installs it.")
     lines = [
         (
@@ -174,9 +173,9 @@ def imputation(console: Console) -> list[dict[str, Any]]:
             *(f"{100 * row[name]:+.2f}" for name in ("gap_8", "gap_20", "gap_half")),
             f"{row['additive']:.4f}",
             f"{row['als']:.4f}",
-            f"{row['softimpute']:.4f}" if peer else "-",
+            f"{row['softimpute']:.4f}" if "softimpute" in row else "-",
             f"{row['seconds']:.1f}/{row['als_seconds']:.1f}"
-            + (f"/{row['softimpute_seconds']:.1f}" if peer else ""),
+            + (f"/{row['softimpute_seconds']:.1f}" if "softimpute" in row else ""),
             f"{row['bytes_up_per_worker'] / 1000:.2f}",
         )
         for row in rows

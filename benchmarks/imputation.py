@@ -17,6 +17,8 @@ from fedem.imputation import Cells, FieldTable, Structure, impute
 from fedem.imputation.sweeps import Solver
 
 SEEDS = (0, 1, 2)
+PEER_SEED = 0
+"""Soft-impute works on dense tables and takes minutes: one seed of it."""
 PENALTIES = (0.1, 0.5, 2.0, 8.0)
 
 
@@ -118,7 +120,7 @@ def _row(name: str, whole: FieldTable, seed: int) -> dict[str, Any]:
         "als": als,
         "als_seconds": als_seconds,
     }
-    peer = softimpute(train, held)
+    peer = softimpute(train, held) if seed == PEER_SEED else None
     if peer is not None:
         row |= {"softimpute": rmse(peer[0], held), "softimpute_seconds": peer[1]}
     return row

@@ -93,6 +93,7 @@ ALLOWED: dict[str, set[str]] = {
         "fitting",
         "reporting",
         "theory",
+        "imputation",
     },
 }
 FOREIGN: dict[str, set[str]] = {
@@ -104,6 +105,7 @@ FOREIGN: dict[str, set[str]] = {
     "sklearn": {"datasets"},
     "matplotlib": {"reporting"},
     "jinja2": {"reporting"},
+    "skmisc": {"experiments"},
     "typer": {"cli"},
     "rich": {"cli"},
     "threadpoolctl": {"cli", "experiments", "fitting", "imputation"},

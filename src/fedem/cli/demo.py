@@ -16,6 +16,7 @@ from threadpoolctl import threadpool_limits
 from fedem.datasets.synthetic import START, TRUTH, synthetic_federation
 from fedem.errors import SettingsError
 from fedem.experiments import load_experiment
+from fedem.experiments.settings import Settings
 from fedem.fitting import Result, fit
 from fedem.models import gaussian_mixture
 from fedem.records import RoundRecord
@@ -37,6 +38,7 @@ def run_demo(
     summary: dict[str, Any] = {"seed": seed, "epochs": epochs, "split": split, "algorithms": {}}
     with threadpool_limits(threads), _progress(console) as progress:
         for name, settings in load_experiment("synthetic").runs.items():
+            assert isinstance(settings, Settings)
             task = progress.add_task(name, total=epochs, detail="")
 
             def show(record: RoundRecord, task: Any = task) -> None:

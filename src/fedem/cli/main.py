@@ -147,7 +147,7 @@ def plan(
 def reproduce(
     what: Annotated[
         list[str] | None,
-        typer.Argument(help="'synthetic', 'mnist', an ablation (see --list), or 'all'."),
+        typer.Argument(help="'synthetic', 'mnist', 'ebird', an ablation (see --list), or 'all'."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for report, figures and records.")] = Path(
         "reproduction"
@@ -166,7 +166,7 @@ def reproduce(
         bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")
     ] = False,
 ) -> None:
-    """Redo the paper's experiments on mixtures, and ablations of what it argues in words.
+    """Redo the paper's experiments, and ablations of what it argues in words.
 
     Leaves report.html, figures, records and summary.json in the folder. A run that was cut short
     continues where it was. MNIST is read from the folder that FEDEM_DATA names, or downloaded.

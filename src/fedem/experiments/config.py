@@ -16,12 +16,16 @@ from typing import Any, final
 from fedem._version import __version__
 from fedem.errors import SettingsError, check_count
 from fedem.experiments.settings import Settings, as_plain, check_keys, read_settings
+from fedem.experiments.tables import TableSettings
 
-PAPER = ("synthetic", "mnist")
-"""The two experiments of the paper on mixtures."""
+PAPER = ("synthetic", "mnist", "ebird")
+"""The experiments of the paper: two on mixtures, one on a table of counts."""
 ABLATIONS = ("memories", "levels", "participation", "batches", "steps", "regimes", "one_worker")
 """What the paper argues in words."""
 NAMES = PAPER + ABLATIONS
+AnySettings = Settings | TableSettings
+TABLES = ("ebird",)
+"""Those whose runs are on sites x time tables."""
 
 _WORDS = ("title", "about", "shows")
 
@@ -38,7 +42,7 @@ class Experiment:
     shows: str
     """What the figure shows, in one sentence."""
     seeds: int
-    runs: Mapping[str, Settings]
+    runs: Mapping[str, AnySettings]
     quick: bool
 
     @property
@@ -62,7 +66,7 @@ class Job:
 
     experiment: str
     run: str
-    settings: Settings
+    settings: AnySettings
     seed: int
 
     def to_json(self) -> str:
@@ -74,7 +78,8 @@ class Job:
     def from_json(cls, text: str | bytes) -> Job:
         """What `to_json` wrote."""
         plain = json.loads(text)
-        settings = Settings(**plain["settings"])
+        kind = TableSettings if plain["experiment"] in TABLES else Settings
+        settings = kind(**plain["settings"])
         return cls(plain["experiment"], plain["run"], settings, plain["seed"])
 
     @property
@@ -115,14 +120,18 @@ def read_config(text: str, name: str, where: str, quick: bool = False) -> Experi
     # Each level may change what the one before said: all runs, one run, the quick version.
     changes = {k: v for k, v in small.items() if k not in ("seeds", "vary")}
     vary = {**_table(table, "vary", where), **_table(small, "vary", f"{where}, quick")}
-    runs: dict[str, Settings] = {}
+    runs: dict[str, AnySettings] = {}
+    kind: type[AnySettings] = TableSettings if name in TABLES else Settings
     for run, own in _table(table, "runs", where).items():
         if not isinstance(own, dict):
             raise SettingsError(f"{where}: runs.{run} must be a table.")
         common = {**_table(table, "settings", where), **own}
         for label, varied in _grid(vary, where):
             full_name = f"{run}, {label}" if label else run
-            runs[full_name] = read_settings({**common, **changes, **varied}, f"{where}, {run}")
+            values = {**common, **changes, **varied}
+            settings = read_settings(values, f"{where}, {run}", kind)
+            if settings.available:
+                runs[full_name] = settings
     if not runs:
         raise SettingsError(f"{where}: there are no runs.")
     seeds = check_count(f"{where}: seeds", small.get("seeds", table.get("seeds", 1)))

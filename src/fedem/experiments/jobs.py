@@ -26,6 +26,8 @@ from fedem.datasets.workers import WorkerData
 from fedem.experiments.config import Job
 from fedem.experiments.settings import Settings
 from fedem.experiments.siblings import SIBLINGS, Sibling
+from fedem.experiments.tables import TableSettings, run_table
+from fedem.experiments.traces import trend_file
 from fedem.fitting import open_run
 from fedem.models import GaussianParameters, LinearGaussian, Location, gaussian_mixture
 from fedem.protocols import FloatArray, Model
@@ -104,6 +106,10 @@ def run_job(job: Job, folder: Path, report: Report) -> dict[str, Any]:
     Raises KeyboardInterrupt after Ctrl-C: a job is whole or absent.
     """
     settings = job.settings
+    if isinstance(settings, TableSettings):
+        columns, trend = run_table(settings, job.seed, report)
+        store(trend, folder / trend_file(job))  # first: the job counts as done with the other
+        return columns
     model, data, start = problem(settings, job.seed, folder)
     sibling = SIBLINGS.get(settings.algorithm)
     run = open_run(

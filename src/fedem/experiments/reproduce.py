@@ -15,12 +15,13 @@ from typing import Any, final
 from fedem._version import __version__
 from fedem.datasets.mnist import NO_WRITERS
 from fedem.errors import DataError, SettingsError, check_count
-from fedem.experiments.config import Experiment, load_experiment
+from fedem.experiments.config import TABLES, Experiment, load_experiment
 from fedem.experiments.findings import Findings
 from fedem.experiments.jobs import prepare_mnist
 from fedem.experiments.report import report_page
 from fedem.experiments.runner import Notify, run_jobs
-from fedem.experiments.settings import as_plain
+from fedem.experiments.settings import Settings, as_plain
+from fedem.experiments.smoothing import check_loess
 from fedem.experiments.traces import Traces, read_trace, write_records
 from fedem.experiments.verdicts import Verdict, finite, judge
 from fedem.random import check_seed
@@ -109,10 +110,14 @@ def reproduce(
 
 def _check_data(experiment: Experiment, folder: Path) -> None:
     """Fetch what the experiment needs, or raise."""
+    if experiment.name in TABLES:
+        check_loess()
     if not experiment.needs_mnist:
         return
     digits = prepare_mnist(folder)
-    if digits.writers is None and any(s.sizes == "writers" for s in experiment.runs.values()):
+    if digits.writers is None and any(
+        isinstance(s, Settings) and s.sizes == "writers" for s in experiment.runs.values()
+    ):
         raise DataError(NO_WRITERS)
 
 

@@ -8,7 +8,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Any, Literal, TypeVar, final
 
 from fedem.algorithms import EM, Bernoulli, Decreasing, Everyone, FedEM, VRFedEM
 from fedem.compressors import Dithering, Identity, RandomSparsification
@@ -77,6 +77,11 @@ class Settings:
         self.make_stop()
 
     @property
+    def available(self) -> bool:
+        """Whether its data are here: all of them can be made or fetched."""
+        return True
+
+    @property
     def cost(self) -> float:
         """Very roughly, the milliseconds it takes: good for telling the time left."""
         samples = self.workers * self.rows
@@ -130,15 +135,16 @@ class Settings:
         return Stop(rounds=self.rounds, epochs=self.epochs)
 
 
-_HINTS = typing.get_type_hints(Settings)
+Kind = TypeVar("Kind")
 
 
-def read_settings(values: Mapping[str, Any], where: str) -> Settings:
+def read_settings(values: Mapping[str, Any], where: str, kind: type[Kind]) -> Kind:
     """Settings from a table of a configuration, each key and type checked."""
-    check_keys(values, _HINTS, where)
-    fields = {name: _checked(name, value, where) for name, value in values.items()}
+    hints = typing.get_type_hints(kind)
+    check_keys(values, hints, where)
+    fields = {name: _checked(name, value, where, hints[name]) for name, value in values.items()}
     try:
-        return Settings(**fields)
+        return kind(**fields)
     except SettingsError as error:
         raise SettingsError(f"{where}: {error}") from None
 
@@ -156,9 +162,8 @@ def _nearest(word: str, names: list[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"choose among {', '.join(names)}."
 
 
-def _checked(name: str, value: Any, where: str) -> Any:
+def _checked(name: str, value: Any, where: str, hint: Any) -> Any:
     """A value of the type that its field is declared with."""
-    hint = _HINTS[name]
     if typing.get_origin(hint) is Literal:
         options = [str(option) for option in typing.get_args(hint)]
         if value not in options:
@@ -174,6 +179,6 @@ def _checked(name: str, value: Any, where: str) -> Any:
     return value
 
 
-def as_plain(settings: Settings) -> dict[str, Any]:
+def as_plain(settings: Any) -> dict[str, Any]:
     """The settings as JSON types."""
     return dataclasses.asdict(settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, final
@@ -22,10 +22,13 @@ class Trace:
 
     job: Job
     columns: dict[str, FloatArray]
+    extra: dict[str, FloatArray] = field(default_factory=dict)
+    """The trend of a table, by time."""
 
     @property
     def settings(self) -> Settings:
-        """Of the run."""
+        """Of a run on mixtures."""
+        assert isinstance(self.job.settings, Settings)
         return self.job.settings
 
     def __getitem__(self, name: str) -> FloatArray:
@@ -83,12 +86,12 @@ class Traces:
         return [
             trace
             for trace in self.all
-            if all(getattr(trace.settings, name) == value for name, value in settings.items())
+            if all(getattr(trace.job.settings, name) == value for name, value in settings.items())
         ]
 
     def values(self, setting: str) -> list[Any]:
         """The different values of a setting, in order."""
-        return list(dict.fromkeys(getattr(trace.settings, setting) for trace in self.all))
+        return list(dict.fromkeys(getattr(trace.job.settings, setting) for trace in self.all))
 
 
 def each(traces: Iterable[Trace], measure: Callable[[Trace], float]) -> FloatArray:
@@ -114,7 +117,16 @@ def read_trace(job: Job, folder: Path) -> Trace:
     frame = pl.read_parquet(folder / job.file)
     columns = {name: frame[name].to_numpy().astype(np.float64) for name in frame.columns}
     columns["bytes_up_sum"] = np.cumsum(columns["payload_up"])
-    return Trace(job, columns)
+    extra: dict[str, FloatArray] = {}
+    if (folder / trend_file(job)).exists():
+        trend = pl.read_parquet(folder / trend_file(job))
+        extra = {name: trend[name].to_numpy() for name in trend.columns}
+    return Trace(job, columns, extra)
+
+
+def trend_file(job: Job) -> str:
+    """Where a job on a table leaves its trend."""
+    return job.file.replace(".parquet", ".trend.parquet")
 
 
 def write_records(traces: Traces, path: Path) -> None:
@@ -132,6 +144,13 @@ def write_records(traces: Traces, path: Path) -> None:
     whole = whole.with_columns(pl.col(pl.Float64).fill_nan(None))
     whole.write_parquet(path.with_suffix(".parquet"))
     whole.write_csv(path.with_suffix(".csv"))
+    trends = [
+        pl.DataFrame({"run": [t.job.run] * len(t.extra["time"]), "seed": t.job.seed, **t.extra})
+        for t in traces.all
+        if t.extra
+    ]
+    if trends:
+        pl.concat(trends).write_csv(path.with_name(f"{path.name}-trends.csv"))
 
 
 def slope(x: Sequence[float], samples: Sequence[FloatArray]) -> FloatArray:
