@@ -43,7 +43,7 @@ wheel: setup ## Build the wheel and try it in an empty environment
 
 check: lint types test wheel ## Everything CI runs
 
-bench: setup ## Measure speed, bytes, scale, files and theory beside peers (installs pfl)
+bench: setup ## Measure speed, bytes, scale, files, theory and imputation beside peers (installs pfl)
 	$(BIN)/python -m pip install --quiet --group bench
 	$(BIN)/python -m benchmarks --json build/benchmarks.json
 

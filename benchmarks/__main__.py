@@ -161,7 +161,10 @@ def _mnist(console: Console) -> list[dict[str, Any]]:
 
 def imputation(console: Console) -> list[dict[str, Any]]:
     """Held-out error and time beside soft-impute and plain ALS on pooled data."""
-    rows = bench_imputation()
+    rows = []
+    for row in bench_imputation():
+        console.print(f"{row['table']}, seed {row['seed']}: RMSE {row['rmse']:.4f}")
+        rows.append(row)
     if "softimpute" not in rows[0]:
         console.print("No soft-impute: python -m benchmarks.softimpute_peer installs it.")
     lines = [

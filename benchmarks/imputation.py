@@ -82,10 +82,12 @@ def additive(train: Cells, held: Cells, table: FieldTable) -> float:
     return min(rmse(params.theta(held.sites, held.times), held) for params in fits)
 
 
-def bench_imputation(seeds: tuple[int, ...] = SEEDS) -> list[dict[str, Any]]:
-    """A row for each table and seed."""
+def bench_imputation(seeds: tuple[int, ...] = SEEDS) -> Iterator[dict[str, Any]]:
+    """A row for each table and seed, as they are done."""
     warnings.simplefilter("ignore", fedem.FedemWarning)
-    return [_row(name, table, seed) for name, table in tables() for seed in seeds]
+    for name, table in tables():
+        for seed in seeds:
+            yield _row(name, table, seed)
 
 
 def _row(name: str, whole: FieldTable, seed: int) -> dict[str, Any]:
