@@ -127,3 +127,18 @@ def test_one_cell_and_one_row_and_all_zeros_can_be_fitted() -> None:
     zero = table.pooled.with_sums(np.zeros(table.pooled.size))
     params = Solver(table.family, Structure(2, 1.0)).fit(zero)
     assert np.all(np.exp(params.dense(np.arange(12))) < 1e-3)
+
+
+@pytest.mark.parametrize("mode", ["observed", "cell", "paper"])
+def test_a_table_of_one_value_leaves_nothing_to_factor(mode: str) -> None:
+    table = small_table()
+    flat = replace(table, values=2.0 * table.weights)
+    structure = Structure(2, 1.0, effects=mode == "observed")
+    result = fedem.impute(
+        flat, mode=mode, structure=structure, rounds=3, compressor=fedem.Identity()
+    )
+    assert np.isfinite(result.trend()["estimate"]).all()
+    if mode != "paper":
+        assert np.allclose(result.predict([0, 5], [0, 7]), 2.0)
+    for part in leading(csr_array((5, 4)), 2, seed=0):
+        assert not part.any()

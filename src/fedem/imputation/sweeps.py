@@ -185,6 +185,9 @@ def leading(matrix: Any, rank: int, seed: int) -> tuple[FloatArray, FloatArray, 
     """
     rows, columns = matrix.shape
     few = min(rows, columns)
+    probe = normals(seed, 0, Purpose.START, _ZERO, columns)[0]
+    if not np.any(matrix @ probe):  # nothing in it: the iteration would have no start
+        return np.zeros((rows, rank)), np.zeros(rank), np.zeros((columns, rank))
     if rank >= few:  # the iteration needs room; such a table is small
         whole = matrix @ np.eye(columns)
         left, values, right = np.linalg.svd(whole, full_matrices=False)
