@@ -37,7 +37,7 @@ QUANTISER_OF_COUNTS = Dithering(levels=3, norm=2, block=32, scales="bfloat16")
 QUANTISER_OF_TIMES = Dithering(levels=3, norm=inf, block="row", scales="bfloat16")
 _ROUNDS = {"observed": 10, "cell": 200, "site-owner": 100}
 _PILOT_ROUNDS = 5
-_SWEEPS, _TOLERANCE = 200, 1e-6
+_SWEEPS, _TOLERANCE = 500, 1e-7
 """How T(S) is finished."""
 
 
