@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedem.errors import DataError
+from fedem.errors import DataError, SettingsError
 from fedem.experiments import NAMES, load_experiment, reproduce
 from tests.reporting.browser import Browser
 from tests.test_cli import fedem_command
@@ -138,3 +138,30 @@ def test_measures_follow_from_records(tmp_path: Path) -> None:
         assert measured[0] == pytest.approx(expected)
     final = result.outcomes[0].findings.measures["VR-FedEM: final |h|²"][0]
     assert final == part["squared_h"][-1]
+
+
+def test_runs_of_ones_own_are_kept_and_missing_ones_are_named_at_once(tmp_path: Path) -> None:
+    config = tmp_path / "own.toml"
+    config.write_text(CONFIG.replace("[runs.VR-FedEM]", "[runs.Mine]"))
+    with pytest.raises(SettingsError, match="also needs the runs VR-FedEM"):
+        reproduce(["synthetic"], tmp_path / "none", config=config)
+    assert not (tmp_path / "none").exists()
+    config.write_text(CONFIG + "[runs.Mine]\nstep_size = 0.05\n")
+    reproduce(["synthetic"], tmp_path / "out", config=config)
+    assert "Mine" in set(pl.read_parquet(tmp_path / "out" / "synthetic.parquet")["run"])
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "In the records, but in no figure: Mine." in page
+    assert str(config) in page
+    config.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SettingsError, match="not a text file"):
+        reproduce(["synthetic"], tmp_path / "none", config=config)
+
+
+def test_a_damaged_job_is_named(tmp_path: Path) -> None:
+    config = tmp_path / "own.toml"
+    config.write_text(CONFIG)
+    reproduce(["synthetic"], tmp_path / "out", config=config)
+    job = next((tmp_path / "out" / "jobs").glob("synthetic-*.parquet"))
+    job.write_bytes(b"nothing of the kind")
+    with pytest.raises(DataError, match="is damaged: delete it"):
+        reproduce(["synthetic"], tmp_path / "out", config=config)

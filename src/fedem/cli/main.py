@@ -149,9 +149,10 @@ def reproduce(
         list[str] | None,
         typer.Argument(help="'synthetic', 'mnist', 'ebird', an ablation (see --list), or 'all'."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for report, figures and records.")] = Path(
-        "reproduction"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for report, figures and records; reproduction/NAME if left out."),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A small version, in seconds.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="The first of the seeds.")] = 0,
     jobs: Annotated[
@@ -168,8 +169,9 @@ def reproduce(
 ) -> None:
     """Redo the paper's experiments, and ablations of what it argues in words.
 
-    Leaves report.html, figures, records and summary.json in the folder. A run that was cut short
-    continues where it was. MNIST is read from the folder that FEDEM_DATA names, or downloaded.
+    Leaves report.html, figures, records and summary.json in the folder. If it was cut short, the
+    same command keeps the runs that were finished. MNIST is read from the folder that FEDEM_DATA
+    names, or downloaded.
     """
     from fedem.cli.reproduce import list_experiments, run_reproduce
 
@@ -179,7 +181,9 @@ def reproduce(
     try:
         holds = run_reproduce(what or [], out, quick, seed, jobs, config, json_output)
     except KeyboardInterrupt:
-        typer.echo("fedem: interrupted; the same command continues where it was", err=True)
+        typer.echo(
+            "fedem: interrupted; the same command keeps the runs that were finished", err=True
+        )
         raise typer.Exit(EXIT_INTERRUPTED) from None
     if not holds:
         raise typer.Exit(EXIT_ERROR)

@@ -34,7 +34,7 @@ def list_experiments() -> None:
 
 def run_reproduce(
     names: list[str],
-    out: Path,
+    out: Path | None,
     quick: bool,
     seed: int,
     processes: int | None,
@@ -45,6 +45,8 @@ def run_reproduce(
     if not names:
         raise SettingsError(f"name an experiment: all, {', '.join(NAMES)}. See --list.")
     chosen = list(NAMES) if "all" in names else list(dict.fromkeys(names))
+    if out is None:
+        out = Path("reproduction", "all" if "all" in names else "-".join(chosen))
     jobs = [job for name in chosen for job in load_experiment(name, quick, config).jobs(seed)]
     with _progress(jobs, out, Console(stderr=True, quiet=json_output)) as show:
         result = reproduce(
@@ -102,7 +104,7 @@ def _print(result: Reproduction, out: Path) -> None:
     table.add_column("claim")
     table.add_column("value", justify="right")
     table.add_column("expected")
-    table.add_column("")
+    table.add_column("verdict")
     for outcome in result.outcomes:
         table.add_section()
         table.add_row(f"[bold]{outcome.experiment.name}[/bold]")
@@ -112,4 +114,4 @@ def _print(result: Reproduction, out: Path) -> None:
     console.print(table)
     for name, reason in result.skipped.items():
         console.print(f"[bold red]not run:[/bold red] {name}. {reason}")
-    console.print(f"Report, figures, records and summary.json are in {out}/")
+    console.print(f"The report is {out / 'report.html'}; figures and records are beside it.")

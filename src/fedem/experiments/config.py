@@ -8,7 +8,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, final
@@ -44,6 +44,10 @@ class Experiment:
     seeds: int
     runs: Mapping[str, AnySettings]
     quick: bool
+    source: str | None = None
+    """The file of a configuration of the user's own."""
+    extra: tuple[str, ...] = ()
+    """Its runs that the figures do not know of."""
 
     @property
     def needs_mnist(self) -> bool:
@@ -94,11 +98,24 @@ def load_experiment(name: str, quick: bool = False, config: Path | None = None) 
     """An experiment by its name; ``config`` is a file to read in place of the packaged one."""
     if name not in NAMES:
         raise SettingsError(f"there is no experiment {name!r}; choose among {', '.join(NAMES)}.")
+    own = read_config(packaged(name, "config.toml"), name, f"{name}/config.toml", quick)
     if config is None:
-        text, where = packaged(name, "config.toml"), f"{name}/config.toml"
-    else:
-        text, where = config.read_text(encoding="utf-8"), str(config)
-    return read_config(text, name, where, quick)
+        return own
+    try:
+        text = config.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise SettingsError(f"{config} is not a text file.") from None
+    other = read_config(text, name, str(config), quick)
+    if name in TABLES:
+        return replace(other, source=str(config))
+    missing = [run for run in own.runs if run not in other.runs]
+    if missing:  # figures and claims are about these
+        raise SettingsError(
+            f"{config}: {name} also needs the runs {', '.join(missing)}; you may change their "
+            "settings, and add runs of your own."
+        )
+    extra = tuple(run for run in other.runs if run not in own.runs)
+    return replace(other, source=str(config), extra=extra)
 
 
 def packaged(name: str, file: str) -> str:
@@ -135,8 +152,8 @@ def read_config(text: str, name: str, where: str, quick: bool = False) -> Experi
     if not runs:
         raise SettingsError(f"{where}: there are no runs.")
     seeds = check_count(f"{where}: seeds", small.get("seeds", table.get("seeds", 1)))
-    words = {key: " ".join(table[key].split()) for key in _WORDS}
-    return Experiment(name, **words, seeds=seeds, runs=runs, quick=quick)
+    title, about, shows = (" ".join(table[key].split()) for key in _WORDS)
+    return Experiment(name, title, about, shows, seeds, runs, quick)
 
 
 def _table(parent: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:

@@ -21,7 +21,8 @@ _LEAD = (
     "|h|² is the squared mean field: how far the statistics at the server are from a fixed point "
     "of EM. |H|² is the server's estimate of it, from compressed mini-batches. An epoch is as many "
     "conditional expectations as there are rows. Lines are medians over seeds; bands hold 90% of "
-    "the values of trajectories, and all values of single measures.",
+    "the values of trajectories, and all values of single measures. Line numbers are those of the "
+    "paper's LaTeX source.",
 )
 
 
@@ -33,13 +34,30 @@ def report_page(
     good = sum(verdict.holds for verdict in verdicts)
     text = [*_LEAD, f"{good} of {len(verdicts)} claims hold, each for every seed."]
     text += [f"Not run: {name}. {reason}" for name, reason in skipped.items()]
+    if any(experiment.quick for experiment, _, _ in done):
+        text.append("This is the quick version. The sentences below describe the full one.")
+    for experiment, _, _ in done:
+        if experiment.source:
+            text.append(
+                f"{experiment.name} was run with a configuration of your own, {experiment.source}; "
+                "title, sentences and claims are those of the original."
+            )
+        if experiment.extra:
+            text.append(f"In the records, but in no figure: {', '.join(experiment.extra)}.")
     if not holds:
         text.append("Not everything came as expected.")
+    several = len(done) > 1
     table = Table(
         "Verdicts. The value is the one, over seeds, that comes nearest to breaking the claim.",
-        ("experiment", "claim", "value", "expected", "verdict"),
+        ("verdict", *(("experiment",) if several else ()), "claim", "value", "expected"),
         [
-            (v.experiment, v.name, number(v.value), v.expected, "holds" if v.holds else "fails")
+            (
+                "holds" if v.holds else "fails",
+                *((v.experiment,) if several else ()),
+                v.name,
+                number(v.value),
+                v.expected,
+            )
             for v in verdicts
         ],
     )

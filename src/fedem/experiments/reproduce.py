@@ -129,7 +129,8 @@ def _conclude(experiment: Experiment, seed: int, out: Path) -> Outcome:
     findings: Findings = analysis.analyse(traces)
     for name, figure in findings.figures.items():
         draw(figure, out / f"{experiment.name}-{name}")
-    verdicts = judge(experiment.name, findings.measures, experiment.quick)
+    lenient = experiment.source is not None
+    verdicts = judge(experiment.name, findings.measures, experiment.quick, lenient)
     return Outcome(experiment, findings, verdicts)
 
 
@@ -142,10 +143,12 @@ def _summarise(
 ) -> dict[str, Any]:
     """Everything a program may want to know, as JSON types."""
     seeds = max((o.experiment.seeds for o in outcomes), default=0)
+    source = next((o.experiment.source for o in outcomes), None)
     libraries = ("numpy", "scipy", "polars", "scikit-learn", "matplotlib")
     return {
         "facts": {
             "version": "quick" if quick else "full",
+            **({"configuration": source} if source else {}),
             "seeds": ", ".join(str(seed + k) for k in range(seeds)),
             "seconds of this call": f"{seconds:.0f}",
             "fedem": __version__,

@@ -10,6 +10,7 @@ from typing import Any, final
 
 import numpy as np
 
+from fedem.errors import DataError
 from fedem.experiments.config import Job
 from fedem.experiments.settings import Settings
 from fedem.protocols import FloatArray
@@ -114,7 +115,12 @@ def read_trace(job: Job, folder: Path) -> Trace:
     """From the file that the job left."""
     import polars as pl
 
-    frame = pl.read_parquet(folder / job.file)
+    try:
+        frame = pl.read_parquet(folder / job.file)
+    except pl.exceptions.PolarsError:
+        raise DataError(
+            f"{folder / job.file} is damaged: delete it, and it is computed anew."
+        ) from None
     columns = {name: frame[name].to_numpy().astype(np.float64) for name in frame.columns}
     columns["bytes_up_sum"] = np.cumsum(columns["payload_up"])
     extra: dict[str, FloatArray] = {}

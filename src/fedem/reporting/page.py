@@ -52,7 +52,8 @@ def render_page(page: Page) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.filters["svg"] = _svg
-    return environment.from_string(source).render(page=page)
+    html = environment.from_string(source).render(page=page)
+    return html.replace("|²", "|\u2060²")  # a square does not leave its norm at the end of a line
 
 
 def _svg(figure: Figure) -> str:
