@@ -14,8 +14,8 @@ from fedem import errors
 
 def test_exported_names() -> None:
     assert sorted(fedem.__all__) == sorted(
-        "EM Bernoulli CheckpointError DataError Decreasing Dithering Everyone FaultPlan "
-        "FaultyFederation FedEM FedemError FedemWarning FixedSize GaussianParameters Identity "
+        "EM Bernoulli CheckpointError ContractError DataError Decreasing Dithering Everyone "
+        "FaultPlan FaultyFederation FedEM FedemError FedemWarning FixedSize GaussianParameters Identity "
         "InverseWishart LinearGaussian LoopFederation Monitor NumericalError ParquetRows "
         "RandomSparsification Records Result "
         "RoundRecord Run Schedule SettingsError StackedFederation Stop Stream SubtractiveDithering "

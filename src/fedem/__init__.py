@@ -32,6 +32,7 @@ from fedem.datasets import (
 )
 from fedem.errors import (
     CheckpointError,
+    ContractError,
     DataError,
     FedemError,
     FedemWarning,
@@ -50,6 +51,7 @@ __all__ = [
     "EM",
     "Bernoulli",
     "CheckpointError",
+    "ContractError",
     "DataError",
     "Decreasing",
     "Dithering",

@@ -39,6 +39,8 @@ class Purpose(IntEnum):
     OPENING = 10
     PILOT = 11
     LATENT = 12
+    TESTING = 30
+    IMPUTATION = 31
 
 
 def check_seed(seed: int) -> int:

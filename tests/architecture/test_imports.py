@@ -52,6 +52,7 @@ ALLOWED: dict[str, set[str]] = {
         "wire",
     },
     "reporting": {"protocols", "records"},
+    "testing": {"errors", "protocols", "random", "algorithms", "datasets", "federations"},
     "theory": {
         "errors",
         "protocols",
@@ -83,8 +84,8 @@ ALLOWED: dict[str, set[str]] = {
 }
 FOREIGN: dict[str, set[str]] = {
     "numpy": set(ALLOWED) | {"cli"},
-    "scipy": {"random", "wire"},
-    "array_api_compat": {"models", "datasets", "federations"},
+    "scipy": {"random", "wire", "models"},
+    "array_api_compat": {"models", "datasets", "federations", "testing"},
     "safetensors": {"storage"},
     "polars": {"records", "ledger", "datasets", "experiments"},
     "sklearn": {"datasets"},
