@@ -14,13 +14,14 @@ from fedem import errors
 
 def test_exported_names() -> None:
     assert sorted(fedem.__all__) == sorted(
-        "EM Bernoulli CheckpointError ContractError DataError Decreasing Dithering Everyone "
-        "FaultPlan FaultyFederation FedEM FedemError FedemWarning FixedSize GaussianParameters Identity "
-        "InverseWishart LinearGaussian LoopFederation Monitor NumericalError ParquetRows "
-        "RandomSparsification Records Result "
-        "RoundRecord Run Schedule SettingsError StackedFederation Stop Stream SubtractiveDithering "
-        "VRFedEM WireError WorkerData WorkerTables __version__ as_workers block_quantization fit "
-        "gaussian_mixture open_run synthetic_federation".split()
+        "Bernoulli Categorical CheckpointError ContractError DataError Decreasing Dithering "
+        "EM Everyone FaultPlan FaultyFederation FedEM FedemError FedemWarning FixedSize "
+        "GaussianParameters Identity InverseWishart LinearGaussian LoopFederation "
+        "MixedParameters Monitor NumericalError ParquetRows Poisson RandomSparsification "
+        "Records Result RoundRecord Run Schedule SettingsError StackedFederation Stop Stream "
+        "SubtractiveDithering VRFedEM WireError WorkerData WorkerTables __version__ "
+        "as_workers block_quantization fit gaussian_mixture mixed_mixture open_run "
+        "synthetic_federation".split()
     )
     for name in fedem.__all__:
         assert hasattr(fedem, name)

@@ -43,13 +43,23 @@ from fedem.errors import (
 from fedem.federations import FaultPlan, FaultyFederation, LoopFederation, StackedFederation
 from fedem.fitting import Result, fit, open_run
 from fedem.limits import Monitor, Stop
-from fedem.models import GaussianParameters, InverseWishart, LinearGaussian, gaussian_mixture
+from fedem.models import (
+    Categorical,
+    GaussianParameters,
+    InverseWishart,
+    LinearGaussian,
+    MixedParameters,
+    Poisson,
+    gaussian_mixture,
+    mixed_mixture,
+)
 from fedem.records import Records, RoundRecord
 from fedem.rounds import Run
 
 __all__ = [
     "EM",
     "Bernoulli",
+    "Categorical",
     "CheckpointError",
     "ContractError",
     "DataError",
@@ -67,9 +77,11 @@ __all__ = [
     "InverseWishart",
     "LinearGaussian",
     "LoopFederation",
+    "MixedParameters",
     "Monitor",
     "NumericalError",
     "ParquetRows",
+    "Poisson",
     "RandomSparsification",
     "Records",
     "Result",
@@ -90,6 +102,7 @@ __all__ = [
     "block_quantization",
     "fit",
     "gaussian_mixture",
+    "mixed_mixture",
     "open_run",
     "synthetic_federation",
 ]

@@ -1,16 +1,24 @@
 """Latent-variable models: statistics in, parameters out."""
 
+from fedem.models.categories import Categorical
 from fedem.models.factory import COVARIANCES, gaussian_mixture
+from fedem.models.families import Poisson
 from fedem.models.gaussian import GaussianMixture
 from fedem.models.linear import LinearGaussian, Location
+from fedem.models.mixed import MixedMixture, MixedParameters, mixed_mixture
 from fedem.models.parameters import GaussianParameters, InverseWishart
 
 __all__ = [
     "COVARIANCES",
+    "Categorical",
     "GaussianMixture",
     "GaussianParameters",
     "InverseWishart",
     "LinearGaussian",
     "Location",
+    "MixedMixture",
+    "MixedParameters",
+    "Poisson",
     "gaussian_mixture",
+    "mixed_mixture",
 ]
