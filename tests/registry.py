@@ -20,6 +20,8 @@ class Entry:
     make: Callable[..., Any]
     priors: dict[str, Any]
     tables: list[Any]
+    warm: int = 2
+    """EM steps to the basin of one optimum; more where EM is slow."""
 
 
 def _mixed(kind: str, missing: bool) -> Entry:
@@ -40,8 +42,28 @@ def _gaussian(kind: str, k: int) -> Entry:
     )
 
 
+def _factors(make: Any, k: int) -> Entry:
+    rng = np.random.default_rng(3)
+    loadings = rng.normal(size=(k, 9, 2))
+    centres = 4 * rng.normal(size=(k, 9))
+    tables = []
+    for size in (80, 65, 50, 110):
+        labels = rng.integers(k, size=size)
+        z = rng.normal(size=(size, 2))
+        noise = rng.normal(size=(size, 9)) * np.linspace(0.4, 0.8, 9)
+        tables.append(centres[labels] + np.einsum("nij,nj->ni", loadings[labels], z) + noise)
+    return Entry(
+        lambda **options: make(2, k, **options),
+        {"weight_concentration": 3.0, "noise_prior": fedem.InverseWishart(5.0, 0.5)},
+        tables,
+        warm=150,
+    )
+
+
 REGISTRY: dict[str, Entry] = {
     **{f"{kind} mixture": _mixed(kind, False) for kind in FAMILIES},
     **{f"{kind} mixture, NaN": _mixed(kind, True) for kind in FAMILIES},
     **{f"{kind} {k}, NaN": _gaussian(kind, k) for kind in ("full", "diag") for k in (1, 2)},
+    **{f"factors {k}": _factors(fedem.factor_analysis, k) for k in (1, 2)},
+    **{f"ppca {k}": _factors(fedem.ppca, k) for k in (1, 2)},
 }

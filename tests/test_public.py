@@ -15,13 +15,13 @@ from fedem import errors
 def test_exported_names() -> None:
     assert sorted(fedem.__all__) == sorted(
         "Bernoulli Categorical CheckpointError ContractError DataError Decreasing Dithering "
-        "EM Everyone FaultPlan FaultyFederation FedEM FedemError FedemWarning FixedSize "
-        "GaussianParameters Identity InverseWishart LinearGaussian LoopFederation "
-        "MixedParameters Monitor NumericalError ParquetRows Poisson RandomSparsification "
-        "Records Result RoundRecord Run Schedule SettingsError StackedFederation Stop Stream "
-        "SubtractiveDithering VRFedEM WireError WorkerData WorkerTables __version__ "
-        "as_workers block_quantization fit gaussian_mixture mixed_mixture open_run "
-        "synthetic_federation".split()
+        "EM Everyone FactorParameters FaultPlan FaultyFederation FedEM FedemError "
+        "FedemWarning FixedSize GaussianParameters Identity InverseWishart LinearGaussian "
+        "LoopFederation MixedParameters Monitor NumericalError ParquetRows Poisson "
+        "RandomSparsification Records Result RoundRecord Run Schedule SettingsError "
+        "StackedFederation Stop Stream SubtractiveDithering VRFedEM WireError WorkerData "
+        "WorkerTables __version__ as_workers block_quantization factor_analysis fit "
+        "gaussian_mixture mixed_mixture open_run ppca synthetic_federation".split()
     )
     for name in fedem.__all__:
         assert hasattr(fedem, name)

@@ -45,13 +45,16 @@ from fedem.fitting import Result, fit, open_run
 from fedem.limits import Monitor, Stop
 from fedem.models import (
     Categorical,
+    FactorParameters,
     GaussianParameters,
     InverseWishart,
     LinearGaussian,
     MixedParameters,
     Poisson,
+    factor_analysis,
     gaussian_mixture,
     mixed_mixture,
+    ppca,
 )
 from fedem.records import Records, RoundRecord
 from fedem.rounds import Run
@@ -66,6 +69,7 @@ __all__ = [
     "Decreasing",
     "Dithering",
     "Everyone",
+    "FactorParameters",
     "FaultPlan",
     "FaultyFederation",
     "FedEM",
@@ -100,9 +104,11 @@ __all__ = [
     "__version__",
     "as_workers",
     "block_quantization",
+    "factor_analysis",
     "fit",
     "gaussian_mixture",
     "mixed_mixture",
     "open_run",
+    "ppca",
     "synthetic_federation",
 ]
