@@ -60,10 +60,29 @@ def _factors(make: Any, k: int) -> Entry:
     )
 
 
+def _regressions(k: int) -> Entry:
+    rng = np.random.default_rng(5)
+    lines = 3 * rng.normal(size=(k, 3))
+    tables = []
+    for size in (50, 45, 30, 60):
+        x = rng.normal(size=(size, 2)) * [1, 3] + [5, 0]
+        mine = lines[rng.integers(k, size=size)]
+        y = mine[:, 0] + (mine[:, 1:] * x).sum(axis=1) + 0.4 * rng.normal(size=size)
+        tables.append(np.column_stack([x[:, 0], y, x[:, 1]]))
+    priors = {"ridge": 2.0, "noise_prior": fedem.InverseWishart(5.0, 0.5)}
+    return Entry(
+        lambda **options: fedem.regression_mixture(k, target=1, **options),
+        {"weight_concentration": 3.0, **priors},
+        tables,
+        warm=2 if k > 1 else 0,  # one regression has nothing latent: one step is the answer
+    )
+
+
 REGISTRY: dict[str, Entry] = {
     **{f"{kind} mixture": _mixed(kind, False) for kind in FAMILIES},
     **{f"{kind} mixture, NaN": _mixed(kind, True) for kind in FAMILIES},
     **{f"{kind} {k}, NaN": _gaussian(kind, k) for kind in ("full", "diag") for k in (1, 2)},
     **{f"factors {k}": _factors(fedem.factor_analysis, k) for k in (1, 2)},
+    **{f"regressions {k}": _regressions(k) for k in (1, 2)},
     **{f"ppca {k}": _factors(fedem.ppca, k) for k in (1, 2)},
 }

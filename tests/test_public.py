@@ -17,11 +17,12 @@ def test_exported_names() -> None:
         "Bernoulli Categorical CheckpointError ContractError DataError Decreasing Dithering "
         "EM Everyone FactorParameters FaultPlan FaultyFederation FedEM FedemError "
         "FedemWarning FixedSize GaussianParameters Identity InverseWishart LinearGaussian "
-        "LoopFederation MixedParameters Monitor NumericalError ParquetRows Poisson "
-        "RandomSparsification Records Result RoundRecord Run Schedule SettingsError "
-        "StackedFederation Stop Stream SubtractiveDithering VRFedEM WireError WorkerData "
-        "WorkerTables __version__ as_workers block_quantization factor_analysis fit "
-        "gaussian_mixture mixed_mixture open_run ppca synthetic_federation".split()
+        "LoopFederation MarkovParameters MixedParameters Monitor NumericalError ParquetRows "
+        "Poisson RandomSparsification Records RegressionParameters Result RoundRecord Run "
+        "Schedule SettingsError StackedFederation Stop Stream SubtractiveDithering VRFedEM "
+        "WireError WorkerData WorkerTables __version__ as_workers block_quantization "
+        "factor_analysis fit gaussian_mixture hidden_markov mixed_mixture open_run "
+        "pad_sequences ppca regression_mixture synthetic_federation".split()
     )
     for name in fedem.__all__:
         assert hasattr(fedem, name)

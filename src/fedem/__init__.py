@@ -28,6 +28,7 @@ from fedem.datasets import (
     WorkerData,
     WorkerTables,
     as_workers,
+    pad_sequences,
     synthetic_federation,
 )
 from fedem.errors import (
@@ -44,6 +45,8 @@ from fedem.federations import FaultPlan, FaultyFederation, LoopFederation, Stack
 from fedem.fitting import Result, fit, open_run
 from fedem.limits import Monitor, Stop
 from fedem.models import (
+    MarkovParameters,
+    hidden_markov,
     Categorical,
     FactorParameters,
     GaussianParameters,
@@ -51,15 +54,22 @@ from fedem.models import (
     LinearGaussian,
     MixedParameters,
     Poisson,
+    RegressionParameters,
     factor_analysis,
     gaussian_mixture,
     mixed_mixture,
     ppca,
+    regression_mixture,
 )
 from fedem.records import Records, RoundRecord
 from fedem.rounds import Run
 
 __all__ = [
+    "MarkovParameters",
+    "hidden_markov",
+    "pad_sequences",
+    "RegressionParameters",
+    "regression_mixture",
     "EM",
     "Bernoulli",
     "Categorical",

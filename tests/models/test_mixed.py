@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
 import fedem
-from fedem.models.categories import _clip_simplex
+from fedem.models.categories import clip_simplex
 from fedem.models.durations import _shape
 from fedem.models.families import log_gamma
 from tests.helpers import bind
@@ -250,7 +250,7 @@ def test_gamma_shape_solves_its_equation(a: float) -> None:
 def test_probabilities_under_a_floor_are_the_constrained_optimum(seed: int, floor: float) -> None:
     rng = np.random.default_rng(seed)
     shares = rng.dirichlet(np.full(5, 0.2))
-    got = _clip_simplex(shares[None], floor)[0]
+    got = clip_simplex(shares[None], floor)[0]
     assert got.sum() == pytest.approx(1)
     assert got.min() >= floor / 5 * (1 - 1e-12)
     gradient = shares / got  # of the log-likelihood: equal where free, smaller where held up

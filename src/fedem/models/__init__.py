@@ -9,8 +9,16 @@ from fedem.models.linear import LinearGaussian, Location
 from fedem.models.loadings import FactorParameters
 from fedem.models.mixed import MixedMixture, MixedParameters, mixed_mixture
 from fedem.models.parameters import GaussianParameters, InverseWishart
+from fedem.models.regression import RegressionMixture, RegressionParameters, regression_mixture
+from fedem.models.markov import MarkovParameters, hidden_markov, HiddenMarkov
 
 __all__ = [
+    "MarkovParameters",
+    "hidden_markov",
+    "HiddenMarkov",
+    "RegressionParameters",
+    "regression_mixture",
+    "RegressionMixture",
     "COVARIANCES",
     "Categorical",
     "FactorMixture",

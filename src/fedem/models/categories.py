@@ -13,7 +13,7 @@ from fedem.models.families import Family
 from fedem.protocols import FloatArray
 
 
-def _clip_simplex(p: FloatArray, floor: float) -> FloatArray:
+def clip_simplex(p: FloatArray, floor: float) -> FloatArray:
     """Probabilities with those below the floor raised to it and the others scaled: exact."""
     low = floor / p.shape[-1]
     raised = p <= low
@@ -146,7 +146,7 @@ class Categorical(Family):
     def estimate(self, mass: FloatArray, moments: FloatArray, floor: float) -> FloatArray:
         """Frequencies, none below the floor."""
         shares = moments / moments.sum(axis=-1, keepdims=True)
-        return _clip_simplex(shares, floor) if floor > 0 else shares
+        return clip_simplex(shares, floor) if floor > 0 else shares
 
     def valid(self, mass: FloatArray, moments: FloatArray, floor: float) -> bool:
         """Some mass, and without a floor in every category."""

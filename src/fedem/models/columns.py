@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Self, final
+from typing import Any, final
 
 import numpy as np
 from array_api_compat import array_namespace, device
@@ -108,16 +108,18 @@ class Columns:
     names: tuple[str, ...] | None = None
     floor: float = 1e-6
     missing: bool = True
+    every: bool = False
+    """Whether the one family is that of every column, however many there are."""
     bound: ColumnBound | None = None
 
     @classmethod
-    def of(
-        cls, given: Mapping[str, Any] | Sequence[Any], floor: float, missing: bool = True
-    ) -> Columns:
-        """From a dict of names and families, or a list of families."""
+    def of(cls, given: Any, floor: float, missing: bool = True) -> Columns:
+        """From a dict of names and families, a list of families, or one for every column."""
+        if isinstance(given, (str, Family)):
+            return cls((_family(given),), None, floor, missing, every=True)
         names = tuple(given) if isinstance(given, Mapping) else None
         values = list(given.values()) if isinstance(given, Mapping) else list(given)
-        if isinstance(given, str) or not values:
+        if not values:
             raise SettingsError("families must be a list or dict with one family per column.")
         return cls(tuple(_family(value) for value in values), names, floor, missing)
 
@@ -136,6 +138,12 @@ class Columns:
     def count(self) -> int:
         """The number of columns."""
         return len(self.families)
+
+    def fit_to(self, width: int) -> Columns:
+        """The families of a table of this width."""
+        if not self.every:
+            return self
+        return dataclasses.replace(self, families=self.families * width, every=False)
 
     def _position(self, column: str | int) -> int:
         where = list(self.names or ())
@@ -250,7 +258,7 @@ class Columns:
             out["extra"] = (seen * summaries["extra"]).sum(axis=0) / total
         return out
 
-    def bind(self, summaries: Mapping[str, FloatArray], weights: FloatArray) -> Self:
+    def bind(self, summaries: Mapping[str, FloatArray], weights: FloatArray) -> Columns:
         """Origin and scale of each column, and typical statistics."""
         whole = self.combine(summaries, weights)
         never = [j for j in range(self.count) if whole["observed"][j] <= 0]

@@ -74,18 +74,18 @@ class MixedMixture(MixtureModel, Imputable):
         self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
     ) -> None:
         """Every entry is NaN or one that its family can give."""
-        check_table(data, where, self.columns.count)
-        self.columns.check(data, where, columns, first)
+        check_table(data, where, None if self.columns.every else self.columns.count)
+        self.columns.fit_to(data.shape[-1]).check(data, where, columns, first)
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
         """Shares of values seen, means, variances and frequencies."""
-        return self.columns.summary(data, weights)
+        return self.columns.fit_to(data.shape[-1]).summary(data, weights)
 
     def combine(
         self, summaries: Mapping[str, FloatArray], shares: FloatArray
     ) -> dict[str, FloatArray]:
         """Weighted by what was seen."""
-        return self.columns.combine(summaries, shares)
+        return self.columns.fit_to(summaries["mean"].shape[-1]).combine(summaries, shares)
 
     def bind(
         self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
@@ -97,7 +97,7 @@ class MixedMixture(MixtureModel, Imputable):
                 f"n_components={self.n_components}, but all workers together have {samples} "
                 "rows: use fewer components."
             )
-        columns = self.columns.bind(summaries, weights)
+        columns = self.columns.fit_to(summaries["mean"].shape[-1]).bind(summaries, weights)
         return dataclasses.replace(self, columns=columns, samples=samples)
 
     def shared_constants(self) -> dict[str, FloatArray]:
@@ -256,7 +256,7 @@ class MixedMixture(MixtureModel, Imputable):
 
 def mixed_mixture(
     n_components: int,
-    families: Mapping[str, Any] | Sequence[Any],
+    families: Mapping[str, Any] | Sequence[Any] | str,
     *,
     missing: bool = True,
     floor: float = 1e-6,
@@ -265,9 +265,10 @@ def mixed_mixture(
 ) -> MixedMixture:
     """A mixture over columns that each have a family of their own; NaN is a missing value.
 
-    ``families`` is a list, one per column, or a dict by column name: ``"gaussian"``,
-    ``"poisson"``, ``"bernoulli"``, ``"exponential"``, ``"gamma"``, ``Categorical(n)`` (codes 0 to
-    n - 1), ``Poisson(exposure=column)`` and, for that column, ``"exposure"``.
+    ``families`` is a list, one per column, a dict by column name, or one for all columns:
+    ``"gaussian"``, ``"poisson"``, ``"bernoulli"``, ``"exponential"``, ``"gamma"``,
+    ``Categorical(n)`` (codes 0 to n - 1), ``Poisson(exposure=column)`` and, for that column,
+    ``"exposure"``.
 
     With ``missing=False`` NaN is refused, and the mass of each column need not travel.
     ``floor`` keeps variances, rates and probabilities off zero, relative to those of all data.
