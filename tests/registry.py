@@ -10,7 +10,7 @@ import numpy as np
 
 import fedem
 from tests.helpers import make_data
-from tests.tables import FAMILIES, mixed_tables
+from tests.tables import FAMILIES, column, mixed_tables
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,45 @@ def _regressions(k: int) -> Entry:
     )
 
 
+def _chains(families: Any, seed: int = 0) -> Entry:
+    rng = np.random.default_rng(seed)
+    listed = [families] * 2 if isinstance(families, str) else list(families)
+    stay = np.array([[0.9, 0.1], [0.2, 0.8]])
+    workers = []
+    for count in (14, 9, 20, 11):
+        sequences = []
+        for _ in range(count):
+            labels = [int(rng.integers(2))]
+            for _ in range(int(rng.integers(3, 18))):
+                labels.append(int(rng.choice(2, p=stay[labels[-1]])))
+            drawn = [
+                column(f, 2, np.array(labels), np.ones(len(labels)), np.random.default_rng(j + 1))
+                for j, f in enumerate(listed)
+            ]
+            shift = rng.normal(size=(len(labels), len(listed)))  # no two sequences alike
+            noisy = np.stack(drawn, axis=1)
+            where = [f == "gaussian" for f in listed]
+            noisy[:, where] += 0.5 * shift[:, where]
+            noisy[rng.random(noisy.shape) < 0.05] = np.nan
+            noisy[-1] = np.nan_to_num(noisy[-1], nan=1.0)
+            sequences.append(noisy)
+        workers.append(sequences)
+    return Entry(
+        lambda **options: fedem.hidden_markov(2, families, **options),
+        {"concentration": 2.0, "prior_rows": 4.0},
+        fedem.pad_sequences(workers),
+        warm=3,
+    )
+
+
 REGISTRY: dict[str, Entry] = {
     **{f"{kind} mixture": _mixed(kind, False) for kind in FAMILIES},
     **{f"{kind} mixture, NaN": _mixed(kind, True) for kind in FAMILIES},
     **{f"{kind} {k}, NaN": _gaussian(kind, k) for kind in ("full", "diag") for k in (1, 2)},
     **{f"factors {k}": _factors(fedem.factor_analysis, k) for k in (1, 2)},
     **{f"regressions {k}": _regressions(k) for k in (1, 2)},
+    "gaussian chain": _chains("gaussian"),
+    "poisson chain": _chains("poisson"),
+    "mixed chain": _chains(["gaussian", "poisson", fedem.Categorical(3)]),
     **{f"ppca {k}": _factors(fedem.ppca, k) for k in (1, 2)},
 }

@@ -45,18 +45,18 @@ from fedem.federations import FaultPlan, FaultyFederation, LoopFederation, Stack
 from fedem.fitting import Result, fit, open_run
 from fedem.limits import Monitor, Stop
 from fedem.models import (
-    MarkovParameters,
-    hidden_markov,
     Categorical,
     FactorParameters,
     GaussianParameters,
     InverseWishart,
     LinearGaussian,
+    MarkovParameters,
     MixedParameters,
     Poisson,
     RegressionParameters,
     factor_analysis,
     gaussian_mixture,
+    hidden_markov,
     mixed_mixture,
     ppca,
     regression_mixture,

@@ -13,16 +13,14 @@ from fedem.errors import DataError
 def pad_sequences(data: Any) -> Any:
     """Sequences ``(time, columns)`` of any length as arrays ``(sequences, time, columns)``.
 
-    ``data`` is a list of sequences (one worker), or a dict or list of such lists, one per worker;
-    what comes back has the same form. Ends are filled up with NaN, to the longest of all.
+    ``data`` is a list of arrays (one worker), or a dict or list of such lists, one per worker; what
+    comes back has the same form. Ends are filled up with NaN, to the longest of all.
     """
     if isinstance(data, Mapping):
         return dict(zip(data, _padded(list(data.values())), strict=True))
     if not isinstance(data, (list, tuple)) or not len(data):
         raise DataError("pad_sequences: expected a list of sequences, or a dict or list of those.")
-    if np.ndim(data[0][0] if isinstance(data[0], (list, tuple)) else data[0]) == 2 and isinstance(
-        data[0], (list, tuple)
-    ):
+    if isinstance(data[0], (list, tuple)):
         return _padded(list(data))
     return _padded([list(data)])[0]
 

@@ -7,10 +7,10 @@ from fedem.models.families import Poisson
 from fedem.models.gaussian import GaussianMixture
 from fedem.models.linear import LinearGaussian, Location
 from fedem.models.loadings import FactorParameters
+from fedem.models.markov import HiddenMarkov, MarkovParameters, hidden_markov
 from fedem.models.mixed import MixedMixture, MixedParameters, mixed_mixture
 from fedem.models.parameters import GaussianParameters, InverseWishart
 from fedem.models.regression import RegressionMixture, RegressionParameters, regression_mixture
-from fedem.models.markov import MarkovParameters, hidden_markov, HiddenMarkov
 
 __all__ = [
     "MarkovParameters",

@@ -1,8 +1,8 @@
 """Hidden Markov models over sequences held by workers.
 
-A worker's rows are sequences: an array ``(sequences, time, columns)``. A sequence ends with the last
-step at which anything was seen, so shorter ones are filled up with NaN; NaN before that is a missing
-value. Given the state, columns are independent and each has a family of its own (`Columns`).
+A worker's rows are sequences: an array ``(sequences, time, columns)``. A sequence ends with the
+last step at which anything was seen, so shorter ones are filled up with NaN; NaN before that is a
+missing value. Given the state, columns are independent and each has a family of its own.
 
 The E-step is the scaled forward-backward pass (Rabiner 1989), all sequences at once, a loop over
 time. Statistics are means over sequences: ``initial`` states and, divided by the mean length,
@@ -11,6 +11,7 @@ time. Statistics are means over sequences: ``initial`` states and, divided by th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ BLOCK_ELEMENTS = 1 << 20
 @final
 @dataclass(frozen=True)
 class MarkovParameters(ColumnParameters):
-    """``initial`` ``(K,)`` and ``transitions`` ``(K, K)`` probabilities, and those of the columns."""
+    """Probabilities ``initial`` ``(K,)`` and ``transitions`` ``(K, K)``, and the columns' own."""
 
     initial: FloatArray = dataclasses.field(default_factory=lambda: np.empty(0))
     transitions: FloatArray = dataclasses.field(default_factory=lambda: np.empty(0))
@@ -100,9 +101,12 @@ class HiddenMarkov(Model):
         empty = np.flatnonzero(lengths(~np.isnan(rows)) == 0)
         if len(empty):
             raise DataError(f"{where}: sequence {first + int(empty[0])} has no value at all.")
+        families = self.columns.fit_to(rows.shape[-1])
+        with contextlib.suppress(DataError):  # or find the sequence, for the message
+            families.check(rows.reshape(-1, rows.shape[-1]), where, columns, 0)
+            return
         for number, sequence in enumerate(rows):
-            place = f"{where}, sequence {first + number}"
-            self.columns.fit_to(rows.shape[-1]).check(sequence, place, columns, 0)
+            families.check(sequence, f"{where}, sequence {first + number}", columns, 0)
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
         """The mean length, and of all steps what `Columns` tells."""
@@ -137,9 +141,7 @@ class HiddenMarkov(Model):
         steps = weights * summaries["length"][:, 0]
         columns = self.columns.fit_to(summaries["mean"].shape[-1])
         bound = columns.bind(summaries, steps / steps.sum())
-        return dataclasses.replace(
-            self, columns=bound, samples=int(counts.sum()), length=length
-        )
+        return dataclasses.replace(self, columns=bound, samples=int(counts.sum()), length=length)
 
     def shared_constants(self) -> dict[str, FloatArray]:
         """The frame, what was seen, typical statistics, and the size of the data."""
@@ -335,9 +337,7 @@ class HiddenMarkov(Model):
     def to_user(self, params: MarkovParameters) -> MarkovParameters:
         """Parameters in the user's units."""
         arrays = emissions.to_user(self.columns, params)
-        return MarkovParameters(
-            initial=params.initial, transitions=params.transitions, **arrays
-        )
+        return MarkovParameters(initial=params.initial, transitions=params.transitions, **arrays)
 
     def from_user(self, params: MarkovParameters) -> MarkovParameters:
         """Check parameters given in the user's units and bring them into the frame."""
