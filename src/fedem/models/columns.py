@@ -306,30 +306,41 @@ class Columns:
         """``(m, columns)`` to moments' features, then masses, ``(features, m)``."""
         parts, masses = [], []
         for group, partial in zip(self.groups, self.partial, strict=True):
-            y, seen, z, exposure = self._placed(xp, rows, group)
-            pieces = xp.stack(list(group.family.expand(xp, z, exposure)), axis=1)  # (c, w, m)
+            _, seen, z, exposure = self._placed(xp, rows, group)
+            found = list(group.family.expand(xp, z, exposure))
             if self.missing:
                 there = xp.astype(seen, xp.float64)
-                pieces = pieces * there[:, None, :]
+                found = [part * there for part in found]
                 if len(partial):
                     masses.append(there)
-            parts.append(xp.reshape(pieces, (group.width, y.shape[-1])))
-        return xp.concat([*parts, *masses], axis=0)
+            if len(found) == 1:
+                parts.append(found[0])
+            else:
+                parts.append(xp.reshape(xp.stack(found, axis=1), (group.width, -1)))
+        parts += masses
+        return parts[0] if len(parts) == 1 else xp.concat(parts, axis=0)
 
     def _placed(self, xp: Any, rows: Any, group: Group) -> tuple[Any, Any, Any, Any]:
         """Raw values, whether seen, values in the frame, and exposures, ``(c, m)`` each."""
         known, where = self.constants, device(rows)
-        y = xp.astype(xp.matrix_transpose(_columns(xp, rows, group.columns)), xp.float64)
-        origin = xp.asarray(known.origin[group.columns][:, None], device=where)
-        scale = xp.asarray(known.scale[group.columns][:, None], device=where)
-        seen = ~xp.isnan(y)
-        z = xp.where(seen, (y - origin) / scale, group.family.filler)
+        y = _by_column(xp, rows, group.columns)
+        origin, scale = known.origin[group.columns], known.scale[group.columns]
+        z = y
+        if np.any(origin != 0) or np.any(scale != 1):
+            z = y - xp.asarray(origin[:, None], device=where)
+            z = z * xp.asarray(1 / scale[:, None], device=where)
+        seen: Any = True
+        if self.missing:
+            seen = ~xp.isnan(y)
+            z = xp.where(seen, z, group.family.filler)
         if group.exposures is None:
             return y, seen, z, None
-        e = xp.astype(xp.matrix_transpose(_columns(xp, rows, group.exposures)), xp.float64)
-        typical = xp.asarray(known.scale[group.exposures][:, None], device=where)
-        seen = seen & ~xp.isnan(e)  # a count that was exposed to nobody knows what says nothing
-        return y, seen, z, xp.where(seen, e / typical, 1.0)
+        exposure = _by_column(xp, rows, group.exposures)
+        exposure = exposure / xp.asarray(known.scale[group.exposures][:, None], device=where)
+        if self.missing:  # a count that was exposed to nobody knows what says nothing
+            seen = seen & ~xp.isnan(exposure)
+            exposure = xp.where(seen, exposure, 1.0)
+        return y, seen, z, exposure
 
     def base(self, xp: Any, rows: Any) -> Any:
         """The part of log p of each row that no parameter changes, ``(m,)``."""
@@ -339,8 +350,9 @@ class Columns:
             scale = xp.asarray(
                 self.constants.scale[group.columns][:, None], device=device(rows), dtype=xp.float64
             )
-            value = group.family.base(xp, xp.where(seen, y, 0.0), exposure, scale)
-            total = total + xp.sum(xp.where(seen, value, 0.0), axis=0)
+            y = xp.where(seen, y, 0.0) if self.missing else y
+            value = group.family.base(xp, y, exposure, scale)
+            total = total + xp.sum(xp.where(seen, value, 0.0) if self.missing else value, axis=0)
         return total
 
     def natural(self, params: ColumnParameters) -> tuple[FloatArray, FloatArray]:
@@ -381,6 +393,12 @@ def _family(given: Any) -> Family | str:
         f"a column's family must be one of {', '.join(NAMED)}, {EXPOSURE}, Categorical(n) or "
         f"Poisson(exposure=...); got {given!r}."
     )
+
+
+def _by_column(xp: Any, rows: Any, columns: IntArray) -> Any:
+    """Some columns of ``(m, d)`` as float64 ``(c, m)``, each contiguous: what follows is by row."""
+    picked = xp.astype(xp.matrix_transpose(_columns(xp, rows, columns)), xp.float64, copy=False)
+    return xp.reshape(xp.reshape(picked, (-1,)), picked.shape)
 
 
 def _columns(xp: Any, rows: Any, columns: IntArray) -> Any:

@@ -160,9 +160,10 @@ class RegressionMixture(MixtureModel):
         """x, y and their products, ``(features, m)``."""
         frame = self._known.frame
         order = xp.asarray(self._order(rows.shape[-1]), device=device(rows))
-        z = xp.astype(xp.matrix_transpose(xp.take(rows, order, axis=-1)), xp.float64)
+        z = xp.astype(xp.take(xp.matrix_transpose(rows), order, axis=0), xp.float64, copy=False)
         origin = xp.asarray(frame.origin[:, None], device=device(rows))
-        z = (z - origin) / xp.asarray(frame.scale[:, None], device=device(rows))
+        z = (z - origin) * xp.asarray(1 / frame.scale[:, None], device=device(rows))
+        z = xp.reshape(xp.reshape(z, (-1,)), z.shape)  # row-major: products of whole rows follow
         return xp.concat([z, *(z[j : j + 1, :] * z[j:, :] for j in range(z.shape[0]))], axis=0)
 
     def natural(self, params: RegressionParameters) -> tuple[FloatArray, FloatArray]:
