@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +53,18 @@ def heart_disease(folder: Path) -> dict[str, Any]:
 
 
 AIR = ["PM2.5", "PM10", "SO2", "NO2", "CO", "O3", "TEMP", "PRES", "DEWP", "RAIN", "WSPM"]
+"""The numeric columns of the Beijing air quality table."""
+
+
+def air_quality(folder: Path) -> dict[str, fedem.ParquetRows]:
+    """The rows of each of the twelve stations, left in their file."""
+    import polars as pl
+
+    path = folder / "beijing_air_quality.parquet"
+    names = pl.read_parquet(path, columns=["station"])["station"].to_numpy()
+    cuts = np.flatnonzero(names[1:] != names[:-1]) + 1
+    ends = [0, *cuts.tolist(), len(names)]
+    return {
+        str(names[first]): fedem.ParquetRows(path, AIR, [(first, last)])
+        for first, last in itertools.pairwise(ends)
+    }

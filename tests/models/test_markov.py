@@ -12,7 +12,7 @@ from hmmlearn import hmm
 from scipy.stats import norm, poisson
 
 import fedem
-from fedem.models.chains import smooth
+from fedem.models.chains import filtered_log_densities, smooth
 from tests.helpers import bind
 
 
@@ -181,3 +181,26 @@ def test_sequences_are_padded_and_bad_ones_told() -> None:
     ):
         with pytest.raises(fedem.DataError, match=words):
             fedem.fit(model, [data])
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
+@pytest.mark.parametrize("steps", [128, 401, 1000])
+def test_long_sequences_cut_into_pieces_give_the_same(
+    steps: int, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(steps)
+    logs = 3 * rng.normal(size=(2, 3, steps, 4))
+    length = rng.integers(1, steps + 1, size=(2, 3)).astype(float)
+    length[0, 0] = steps
+    logs[np.arange(steps) >= length[..., None]] = 0
+    lead = (2,) if own else ()
+    transitions = rng.dirichlet(np.ones(4), size=(*lead, 4))
+    initial = rng.dirichlet(np.ones(4), size=lead)
+    weights = rng.uniform(size=(2, 3))
+    cut = smooth(logs, initial, transitions, length, weights)
+    value = filtered_log_densities(logs, initial, transitions)
+    monkeypatch.setattr("fedem.models.chains.SIDE_BY_SIDE", 1)
+    whole = smooth(logs, initial, transitions, length, weights)
+    for mine, theirs in zip(cut, whole, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(value, whole.log_densities, rtol=1e-10)
