@@ -1,4 +1,9 @@
-"""Four hospitals with real missing values of mixed types: what is held out is imputed."""
+"""Four hospitals with real missing values of mixed types: what is held out is imputed.
+
+Held out are, at every hospital, two columns as a whole (as Switzerland has no cholesterol), and one
+entry in twenty of the rest. Where every hospital has seen much of every column, one's own mixture
+does about as well; it is what a hospital never measured that the others know.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from tests.real import HEART, heart_disease
 
 FAMILIES = list(HEART.values())
 CATEGORIES = [isinstance(family, fedem.Categorical) for family in FAMILIES]
-K, PRIOR = 5, 0.5
+K, PRIOR = 5, 8.0
 
 
 def column_means(torn: Any) -> Any:
@@ -40,12 +45,23 @@ def alone(parts: list[Any], fallback: list[Any]) -> Any:
 
 
 def together(parts: list[Any], seed: int) -> Any:
-    """One federated mixture, compressed; every hospital adds its number as a column."""
-    tables = [np.column_stack([part, np.full(len(part), float(h))]) for h, part in enumerate(parts)]
-    model = fedem.mixed_mixture(K, [*FAMILIES, fedem.Categorical(4)], prior_rows=PRIOR)
+    """One federated mixture, compressed."""
+    model = fedem.mixed_mixture(K, FAMILIES, prior_rows=PRIOR)
     algorithm = fedem.FedEM(fedem.Dithering(8, block="row"), step_size=0.5)
-    result = fedem.fit(model, tables, algorithm, rounds=120, seed=seed, count_bytes=False)
-    return result.impute(np.concatenate(tables))[:, :-1]
+    result = fedem.fit(model, parts, algorithm, rounds=120, seed=seed, count_bytes=False)
+    return result.impute(np.concatenate(parts))
+
+
+def held_out(sizes: list[int], rng: Any) -> Any:
+    """Two columns of each hospital, no column twice, and one entry in twenty."""
+    width = len(FAMILIES)
+    held = rng.random((sum(sizes), width)) < 0.05
+    who = np.repeat(np.arange(len(sizes)), sizes)
+    columns = rng.permutation(width)
+    for hospital in range(len(sizes)):
+        for column in columns[2 * hospital : 2 * hospital + 2]:
+            held[who == hospital, column] = True
+    return held
 
 
 def error(rows: Any, filled: Any, held: Any) -> float:
@@ -66,11 +82,11 @@ def compare(folder: Path, repeats: int) -> Any:
     """Errors of the federated mixture, of hospitals alone and of means, ``(repeats, 3)``."""
     hospitals = heart_disease(folder)
     rows = np.concatenate(list(hospitals.values()))
-    cuts = np.cumsum([len(part) for part in hospitals.values()])[:-1]
+    sizes = [len(part) for part in hospitals.values()]
+    cuts = np.cumsum(sizes)[:-1]
     found = []
     for repeat in range(repeats):
-        rng = np.random.default_rng(repeat)
-        held = (rng.random(rows.shape) < 0.1) & ~np.isnan(rows)
+        held = held_out(sizes, np.random.default_rng(repeat)) & ~np.isnan(rows)
         torn = np.where(held, np.nan, rows)
         parts, means = np.split(torn, cuts), column_means(torn)
         guesses = (together(parts, repeat), alone(parts, np.split(means, cuts)), means)
@@ -84,7 +100,7 @@ def test_the_table_is_what_it_should_be(data_dir: Path) -> None:
         "cleveland": 303,
         "hungary": 294,
         "switzerland": 123,
-        "va": 200,
+        "VA": 200,
     }
     chol = list(HEART).index("chol")
     assert np.isnan(hospitals["switzerland"][:, chol]).all()
@@ -92,6 +108,6 @@ def test_the_table_is_what_it_should_be(data_dir: Path) -> None:
 
 def test_together_beats_alone_and_means_over_ten_hold_outs(data_dir: Path) -> None:
     together_, alone_, means = compare(data_dir, 10).T
-    assert together_.mean() < alone_.mean() < means.mean()
-    assert (together_ < alone_).sum() >= 7
+    assert together_.mean() < 0.95 * alone_.mean() < 0.95 * means.mean()
+    assert (together_ < alone_).sum() >= 9
     assert np.all(together_ < means)
