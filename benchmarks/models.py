@@ -170,18 +170,18 @@ def bench_regressions() -> dict[str, float]:
     return best_times({"fedem": our_pass(model, params, rows), "numpy": theirs})
 
 
-def bench_markov(kind: str) -> dict[str, float]:
-    """1,000 sequences of 100 steps, 4 states, 3 columns, beside hmmlearn (scaled)."""
+def bench_markov(kind: str, count: int = 1000, steps: int = 100) -> dict[str, float]:
+    """100,000 steps of 3 columns in 4 states, beside hmmlearn (scaled)."""
     rng = np.random.default_rng(0)
-    labels = np.cumsum(rng.random((1000, 100)) < 0.1, axis=1) % 4
+    labels = np.cumsum(rng.random((count, steps)) < 0.1, axis=1) % 4
     if kind == "gaussian":
-        rows = 3 * rng.normal(size=(4, 3))[labels] + rng.normal(size=(1000, 100, 3))
+        rows = 3 * rng.normal(size=(4, 3))[labels] + rng.normal(size=(count, steps, 3))
     else:
         rows = rng.poisson(rng.uniform(1, 20, size=(4, 3))[labels]).astype(float)
     model, params = opened(fedem.hidden_markov(4, kind), rows)
     user = model.to_user(params)
     options: dict[str, Any] = {"n_components": 4, "n_iter": 1, "init_params": "", "tol": 0}
-    flat, sizes = rows.reshape(-1, 3), [100] * 1000
+    flat, sizes = rows.reshape(-1, 3), [steps] * count
 
     def theirs() -> object:
         if kind == "gaussian":
@@ -208,6 +208,7 @@ def bench_models() -> dict[str, dict[str, float]]:
         "Bernoulli columns": bench_bernoulli(),
         "factor analysis": bench_factors(),
         "mixture of regressions": bench_regressions(),
-        "Markov chain, Gaussian": bench_markov("gaussian"),
-        "Markov chain, Poisson": bench_markov("poisson"),
+        "Markov chain, Gaussian, 1,000 sequences": bench_markov("gaussian"),
+        "Markov chain, Gaussian, one sequence": bench_markov("gaussian", 1, 100_000),
+        "Markov chain, Poisson, 1,000 sequences": bench_markov("poisson"),
     }

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import fedem
-from tests.helpers import make_data
+from tests.helpers import KINDS, make_data, make_model
 from tests.tables import FAMILIES, column, mixed_tables
 
 
@@ -39,6 +39,15 @@ def _gaussian(kind: str, k: int) -> Entry:
         lambda **options: fedem.gaussian_mixture(k, kind, missing=True, **options),
         {"weight_concentration": 3.0, "covariance_prior": fedem.InverseWishart(5.0, 0.5)},
         tables,
+    )
+
+
+def _plain(kind: str) -> Entry:
+    prior = {} if kind == "known" else {"covariance_prior": fedem.InverseWishart(5.0, 0.5)}
+    return Entry(
+        lambda **options: make_model(kind, k=2, d=3, **options),
+        {"weight_concentration": 3.0, **prior},
+        make_data(6, k=2, d=3),
     )
 
 
@@ -110,6 +119,7 @@ def _chains(families: Any, seed: int = 0) -> Entry:
 
 
 REGISTRY: dict[str, Entry] = {
+    **{kind: _plain(kind) for kind in KINDS},
     **{f"{kind} mixture": _mixed(kind, False) for kind in FAMILIES},
     **{f"{kind} mixture, NaN": _mixed(kind, True) for kind in FAMILIES},
     **{f"{kind} {k}, NaN": _gaussian(kind, k) for kind in ("full", "diag") for k in (1, 2)},

@@ -98,9 +98,9 @@ def test_the_table_is_what_it_should_be(data_dir: Path) -> None:
     hospitals = heart_disease(data_dir)
     assert {name: len(rows) for name, rows in hospitals.items()} == {
         "cleveland": 303,
-        "hungary": 294,
+        "hungarian": 294,
         "switzerland": 123,
-        "VA": 200,
+        "va": 200,
     }
     chol = list(HEART).index("chol")
     assert np.isnan(hospitals["switzerland"][:, chol]).all()

@@ -67,6 +67,10 @@ class Bernoulli(Family):
         """The probability."""
         return theta
 
+    def covariance(self, theta: FloatArray, scale: FloatArray) -> FloatArray:
+        """p (1 - p), not too small."""
+        return np.maximum(theta * (1 - theta), 0.01)[..., None]
+
     def begin(self, draws: FloatArray, typical: FloatArray) -> FloatArray:
         """Log-odds around those of all data."""
         share = np.clip(typical, 0.01, 0.99)
@@ -157,6 +161,10 @@ class Categorical(Family):
     def expected(self, theta: FloatArray) -> FloatArray:
         """The probabilities."""
         return theta
+
+    def covariance(self, theta: FloatArray, scale: FloatArray) -> FloatArray:
+        """The diagonal alone, not too small: counts sum to the mass, the whole is singular."""
+        return np.maximum(theta, 0.01)[..., None] * np.eye(self.categories)
 
     def begin(self, draws: FloatArray, typical: FloatArray) -> FloatArray:
         """Frequencies of all data, disturbed."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from fedem.models.families import Family
+from fedem.models.families import Family, symmetric
 from fedem.protocols import FloatArray
 
 
@@ -66,6 +66,10 @@ class Exponential(_Positive):
     def expected(self, theta: FloatArray) -> FloatArray:
         """The mean."""
         return theta
+
+    def covariance(self, theta: FloatArray, scale: FloatArray) -> FloatArray:
+        """The squared mean."""
+        return theta[..., None] ** 2
 
     def begin(self, draws: FloatArray, typical: FloatArray) -> FloatArray:
         """Means within a factor of about two."""
@@ -164,6 +168,13 @@ class Gamma(_Positive):
 
         a, mean = theta[..., 0], theta[..., 1]
         return np.stack([mean, digamma(a) - np.log(a / mean)], axis=-1)
+
+    def covariance(self, theta: FloatArray, scale: FloatArray) -> FloatArray:
+        """Of z and log z."""
+        from scipy.special import polygamma
+
+        a, mean = theta[..., 0], theta[..., 1]
+        return symmetric(mean**2 / a, mean / a, np.asarray(polygamma(1, a)))
 
     def begin(self, draws: FloatArray, typical: FloatArray) -> FloatArray:
         """The shape of all data, means within a factor of about two."""

@@ -35,6 +35,12 @@ def log_gamma(xp: Any, x: Any) -> Any:
     return (y - 0.5) * xp.log(y) - y + 0.5 * float(np.log(2 * np.pi)) + series - xp.log(product)
 
 
+def symmetric(first: FloatArray, off: FloatArray, second: FloatArray) -> FloatArray:
+    """2 x 2 matrices from their entries."""
+    rows = [np.stack([first, off], axis=-1), np.stack([off, second], axis=-1)]
+    return np.stack(rows, axis=-2)
+
+
 class Family(ABC):
     """One exponential family, for a group of columns."""
 
@@ -102,6 +108,10 @@ class Family(ABC):
     @abstractmethod
     def expected(self, theta: FloatArray) -> FloatArray:
         """E[t(z)] at these parameters, for a typical exposure."""
+
+    @abstractmethod
+    def covariance(self, theta: FloatArray, scale: FloatArray) -> FloatArray:
+        """Cov[t(z)], ``(..., K, c, width, width)``: positive definite, for the metric alone."""
 
     @abstractmethod
     def begin(self, draws: FloatArray, typical: FloatArray) -> FloatArray:
@@ -186,6 +196,11 @@ class Gaussian(Family):
     def expected(self, theta: FloatArray) -> FloatArray:
         """mu and mu^2 + v."""
         return np.stack([theta[..., 0], theta[..., 0] ** 2 + theta[..., 1]], axis=-1)
+
+    def covariance(self, theta: FloatArray, scale: FloatArray) -> FloatArray:
+        """Of z and z^2."""
+        mean, v = theta[..., 0], theta[..., 1]
+        return symmetric(v, 2 * mean * v, 2 * v**2 + 4 * mean**2 * v)
 
     def begin(self, draws: FloatArray, typical: FloatArray) -> FloatArray:
         """Means with the spread of the data, unit variances."""
@@ -285,6 +300,13 @@ class Poisson(Family):
         if self.exposure is None:
             return theta
         return np.concatenate([theta, np.ones_like(theta)], axis=-1)
+
+    def covariance(self, theta: FloatArray, scale: FloatArray) -> FloatArray:
+        """Of the count in units of its mean; exposures vary by about one."""
+        spread = theta[..., 0] / scale
+        if self.exposure is None:
+            return spread[..., None, None]
+        return symmetric(spread, np.zeros_like(spread), np.ones_like(spread))
 
     def begin(self, draws: FloatArray, typical: FloatArray) -> FloatArray:
         """Rates within a factor of about two of the mean."""

@@ -27,6 +27,7 @@ from fedem.models.chains import filtered_log_densities, lengths, smooth
 from fedem.models.columns import ColumnParameters, Columns
 from fedem.models.components import SMALLEST_MASS, keep_dying
 from fedem.models.mixture import to_numpy
+from fedem.models.spreads import ColumnMetric
 from fedem.protocols import FloatArray, IntArray, Layout, Model
 from fedem.random import Purpose, normals
 
@@ -306,6 +307,16 @@ class HiddenMarkov(Model):
     def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
         """States that explain less than one step do not hold up the others."""
         return keep_dying(self.layout, before, after, self._steps)
+
+    def metric(self, params: MarkovParameters) -> ColumnMetric:
+        """Every statistic in units of its spread."""
+        mass = self.layout.split(self.statistics_of(params))["mass"]
+        often = np.maximum(mass, 0.02 / self.n_states)
+        extra = {
+            "initial": np.sqrt(np.maximum(params.initial, 0.02)),
+            "transitions": np.sqrt(often[:, None] * np.maximum(params.transitions, 0.02)),
+        }
+        return ColumnMetric.at(self.columns, self.layout, params, mass, extra)
 
     # Starts and units.
 

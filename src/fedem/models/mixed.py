@@ -23,6 +23,7 @@ from fedem.models.components import SMALLEST_MASS, keep_dying, normalised
 from fedem.models.imputing import Imputable, draw_columns, interval_columns, mean_columns
 from fedem.models.mixture import MixtureModel
 from fedem.models.rows import check_table
+from fedem.models.spreads import ColumnMetric
 from fedem.protocols import FloatArray, IntArray, Layout
 from fedem.random import Purpose, normals
 
@@ -191,6 +192,10 @@ class MixedMixture(MixtureModel, Imputable):
         moments, observed = emissions.expected(self.columns, params, params.weights)
         parts = {"mass": params.weights, "moments": moments, "observed": observed}
         return self.layout.join(parts)
+
+    def metric(self, params: MixedParameters) -> ColumnMetric:
+        """Every statistic in units of its spread."""
+        return ColumnMetric.at(self.columns, self.layout, params, params.weights)
 
     # Starts and units.
 
