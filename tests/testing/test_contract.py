@@ -14,25 +14,25 @@ from fedem.testing import CHECKS, check_model
 from tests.helpers import make_data
 
 
-class SumsNotMeans(fedem.LinearGaussian):  # type: ignore[misc]
+class SumsNotMeans(fedem.LinearGaussian):
     def expected_statistics(self, data: Any, params: Any, weights: Any = None) -> Any:
         total = data.shape[-2] if weights is None else weights.sum(axis=-1)[..., None]
         return total * super().expected_statistics(data, params, weights)
 
 
-class LongShot(fedem.LinearGaussian):  # type: ignore[misc]
+class LongShot(fedem.LinearGaussian):
     """T goes half as far again as it should."""
 
     def maximize(self, statistics: Any) -> Any:
         return dataclasses.replace(super().maximize(statistics), mean=1.5 * statistics)
 
 
-class Unguarded(Diagonal):  # type: ignore[misc]
+class Unguarded(Diagonal):
     def inside(self, statistics: Any) -> bool:
         return bool(np.all(np.isfinite(statistics)))
 
 
-class WrongLikelihood(Diagonal):  # type: ignore[misc]
+class WrongLikelihood(Diagonal):
     """The E-step forgets the weights of the components, the likelihood does not."""
 
     def expected_statistics(self, data: Any, params: Any, weights: Any = None) -> Any:
@@ -41,28 +41,36 @@ class WrongLikelihood(Diagonal):  # type: ignore[misc]
         return super().expected_statistics(data, flat, weights)
 
 
-class SaysItTakesNaN(Diagonal):  # type: ignore[misc]
+class SaysItTakesNaN(Diagonal):
     @property
     def allows_missing(self) -> bool:
         return True
 
 
-class SinglePrecision(Diagonal):  # type: ignore[misc]
+class SinglePrecision(Diagonal):
     def features(self, xp: Any, rows: Any) -> Any:
         return super().features(xp, rows.astype(np.float32) * rows.dtype.type(1 / 3) * 3)
 
 
-class OneWorkerOnly(fedem.LinearGaussian):  # type: ignore[misc]
+class OneWorkerOnly(fedem.LinearGaussian):
     def expected_statistics(self, data: Any, params: Any, weights: Any = None) -> Any:
         return super().expected_statistics(data.reshape(-1, data.shape[-1]), params, weights)
 
 
-class ForgetsWeights(fedem.LinearGaussian):  # type: ignore[misc]
+class ForgetsWeights(fedem.LinearGaussian):
     def expected_statistics(self, data: Any, params: Any, weights: Any = None) -> Any:
         return super().expected_statistics(data, params)
 
 
+class Shifted(fedem.LinearGaussian):
+    """The E-step pulls towards a place of its own."""
+
+    def expected_statistics(self, data: Any, params: Any, weights: Any = None) -> Any:
+        return super().expected_statistics(data, params, weights) + 0.3
+
+
 BROKEN = [
+    (Shifted(0.5), "fixed points are stationary", "h = 0 must mean a stationary point"),
     (SumsNotMeans(0.5), "statistics average", "must be averages over samples, not sums"),
     (LongShot(0.5), "maximize minimises", "maximize does not minimise the surrogate"),
     (Unguarded(3), "guard holds", "maximize is not finite"),

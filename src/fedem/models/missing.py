@@ -26,10 +26,10 @@ from fedem.errors import DataError
 from fedem.models.gaussian import GaussianMixture
 from fedem.models.imputing import Imputable, latent_numbers, mixture_quantile, pick
 from fedem.models.matrices import outer, pack, unpack
-from fedem.models.mixture import to_numpy
+from fedem.models.mixture import blocks, to_numpy
 from fedem.models.parameters import GaussianParameters
 from fedem.models.patterns import BLOCK_ELEMENTS, Stack, sizes, stacks
-from fedem.models.rows import check_table, combine_seen, seen_moments, total_weight
+from fedem.models.rows import LARGEST, check_table, combine_seen, seen_moments, total_weight
 from fedem.protocols import BoolArray, FloatArray, IntArray, Layout, Metric, Model
 
 
@@ -74,16 +74,17 @@ class MissingGaussianMixture(Model, Imputable):
     ) -> None:
         """Numbers of at most 1e140 in size, or NaN."""
         check_table(data, where, None if self.inner.bound is None else self.inner.n_features)
-        values = to_numpy(data)
-        with np.errstate(invalid="ignore"):
-            bad = ~(np.isnan(values) | (np.abs(values) <= 1e140))
-        if bad.any():
-            row, column = np.argwhere(bad)[0].tolist()
-            name = str(column) if columns is None else repr(columns[column])
-            raise DataError(
-                f"{where}: row {first + row}, column {name} is {values[row, column]}; expected a "
-                "finite number (of at most 1e140), or NaN for a missing value."
-            )
+        for rows, _ in blocks(data, None, data.shape[1]):
+            values = to_numpy(rows)
+            bad = ~(np.isnan(values) | (np.abs(values) <= LARGEST))
+            if bad.any():
+                row, column = np.argwhere(bad)[0].tolist()
+                name = str(column) if columns is None else repr(columns[column])
+                raise DataError(
+                    f"{where}: row {first + row}, column {name} is {values[row, column]}; expected "
+                    "a finite number (of at most 1e140), or NaN for a missing value."
+                )
+            first += len(values)
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
         """The share of values seen in each column, their mean and variance."""
