@@ -70,7 +70,7 @@ def _cut(values: FloatArray, axis: int, pieces: int) -> FloatArray:
         values = np.pad(values, widths)
     n = values.shape[axis - 1]
     shape = (*values.shape[: axis - 1], n * pieces, size, *values.shape[axis + 1 :])
-    return np.ascontiguousarray(np.moveaxis(values.reshape(shape), axis, 0))
+    return np.array(np.moveaxis(values.reshape(shape), axis, 0), order="C")
 
 
 def _forward(
@@ -79,13 +79,14 @@ def _forward(
     """p(state | steps so far) and p(step | steps before), time first: ``(t, ..., n, K)``."""
     alpha = np.empty_like(emissions)
     scales = np.empty(emissions.shape[:-1])
+    ones = np.ones(emissions.shape[-1])  # a product with ones sums a short axis fast
     np.multiply(starts, emissions[0], out=alpha[0])
     for t in range(len(emissions)):
         here = alpha[t]
         if t:
             np.matmul(alpha[t - 1], transitions, out=here)
             here *= emissions[t]
-        np.maximum(here.sum(axis=-1), TINY, out=scales[t])
+        np.maximum(here @ ones, TINY, out=scales[t])
         here /= scales[t][..., None]
     return alpha, scales
 
@@ -98,12 +99,16 @@ def _boundaries(
     begin = np.broadcast_to(initial[..., None, :], (*lead, chains // pieces, k))
     if pieces == 1:
         return Cuts(begin, np.zeros((*lead, chains, k)), np.ones((*lead, chains, k)))
-    step = transitions[..., None, :, :]
-    product = np.broadcast_to(np.eye(k), (*lead, chains, k, k))
+    product, spare = np.zeros((2, *lead, chains, k, k))
+    product[...] = np.eye(k)
+    rows = (*lead, chains * k, k)  # one matrix product for all pieces
     for t in range(len(emissions)):
-        # The first piece's first step has no transition: its starts come from `initial`.
-        product = (product @ step if t else product) * emissions[t][..., None, :]
-        product = product / np.maximum(product.max(axis=(-1, -2), keepdims=True), TINY)
+        if t:  # into the first step of a piece leads `starts`, which has its transition
+            np.matmul(product.reshape(rows), transitions, out=spare.reshape(rows))
+            product, spare = spare, product
+        product *= emissions[t][..., None, :]
+        if t % 8 == 7:
+            product /= np.maximum(product.max(axis=(-1, -2), keepdims=True), TINY)
     through = product.reshape(*lead, chains // pieces, pieces, k, k)
     starts, before = np.empty(through.shape[:-1]), np.zeros(through.shape[:-1])
     ends = np.empty(through.shape[:-1])
@@ -128,8 +133,11 @@ def _boundaries(
 def _scaled(log_emissions: FloatArray, pieces: int) -> tuple[FloatArray, FloatArray]:
     """Densities of each step over their largest, time first, and the log of that."""
     logs = _cut(log_emissions, -2, pieces)
-    top = logs.max(axis=-1)
-    return np.exp(logs - top[..., None]), top
+    top = logs[..., 0].copy()
+    for state in range(1, logs.shape[-1]):  # faster than a reduction over a short axis
+        np.maximum(top, logs[..., state], out=top)
+    logs -= top[..., None]
+    return np.exp(logs, out=logs), top
 
 
 def smooth(
@@ -153,17 +161,21 @@ def smooth(
     paired = _cut(paired if weights is None else paired * weights[..., None], -1, pieces)
     pairs = np.zeros((*lead, k, k))
     beta, back = cuts.betas.copy(), np.swapaxes(transitions, -1, -2)
-    ahead = np.empty_like(beta)
+    ahead, counted = np.empty_like(beta), np.empty_like(beta)
+    everyone = (paired == 1).all(axis=tuple(range(1, paired.ndim)))
     for t in range(len(emissions) - 1, -1, -1):
         np.multiply(emissions[t], beta, out=ahead)
         ahead /= scales[t][..., None]
         alpha[t] *= beta
         before = alpha[t - 1] if t else cuts.before
-        pairs += np.swapaxes(before, -1, -2) @ (ahead * paired[t][..., None])
+        chosen = ahead if everyone[t] else np.multiply(ahead, paired[t][..., None], out=counted)
+        pairs += np.swapaxes(before, -1, -2) @ chosen
         np.matmul(ahead, back, out=beta)
     states = np.moveaxis(alpha, 0, -2).reshape(*lead, n, -1, k)[..., :steps, :]
+    if not alive.all():
+        states = states * alive[..., None]
     log_densities = (np.log(scales) + top).sum(axis=0).reshape(*lead, n, pieces).sum(axis=-1)
-    return Smoothed(states * alive[..., None], pairs * transitions, log_densities)
+    return Smoothed(states, pairs * transitions, log_densities)
 
 
 def filtered_log_densities(

@@ -309,8 +309,8 @@ class Columns:
             _, seen, z, exposure = self._placed(xp, rows, group)
             found = list(group.family.expand(xp, z, exposure))
             if self.missing:
-                there = xp.astype(seen, xp.float64)
-                found = [part * there for part in found]
+                there = xp.ones_like(z) if seen is True else xp.astype(seen, xp.float64)
+                found = found if seen is True else [part * there for part in found]
                 if len(partial):
                     masses.append(there)
             if len(found) == 1:
@@ -321,7 +321,7 @@ class Columns:
         return parts[0] if len(parts) == 1 else xp.concat(parts, axis=0)
 
     def _placed(self, xp: Any, rows: Any, group: Group) -> tuple[Any, Any, Any, Any]:
-        """Raw values, whether seen, values in the frame, and exposures, ``(c, m)`` each."""
+        """Raw values, whether seen (True: all), values in the frame, and exposures; ``(c, m)``."""
         known, where = self.constants, device(rows)
         y = _by_column(xp, rows, group.columns)
         origin, scale = known.origin[group.columns], known.scale[group.columns]
@@ -332,13 +332,16 @@ class Columns:
         seen: Any = True
         if self.missing:
             seen = ~xp.isnan(y)
-            z = xp.where(seen, z, group.family.filler)
+            if bool(xp.all(seen)):
+                seen = True
+            else:
+                z = xp.where(seen, z, group.family.filler)
         if group.exposures is None:
             return y, seen, z, None
         exposure = _by_column(xp, rows, group.exposures)
         exposure = exposure / xp.asarray(known.scale[group.exposures][:, None], device=where)
         if self.missing:  # a count that was exposed to nobody knows what says nothing
-            seen = seen & ~xp.isnan(exposure)
+            seen = ~xp.isnan(exposure) & seen
             exposure = xp.where(seen, exposure, 1.0)
         return y, seen, z, exposure
 
@@ -350,9 +353,12 @@ class Columns:
             scale = xp.asarray(
                 self.constants.scale[group.columns][:, None], device=device(rows), dtype=xp.float64
             )
-            y = xp.where(seen, y, 0.0) if self.missing else y
-            value = group.family.base(xp, y, exposure, scale)
-            total = total + xp.sum(xp.where(seen, value, 0.0) if self.missing else value, axis=0)
+            if seen is True:
+                value = group.family.base(xp, y, exposure, scale)
+            else:
+                value = group.family.base(xp, xp.where(seen, y, 0.0), exposure, scale)
+                value = xp.where(seen, value, 0.0)
+            total = total + xp.sum(value, axis=0)
         return total
 
     def natural(self, params: ColumnParameters) -> tuple[FloatArray, FloatArray]:
