@@ -27,11 +27,11 @@ def keep_dying(
     piece of the layout but the ``common`` ones has the components as its first axis; the first
     piece is ``mass``.
     """
-    old, new = layout.split(before), layout.split(after)
-    mass = old["mass"]
-    dying = (mass < 1 / samples) & ~(new["mass"] >= 2 * SMALLEST_MASS)
+    mass = before[layout.slices["mass"]]
+    dying = (mass < 1 / samples) & ~(after[layout.slices["mass"]] >= 2 * SMALLEST_MASS)
     if not dying.any():
         return after
+    old, new = layout.split(before), layout.split(after)
     share = 2 * SMALLEST_MASS / mass[dying]
     out = {name: value.copy() for name, value in new.items()}
     for name, value in out.items():

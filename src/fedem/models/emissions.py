@@ -15,9 +15,8 @@ import numpy as np
 from fedem.errors import SettingsError
 from fedem.models.categories import Categorical
 from fedem.models.columns import ARRAYS, ColumnParameters, Columns, Group
+from fedem.models.components import SMALLEST_MASS
 from fedem.protocols import FloatArray
-
-SMALLEST_MASS = 1e-12
 
 
 def _collect(
