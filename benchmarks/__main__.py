@@ -28,6 +28,7 @@ from benchmarks.files import bench_files
 from benchmarks.imputation import bench_imputation
 from benchmarks.ledger import bench_ledger, bench_mnist
 from benchmarks.messages import bench_messages
+from benchmarks.models import bench_models
 from benchmarks.rounds import bench_rounds
 from benchmarks.scale import bench_scale
 from benchmarks.theory import bench_theory
@@ -189,8 +190,29 @@ def imputation(console: Console) -> list[dict[str, Any]]:
     return rows
 
 
+def models(console: Console) -> dict[str, Any]:
+    """A full pass of each model beside its counterpart."""
+    found = bench_models()
+    lines = []
+    for name, times in found.items():
+        ours, other = times["fedem"], next(n for n in times if n != "fedem")
+        lines.append(
+            (
+                name,
+                f"{1e3 * ours:.1f}",
+                other,
+                f"{1e3 * times[other]:.1f}",
+                f"{times[other] / ours:.2f}",
+            )
+        )
+    headings = ("model", "fedem, ms", "counterpart", "its ms", "times as fast")
+    show(console, "A full pass of each model, one thread", headings, lines)
+    return found
+
+
 SECTIONS: dict[str, Callable[[Console], Any]] = {
     "speed": speed,
+    "models": models,
     "bytes": bytes_,
     "scale": scale,
     "files": files,

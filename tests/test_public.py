@@ -14,14 +14,16 @@ from fedem import errors
 
 def test_exported_names() -> None:
     assert sorted(fedem.__all__) == sorted(
-        "EM Bernoulli CheckpointError DataError Decreasing Dithering Everyone FaultPlan "
-        "FaultyFederation FedEM FedemError FedemWarning FixedSize GaussianParameters Identity "
-        "InverseWishart LinearGaussian LoopFederation Monitor NumericalError ParquetRows "
-        "RandomSparsification Records Result "
-        "RoundRecord Run Schedule SettingsError StackedFederation Stop Stream SubtractiveDithering "
-        "VRFedEM WireError WorkerData WorkerTables __version__ as_workers block_quantization fit "
-        "gaussian_mixture open_run synthetic_federation Columns FieldTable Imputation Structure "
-        "impute read_ebird read_records simulate_table".split()
+        "Bernoulli Categorical CheckpointError Columns ContractError DataError Decreasing "
+        "Dithering EM Everyone FactorParameters FaultPlan FaultyFederation FedEM FedemError "
+        "FedemWarning FieldTable FixedSize GaussianParameters Identity Imputation "
+        "InverseWishart LinearGaussian LoopFederation MarkovParameters MixedParameters "
+        "Monitor NumericalError ParquetRows Poisson RandomSparsification Records "
+        "RegressionParameters Result RoundRecord Run Schedule SettingsError "
+        "StackedFederation Stop Stream Structure SubtractiveDithering VRFedEM WireError "
+        "WorkerData WorkerTables __version__ as_workers block_quantization factor_analysis "
+        "fit gaussian_mixture hidden_markov impute mixed_mixture open_run pad_sequences ppca "
+        "read_ebird read_records regression_mixture simulate_table synthetic_federation".split()
     )
     for name in fedem.__all__:
         assert hasattr(fedem, name)

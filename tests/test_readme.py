@@ -38,3 +38,11 @@ def test_make_targets_of_the_readme_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"make ([a-z]+)", (ROOT / "README.md").read_text()):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_your_own_model_takes_less_than_sixty_lines() -> None:
+    code = blocks(ROOT / "docs" / "your-own-model.md")[0]
+    model = code[: code.index("rng = ")]
+    assert "class Lifetimes(Model)" in model
+    assert len(model.strip().splitlines()) < 70
+    assert len([line for line in model.splitlines() if line.strip()]) < 60

@@ -30,10 +30,12 @@ from fedem.datasets import (
     WorkerData,
     WorkerTables,
     as_workers,
+    pad_sequences,
     synthetic_federation,
 )
 from fedem.errors import (
     CheckpointError,
+    ContractError,
     DataError,
     FedemError,
     FedemWarning,
@@ -44,7 +46,23 @@ from fedem.errors import (
 from fedem.federations import FaultPlan, FaultyFederation, LoopFederation, StackedFederation
 from fedem.fitting import Result, fit, open_run
 from fedem.limits import Monitor, Stop
-from fedem.models import GaussianParameters, InverseWishart, LinearGaussian, gaussian_mixture
+from fedem.models import (
+    Categorical,
+    FactorParameters,
+    GaussianParameters,
+    InverseWishart,
+    LinearGaussian,
+    MarkovParameters,
+    MixedParameters,
+    Poisson,
+    RegressionParameters,
+    factor_analysis,
+    gaussian_mixture,
+    hidden_markov,
+    mixed_mixture,
+    ppca,
+    regression_mixture,
+)
 from fedem.records import Records, RoundRecord
 from fedem.rounds import Run
 
@@ -61,14 +79,22 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "MarkovParameters",
+    "hidden_markov",
+    "pad_sequences",
+    "RegressionParameters",
+    "regression_mixture",
     "EM",
     "Bernoulli",
+    "Categorical",
     "CheckpointError",
     "Columns",
+    "ContractError",
     "DataError",
     "Decreasing",
     "Dithering",
     "Everyone",
+    "FactorParameters",
     "FaultPlan",
     "FaultyFederation",
     "FedEM",
@@ -82,9 +108,11 @@ __all__ = [
     "InverseWishart",
     "LinearGaussian",
     "LoopFederation",
+    "MixedParameters",
     "Monitor",
     "NumericalError",
     "ParquetRows",
+    "Poisson",
     "RandomSparsification",
     "Records",
     "Result",
@@ -104,10 +132,13 @@ __all__ = [
     "__version__",
     "as_workers",
     "block_quantization",
+    "factor_analysis",
     "fit",
     "gaussian_mixture",
     "impute",
+    "mixed_mixture",
     "open_run",
+    "ppca",
     "read_ebird",
     "read_records",
     "simulate_table",

@@ -18,7 +18,14 @@ from fedem.compressors.precision import Precision, check_precision, round_random
 from fedem.datasets.reading import match_columns, read_table
 from fedem.datasets.sources import ParquetRows, Source
 from fedem.datasets.workers import as_workers
-from fedem.errors import CheckpointError, FedemWarning, SettingsError, check_count, check_type
+from fedem.errors import (
+    CheckpointError,
+    FedemWarning,
+    SettingsError,
+    check_count,
+    check_range,
+    check_type,
+)
 from fedem.federations import FEDERATIONS
 from fedem.ledger import Ledger
 from fedem.limits import PATIENCE, Callback, Monitor, Stop
@@ -93,6 +100,28 @@ class Result:
     def predict(self, data: Any) -> IntArray:
         """The most likely component of each row."""
         return np.argmax(self.predict_proba(data), axis=-1).astype(np.int64)
+
+    def impute(self, data: Any) -> FloatArray:
+        """Rows with NaN replaced by posterior means (of categories: the likeliest code)."""
+        return np.asarray(self._imputable().impute(*self._inner(data)))
+
+    def impute_draws(self, data: Any, draws: int = 5, seed: int = 0) -> FloatArray:
+        """Random completions from the posterior, ``(draws, rows, columns)``."""
+        draws, seed = check_count("draws", draws), check_seed(seed)
+        return np.asarray(self._imputable().draw(*self._inner(data), draws, seed))
+
+    def impute_intervals(self, data: Any, level: float = 0.9) -> tuple[FloatArray, FloatArray]:
+        """Lower and upper ends of central predictive intervals of what is NaN."""
+        check_range("level", level, 0, 1, open_low=True, open_high=True)
+        return self._imputable().intervals(*self._inner(data), level)
+
+    def _imputable(self) -> Any:
+        if not hasattr(self.model, "impute"):
+            raise SettingsError(
+                "this model has no missing values to impute: use mixed_mixture(...) or "
+                "gaussian_mixture(..., missing=True)."
+            )
+        return self.model
 
     def _inner(self, data: Any) -> tuple[Any, Any]:
         """Checked rows, and the parameters in the units of the statistics.

@@ -105,6 +105,11 @@ class Model(ABC):
     ) -> None:
         """Raise `DataError` naming ``where`` if these rows, from number ``first``, are no good."""
 
+    @property
+    def allows_missing(self) -> bool:
+        """Whether NaN means a value missing at random; if not, `check` refuses it."""
+        return False
+
     @abstractmethod
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
         """What a worker tells once, in the opening exchange: averages over its samples."""

@@ -44,6 +44,8 @@ class Purpose(IntEnum):
     IMPUTATION = 22
     SIMULATION = 23
     CELLS = 24
+    TESTING = 30
+    COMPLETION = 31
 
 
 def check_seed(seed: int) -> int:

@@ -66,6 +66,7 @@ ALLOWED: dict[str, set[str]] = {
         "rounds",
         "wire",
     },
+    "testing": {"errors", "protocols", "random", "algorithms", "datasets", "federations"},
     "theory": {
         "errors",
         "protocols",
@@ -98,8 +99,8 @@ ALLOWED: dict[str, set[str]] = {
 }
 FOREIGN: dict[str, set[str]] = {
     "numpy": set(ALLOWED) | {"cli"},
-    "scipy": {"random", "wire", "imputation"},
-    "array_api_compat": {"models", "datasets", "federations"},
+    "scipy": {"random", "wire", "imputation", "models"},
+    "array_api_compat": {"models", "datasets", "federations", "testing"},
     "safetensors": {"storage"},
     "polars": {"records", "ledger", "datasets", "experiments", "imputation"},
     "sklearn": {"datasets"},

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import fedem
 from fedem.models import GaussianParameters
 from fedem.protocols import FloatArray
+from fedem.testing import check_model
 from tests.helpers import KINDS, bind, make_data, make_model
 
 each = pytest.mark.parametrize("kind", KINDS)
@@ -37,6 +38,13 @@ def setup(kind: str, seed: int = 0, **options: Any) -> tuple[Any, list[FloatArra
 
 def pooled(model: Any, tables: list[FloatArray], params: Any) -> FloatArray:
     return model.expected_statistics(np.concatenate(tables), params)
+
+
+@each
+@each_prior
+def test_the_contract_is_kept(kind: str, options: dict[str, Any]) -> None:
+    options = {n: v for n, v in options.items() if (n, kind) != ("covariance_prior", "known")}
+    check_model(make_model(kind, **options), make_data(0))
 
 
 @each

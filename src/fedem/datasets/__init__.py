@@ -1,5 +1,6 @@
 """Data of many workers: intake, files, streams, generators and partitions."""
 
+from fedem.datasets.sequences import pad_sequences
 from fedem.datasets.sources import ParquetRows, Source, Stream
 from fedem.datasets.synthetic import sample_mixture, synthetic_federation
 from fedem.datasets.tables import Workers, WorkerTables
@@ -13,6 +14,7 @@ __all__ = [
     "WorkerTables",
     "Workers",
     "as_workers",
+    "pad_sequences",
     "sample_mixture",
     "synthetic_federation",
 ]

@@ -9,6 +9,7 @@ import numpy as np
 from fedem.errors import SettingsError
 from fedem.models.covariances import Diagonal, Full, Known, Spherical, StreamedTied, Tied
 from fedem.models.gaussian import GaussianMixture
+from fedem.models.missing import MissingGaussianMixture
 from fedem.models.parameters import InverseWishart
 from fedem.protocols import FloatArray
 
@@ -27,7 +28,8 @@ def gaussian_mixture(
     weight_concentration: float = 1.0,
     covariance_prior: InverseWishart | None = None,
     second_moment: Literal["constant", "statistic"] = "constant",
-) -> GaussianMixture:
+    missing: bool = False,
+) -> GaussianMixture | MissingGaussianMixture:
     """A Gaussian mixture with covariance ``full``, ``diag``, ``spherical``, ``tied`` or ``known``.
 
     ``known`` needs ``known_covariance``, ``(d, d)`` in the user's units. No eigenvalue of a
@@ -37,7 +39,17 @@ def gaussian_mixture(
 
     For ``tied``, ``second_moment`` says whether the data's second moment is a ``constant`` of the
     opening exchange or a ``statistic`` of every message, which streams need.
+
+    With ``missing=True`` (``full`` and ``diag``) NaN is a value missing at random, handled exactly:
+    fit, likelihood and responsibilities use what was seen, and a result can `impute`.
     """
+    if missing:
+        if covariance not in ("full", "diag"):
+            raise SettingsError(
+                f"missing=True goes with covariance 'full' or 'diag'; got {covariance!r}."
+            )
+        settings = (covariance_floor, weight_concentration, covariance_prior)
+        return MissingGaussianMixture(COVARIANCES[covariance](n_components, *settings))
     if str(covariance) not in COVARIANCES:
         names = ", ".join(COVARIANCES)
         raise SettingsError(f"covariance must be one of {names}; got {covariance!r}.")

@@ -27,6 +27,7 @@ from fedem.errors import (
     check_range,
     check_type,
 )
+from fedem.models.components import SMALLEST_MASS, keep_dying
 from fedem.models.matrices import outer, pack, unpack
 from fedem.models.metric import GaussianMetric
 from fedem.models.mixture import MixtureModel
@@ -40,9 +41,6 @@ from fedem.models.parameters import (
 from fedem.models.rows import check_rows, combine_moments, moments
 from fedem.protocols import FloatArray, IntArray, Layout
 from fedem.random import Purpose, normals
-
-SMALLEST_MASS = 1e-12
-"""T is not defined where a component has no mass; below this it counts as none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,23 +293,8 @@ class GaussianMixture(MixtureModel):
         return bool(np.all(np.isfinite(covariances))) and self.all_positive(covariances, slack)
 
     def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
-        """Components that explain less than one sample keep mean, covariance and a trace of mass.
-
-        Otherwise the guard would shorten every step of all others for the sake of a dying one.
-        """
-        k = self.n_components
-        dying = (before[:k] < 1 / self.constants.samples) & ~(after[:k] >= 2 * SMALLEST_MASS)
-        if not dying.any():
-            return after
-        out = after.copy()
-        old, new = self.layout.split(before), self.layout.split(out)
-        share = 2 * SMALLEST_MASS / before[:k][dying]
-        for name, value in new.items():
-            if name == "total":  # belongs to no component
-                continue
-            extra = (None,) * (value.ndim - 1)
-            value[dying] = old[name][dying] * share[(..., *extra)]
-        return self.layout.join(new)
+        """Components that explain less than one sample do not hold up the others."""
+        return keep_dying(self.layout, before, after, self.constants.samples, common=("total",))
 
     def surrogate(self, statistics: FloatArray, params: GaussianParameters) -> FloatArray:
         """psi(theta) + R(theta) - <s, phi(theta)> in the frame's units, up to a constant."""

@@ -126,6 +126,10 @@ class MixtureModel(Model):
         """Sums over the samples of ``(..., f, m)`` features that no component changes, or None."""
         return None
 
+    def base(self, xp: Any, rows: Any) -> Any:
+        """The part of log p(y) of raw rows that no parameter changes, ``(m, columns) -> (m,)``."""
+        return 0.0
+
     def _logits(self, xp: Any, data: Any, params: Any) -> Callable[[Any], tuple[Any, Any]]:
         """A function from raw rows to features ``(..., f, m)`` and logits ``(..., K, m)``."""
         intercepts, slopes = self.natural(params)
@@ -217,7 +221,10 @@ class MixtureModel(Model):
             features, joint = logits(rows)
             top = xp.max(joint, axis=-2, keepdims=True)
             total = xp.log(xp.sum(xp.exp(joint - top), axis=-2)) + top[..., 0, :]
-            yield total + carrier(xp, features), w
+            base = self.base(xp, xp.reshape(rows, (-1, rows.shape[-1])))
+            if not isinstance(base, float):
+                base = xp.reshape(base, rows.shape[:-1])
+            yield total + carrier(xp, features) + base, w
 
     def score_samples(self, data: Any, params: Any) -> FloatArray:
         """log p(y; theta) of each row, ``(..., samples)``, in the user's units."""

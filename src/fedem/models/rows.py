@@ -17,6 +17,19 @@ LARGEST = 1e140
 """Larger numbers cannot be squared in doubles with room to spare."""
 
 
+def check_table(data: Any, where: str, expected: int | None = None) -> None:
+    """Raise `DataError`, naming ``where``, unless this has rows and (so many) columns."""
+    if data.ndim != 2 or data.shape[1] == 0:
+        raise DataError(
+            f"{where}: expected a table (rows, columns) with at least one column; "
+            f"got shape {tuple(data.shape)}."
+        )
+    if data.shape[0] == 0:
+        raise DataError(f"{where} has no rows; expected at least one: leave out what is empty.")
+    if expected is not None and data.shape[1] != expected:
+        raise DataError(f"{where}: expected {expected} columns; got {data.shape[1]}.")
+
+
 def check_rows(
     data: Any,
     where: str,
@@ -28,15 +41,7 @@ def check_rows(
 
     ``first`` is the number of the first row, where this is a part of a table.
     """
-    if data.ndim != 2 or data.shape[1] == 0:
-        raise DataError(
-            f"{where}: expected a table (rows, columns) with at least one column; "
-            f"got shape {tuple(data.shape)}."
-        )
-    if data.shape[0] == 0:
-        raise DataError(f"{where} has no rows; expected at least one: leave out what is empty.")
-    if expected is not None and data.shape[1] != expected:
-        raise DataError(f"{where}: expected {expected} columns; got {data.shape[1]}.")
+    check_table(data, where, expected)
     xp = array_namespace(data)
     for rows, _ in blocks(data, None, data.shape[1]):
         good = xp.isfinite(rows)
@@ -93,3 +98,45 @@ def combine_moments(
     away = means - mean
     between = pack((away.T * shares) @ away) if full else shares @ away**2
     return {"mean": mean, "scatter": shares @ summaries["scatter"] + between}
+
+
+def total_weight(data: Any, weights: Any | None) -> FloatArray:
+    """The sum of the weights."""
+    if weights is None:
+        return np.full(data.shape[:-2], float(data.shape[-2]))
+    return to_numpy(weights).sum(axis=-1)
+
+
+def seen_moments(data: Any, weights: Any | None) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Share of values seen, their mean and, about it, mean square: ``(..., d)`` each.
+
+    Two passes, like `moments`; where nothing was seen, mean and square are 0.
+    """
+    xp = array_namespace(data)
+    counts: Any = 0.0
+    sums: Any = 0.0
+    for rows, w in blocks(data, weights, data.shape[-1]):
+        seen = ~xp.isnan(rows)
+        y = xp.where(seen, xp.astype(rows, xp.float64), 0.0)
+        there = xp.astype(seen, xp.float64)
+        counts = counts + xp.sum(there if w is None else there * w[..., None], axis=-2)
+        sums = sums + xp.sum(y if w is None else y * w[..., None], axis=-2)
+    some = xp.where(counts > 0, counts, 1.0)
+    mean = sums / some
+    squares: Any = 0.0
+    for rows, w in blocks(data, weights, data.shape[-1]):
+        y = xp.astype(rows, xp.float64) - mean[..., None, :]
+        y = xp.where(xp.isnan(y), 0.0, y)
+        squares = squares + xp.sum(y * y if w is None else y * y * w[..., None], axis=-2)
+    shares = to_numpy(counts) / total_weight(data, weights)[..., None]
+    return shares, to_numpy(mean), to_numpy(squares / some)
+
+
+def combine_seen(summaries: Mapping[str, FloatArray], shares: FloatArray) -> dict[str, FloatArray]:
+    """``observed``, ``mean`` and ``scatter`` of a union: parts count by what they saw."""
+    seen = shares[:, None] * summaries["observed"]
+    total = seen.sum(axis=0)
+    part = seen / np.where(total > 0, total, 1.0)
+    mean = (part * summaries["mean"]).sum(axis=0)
+    scatter = (part * (summaries["scatter"] + (summaries["mean"] - mean) ** 2)).sum(axis=0)
+    return {"observed": total, "mean": mean, "scatter": scatter}
