@@ -107,8 +107,11 @@ def test_an_unknown_experiment_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no experiment 'synthetics'; choose among synthetic"):
         load_experiment("synthetics")
     own = tmp_path / "own.toml"
-    own.write_text(GOOD)
-    assert load_experiment("synthetic", config=own).title == "T"
+    own.write_text(
+        GOOD.replace("[runs.one]", "[runs.FedEM]").replace("[runs.two]", "[runs.VR-FedEM]")
+    )
+    mine = load_experiment("synthetic", config=own)
+    assert (mine.title, mine.source, mine.extra) == ("T", str(own), ())
 
 
 def test_the_file_of_a_job_depends_on_everything() -> None:

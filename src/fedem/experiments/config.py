@@ -108,13 +108,15 @@ def load_experiment(name: str, quick: bool = False, config: Path | None = None) 
     other = read_config(text, name, str(config), quick)
     if name in TABLES:
         return replace(other, source=str(config))
-    missing = [run for run in own.runs if run not in other.runs]
+    bases = {run.split(",")[0] for run in other.runs}  # what varies stands behind a comma
+    missing = sorted({run.split(",")[0] for run in own.runs} - bases)
     if missing:  # figures and claims are about these
         raise SettingsError(
             f"{config}: {name} also needs the runs {', '.join(missing)}; you may change their "
             "settings, and add runs of your own."
         )
-    extra = tuple(run for run in other.runs if run not in own.runs)
+    known = {run.split(",")[0] for run in own.runs}
+    extra = tuple(run for run in other.runs if run.split(",")[0] not in known)
     return replace(other, source=str(config), extra=extra)
 
 
