@@ -18,14 +18,15 @@ from pathlib import Path
 import polars, scipy.special
 import fedem
 from benchmarks.timing import peak_memory
-from tests.real import air_quality
+from tests.real import AIR, air_quality
 
 stations = air_quality(Path(sys.argv[1]))
 model = fedem.gaussian_mixture(4, "full", missing=True)
 algorithm = fedem.FedEM(fedem.Dithering(8, block="row"), in_metric=True, step_size=0.5)
 fedem.fit(model, {"one": next(iter(stations.values()))}, algorithm, rounds=2)
 before = peak_memory()
-result = fedem.fit(model, stations, algorithm, rounds=8, seed=1)
+workers = fedem.WorkerTables(list(stations.values()), list(stations), tuple(AIR))  # in their file
+result = fedem.fit(model, workers, algorithm, rounds=8, seed=1)
 print(json.dumps({
     "rows": int(sum(rows.shape[0] for rows in stations.values())),
     "before": before,

@@ -189,12 +189,12 @@ class Columns:
         xp = array_namespace(data)
         for rows, _ in blocks(data, None, data.shape[-1]):
             for group in self.groups:
-                y = _columns(xp, rows, group.columns)
+                y = xp.astype(_columns(xp, rows, group.columns), xp.float64, copy=False)
                 bad = ~group.family.allowed(xp, y)
                 bad = bad & ~xp.isnan(y) if self.missing else bad
                 self._complain(rows, bad, group.columns, group.family.support, where, first)
                 if group.exposures is not None:
-                    e = _columns(xp, rows, group.exposures)
+                    e = xp.astype(_columns(xp, rows, group.exposures), xp.float64, copy=False)
                     bad = ~(xp.isnan(e) | ((e > 0) & (e <= 1e140)))
                     words = "a positive exposure"
                     self._complain(rows, bad, group.exposures, words, where, first)

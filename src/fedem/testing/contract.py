@@ -209,6 +209,7 @@ def guard_holds(on: Subject) -> None:
 def float32_is_exact(on: Subject) -> None:
     """Single-precision rows give the answer of the same numbers in doubles."""
     single = as_float32(on.rows)
+    on.model.check(single, "rows in single precision")
     double = single.astype(np.float64)
     got = on.model.expected_statistics(single, on.start)
     gap = apart(on.model.expected_statistics(double, on.start), got)
