@@ -44,6 +44,7 @@ class Purpose(IntEnum):
     IMPUTATION = 22
     SIMULATION = 23
     CELLS = 24
+    FIELD_RECORDS = 25
     TESTING = 30
     COMPLETION = 31
 

@@ -160,3 +160,10 @@ def test_oystercatchers_by_site_owners(data_dir: Path) -> None:
     # Nothing that grows with the number of cells leaves a worker: L x 20 numbers, not 138 x 240.
     up = result.ledger.counts[2, 0, 1].mean() / result.rounds
     assert up < 240 * 20
+
+
+def test_settings_of_modes_are_taken_as_given() -> None:
+    table = small_table()
+    assert impute(table, mode="cell", rank=1, penalty=0.0, rounds=2).solver.structure.penalty == 0
+    with pytest.raises(fedem.SettingsError, match="takes no site_covariates"):
+        impute(table, mode="cell", site_covariates=np.ones((3, 2)), rounds=1)

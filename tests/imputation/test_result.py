@@ -185,3 +185,23 @@ def test_wood_thrush_is_ten_percent_better_than_additive(data_dir: Path) -> None
     additive = pooled_error(table, Structure(0, 1.0, 0.1, 0.1), held)
     assert result.score(held) < 0.9 * additive
     assert result.score(held) < 0.44
+
+
+def test_transform_minds_the_family_and_says_what_it_leaves_out() -> None:
+    table = small_table()
+    result = impute(table, rank=1, rounds=3)
+    with pytest.raises(fedem.DataError, match="with the family of the fit"):
+        result.transform(small_table("poisson"))
+    with pytest.warns(fedem.FedemWarning, match="sites that the fit knows were left out"):
+        result.transform(table)
+
+
+@pytest.mark.parametrize("family", ["poisson", "bernoulli"])
+def test_draws_of_counts_stay_about_the_estimate(family: str) -> None:
+    """Draws are made about a damped mode: trends lie within their bands."""
+    table = small_table(family, workers=3, records=400)
+    result = impute(table, structure=Structure(2, 1.0, 0.5, 0.5), rounds=6)
+    trend = result.trend(draws=30)
+    estimate, low, high = (np.asarray(trend[k]) for k in ("estimate", "lower", "upper"))
+    assert np.mean((estimate < low) | (estimate > high)) < 0.2
+    assert np.all(high < 100 * (1 + estimate))

@@ -17,7 +17,7 @@ from fedem.cli.options import parse_compressor
 from fedem.errors import FedemWarning, SettingsError
 from fedem.imputation import Columns, FieldTable, Imputation, impute, read_ebird, read_records
 from fedem.imputation.bins import Unit
-from fedem.imputation.fit import Mode
+from fedem.imputation.fit import ROUNDS, Mode
 from fedem.records import RoundRecord
 
 
@@ -43,7 +43,7 @@ class Options:
     mode: str
     rank: int | None
     penalty: float | None
-    rounds: int
+    rounds: int | None
     participation: float
     compressor: str | None
     level: float
@@ -122,7 +122,8 @@ def _fit(table: FieldTable, options: Options, console: Console) -> Imputation:
         console=console,
     )
     with bar as progress:
-        task = progress.add_task("", total=options.rounds, detail="")
+        total = options.rounds or ROUNDS.get(options.mode)
+        task = progress.add_task("", total=total, detail="")
 
         def show(record: RoundRecord) -> None:
             text = f"|H|² {record.squared_H:.1e}, then rank and penalty"

@@ -241,7 +241,9 @@ def impute(
     mode: Annotated[str, typer.Option(help="observed, cell, paper or site-owner.")] = "observed",
     rank: Annotated[int | None, typer.Option(min=0, help="Chosen if left out.")] = None,
     penalty: Annotated[float | None, typer.Option(min=0, help="Chosen if left out.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 10,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds; as many as the mode needs if left out.")
+    ] = None,
     participation: Annotated[
         float, typer.Option("--participation", "-p", help="Share of workers in a round.")
     ] = 1.0,
@@ -249,7 +251,7 @@ def impute(
         str | None,
         typer.Option(help="none, dithering:LEVELS, block:SIZE, subtractive:NOISE, sparse:SHARE."),
     ] = None,
-    level: Annotated[float, typer.Option(help="Of intervals.")] = 0.9,
+    level: Annotated[float, typer.Option(min=0.01, max=0.999, help="Of intervals.")] = 0.9,
     seed: Annotated[int, typer.Option(min=0, help="Seed of groups and algorithm.")] = 0,
     json_output: Annotated[
         bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")

@@ -60,7 +60,7 @@ def _run_in_processes(jobs: Sequence[Job], folder: Path, processes: int, notify:
                 job = busy[link]
                 try:
                     message = json.loads(link.recv_bytes())
-                except EOFError:
+                except (EOFError, ConnectionResetError):
                     raise FedemError(f"the process of {_title(job)} died: out of memory?") from None
                 if "error" in message:
                     raise FedemError(f"{_title(job)}: {message['error']}")

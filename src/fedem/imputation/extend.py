@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
 
-from fedem.errors import DataError, SettingsError
+from fedem.errors import DataError, FedemWarning, SettingsError
 from fedem.imputation.bins import Bins
 from fedem.imputation.lowrank import TableParameters
 from fedem.imputation.rows import newton, site_side, time_side
@@ -26,6 +27,11 @@ def extend(
     if other.bins.unit != fitted.bins.unit:
         raise DataError(
             f"the fit has one column a {fitted.bins.unit}, these records one a {other.bins.unit}."
+        )
+    if other.family.describe() != fitted.family.describe():
+        raise DataError(
+            f"the fit has {fitted.family.describe()}, these records {other.family.describe()}: "
+            "read them with the family of the fit."
         )
     if params.covariates.count:
         raise SettingsError("a fit with covariates cannot be carried to other sites or dates.")
@@ -53,6 +59,13 @@ def _merge(fitted: FieldTable, other: FieldTable) -> tuple[FieldTable, IntArray]
     bins = Bins(fitted.bins.unit, first, last - first)
     site = np.array([places[name] for name in other.sites], dtype=np.int64)[other.site]
     new = site >= len(fitted.sites)
+    if not new.all():
+        warnings.warn(
+            f"{int((~new).sum())} cells of sites that the fit knows were left out: of those the "
+            "fitted records count. Fit again to use them.",
+            FedemWarning,
+            stacklevel=4,
+        )
     workers = [*fitted.workers, *(f"{name} (new)" for name in other.workers)]
     owner = [
         np.repeat(np.arange(len(t.workers)), np.diff(t.offsets)) + shift

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal, final
 
+import numpy as np
+
 from fedem.algorithms import Everyone, FedEM
 from fedem.compressors import Dithering
 from fedem.datasets.workers import WorkerData
-from fedem.errors import SettingsError, check_count, check_type
+from fedem.errors import NumericalError, SettingsError, check_count, check_type
 from fedem.fitting import fit
 from fedem.imputation.cell import CellRun
 from fedem.imputation.choice import Choice, choose
@@ -35,7 +37,7 @@ cells, a third of which is one level, is about six standard deviations: 1.5 bits
 QUANTISER_OF_COUNTS = Dithering(levels=3, norm=2, block=32, scales="bfloat16")
 """Counts themselves have long tails: a scale for fewer of them."""
 QUANTISER_OF_TIMES = Dithering(levels=3, norm=inf, block="row", scales="bfloat16")
-_ROUNDS = {"observed": 10, "cell": 200, "site-owner": 100}
+ROUNDS = {"observed": 10, "cell": 200, "site-owner": 100}
 _PILOT_ROUNDS = 5
 _SWEEPS, _TOLERANCE = 500, 1e-7
 """How T(S) is finished."""
@@ -82,7 +84,8 @@ class _Job:
         """Settings that a mode has no use for."""
         standard = {"batch_size": BATCH, "batch": "grid"}
         for name in names:
-            if getattr(self, name) != standard.get(name):
+            value = getattr(self, name)
+            if (value is not None) if name not in standard else (value != standard[name]):
                 raise SettingsError(f"mode {mode!r} takes no {name}.")
 
 
@@ -144,7 +147,7 @@ def impute(
     data = table if isinstance(table, FieldTable) else read_records(table)
     data.warn()
     if all(limit is None for limit in (rounds, epochs, max_bytes, seconds)):
-        rounds, epochs = (None, EPOCHS) if mode == "paper" else (_ROUNDS[mode], None)
+        rounds, epochs = (None, EPOCHS) if mode == "paper" else (ROUNDS[mode], None)
     if structure is not None:
         check_type("structure", structure, Structure, "Structure(rank=2, penalty=5)")
         if rank is not None or penalty is not None:
@@ -174,7 +177,13 @@ def impute(
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(check_count("threads", threads)):
-        return modes[mode](job)
+        try:
+            return modes[mode](job)
+        except np.linalg.LinAlgError as error:
+            raise NumericalError(
+                f"the cells do not determine the fit ({error}): raise the penalties, or take a "
+                "lower rank."
+            ) from None
 
 
 def _observed(job: _Job) -> Imputation:
@@ -220,7 +229,9 @@ def _cell(job: _Job) -> Imputation:
     job.refuse("cell", "batch_size", "batch", "site_covariates", "time_covariates", "step_size")
     table, seed = job.table, job.seed
     pilot = job.structure or Structure(
-        rank=2 if job.rank is None else job.rank, penalty=job.penalty or 1.0, effects=False
+        rank=2 if job.rank is None else job.rank,
+        penalty=1.0 if job.penalty is None else job.penalty,
+        effects=False,
     )
     run = CellRun(table, Solver(table.family, pilot, seed=seed), job.settings(), seed)
     choice: Choice | None = None
@@ -296,8 +307,12 @@ def _site_owner(job: _Job) -> Imputation:
         smoothing=10.0,
         seasonality=30.0 if job.seasons else 0.0,
     )
+    if chosen.rank == 0:
+        raise SettingsError(
+            "mode 'site-owner' needs rank >= 1: a site's factors are what is latent."
+        )
     model = SiteOwner(
-        table.bins.count, max(1, chosen.rank), chosen.penalty, chosen.smoothing, chosen.seasonality
+        table.bins.count, chosen.rank, chosen.penalty, chosen.smoothing, chosen.seasonality
     )
     result = fit(
         model,

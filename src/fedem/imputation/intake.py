@@ -163,7 +163,9 @@ def scan(source: Any, names: Sequence[str]) -> tuple[Any, str]:
             f"no column {absent[0]!r}; there are {', '.join(map(repr, present[:12]))}. "
             "Name the columns with Columns(...)."
         )
-    return frame.with_row_index("line", offset=first).select("line", *names), unit
+    if "line" in names:
+        raise DataError("a column called 'line' cannot be used: rename it first.")
+    return frame.select(*names).with_row_index("line", offset=first), unit
 
 
 def _from_pandas(source: Any, names: Sequence[str]) -> Any:
@@ -176,7 +178,8 @@ def _from_pandas(source: Any, names: Sequence[str]) -> Any:
             series = source[name]
             plain = series.to_numpy()
             if plain.dtype.kind == "O":
-                plain = [None if v is None or v != v else str(v) for v in series.tolist()]
+                missing = series.isna()
+                plain = [None if gone else str(v) for v, gone in zip(series, missing, strict=True)]
             columns[str(name)] = plain
     return pl.DataFrame(columns)
 
@@ -288,7 +291,8 @@ def _checked(frame: Any, family: Family) -> Any:
     """Rows with their day, number, whether the value is missing, and why they are bad."""
     import polars as pl
 
-    whole = pl.col("date").str.slice(0, 10)
+    shaped = pl.col("date").str.contains(r"^(1[5-9]|2[01])\d\d(-\d\d(-\d\d([T ].*)?)?)?$")
+    whole = pl.when(shaped).then(pl.col("date").str.slice(0, 10))
     padded = (
         pl.when(whole.str.len_chars() == 4)
         .then(whole + "-01-01")

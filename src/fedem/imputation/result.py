@@ -135,7 +135,7 @@ class Imputation:
         rows, columns = self._indices(sites, times)
         out = np.empty((count, len(rows)))
         for index, params in enumerate(self._parameters(count)):
-            u = uniforms(self.seed, index, Purpose.IMPUTATION, _ZERO + 1, len(rows))[0]
+            u = uniforms(self.seed, index, Purpose.FIELD_RECORDS, _ZERO, len(rows))[0]
             theta = params.theta(rows, columns)
             out[index] = self.solver.family.draw(theta, self.dispersion, u)
         return out

@@ -91,7 +91,9 @@ class Side:
         width = right.shape[1]
         if self.lags:
             return _solve_banded(information, right, self.ridge, self.lags, noise)
-        system = information + np.diag(self.ridge) + 1e-12 * np.eye(width)
+        system = information + np.diag(self.ridge)
+        size = np.einsum("...ii->...i", system).max(axis=-1)[..., None, None]
+        system = system + (1e-12 + 1e-10 * size) * np.eye(width)
         out = np.linalg.solve(system, right[..., None])[..., 0]
         if noise is not None:
             factor = np.linalg.cholesky(system)
@@ -177,7 +179,7 @@ def _solve_banded(
     for i in range(width):
         for j in range(i, width):
             band[upper + i - j, j::width] += information[:, i, j]
-    band[upper].reshape(count, width)[:] += ridge + 1e-12
+    band[upper].reshape(count, width)[:] += ridge + 1e-12 + 1e-10 * band[upper].max()
     for lag, strength in lags:
         diagonal = band[upper].reshape(count, width)
         diagonal[lag:] += strength

@@ -189,7 +189,7 @@ def leading(matrix: Any, rank: int, seed: int) -> tuple[FloatArray, FloatArray, 
     if not np.any(matrix @ probe):  # nothing in it: the iteration would have no start
         return np.zeros((rows, rank)), np.zeros(rank), np.zeros((columns, rank))
     if rank >= few:  # the iteration needs room; such a table is small
-        whole = matrix @ np.eye(columns)
+        whole = matrix @ np.eye(columns) if columns <= rows else (matrix.T @ np.eye(rows)).T
         left, values, right = np.linalg.svd(whole, full_matrices=False)
         pad = max(0, rank - few)
         left = np.pad(left, ((0, 0), (0, pad)))[:, :rank]

@@ -12,7 +12,7 @@ from typing import final
 import numpy as np
 
 from fedem.imputation.lowrank import Cells, TableParameters
-from fedem.imputation.rows import Side
+from fedem.imputation.rows import Side, newton
 from fedem.imputation.sweeps import Solver
 from fedem.protocols import FloatArray, IntArray
 from fedem.random import Purpose, normals
@@ -20,6 +20,8 @@ from fedem.random import Purpose, normals
 _ZERO = np.zeros(1, dtype=np.int64)
 GIBBS = 5
 """Sweeps between draws."""
+NEWTON = 3
+"""Damped steps to the mode that a draw is made about."""
 
 
 @final
@@ -77,15 +79,21 @@ class Uncertainty:
     def _conditional(
         self, side: Side, params: TableParameters, of_sites: bool, seed: int, place: int
     ) -> FloatArray:
-        """One side's rows drawn given the other's, by a Newton step and its curvature."""
+        """One side's rows drawn given the other's: about their mode, with its curvature."""
         cells, family = self.cells, self.solver.family
         rows = params.sites if of_sites else params.times
         theta = params.theta(cells.sites, cells.times)
+        if not family.quadratic:  # an undamped step from a draw far out would run away
+            rest = theta - side.contribution(rows)
+            for _ in range(NEWTON):
+                rows = newton(side, family, rows, rest, cells.weights, cells.sums)
+            theta = rest + side.contribution(rows)
         score = cells.sums - cells.weights * family.mean(theta)
         information = side.information(cells.weights * family.variance(theta), len(rows))
+        step = side.gradient(score, rows) if family.quadratic else np.zeros_like(rows)
         noise = normals(seed, place, Purpose.IMPUTATION, _ZERO, max(1, rows.size))[0]
         noise = np.sqrt(self.dispersion) * noise[: rows.size].reshape(rows.shape)
-        return rows + side.solve(information, side.gradient(score, rows), noise)
+        return rows + side.solve(information, step, noise)
 
 
 def _regressors(rows: FloatArray, effects: bool) -> FloatArray:
