@@ -235,10 +235,10 @@ def test_order_and_mapping_of_the_rows_do_not_matter(tmp_path: Path, federation:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 def test_memory_is_flat_in_the_rows_of_a_file(tmp_path: Path) -> None:
-    """A fit of a 240 MB file stays within 60 MB of one of a 12 MB file."""
+    """A fit of a 288 MB file stays within 60 MB of one of a 72 MB file; both are read in parts."""
     rng = np.random.default_rng(0)
     peaks = []
-    for repeats in (1, 20):
+    for repeats in (6, 24):
         path = tmp_path / f"{repeats}.parquet"
         part = frame(rng.normal(size=(75_000, 20)))
         pl.concat([part] * repeats).write_parquet(
