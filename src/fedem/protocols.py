@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
+from fedem.errors import SettingsError
 from fedem.messages import (
     ALONE,
     BoolArray,
@@ -146,7 +147,9 @@ class Model(ABC):
 
         ``uniforms`` are ``(..., samples, draws * latent_size)``.
         """
-        raise NotImplementedError
+        raise SettingsError(
+            f"{type(self).__name__} has no E-step by simulation: leave simulations out."
+        )
 
     @property
     def fixed_data(self) -> bool:

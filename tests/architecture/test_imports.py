@@ -15,7 +15,7 @@ ALLOWED: dict[str, set[str]] = {
     "_version": set(),
     "errors": set(),
     "messages": set(),
-    "protocols": {"messages"},
+    "protocols": {"errors", "messages"},
     "random": {"errors", "protocols"},
     "models": {"errors", "protocols", "random"},
     "compressors": {"errors", "protocols"},

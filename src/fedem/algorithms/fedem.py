@@ -8,7 +8,7 @@ from typing import ClassVar, final
 
 from fedem.algorithms import memory, steps
 from fedem.algorithms.base import CompressedEM
-from fedem.errors import SettingsError, check_count
+from fedem.errors import check_count
 from fedem.protocols import Column, FloatArray, IntArray, Latent, Model, Oracle, Request, Rows
 from fedem.random import latent_uniforms
 
@@ -55,9 +55,5 @@ class FedEM(CompressedEM):
         """The uniforms of a simulated E-step, by worker and row."""
         if self.simulations is None:
             return None
-        if model.latent_size == 0:
-            raise SettingsError(
-                f"{type(model).__name__} has no E-step by simulation: leave simulations out."
-            )
         draws = self.simulations * model.latent_size
         return partial(latent_uniforms, seed, request.round, draws)

@@ -186,6 +186,29 @@ def impute(
             ) from None
 
 
+def _outcome(
+    mode: Mode,
+    job: _Job,
+    run: ObservedRun | CellRun | PaperRun,
+    stopped: str,
+    choice: Choice | None = None,
+) -> Imputation:
+    """What a run over cells came to."""
+    fitted = run.finish()
+    return Imputation(
+        mode,
+        fitted,
+        run.solver,
+        job.table,
+        run.seen(),
+        run.records,
+        run.ledger,
+        stopped,
+        job.seed,
+        choice,
+    )
+
+
 def _observed(job: _Job) -> Imputation:
     job.refuse("observed", "batch_size", "batch")
     table, seed = job.table, job.seed
@@ -211,18 +234,7 @@ def _observed(job: _Job) -> Imputation:
     run.solver = Solver(
         table.family, final_structure, covariates, sweeps=_SWEEPS, tolerance=_TOLERANCE, seed=seed
     )
-    return Imputation(
-        "observed",
-        run.finish(),
-        run.solver,
-        table,
-        run.seen(),
-        run.records,
-        run.ledger,
-        stopped,
-        seed,
-        choice,
-    )
+    return _outcome("observed", job, run, stopped, choice)
 
 
 def _cell(job: _Job) -> Imputation:
@@ -249,18 +261,7 @@ def _cell(job: _Job) -> Imputation:
         )
         run.adopt(Solver(table.family, choice.structure, seed=seed))
     stopped = run.until(job.stop, job.callbacks)
-    return Imputation(
-        "cell",
-        run.finish(),
-        run.solver,
-        table,
-        run.seen(),
-        run.records,
-        run.ledger,
-        stopped,
-        seed,
-        choice,
-    )
+    return _outcome("cell", job, run, stopped, choice)
 
 
 def _paper(job: _Job) -> Imputation:
@@ -282,17 +283,7 @@ def _paper(job: _Job) -> Imputation:
         batch=job.batch,
     )
     stopped = run.until(job.stop, job.callbacks)
-    return Imputation(
-        "paper",
-        run.finish(),
-        run.solver,
-        table,
-        run.seen(),
-        run.records,
-        run.ledger,
-        stopped,
-        seed,
-    )
+    return _outcome("paper", job, run, stopped)
 
 
 def _site_owner(job: _Job) -> Imputation:
