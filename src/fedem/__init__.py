@@ -44,7 +44,7 @@ from fedem.errors import (
     WireError,
 )
 from fedem.federations import FaultPlan, FaultyFederation, LoopFederation, StackedFederation
-from fedem.fitting import Result, fit, open_run
+from fedem.fitting import fit, open_run
 from fedem.limits import Monitor, Stop
 from fedem.models import (
     Categorical,
@@ -64,6 +64,7 @@ from fedem.models import (
     regression_mixture,
 )
 from fedem.records import Records, RoundRecord
+from fedem.results import Result
 from fedem.rounds import Run
 
 if TYPE_CHECKING:

@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "datasets": {"errors", "protocols", "random", "models"},
     "federations": {"errors", "protocols", "random", "datasets"},
+    "results": {"errors", "protocols", "random", "datasets", "ledger", "records"},
     "fitting": {
         "errors",
         "protocols",
@@ -47,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
         "federations",
         "ledger",
         "limits",
-        "records",
+        "results",
         "rounds",
         "wire",
     },

@@ -17,10 +17,11 @@ from fedem.datasets.synthetic import START, TRUTH, synthetic_federation
 from fedem.errors import SettingsError
 from fedem.experiments import load_experiment
 from fedem.experiments.settings import Settings
-from fedem.fitting import Result, fit
+from fedem.fitting import fit
 from fedem.models import gaussian_mixture
 from fedem.records import RoundRecord
 from fedem.reporting import draw, trajectories
+from fedem.results import Result
 
 
 def run_demo(
