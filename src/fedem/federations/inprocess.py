@@ -208,7 +208,8 @@ class InProcessFederation(Federation):
                 if name not in gathered:
                     gathered[name] = np.empty((self.size, *values.shape[1:]))
                 gathered[name][positions] = values
-        return Opening(data.counts, gathered, data.columns, data.names)
+        totals = None if data.row_weights is None else data.totals
+        return Opening(data.positive_counts, gathered, data.columns, data.names, totals)
 
     def _check(self, model: Model, data: Workers) -> None:
         """Refuse rows that the model cannot use, and name whose they are."""
@@ -244,6 +245,10 @@ class InProcessFederation(Federation):
         if self.data.streaming and algorithm.revisits_rows:
             raise SettingsError(
                 "a Stream gives each row once, and this algorithm needs rows again: use FedEM."
+            )
+        if self.data.row_weights is not None and getattr(algorithm, "batch_size", None):
+            raise SettingsError(
+                "sample_weight goes with full passes: leave batch_size out, or the weights."
             )
         self._model, self._algorithm, self._seed = model, algorithm, seed
         self._store = RowStore(algorithm.columns(model.layout.size), self.size)
