@@ -27,7 +27,7 @@ def check_row_weights(given: Any, count: int, where: str, some: bool = False) ->
             f"{where}: row {bad[0]} has {weights[bad[0]]}; expected finite numbers >= 0."
         )
     if some and not weights.any():
-        raise DataError(f"{where}: all are 0; leave out a worker that does not count.")
+        raise DataError(f"{where}: all weights are zero; leave out a worker that does not count.")
     return weights
 
 

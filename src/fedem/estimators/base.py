@@ -128,7 +128,7 @@ class FederatedEstimator(BaseEstimator):
         self.records_ = result.records
         self.bytes_ = result.bytes_up + result.bytes_down
         self.converged_ = bool(converged)
-        self.n_rounds_ = self.n_iter_ = max(1, result.rounds)
+        self.n_rounds_ = self.n_iter_ = self.n_batches_ = max(1, result.rounds)
         self.guard_hits_ = result.guard_hits
         self.lower_bound_ = float(likelihood)
         self._publish(result)
@@ -146,20 +146,17 @@ class FederatedEstimator(BaseEstimator):
         """One round of online EM on these rows: S moves by gamma_k towards their statistics.
 
         The first call sets the frame and the start; gamma_k is `step`, k**-0.6 by default, the
-        decreasing steps under which the paper's FedEM converges.
+        decreasing steps under which the paper's FedEM converges, where k counts the rounds of an
+        earlier fit too.
         """
         settings, first = self._settings(), not hasattr(self, "result_")
         workers = read_workers(self, X, groups, sample_weight, reset=first, missing=self._missing)
         network = StackedFederation(workers)
-        if first:
-            run = self._open(network, settings)
-            self._calls = 0
-        else:
-            run = self._resume(network, settings)
-        self._calls = getattr(self, "_calls", 0) + 1
+        batches = 1 if first else self.n_batches_ + 1
+        run = self._open(network, settings) if first else self._resume(network, settings)
         run.step()
         self._keep(result_of(run, "rounds"), False, np.nan)
-        self.n_rounds_ = self.n_iter_ = self._calls
+        self.n_batches_ = self.n_rounds_ = self.n_iter_ = batches
         return self
 
     def _online_model(self, k: int) -> Model:
@@ -184,11 +181,16 @@ class FederatedEstimator(BaseEstimator):
     def _resume(self, network: StackedFederation, settings: Settings) -> Run:
         """A round with new rows, in the frame of the first ones."""
         model = self.result_.model
+        if model.fixed_data:
+            raise SettingsError(
+                "this fit holds the second moment of its data as a constant, which other rows do "
+                "not share: use partial_fit from the first batch on."
+            )
         opening = network.open(model)
         totals = opening.counts if opening.totals is None else opening.totals
         return Run(
             model,
-            FedEM(step_size=self.step(self._calls + 1), memory_rate=0.0),
+            FedEM(step_size=self.step(self.n_batches_ + 1), memory_rate=0.0),
             network,
             self.result_.statistics,
             weights=totals / totals.sum(),
@@ -207,7 +209,8 @@ class FederatedEstimator(BaseEstimator):
         return read_rows(self, X, reset=False, missing=self._missing)
 
     def _answer(self, name: str, X: Any) -> Any:
-        return getattr(self.result_, name)(self._rows(X))
+        rows = self._rows(X)
+        return getattr(self.result_, name)(rows)
 
     def __sklearn_tags__(self) -> Any:
         """NaN is allowed where it is a missing value."""

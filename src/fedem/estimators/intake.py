@@ -17,7 +17,7 @@ from fedem.errors import DataError
 def is_tables(X: Any) -> bool:
     """Whether X is a dict or list of tables, one per worker, rather than one table."""
     if isinstance(X, Mapping):
-        return True
+        return not hasattr(X, "shape")  # some sparse matrices are dicts
     return (
         isinstance(X, (list, tuple))
         and len(X) > 0

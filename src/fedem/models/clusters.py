@@ -45,6 +45,8 @@ class Clusters(Model):
     standardised: bool = False
     fill: bool = False
     """Whether NaN counts as the common mean: rough, but enough to start other models."""
+    smallest: int = 1
+    """Clusters with fewer of a worker's rows are left out of what it says."""
     frame: Frame | None = None
     samples: int = 0
     variance: float = 0.0
@@ -124,7 +126,8 @@ class Clusters(Model):
     def within(cls, frame: Frame, count: int, samples: int) -> Clusters:
         """Clusters in a frame that another model has already been bound to."""
         one_scale = bool(np.all(frame.scale == frame.scale[0]))
-        return cls(count, not one_scale, False, frame, samples, float(len(frame.origin)))
+        d = float(len(frame.origin))
+        return cls(count, not one_scale, frame=frame, samples=samples, variance=d)
 
     def clusters(self, count: int) -> Clusters:
         """Itself, with so many clusters."""
@@ -157,16 +160,22 @@ class Clusters(Model):
         self, data: Any, params: Centres, weights: Any | None = None
     ) -> FloatArray:
         """Shares and sums of each cluster."""
-        xp, mass, sums = array_namespace(data), 0.0, 0.0
+        xp, mass, sums, rows = array_namespace(data), 0.0, 0.0, 0.0
         clusters = xp.arange(self.n_components, device=device(data))
         for z, scores, w in self._assigned(data, params, weights):
             nearest = xp.argmax(scores, axis=-1)
             member = xp.astype(nearest[..., None, :] == clusters[:, None], xp.float64)
+            if self.smallest > 1:
+                real = member if w is None else member * xp.astype(w > 0, xp.float64)[..., None, :]
+                rows = rows + xp.sum(real, axis=-1)
             member = member if w is None else member * w[..., None, :]
             mass = mass + xp.sum(member, axis=-1)
             sums = sums + member @ z
         count = total_weight(data, weights)[..., None]
         parts = {"mass": to_numpy(mass) / count, "first": to_numpy(sums) / count[..., None]}
+        if self.smallest > 1:
+            told = to_numpy(rows) >= self.smallest
+            parts = {"mass": parts["mass"] * told, "first": parts["first"] * told[..., None]}
         return self.layout.join(parts)
 
     def responsibilities(self, data: Any, params: Centres) -> FloatArray:
@@ -177,11 +186,14 @@ class Clusters(Model):
         return np.eye(self.n_components)[nearest]
 
     def distances(self, data: Any, params: Centres) -> FloatArray:
-        """From each row to each centre, in the frame, ``(..., rows, K)``."""
+        """From each row to each centre, in the frame, ``(..., rows, K)``.
+
+        By differences: products would lose half the digits of small distances.
+        """
         parts = []
-        for z, scores, _ in self._assigned(data, params, None):
-            squares = (to_numpy(z) ** 2).sum(axis=-1)[..., None] - 2 * to_numpy(scores)
-            parts.append(np.sqrt(np.maximum(squares, 0.0)))
+        for z, _, _ in self._assigned(data, params, None):
+            away = to_numpy(z)[..., None] - np.swapaxes(params.centres, -1, -2)[..., None, :, :]
+            parts.append(np.sqrt((away * away).sum(axis=-2)))
         return np.concatenate(parts, axis=-2)
 
     def score_samples(self, data: Any, params: Centres) -> FloatArray:
@@ -275,6 +287,7 @@ class Clusters(Model):
             "n_clusters": self.n_components,
             "standardised": self.standardised,
             "fill": self.fill,
+            "smallest": self.smallest,
         }
 
 

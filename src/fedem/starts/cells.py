@@ -9,6 +9,7 @@ attempts cost no messages, and no raw point ever leaves a worker.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +20,9 @@ from fedem.random import Purpose, normals
 
 BRANCHES = 4
 """Centres that each cell sends out in a round."""
-CELLS_PER_COMPONENT = 16
+CELLS_PER_COMPONENT, FEWEST_PER_COMPONENT = 16, 4
 FEWEST, MOST = 32, 256
+ROWS_PER_CELL = 5
 SETTLING = 2
 """Rounds of Lloyd's algorithm on the final cells."""
 
@@ -29,21 +31,26 @@ Ask = Callable[[Model, FloatArray], FloatArray]
 
 
 def grow_cells(
-    model: Model, ask: Ask, components: int, samples: int, seed: int
+    model: Model, ask: Ask, components: int, rows: float | None, seed: int
 ) -> tuple[FloatArray, FloatArray]:
-    """Masses and means of cells, in the frame of the model; empty cells are left out."""
-    size = min(max(CELLS_PER_COMPONENT * components, FEWEST), MOST, max(components, samples // 4))
+    """Masses and means of cells, in the frame of the model; empty cells are left out.
+
+    ``rows`` is what a worker has on average, None where there is one worker alone, who can hide
+    nothing from itself. Otherwise cells are so few that each holds several of a worker's rows, if
+    that leaves some for every component, and a worker is silent about a cell with a single row.
+    """
+    size = min(max(CELLS_PER_COMPONENT * components, FEWEST), MOST)
+    if rows is not None:
+        size = min(size, max(FEWEST_PER_COMPONENT * components, int(rows) // ROWS_PER_CELL))
+    smallest = 1 if rows is None else 2
     mass, centres = np.ones(1), np.zeros((1, _columns(model)))
-    round_ = 0
-    while len(centres) < size:
-        spread = _spread(mass, centres)
-        sent = _branches(mass, centres, spread, size, seed, round_)
-        mass, centres = _settle(model, ask, sent)
-        round_ += 1
-        if round_ >= 2 + int(np.ceil(np.log(size) / np.log(BRANCHES))):
-            break  # cells keep dying: the rows lie in fewer places than that
+    for round_ in range(2 + int(np.ceil(np.log(size) / np.log(BRANCHES)))):
+        if len(centres) >= size:
+            break  # else cells keep dying: the rows lie in fewer places than that
+        sent = _branches(mass, centres, _spread(mass, centres), size, seed, round_)
+        mass, centres = _settle(model, ask, sent, smallest)
     for _ in range(SETTLING):
-        mass, centres = _settle(model, ask, centres)
+        mass, centres = _settle(model, ask, centres, smallest)
     return mass, centres
 
 
@@ -73,11 +80,16 @@ def _branches(
     return np.repeat(centres, each, axis=0) + np.where(alone, 0.0, 0.7 * spread * moves)
 
 
-def _settle(model: Model, ask: Ask, centres: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Where the rows nearest to each centre lie: one round."""
-    clusters: Any = model.clusters(len(centres))
+def _settle(
+    model: Model, ask: Ask, centres: FloatArray, smallest: int
+) -> tuple[FloatArray, FloatArray]:
+    """Where the rows nearest to each centre lie: one round. If nobody says, they stay."""
+    found: Any = model.clusters(len(centres))
+    clusters = dataclasses.replace(found, smallest=smallest)
     statistics = ask(clusters, clusters.statistics_of(clusters.start_at(None, centres, None)))
     parts = clusters.layout.split(statistics)
     held = parts["mass"] > 1e-9
+    if not held.any():
+        return np.full(len(centres), 1 / len(centres)), centres
     mass = parts["mass"][held]
     return mass / mass.sum(), parts["first"][held] / mass[:, None]

@@ -132,9 +132,9 @@ def _starts(
         )
         if widest.clusters(1) is None:
             widest.start_at(None, None, None)  # says what to do instead
-        cells = grow_cells(
-            widest, session.ask_cells, widest.n_components, session.samples, session.seed
-        )
+        n = session.network.size
+        rows = None if n == 1 else session.samples / n
+        cells = grow_cells(widest, session.ask_cells, widest.n_components, rows, session.seed)
     out = []
     for model, how in zip(models, chosen, strict=True):
         seeds = range(session.seed, session.seed + n_init)
