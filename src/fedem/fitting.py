@@ -168,7 +168,7 @@ def open_run(
             ledger.add("opening", "up", everyone, floats_size(q), ENVELOPE)
     fingerprint = json.loads(json.dumps(fingerprint, default=_plain))
     fingerprint["start"] = hashlib.blake2b(statistics.tobytes(), digest_size=16).hexdigest()
-    return Run(
+    run = Run(
         bound,
         algorithm,
         network,
@@ -185,6 +185,8 @@ def open_run(
         monitor=monitor,
         count_bytes=count_bytes,
     )
+    run.total = float(samples if opening.totals is None else opening.totals.sum())
+    return run
 
 
 def _start(
@@ -371,5 +373,5 @@ def result_of(run: Run, stopped: str) -> Result:
         ledger=run.ledger,
         columns=run.columns,
         worker_weights=run.weights,
-        samples=run.samples,
+        samples=run.total,
     )

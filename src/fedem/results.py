@@ -19,7 +19,7 @@ from fedem.records import Records
 CRITERIA = ("aic", "bic", "icl")
 
 
-def criterion(name: str, likelihood: float, entropy: float, rows: int, free: int) -> float:
+def criterion(name: str, likelihood: float, entropy: float, rows: float, free: int) -> float:
     """AIC, BIC or ICL from the mean log-likelihood and the mean entropy of the components.
 
     ICL (Biernacki, Celeux, Govaert 2000) in the form with the entropy: BIC + 2 x entropy.
@@ -48,8 +48,8 @@ class Result:
     """Names of the data's columns, where it had any."""
     worker_weights: FloatArray | None = None
     """w_i of each worker, summing to one."""
-    samples: int = 0
-    """Rows (of some weight) of all workers together."""
+    samples: float = 0
+    """Rows of all workers together, each counted with its weight."""
 
     def __repr__(self) -> str:
         traffic = f"{self.bytes_up} bytes up, {self.bytes_down} down"

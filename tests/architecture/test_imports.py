@@ -42,10 +42,12 @@ ALLOWED: dict[str, set[str]] = {
         "compressors",
         "errors",
         "ledger",
+        "limits",
         "models",
         "protocols",
         "random",
         "rounds",
+        "wire",
     },
     "results": {"errors", "protocols", "random", "datasets", "ledger", "records"},
     "fitting": {
