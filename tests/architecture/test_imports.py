@@ -145,7 +145,7 @@ FOREIGN: dict[str, set[str]] = {
     "scipy": {"random", "wire", "imputation", "models"},
     "array_api_compat": {"models", "datasets", "federations", "testing"},
     "safetensors": {"storage"},
-    "polars": {"records", "ledger", "datasets", "experiments", "imputation"},
+    "polars": {"records", "ledger", "datasets", "experiments", "imputation", "selection"},
     "sklearn": {"datasets", "estimators"},
     "matplotlib": {"reporting"},
     "jinja2": {"reporting"},
