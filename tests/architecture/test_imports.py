@@ -36,7 +36,17 @@ ALLOWED: dict[str, set[str]] = {
         "wire",
     },
     "datasets": {"errors", "protocols", "random", "models"},
-    "federations": {"errors", "protocols", "random", "datasets"},
+    "descriptions": {"errors", "protocols", "models", "compressors", "algorithms"},
+    "federations": {
+        "_version",
+        "errors",
+        "protocols",
+        "random",
+        "wire",
+        "storage",
+        "descriptions",
+        "datasets",
+    },
     "results": {"errors", "protocols", "random", "datasets", "ledger", "records"},
     "fitting": {
         "errors",
@@ -54,6 +64,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "reporting": {"protocols", "records"},
     "imputation": {
+        "descriptions",
         "errors",
         "protocols",
         "random",
@@ -129,7 +140,7 @@ STANDARD = {
     *("json", "math", "operator", "os", "pathlib", "signal", "struct", "sys", "tempfile"),
     *("datetime", "decimal", "threading", "time", "typing", "warnings", "zlib"),
     *("base64", "difflib", "importlib", "io", "itertools", "logging", "multiprocessing"),
-    *("platform", "re", "tomllib", "types"),
+    *("fcntl", "platform", "re", "tomllib", "types"),
 }
 
 
