@@ -40,9 +40,9 @@ def _quiet() -> Iterator[None]:
 @pytest.mark.parametrize("chunk", range(8))
 def test_random_fault_plans(chunk: int) -> None:
     """`make faults` tries ten thousand."""
-    outcomes = [try_plan(seed) for seed in range(20_000 + 30 * chunk, 20_000 + 30 * (chunk + 1))]
+    outcomes = [try_plan(seed) for seed in range(20_000 + 20 * chunk, 20_000 + 20 * (chunk + 1))]
     assert [o for o in outcomes if not o.good] == []
-    assert sum(o.kills for o in outcomes) > 20
+    assert sum(o.kills for o in outcomes) > 10
 
 
 def trial(algorithm: Any, plan: NetworkPlan | None = None, rounds: int = 4, **case: Any) -> Trial:
