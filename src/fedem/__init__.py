@@ -33,6 +33,7 @@ from fedem.datasets import (
     pad_sequences,
     synthetic_federation,
 )
+from fedem.descriptions import register_model
 from fedem.errors import (
     CheckpointError,
     ContractError,
@@ -40,10 +41,21 @@ from fedem.errors import (
     FedemError,
     FedemWarning,
     NumericalError,
+    ParticipationError,
     SettingsError,
     WireError,
 )
-from fedem.federations import FaultPlan, FaultyFederation, LoopFederation, StackedFederation
+from fedem.federations import (
+    FaultPlan,
+    FaultyFederation,
+    LocalTransport,
+    LoopFederation,
+    RemoteFederation,
+    Site,
+    SiteRules,
+    StackedFederation,
+    Transport,
+)
 from fedem.fitting import fit, open_run
 from fedem.limits import Monitor, Stop
 from fedem.models import (
@@ -69,6 +81,7 @@ from fedem.records import Records, RoundRecord
 from fedem.results import Result
 from fedem.rounds import Run
 from fedem.selection import Selection, select_components
+from fedem.serving import Served, rehearse, serve
 
 if TYPE_CHECKING:
     from fedem.estimators import (
@@ -124,25 +137,32 @@ __all__ = [
     "Imputation",
     "InverseWishart",
     "LinearGaussian",
+    "LocalTransport",
     "LoopFederation",
     "MixedParameters",
     "Monitor",
     "NumericalError",
     "ParquetRows",
+    "ParticipationError",
     "Poisson",
     "RandomSparsification",
     "Records",
+    "RemoteFederation",
     "Result",
     "RoundRecord",
     "Run",
     "Schedule",
     "Selection",
+    "Served",
     "SettingsError",
+    "Site",
+    "SiteRules",
     "StackedFederation",
     "Stop",
     "Stream",
     "Structure",
     "SubtractiveDithering",
+    "Transport",
     "VRFedEM",
     "WireError",
     "WorkerData",
@@ -161,6 +181,9 @@ __all__ = [
     "read_ebird",
     "read_records",
     "select_components",
+    "register_model",
+    "rehearse",
+    "serve",
     "simulate_table",
     "synthetic_federation",
 ]

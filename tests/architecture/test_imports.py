@@ -36,7 +36,6 @@ ALLOWED: dict[str, set[str]] = {
         "wire",
     },
     "datasets": {"errors", "protocols", "random", "models"},
-    "federations": {"errors", "protocols", "random", "datasets"},
     "starts": {
         "algorithms",
         "compressors",
@@ -48,6 +47,17 @@ ALLOWED: dict[str, set[str]] = {
         "random",
         "rounds",
         "wire",
+    },
+    "descriptions": {"errors", "protocols", "models", "compressors", "algorithms"},
+    "federations": {
+        "_version",
+        "errors",
+        "protocols",
+        "random",
+        "wire",
+        "storage",
+        "descriptions",
+        "datasets",
     },
     "results": {"errors", "protocols", "random", "datasets", "ledger", "records"},
     "fitting": {
@@ -94,8 +104,21 @@ ALLOWED: dict[str, set[str]] = {
         "selection",
         "starts",
     },
+    "serving": {
+        "errors",
+        "protocols",
+        "algorithms",
+        "descriptions",
+        "federations",
+        "fitting",
+        "limits",
+        "records",
+        "results",
+        "storage",
+    },
     "reporting": {"protocols", "records"},
     "imputation": {
+        "descriptions",
         "errors",
         "protocols",
         "random",
@@ -109,7 +132,19 @@ ALLOWED: dict[str, set[str]] = {
         "rounds",
         "wire",
     },
-    "testing": {"errors", "protocols", "random", "algorithms", "datasets", "federations"},
+    "testing": {
+        "errors",
+        "protocols",
+        "random",
+        "models",
+        "compressors",
+        "algorithms",
+        "storage",
+        "rounds",
+        "datasets",
+        "federations",
+        "fitting",
+    },
     "theory": {
         "errors",
         "protocols",
@@ -171,7 +206,7 @@ STANDARD = {
     *("json", "math", "operator", "os", "pathlib", "signal", "struct", "sys", "tempfile"),
     *("datetime", "decimal", "threading", "time", "typing", "warnings", "zlib"),
     *("base64", "difflib", "importlib", "io", "itertools", "logging", "multiprocessing"),
-    *("platform", "re", "tomllib", "types"),
+    *("fcntl", "platform", "re", "tomllib", "types"),
 }
 
 
