@@ -218,7 +218,7 @@ def estimators(console: Console) -> dict[str, Any]:
     fits = bench_speed()
     lines: list[Any] = [
         (
-            f"{row['spread']:g}",
+            row["data"],
             row["covariance"],
             *(
                 f"{row[name]['seconds']:.2f} ({row[name]['rounds']})"
@@ -232,7 +232,7 @@ def estimators(console: Console) -> dict[str, Any]:
         for row in fits
     ]
     title = "One start, 70,000 x 20, K=10: seconds (rounds), and millinats above scikit-learn"
-    headings = ("spread", "type", "sklearn", "tol=1e-3", "default", "tol=1e-3", "default")
+    headings = ("data", "type", "sklearn", "tol=1e-3", "default", "tol=1e-3", "default")
     show(console, title, headings, lines)
     starts = bench_starts()
     lines = [
