@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -179,16 +180,12 @@ class Model(ABC):
 
     def free_parameters(self) -> int:
         """How many numbers theta has that can be chosen freely: what AIC and BIC charge for."""
-        raise SettingsError(
-            f"{type(self).__name__} does not say how many free parameters it has, so there is no "
-            "AIC or BIC: give it a method free_parameters()."
-        )
+        name = type(self).__name__
+        raise SettingsError(f"no AIC or BIC: {name} needs a method free_parameters() for that.")
 
     def sample(self, params: Any, count: int, seed: int) -> tuple[FloatArray, IntArray]:
         """Rows that the model draws, in the user's units, and the component of each."""
-        raise SettingsError(
-            f"{type(self).__name__} does not draw samples: give it a method sample()."
-        )
+        raise SettingsError(f"{type(self).__name__} does not draw samples: it has no sample().")
 
     @abstractmethod
     def penalty(self, params: Any) -> float:
@@ -216,9 +213,7 @@ class Model(ABC):
 
     def start_at(self, mass: FloatArray, centres: FloatArray, spread: FloatArray) -> Any:
         """Starting parameters from clusters: masses, centres, and the variances within them."""
-        raise SettingsError(
-            f"{type(self).__name__} cannot start from clusters: use start='moments'."
-        )
+        raise SettingsError(f"{type(self).__name__} has no clusters: use start='moments'.")
 
     @abstractmethod
     def statistics_of(self, params: Any) -> FloatArray:
@@ -274,6 +269,10 @@ class Compressor(ABC):
     @abstractmethod
     def omega(self, q: int) -> float:
         """The variance constant, exact or the tightest bound known for every x in R^q."""
+
+    def rate(self, message: Compressed, uniforms: FloatArray, q: int) -> FloatArray:
+        """The memory rate alpha that goes with each message, as both ends know it."""
+        return np.full(message.reals.shape[:-1], 1 / (1 + self.omega(q)))
 
     def variance(self, vectors: FloatArray) -> FloatArray | None:
         """E|Q(x) - x|^2 exactly, for each vector, where it has a closed form."""
@@ -370,6 +369,10 @@ class Algorithm(ABC):
         probabilities: FloatArray,
     ) -> tuple[ServerState, StepInfo]:
         """Take one round's replies (each worker at most once, sorted) into the server state."""
+
+    def forget(self, state: ServerState) -> ServerState:
+        """A new generation: all memories start at zero again; see `fedem.algorithms.memory`."""
+        return replace(state, generation=state.generation + 1, control=np.zeros_like(state.control))
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
