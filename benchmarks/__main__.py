@@ -24,6 +24,7 @@ from rich.table import Table
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import fedem
+from benchmarks.answer import bench_answer
 from benchmarks.esteps import bench_esteps
 from benchmarks.estimators import bench_pooled, bench_speed, bench_starts
 from benchmarks.faults import bench_faults
@@ -264,6 +265,52 @@ def estimators(console: Console) -> dict[str, Any]:
     return {"speed": fits, "starts": starts, "pooled": pooled}
 
 
+def answer(console: Console) -> list[dict[str, Any]]:
+    """Bytes to the pooled answer, beside uncompressed federated EM."""
+    if "FEDEM_DATA" not in os.environ:
+        console.print("Bytes to the pooled answer: set FEDEM_DATA to the folder of real data.")
+        return []
+
+    def told(found: dict[str, Any]) -> tuple[str, str]:
+        if found["rounds"] is None:
+            return "-", "-"
+        return f"{found['rounds']:g}", f"{found['up']:,.0f} / {found['down']:,.0f}"
+
+    rows, lines = [], []
+    for row in bench_answer():
+        rows.append(row)
+        for nats in ("0.001", "1e-05"):
+            found = row[nats]
+            lines.append(
+                (
+                    row["set"],
+                    row["workers"],
+                    nats,
+                    *told(found["float32"]),
+                    *told(found),
+                    f"{found['runs']} of 5",
+                    max(row["guard_hits"]),
+                    f"{row['opening']:,.0f} + {row['envelope']:.0f} a round",
+                )
+            )
+        console.print(f"{row['set']}: done")
+    headings = (
+        "set",
+        "n",
+        "nats",
+        "rounds",
+        "float32",
+        "rounds",
+        "auto",
+        "runs",
+        "guard",
+        "besides",
+    )
+    title = "Bytes up / down a worker until the pooled answer is kept (median of 5 seeds)"
+    show(console, title, headings, lines)
+    return rows
+
+
 def faults(console: Console, plans: int) -> dict[str, Any]:
     """Random faults of network, processes and disks."""
     found = bench_faults(plans)
@@ -281,6 +328,7 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "theory": theory,
     "imputation": imputation,
     "estimators": estimators,
+    "answer": answer,
     "faults": partial(faults, plans=1000),
 }
 
