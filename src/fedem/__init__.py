@@ -39,6 +39,7 @@ from fedem.errors import (
     DataError,
     FedemError,
     FedemWarning,
+    ModelFileError,
     NumericalError,
     SettingsError,
     WireError,
@@ -61,10 +62,11 @@ from fedem.models import (
     hidden_markov,
     mixed_mixture,
     ppca,
+    register_model,
     regression_mixture,
 )
 from fedem.records import Records, RoundRecord
-from fedem.results import Result
+from fedem.results import Result, load
 from fedem.rounds import Run
 
 if TYPE_CHECKING:
@@ -110,6 +112,7 @@ __all__ = [
     "LinearGaussian",
     "LoopFederation",
     "MixedParameters",
+    "ModelFileError",
     "Monitor",
     "NumericalError",
     "ParquetRows",
@@ -137,11 +140,13 @@ __all__ = [
     "fit",
     "gaussian_mixture",
     "impute",
+    "load",
     "mixed_mixture",
     "open_run",
     "ppca",
     "read_ebird",
     "read_records",
+    "register_model",
     "simulate_table",
     "synthetic_federation",
 ]

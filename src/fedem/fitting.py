@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedem.algorithms import EM, Everyone
+from fedem.cards import Facts
 from fedem.compressors.precision import Precision, check_precision, round_randomly
 from fedem.datasets.workers import as_workers
 from fedem.errors import (
@@ -168,6 +169,7 @@ def open_run(
         retries=retries,
         monitor=monitor,
         count_bytes=count_bytes,
+        rows=opening.counts,
     )
 
 
@@ -226,6 +228,7 @@ def fit(
     count_bytes: bool = True,
     opening_precision: Precision = "float64",
     threads: int | None = None,
+    closing: bool = False,
 ) -> Result:
     """Fit ``model`` on the data of many workers, in this process.
 
@@ -252,7 +255,8 @@ def fit(
     data (then ``data`` is None). Workers that stay silent are asked ``retries`` times again.
     ``count_bytes=False`` skips the ledger; ``opening_precision`` may shorten the opening summaries
     to ``"float32"`` or ``"bfloat16"``, rounded at random; ``threads`` limits those of the linear
-    algebra.
+    algebra. ``closing=True`` ends with one more exchange, in which every worker tells how well the
+    model fits its rows: mean and spread of their log-likelihood, two numbers, in the ledger too.
     """
     if all(limit is None for limit in (rounds, epochs, max_bytes, seconds)):
         rounds = 100 if tolerance is None else 10_000
@@ -286,8 +290,9 @@ def fit(
         except Exception as error:
             setattr(error, "result", _result(run, "error"))  # noqa: B010 (any exception gets one)
             raise
+        scores = _close(run) if closing else None
     _warn(run, stopped, tolerance)
-    return _result(run, stopped)
+    return _result(run, stopped, stop, scores)
 
 
 def _check_checkpoint(path: str | Path | None, resume: bool) -> None:
@@ -336,7 +341,29 @@ def _warn(run: Run, stopped: str, tolerance: float | None) -> None:
         warnings.warn(remark, FedemWarning, stacklevel=3)
 
 
-def _result(run: Run, stopped: str) -> Result:
+def _close(run: Run) -> FloatArray:
+    """How well the model fits each worker's rows: S once more to everyone, two numbers back."""
+    scores = run.federation.scores(run.model, run.params)
+    told = np.flatnonzero(np.isfinite(scores[:, 0]))
+    if run.count_bytes:
+        run.ledger.add("closing", "down", told, floats_size(run.model.layout.size), ENVELOPE)
+        run.ledger.add("closing", "up", told, floats_size(2), ENVELOPE)
+    return scores
+
+
+def _facts(run: Run, stop: Stop | None, scores: FloatArray | None) -> Facts:
+    settings = {
+        "algorithm": run.algorithm.describe(),
+        "participation": run.participation.describe(),
+        "limits": {} if stop is None else {k: v for k, v in vars(stop).items() if v is not None},
+    }
+    plain = json.loads(json.dumps(settings, default=_plain))
+    return Facts(run.rows, run.weights, plain, run.federation.simulated, scores)
+
+
+def _result(
+    run: Run, stopped: str, stop: Stop | None = None, scores: FloatArray | None = None
+) -> Result:
     return Result(
         model=run.model,
         params=run.model.to_user(run.params),
@@ -346,4 +373,5 @@ def _result(run: Run, stopped: str) -> Result:
         statistics=run.state.statistics,
         ledger=run.ledger,
         columns=run.columns,
+        facts=_facts(run, stop, scores),
     )

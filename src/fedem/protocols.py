@@ -14,6 +14,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
+import numpy as np
+
 from fedem.errors import SettingsError
 from fedem.messages import (
     ALONE,
@@ -375,6 +377,18 @@ class Federation(ABC):
     @abstractmethod
     def mean_log_likelihood(self, model: Model, params: Any, weights: FloatArray) -> float:
         """sum_i w_i times worker i's mean log-likelihood: diagnostics."""
+
+    @property
+    def simulated(self) -> bool:
+        """Whether all workers are in this process: bytes are then measured, not sent."""
+        return False
+
+    def scores(self, model: Model, params: Any) -> FloatArray:
+        """Mean and spread of the log-likelihood over each worker's rows, ``(size, 2)``.
+
+        NaN where a worker does not tell.
+        """
+        return np.full((self.size, 2), np.nan)
 
     @abstractmethod
     def worker_rows(self) -> tuple[IntArray, Rows]:

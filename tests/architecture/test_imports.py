@@ -37,8 +37,21 @@ ALLOWED: dict[str, set[str]] = {
     },
     "datasets": {"errors", "protocols", "random", "models"},
     "federations": {"errors", "protocols", "random", "datasets"},
-    "results": {"errors", "protocols", "random", "datasets", "ledger", "records"},
+    "cards": {"_version", "ledger", "protocols", "records"},
+    "modelfiles": {"cards", "errors", "ledger", "models", "protocols", "records", "storage"},
+    "results": {
+        "cards",
+        "errors",
+        "protocols",
+        "random",
+        "datasets",
+        "ledger",
+        "modelfiles",
+        "models",
+        "records",
+    },
     "fitting": {
+        "cards",
         "errors",
         "protocols",
         "random",
@@ -100,7 +113,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 FOREIGN: dict[str, set[str]] = {
     "numpy": set(ALLOWED) | {"cli"},
-    "scipy": {"random", "wire", "imputation", "models"},
+    "scipy": {"random", "wire", "imputation", "models", "cards"},
     "array_api_compat": {"models", "datasets", "federations", "testing"},
     "safetensors": {"storage"},
     "polars": {"records", "ledger", "datasets", "experiments", "imputation"},

@@ -157,6 +157,18 @@ def _summaries(
         yield piece.positions, piece.share, model.summary(piece.rows, piece.padding)
 
 
+def _moments_of_scores(model: Model, params: Any, piece: Piece) -> FloatArray:
+    """Mean of the rows' log-likelihood and of its square, ``(workers, 2)``."""
+    score = getattr(model, "score_samples", None)
+    if score is None:  # a model of the user's that only has the mean
+        mean = np.asarray(model.log_likelihood(piece.rows, params, piece.padding))
+        return np.stack([mean, np.full(len(mean), np.nan)], axis=1)
+    values = np.asarray(score(piece.rows, params))
+    inside = np.ones(values.shape) if piece.padding is None else np.asarray(piece.padding)
+    powers = np.stack([values, values**2], axis=1) * inside[:, None]
+    return np.asarray(powers.sum(axis=-1) / inside.sum(axis=-1)[:, None])
+
+
 class InProcessFederation(Federation):
     """All workers' data and state in this process."""
 
@@ -285,6 +297,21 @@ class InProcessFederation(Federation):
             values = model.log_likelihood(piece.rows, params, piece.padding)
             total += piece.share * float(weights[piece.positions] @ values)
         return total
+
+    @property
+    @final
+    def simulated(self) -> bool:
+        """All workers are here."""
+        return True
+
+    @final
+    def scores(self, model: Model, params: Any) -> FloatArray:
+        """Mean and spread of the log-likelihood over each worker's rows."""
+        total = np.zeros((self.size, 2))
+        for piece in self.pieces(self.data, self.everyone):
+            total[piece.positions] += piece.share * _moments_of_scores(model, params, piece)
+        mean, square = total.T
+        return np.stack([mean, np.sqrt(np.maximum(square - mean**2, 0.0))], axis=1)
 
     @final
     def worker_rows(self) -> tuple[IntArray, Rows]:

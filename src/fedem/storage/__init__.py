@@ -2,5 +2,16 @@
 
 from fedem.storage.atomic import write_atomic
 from fedem.storage.checkpoint import load_checkpoint, save_checkpoint
+from fedem.storage.sealed import Seal, load_sealed, save_sealed
+from fedem.storage.trees import decode, encode
 
-__all__ = ["load_checkpoint", "save_checkpoint", "write_atomic"]
+__all__ = [
+    "Seal",
+    "decode",
+    "encode",
+    "load_checkpoint",
+    "load_sealed",
+    "save_checkpoint",
+    "save_sealed",
+    "write_atomic",
+]

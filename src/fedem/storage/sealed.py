@@ -1,0 +1,128 @@
+"""Arrays and a JSON description in one safetensors file, with a digest of both.
+
+safetensors holds no code and checks its own offsets; the digest tells a damaged file from a whole
+one. A reader first looks at how long the header says it is, so that a hostile file costs no more
+memory than its own size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedem.errors import FedemError
+from fedem.storage.atomic import write_atomic
+
+LONGEST_HEADER = 1 << 24
+"""Bytes of names, shapes and description: some thousand columns' worth, many times over."""
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What kind of file this is, which version of it, and the error that speaks of it."""
+
+    format: str
+    version: str
+    noun: str
+    error: type[FedemError]
+
+
+def _digest(arrays: dict[str, NDArray[Any]], description: str) -> str:
+    digest = hashlib.blake2b(description.encode(), digest_size=16)
+    for name in sorted(arrays):
+        digest.update(f"{name}:{arrays[name].dtype.str}:{arrays[name].shape}".encode())
+        digest.update(np.ascontiguousarray(arrays[name]).tobytes())
+    return digest.hexdigest()
+
+
+def save_sealed(
+    path: str | Path,
+    seal: Seal,
+    arrays: dict[str, NDArray[Any]],
+    description: dict[str, Any],
+    advice: str,
+) -> None:
+    """Write atomically; raise the seal's error if the disk refuses, with the old file intact."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import save
+
+    text = json.dumps(description, ensure_ascii=False)
+    if len(text) > LONGEST_HEADER // 2:
+        raise seal.error(
+            f"{path}: the description takes {len(text)} characters, which is too long."
+        )
+    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    metadata = {
+        "format": seal.format,
+        "version": seal.version,
+        "description": text,
+        "digest": _digest(whole, text),
+    }
+    try:
+        write_atomic(Path(path), save(whole, metadata=metadata))
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise seal.error(
+            f"cannot write the {seal.noun} {path}: {reason}. The previous one, if any, is "
+            f"untouched; {advice}"
+        ) from error
+
+
+def load_sealed(path: str | Path, seal: Seal) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Read and check; raise the seal's error for anything but a whole file of its kind."""
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    if not path.is_file():
+        if path.exists():
+            raise seal.error(f"{path} is a folder or a device, not a {seal.noun}.")
+        raise seal.error(f"there is no {seal.noun} at {path}.")
+    try:
+        _check_header(path, seal)
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            _check_kind(path, seal, metadata)
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        text = metadata.get("description", "")
+        description = json.loads(text)
+    except (
+        SafetensorError,
+        OSError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        RecursionError,
+    ) as error:
+        raise seal.error(
+            f"{path} is damaged, cut short, or not a fedem {seal.noun} ({error})."
+        ) from error
+    if _digest(arrays, text) != metadata.get("digest") or not isinstance(description, dict):
+        raise seal.error(f"{path} is damaged: its digest does not match its content.")
+    return arrays, description
+
+
+def _check_header(path: Path, seal: Seal) -> None:
+    """Refuse a header that claims to be longer than any of ours, before anything reads it."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+    if length > LONGEST_HEADER:
+        raise seal.error(f"{path} is not a fedem {seal.noun}, or its first bytes are damaged.")
+
+
+def _check_kind(path: Path, seal: Seal, metadata: dict[str, str]) -> None:
+    if metadata.get("format") != seal.format:
+        found = metadata.get("format", "")
+        tail = f": it is a {found.replace('-', ' ', 1)}" if found.startswith("fedem-") else ""
+        raise seal.error(f"{path} is not a fedem {seal.noun}{tail}.")
+    if metadata.get("version") != seal.version:
+        raise seal.error(
+            f"{path} has {seal.noun} version {metadata.get('version')}; this release reads "
+            f"version {seal.version}."
+        )
