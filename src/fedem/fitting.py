@@ -266,7 +266,7 @@ def fit(
         if not callable(hook):
             raise SettingsError(f"a callback must be a function of a RoundRecord; got {hook!r}.")
     _check_checkpoint(checkpoint, resume)
-    with _threads(threads):
+    with threads_of(threads):
         run = open_run(
             model,
             data,
@@ -308,7 +308,7 @@ def _check_checkpoint(path: str | Path | None, resume: bool) -> None:
         )
 
 
-def _threads(count: int | None) -> Any:
+def threads_of(count: int | None) -> Any:
     """A context in which the linear algebra uses so many threads."""
     if count is None:
         return contextlib.nullcontext()

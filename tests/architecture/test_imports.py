@@ -65,7 +65,7 @@ ALLOWED: dict[str, set[str]] = {
         "rounds",
         "wire",
     },
-    "reporting": {"protocols", "records"},
+    "reporting": {"ledger", "models", "protocols", "records", "results"},
     "imputation": {
         "errors",
         "protocols",
@@ -116,7 +116,7 @@ FOREIGN: dict[str, set[str]] = {
     "scipy": {"random", "wire", "imputation", "models", "cards"},
     "array_api_compat": {"models", "datasets", "federations", "testing"},
     "safetensors": {"storage"},
-    "polars": {"records", "ledger", "datasets", "experiments", "imputation"},
+    "polars": {"records", "ledger", "datasets", "experiments", "imputation", "cli"},
     "sklearn": {"datasets"},
     "matplotlib": {"reporting"},
     "jinja2": {"reporting"},

@@ -1,0 +1,278 @@
+"""``fedem fit``: tables in, a model file out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from fedem.algorithms import EM, Bernoulli, Everyone, FedEM, VRFedEM
+from fedem.cli.intake import Intake, read_workers
+from fedem.cli.options import parse_compressor
+from fedem.cli.progress import progress, size
+from fedem.cli.tables import PIPE, check_output
+from fedem.compressors import SubtractiveDithering
+from fedem.errors import FedemWarning, SettingsError
+from fedem.fitting import fit
+from fedem.limits import Monitor
+from fedem.models import (
+    factor_analysis,
+    gaussian_mixture,
+    mixed_mixture,
+    ppca,
+    regression_mixture,
+)
+from fedem.protocols import Model
+from fedem.results import Result
+
+MODELS = ("gaussian", "mixed", "factors", "ppca", "regression")
+ALGORITHMS = ("auto", "em", "fedem", "vr-fedem")
+ROUNDS, TOLERANCE = 2000, 1e-8
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line and the configuration said."""
+
+    data: list[str]
+    out: str
+    groups: str | None
+    columns: str | None
+    types: str | None
+    missing: bool
+    components: str
+    model: str
+    covariance: str
+    factors: int
+    target: str | None
+    algorithm: str
+    compressor: str | None
+    participation: float
+    batch: int | None
+    weights: str
+    rounds: int | None
+    tolerance: float | None
+    max_bytes: int | None
+    seconds: float | None
+    curve: bool
+    checkpoint: Path | None
+    resume: bool
+    report: str | None
+    names: bool
+    seed: int
+    threads: int | None
+    quiet: bool
+    json_output: bool
+
+
+def run_fit(options: Options) -> tuple[bool, bool]:
+    """Read, fit, write, print; returns whether it was interrupted and whether it converged."""
+    _check(options)
+    low, high = component_range(options.components)
+    intake = read_workers(options.data, options.groups, options.columns, options.types)
+    _check_holes(intake, options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", FedemWarning)
+        result, tried = _fit(intake, options, low, high)
+    result = _with_categories(result, intake)
+    result.save(options.out, names=options.names)
+    if options.report is not None:
+        write_report(result, options.report)
+    remarks = [str(w.message) for w in caught if issubclass(w.category, FedemWarning)]
+    summary = summarise(result, options, remarks, tried)
+    if options.json_output:
+        print(json.dumps(summary, allow_nan=False))  # noqa: T201
+    elif not options.quiet:
+        _print(summary)
+    return result.stopped == "interrupted", bool(summary["converged"])
+
+
+def write_report(result: Result, path: str) -> None:
+    """The page of a fit, whole or not at all."""
+    from fedem.reporting import fit_page, render_page
+    from fedem.storage import write_atomic
+
+    write_atomic(Path(path), render_page(fit_page(result)).encode())
+
+
+def _check(options: Options) -> None:
+    """Everything that is wrong before a row is read."""
+    for option, value, allowed in (
+        ("--model", options.model, MODELS),
+        ("--algorithm", options.algorithm, ALGORITHMS),
+        ("--weights", options.weights, ("samples", "uniform")),
+    ):
+        if value not in allowed:
+            raise SettingsError(f"{option} must be one of {', '.join(allowed)}; got {value!r}.")
+    if options.out == PIPE or Path(options.out).is_dir():
+        raise SettingsError(f"--out must be the path of a file; got {options.out!r}.")
+    check_output(options.out, "--out", (".fedem", ".safetensors"))
+    if options.report is not None:
+        check_output(options.report, "--report", (".html",))
+    if options.algorithm in ("auto", "em") and (options.compressor or options.batch):
+        raise SettingsError("--compressor and --batch go with --algorithm fedem or vr-fedem.")
+    if options.types is not None and options.model not in ("gaussian", "mixed"):
+        raise SettingsError(f"--types goes with --model mixed, not {options.model}.")
+    if options.model == "regression" and options.target is None:
+        raise SettingsError("--model regression needs --target, the column to explain.")
+
+
+def component_range(text: str) -> tuple[int, int]:
+    """``3`` or ``2:8``."""
+    low, colon, high = text.partition(":")
+    try:
+        ends = int(low), int(high if colon else low)
+    except ValueError:
+        ends = 0, 0
+    if not 1 <= ends[0] <= ends[1]:
+        raise SettingsError(f"--components must be a number or a range like 2:8; got {text!r}.")
+    return ends
+
+
+def _check_holes(intake: Intake, options: Options) -> None:
+    """Missing values that no option speaks of, in the words of the command line."""
+    rows = getattr(intake.workers, "rows", None)
+    allowed = options.missing or intake.families or options.model == "mixed"
+    if allowed or not isinstance(rows, np.ndarray):
+        return
+    holes = np.isnan(rows)
+    if holes.any():
+        column = intake.columns[int(np.flatnonzero(holes.any(axis=0))[0])]
+        raise SettingsError(
+            f"{int(holes.sum())} cells are empty, the first in column {column!r}: say --missing "
+            "if they are missing at random, or leave those columns or rows out."
+        )
+
+
+def make_model(options: Options, intake: Intake, components: int) -> Model:
+    """The model that the options describe."""
+    if intake.families or options.model == "mixed":
+        families: Any = intake.families or dict.fromkeys(intake.columns, "gaussian")
+        return mixed_mixture(components, families)
+    if options.model == "gaussian":
+        return gaussian_mixture(components, options.covariance, missing=options.missing)
+    if options.model == "factors":
+        return factor_analysis(options.factors, components)
+    if options.model == "ppca":
+        return ppca(options.factors, components)
+    if options.target not in intake.columns:
+        raise SettingsError(f"--target {options.target!r} is not among the columns used.")
+    return regression_mixture(components, intake.columns.index(options.target))
+
+
+def _algorithm(options: Options) -> Any:
+    if options.algorithm in ("auto", "em"):
+        return EM()
+    made: Any = FedEM if options.algorithm == "fedem" else VRFedEM
+    chosen = options.compressor
+    compressor = SubtractiveDithering() if chosen is None else parse_compressor(chosen)
+    batch = {} if options.batch is None else {"batch_size": options.batch}
+    return made(compressor, in_metric=True, **batch)
+
+
+def _fit(
+    intake: Intake, options: Options, low: int, high: int
+) -> tuple[Result, list[dict[str, Any]]]:
+    """One fit, or the best of a range; the fits that were tried."""
+    tolerance = TOLERANCE if options.tolerance is None else options.tolerance
+    rounds = ROUNDS if options.rounds is None else options.rounds
+    common: dict[str, Any] = {
+        "weights": options.weights,
+        "participation": Everyone()
+        if options.participation == 1
+        else Bernoulli(options.participation),
+        "rounds": rounds,
+        "tolerance": tolerance,
+        "max_bytes": options.max_bytes,
+        "seconds": options.seconds,
+        "seed": options.seed,
+        "threads": options.threads,
+        "monitor": Monitor(mean_field=False) if options.curve else None,
+        "checkpoint": options.checkpoint,
+        "resume": options.resume,
+        "closing": True,
+    }
+    if low < high:
+        raise SettingsError("--components 2:8 is not there yet.")
+    with progress(options.quiet or options.json_output, tolerance, rounds) as show:
+        model = make_model(options, intake, low)
+        made = fit(model, intake.workers, _algorithm(options), callbacks=[show], **common)
+    return made, []
+
+
+def _with_categories(result: Result, intake: Intake) -> Result:
+    """The model file tells what codes mean, so that predictions read the same words."""
+    if not intake.categories or result.facts is None:
+        return result
+    kept = {name: list(values) for name, values in intake.categories.items()}
+    settings = {**result.facts.settings, "categories": kept}
+    return dataclasses.replace(result, facts=dataclasses.replace(result.facts, settings=settings))
+
+
+def summarise(
+    result: Result, options: Options, remarks: list[str], tried: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """What is printed, as plain JSON types."""
+    facts = result.facts
+    assert facts is not None
+    table, workers = result.workers(), len(facts.rows)
+    bad = [n for n, b in zip(table["worker"], table["badly_served"], strict=True) if b]
+    describe = result.model.describe()
+    return {
+        "model": options.out,
+        "report": options.report,
+        "kind": describe["model"],
+        "components": describe.get("n_components"),
+        "seed": result.seed,
+        "workers": workers,
+        "rows": int(facts.rows.sum()),
+        "columns": result.card["data"]["columns"],
+        "rounds": result.rounds,
+        "stopped": result.stopped,
+        "converged": cast(dict[str, Any], result.card["convergence"])["converged"],
+        "log_likelihood": facts.log_likelihood,
+        "bytes_up": result.bytes_up,
+        "bytes_down": result.bytes_down,
+        "bytes_up_per_worker": result.bytes_up / workers,
+        "bytes_down_per_worker": result.bytes_down / workers,
+        "guard_hits": result.guard_hits,
+        "badly_served": bad,
+        "tried": tried,
+        "remarks": remarks,
+    }
+
+
+def _print(summary: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    table = Table(title=f"{summary['kind']} of {summary['rows']} rows", show_header=False)
+    fit_words = summary["log_likelihood"]
+    for name, value in (
+        ("workers, columns", f"{summary['workers']}, {summary['columns']}"),
+        ("components", str(summary["components"])),
+        ("rounds", f"{summary['rounds']} (stopped by {summary['stopped']})"),
+        ("converged", "yes" if summary["converged"] else "no"),
+        ("log-likelihood per row", "not known" if fit_words is None else f"{fit_words:.6g}"),
+        ("sent by a worker", size(summary["bytes_up_per_worker"])),
+        ("sent to a worker", size(summary["bytes_down_per_worker"])),
+        ("seed", str(summary["seed"])),
+    ):
+        table.add_row(name, value)
+    console.print(table)
+    for row in summary["tried"]:
+        console.print(f"  {row['components']} components: BIC {row['bic']:.6g}")
+    if summary["badly_served"]:
+        names = ", ".join(summary["badly_served"][:8])
+        console.print(f"note: the model fits these workers clearly worse: {names}", markup=False)
+    for remark in summary["remarks"]:
+        console.print(f"note: {remark}", markup=False)
+    console.print(f"The model is {summary['model']}.", markup=False)
+    if summary["report"]:
+        console.print(f"The report is {summary['report']}.", markup=False)

@@ -1,0 +1,293 @@
+"""The report of a fit: one page, from a result or its model file, without data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedem.models.portraits import portray
+from fedem.protocols import FloatArray
+from fedem.reporting.disclosure import disclosure
+from fedem.reporting.figures import Figure, Panel, Series
+from fedem.reporting.page import Page, Section, Table
+from fedem.reporting.planes import plane_figure
+from fedem.results import Result
+
+MOST_ROWS = 400
+"""Rows of a table on the page."""
+OPEN_ROWS = 15
+"""Longer tables are folded."""
+
+
+def fit_page(result: Result) -> Page:
+    """Everything a reader who was not there needs to judge a fit."""
+    sections = [disclosure(result), _course(result), _sites(result), _traffic(result)]
+    sections += [_participation(result), *_components(result), _settings(result)]
+    return Page("Report of a federated fit", _summary(result), _facts(result), (), sections)
+
+
+def _name(result: Result) -> str:
+    told = result.model.describe()
+    return str(told.get("model", type(result.model).__name__)).replace("-", " ")
+
+
+def _summary(result: Result) -> list[str]:
+    card, facts = result.card, result.facts
+    data = card["data"]
+    parts = card["model"].get("n_components") or card["model"].get("n_states")
+    held = (
+        f" on {data['rows']:,} rows of {data['columns']} columns, held by {data['workers']:,} "
+        f"site{'s' if data['workers'] > 1 else ''}"
+        if facts is not None
+        else ""
+    )
+    of = f" with {parts} component{'s' if parts > 1 else ''}" if parts else ""
+    workers = result.ledger.counts.shape[-1]
+    lines = [
+        f"A {_name(result)}{of} was fitted{held}. In {result.rounds:,} rounds a site sent "
+        f"{result.bytes_up / workers:,.0f} bytes on average and received "
+        f"{result.bytes_down / workers:,.0f}. No row left a site.",
+        _ending(result),
+    ]
+    if facts is not None and facts.scores is not None:
+        bad = len(facts.badly_served())
+        lines.append(
+            "The common model fits every site about as well as the others."
+            if bad == 0
+            else f"The common model fits {bad} site{'s' if bad > 1 else ''} clearly worse than the "
+            "others: see below."
+        )
+    return lines
+
+
+def _ending(result: Result) -> str:
+    convergence = result.card["convergence"]
+    squared = convergence["squared_H"]
+    reached = "" if squared is None else f" (|H|² = {squared:.1e} in the last round)"
+    if convergence["converged"]:
+        return f"The fit converged{reached}."
+    words = {
+        "interrupted": "was interrupted",
+        "callback": "was ended by a callback",
+        "silence": "ended because nobody answered",
+    }.get(result.stopped, f"ended at its limit on {result.stopped}")
+    return f"The fit did not converge: it {words}{reached}. Its numbers may still move."
+
+
+def _facts(result: Result) -> dict[str, str]:
+    facts = result.facts
+    told = {"seed": str(result.seed), "stopped by": result.stopped}
+    if facts is not None:
+        told |= {"made": facts.created, "simulated": "yes" if facts.simulated else "no"}
+        told |= dict(facts.software)
+    return told
+
+
+# The course of the fit.
+
+
+def _course(result: Result) -> Section:
+    records, workers = result.records, result.ledger.counts.shape[-1]
+    sent = np.cumsum(records.column("bytes_up") + records.column("bytes_down")) / workers / 1000
+    round_ = records.column("round")
+    squared = records.column("squared_H")
+    figures = []
+    x, y, before = _likelihood(result, round_, sent)
+    if len(x) > 1:
+        label = "mean log-likelihood" + (" less penalty" if _penalty(result) else "")
+        panels = [
+            Panel([Series(label, x, y)], "round", "log-likelihood per row", log=""),
+            Panel([Series(label, before, y)], "kB per site, up and down", "", log=""),
+        ]
+        figures.append(Figure("Log-likelihood per row, against rounds and bytes.", panels, True))
+    known = np.isfinite(squared) & (squared > 0) & (round_ > 0)
+    if known.any():
+        label = "estimate of the squared mean field, $|H|^2$"
+        panels = [
+            Panel([Series(label, round_[known], squared[known])], "round", "$|H|^2$"),
+            Panel([Series(label, sent[known], squared[known])], "kB per site, up and down", ""),
+        ]
+        caption = "How far the model still moves: |H|² is zero where EM stands still."
+        figures.append(Figure(caption, panels, True))
+    hits = result.guard_hits
+    text = [
+        "The log-likelihood says how probable the rows are under the model: higher is better. "
+        + ("It was followed for this report; " if len(x) > 1 else "It was not followed; ")
+        + "in a federation that costs every site one number a round, which is not counted here.",
+    ]
+    if hits:
+        text.append(
+            f"{hits} times a step had to be shortened to stay where the model is defined; many of "
+            "these mean too much noise or too many components."
+        )
+    return Section("The course of the fit", text, figures)
+
+
+def _penalty(result: Result) -> float:
+    return float(result.model.penalty(result.model.maximize(result.statistics)))
+
+
+def _likelihood(
+    result: Result, round_: FloatArray, sent: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Rounds made, value, and bytes sent until then: a record tells of its beginning."""
+    objective = result.records.column("objective")
+    known = np.flatnonzero(np.isfinite(objective) & (round_ > 0))
+    x, y = round_[known] - 1, -objective[known]
+    before = sent[np.maximum(known - 1, 0)]
+    facts = result.facts
+    if len(x) and facts is not None and facts.scores is not None:
+        last = float(facts.weights @ facts.scores[:, 0]) - _penalty(result)
+        if np.isfinite(last):
+            x, y = np.append(x, round_[-1]), np.append(y, last)
+            before = np.append(before, sent[-1])
+    return x, y, before
+
+
+# Sites.
+
+
+def _sites(result: Result) -> Section:
+    facts, table = result.facts, result.workers()
+    heading = "How well each site is served"
+    mean = None if facts is None else facts.log_likelihood
+    if facts is None or facts.scores is None or mean is None:
+        missing = "The fit did not end by asking the sites how well the model fits them."
+        return Section(heading, [missing + " fit(..., closing=True) and `fedem fit` do."])
+    bad, spread = facts.badly_served(), facts.row_spread
+    place = np.arange(len(facts.rows), dtype=np.float64)
+    good = np.setdiff1d(np.arange(len(place)), bad)
+    series = [
+        Series("site", place[good], facts.scores[good, 0], points=True, line=False),
+        Series("all rows", place[[0, -1]], np.full(2, mean), reference=True),
+    ]
+    if len(bad):
+        series.append(
+            Series("badly served", place[bad], facts.scores[bad, 0], points=True, line=False)
+        )
+    figure = Figure(
+        "Mean log-likelihood per row at each site, beside that of all rows.",
+        [Panel(series, "site, in the order of the table", "log-likelihood per row", log="")],
+    )
+    words = "" if spread is None else f" (here {spread:.3g})"
+    text = [
+        f"Over all rows the log-likelihood is {mean:.4g}. A site is called badly served if its "
+        f"rows lie below that by more than half the spread of single rows{words}, and by more than "
+        "three times what chance gives for its number of rows. Such a site may hold other people, "
+        "other instruments or other units, and may need a component, or a model, of its own.",
+    ]
+    rows = [
+        (name, f"{count:,}", f"{score:.4g}", f"{score - mean:+.3g}", verdict)
+        for name, count, score, verdict in zip(
+            table["worker"],
+            table["rows"],
+            facts.scores[:, 0].tolist(),
+            ["badly served" if b else "well served" for b in table["badly_served"]],
+            strict=True,
+        )
+    ]
+    order = np.argsort(facts.scores[:, 0], kind="stable").tolist()
+    columns = ("site", "rows", "log-likelihood per row", "against all", "verdict")
+    heading_of = "Sites, those with the lowest log-likelihood first"
+    return _folded(Section(heading, text, [figure]), heading_of, columns, [rows[i] for i in order])
+
+
+def _folded(
+    section: Section, heading: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> Section:
+    """The section with a table, which the reader opens if it is long."""
+    more = len(rows) - MOST_ROWS
+    if more > 0:
+        heading += f" ({MOST_ROWS} of {len(rows):,}; `fedem inspect --workers` writes all)"
+    table = Table(heading, columns, rows[:MOST_ROWS])
+    fold = len(rows) > OPEN_ROWS
+    return Section(
+        section.heading,
+        section.text,
+        section.figures,
+        section.tables if fold else [*section.tables, table],
+        [table] if fold else (),
+    )
+
+
+def _traffic(result: Result) -> Section:
+    table = result.workers()
+    place = np.arange(len(table["worker"]), dtype=np.float64)
+    up, down = (np.array(table[f"bytes_{d}"], dtype=np.float64) / 1000 for d in ("up", "down"))
+    series = [
+        Series("sent", place, up, points=True, line=False),
+        Series("received", place, down, points=True, line=False),
+    ]
+    figure = Figure(
+        "Bytes that each site sent and received, in all.",
+        [Panel(series, "site, in the order of the table", "kB", log="", lowest=0.0)],
+    )
+    names = ("messages_up", "bytes_up", "payload_up", "messages_down", "bytes_down")
+    rows = [
+        (name, *(f"{table[column][i]:,}" for column in names))
+        for i, name in enumerate(table["worker"])
+    ]
+    columns = ("site", "messages sent", "bytes sent", "of them payload", "messages received")
+    section = Section("Bytes", (), [figure])
+    return _folded(section, "Bytes of each site", (*columns, "bytes received"), rows)
+
+
+def _participation(result: Result) -> Section:
+    made = [record for record in result.records if record.round > 0]
+    heading = "Participation"
+    if not made:
+        return Section(heading, ["No round was made."])
+    asked, answered = (sum(getattr(r, n) for r in made) for n in ("asked", "answered"))
+    workers = result.ledger.counts.shape[-1]
+    text = [
+        f"In {len(made):,} rounds {asked:,} requests were sent, to {asked / len(made):.4g} of "
+        f"{workers:,} sites a round, and {answered:,} answered ({answered / max(1, asked):.1%})."
+    ]
+    rounds = np.array([float(r.round) for r in made])
+    series = [
+        Series("asked", rounds, np.array([float(r.asked) for r in made])),
+        Series("answered", rounds, np.array([float(r.answered) for r in made])),
+    ]
+    panel = Panel(series, "round", "sites", log="", lowest=0.0)
+    return Section(heading, text, [Figure("Sites asked and heard in each round.", [panel])])
+
+
+def _components(result: Result) -> list[Section]:
+    portrait = portray(result.model, result.params, result.columns)
+    if portrait is None:
+        return []
+    noun = portrait.noun
+    every = list(result.columns or [f"column {j}" for j in range(len(portrait.features))])
+    names = [every[j] for j in portrait.columns.tolist()]
+    figure = plane_figure(portrait, names)
+    shares = [f"{w:.1%}" for w in portrait.weights.tolist()]
+    rows = [
+        ("share", *shares),
+        *((f, *c) for f, c in zip(portrait.features, portrait.cells, strict=True)),
+    ]
+    columns = ("feature", *(f"{noun} {k}" for k in range(len(shares))))
+    section = Section(f"The {noun}s", (), [] if figure is None else [figure])
+    text = f"Features of each {noun}, in the units of the data (mean ± standard deviation)"
+    return [_folded(section, text, columns, rows)]
+
+
+def _settings(result: Result) -> Section:
+    rows = list(_flat(result.card))
+    return Section(
+        "Settings and versions",
+        ["Everything that was chosen, as the model file holds it."],
+        details=[Table("The model card", ("name", "value"), rows)],
+    )
+
+
+def _flat(card: Any, prefix: str = "") -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for name, value in card.items():
+        key = f"{prefix}{name}".replace("_", " ")
+        if isinstance(value, dict):
+            rows += _flat(value, f"{key} / ")
+        else:
+            rows.append((key, str(value)[:300]))
+    return rows
