@@ -156,7 +156,8 @@ def card_markdown(card: Mapping[str, Any]) -> str:
     lines += [f"- {_words(name)}: {_value(value)}" for name, value in plain.items()]
     for name, part in card.items():
         if isinstance(part, Mapping):
-            lines += ["", f"## {_words(name)}", "", *_bullets(part, 0)]
+            body = _traffic(part) if name == "bytes" else _bullets(part, 0)
+            lines += ["", f"## {_words(name)}", "", *body]
     return "\n".join(lines) + "\n"
 
 
@@ -170,13 +171,23 @@ def _bullets(part: Mapping[str, Any], depth: int) -> list[str]:
     return lines
 
 
+def _traffic(part: Mapping[str, Any]) -> list[str]:
+    """The kinds of messages there were, as a table."""
+    lines = ["| messages | direction | number | payload | envelope |", "|" + " --- |" * 5]
+    for kind, ways in part.items():
+        for way, counts in ways.items():
+            if counts["messages"]:
+                lines.append(f"| {kind} | {way} | {' | '.join(str(n) for n in counts.values())} |")
+    return lines
+
+
 def _words(name: str) -> str:
     return name.replace("_", " ").replace("squared H", "|H|²")
 
 
 def _value(value: Any) -> str:
     if value is None:
-        return "not known"
+        return "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

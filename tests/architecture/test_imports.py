@@ -135,6 +135,7 @@ STANDARD = {
         "csv",
         "dataclasses",
         "enum",
+        "errno",
         "functools",
         "itertools",
         "hashlib",

@@ -12,12 +12,13 @@ from fedem.cli.help import EXIT_INTERRUPTED, EXIT_UNCONVERGED, Command, examples
 
 PANEL = "Fit and use models"
 DATA, MODEL = "Data", "Model"
-ALGORITHM, LIMITS, OUTPUT, RUN = "Algorithm", "Limits: the first one met", "Output", "Run"
+ALGORITHM, LIMITS, OUTPUT, RUN = "Algorithm", "Limits (the first one met)", "Output", "Run"
 Json = Annotated[
     bool, typer.Option("--json", help="Print the summary as JSON.", rich_help_panel=OUTPUT)
 ]
 Threads = Annotated[
-    int | None, typer.Option(min=1, help="Threads of the linear algebra.", rich_help_panel=RUN)
+    int | None,
+    typer.Option(metavar="N", min=1, help="Threads of the linear algebra.", rich_help_panel=RUN),
 ]
 
 
@@ -37,29 +38,38 @@ def fit(
     data: Annotated[
         list[str],
         typer.Argument(
-            help="CSV, TSV or Parquet, or - for a pipe; several files are one worker each."
+            metavar="DATA",
+            help="CSV, TSV or Parquet, or - for a pipe; several files are one worker each.",
         ),
     ],
     out: Annotated[
-        str, typer.Option("--out", "-o", help="The model file.", rich_help_panel=OUTPUT)
+        str,
+        typer.Option("--out", "-o", metavar="FILE", help="The model file.", rich_help_panel=OUTPUT),
     ] = "model.fedem",
     report: Annotated[
         str | None,
-        typer.Option(help="Also write the report here, .html.", rich_help_panel=OUTPUT),
+        typer.Option(
+            metavar="FILE", help="Also write the report here, .html.", rich_help_panel=OUTPUT
+        ),
     ] = None,
     groups: Annotated[
         str | None,
-        typer.Option("--groups", "-g", help="The column of workers.", rich_help_panel=DATA),
+        typer.Option(
+            "--groups", "-g", metavar="COLUMN", help="The column of workers.", rich_help_panel=DATA
+        ),
     ] = None,
     columns: Annotated[
         str | None,
         typer.Option(
-            help="Columns to use, as in age,weight; all if left out.", rich_help_panel=DATA
+            metavar="LIST",
+            help="Columns to use, as in age,weight; all if left out.",
+            rich_help_panel=DATA,
         ),
     ] = None,
     types: Annotated[
         str | None,
         typer.Option(
+            metavar="LIST",
             help="Families of columns, as in stays=poisson:days,ward=categorical: gaussian, "
             "poisson (with an exposure), bernoulli, categorical, exponential, gamma.",
             rich_help_panel=DATA,
@@ -74,6 +84,7 @@ def fit(
         typer.Option(
             "--components",
             "-k",
+            metavar="K",
             help="A number, or a range like 2:8 to choose from by BIC.",
             rich_help_panel=MODEL,
         ),
@@ -81,6 +92,7 @@ def fit(
     model: Annotated[
         str,
         typer.Option(
+            metavar="NAME",
             help="gaussian, mixed (columns of any type), factors, ppca or regression.",
             autocompletion=_models,
             rich_help_panel=MODEL,
@@ -89,20 +101,25 @@ def fit(
     covariance: Annotated[
         str,
         typer.Option(
+            metavar="NAME",
             help="Of gaussian: full, diag, spherical or tied.",
             autocompletion=_covariances,
             rich_help_panel=MODEL,
         ),
     ] = "full",
     factors: Annotated[
-        int, typer.Option(min=1, help="Of factors and ppca.", rich_help_panel=MODEL)
+        int, typer.Option(metavar="R", min=1, help="Of factors and ppca.", rich_help_panel=MODEL)
     ] = 2,
     target: Annotated[
-        str | None, typer.Option(help="Of regression: what to explain.", rich_help_panel=MODEL)
+        str | None,
+        typer.Option(
+            metavar="COLUMN", help="Of regression: what to explain.", rich_help_panel=MODEL
+        ),
     ] = None,
     algorithm: Annotated[
         str,
         typer.Option(
+            metavar="NAME",
             help="auto, em, fedem or vr-fedem.",
             autocompletion=_algorithms,
             rich_help_panel=ALGORITHM,
@@ -111,6 +128,7 @@ def fit(
     compressor: Annotated[
         str | None,
         typer.Option(
+            metavar="NAME",
             help="Of fedem and vr-fedem: none, dithering:LEVELS, block:SIZE, subtractive:NOISE, "
             "sparse:SHARE.",
             rich_help_panel=ALGORITHM,
@@ -121,6 +139,7 @@ def fit(
         typer.Option(
             "--participation",
             "-p",
+            metavar="P",
             min=0.0,
             max=1.0,
             help="The probability that a worker takes part in a round.",
@@ -130,29 +149,44 @@ def fit(
     batch: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Of fedem and vr-fedem: rows in a step.", rich_help_panel=ALGORITHM
+            metavar="ROWS",
+            min=1,
+            help="Of fedem and vr-fedem: rows in a step.",
+            rich_help_panel=ALGORITHM,
         ),
     ] = None,
     weights: Annotated[
         str,
         typer.Option(
+            metavar="NAME",
             help="samples (every row counts alike) or uniform (every worker).",
             rich_help_panel=ALGORITHM,
         ),
     ] = "samples",
-    rounds: Annotated[int | None, typer.Option(min=0, rich_help_panel=LIMITS)] = None,
+    rounds: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Rounds.", rich_help_panel=LIMITS)
+    ] = None,
     tolerance: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Of |H|², three rounds in a row.", rich_help_panel=LIMITS),
+        typer.Option(
+            metavar="X", min=0.0, help="Of |H|², three rounds in a row.", rich_help_panel=LIMITS
+        ),
     ] = None,
     max_bytes: Annotated[
         int | None,
-        typer.Option(min=0, help="Of all workers, up and down.", rich_help_panel=LIMITS),
+        typer.Option(
+            metavar="N", min=0, help="Of all workers, up and down.", rich_help_panel=LIMITS
+        ),
     ] = None,
-    seconds: Annotated[float | None, typer.Option(min=0.0, rich_help_panel=LIMITS)] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(metavar="S", min=0.0, help="Of computing.", rich_help_panel=LIMITS),
+    ] = None,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(help="Keep the state here, to go on later.", rich_help_panel=RUN),
+        typer.Option(
+            metavar="FILE", help="Keep the state here, to go on later.", rich_help_panel=RUN
+        ),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the checkpoint.", rich_help_panel=RUN)
@@ -166,11 +200,17 @@ def fit(
     names: Annotated[
         bool, typer.Option(help="Keep the workers' names.", rich_help_panel=OUTPUT)
     ] = True,
-    seed: Annotated[int, typer.Option(min=0, rich_help_panel=RUN)] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=0, help="Of the start and of all noise.", rich_help_panel=RUN
+        ),
+    ] = 0,
     threads: Threads = None,
     config: Annotated[
         Path | None,
         typer.Option(
+            metavar="FILE",
             help="A TOML file with any of these options; the command line has the last word.",
             exists=True,
             dir_okay=False,
@@ -202,11 +242,19 @@ def fit(
 
 
 def predict(
-    model: Annotated[str, typer.Argument(help="A model file.")],
-    data: Annotated[str, typer.Argument(help="CSV, TSV or Parquet, or - for a pipe.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model file.")],
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="CSV, TSV or Parquet, or - for a pipe.")
+    ],
     out: Annotated[
         str,
-        typer.Option("--out", "-o", help=".csv or .parquet; - prints CSV.", rich_help_panel=OUTPUT),
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help=".csv or .parquet; - prints CSV.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = "-",
     keep: Annotated[
         bool,
@@ -226,10 +274,11 @@ def predict(
 
 
 def inspect(
-    file: Annotated[str, typer.Argument(help="A model file or a checkpoint.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A model file or a checkpoint.")],
     workers: Annotated[
         str | None,
         typer.Option(
+            metavar="FILE",
             help="Write the table of workers here, .csv or .parquet; - prints it alone.",
             rich_help_panel=OUTPUT,
         ),
@@ -243,9 +292,12 @@ def inspect(
 
 
 def report(
-    model: Annotated[str, typer.Argument(help="A model file.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model file.")],
     out: Annotated[
-        str, typer.Option("--out", "-o", help="The page, .html.", rich_help_panel=OUTPUT)
+        str,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="The page, .html.", rich_help_panel=OUTPUT
+        ),
     ] = "report.html",
     json_output: Json = False,
 ) -> None:

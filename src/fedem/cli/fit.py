@@ -109,9 +109,9 @@ def _check(options: Options) -> None:
     ):
         if value not in allowed:
             raise SettingsError(f"{option} must be one of {', '.join(allowed)}; got {value!r}.")
-    if options.out == PIPE or Path(options.out).is_dir():
+    if options.out == PIPE or not options.out:
         raise SettingsError(f"--out must be the path of a file; got {options.out!r}.")
-    check_output(options.out, "--out", (".fedem", ".safetensors"))
+    check_output(options.out, "--out", ())
     if options.report is not None:
         check_output(options.report, "--report", (".html",))
     if options.algorithm in ("auto", "em") and (options.compressor or options.batch):

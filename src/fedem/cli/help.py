@@ -33,19 +33,34 @@ def exit_codes() -> str:
     return f"Exit codes:\n\n\b\n{rows}"
 
 
+def _argument(param: Any) -> str:
+    return str(param.metavar or param.name).upper() + ("..." if param.nargs == -1 else "")
+
+
 class Command(TyperCommand):
     """A command whose options stand under the headings they were given."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Arguments by their names, those that may be left out in brackets."""
+        pieces = [self.options_metavar or ""]
+        for param in self.get_params(ctx):
+            if param.param_type_name == "argument":
+                name = _argument(param)
+                pieces.append(name if param.required else f"[{name}]")
+        return pieces
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Arguments first, then each heading in the order of its first option."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None:
-                argument = param.param_type_name == "argument"
-                heading = getattr(param, "rich_help_panel", None)
-                sections.setdefault("Arguments" if argument else heading or "Options", [])
-                sections["Arguments" if argument else heading or "Options"].append(record)
+            if record is None:
+                continue
+            heading = getattr(param, "rich_help_panel", None) or "Options"
+            if param.param_type_name == "argument":
+                words = getattr(param, "help", "") or ""
+                heading, record = "Arguments", (_argument(param), words)
+            sections.setdefault(heading, []).append(record)
         for heading, rows in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(rows)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from fedem._version import __version__
 from fedem.cli import commands
 from fedem.cli.help import (
-    EXIT_CLOSED_PIPE,
     EXIT_ERROR,
     EXIT_INTERRUPTED,
+    EXIT_OK,
     EXIT_USAGE,
     Command,
     Group,
@@ -373,25 +372,38 @@ def impute(
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
+_UsageError: Any = typer.BadParameter.__base__  # of click, which typer may carry under its own name
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; errors are one line on stderr and an exit code."""
     from fedem.errors import FedemError, SettingsError
 
     try:
-        app(arguments)
+        code = app(arguments, standalone_mode=False)
+    except _UsageError as error:
+        _complain_of_usage(error)
     except SettingsError as error:
-        typer.echo(f"fedem: {error}", err=True)
-        sys.exit(EXIT_USAGE)
+        _fail(str(error), EXIT_USAGE)
     except FedemError as error:
-        typer.echo(f"fedem: {error}", err=True)
-        sys.exit(EXIT_ERROR)
-    except BrokenPipeError:  # whoever read has gone; what is left in buffers has no reader
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(EXIT_CLOSED_PIPE)
+        _fail(str(error), EXIT_ERROR)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        typer.echo(f"fedem: {error.strerror or error}{where}", err=True)
-        sys.exit(EXIT_ERROR)
-    except KeyboardInterrupt:
-        typer.echo("fedem: interrupted", err=True)
-        sys.exit(EXIT_INTERRUPTED)
+        _fail(f"{error.strerror or error}{where}", EXIT_ERROR)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted", EXIT_INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else EXIT_OK)
+
+
+def _complain_of_usage(error: Any) -> NoReturn:
+    """What click has to say, in our one line; a bare ``fedem`` shows its help."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        typer.echo(error.ctx.get_help(), err=True)
+        sys.exit(EXIT_USAGE)
+    path = error.ctx.command_path if error.ctx is not None else "fedem"
+    _fail(f"{error.format_message().rstrip('.')}. See {path} --help.", EXIT_USAGE)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    typer.echo("fedem: " + " ".join(message.split()), err=True)
+    sys.exit(code)

@@ -7,6 +7,7 @@ of workers stay as they are written (007 is not 7), and a cell that is no number
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from fedem.cli.help import EXIT_CLOSED_PIPE
 from fedem.errors import DataError, SettingsError
 from fedem.protocols import FloatArray
 
@@ -170,8 +172,7 @@ def write_table(columns: Mapping[str, Any], path: str) -> None:
 
     frame = pl.DataFrame(dict(columns), nan_to_null=True)
     if path == PIPE:
-        sys.stdout.buffer.write(frame.write_csv().encode())
-        sys.stdout.buffer.flush()
+        _print(frame.write_csv().encode())
         return
     buffer = io.BytesIO()
     if Path(path).suffix.lower() == ".parquet":
@@ -181,12 +182,24 @@ def write_table(columns: Mapping[str, Any], path: str) -> None:
     write_atomic(Path(path), buffer.getvalue())
 
 
+def _print(content: bytes) -> None:
+    """To stdout; if whoever read it has gone, that is no error worth words."""
+    try:
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:  # what is left in buffers has no reader either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(EXIT_CLOSED_PIPE) from None
+
+
 def check_output(path: str, option: str, suffixes: Sequence[str] = (".csv", ".parquet")) -> None:
     """Say before the work begins that its result cannot be written."""
     if path == PIPE:
         return
-    if Path(path).suffix.lower() not in suffixes:
+    if suffixes and Path(path).suffix.lower() not in suffixes:
         raise SettingsError(f"{option} must end in {' or '.join(suffixes)}; got {path!r}.")
+    if Path(path).exists() and not Path(path).is_file():
+        raise SettingsError(f"{option} must be the path of a file; {path} is none.")
     if not Path(path).absolute().parent.is_dir():
         raise SettingsError(f"{option} {path}: there is no folder {Path(path).absolute().parent}.")
 

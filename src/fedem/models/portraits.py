@@ -99,7 +99,7 @@ def _normal(
     variances = np.diagonal(spread, axis1=-2, axis2=-1) if spread.ndim == 3 else spread
     sd = np.sqrt(variances)
     cells = [
-        [f"{m:.4g} ± {s:.2g}" for m, s in zip(means[:, j], sd[:, j], strict=True)]
+        [f"{m:.4g} ± {s:.3g}" for m, s in zip(means[:, j], sd[:, j], strict=True)]
         for j in range(means.shape[1])
     ]
     every = np.arange(means.shape[1], dtype=np.int64)

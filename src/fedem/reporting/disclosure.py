@@ -62,11 +62,16 @@ def disclosure(result: Result) -> Section:
     )
 
 
+def _setting(result: Result) -> dict[str, Any]:
+    """What the file says of the algorithm."""
+    told = {} if result.facts is None else result.facts.settings.get("algorithm", {})
+    return told if isinstance(told, dict) else {}
+
+
 def _ways(result: Result) -> list[str]:
     facts = result.facts
     simulated = facts is None or facts.simulated
-    settings: Any = {} if facts is None else facts.settings.get("algorithm", {})
-    compressor = (settings.get("compressor") or {}) if isinstance(settings, dict) else {}
+    compressor = _setting(result).get("compressor")
     name = str(compressor.get("compressor", "")) if isinstance(compressor, dict) else ""
     exact = name in ("", "identity")
     lines = [
@@ -118,6 +123,8 @@ def _messages(result: Result) -> Table:
         if not (up["messages"] or down["messages"]):
             continue
         name, when, what = WORDS[kind]
+        if kind == "round" and _setting(result).get("algorithm") == "em":
+            what = "the site's statistics, as listed below"
         mean = up["payload"] / max(1, up["messages"])
         rows.append(
             (

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedem.models.portraits import portray
-from fedem.protocols import FloatArray
+from fedem.protocols import FloatArray, IntArray
 from fedem.reporting.disclosure import disclosure
 from fedem.reporting.figures import Figure, Panel, Series
 from fedem.reporting.page import Page, Section, Table
@@ -30,7 +30,8 @@ def fit_page(result: Result) -> Page:
 
 def _name(result: Result) -> str:
     told = result.model.describe()
-    return str(told.get("model", type(result.model).__name__)).replace("-", " ")
+    name = str(told.get("model", type(result.model).__name__)).replace("-", " ")
+    return name.replace("gaussian", "Gaussian").replace("markov", "Markov model")
 
 
 def _summary(result: Result) -> list[str]:
@@ -48,16 +49,17 @@ def _summary(result: Result) -> list[str]:
     lines = [
         f"A {_name(result)}{of} was fitted{held}. In {result.rounds:,} rounds a site sent "
         f"{result.bytes_up / workers:,.0f} bytes on average and received "
-        f"{result.bytes_down / workers:,.0f}. No row left a site.",
+        f"{result.bytes_down / workers:,.0f}. No message holds a row.",
         _ending(result),
     ]
     if facts is not None and facts.scores is not None:
-        bad = len(facts.badly_served())
+        bad = facts.badly_served().tolist()
+        names = ", ".join(result.workers()["worker"][i] for i in bad[:5])
         lines.append(
             "The common model fits every site about as well as the others."
-            if bad == 0
-            else f"The common model fits {bad} site{'s' if bad > 1 else ''} clearly worse than the "
-            "others: see below."
+            if not bad
+            else f"The common model fits {len(bad)} site{'s' if len(bad) > 1 else ''} clearly "
+            f"worse than the others ({names}{', …' if len(bad) > 5 else ''}): see below."
         )
     return lines
 
@@ -156,21 +158,8 @@ def _sites(result: Result) -> Section:
     if facts is None or facts.scores is None or mean is None:
         missing = "The fit did not end by asking the sites how well the model fits them."
         return Section(heading, [missing + " fit(..., closing=True) and `fedem fit` do."])
-    bad, spread = facts.badly_served(), facts.row_spread
-    place = np.arange(len(facts.rows), dtype=np.float64)
-    good = np.setdiff1d(np.arange(len(place)), bad)
-    series = [
-        Series("site", place[good], facts.scores[good, 0], points=True, line=False),
-        Series("all rows", place[[0, -1]], np.full(2, mean), reference=True),
-    ]
-    if len(bad):
-        series.append(
-            Series("badly served", place[bad], facts.scores[bad, 0], points=True, line=False)
-        )
-    figure = Figure(
-        "Mean log-likelihood per row at each site, beside that of all rows.",
-        [Panel(series, "site, in the order of the table", "log-likelihood per row", log="")],
-    )
+    scores, spread = facts.scores[:, 0], facts.row_spread
+    order = np.argsort(scores, kind="stable")
     words = "" if spread is None else f" (here {spread:.3g})"
     text = [
         f"Over all rows the log-likelihood is {mean:.4g}. A site is called badly served if its "
@@ -179,19 +168,33 @@ def _sites(result: Result) -> Section:
         "other instruments or other units, and may need a component, or a model, of its own.",
     ]
     rows = [
-        (name, f"{count:,}", f"{score:.4g}", f"{score - mean:+.3g}", verdict)
-        for name, count, score, verdict in zip(
-            table["worker"],
-            table["rows"],
-            facts.scores[:, 0].tolist(),
-            ["badly served" if b else "well served" for b in table["badly_served"]],
-            strict=True,
+        (
+            table["worker"][i],
+            f"{table['rows'][i]:,}",
+            f"{scores[i]:.4g}",
+            f"{scores[i] - mean:+.3g}",
+            "badly served" if table["badly_served"][i] else "well served",
         )
+        for i in order.tolist()
     ]
-    order = np.argsort(facts.scores[:, 0], kind="stable").tolist()
     columns = ("site", "rows", "log-likelihood per row", "against all", "verdict")
-    heading_of = "Sites, those with the lowest log-likelihood first"
-    return _folded(Section(heading, text, [figure]), heading_of, columns, [rows[i] for i in order])
+    section = Section(heading, text, [_served(scores[order], facts.badly_served(), order, mean)])
+    return _folded(section, "Sites, those with the lowest log-likelihood first", columns, rows)
+
+
+def _served(scores: FloatArray, bad: IntArray, order: IntArray, mean: float) -> Figure:
+    """The sites' log-likelihood in the order of their table."""
+    place, flagged = np.arange(1.0, len(scores) + 1), np.isin(order, bad)
+    series = [Series("site", place[~flagged], scores[~flagged], points=True, line=False)]
+    if flagged.any():
+        x, y = place[flagged], scores[flagged]
+        series.append(Series("badly served", x, y, points=True, line=False))
+    ends = np.array([0.5, len(scores) + 0.5])
+    series.append(Series("all rows", ends, np.full(2, mean), reference=True))
+    return Figure(
+        "Mean log-likelihood per row at each site, beside that of all rows.",
+        [Panel(series, "site, in the order of the table", "log-likelihood per row", log="")],
+    )
 
 
 def _folded(
@@ -214,7 +217,7 @@ def _folded(
 
 def _traffic(result: Result) -> Section:
     table = result.workers()
-    place = np.arange(len(table["worker"]), dtype=np.float64)
+    place = np.arange(1.0, len(table["worker"]) + 1)
     up, down = (np.array(table[f"bytes_{d}"], dtype=np.float64) / 1000 for d in ("up", "down"))
     series = [
         Series("sent", place, up, points=True, line=False),

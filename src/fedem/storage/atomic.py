@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -11,8 +12,11 @@ from pathlib import Path
 def write_atomic(path: Path, data: bytes) -> None:
     """Write ``data`` to ``path`` so that a reader, or a crash, sees the old file or the new one.
 
-    Raises OSError (a full disk, say) with the old file untouched and nothing left beside it.
+    Raises OSError (a full disk, say) with the old file untouched and nothing left beside it. A
+    device or folder is never replaced.
     """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     temporary = Path(name)
     try:
