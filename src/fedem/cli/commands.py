@@ -22,16 +22,17 @@ Threads = Annotated[
 ]
 
 
-def _covariances() -> list[str]:
-    return ["full", "diag", "spherical", "tied"]
+NAMES = {
+    "model": ("gaussian", "mixed", "factors", "ppca", "regression"),
+    "covariance": ("full", "diag", "spherical", "tied"),
+    "algorithm": ("auto", "em", "fedem", "vr-fedem"),
+    "weights": ("samples", "uniform"),
+}
+"""Options that are one of a few words."""
 
 
-def _models() -> list[str]:
-    return ["gaussian", "mixed", "factors", "ppca", "regression"]
-
-
-def _algorithms() -> list[str]:
-    return ["auto", "em", "fedem", "vr-fedem"]
+def _complete(option: str) -> Any:
+    return lambda: list(NAMES[option])
 
 
 def fit(
@@ -94,7 +95,7 @@ def fit(
         typer.Option(
             metavar="NAME",
             help="gaussian, mixed (columns of any type), factors, ppca or regression.",
-            autocompletion=_models,
+            autocompletion=_complete("model"),
             rich_help_panel=MODEL,
         ),
     ] = "gaussian",
@@ -103,7 +104,7 @@ def fit(
         typer.Option(
             metavar="NAME",
             help="Of gaussian: full, diag, spherical or tied.",
-            autocompletion=_covariances,
+            autocompletion=_complete("covariance"),
             rich_help_panel=MODEL,
         ),
     ] = "full",
@@ -121,7 +122,7 @@ def fit(
         typer.Option(
             metavar="NAME",
             help="auto, em, fedem or vr-fedem.",
-            autocompletion=_algorithms,
+            autocompletion=_complete("algorithm"),
             rich_help_panel=ALGORITHM,
         ),
     ] = "auto",
@@ -160,6 +161,7 @@ def fit(
         typer.Option(
             metavar="NAME",
             help="samples (every row counts alike) or uniform (every worker).",
+            autocompletion=_complete("weights"),
             rich_help_panel=ALGORITHM,
         ),
     ] = "samples",

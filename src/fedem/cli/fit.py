@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from fedem.algorithms import EM, Bernoulli, Everyone, FedEM, VRFedEM
+from fedem.cli.commands import NAMES
 from fedem.cli.intake import Intake, read_workers
 from fedem.cli.options import parse_compressor
 from fedem.cli.progress import progress, size
@@ -30,8 +31,6 @@ from fedem.models import (
 from fedem.protocols import Model
 from fedem.results import Result
 
-MODELS = ("gaussian", "mixed", "factors", "ppca", "regression")
-ALGORITHMS = ("auto", "em", "fedem", "vr-fedem")
 ROUNDS, TOLERANCE = 2000, 1e-8
 
 
@@ -74,11 +73,12 @@ def run_fit(options: Options) -> tuple[bool, bool]:
     """Read, fit, write, print; returns whether it was interrupted and whether it converged."""
     _check(options)
     low, high = component_range(options.components)
+    algorithm = _algorithm(options)
     intake = read_workers(options.data, options.groups, options.columns, options.types)
     _check_holes(intake, options)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", FedemWarning)
-        result, tried = _fit(intake, options, low, high)
+        result, tried = _fit(intake, options, algorithm, low, high)
     result = _with_categories(result, intake)
     result.save(options.out, names=options.names)
     if options.report is not None:
@@ -102,13 +102,9 @@ def write_report(result: Result, path: str) -> None:
 
 def _check(options: Options) -> None:
     """Everything that is wrong before a row is read."""
-    for option, value, allowed in (
-        ("--model", options.model, MODELS),
-        ("--algorithm", options.algorithm, ALGORITHMS),
-        ("--weights", options.weights, ("samples", "uniform")),
-    ):
-        if value not in allowed:
-            raise SettingsError(f"{option} must be one of {', '.join(allowed)}; got {value!r}.")
+    for option, allowed in NAMES.items():
+        if (value := getattr(options, option)) not in allowed:
+            raise SettingsError(f"--{option} must be one of {', '.join(allowed)}; got {value!r}.")
     if options.out == PIPE or not options.out:
         raise SettingsError(f"--out must be the path of a file; got {options.out!r}.")
     check_output(options.out, "--out", ())
@@ -176,7 +172,7 @@ def _algorithm(options: Options) -> Any:
 
 
 def _fit(
-    intake: Intake, options: Options, low: int, high: int
+    intake: Intake, options: Options, algorithm: Any, low: int, high: int
 ) -> tuple[Result, list[dict[str, Any]]]:
     """One fit, or the best of a range; the fits that were tried."""
     tolerance = TOLERANCE if options.tolerance is None else options.tolerance
@@ -201,7 +197,7 @@ def _fit(
         raise SettingsError("--components 2:8 is not there yet.")
     with progress(options.quiet or options.json_output, tolerance, rounds) as show:
         model = make_model(options, intake, low)
-        made = fit(model, intake.workers, _algorithm(options), callbacks=[show], **common)
+        made = fit(model, intake.workers, algorithm, callbacks=[show], **common)
     return made, []
 
 
