@@ -72,8 +72,8 @@ def _read_csv(source: Any, separator: str, where: str) -> Any:
     import polars as pl
 
     options: dict[str, Any] = {"separator": separator, "infer_schema": False, "glob": False}
-    ragged = {"truncate_ragged_lines": True}  # decimal commas part a row anew
-    head = pl.read_csv(source, has_header=False, n_rows=1, **options, **ragged)
+    head_only: Any = {**options, "truncate_ragged_lines": True}  # decimal commas part rows anew
+    head = pl.read_csv(source, has_header=False, n_rows=1, **head_only)
     names = [str(name or "").removeprefix("\ufeff").strip() for name in head.row(0)]
     if len(names) == 1 and ";" in names[0]:
         raise DataError(
