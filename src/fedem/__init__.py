@@ -49,6 +49,7 @@ from fedem.fitting import fit, open_run
 from fedem.limits import Monitor, Stop
 from fedem.models import (
     Categorical,
+    Centres,
     FactorParameters,
     GaussianParameters,
     InverseWishart,
@@ -60,6 +61,7 @@ from fedem.models import (
     factor_analysis,
     gaussian_mixture,
     hidden_markov,
+    k_means,
     mixed_mixture,
     ppca,
     register_model,
@@ -68,8 +70,16 @@ from fedem.models import (
 from fedem.records import Records, RoundRecord
 from fedem.results import Result, load
 from fedem.rounds import Run
+from fedem.selection import Selection, select_components
 
 if TYPE_CHECKING:
+    from fedem.estimators import (
+        FederatedFactorAnalysis,
+        FederatedGaussianMixture,
+        FederatedImputer,
+        FederatedKMeans,
+        FederatedMixture,
+    )
     from fedem.imputation import (
         Columns,
         FieldTable,
@@ -90,6 +100,7 @@ __all__ = [
     "EM",
     "Bernoulli",
     "Categorical",
+    "Centres",
     "CheckpointError",
     "Columns",
     "ContractError",
@@ -101,6 +112,11 @@ __all__ = [
     "FaultPlan",
     "FaultyFederation",
     "FedEM",
+    "FederatedFactorAnalysis",
+    "FederatedGaussianMixture",
+    "FederatedImputer",
+    "FederatedKMeans",
+    "FederatedMixture",
     "FedemError",
     "FedemWarning",
     "FieldTable",
@@ -123,6 +139,7 @@ __all__ = [
     "RoundRecord",
     "Run",
     "Schedule",
+    "Selection",
     "SettingsError",
     "StackedFederation",
     "Stop",
@@ -140,6 +157,7 @@ __all__ = [
     "fit",
     "gaussian_mixture",
     "impute",
+    "k_means",
     "load",
     "mixed_mixture",
     "open_run",
@@ -147,10 +165,18 @@ __all__ = [
     "read_ebird",
     "read_records",
     "register_model",
+    "select_components",
     "simulate_table",
     "synthetic_federation",
 ]
 
+_ESTIMATORS = (
+    "FederatedFactorAnalysis",
+    "FederatedGaussianMixture",
+    "FederatedImputer",
+    "FederatedKMeans",
+    "FederatedMixture",
+)
 _IMPUTATION = (
     "Columns",
     "FieldTable",
@@ -164,7 +190,11 @@ _IMPUTATION = (
 
 
 def __getattr__(name: str) -> Any:
-    """Names of `fedem.imputation`, imported when they are first asked for: they need more scipy."""
+    """Names that need more than numpy, imported when they are first asked for."""
+    if name in _ESTIMATORS:
+        from fedem import estimators
+
+        return getattr(estimators, name)
     if name in _IMPUTATION:
         from fedem import imputation
 

@@ -40,14 +40,13 @@ class Facts:
 
     rows: IntArray
     """Rows of each worker, as the opening exchange told them."""
-    weights: FloatArray
-    """w_i of each worker."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Algorithm, participation and limits, as plain JSON types."""
     simulated: bool = True
     """Whether all workers were in one process: bytes were then measured, not sent."""
     scores: FloatArray | None = None
-    """Mean and spread of the log-likelihood over each worker's rows, if the fit ended by asking."""
+    """If the fit ended by asking, of each worker: mean and spread of its rows' log-likelihood, and
+    what the model expects of both, given how many rows of each component the worker has."""
     created: str = field(default_factory=now)
     software: Mapping[str, str] = field(default_factory=software)
 
@@ -62,23 +61,34 @@ class Facts:
     def row_spread(self) -> float | None:
         """The standard deviation over all rows of their log-likelihood."""
         mean = self.log_likelihood
-        if mean is None or self.scores is None or not np.isfinite(self.scores).all():
+        if mean is None or self.scores is None or not np.isfinite(self.scores[:, 1]).all():
             return None
         squares = self.scores[:, 1] ** 2 + (self.scores[:, 0] - mean) ** 2
         return float(np.sqrt(self.rows @ squares / self.rows.sum()))
 
+    @property
+    def expected(self) -> FloatArray | None:
+        """Mean and spread of the log-likelihood to expect of each worker, ``(workers, 2)``.
+
+        Of workers with missing values, and of models that draw no samples, those of all rows.
+        """
+        mean, spread = self.log_likelihood, self.row_spread
+        if mean is None or spread is None or self.scores is None:
+            return None
+        return np.where(np.isnan(self.scores[:, 2:]), (mean, spread), self.scores[:, 2:])
+
     def badly_served(self) -> IntArray:
-        """Workers whose rows the common model explains clearly worse than those of all.
+        """Workers whose rows the common model explains clearly worse than it claims to.
 
         Clearly: by more than half the spread of single rows, and by more than three times what
         chance gives for so many rows.
         """
-        mean, spread = self.log_likelihood, self.row_spread
-        if mean is None or spread is None or self.scores is None:
+        expected = self.expected
+        if expected is None or self.scores is None:
             return np.empty(0, dtype=np.int64)
+        mean, spread = expected.T
         short = mean - self.scores[:, 0]
-        chance = 3 * spread / np.sqrt(self.rows)
-        return np.flatnonzero((short > 0.5 * spread) & (short > chance))
+        return np.flatnonzero((short > 0.5 * spread) & (short > 3 * spread / np.sqrt(self.rows)))
 
 
 def make_card(
@@ -144,6 +154,8 @@ def worker_table(ledger: Ledger, facts: Facts | None) -> dict[str, list[Any]]:
         table[f"payload_{direction}"] = payload[d].tolist()
     if facts is not None and facts.scores is not None:
         table["log_likelihood"] = [None if np.isnan(v) else v for v in facts.scores[:, 0].tolist()]
+        if (expected := facts.expected) is not None:
+            table["expected"] = expected[:, 0].tolist()
         bad = set(facts.badly_served().tolist())
         table["badly_served"] = [i in bad for i in range(n)]
     return table

@@ -27,11 +27,11 @@ from fedem.errors import (
 from fedem.federations import FEDERATIONS
 from fedem.ledger import Ledger
 from fedem.limits import PATIENCE, Callback, Monitor, Stop
+from fedem.models.several import VALUES, Several
 from fedem.protocols import (
     Algorithm,
     Federation,
     FloatArray,
-    IntArray,
     Model,
     Opening,
     Participation,
@@ -39,11 +39,13 @@ from fedem.protocols import (
 from fedem.random import Purpose, check_seed, uniforms
 from fedem.results import Result
 from fedem.rounds import Run
+from fedem.starts import search
 from fedem.wire import ENVELOPE, floats_size, summary_size
 
 
-def _weights(weights: str | Sequence[float] | FloatArray, counts: IntArray) -> FloatArray:
+def _weights(weights: str | Sequence[float] | FloatArray, opening: Opening) -> FloatArray:
     """w_i, summing to one."""
+    counts = opening.counts if opening.totals is None else opening.totals
     if isinstance(weights, str):
         if weights == "samples":
             return counts / counts.sum()
@@ -96,9 +98,11 @@ def open_run(
     algorithm: Algorithm | None = None,
     *,
     groups: Any | None = None,
+    sample_weight: Any | None = None,
     weights: str | Sequence[float] | FloatArray = "samples",
     participation: Participation | None = None,
     start: Any | None = None,
+    n_init: int = 1,
     start_statistics: Literal["expected", "parameters"] | None = None,
     federation: Literal["stacked", "loop"] | Federation = "stacked",
     seed: int = 0,
@@ -115,18 +119,18 @@ def open_run(
     check_type("algorithm", algorithm, Algorithm, "FedEM(Dithering(levels=4))")
     check_type("participation", participation, Participation, "Bernoulli(0.5)")
     if isinstance(federation, str) and federation in FEDERATIONS:
-        network: Federation = FEDERATIONS[federation](as_workers(data, groups))
+        network: Federation = FEDERATIONS[federation](as_workers(data, groups, sample_weight))
     elif not isinstance(federation, Federation):
         raise SettingsError(
             f"federation must be one of {', '.join(FEDERATIONS)} or a Federation; "
             f"got {federation!r}."
         )
-    elif data is not None or groups is not None:
+    elif not (data is None and groups is None and sample_weight is None):
         raise SettingsError("a Federation has its own data: give None, or name a federation.")
     else:
         network = federation
     opening = _round_summaries(network.open(model), opening_precision, seed)
-    w = _weights(weights, opening.counts)
+    w = _weights(weights, opening)
     bound = model.bind(opening.summaries, opening.counts, w)
     samples = int(opening.counts.sum())
     fingerprint = {
@@ -146,11 +150,23 @@ def open_run(
     constants = sum(v.size for v in bound.shared_constants().values())
     ledger.add("opening", "up", everyone, summary_size(told, opening_precision), ENVELOPE)
     ledger.add("opening", "down", everyone, floats_size(constants), ENVELOPE)
-    statistics, exchanged = _start(bound, network, w, start, start_statistics, seed)
-    if exchanged:
-        numbers, q = exchanged, bound.layout.size
-        ledger.add("opening", "down", everyone, floats_size(numbers), ENVELOPE)
-        ledger.add("opening", "up", everyone, floats_size(q), ENVELOPE)
+    if isinstance(start, str) or (start is None and n_init != 1):
+        how: Any = "auto" if start is None else start
+        parts = bound.models if isinstance(bound, Several) else [bound]
+        found = search(parts, network, w, method=how, n_init=n_init, seed=seed, samples=samples)
+        ledger.absorb(found.ledger, "start")
+        statistics, evaluations = found.statistics[0], found.evaluations
+        if isinstance(bound, Several):
+            statistics = bound.join(found.statistics, np.zeros((len(parts), VALUES)))
+    else:
+        if n_init != 1:
+            raise SettingsError("n_init > 1 needs a start by name, such as start='k-means'.")
+        statistics, exchanged = _start(bound, network, w, start, start_statistics, seed)
+        evaluations = samples if exchanged else 0
+        if exchanged:
+            numbers, q = exchanged, bound.layout.size
+            ledger.add("opening", "down", everyone, floats_size(numbers), ENVELOPE)
+            ledger.add("opening", "up", everyone, floats_size(q), ENVELOPE)
     fingerprint = json.loads(json.dumps(fingerprint, default=_plain))
     fingerprint["start"] = hashlib.blake2b(statistics.tobytes(), digest_size=16).hexdigest()
     return Run(
@@ -163,7 +179,7 @@ def open_run(
         seed=seed,
         samples=samples,
         ledger=ledger,
-        evaluations=samples if exchanged else 0,
+        evaluations=evaluations,
         columns=opening.columns,
         fingerprint=fingerprint,
         retries=retries,
@@ -208,9 +224,11 @@ def fit(
     algorithm: Algorithm | None = None,
     *,
     groups: Any | None = None,
+    sample_weight: Any | None = None,
     weights: str | Sequence[float] | FloatArray = "samples",
     participation: Participation | None = None,
     start: Any | None = None,
+    n_init: int = 1,
     start_statistics: Literal["expected", "parameters"] | None = None,
     rounds: int | None = None,
     epochs: float | None = None,
@@ -237,10 +255,13 @@ def fit(
     ``algorithm`` is `EM` (the default), `FedEM` or `VRFedEM`.
 
     ``weights`` are ``"samples"`` (the pooled optimum), ``"uniform"`` (the paper) or numbers;
-    ``participation`` is `Everyone` by default; ``start`` are parameters in the user's units, by
-    default drawn from aggregates, which reveal no record. ``start_statistics`` says whether S_0 is
-    the ``"expected"`` statistics at the start (the paper; a full pass and an exact upload, default
-    for a given start) or what its ``"parameters"`` imply (free, default otherwise).
+    ``sample_weight`` says how much each row counts, in the shape of the data. ``participation`` is
+    `Everyone` by default. ``start`` are parameters in the user's units, or the name of a way to
+    find them: ``"moments"`` (the default: drawn from aggregates, which reveal no record),
+    ``"k-means"`` (from cluster sums and counts, in a few rounds), ``"auto"`` (k-means where the
+    model can) or ``"points"`` (rows of the data); of ``n_init`` such starts the best is kept.
+    ``start_statistics`` says whether S_0 is the ``"expected"`` statistics at given parameters (the
+    paper; a full pass and an exact upload, default for them) or what ``"parameters"`` imply (free).
 
     Stops at the first limit met of ``rounds``, ``epochs``, ``max_bytes`` (all workers, up and down,
     envelopes included), ``seconds``, or when |H|^2 <= ``tolerance`` three rounds in a row without
@@ -256,7 +277,8 @@ def fit(
     ``count_bytes=False`` skips the ledger; ``opening_precision`` may shorten the opening summaries
     to ``"float32"`` or ``"bfloat16"``, rounded at random; ``threads`` limits those of the linear
     algebra. ``closing=True`` ends with one more exchange, in which every worker tells how well the
-    model fits its rows: mean and spread of their log-likelihood, two numbers, in the ledger too.
+    model fits its rows: mean and spread of their log-likelihood, as they are and as the model
+    expects them: four numbers, in the ledger too.
     """
     if all(limit is None for limit in (rounds, epochs, max_bytes, seconds)):
         rounds = 100 if tolerance is None else 10_000
@@ -272,6 +294,8 @@ def fit(
             data,
             algorithm,
             groups=groups,
+            sample_weight=sample_weight,
+            n_init=n_init,
             weights=weights,
             participation=participation,
             start=start,
@@ -288,11 +312,13 @@ def fit(
         try:
             stopped = run.until(stop, hooks, checkpoint, checkpoint_every)
         except Exception as error:
-            setattr(error, "result", _result(run, "error"))  # noqa: B010 (any exception gets one)
+            setattr(error, "result", result_of(run, "error"))  # noqa: B010 (any exception gets one)
             raise
-        scores = _close(run) if closing else None
+        result = result_of(run, stopped, stop)
+        if closing:
+            result = with_scores(result, run.federation, run.count_bytes)
     _warn(run, stopped, tolerance)
-    return _result(run, stopped, stop, scores)
+    return result
 
 
 def _check_checkpoint(path: str | Path | None, resume: bool) -> None:
@@ -341,29 +367,14 @@ def _warn(run: Run, stopped: str, tolerance: float | None) -> None:
         warnings.warn(remark, FedemWarning, stacklevel=3)
 
 
-def _close(run: Run) -> FloatArray:
-    """How well the model fits each worker's rows: S once more to everyone, two numbers back."""
-    scores = run.federation.scores(run.model, run.params)
-    told = np.flatnonzero(np.isfinite(scores[:, 0]))
-    if run.count_bytes:
-        run.ledger.add("closing", "down", told, floats_size(run.model.layout.size), ENVELOPE)
-        run.ledger.add("closing", "up", told, floats_size(2), ENVELOPE)
-    return scores
-
-
-def _facts(run: Run, stop: Stop | None, scores: FloatArray | None) -> Facts:
+def result_of(run: Run, stopped: str, stop: Stop | None = None) -> Result:
+    """What a run has reached so far."""
     settings = {
         "algorithm": run.algorithm.describe(),
         "participation": run.participation.describe(),
         "limits": {} if stop is None else {k: v for k, v in vars(stop).items() if v is not None},
     }
     plain = json.loads(json.dumps(settings, default=_plain))
-    return Facts(run.rows, run.weights, plain, run.federation.simulated, scores)
-
-
-def _result(
-    run: Run, stopped: str, stop: Stop | None = None, scores: FloatArray | None = None
-) -> Result:
     return Result(
         model=run.model,
         params=run.model.to_user(run.params),
@@ -373,5 +384,19 @@ def _result(
         statistics=run.state.statistics,
         ledger=run.ledger,
         columns=run.columns,
-        facts=_facts(run, stop, scores),
+        worker_weights=run.weights,
+        samples=run.samples,
+        facts=Facts(run.rows, plain, run.federation.simulated),
     )
+
+
+def with_scores(result: Result, federation: Federation, count_bytes: bool = True) -> Result:
+    """The result with how well it fits each worker: S to everyone, four numbers back."""
+    scores = federation.scores(result.model, result.model.maximize(result.statistics))
+    told = np.flatnonzero(np.isfinite(scores[:, 0]))
+    if count_bytes:
+        q = result.model.layout.size
+        result.ledger.add("closing", "down", told, floats_size(q), ENVELOPE)
+        result.ledger.add("closing", "up", told, floats_size(scores.shape[1]), ENVELOPE)
+    assert result.facts is not None
+    return replace(result, facts=replace(result.facts, scores=scores))

@@ -56,6 +56,11 @@ class Ledger:
         row = self._totals[DIRECTIONS.index(direction)]
         return int(row[1] + row[2] if part is None else row[PARTS.index(part)])
 
+    def absorb(self, other: Ledger, kind: str) -> None:
+        """Add all that another ledger of the same workers holds, as messages of one kind."""
+        self.counts[KINDS.index(kind)] += other.counts.sum(axis=0)
+        self._totals += other.counts.sum(axis=(0, 3))
+
     def restore(self, counts: IntArray) -> None:
         """Put back what a checkpoint held."""
         self.counts = np.zeros((len(KINDS), *counts.shape[1:]), dtype=np.int64)

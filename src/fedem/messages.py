@@ -193,6 +193,8 @@ class Opening:
     """Names of the data's columns, where it has any."""
     names: Sequence[str] | None = None
     """Names of the workers, where they have any."""
+    totals: FloatArray | None = None
+    """What each worker counts for, where rows have weights; else its count."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ class Contents:
     stopped: str
     seed: int
     columns: tuple[str, ...] | None
+    worker_weights: FloatArray | None
+    samples: int
     facts: Facts | None
 
 
@@ -57,6 +59,7 @@ def write_model(
         "stopped": contents.stopped,
         "seed": contents.seed,
         "columns": contents.columns and list(contents.columns),
+        "samples": contents.samples,
         "facts": None,
         "card": card,
     }
@@ -67,8 +70,10 @@ def write_model(
     if names and contents.ledger.names is not None:
         text = json.dumps(list(contents.ledger.names), ensure_ascii=False)
         arrays["workers/names"] = np.frombuffer(text.encode(), dtype=np.uint8)
+    if contents.worker_weights is not None:
+        arrays["workers/weights"] = contents.worker_weights
     if (facts := contents.facts) is not None:
-        arrays |= {"workers/rows": facts.rows, "workers/weights": facts.weights}
+        arrays["workers/rows"] = facts.rows
         if facts.scores is not None:
             arrays["workers/scores"] = facts.scores
         description["facts"] = {
@@ -124,6 +129,8 @@ def _contents(arrays: dict[str, NDArray[Any]], description: dict[str, Any]) -> C
         str(description["stopped"]),
         int(description["seed"]),
         None if columns is None else tuple(columns),
+        arrays.get("workers/weights"),
+        int(description["samples"]),
         _facts(arrays, description["facts"], counts.shape[3]),
     )
 
@@ -148,15 +155,14 @@ def _names(arrays: dict[str, NDArray[Any]], count: int) -> list[str] | None:
 
 
 def _facts(arrays: dict[str, NDArray[Any]], told: Any, count: int) -> Facts | None:
-    if told is None:
-        return None
-    shapes = {"workers/rows": (count,), "workers/weights": (count,), "workers/scores": (count, 2)}
+    shapes = {"workers/rows": (count,), "workers/weights": (count,), "workers/scores": (count, 4)}
     for name, shape in shapes.items():
         if name in arrays and arrays[name].shape != shape:
             raise ModelFileError(f"{name} has the shape {arrays[name].shape}, not {shape}.")
+    if told is None:
+        return None
     return Facts(
         rows=arrays["workers/rows"].astype(np.int64),
-        weights=arrays["workers/weights"].astype(np.float64),
         settings=dict(told["settings"]),
         simulated=bool(told["simulated"]),
         scores=arrays.get("workers/scores"),

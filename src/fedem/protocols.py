@@ -170,6 +170,30 @@ class Model(ABC):
     def log_likelihood(self, data: Any, params: Any, weights: Any | None = None) -> FloatArray:
         """The (weighted) mean over samples of log p(y; theta), in the user's units."""
 
+    def evaluate(
+        self, data: Any, params: Any, weights: Any | None = None
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """`expected_statistics`, `log_likelihood`, and the mean entropy of a row's component.
+
+        Models that can do all in one pass override it; the entropy is 0 without components.
+        """
+        statistics = self.expected_statistics(data, params, weights)
+        likelihood = np.asarray(self.log_likelihood(data, params, weights))
+        return statistics, likelihood, np.zeros_like(likelihood)
+
+    def free_parameters(self) -> int:
+        """How many numbers theta has that can be chosen freely: what AIC and BIC charge for."""
+        raise SettingsError(
+            f"{type(self).__name__} does not say how many free parameters it has, so there is no "
+            "AIC or BIC: give it a method free_parameters()."
+        )
+
+    def sample(self, params: Any, count: int, seed: int) -> tuple[FloatArray, IntArray]:
+        """Rows that the model draws, in the user's units, and the component of each."""
+        raise SettingsError(
+            f"{type(self).__name__} does not draw samples: give it a method sample()."
+        )
+
     @abstractmethod
     def penalty(self, params: Any) -> float:
         """R(theta), zero without a prior."""
@@ -189,6 +213,16 @@ class Model(ABC):
     @abstractmethod
     def start(self, seed: int) -> Any:
         """Starting parameters drawn from aggregates only: they reveal no record."""
+
+    def clusters(self, count: int) -> Model | None:
+        """The k-means of so many clusters that can start this bound model; None: there is none."""
+        return None
+
+    def start_at(self, mass: FloatArray, centres: FloatArray, spread: FloatArray) -> Any:
+        """Starting parameters from clusters: masses, centres, and the variances within them."""
+        raise SettingsError(
+            f"{type(self).__name__} cannot start from clusters: use start='moments'."
+        )
 
     @abstractmethod
     def statistics_of(self, params: Any) -> FloatArray:
@@ -384,11 +418,10 @@ class Federation(ABC):
         return False
 
     def scores(self, model: Model, params: Any) -> FloatArray:
-        """Mean and spread of the log-likelihood over each worker's rows, ``(size, 2)``.
-
-        NaN where a worker does not tell.
+        """Mean and spread of the log-likelihood over each worker's rows, then what the model
+        expects of both given the worker's components, ``(size, 4)``. NaN: the worker does not tell.
         """
-        return np.full((self.size, 2), np.nan)
+        return np.full((self.size, 4), np.nan)
 
     @abstractmethod
     def worker_rows(self) -> tuple[IntArray, Rows]:

@@ -47,6 +47,11 @@ class Purpose(IntEnum):
     FIELD_RECORDS = 25
     TESTING = 30
     COMPLETION = 31
+    SAMPLE = 40
+    CELLS_SPLIT = 41
+    SEEDING = 42
+    POINTS = 43
+    DIRECTIONS = 44
 
 
 def check_seed(seed: int) -> int:

@@ -19,6 +19,19 @@ from fedem.protocols import FloatArray, IntArray
 from fedem.random import check_seed
 from fedem.records import Records
 
+CRITERIA = ("aic", "bic", "icl")
+
+
+def criterion(name: str, likelihood: float, entropy: float, rows: int, free: int) -> float:
+    """AIC, BIC or ICL from the mean log-likelihood and the mean entropy of the components.
+
+    ICL (Biernacki, Celeux, Govaert 2000) in the form with the entropy: BIC + 2 x entropy.
+    """
+    if name not in CRITERIA:
+        raise SettingsError(f"criterion must be one of {', '.join(CRITERIA)}; got {name!r}.")
+    charge = 2.0 * free if name == "aic" else float(np.log(rows)) * free
+    return charge - 2 * rows * (float(likelihood) - (float(entropy) if name == "icl" else 0.0))
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -36,6 +49,10 @@ class Result:
     """Every byte by worker, direction and kind; payload and envelope apart."""
     columns: tuple[str, ...] | None = None
     """Names of the data's columns, where it had any."""
+    worker_weights: FloatArray | None = None
+    """w_i of each worker, summing to one."""
+    samples: int = 0
+    """Rows (of some weight) of all workers together."""
     facts: Facts | None = None
     """Rows per worker, settings, versions, date; and the fit of each worker, if asked for."""
 
@@ -92,6 +109,8 @@ class Result:
             self.stopped,
             self.seed,
             self.columns,
+            self.worker_weights,
+            self.samples,
             self.facts,
         )
         write_model(path, contents, self.params, self.card, names)
@@ -111,6 +130,35 @@ class Result:
     def predict(self, data: Any) -> IntArray:
         """The most likely component of each row."""
         return np.argmax(self.predict_proba(data), axis=-1).astype(np.int64)
+
+    @property
+    def free_parameters(self) -> int:
+        """How many numbers of the model were free: what AIC and BIC charge for."""
+        return int(self.model.free_parameters())
+
+    def aic(self, data: Any) -> float:
+        """Akaike's criterion of the model on these rows; smaller is better."""
+        rows, params = self._inner(data)
+        likelihood = float(self.model.log_likelihood(rows, params))
+        return criterion("aic", likelihood, 0.0, rows.shape[0], self.free_parameters)
+
+    def bic(self, data: Any) -> float:
+        """The Bayesian criterion (Schwarz) of the model on these rows; smaller is better."""
+        rows, params = self._inner(data)
+        likelihood = float(self.model.log_likelihood(rows, params))
+        return criterion("bic", likelihood, 0.0, rows.shape[0], self.free_parameters)
+
+    def icl(self, data: Any) -> float:
+        """BIC plus twice the entropy of the rows' components, so that these be distinct."""
+        rows, params = self._inner(data)
+        _, likelihood, spread = self.model.evaluate(rows, params)
+        return criterion("icl", float(likelihood), float(spread), len(rows), self.free_parameters)
+
+    def sample(self, count: int = 1, seed: int = 0) -> tuple[FloatArray, IntArray]:
+        """Rows that the fitted model draws, in the user's units, and the component of each."""
+        count, seed = check_count("count", count), check_seed(seed)
+        rows, labels = self.model.sample(self.model.maximize(self.statistics), count, seed)
+        return np.asarray(rows), labels
 
     def impute(self, data: Any) -> FloatArray:
         """Rows with NaN replaced by posterior means (of categories: the likeliest code)."""
@@ -167,5 +215,7 @@ def load(path: str | Path) -> Result:
         statistics=found.statistics,
         ledger=found.ledger,
         columns=found.columns,
+        worker_weights=found.worker_weights,
+        samples=found.samples,
         facts=found.facts,
     )

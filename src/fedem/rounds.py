@@ -116,6 +116,10 @@ class Run:
             self.state.control, self.state.generation, self.accepted, self.weights, workers, rows
         )
 
+    def move(self, statistics: FloatArray) -> None:
+        """Go on from other statistics: the server may choose any that it sends in full."""
+        self.state, self._params = replace(self.state, statistics=statistics), None
+
     def plan(self) -> Request:
         """Who is asked in the next round, and what."""
         state, n = self.state, self.federation.size

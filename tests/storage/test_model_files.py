@@ -63,7 +63,7 @@ def test_each_worker_tells_how_well_the_model_fits_it(name: str) -> None:
     result, rows = fitted(name)
     assert result.facts is not None
     assert result.facts.scores is not None
-    for table, (mean, spread) in zip(entry.tables, result.facts.scores, strict=True):
+    for table, (mean, spread) in zip(entry.tables, result.facts.scores[:, :2], strict=True):
         scores = result.score_samples(table)
         assert mean == pytest.approx(scores.mean(), abs=1e-10)
         assert spread == pytest.approx(scores.std(), abs=1e-6)
@@ -82,6 +82,34 @@ def test_all_workers_but_one_are_well_served() -> None:
     table = result.workers()
     bad = [n for n, b in zip(table["worker"], table["badly_served"], strict=True) if b]
     assert bad == ["far"]
+
+
+def test_a_rare_or_wide_component_is_no_bad_service() -> None:
+    """Its rows have a low log-likelihood, and the model says so itself."""
+    rng = np.random.default_rng(0)
+    tables = {f"site {i}": rng.normal(size=(200, 2)) for i in range(6)}
+    tables["wide"] = 60 + 9 * rng.normal(size=(100, 2))
+    model = fedem.gaussian_mixture(2)
+    result = fedem.fit(model, tables, tolerance=1e-10, closing=True, start="k-means")
+    table = result.workers()
+    assert table["log_likelihood"][-1] < min(table["log_likelihood"][:-1]) - 4
+    assert not any(table["badly_served"])
+    np.testing.assert_allclose(table["log_likelihood"], table["expected"], atol=0.3)
+
+
+def test_what_to_expect_is_right() -> None:
+    """Rows that the model draws have the log-likelihood it expects, component by component."""
+    rng = np.random.default_rng(3)
+    tables = [rng.normal(size=(3000, 2)), 8 + 3 * rng.normal(size=(1000, 2))]
+    model = fedem.gaussian_mixture(2, "diag")
+    result = fedem.fit(model, tables, tolerance=1e-10, start="k-means")
+    rows, labels = result.sample(20_000, seed=5)
+    parts = [rows[labels == k] for k in (0, 1)]
+    drawn = fedem.fit(model, parts, rounds=0, start=result.params, closing=True)
+    assert drawn.facts is not None
+    assert drawn.facts.scores is not None
+    np.testing.assert_allclose(drawn.facts.scores[:, 0], drawn.facts.scores[:, 2], atol=0.06)
+    np.testing.assert_allclose(drawn.facts.scores[:, 1], drawn.facts.scores[:, 3], atol=0.1)
 
 
 def test_the_card_says_what_a_reader_must_know(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ NAMES = {
     "covariance": ("full", "diag", "spherical", "tied"),
     "algorithm": ("auto", "em", "fedem", "vr-fedem"),
     "weights": ("samples", "uniform"),
+    "start": ("auto", "k-means", "moments"),
 }
 """Options that are one of a few words."""
 
@@ -165,6 +166,25 @@ def fit(
             rich_help_panel=ALGORITHM,
         ),
     ] = "samples",
+    start: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="k-means (cluster sums and counts), moments (the spread of all data), or auto: "
+            "k-means where the model can. None reveals a row.",
+            autocompletion=_complete("start"),
+            rich_help_panel=ALGORITHM,
+        ),
+    ] = "auto",
+    starts: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="So many starts; the best goes on.",
+            rich_help_panel=ALGORITHM,
+        ),
+    ] = 1,
     rounds: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Rounds.", rich_help_panel=LIMITS)
     ] = None,
@@ -196,7 +216,9 @@ def fit(
     curve: Annotated[
         bool,
         typer.Option(
-            help="Follow the log-likelihood round by round: half the speed.", rich_help_panel=RUN
+            help="Follow the log-likelihood round by round, at half the speed; not for a range of "
+            "components.",
+            rich_help_panel=RUN,
         ),
     ] = True,
     names: Annotated[

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,8 @@ from fedem.cli.progress import progress, size
 from fedem.cli.tables import PIPE, check_output
 from fedem.compressors import SubtractiveDithering
 from fedem.errors import FedemWarning, SettingsError
-from fedem.fitting import fit
+from fedem.federations import StackedFederation
+from fedem.fitting import fit, threads_of, with_scores
 from fedem.limits import Monitor
 from fedem.models import (
     factor_analysis,
@@ -30,6 +32,7 @@ from fedem.models import (
 )
 from fedem.protocols import Model
 from fedem.results import Result
+from fedem.selection import select_components
 
 ROUNDS, TOLERANCE = 2000, 1e-8
 
@@ -54,6 +57,8 @@ class Options:
     participation: float
     batch: int | None
     weights: str
+    start: str
+    starts: int
     rounds: int | None
     tolerance: float | None
     max_bytes: int | None
@@ -72,14 +77,16 @@ class Options:
 def run_fit(options: Options) -> tuple[bool, bool]:
     """Read, fit, write, print; returns whether it was interrupted and whether it converged."""
     _check(options)
-    low, high = component_range(options.components)
+    numbers = component_range(options.components)
     algorithm = _algorithm(options)
     intake = read_workers(options.data, options.groups, options.columns, options.types)
     _check_holes(intake, options)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", FedemWarning)
-        result, tried = _fit(intake, options, algorithm, low, high)
-    result = _with_categories(result, intake)
+        result, tried = _fit(intake, options, algorithm, numbers)
+    if intake.categories:  # what codes mean, so that predictions read the same words
+        kept = {name: list(values) for name, values in intake.categories.items()}
+        result = with_setting(result, "categories", kept)
     result.save(options.out, names=options.names)
     if options.report is not None:
         write_report(result, options.report)
@@ -118,7 +125,7 @@ def _check(options: Options) -> None:
         raise SettingsError("--model regression needs --target, the column to explain.")
 
 
-def component_range(text: str) -> tuple[int, int]:
+def component_range(text: str) -> list[int]:
     """``3`` or ``2:8``."""
     low, colon, high = text.partition(":")
     try:
@@ -127,7 +134,7 @@ def component_range(text: str) -> tuple[int, int]:
         ends = 0, 0
     if not 1 <= ends[0] <= ends[1]:
         raise SettingsError(f"--components must be a number or a range like 2:8; got {text!r}.")
-    return ends
+    return list(range(ends[0], ends[1] + 1))
 
 
 def _check_holes(intake: Intake, options: Options) -> None:
@@ -172,41 +179,47 @@ def _algorithm(options: Options) -> Any:
 
 
 def _fit(
-    intake: Intake, options: Options, algorithm: Any, low: int, high: int
+    intake: Intake, options: Options, algorithm: Any, numbers: list[int]
 ) -> tuple[Result, list[dict[str, Any]]]:
-    """One fit, or the best of a range; the fits that were tried."""
+    """One fit, or the best of a range; and what was tried."""
     tolerance = TOLERANCE if options.tolerance is None else options.tolerance
     rounds = ROUNDS if options.rounds is None else options.rounds
+    everyone = options.participation == 1
     common: dict[str, Any] = {
         "weights": options.weights,
-        "participation": Everyone()
-        if options.participation == 1
-        else Bernoulli(options.participation),
+        "participation": Everyone() if everyone else Bernoulli(options.participation),
+        "start": options.start,
+        "n_init": options.starts,
         "rounds": rounds,
         "tolerance": tolerance,
         "max_bytes": options.max_bytes,
         "seconds": options.seconds,
         "seed": options.seed,
         "threads": options.threads,
-        "monitor": Monitor(mean_field=False) if options.curve else None,
         "checkpoint": options.checkpoint,
         "resume": options.resume,
-        "closing": True,
+        "federation": (federation := StackedFederation(intake.workers)),
     }
-    if low < high:
-        raise SettingsError("--components 2:8 is not there yet.")
     with progress(options.quiet or options.json_output, tolerance, rounds) as show:
-        model = make_model(options, intake, low)
-        made = fit(model, intake.workers, algorithm, callbacks=[show], **common)
-    return made, []
+        common["callbacks"] = [show]
+        if len(numbers) == 1:
+            model = make_model(options, intake, numbers[0])
+            # In a range, |h|^2 and the objective would be those of all candidates together.
+            common["monitor"] = Monitor(mean_field=False) if options.curve else None
+            return fit(model, None, algorithm, closing=True, **common), []
+        make = partial(make_model, options, intake)
+        common["algorithm"] = algorithm
+        found = select_components(make, None, numbers, criterion="bic", **common)
+        with threads_of(options.threads):
+            best = with_scores(found.best, federation)
+    tried = [dict(row) for row in found.table]
+    return with_setting(best, "selection", {"criterion": "bic", "tried": tried}), tried
 
 
-def _with_categories(result: Result, intake: Intake) -> Result:
-    """The model file tells what codes mean, so that predictions read the same words."""
-    if not intake.categories or result.facts is None:
-        return result
-    kept = {name: list(values) for name, values in intake.categories.items()}
-    settings = {**result.facts.settings, "categories": kept}
+def with_setting(result: Result, name: str, value: Any) -> Result:
+    """The result with one more thing that its file tells."""
+    assert result.facts is not None
+    settings = {**result.facts.settings, name: value}
     return dataclasses.replace(result, facts=dataclasses.replace(result.facts, settings=settings))
 
 
@@ -263,7 +276,7 @@ def _print(summary: dict[str, Any]) -> None:
         table.add_row(name, value)
     console.print(table)
     for row in summary["tried"]:
-        console.print(f"  {row['components']} components: BIC {row['bic']:.6g}")
+        console.print(f"  {row['n_components']} components: BIC {row['bic']:.7g}")
     if summary["badly_served"]:
         names = ", ".join(summary["badly_served"][:8])
         console.print(f"note: the model fits these workers clearly worse: {names}", markup=False)

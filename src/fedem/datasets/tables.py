@@ -13,7 +13,7 @@ from array_api_compat import array_namespace, device
 from fedem.datasets.reading import match_columns, read_table
 from fedem.datasets.sources import Source, Stream, chunks
 from fedem.errors import DataError
-from fedem.protocols import IntArray
+from fedem.protocols import FloatArray, IntArray
 
 
 def gather(rows: Any, indices: IntArray) -> Any:
@@ -31,9 +31,9 @@ class Piece(NamedTuple):
     positions: IntArray
     rows: Any
     padding: Any
-    """0/1 weights where some rows only fill up, or None."""
+    """Weights of the rows, 0 where they only fill up; None where all count alike."""
     share: float
-    """The part of the workers' rows that this is."""
+    """The part of the workers' rows, by weight, that this is."""
     first: int
     """How many of their rows came before."""
 
@@ -43,6 +43,24 @@ class Workers(ABC):
 
     names: Sequence[str] | None
     columns: tuple[str, ...] | None
+    row_weights: Sequence[FloatArray] | None = None
+    """Weights of the rows, worker by worker; None where all count alike."""
+
+    @property
+    @final
+    def totals(self) -> FloatArray:
+        """What each worker counts for: the sum of its rows' weights."""
+        if self.row_weights is None:
+            return self.counts.astype(np.float64)
+        return np.array([w.sum() for w in self.row_weights])
+
+    @property
+    @final
+    def positive_counts(self) -> IntArray:
+        """Rows of each worker that have some weight."""
+        if self.row_weights is None:
+            return self.counts
+        return np.array([np.count_nonzero(w) for w in self.row_weights], dtype=np.int64)
 
     @property
     @abstractmethod
@@ -85,9 +103,15 @@ class Workers(ABC):
         for position, worker in enumerate(workers.tolist()):
             rows = self.worker(worker)
             total = max(1, rows.shape[0])
+            own = None if self.row_weights is None else self.row_weights[worker]
             for first, block in chunks(rows):
-                share = block.shape[0] / total
-                yield Piece(np.array([position]), block[None, ...], None, share, first)
+                share, part = block.shape[0] / total, None
+                if own is not None:
+                    part = own[None, first : first + block.shape[0]]
+                    share = float(part.sum() / own.sum())
+                    if share == 0:
+                        continue
+                yield Piece(np.array([position]), block[None, ...], part, share, first)
 
     @final
     def name(self, worker: int) -> str:
@@ -115,8 +139,10 @@ class WorkerTables(Workers):
         tables: Sequence[Any],
         names: Sequence[str] | None = None,
         columns: tuple[str, ...] | None = None,
+        row_weights: Sequence[FloatArray] | None = None,
     ) -> None:
         self.tables, self.names, self.columns = list(tables), names, columns
+        self.row_weights = row_weights
         self.check_names()
 
     @property

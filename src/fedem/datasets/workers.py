@@ -14,8 +14,9 @@ from fedem.datasets.files import parquet_labels, parquet_workers
 from fedem.datasets.reading import match_columns, read_table
 from fedem.datasets.sources import ParquetRows, Source, Stream, parquet_schema
 from fedem.datasets.tables import Piece, Workers, WorkerTables, gather
+from fedem.datasets.weights import check_row_weights, group_order
 from fedem.errors import DataError
-from fedem.protocols import IntArray
+from fedem.protocols import FloatArray, IntArray
 
 LARGE = 4096
 """A worker with this many rows gains nothing from company."""
@@ -34,6 +35,7 @@ class WorkerData(Workers):
     offsets: IntArray
     names: Sequence[str] | None = None
     columns: tuple[str, ...] | None = None
+    row_weights: Sequence[FloatArray] | None = None
 
     def __post_init__(self) -> None:
         if self.size <= 0:
@@ -81,7 +83,12 @@ class WorkerData(Workers):
                 widest = np.searchsorted(ordered, first + first // 4, side="right")
                 stop = min(int(widest), start + max(1, STACK_ROWS // max(1, first)))
             positions = order[start:stop]
-            yield Piece(positions, *self._stack(workers[positions], counts[positions]), 1.0, 0)
+            rows, padding = self._stack(workers[positions], counts[positions])
+            if self.row_weights is not None:
+                padding = np.zeros(rows.shape[:2])
+                for row, worker in zip(padding, workers[positions].tolist(), strict=True):
+                    row[: len(self.row_weights[worker])] = self.row_weights[worker]
+            yield Piece(positions, rows, padding, 1.0, 0)
             start = stop
 
     def _stack(self, workers: IntArray, counts: IntArray) -> tuple[Any, Any]:
@@ -107,9 +114,9 @@ def from_groups(table: Any, groups: Any) -> WorkerData:
     """Rows of one table; ``groups`` names the worker of each row. Sorted rows are not copied."""
     rows, columns = read_table(table, "the data")
     labels = _labels(groups, rows.shape[0])
-    values, which, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    if np.any(which[1:] < which[:-1]):
-        rows = gather(rows, np.argsort(which, kind="stable"))
+    values, order, counts = group_order(labels)
+    if order is not None:
+        rows = gather(rows, order)
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     return WorkerData(rows, offsets, [str(v) for v in values], columns)
 
@@ -228,13 +235,61 @@ def _labels(groups: Any, count: int) -> Any:
     return labels
 
 
-def as_workers(data: Any, groups: Any | None = None) -> Workers:
+def row_weights(
+    found: Workers, data: Any, groups: Any | None, sample_weight: Any
+) -> list[FloatArray]:
+    """Weights of the rows of each worker, in the order in which they lie."""
+    if found.streaming or isinstance(data, (str, Path)):
+        raise DataError("sample_weight goes with tables in memory: read the file, or leave it out.")
+    if isinstance(data, Mapping):
+        if not isinstance(sample_weight, Mapping) or set(sample_weight) != set(data):
+            raise DataError(
+                "sample_weight must be a dict with the workers of the data, one number per row."
+            )
+        parts = [sample_weight[name] for name in data]
+    elif isinstance(data, (list, tuple)) and found.size > 1 and groups is None:
+        if len(sample_weight) != found.size:
+            raise DataError(
+                f"sample_weight must be a list of {found.size}, one per worker; got "
+                f"{len(sample_weight)}."
+            )
+        parts = list(sample_weight)
+    else:
+        whole = check_row_weights(sample_weight, int(found.counts.sum()), "sample_weight")
+        if groups is not None:
+            names = data[groups] if isinstance(groups, str) else groups
+            _, order, _ = group_order(_labels(names, len(whole)))
+            whole = whole if order is None else whole[order]
+        parts = np.split(whole, np.cumsum(found.counts)[:-1])
+    return [
+        check_row_weights(part, int(count), f"worker {found.name(i)!r}: sample_weight", some=True)
+        for i, (part, count) in enumerate(zip(parts, found.counts, strict=True))
+    ]
+
+
+def weigh(found: Workers, weights: list[FloatArray]) -> Workers:
+    """The same rows, with weights."""
+    if isinstance(found, WorkerData):
+        return WorkerData(found.rows, found.offsets, found.names, found.columns, weights)
+    assert isinstance(found, WorkerTables)
+    return WorkerTables(found.tables, found.names, found.columns, weights)
+
+
+def as_workers(data: Any, groups: Any | None = None, sample_weight: Any | None = None) -> Workers:
     """Whatever a user may hold.
 
     A dict or list of tables, or one table, alone or with ``groups``. A table is an array, a data
     frame, the path of a Parquet file, a `Source` or a `Stream`; with the path of one file,
-    ``groups`` names its column, by which the file is sorted.
+    ``groups`` names its column, by which the file is sorted. ``sample_weight`` has the shape of the
+    data: one number per row, or a dict or list of such.
     """
+    found = _workers(data, groups)
+    if sample_weight is None:
+        return found
+    return weigh(found, row_weights(found, data, groups, sample_weight))
+
+
+def _workers(data: Any, groups: Any | None) -> Workers:
     if isinstance(data, Workers):
         if groups is not None:
             raise DataError("the data already say whose each row is: leave groups out.")

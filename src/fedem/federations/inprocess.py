@@ -15,6 +15,7 @@ from fedem.datasets.sources import chunks
 from fedem.datasets.tables import Piece, Workers
 from fedem.datasets.workers import WorkerData
 from fedem.errors import DataError, SettingsError
+from fedem.federations.scoring import expectation, means_and_spreads, score
 from fedem.protocols import (
     Algorithm,
     Column,
@@ -157,18 +158,6 @@ def _summaries(
         yield piece.positions, piece.share, model.summary(piece.rows, piece.padding)
 
 
-def _moments_of_scores(model: Model, params: Any, piece: Piece) -> FloatArray:
-    """Mean of the rows' log-likelihood and of its square, ``(workers, 2)``."""
-    score = getattr(model, "score_samples", None)
-    if score is None:  # a model of the user's that only has the mean
-        mean = np.asarray(model.log_likelihood(piece.rows, params, piece.padding))
-        return np.stack([mean, np.full(len(mean), np.nan)], axis=1)
-    values = np.asarray(score(piece.rows, params))
-    inside = np.ones(values.shape) if piece.padding is None else np.asarray(piece.padding)
-    powers = np.stack([values, values**2], axis=1) * inside[:, None]
-    return np.asarray(powers.sum(axis=-1) / inside.sum(axis=-1)[:, None])
-
-
 class InProcessFederation(Federation):
     """All workers' data and state in this process."""
 
@@ -220,7 +209,8 @@ class InProcessFederation(Federation):
                 if name not in gathered:
                     gathered[name] = np.empty((self.size, *values.shape[1:]))
                 gathered[name][positions] = values
-        return Opening(data.counts, gathered, data.columns, data.names)
+        totals = None if data.row_weights is None else data.totals
+        return Opening(data.positive_counts, gathered, data.columns, data.names, totals)
 
     def _check(self, model: Model, data: Workers) -> None:
         """Refuse rows that the model cannot use, and name whose they are."""
@@ -256,6 +246,10 @@ class InProcessFederation(Federation):
         if self.data.streaming and algorithm.revisits_rows:
             raise SettingsError(
                 "a Stream gives each row once, and this algorithm needs rows again: use FedEM."
+            )
+        if self.data.row_weights is not None and getattr(algorithm, "batch_size", None):
+            raise SettingsError(
+                "sample_weight goes with full passes: leave batch_size out, or the weights."
             )
         self._model, self._algorithm, self._seed = model, algorithm, seed
         self._store = RowStore(algorithm.columns(model.layout.size), self.size)
@@ -306,12 +300,11 @@ class InProcessFederation(Federation):
 
     @final
     def scores(self, model: Model, params: Any) -> FloatArray:
-        """Mean and spread of the log-likelihood over each worker's rows."""
-        total = np.zeros((self.size, 2))
+        """Mean and spread of the log-likelihood of each worker's rows, and what was expected."""
+        expected, total = expectation(model, params), np.zeros((self.size, 4))
         for piece in self.pieces(self.data, self.everyone):
-            total[piece.positions] += piece.share * _moments_of_scores(model, params, piece)
-        mean, square = total.T
-        return np.stack([mean, np.sqrt(np.maximum(square - mean**2, 0.0))], axis=1)
+            total[piece.positions] += piece.share * score(model, params, piece, expected)
+        return means_and_spreads(total)
 
     @final
     def worker_rows(self) -> tuple[IntArray, Rows]:

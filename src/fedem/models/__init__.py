@@ -1,6 +1,7 @@
 """Latent-variable models: statistics in, parameters out."""
 
 from fedem.models.categories import Categorical
+from fedem.models.clusters import Centres, Clusters, k_means
 from fedem.models.factors import FactorMixture, factor_analysis, ppca
 from fedem.models.factory import COVARIANCES, gaussian_mixture
 from fedem.models.families import Poisson
@@ -24,6 +25,8 @@ __all__ = [
     "RegressionMixture",
     "COVARIANCES",
     "Categorical",
+    "Centres",
+    "Clusters",
     "FactorMixture",
     "FactorParameters",
     "GaussianMixture",
@@ -36,6 +39,7 @@ __all__ = [
     "Poisson",
     "factor_analysis",
     "gaussian_mixture",
+    "k_means",
     "mixed_mixture",
     "ppca",
 ]

@@ -177,6 +177,13 @@ class Columns:
             first[name] += family.size if isinstance(family, Categorical) else len(positions)
         return tuple(groups)
 
+    def free_parameters(self) -> int:
+        """Of one component: probabilities of categories sum to one."""
+        return sum(
+            len(g.columns) * (g.family.size - isinstance(g.family, Categorical))
+            for g in self.groups
+        )
+
     # The opening exchange.
 
     def check(self, data: Any, where: str, columns: Sequence[str] | None, first: int) -> None:

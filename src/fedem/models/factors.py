@@ -28,8 +28,9 @@ from fedem.models.components import SMALLEST_MASS, keep_dying, normalised
 from fedem.models.loadings import FactorParameters, Posterior, rotate
 from fedem.models.matrices import is_positive_definite, pack, unpack
 from fedem.models.mixture import blocks, to_numpy
-from fedem.models.parameters import Frame, InverseWishart, common_frame
+from fedem.models.parameters import Frame, GaussianParameters, InverseWishart, common_frame
 from fedem.models.rows import check_rows, combine_moments, moments, total_weight
+from fedem.models.sampling import entropy, sample_gaussian
 from fedem.protocols import FloatArray, IntArray, Layout, Model
 from fedem.random import Purpose, normals
 
@@ -354,6 +355,27 @@ class FactorMixture(Model):
             noise = np.repeat(noise.mean(axis=-1, keepdims=True), d, axis=-1)
         loadings = params.loadings / scale[:, None]
         return FactorParameters(params.weights, (params.means - origin) / scale, loadings, noise)
+
+    def free_parameters(self) -> int:
+        """Weights, means, loadings up to a rotation, and noise."""
+        k, d, r = self.n_components, self.n_features, self.n_factors
+        loadings = d * r - r * (r - 1) // 2
+        return k - 1 + k * (d + loadings + (1 if self.isotropic else d))
+
+    def sample(
+        self, params: FactorParameters, count: int, seed: int
+    ) -> tuple[FloatArray, IntArray]:
+        """From the Gaussian mixture that this is once the factors are integrated out."""
+        user = self.to_user(params)
+        whole = GaussianParameters(user.weights, user.means, user.covariances())
+        return sample_gaussian(whole, "full", count, seed)
+
+    def evaluate(
+        self, data: Any, params: FactorParameters, weights: Any | None = None
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """In three passes."""
+        statistics, likelihood, _ = super().evaluate(data, params, weights)
+        return statistics, likelihood, entropy(self.responsibilities(data, params), weights)
 
     def describe(self) -> dict[str, Any]:
         """The settings."""

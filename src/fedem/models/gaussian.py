@@ -27,6 +27,7 @@ from fedem.errors import (
     check_range,
     check_type,
 )
+from fedem.models.clusters import Clusters
 from fedem.models.components import SMALLEST_MASS, keep_dying
 from fedem.models.matrices import outer, pack, unpack
 from fedem.models.metric import GaussianMetric
@@ -39,6 +40,7 @@ from fedem.models.parameters import (
     common_frame,
 )
 from fedem.models.rows import check_rows, combine_moments, moments
+from fedem.models.sampling import covariance_parameters, sample_gaussian
 from fedem.protocols import FloatArray, IntArray, Layout
 from fedem.random import Purpose, normals
 
@@ -331,6 +333,21 @@ class GaussianMixture(MixtureModel):
         draws = normals(seed, 0, Purpose.START, np.zeros(1, dtype=np.int64), k * d)
         return GaussianParameters(np.full(k, 1 / k), *self.start_from(draws.reshape(k, d)))
 
+    def clusters(self, count: int) -> Clusters:
+        """In the model's own frame."""
+        return Clusters.within(self.constants.frame, count, self.constants.samples)
+
+    def start_at(
+        self, mass: FloatArray, centres: FloatArray, spread: FloatArray
+    ) -> GaussianParameters:
+        """Clusters of one shape, with the variances within them."""
+        if self.shared_covariance:
+            shapes = self.lift(self.covariances_from(mass, centres, None))
+        else:
+            shape = {"full": np.diag(spread), "diag": spread}.get(self.kind, spread.mean())
+            shapes = np.stack([shape] * len(mass))
+        return GaussianParameters(mass, centres, shapes)
+
     def metric(self, params: GaussianParameters) -> GaussianMetric:
         """The Fisher metric of the complete-data model at these parameters."""
         return GaussianMetric.at(params, self.kind, self.layout)
@@ -395,6 +412,15 @@ class GaussianMixture(MixtureModel):
             if prior is None
             else {"dof": prior.dof, "scale": np.asarray(prior.scale).tolist()},
         }
+
+    def free_parameters(self) -> int:
+        """Weights, means and covariances."""
+        k, d = self.n_components, self.n_features
+        return k - 1 + k * d + covariance_parameters(self.kind, k, d)
+
+    def sample(self, params: Any, count: int, seed: int) -> tuple[FloatArray, IntArray]:
+        """A component for each row, then the row."""
+        return sample_gaussian(self.to_user(params), self.kind, count, seed)
 
     def prior_scale(self) -> FloatArray:
         """The inverse-Wishart scale matrix in the frame's units, divided by N."""

@@ -11,6 +11,7 @@ import numpy as np
 from fedem.models.categories import Categorical
 from fedem.models.columns import ColumnParameters, Columns, Group
 from fedem.models.families import Family
+from fedem.models.sampling import draw_components
 from fedem.protocols import FloatArray, IntArray
 from fedem.random import Purpose, uniforms
 
@@ -141,3 +142,20 @@ def interval_columns(
             out[rows, column] = mixture_quantile(cdf, shares[rows], own, q, family.whole)
         ends.append(out)
     return ends[0], ends[1]
+
+
+def sample_columns(
+    columns: Columns, params: ColumnParameters, weights: FloatArray, count: int, seed: int
+) -> tuple[FloatArray, IntArray]:
+    """Rows of mixed columns and their components; exposures are those of a typical row."""
+    u = uniforms(seed, 2, Purpose.SAMPLE, np.arange(count, dtype=np.int64), columns.count)
+    u = np.clip(u, 2.0**-53, 1 - 2.0**-53)
+    labels = draw_components(weights, count, seed)
+    out = np.tile(columns.constants.scale, (count, 1))  # of exposures, the typical one
+    blank = out.copy()
+    for group in columns.groups:
+        blank[:, group.columns] = np.nan
+    for group, which, column, _, exposure in _holes(columns, blank):
+        theta = group.read(params)[labels, which, :]
+        out[:, column] = group.family.draw(theta, exposure, u[:, column])
+    return out, labels

@@ -114,6 +114,10 @@ class LinearGaussian(Model):
         """theta."""
         return params.mean
 
+    def free_parameters(self) -> int:
+        """The mean."""
+        return self.layout.size
+
     def describe(self) -> dict[str, Any]:
         """kappa."""
         return {"model": "linear-gaussian", "kappa": self.kappa}

@@ -369,6 +369,11 @@ class HiddenMarkov(Model):
         """A result's emission parameters by the name of the column, ``(K, ...)`` each."""
         return emissions.by_column(self.columns, params)
 
+    def free_parameters(self) -> int:
+        """Initial and transition probabilities, and the emissions of each state."""
+        k = self.n_states
+        return k - 1 + k * (k - 1) + k * self.columns.free_parameters()
+
     def describe(self) -> dict[str, Any]:
         """The settings."""
         return {

@@ -23,6 +23,7 @@ from typing import Any, Self, final
 import numpy as np
 
 from fedem.errors import DataError
+from fedem.models.clusters import Clusters
 from fedem.models.gaussian import GaussianMixture
 from fedem.models.imputing import Imputable, latent_numbers, mixture_quantile, pick
 from fedem.models.matrices import outer, pack, unpack
@@ -30,6 +31,7 @@ from fedem.models.mixture import blocks, to_numpy
 from fedem.models.parameters import GaussianParameters
 from fedem.models.patterns import BLOCK_ELEMENTS, Stack, sizes, stacks
 from fedem.models.rows import LARGEST, check_table, combine_seen, seen_moments, total_weight
+from fedem.models.sampling import entropy
 from fedem.protocols import BoolArray, FloatArray, IntArray, Layout, Metric, Model
 
 
@@ -272,6 +274,16 @@ class MissingGaussianMixture(Model, Imputable):
         """As in the plain mixture."""
         return self.inner.start(seed)
 
+    def clusters(self, count: int) -> Clusters:
+        """Those of the plain mixture, with NaN for the common mean."""
+        return dataclasses.replace(self.inner.clusters(count), fill=True)
+
+    def start_at(
+        self, mass: FloatArray, centres: FloatArray, spread: FloatArray
+    ) -> GaussianParameters:
+        """As in the plain mixture."""
+        return self.inner.start_at(mass, centres, spread)
+
     def statistics_of(self, params: GaussianParameters) -> FloatArray:
         """Those of complete rows."""
         return self.inner.statistics_of(params)
@@ -287,6 +299,23 @@ class MissingGaussianMixture(Model, Imputable):
     def from_user(self, params: GaussianParameters) -> GaussianParameters:
         """Checked parameters in the frame's units."""
         return self.inner.from_user(params)
+
+    def free_parameters(self) -> int:
+        """Those of the plain mixture."""
+        return self.inner.free_parameters()
+
+    def sample(
+        self, params: GaussianParameters, count: int, seed: int
+    ) -> tuple[FloatArray, IntArray]:
+        """Complete rows."""
+        return self.inner.sample(params, count, seed)
+
+    def evaluate(
+        self, data: Any, params: GaussianParameters, weights: Any | None = None
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """In three passes."""
+        statistics, likelihood, _ = super().evaluate(data, params, weights)
+        return statistics, likelihood, entropy(self.responsibilities(data, params), weights)
 
     def describe(self) -> dict[str, Any]:
         """The plain mixture's, and that values may be missing."""

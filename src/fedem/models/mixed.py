@@ -20,7 +20,13 @@ from fedem.errors import DataError, FedemError, SettingsError, check_count, chec
 from fedem.models import emissions
 from fedem.models.columns import ColumnParameters, Columns
 from fedem.models.components import SMALLEST_MASS, keep_dying, normalised
-from fedem.models.imputing import Imputable, draw_columns, interval_columns, mean_columns
+from fedem.models.imputing import (
+    Imputable,
+    draw_columns,
+    interval_columns,
+    mean_columns,
+    sample_columns,
+)
 from fedem.models.mixture import MixtureModel
 from fedem.models.rows import check_table
 from fedem.models.spreads import ColumnMetric
@@ -224,6 +230,14 @@ class MixedMixture(MixtureModel, Imputable):
     def by_column(self, params: MixedParameters) -> dict[str, Mapping[str, FloatArray]]:
         """A result's parameters by the name of the column, ``(K, ...)`` each."""
         return emissions.by_column(self.columns, params)
+
+    def free_parameters(self) -> int:
+        """Weights, and what each column's family has for each component."""
+        return self.n_components - 1 + self.n_components * self.columns.free_parameters()
+
+    def sample(self, params: MixedParameters, count: int, seed: int) -> tuple[FloatArray, IntArray]:
+        """A component for each row, then each column; exposures are those of a typical row."""
+        return sample_columns(self.columns, self.to_user(params), params.weights, count, seed)
 
     def describe(self) -> dict[str, Any]:
         """The settings."""

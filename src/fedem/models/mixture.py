@@ -82,6 +82,22 @@ def _draw(xp: Any, shares: Any, uniforms: Any) -> Any:
     return xp.diff(xp.concat([0 * ends, reached, ends], axis=-2), axis=-2)
 
 
+class _Tally:
+    """Sums over rows of log densities and of the entropies of their responsibilities."""
+
+    def __init__(self, carrier: Callable[[Any, Any], Any]) -> None:
+        self.carrier = carrier
+        self.density: Any = 0.0
+        self.entropy: Any = 0.0
+
+    def add(self, xp: Any, density: Any, entropy: Any, weights: Any | None) -> None:
+        """A block of rows."""
+        if weights is not None:
+            density, entropy = density * weights, entropy * weights
+        self.density = self.density + xp.sum(density, axis=-1)
+        self.entropy = self.entropy + xp.sum(entropy, axis=-1)
+
+
 class MixtureModel(Model):
     """A finite mixture whose components are an exponential family with common features."""
 
@@ -168,16 +184,37 @@ class MixtureModel(Model):
         """Components drawn from their responsibilities instead of averaged over."""
         return self._statistics(data, params, weights, uniforms)
 
+    def evaluate(
+        self, data: Any, params: Any, weights: Any | None = None
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Statistics, log-likelihood and entropy of the responsibilities, in one pass."""
+        tally = _Tally(self.carrier(params))
+        statistics = self._statistics(data, params, weights, None, tally)
+        count = data.shape[-2] if weights is None else to_numpy(weights).sum(axis=-1)
+        return statistics, to_numpy(tally.density) / count, to_numpy(tally.entropy) / count
+
     def _statistics(
-        self, data: Any, params: Any, weights: Any | None, uniforms: FloatArray | None
+        self,
+        data: Any,
+        params: Any,
+        weights: Any | None,
+        uniforms: FloatArray | None,
+        tally: _Tally | None = None,
     ) -> FloatArray:
         xp = array_namespace(data)
         logits = self._logits(xp, data, params)
         mass, moments, extra, done = 0.0, 0.0, None, 0
         for rows, w in blocks(data, weights, self.row_width):
             features, joint = logits(rows)
-            shares = xp.exp(joint - xp.max(joint, axis=-2, keepdims=True))
+            top = xp.max(joint, axis=-2, keepdims=True)
+            shares = xp.exp(joint - top)
             total = xp.sum(shares, axis=-2, keepdims=True)
+            if tally is not None:
+                whole = (xp.log(total) + top)[..., 0, :]
+                base = self.base(xp, xp.reshape(rows, (-1, rows.shape[-1])))
+                base = base if isinstance(base, float) else xp.reshape(base, rows.shape[:-1])
+                spread = whole - xp.sum(shares * joint, axis=-2) / total[..., 0, :]
+                tally.add(xp, whole + tally.carrier(xp, features) + base, spread, w)
             if uniforms is not None:
                 part = uniforms[..., done : done + rows.shape[-2], :]
                 shares = _draw(xp, shares / total, xp.asarray(part, device=device(data)))

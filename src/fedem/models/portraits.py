@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedem.models.clusters import Clusters
 from fedem.models.columns import Columns
 from fedem.models.emissions import by_column
 from fedem.models.factors import FactorMixture
@@ -71,6 +72,8 @@ def portray(model: Any, params: Any, names: Sequence[str] | None = None) -> Port
         return _normal(params.weights, params.means, _spread(model.kind, params), names)
     if isinstance(model, FactorMixture):
         return _normal(params.weights, params.means, params.covariances(), names)
+    if isinstance(model, Clusters):
+        return _centres(params.centres, names)
     if isinstance(model, LinearGaussian):
         return _normal(np.ones(1), params.mean[None], np.ones((1, len(params.mean))), names)
     if isinstance(model, MixedMixture):
@@ -104,6 +107,13 @@ def _normal(
     ]
     every = np.arange(means.shape[1], dtype=np.int64)
     return Portrait("component", weights, names, cells, every, means, spread)
+
+
+def _centres(centres: FloatArray, names: Sequence[str]) -> Portrait:
+    """k-means has centres and nothing else: shares are in the statistics."""
+    cells = [[f"{v:.4g}" for v in column] for column in centres.T]
+    shares = np.full(len(centres), np.nan)
+    return Portrait("cluster", shares, names, cells, np.empty(0, dtype=np.int64))
 
 
 def _columns(

@@ -6,6 +6,7 @@ import dataclasses
 
 from fedem.errors import SettingsError
 from fedem.models.categories import Bernoulli, Categorical
+from fedem.models.clusters import Clusters
 from fedem.models.columns import ColumnBound, Columns
 from fedem.models.covariances import Diagonal, Full, Known, Spherical, StreamedTied, Tied
 from fedem.models.durations import Exponential, Gamma
@@ -34,6 +35,7 @@ CLASSES: dict[str, type] = {
     "regression-mixture": RegressionMixture,
     "regression-mixture/bound": RegressionBound,
     "linear-gaussian": LinearGaussian,
+    "k-means": Clusters,
     "frame": Frame,
     "inverse-wishart": InverseWishart,
     "columns": Columns,

@@ -310,6 +310,10 @@ class RegressionMixture(MixtureModel):
             params.weights, intercepts, slopes, params.noise / scale[-1] ** 2
         )
 
+    def free_parameters(self) -> int:
+        """Weights, and a line and a noise variance for each component; x has no distribution."""
+        return self.n_components - 1 + self.n_components * (self.n_inputs + 2)
+
     def describe(self) -> dict[str, Any]:
         """The settings."""
         prior = self.noise_prior

@@ -48,7 +48,8 @@ WORDS = {
     "closing": (
         "closing",
         "once, at the end",
-        "two numbers: mean and spread of the log-likelihood of the site's rows",
+        "four numbers: mean and spread of the log-likelihood of the site's rows, as they are and "
+        "as the model expects them",
     ),
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedem.models.portraits import portray
-from fedem.protocols import FloatArray, IntArray
+from fedem.protocols import BoolArray, FloatArray
 from fedem.reporting.disclosure import disclosure
 from fedem.reporting.figures import Figure, Panel, Series
 from fedem.reporting.page import Page, Section, Table
@@ -24,7 +24,8 @@ OPEN_ROWS = 15
 def fit_page(result: Result) -> Page:
     """Everything a reader who was not there needs to judge a fit."""
     sections = [disclosure(result), _course(result), _sites(result), _traffic(result)]
-    sections += [_participation(result), *_components(result), _settings(result)]
+    sections += [_participation(result), *_selection(result), *_components(result)]
+    sections.append(_settings(result))
     return Page("Report of a federated fit", _summary(result), _facts(result), (), sections)
 
 
@@ -56,10 +57,10 @@ def _summary(result: Result) -> list[str]:
         bad = facts.badly_served().tolist()
         names = ", ".join(result.workers()["worker"][i] for i in bad[:5])
         lines.append(
-            "The common model fits every site about as well as the others."
+            "The common model fits every site about as well as it claims to."
             if not bad
             else f"The common model fits {len(bad)} site{'s' if len(bad) > 1 else ''} clearly "
-            f"worse than the others ({names}{', …' if len(bad) > 5 else ''}): see below."
+            f"worse than it claims to ({names}{', …' if len(bad) > 5 else ''}): see below."
         )
     return lines
 
@@ -140,8 +141,9 @@ def _likelihood(
     x, y = round_[known] - 1, -objective[known]
     before = sent[np.maximum(known - 1, 0)]
     facts = result.facts
-    if len(x) and facts is not None and facts.scores is not None:
-        last = float(facts.weights @ facts.scores[:, 0]) - _penalty(result)
+    weights = result.worker_weights
+    if len(x) and facts is not None and facts.scores is not None and weights is not None:
+        last = float(weights @ facts.scores[:, 0]) - _penalty(result)
         if np.isfinite(last):
             x, y = np.append(x, round_[-1]), np.append(y, last)
             before = np.append(before, sent[-1])
@@ -154,45 +156,49 @@ def _likelihood(
 def _sites(result: Result) -> Section:
     facts, table = result.facts, result.workers()
     heading = "How well each site is served"
-    mean = None if facts is None else facts.log_likelihood
-    if facts is None or facts.scores is None or mean is None:
+    expected = None if facts is None else facts.expected
+    if facts is None or facts.scores is None or expected is None:
         missing = "The fit did not end by asking the sites how well the model fits them."
         return Section(heading, [missing + " fit(..., closing=True) and `fedem fit` do."])
-    scores, spread = facts.scores[:, 0], facts.row_spread
-    order = np.argsort(scores, kind="stable")
-    words = "" if spread is None else f" (here {spread:.3g})"
+    scores, hoped = facts.scores[:, 0], expected[:, 0]
+    order = np.argsort(scores - hoped, kind="stable")
     text = [
-        f"Over all rows the log-likelihood is {mean:.4g}. A site is called badly served if its "
-        f"rows lie below that by more than half the spread of single rows{words}, and by more than "
-        "three times what chance gives for its number of rows. Such a site may hold other people, "
-        "other instruments or other units, and may need a component, or a model, of its own.",
+        f"Over all rows the log-likelihood is {facts.log_likelihood:.4g}. Beside that of a site "
+        "stands what the model leads one to expect of it: the log-likelihood of rows that the "
+        "model draws itself, with as many of each component as the site has (where that is not "
+        "possible, that of all rows).",
+        "A site is called badly served if its rows fall short of that by more than half the spread "
+        "of single rows, and by more than three times what chance gives for its number of rows. "
+        "Such a site may hold other people, other instruments or other units, and may need a "
+        "component, or a model, of its own.",
     ]
     rows = [
         (
             table["worker"][i],
             f"{table['rows'][i]:,}",
             f"{scores[i]:.4g}",
-            f"{scores[i] - mean:+.3g}",
+            f"{hoped[i]:.4g}",
+            f"{scores[i] - hoped[i]:+.3g}",
             "badly served" if table["badly_served"][i] else "well served",
         )
         for i in order.tolist()
     ]
-    columns = ("site", "rows", "log-likelihood per row", "against all", "verdict")
-    section = Section(heading, text, [_served(scores[order], facts.badly_served(), order, mean)])
-    return _folded(section, "Sites, those with the lowest log-likelihood first", columns, rows)
+    columns = ("site", "rows", "log-likelihood per row", "expected", "difference", "verdict")
+    figure = _served(scores[order], hoped[order], np.isin(order, facts.badly_served()))
+    section = Section(heading, text, [figure])
+    return _folded(section, "Sites, those that fall shortest first", columns, rows)
 
 
-def _served(scores: FloatArray, bad: IntArray, order: IntArray, mean: float) -> Figure:
+def _served(scores: FloatArray, expected: FloatArray, flagged: BoolArray) -> Figure:
     """The sites' log-likelihood in the order of their table."""
-    place, flagged = np.arange(1.0, len(scores) + 1), np.isin(order, bad)
-    series = [Series("site", place[~flagged], scores[~flagged], points=True, line=False)]
+    place = np.arange(1.0, len(scores) + 1)
+    dots: Any = {"points": True, "line": False}
+    series = [Series("site", place[~flagged], scores[~flagged], **dots)]
     if flagged.any():
-        x, y = place[flagged], scores[flagged]
-        series.append(Series("badly served", x, y, points=True, line=False))
-    ends = np.array([0.5, len(scores) + 0.5])
-    series.append(Series("all rows", ends, np.full(2, mean), reference=True))
+        series.append(Series("badly served", place[flagged], scores[flagged], **dots))
+    series.append(Series("expected", place, expected, points=True, line=False, reference=True))
     return Figure(
-        "Mean log-likelihood per row at each site, beside that of all rows.",
+        "Mean log-likelihood per row at each site, beside what the model leads one to expect.",
         [Panel(series, "site, in the order of the table", "log-likelihood per row", log="")],
     )
 
@@ -257,6 +263,29 @@ def _participation(result: Result) -> Section:
     return Section(heading, text, [Figure("Sites asked and heard in each round.", [panel])])
 
 
+def _selection(result: Result) -> list[Section]:
+    """The numbers of components that were compared, where there were several."""
+    told = {} if result.facts is None else result.facts.settings.get("selection", {})
+    tried = told.get("tried", []) if isinstance(told, dict) else []
+    if not tried:
+        return []
+    by = str(told["criterion"])
+    x, y = (np.array([float(row[name]) for row in tried]) for name in ("n_components", by))
+    panel = Panel(
+        [Series(by.upper(), x, y, points=True)], "components", by.upper(), log="", ticks=x.tolist()
+    )
+    names = ("n_components", "free_parameters", "log_likelihood", "aic", "bic", "icl")
+    rows = [tuple(f"{row[name]:.7g}" for name in names) for row in tried]
+    text = (
+        "These numbers of components ran side by side in the same rounds, so |H|² and bytes are "
+        f"those of all of them together. The model is the one with the smallest {by.upper()}."
+    )
+    columns = ("components", "free parameters", "log-likelihood per row", "AIC", "BIC", "ICL")
+    figure = Figure(f"{by.upper()} of each number of components: smaller is better.", [panel])
+    table = Table("Numbers of components that were tried", columns, rows)
+    return [Section("How many components", [text], [figure], [table])]
+
+
 def _components(result: Result) -> list[Section]:
     portrait = portray(result.model, result.params, result.columns)
     if portrait is None:
@@ -266,8 +295,9 @@ def _components(result: Result) -> list[Section]:
     names = [every[j] for j in portrait.columns.tolist()]
     figure = plane_figure(portrait, names)
     shares = [f"{w:.1%}" for w in portrait.weights.tolist()]
+    known = [("share", *shares)] if np.isfinite(portrait.weights).all() else []
     rows = [
-        ("share", *shares),
+        *known,
         *((f, *c) for f, c in zip(portrait.features, portrait.cells, strict=True)),
     ]
     columns = ("feature", *(f"{noun} {k}" for k in range(len(shares))))

@@ -1,0 +1,136 @@
+"""From settings to a run: which algorithm, when it stops, and whether it converged."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+from fedem.algorithms import EM, FedEM, VRFedEM
+from fedem.compressors import SubtractiveDithering
+from fedem.datasets.tables import Workers
+from fedem.errors import FedemWarning, SettingsError
+from fedem.estimators.climbing import Climb
+from fedem.federations import StackedFederation
+from fedem.fitting import fit, open_run, result_of
+from fedem.limits import Stop
+from fedem.models.several import Several, SeveralParameters
+from fedem.protocols import Algorithm, Model
+from fedem.results import Result
+from fedem.selection import Selection, choose_among, part_of
+
+TOLERANCE_OF_FIELD = 1e-4
+"""|H|^2 for a tolerance of one nat: the gap is |H|^2 over the share that one step of EM closes."""
+
+
+@final
+@dataclass(frozen=True)
+class Settings:
+    """The options of an estimator's run."""
+
+    algorithm: Any
+    start: Any
+    n_init: int
+    rounds: int
+    tolerance: float
+    seed: int
+    criterion: Any
+
+
+@final
+@dataclass(frozen=True)
+class Fitted:
+    """What a run reached, whether it had converged, and the log-likelihood per row."""
+
+    result: Result
+    converged: bool
+    likelihood: float
+    selection: Selection | None = None
+
+
+def choose_algorithm(name: Any, workers: int) -> Algorithm:
+    """The algorithm behind a name; alone there is nothing to compress."""
+    if isinstance(name, Algorithm):
+        return name
+    if name == "em" or (name == "auto" and workers == 1):
+        return EM()
+    if name == "auto":
+        return FedEM(
+            SubtractiveDithering(0.25), in_metric=True, broadcast=SubtractiveDithering(0.05)
+        )
+    if name == "fedem":
+        return FedEM(SubtractiveDithering(0.25), in_metric=True)
+    if name == "vr-fedem":
+        return VRFedEM(SubtractiveDithering(0.25), in_metric=True)
+    raise SettingsError(
+        f"algorithm must be 'auto', 'em', 'fedem', 'vr-fedem' or an Algorithm; got {name!r}."
+    )
+
+
+def run_fit(
+    make: Callable[[int], Model],
+    numbers: list[int],
+    workers: Workers,
+    settings: Settings,
+    *,
+    start: Any = None,
+    accelerate: bool = True,
+) -> Fitted:
+    """Fit the model of each number of components, in the same rounds, and keep the best."""
+    algorithm = choose_algorithm(settings.algorithm, workers.size)
+    network = StackedFederation(workers)
+    several = Several(tuple(make(k) for k in numbers))
+    begin = settings.start if start is None else start
+    if not isinstance(begin, str):
+        begin = SeveralParameters((begin,))
+    options: dict[str, Any] = {
+        "federation": network,
+        "start": begin,
+        "n_init": settings.n_init if isinstance(begin, str) else 1,
+        "seed": settings.seed,
+    }
+    if not isinstance(algorithm, EM):
+        return _compressed(several, numbers, algorithm, network, settings, options)
+    run = open_run(several, None, algorithm, **options)
+    climb = Climb(run, settings.tolerance, accelerate)
+    stopped = run.until(Stop(rounds=settings.rounds), [climb])
+    whole = result_of(run, "tolerance" if stopped == "callback" else stopped)
+    converged = all(part.settled for part in climb.parts)
+    return _finish(whole, network, numbers, settings, converged, climb.parts[0].likelihood)
+
+
+def _compressed(
+    several: Several,
+    numbers: list[int],
+    algorithm: Algorithm,
+    network: StackedFederation,
+    settings: Settings,
+    options: dict[str, Any],
+) -> Fitted:
+    """A compressed run; its log-likelihood is asked for once, at the end."""
+    tolerance = TOLERANCE_OF_FIELD * settings.tolerance
+    whole = fit(several, None, algorithm, rounds=settings.rounds, tolerance=tolerance, **options)
+    converged = whole.stopped == "tolerance"
+    return _finish(whole, network, numbers, settings, converged, None)
+
+
+def _finish(
+    whole: Result,
+    network: StackedFederation,
+    numbers: list[int],
+    settings: Settings,
+    converged: bool,
+    likelihood: float | None,
+) -> Fitted:
+    """The best, its likelihood, and remarks on it."""
+    if likelihood is not None and len(numbers) == 1:
+        chosen, selection = part_of(whole, 0), None
+    else:
+        selection = choose_among(whole, network, numbers, settings.criterion)
+        chosen = selection.best
+        row = selection.table[numbers.index(selection.n_components)]
+        likelihood = row["log_likelihood"]
+    for remark in chosen.model.remarks(chosen.model.maximize(chosen.statistics)):
+        warnings.warn(remark, FedemWarning, stacklevel=4)
+    return Fitted(chosen, converged, likelihood, selection)

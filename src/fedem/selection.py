@@ -1,0 +1,170 @@
+"""How many components? All numbers are fitted side by side, in the rounds of one federation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+import numpy as np
+
+from fedem.datasets.workers import as_workers
+from fedem.errors import SettingsError, check_count
+from fedem.federations import FEDERATIONS
+from fedem.fitting import fit
+from fedem.models.several import Several
+from fedem.protocols import Federation, FloatArray, Model
+from fedem.results import CRITERIA, Result, criterion
+from fedem.wire import ENVELOPE, floats_size
+
+Criterion = Literal["aic", "bic", "icl"]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The fit of every number of components, and the best by the criterion."""
+
+    best: Result
+    n_components: int
+    """That of the best."""
+    results: Mapping[int, Result]
+    """Every fit; they share records and ledger, as they shared the rounds."""
+    table: tuple[dict[str, float], ...]
+    """One row per number of components: free parameters, log-likelihood per row, aic, bic, icl."""
+    criterion: str
+
+    def __repr__(self) -> str:
+        tried = ", ".join(str(k) for k in self.results)
+        return f"<Selection of {self.n_components} components by {self.criterion} among {tried}>"
+
+    def to_frame(self) -> Any:
+        """The table as a polars data frame."""
+        import polars as pl
+
+        return pl.DataFrame(list(self.table))
+
+
+def read_range(components: Any) -> list[int]:
+    """Numbers of components from a number, a collection of them, or a range ``"2:8"``."""
+    if isinstance(components, str):
+        ends = components.split(":")
+        if len(ends) != 2 or not all(end.strip().isdigit() for end in ends):
+            raise SettingsError(
+                f"components must be a number, a collection of them, or a range such as '2:8'; got "
+                f"{components!r}."
+            )
+        low, high = (int(end) for end in ends)
+        found = list(range(low, high + 1))
+    elif isinstance(components, Iterable):
+        found = list(components)
+    else:
+        found = [components]
+    numbers = sorted({check_count("components", k) for k in found})
+    if not numbers:
+        raise SettingsError(f"components: {components!r} holds no number.")
+    return numbers
+
+
+def select_components(
+    model: Model | Callable[[int], Model],
+    data: Any,
+    components: Any = "1:8",
+    *,
+    criterion: Criterion = "bic",
+    groups: Any | None = None,
+    sample_weight: Any | None = None,
+    federation: Literal["stacked", "loop"] | Federation = "stacked",
+    start: Any = "auto",
+    n_init: int = 1,
+    **options: Any,
+) -> Selection:
+    """Fit a mixture with each number of components in one run, and choose by BIC, ICL or AIC.
+
+    ``model`` is a mixture, whose number of components is replaced, or a function from that number
+    to a model. ``components`` is a collection of numbers or a range such as ``"2:8"``, both ends
+    included. All candidates share the opening exchange, the search for starts (``n_init`` of each)
+    and every round: a message holds the statistics of all. At the end everyone is asked once more
+    for the log-likelihood and the entropy of each. ``options`` are those of `fit`.
+    """
+    if criterion not in CRITERIA:
+        raise SettingsError(f"criterion must be one of {', '.join(CRITERIA)}; got {criterion!r}.")
+    numbers = read_range(components)
+    several = Several(tuple(_with(model, k) for k in numbers))
+    if isinstance(federation, str) and federation in FEDERATIONS:
+        federation = FEDERATIONS[federation](as_workers(data, groups, sample_weight))
+        data = groups = sample_weight = None
+    whole = fit(
+        several,
+        data,
+        groups=groups,
+        sample_weight=sample_weight,
+        federation=federation,
+        start=start,
+        n_init=n_init,
+        **options,
+    )
+    if not isinstance(federation, Federation):  # said by fit already
+        raise SettingsError(f"federation must be a Federation or a name; got {federation!r}.")
+    return choose_among(whole, federation, numbers, criterion)
+
+
+def choose_among(
+    whole: Result, network: Federation, numbers: Sequence[int], by: Criterion
+) -> Selection:
+    """The best of models that were fitted side by side, after one more exchange about them all."""
+    values = _values(whole, network)
+    results = {k: part_of(whole, j) for j, k in enumerate(numbers)}
+    table = tuple(_row(k, results[k], values[j], whole.samples) for j, k in enumerate(numbers))
+    best = int(np.argmin([row[by] for row in table]))
+    return Selection(results[numbers[best]], numbers[best], results, table, by)
+
+
+def _with(model: Any, k: int) -> Any:
+    """The model with so many components."""
+    if not isinstance(model, Model):
+        return model(k)
+    plain: Any = model
+    fields = getattr(plain, "__dataclass_fields__", {})
+    for name in ("n_components", "n_states"):
+        if name in fields:
+            return dataclasses.replace(plain, **{name: k})
+    if "inner" in fields:
+        return dataclasses.replace(plain, inner=_with(plain.inner, k))
+    raise SettingsError(
+        f"{type(model).__name__} has no number of components: give a function from it to a model."
+    )
+
+
+def _values(whole: Result, network: Federation) -> FloatArray:
+    """Log-likelihood and entropy of each part at the end: one more exchange, which is charged."""
+    model, weights = whole.model, whole.worker_weights
+    assert weights is not None
+    params = model.maximize(whole.statistics)
+    everyone = np.arange(network.size, dtype=np.int64)
+    whole.ledger.add("round", "down", everyone, floats_size(model.layout.size), ENVELOPE)
+    whole.ledger.add("round", "up", everyone, floats_size(2 * len(model.models)), ENVELOPE)
+    return np.asarray(model.values(network.mean_statistics(model, params, weights)))
+
+
+def part_of(whole: Result, position: int) -> Result:
+    """One of the models that were fitted side by side, as a result of its own."""
+    model, several = whole.model.models[position], whole.model
+    statistics = whole.statistics[several.cuts[position]]
+    params = model.to_user(model.maximize(statistics))
+    return dataclasses.replace(whole, model=model, params=params, statistics=statistics)
+
+
+def _row(k: int, result: Result, values: FloatArray, rows: int) -> dict[str, float]:
+    """What the table says of one number of components."""
+    likelihood, entropy = values.tolist()
+    free = result.free_parameters
+    charged = {name: criterion(name, likelihood, entropy, rows, free) for name in CRITERIA}
+    return {
+        "n_components": k,
+        "free_parameters": free,
+        "log_likelihood": likelihood,
+        "entropy": entropy,
+        **charged,
+    }
