@@ -97,14 +97,14 @@ def test_csv_parquet_and_pipes_give_one_answer(fedem_shell: Shell) -> None:
     assert fedem_shell("fit", "wards.parquet", *common, "-o", "a.fedem")[0] == 0
     assert fedem_shell("fit", "sorted.csv", *common, "-o", "b.fedem")[0] == 0
     made = {name: fedem.load(fedem_shell.folder / f"{name}.fedem").params for name in "ab"}
-    np.testing.assert_array_equal(made["a"].means, made["b"].means)
+    np.testing.assert_allclose(made["a"].means, made["b"].means, rtol=1e-12)
     for name in ("sorted.csv", "wards.parquet"):
         with (fedem_shell.folder / name).open("rb") as file:
             process = fedem_shell.process("fit", "-", *common, "-o", "c.fedem", stdin=file)
             _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
         piped = fedem.load(fedem_shell.folder / "c.fedem").params
-        np.testing.assert_array_equal(piped.means, made["a"].means)
+        np.testing.assert_allclose(piped.means, made["a"].means, rtol=1e-12)
 
 
 def test_predictions_come_out_beside_the_rows(fedem_shell: Shell) -> None:
@@ -223,7 +223,7 @@ def test_models_and_algorithms(options: Any, fedem_shell: Shell) -> None:
 
 
 def test_inspect_shows_the_card(fedem_shell: Shell) -> None:
-    run = ("--checkpoint", "run.checkpoint", "--rounds", 5, "-q")
+    run = ("--checkpoint", "run.checkpoint", "--rounds", 2, "-q")
     assert fedem_shell("fit", "wards.csv", "-g", "hospital", *NUMBERS, *run)[0] == 3
     code, out, _ = fedem_shell("inspect", "model.fedem")
     assert code == 0
@@ -235,7 +235,7 @@ def test_inspect_shows_the_card(fedem_shell: Shell) -> None:
     assert pl.read_csv(fedem_shell.folder / "w.csv")["rows"].sum() == 185
     code, out, _ = fedem_shell("inspect", "run.checkpoint", "--json")
     assert code == 0
-    assert json.loads(out)["round"] == 6
+    assert json.loads(out)["round"] == 3
     resumed = (*NUMBERS, "--checkpoint", "run.checkpoint", "--resume", "-q")
     assert fedem_shell("fit", "wards.csv", "-g", "hospital", *resumed)[0] == 0
     for file in ("wards.csv", "nowhere"):

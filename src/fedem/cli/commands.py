@@ -216,8 +216,7 @@ def fit(
     curve: Annotated[
         bool,
         typer.Option(
-            help="Follow the log-likelihood round by round, at half the speed; not for a range of "
-            "components.",
+            help="Compute the log-likelihood along the way, for the report: up to 64 more passes.",
             rich_help_panel=RUN,
         ),
     ] = True,

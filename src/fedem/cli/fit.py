@@ -18,11 +18,11 @@ from fedem.cli.intake import Intake, read_workers
 from fedem.cli.options import parse_compressor
 from fedem.cli.progress import progress, size
 from fedem.cli.tables import PIPE, check_output
+from fedem.cli.tape import Tape
 from fedem.compressors import SubtractiveDithering
 from fedem.errors import FedemWarning, SettingsError
 from fedem.federations import StackedFederation
 from fedem.fitting import fit, threads_of, with_scores
-from fedem.limits import Monitor
 from fedem.models import (
     factor_analysis,
     gaussian_mixture,
@@ -198,22 +198,28 @@ def _fit(
         "threads": options.threads,
         "checkpoint": options.checkpoint,
         "resume": options.resume,
-        "federation": (federation := StackedFederation(intake.workers)),
+        "federation": (tape := Tape(StackedFederation(intake.workers))),
     }
     with progress(options.quiet or options.json_output, tolerance, rounds) as show:
         common["callbacks"] = [show]
+        tried: list[dict[str, Any]] = []
         if len(numbers) == 1:
-            model = make_model(options, intake, numbers[0])
-            # In a range, |h|^2 and the objective would be those of all candidates together.
-            common["monitor"] = Monitor(mean_field=False) if options.curve else None
-            return fit(model, None, algorithm, closing=True, **common), []
-        make = partial(make_model, options, intake)
-        common["algorithm"] = algorithm
-        found = select_components(make, None, numbers, criterion="bic", **common)
+            result = fit(make_model(options, intake, numbers[0]), None, algorithm, **common)
+            place = slice(0, result.model.layout.size)
+        else:
+            make = partial(make_model, options, intake)
+            common["algorithm"] = algorithm
+            found = select_components(make, None, numbers, criterion="bic", **common)
+            sizes = [found.results[k].model.layout.size for k in numbers]
+            chosen = numbers.index(found.n_components)
+            place = slice(sum(sizes[:chosen]), sum(sizes[: chosen + 1]))
+            tried = [dict(row) for row in found.table]
+            result = with_setting(found.best, "selection", {"criterion": "bic", "tried": tried})
         with threads_of(options.threads):
-            best = with_scores(found.best, federation)
-    tried = [dict(row) for row in found.table]
-    return with_setting(best, "selection", {"criterion": "bic", "tried": tried}), tried
+            result = with_scores(result, tape)
+            if options.curve and result.stopped != "interrupted":
+                result = tape.curve(result, place)
+    return result, tried
 
 
 def with_setting(result: Result, name: str, value: Any) -> Result:

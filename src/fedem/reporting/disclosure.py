@@ -37,8 +37,9 @@ WORDS = {
     ),
     "start": (
         "start",
-        "once",
-        "the exact statistics of the site at the starting parameters",
+        "before the first round",
+        "what finds a start: sums and counts of clusters of the site's rows (k-means), or its "
+        "exact statistics at the starting parameters",
     ),
     "round": (
         "rounds",
@@ -160,9 +161,11 @@ def _statistics(result: Result) -> Table:
         (name, FIELDS.get(name, "an average over the site's rows"), _shape(shape))
         for name, shape in layout.fields
     ]
+    several = result.facts is not None and "selection" in result.facts.settings
+    tail = " Each message held them for every number of components that was tried." * several
     return Table(
         f"The statistics of a round: {layout.size:,} averages over the rows of a site, in units in "
-        "which all data together have mean 0 and spread 1.",
+        f"which all data together have mean 0 and spread 1.{tail}",
         ("part", "what it is", "numbers"),
         rows,
     )

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fedem.models.portraits import portray
-from fedem.protocols import BoolArray, FloatArray
+from fedem.models.portraits import portray, width_of
+from fedem.protocols import BoolArray, FloatArray, IntArray
 from fedem.reporting.disclosure import disclosure
 from fedem.reporting.figures import Figure, Panel, Series
 from fedem.reporting.page import Page, Section, Table
@@ -19,6 +19,8 @@ MOST_ROWS = 400
 """Rows of a table on the page."""
 OPEN_ROWS = 15
 """Longer tables are folded."""
+MOST_POINTS = 1500
+"""Points of a line in a figure: more would make the page larger and look the same."""
 
 
 def fit_page(result: Result) -> Page:
@@ -27,6 +29,12 @@ def fit_page(result: Result) -> Page:
     sections += [_participation(result), *_selection(result), *_components(result)]
     sections.append(_settings(result))
     return Page("Report of a federated fit", _summary(result), _facts(result), (), sections)
+
+
+def _thin(count: int) -> IntArray:
+    """Which of so many points to draw: all, or evenly some, the first and the last among them."""
+    picked = np.linspace(0, count - 1, min(count, MOST_POINTS)).round()
+    return np.unique(picked.astype(np.int64))
 
 
 def _name(result: Result) -> str:
@@ -99,14 +107,16 @@ def _course(result: Result) -> Section:
     figures = []
     x, y, before = _likelihood(result, round_, sent)
     if len(x) > 1:
+        x, y, before = (values[_thin(len(x))] for values in (x, y, before))
         label = "mean log-likelihood" + (" less penalty" if _penalty(result) else "")
         panels = [
             Panel([Series(label, x, y)], "round", "log-likelihood per row", log=""),
             Panel([Series(label, before, y)], "kB per site, up and down", "", log=""),
         ]
         figures.append(Figure("Log-likelihood per row, against rounds and bytes.", panels, True))
-    known = np.isfinite(squared) & (squared > 0) & (round_ > 0)
-    if known.any():
+    known = np.flatnonzero(np.isfinite(squared) & (squared > 0) & (round_ > 0))
+    known = known[_thin(len(known))] if len(known) else known
+    if len(known):
         label = "estimate of the squared mean field, $|H|^2$"
         panels = [
             Panel([Series(label, round_[known], squared[known])], "round", "$|H|^2$"),
@@ -117,8 +127,11 @@ def _course(result: Result) -> Section:
     hits = result.guard_hits
     text = [
         "The log-likelihood says how probable the rows are under the model: higher is better. "
-        + ("It was followed for this report; " if len(x) > 1 else "It was not followed; ")
-        + "in a federation that costs every site one number a round, which is not counted here.",
+        + (
+            "It was computed for this report, in the simulation; sites did not send it."
+            if len(x) > 1
+            else "It was not followed."
+        ),
     ]
     if hits:
         text.append(
@@ -184,14 +197,19 @@ def _sites(result: Result) -> Section:
         for i in order.tolist()
     ]
     columns = ("site", "rows", "log-likelihood per row", "expected", "difference", "verdict")
-    figure = _served(scores[order], hoped[order], np.isin(order, facts.badly_served()))
+    drawn = _thin(len(order))
+    flagged = np.isin(order, facts.badly_served())[drawn]
+    figure = _served(
+        (drawn + 1).astype(np.float64), scores[order][drawn], hoped[order][drawn], flagged
+    )
     section = Section(heading, text, [figure])
     return _folded(section, "Sites, those that fall shortest first", columns, rows)
 
 
-def _served(scores: FloatArray, expected: FloatArray, flagged: BoolArray) -> Figure:
+def _served(
+    place: FloatArray, scores: FloatArray, expected: FloatArray, flagged: BoolArray
+) -> Figure:
     """The sites' log-likelihood in the order of their table."""
-    place = np.arange(1.0, len(scores) + 1)
     dots: Any = {"points": True, "line": False}
     series = [Series("site", place[~flagged], scores[~flagged], **dots)]
     if flagged.any():
@@ -223,8 +241,9 @@ def _folded(
 
 def _traffic(result: Result) -> Section:
     table = result.workers()
-    place = np.arange(1.0, len(table["worker"]) + 1)
-    up, down = (np.array(table[f"bytes_{d}"], dtype=np.float64) / 1000 for d in ("up", "down"))
+    drawn = _thin(len(table["worker"]))
+    place = (drawn + 1).astype(np.float64)
+    up, down = (np.array(table[f"bytes_{d}"], float)[drawn] / 1000 for d in ("up", "down"))
     series = [
         Series("sent", place, up, points=True, line=False),
         Series("received", place, down, points=True, line=False),
@@ -254,10 +273,11 @@ def _participation(result: Result) -> Section:
         f"In {len(made):,} rounds {asked:,} requests were sent, to {asked / len(made):.4g} of "
         f"{workers:,} sites a round, and {answered:,} answered ({answered / max(1, asked):.1%})."
     ]
-    rounds = np.array([float(r.round) for r in made])
+    some = [made[i] for i in _thin(len(made)).tolist()]
+    rounds = np.array([float(r.round) for r in some])
     series = [
-        Series("asked", rounds, np.array([float(r.asked) for r in made])),
-        Series("answered", rounds, np.array([float(r.answered) for r in made])),
+        Series("asked", rounds, np.array([float(r.asked) for r in some])),
+        Series("answered", rounds, np.array([float(r.answered) for r in some])),
     ]
     panel = Panel(series, "round", "sites", log="", lowest=0.0)
     return Section(heading, text, [Figure("Sites asked and heard in each round.", [panel])])
@@ -291,7 +311,7 @@ def _components(result: Result) -> list[Section]:
     if portrait is None:
         return []
     noun = portrait.noun
-    every = list(result.columns or [f"column {j}" for j in range(len(portrait.features))])
+    every = result.columns or [f"column {j}" for j in range(width_of(result.model) or 0)]
     names = [every[j] for j in portrait.columns.tolist()]
     figure = plane_figure(portrait, names)
     shares = [f"{w:.1%}" for w in portrait.weights.tolist()]
