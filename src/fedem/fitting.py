@@ -27,7 +27,7 @@ from fedem.errors import (
 from fedem.federations import FEDERATIONS
 from fedem.ledger import Ledger
 from fedem.limits import PATIENCE, Callback, Monitor, Stop
-from fedem.models.several import VALUES, Several
+from fedem.models.several import Several
 from fedem.protocols import (
     Algorithm,
     Federation,
@@ -157,7 +157,7 @@ def open_run(
         ledger.absorb(found.ledger, "start")
         statistics, evaluations = found.statistics[0], found.evaluations
         if isinstance(bound, Several):
-            statistics = bound.join(found.statistics, np.zeros((len(parts), VALUES)))
+            statistics = bound.join(found.statistics)
     else:
         if n_init != 1:
             raise SettingsError("n_init > 1 needs a start by name, such as start='k-means'.")

@@ -91,7 +91,7 @@ def select_components(
     if criterion not in CRITERIA:
         raise SettingsError(f"criterion must be one of {', '.join(CRITERIA)}; got {criterion!r}.")
     numbers = read_range(components)
-    several = Several(tuple(_with(model, k) for k in numbers))
+    several = Several(tuple(_with(model, k) for k in numbers), watched=False)
     if isinstance(federation, str) and federation in FEDERATIONS:
         federation = FEDERATIONS[federation](as_workers(data, groups, sample_weight))
         data = groups = sample_weight = None
@@ -139,9 +139,9 @@ def _with(model: Any, k: int) -> Any:
 
 def _values(whole: Result, network: Federation) -> FloatArray:
     """Log-likelihood and entropy of each part at the end: one more exchange, which is charged."""
-    model, weights = whole.model, whole.worker_weights
+    model, weights = dataclasses.replace(whole.model, watched=True), whole.worker_weights
     assert weights is not None
-    params = model.maximize(whole.statistics)
+    params = whole.model.maximize(whole.statistics)
     everyone = np.arange(network.size, dtype=np.int64)
     whole.ledger.add("round", "down", everyone, floats_size(model.layout.size), ENVELOPE)
     whole.ledger.add("round", "up", everyone, floats_size(2 * len(model.models)), ENVELOPE)

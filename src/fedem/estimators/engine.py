@@ -57,7 +57,7 @@ def choose_algorithm(name: Any, workers: int) -> Algorithm:
         return EM()
     if name == "auto":
         return FedEM(
-            SubtractiveDithering(0.25), in_metric=True, broadcast=SubtractiveDithering(0.05)
+            SubtractiveDithering(0.05), in_metric=True, broadcast=SubtractiveDithering(0.01)
         )
     if name == "fedem":
         return FedEM(SubtractiveDithering(0.25), in_metric=True)
@@ -80,7 +80,7 @@ def run_fit(
     """Fit the model of each number of components, in the same rounds, and keep the best."""
     algorithm = choose_algorithm(settings.algorithm, workers.size)
     network = StackedFederation(workers)
-    several = Several(tuple(make(k) for k in numbers))
+    several = Several(tuple(make(k) for k in numbers), watched=isinstance(algorithm, EM))
     begin = settings.start if start is None else start
     if not isinstance(begin, str):
         begin = SeveralParameters((begin,))

@@ -74,6 +74,9 @@ class Several(Model):
     """Models of the same rows, which must have the same summaries (say, other numbers of parts)."""
 
     models: tuple[Any, ...]
+    watched: bool = True
+    """Whether the log-likelihoods travel in every round; not where messages are compressed, whose
+    noise would then be that of the largest numbers in them."""
 
     def __post_init__(self) -> None:
         if not self.models:
@@ -81,13 +84,14 @@ class Several(Model):
 
     @cached_property
     def layout(self) -> Layout:
-        """Those of the parts, then ``values``."""
+        """Those of the parts, then ``values`` where they travel."""
         fields = [
             (f"{position}/{name}", shape)
             for position, model in enumerate(self.models)
             for name, shape in model.layout.fields
         ]
-        return Layout((*fields, ("values", (len(self.models), VALUES))))
+        values = [("values", (len(self.models), VALUES))] if self.watched else []
+        return Layout((*fields, *values))
 
     @cached_property
     def cuts(self) -> tuple[slice, ...]:
@@ -99,9 +103,14 @@ class Several(Model):
         """Log-likelihood and entropy of each part, ``(..., parts, 2)``."""
         return self.layout.split(statistics)["values"]
 
-    def join(self, parts: Sequence[FloatArray], values: FloatArray) -> FloatArray:
-        """The statistics of all parts as one vector."""
-        flat = values.reshape(*values.shape[:-2], -1)
+    def join(self, parts: Sequence[FloatArray], values: FloatArray | None = None) -> FloatArray:
+        """The statistics of all parts as one vector; values that nobody knows yet are 0."""
+        if not self.watched:
+            return np.concatenate(parts, axis=-1)
+        lead = parts[0].shape[:-1]
+        flat = np.zeros((*lead, len(self.models) * VALUES))
+        if values is not None:
+            flat = values.reshape(flat.shape)
         return np.concatenate([*parts, flat], axis=-1)
 
     @property
@@ -145,6 +154,9 @@ class Several(Model):
         self, data: Any, params: SeveralParameters, weights: Any | None = None
     ) -> FloatArray:
         """Part by part, with what each thinks of the rows."""
+        if not self.watched:
+            pairs = zip(self.models, params.parts, strict=True)
+            return self.join([m.expected_statistics(data, p, weights) for m, p in pairs])
         parts, values = [], []
         for model, own in zip(self.models, params.parts, strict=True):
             statistics, likelihood, entropy = model.evaluate(data, own, weights)
@@ -203,9 +215,7 @@ class Several(Model):
     def statistics_of(self, params: SeveralParameters) -> FloatArray:
         """Part by part; what they think of the rows is not known yet."""
         pairs = zip(self.models, params.parts, strict=True)
-        parts = [model.statistics_of(own) for model, own in pairs]
-        lead = parts[0].shape[:-1]
-        return self.join(parts, np.zeros((*lead, len(self.models), VALUES)))
+        return self.join([model.statistics_of(own) for model, own in pairs])
 
     def metric(self, params: SeveralParameters) -> SeveralMetric:
         """Part by part."""

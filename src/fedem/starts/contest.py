@@ -28,7 +28,7 @@ HEAT = 4
 """Rounds between two droppings of the worse half."""
 HARDNESS = 0.2
 """First variances over those within clusters: rows then belong almost to the nearest centre."""
-CELL_NOISE = 0.01
+CELL_NOISE = 0.005
 """omega of the uploads of cells, where there are workers to keep bytes for."""
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -204,7 +204,7 @@ def _race(session: _Session, models: Sequence[Any], starts: list[list[Any]]) -> 
         return [session.ask(model, _within(model, params[0]))]
     several = Several(tuple(model for _, model in alive))
     parts = [_within(model, p) for (_, model), p in zip(alive, params, strict=True)]
-    statistics = session.ask(several, several.join(parts, np.zeros((len(alive), 2))))
+    statistics = session.ask(several, several.join(parts))
     while len(alive) > len(models):
         for _ in range(HEAT):
             statistics = session.ask(several, statistics)
