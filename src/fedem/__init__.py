@@ -33,6 +33,7 @@ from fedem.datasets import (
     pad_sequences,
     synthetic_federation,
 )
+from fedem.descriptions import register_model
 from fedem.errors import (
     CheckpointError,
     ContractError,
@@ -41,10 +42,21 @@ from fedem.errors import (
     FedemWarning,
     ModelFileError,
     NumericalError,
+    ParticipationError,
     SettingsError,
     WireError,
 )
-from fedem.federations import FaultPlan, FaultyFederation, LoopFederation, StackedFederation
+from fedem.federations import (
+    FaultPlan,
+    FaultyFederation,
+    LocalTransport,
+    LoopFederation,
+    RemoteFederation,
+    Site,
+    SiteRules,
+    StackedFederation,
+    Transport,
+)
 from fedem.fitting import fit, open_run
 from fedem.limits import Monitor, Stop
 from fedem.models import (
@@ -64,13 +76,14 @@ from fedem.models import (
     k_means,
     mixed_mixture,
     ppca,
-    register_model,
     regression_mixture,
+    savable,
 )
 from fedem.records import Records, RoundRecord
 from fedem.results import Result, load
 from fedem.rounds import Run
 from fedem.selection import Selection, select_components
+from fedem.serving import Served, rehearse, serve
 
 if TYPE_CHECKING:
     from fedem.estimators import (
@@ -126,26 +139,33 @@ __all__ = [
     "Imputation",
     "InverseWishart",
     "LinearGaussian",
+    "LocalTransport",
     "LoopFederation",
     "MixedParameters",
     "ModelFileError",
     "Monitor",
     "NumericalError",
     "ParquetRows",
+    "ParticipationError",
     "Poisson",
     "RandomSparsification",
     "Records",
+    "RemoteFederation",
     "Result",
     "RoundRecord",
     "Run",
     "Schedule",
     "Selection",
+    "Served",
     "SettingsError",
+    "Site",
+    "SiteRules",
     "StackedFederation",
     "Stop",
     "Stream",
     "Structure",
     "SubtractiveDithering",
+    "Transport",
     "VRFedEM",
     "WireError",
     "WorkerData",
@@ -165,7 +185,10 @@ __all__ = [
     "read_ebird",
     "read_records",
     "register_model",
+    "rehearse",
+    "savable",
     "select_components",
+    "serve",
     "simulate_table",
     "synthetic_federation",
 ]

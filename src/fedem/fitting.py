@@ -25,6 +25,7 @@ from fedem.errors import (
     check_type,
 )
 from fedem.federations import FEDERATIONS
+from fedem.federations.remote import bind_constants, pack_constants
 from fedem.ledger import Ledger
 from fedem.limits import PATIENCE, Callback, Monitor, Stop
 from fedem.models.several import Several
@@ -32,6 +33,7 @@ from fedem.protocols import (
     Algorithm,
     Federation,
     FloatArray,
+    IntArray,
     Model,
     Opening,
     Participation,
@@ -43,9 +45,10 @@ from fedem.starts import search
 from fedem.wire import ENVELOPE, floats_size, summary_size
 
 
-def _weights(weights: str | Sequence[float] | FloatArray, opening: Opening) -> FloatArray:
+def worker_weights(
+    weights: str | Sequence[float] | FloatArray, counts: IntArray | FloatArray
+) -> FloatArray:
     """w_i, summing to one."""
-    counts = opening.counts if opening.totals is None else opening.totals
     if isinstance(weights, str):
         if weights == "samples":
             return counts / counts.sum()
@@ -129,9 +132,17 @@ def open_run(
         raise SettingsError("a Federation has its own data: give None, or name a federation.")
     else:
         network = federation
+    if network.carries_bytes and opening_precision != "float64":
+        raise SettingsError("over a network summaries travel in full: leave opening_precision out.")
     opening = _round_summaries(network.open(model), opening_precision, seed)
-    w = _weights(weights, opening)
-    bound = model.bind(opening.summaries, opening.counts, w)
+    w = worker_weights(weights, opening.counts if opening.totals is None else opening.totals)
+    if network.carries_bytes:  # both ends bind from what is sent, and so to the last bit alike
+        constants = pack_constants(model, opening, w)
+        shapes = {name: values.shape[1:] for name, values in opening.summaries.items()}
+        network.tell(constants)
+        bound = bind_constants(model, constants, shapes)
+    else:
+        bound = model.bind(opening.summaries, opening.counts, w)
     samples = int(opening.counts.sum())
     fingerprint = {
         "model": bound.describe(),
@@ -147,9 +158,11 @@ def open_run(
     ledger = Ledger(network.size, opening.names)
     everyone = np.arange(network.size, dtype=np.int64)
     told = sum(int(np.prod(v.shape[1:])) for v in opening.summaries.values())
-    constants = sum(v.size for v in bound.shared_constants().values())
-    ledger.add("opening", "up", everyone, summary_size(told, opening_precision), ENVELOPE)
-    ledger.add("opening", "down", everyone, floats_size(constants), ENVELOPE)
+    if network.carries_bytes:
+        network.attach(ledger)
+    else:
+        ledger.add("opening", "up", everyone, summary_size(told, opening_precision), ENVELOPE)
+        ledger.add("opening", "down", everyone, floats_size(1 + told), ENVELOPE)
     if isinstance(start, str) or (start is None and n_init != 1):
         how: Any = "auto" if start is None else start
         parts = bound.models if isinstance(bound, Several) else [bound]
@@ -163,7 +176,7 @@ def open_run(
             raise SettingsError("n_init > 1 needs a start by name, such as start='k-means'.")
         statistics, exchanged = _start(bound, network, w, start, start_statistics, seed)
         evaluations = samples if exchanged else 0
-        if exchanged:
+        if exchanged and not network.carries_bytes:
             numbers, q = exchanged, bound.layout.size
             ledger.add("opening", "down", everyone, floats_size(numbers), ENVELOPE)
             ledger.add("opening", "up", everyone, floats_size(q), ENVELOPE)
@@ -386,7 +399,7 @@ def result_of(run: Run, stopped: str, stop: Stop | None = None) -> Result:
         columns=run.columns,
         worker_weights=run.weights,
         samples=run.samples,
-        facts=Facts(run.rows, plain, run.federation.simulated),
+        facts=Facts(run.rows, plain, not run.federation.carries_bytes),
     )
 
 

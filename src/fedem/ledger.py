@@ -13,9 +13,9 @@ import numpy as np
 
 from fedem.protocols import IntArray
 
-KINDS = ("opening", "start", "round", "closing")
-"""Summaries and S_0; the exact upload that starts memories at the mean field; the rounds; how well
-the model fits each worker's rows."""
+KINDS = ("opening", "start", "round", "diagnosis", "closing")
+"""Summaries and S_0; the exact upload that starts memories at the mean field; the rounds; what a
+monitor asks over a network; and how well the model fits each worker's rows."""
 DIRECTIONS = ("up", "down")
 PARTS = ("messages", "payload", "envelope")
 Direction = Literal["up", "down"]

@@ -51,7 +51,7 @@ def write_model(
     if type(contents.model) not in known:
         raise ModelFileError(
             f"model files do not know {type(contents.model).__name__}: call "
-            "fedem.register_model on it, if it is a dataclass, before saving and loading."
+            "fedem.savable on it, if it is a dataclass, before saving and loading."
         )
     tree = encode(contents.model, known, "model", arrays)
     description: dict[str, Any] = {

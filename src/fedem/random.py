@@ -52,6 +52,7 @@ class Purpose(IntEnum):
     SEEDING = 42
     POINTS = 43
     DIRECTIONS = 44
+    NETWORK_FAULTS = 60
 
 
 def check_seed(seed: int) -> int:

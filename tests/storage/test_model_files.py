@@ -153,10 +153,10 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
         pass
 
     result = fedem.fit(Mine(2), make_data(), rounds=3)
-    with pytest.raises(fedem.ModelFileError, match="register_model"):
+    with pytest.raises(fedem.ModelFileError, match="savable"):
         result.save(tmp_path / "m.fedem")
     assert not list(tmp_path.iterdir())
-    fedem.register_model(Mine, "mine")
+    fedem.savable(Mine, "mine")
     try:
         result.save(tmp_path / "m.fedem")
         rows = np.concatenate(make_data())
@@ -164,13 +164,13 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
             fedem.load(tmp_path / "m.fedem").predict(rows), result.predict(rows)
         )
         with pytest.raises(fedem.SettingsError, match="another class"):
-            fedem.register_model(CLASSES["gaussian-mixture/full"], "mine")
+            fedem.savable(CLASSES["gaussian-mixture/full"], "mine")
     finally:
         del CLASSES["mine"]
     with pytest.raises(fedem.ModelFileError, match="'mine', which is not known here"):
         fedem.load(tmp_path / "m.fedem")
     with pytest.raises(fedem.SettingsError, match="dataclass"):
-        fedem.register_model(int)
+        fedem.savable(int)
 
 
 # Files that are none.

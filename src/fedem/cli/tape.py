@@ -62,11 +62,6 @@ class Tape(Federation):
         """As within."""
         return self.inner.size
 
-    @property
-    def simulated(self) -> bool:
-        """As within."""
-        return self.inner.simulated
-
     def open(self, model: Model) -> Opening:
         """As within."""
         return self.inner.open(model)

@@ -48,7 +48,7 @@ CLASSES: dict[str, type] = {
 """The names are part of the file format: they stay when classes are renamed."""
 
 
-def register_model(cls: type, name: str | None = None) -> type:
+def savable(cls: type, name: str | None = None) -> type:
     """Let model files hold ``cls``, a dataclass of numbers, text, arrays and the like.
 
     Call it for a model of your own, and for the dataclasses it is made of, before saving and
@@ -56,7 +56,7 @@ def register_model(cls: type, name: str | None = None) -> type:
     name of the class.
     """
     if not dataclasses.is_dataclass(cls):
-        raise SettingsError(f"register_model takes a dataclass; got {cls!r}.")
+        raise SettingsError(f"savable takes a dataclass; got {cls!r}.")
     name = cls.__name__ if name is None else name
     known = CLASSES.get(name)
     if known is not None and (known.__module__, known.__qualname__) != (

@@ -8,19 +8,32 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fedem.errors import CheckpointError
-from fedem.storage.sealed import Seal, load_sealed, save_sealed
+from fedem.storage.disk import DISK, Disk
+from fedem.storage.sealed import Seal, load_sealed, save_sealed, unpack_sealed
 
 _SEAL = Seal("fedem-checkpoint", "1", "checkpoint", CheckpointError)
 
 
+def unpack_checkpoint(
+    data: bytes, where: str | Path
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """What a checkpoint file holds; `CheckpointError` for anything else, naming ``where``."""
+    return unpack_sealed(data, _SEAL, where)
+
+
 def save_checkpoint(
-    path: str | Path, arrays: dict[str, NDArray[Any]], description: dict[str, Any]
+    path: str | Path,
+    arrays: dict[str, NDArray[Any]],
+    description: dict[str, Any],
+    disk: Disk = DISK,
 ) -> None:
     """Write atomically; raise `CheckpointError` if the disk refuses, with the old file intact."""
     advice = "free space or choose another place, then resume."
-    save_sealed(path, _SEAL, arrays, description, advice)
+    save_sealed(path, _SEAL, arrays, description, advice, disk)
 
 
-def load_checkpoint(path: str | Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+def load_checkpoint(
+    path: str | Path, disk: Disk = DISK
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Read and check; raise `CheckpointError` for anything but a whole fedem checkpoint."""
-    return load_sealed(path, _SEAL)
+    return load_sealed(path, _SEAL, disk)

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from fedem.errors import FedemError
 from fedem.storage.atomic import write_atomic
+from fedem.storage.disk import DISK, Disk
 
-LONGEST_HEADER = 1 << 24
-"""Bytes of names, shapes and description: some thousand columns' worth, many times over."""
+LONGEST_HEADER = 100_000_000
+"""Bytes of names, shapes and description: what safetensors itself reads."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,14 @@ def save_sealed(
     arrays: dict[str, NDArray[Any]],
     description: dict[str, Any],
     advice: str,
+    disk: Disk = DISK,
 ) -> None:
     """Write atomically; raise the seal's error if the disk refuses, with the old file intact."""
     from safetensors import SafetensorError
     from safetensors.numpy import save
 
     text = json.dumps(description, ensure_ascii=False)
-    if len(text) > LONGEST_HEADER // 2:
+    if len(text) > LONGEST_HEADER // 4:
         raise seal.error(
             f"{path}: the description takes {len(text)} characters, which is too long."
         )
@@ -65,7 +67,7 @@ def save_sealed(
         "digest": _digest(whole, text),
     }
     try:
-        write_atomic(Path(path), save(whole, metadata=metadata))
+        write_atomic(Path(path), save(whole, metadata=metadata), disk)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise seal.error(
@@ -74,26 +76,41 @@ def save_sealed(
         ) from error
 
 
-def load_sealed(path: str | Path, seal: Seal) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+def load_sealed(
+    path: str | Path, seal: Seal, disk: Disk = DISK
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Read and check; raise the seal's error for anything but a whole file of its kind."""
-    from safetensors import SafetensorError, safe_open
-
     path = Path(path)
-    if not path.is_file():
-        if path.exists():
-            raise seal.error(f"{path} is a folder or a device, not a {seal.noun}.")
-        raise seal.error(f"there is no {seal.noun} at {path}.")
+    if path.exists() and not path.is_file():
+        raise seal.error(f"{path} is a folder or a device, not a {seal.noun}.")
     try:
-        _check_header(path, seal)
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            _check_kind(path, seal, metadata)
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        text = metadata.get("description", "")
+        if path.exists():
+            with path.open("rb") as file:  # before all of a large file is read
+                _check_length(file.read(8), seal, path)
+        data = disk.read(path)
+    except OSError as error:
+        raise seal.error(f"{path} cannot be read ({error}).") from error
+    if data is None:
+        raise seal.error(f"there is no {seal.noun} at {path}.")
+    return unpack_sealed(data, seal, path)
+
+
+def unpack_sealed(
+    data: bytes, seal: Seal, where: str | Path
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """The arrays and the description of a file's content; the seal's error for anything else."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        length = _check_length(data[:8], seal, where)
+        metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+        _check_kind(where, seal, metadata)
+        arrays = load(data)
+        text = metadata["description"]
         description = json.loads(text)
     except (
         SafetensorError,
-        OSError,
         ValueError,
         TypeError,
         LookupError,
@@ -101,28 +118,28 @@ def load_sealed(path: str | Path, seal: Seal) -> tuple[dict[str, NDArray[Any]], 
         RecursionError,
     ) as error:
         raise seal.error(
-            f"{path} is damaged, cut short, or not a fedem {seal.noun} ({error})."
+            f"{where} is damaged, cut short, or not a fedem {seal.noun} ({error})."
         ) from error
     if _digest(arrays, text) != metadata.get("digest") or not isinstance(description, dict):
-        raise seal.error(f"{path} is damaged: its digest does not match its content.")
+        raise seal.error(f"{where} is damaged: its digest does not match its content.")
     return arrays, description
 
 
-def _check_header(path: Path, seal: Seal) -> None:
+def _check_length(first: bytes, seal: Seal, where: str | Path) -> int:
     """Refuse a header that claims to be longer than any of ours, before anything reads it."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
+    length = int.from_bytes(first, "little")
     if length > LONGEST_HEADER:
-        raise seal.error(f"{path} is not a fedem {seal.noun}, or its first bytes are damaged.")
+        raise seal.error(f"{where} is not a fedem {seal.noun}, or its first bytes are damaged.")
+    return length
 
 
-def _check_kind(path: Path, seal: Seal, metadata: dict[str, str]) -> None:
+def _check_kind(where: str | Path, seal: Seal, metadata: dict[str, str]) -> None:
     if metadata.get("format") != seal.format:
-        found = metadata.get("format", "")
+        found = str(metadata.get("format", ""))
         tail = f": it is a {found.replace('-', ' ', 1)}" if found.startswith("fedem-") else ""
-        raise seal.error(f"{path} is not a fedem {seal.noun}{tail}.")
+        raise seal.error(f"{where} is not a fedem {seal.noun}{tail}.")
     if metadata.get("version") != seal.version:
         raise seal.error(
-            f"{path} has {seal.noun} version {metadata.get('version')}; this release reads "
+            f"{where} has {seal.noun} version {metadata.get('version')}; this release reads "
             f"version {seal.version}."
         )
