@@ -25,6 +25,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 import fedem
 from benchmarks.esteps import bench_esteps
+from benchmarks.estimators import bench_pooled, bench_speed, bench_starts
 from benchmarks.faults import bench_faults
 from benchmarks.files import bench_files
 from benchmarks.imputation import bench_imputation
@@ -220,6 +221,57 @@ def faults(console: Console, plans: int) -> dict[str, Any]:
     return found
 
 
+def estimators(console: Console) -> dict[str, Any]:
+    """The estimators beside scikit-learn: speed from one start, starts, and pooled quality."""
+    fits = bench_speed()
+    lines: list[Any] = [
+        (
+            f"{row['spread']:g}",
+            row["covariance"],
+            *(
+                f"{row[name]['seconds']:.2f} ({row[name]['rounds']})"
+                for name in ("sklearn", "fedem", "default")
+            ),
+            *(
+                f"{1e3 * (row[name]['log_likelihood'] - row['sklearn']['log_likelihood']):+.2f}"
+                for name in ("fedem", "default")
+            ),
+        )
+        for row in fits
+    ]
+    title = "One start, 70,000 x 20, K=10: seconds (rounds), and millinats above scikit-learn"
+    headings = ("spread", "type", "sklearn", "tol=1e-3", "default", "tol=1e-3", "default")
+    show(console, title, headings, lines)
+    starts = bench_starts()
+    lines = [
+        (
+            row["data"],
+            row["covariance"],
+            row["n_init"],
+            f"{row['sklearn']:.3f}",
+            f"{1e3 * (row['alone'] - row['sklearn']):+.1f}",
+            f"{1e3 * (row['8 workers'] - row['sklearn']):+.1f}",
+        )
+        for row in starts
+    ]
+    headings = ("data", "type", "n_init", "sklearn", "alone", "8 workers")
+    show(console, "Where EM ends, median of 10: nats, and millinats above", headings, lines)
+    pooled = bench_pooled()
+    lines = [
+        (
+            row["data"],
+            row["covariance"],
+            f"{row['within_1e-3']} of {row['runs']}",
+            f"{row['largest_gap']:.4f}",
+            row["rounds"],
+        )
+        for row in pooled
+    ]
+    headings = ("data", "type", "within 1e-3", "largest gap", "rounds")
+    show(console, "Five workers by default, below pooled EM from the same start", headings, lines)
+    return {"speed": fits, "starts": starts, "pooled": pooled}
+
+
 SECTIONS: dict[str, Callable[[Console], Any]] = {
     "speed": speed,
     "models": models,
@@ -229,6 +281,7 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "theory": theory,
     "imputation": imputation,
     "faults": partial(faults, plans=1000),
+    "estimators": estimators,
 }
 
 

@@ -182,7 +182,7 @@ def open_run(
             ledger.add("opening", "up", everyone, floats_size(q), ENVELOPE)
     fingerprint = json.loads(json.dumps(fingerprint, default=_plain))
     fingerprint["start"] = hashlib.blake2b(statistics.tobytes(), digest_size=16).hexdigest()
-    return Run(
+    run = Run(
         bound,
         algorithm,
         network,
@@ -200,6 +200,8 @@ def open_run(
         count_bytes=count_bytes,
         rows=opening.counts,
     )
+    run.total = float(samples if opening.totals is None else opening.totals.sum())
+    return run
 
 
 def _start(
@@ -398,7 +400,7 @@ def result_of(run: Run, stopped: str, stop: Stop | None = None) -> Result:
         ledger=run.ledger,
         columns=run.columns,
         worker_weights=run.weights,
-        samples=run.samples,
+        samples=run.total,
         facts=Facts(run.rows, plain, not run.federation.carries_bytes),
     )
 

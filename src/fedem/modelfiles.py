@@ -38,7 +38,7 @@ class Contents:
     seed: int
     columns: tuple[str, ...] | None
     worker_weights: FloatArray | None
-    samples: int
+    samples: float
     facts: Facts | None
 
 
@@ -130,7 +130,7 @@ def _contents(arrays: dict[str, NDArray[Any]], description: dict[str, Any]) -> C
         int(description["seed"]),
         None if columns is None else tuple(columns),
         arrays.get("workers/weights"),
-        int(description["samples"]),
+        float(description["samples"]),
         _facts(arrays, description["facts"], counts.shape[3]),
     )
 

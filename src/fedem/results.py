@@ -22,7 +22,7 @@ from fedem.records import Records
 CRITERIA = ("aic", "bic", "icl")
 
 
-def criterion(name: str, likelihood: float, entropy: float, rows: int, free: int) -> float:
+def criterion(name: str, likelihood: float, entropy: float, rows: float, free: int) -> float:
     """AIC, BIC or ICL from the mean log-likelihood and the mean entropy of the components.
 
     ICL (Biernacki, Celeux, Govaert 2000) in the form with the entropy: BIC + 2 x entropy.
@@ -51,8 +51,8 @@ class Result:
     """Names of the data's columns, where it had any."""
     worker_weights: FloatArray | None = None
     """w_i of each worker, summing to one."""
-    samples: int = 0
-    """Rows (of some weight) of all workers together."""
+    samples: float = 0
+    """Rows of all workers together, each counted with its weight."""
     facts: Facts | None = None
     """Rows per worker, settings, versions, date; and the fit of each worker, if asked for."""
 
@@ -76,6 +76,11 @@ class Result:
         return self.ledger.total("down")
 
     @property
+    def converged(self) -> bool:
+        """Whether the run ended because little was left to gain, and not at another limit."""
+        return self.stopped in ("nats", "tolerance")
+
+    @property
     def guard_hits(self) -> int:
         """How often a step had to be halved to stay where T is defined."""
         return sum(record.guard_hits for record in self.records)
@@ -89,7 +94,7 @@ class Result:
             width_of(self.model),
             self.seed,
             self.stopped,
-            self.stopped == "tolerance",
+            self.converged,
             self.records,
             self.ledger,
             self.facts,

@@ -80,6 +80,8 @@ class Run:
             monitor,
         )
         self.columns, self.fingerprint = columns, fingerprint or {}
+        self.total = float(samples)
+        """The sum of the rows' weights, their number where they have none."""
         self.records = Records()
         self.accepted: IntArray = np.full(federation.size, -1, dtype=np.int64)
         self.ledger = Ledger(federation.size) if ledger is None else ledger

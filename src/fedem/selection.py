@@ -114,6 +114,8 @@ def choose_among(
     whole: Result, network: Federation, numbers: Sequence[int], by: Criterion
 ) -> Selection:
     """The best of models that were fitted side by side, after one more exchange about them all."""
+    if by not in CRITERIA:
+        raise SettingsError(f"criterion must be one of {', '.join(CRITERIA)}; got {by!r}.")
     values = _values(whole, network)
     results = {k: part_of(whole, j) for j, k in enumerate(numbers)}
     table = tuple(_row(k, results[k], values[j], whole.samples) for j, k in enumerate(numbers))
@@ -156,7 +158,7 @@ def part_of(whole: Result, position: int) -> Result:
     return dataclasses.replace(whole, model=model, params=params, statistics=statistics)
 
 
-def _row(k: int, result: Result, values: FloatArray, rows: int) -> dict[str, float]:
+def _row(k: int, result: Result, values: FloatArray, rows: float) -> dict[str, float]:
     """What the table says of one number of components."""
     likelihood, entropy = values.tolist()
     free = result.free_parameters

@@ -65,10 +65,12 @@ ALLOWED: dict[str, set[str]] = {
         "compressors",
         "errors",
         "ledger",
+        "limits",
         "models",
         "protocols",
         "random",
         "rounds",
+        "wire",
     },
     "fitting": {
         "cards",

@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from fedem.algorithms import Decreasing, Everyone, FedEM
@@ -34,6 +35,13 @@ def seed_of(random_state: Any) -> int:
     if hasattr(random_state, "randint"):
         return int(random_state.randint(2**31 - 1))
     return check_count("random_state", random_state, 0)
+
+
+def _one_number(estimator: Any) -> bool:
+    """`partial_fit` is for one number of components: batches cannot be compared."""
+    if isinstance(estimator._components(), int):
+        return True
+    raise AttributeError("partial_fit needs one n_components, not several to choose from.")
 
 
 class FederatedEstimator(BaseEstimator):
@@ -135,6 +143,7 @@ class FederatedEstimator(BaseEstimator):
 
     # Online EM.
 
+    @available_if(_one_number)
     def partial_fit(
         self,
         X: Any,
@@ -163,13 +172,14 @@ class FederatedEstimator(BaseEstimator):
         """The model for batches, where it differs."""
         return self._model(k)
 
+    def _online(self, result: Result) -> tuple[Model, FloatArray]:
+        """Model and statistics to go on from with other rows."""
+        return result.model, result.statistics
+
     def _open(self, network: StackedFederation, settings: Settings) -> Run:
         """The opening exchange and a start from the first rows."""
-        candidates = self._candidates()
-        if len(candidates) > 1:
-            raise SettingsError("partial_fit needs one n_components, not several to choose from.")
         return open_run(
-            self._online_model(candidates[0]),
+            self._online_model(self._candidates()[0]),
             None,
             FedEM(step_size=1.0, memory_rate=0.0),
             federation=network,
@@ -180,19 +190,14 @@ class FederatedEstimator(BaseEstimator):
 
     def _resume(self, network: StackedFederation, settings: Settings) -> Run:
         """A round with new rows, in the frame of the first ones."""
-        model = self.result_.model
-        if model.fixed_data:
-            raise SettingsError(
-                "this fit holds the second moment of its data as a constant, which other rows do "
-                "not share: use partial_fit from the first batch on."
-            )
+        model, statistics = self._online(self.result_)
         opening = network.open(model)
         totals = opening.counts if opening.totals is None else opening.totals
         return Run(
             model,
             FedEM(step_size=self.step(self.n_batches_ + 1), memory_rate=0.0),
             network,
-            self.result_.statistics,
+            statistics,
             weights=totals / totals.sum(),
             participation=Everyone(),
             seed=settings.seed,

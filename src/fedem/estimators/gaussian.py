@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from fedem.errors import SettingsError
 from fedem.estimators.base import FederatedEstimator, MixtureMethods
 from fedem.models import gaussian_mixture
-from fedem.protocols import Model
+from fedem.protocols import FloatArray, Model
 from fedem.results import Result
 
 
@@ -92,6 +93,15 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
             return self._model(k)
         floor = self.covariance_floor
         return gaussian_mixture(k, "tied", covariance_floor=floor, second_moment="statistic")
+
+    def _online(self, result: Result) -> tuple[Model, FloatArray]:
+        """A tied fit on a whole table goes on with the second moment among its statistics."""
+        if not result.model.fixed_data:
+            return result.model, result.statistics
+        params = result.model.maximize(result.statistics)
+        plain: Any = self._online_model(len(result.params.weights))
+        model = dataclasses.replace(plain, bound=result.model.bound)
+        return model, model.statistics_of(params)
 
     def _publish(self, result: Result) -> None:
         params, kind = result.params, self.covariance_type

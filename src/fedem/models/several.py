@@ -196,7 +196,8 @@ class Several(Model):
         for model, cut in zip(self.models, self.cuts, strict=True):
             move = after[cut] - before[cut]
             for halvings in range(61):
-                moved = model.protect(before[cut], before[cut] + 0.5**halvings * move)
+                there = before[cut] + 0.5**halvings * move if halvings else after[cut]
+                moved = model.protect(before[cut], there)
                 if model.inside(moved):
                     break
             else:

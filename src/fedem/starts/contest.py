@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,19 +14,24 @@ from fedem.algorithms import EM, Everyone, FedEM
 from fedem.compressors import SubtractiveDithering
 from fedem.errors import FedemWarning, SettingsError, check_count
 from fedem.ledger import Ledger
-from fedem.models.several import Several
+from fedem.limits import Stop
+from fedem.models.several import VALUES, Several
 from fedem.protocols import Algorithm, Federation, FloatArray, Model
 from fedem.random import Purpose, choose_distinct, uniforms
 from fedem.rounds import Run
 from fedem.starts.cells import grow_cells
 from fedem.starts.seeding import best_partition
+from fedem.wire import ENVELOPE, floats_size
 
 Method = Literal["auto", "k-means", "moments", "points"]
 METHODS = ("auto", "k-means", "moments", "points")
 ATTEMPTS = 10
 """Partitions of the cells that the server tries for each start."""
-HEAT = 4
-"""Rounds between two droppings of the worse half."""
+FIRST_HEAT, HEAT = 16, 8
+"""Rounds before the worse half is dropped for the first time, and again. Earlier, the likelihood of
+a start says little about where it leads."""
+RACE_NOISE, RACE_BROADCAST = 0.05, 0.01
+"""omega of the uploads and steps of competing starts."""
 HARDNESS = 0.2
 """First variances over those within clusters: rows then belong almost to the nearest centre."""
 CELL_NOISE = 0.005
@@ -53,13 +59,11 @@ class _Session:
         self.ledger = Ledger(network.size)
         self.rounds = self.evaluations = 0
 
-    def ask(
-        self, model: Model, statistics: FloatArray, algorithm: Algorithm | None = None
-    ) -> FloatArray:
-        """The statistics after one round; each round has random numbers of its own."""
+    def run(self, model: Model, statistics: FloatArray, algorithm: Algorithm, rounds: int) -> Any:
+        """The statistics after some rounds; each run has random numbers of its own."""
         run = Run(
             model,
-            EM() if algorithm is None else algorithm,
+            algorithm,
             self.network,
             statistics,
             weights=self.weights,
@@ -68,16 +72,45 @@ class _Session:
             samples=self.samples,
             ledger=self.ledger,
         )
-        self.evaluations += run.step().evaluations
-        self.rounds += 1
+        run.until(Stop(rounds=rounds))
+        self.evaluations += run.evaluations
+        self.rounds += rounds
         return run.state.statistics
+
+    def ask(self, model: Model, statistics: FloatArray) -> FloatArray:
+        """The exact statistics of all workers: one round."""
+        return np.asarray(self.run(model, statistics, EM(), 1))
 
     def ask_cells(self, model: Model, statistics: FloatArray) -> FloatArray:
         """The same with short uploads, where there is somebody to upload."""
         if self.network.size == 1:
             return self.ask(model, statistics)
-        quantiser = SubtractiveDithering(CELL_NOISE)
-        return self.ask(model, statistics, FedEM(quantiser, step_size=1.0, memory_rate=0.0))
+        once = FedEM(SubtractiveDithering(CELL_NOISE), step_size=1.0, memory_rate=0.0)
+        return np.asarray(self.run(model, statistics, once, 1))
+
+    def heat(self, several: Several, statistics: FloatArray, rounds: int) -> FloatArray:
+        """Rounds of a race, compressed where there is somebody to upload, and what each is worth.
+
+        Compressed messages carry no log-likelihoods: everyone is asked for those at the end.
+        """
+        if self.network.size == 1:
+            return np.asarray(self.run(several, statistics, EM(), rounds))
+        plain = dataclasses.replace(several, watched=False)
+        quiet = FedEM(
+            SubtractiveDithering(RACE_NOISE),
+            in_metric=True,
+            broadcast=SubtractiveDithering(RACE_BROADCAST),
+        )
+        parts = plain.join([statistics[cut] for cut in several.cuts])
+        after = self.run(plain, parts, quiet, rounds)
+        known = self.network.mean_statistics(several, plain.maximize(after), self.weights)
+        everyone = np.arange(self.network.size, dtype=np.int64)
+        size = floats_size(VALUES * len(several.models))
+        self.ledger.add("round", "down", everyone, 0, ENVELOPE)
+        self.ledger.add("round", "up", everyone, size, ENVELOPE)
+        self.evaluations += self.samples
+        self.rounds += 1
+        return several.join([after[cut] for cut in plain.cuts], several.values(known))
 
 
 def search(
@@ -95,8 +128,8 @@ def search(
     ``method`` is ``"k-means"`` (cells grown from aggregates, see `fedem.starts.cells`),
     ``"moments"`` (drawn around the mean with the spread of all data), ``"points"`` (rows of the
     data, which leave their workers: only by explicit choice) or ``"auto"``: k-means where the model
-    has components that clusters can start. Of ``n_init`` starts, all run by exact EM in the same
-    rounds; the worse half is dropped every few rounds.
+    has components that clusters can start. Of ``n_init`` starts, all run in the same rounds; the
+    worse half is dropped every few rounds.
     """
     check_count("n_init", n_init)
     if method not in METHODS:
@@ -137,13 +170,13 @@ def _starts(
         cells = grow_cells(widest, session.ask_cells, widest.n_components, rows, session.seed)
     out = []
     for model, how in zip(models, chosen, strict=True):
-        seeds = range(session.seed, session.seed + n_init)
+        seeds = [(session.seed + _GOLDEN * j) % 2**64 for j in range(n_init)]
         if how == "k-means" and cells is not None:
             out.append([_from_cells(model, *cells, session.seed, j) for j in range(n_init)])
         elif how == "points":
             out.append([_from_points(session, model, s) for s in seeds])
         else:
-            out.append([model.start(s % 2**64) for s in seeds])
+            out.append([model.start(s) for s in seeds])
     return out
 
 
@@ -205,9 +238,9 @@ def _race(session: _Session, models: Sequence[Any], starts: list[list[Any]]) -> 
     several = Several(tuple(model for _, model in alive))
     parts = [_within(model, p) for (_, model), p in zip(alive, params, strict=True)]
     statistics = session.ask(several, several.join(parts))
+    rounds = FIRST_HEAT
     while len(alive) > len(models):
-        for _ in range(HEAT):
-            statistics = session.ask(several, statistics)
+        statistics, rounds = session.heat(several, statistics, rounds), HEAT
         alive, several, statistics = _drop(alive, several, statistics)
     return [statistics[cut] for cut in several.cuts]
 
