@@ -70,12 +70,11 @@ class Facts:
     def expected(self) -> FloatArray | None:
         """Mean and spread of the log-likelihood to expect of each worker, ``(workers, 2)``.
 
-        Of workers with missing values, and of models that draw no samples, those of all rows.
+        None where the fit did not ask, or the model draws no samples and so claims nothing.
         """
-        mean, spread = self.log_likelihood, self.row_spread
-        if mean is None or spread is None or self.scores is None:
+        if self.scores is None or not np.isfinite(self.scores[:, 2:]).any():
             return None
-        return np.where(np.isnan(self.scores[:, 2:]), (mean, spread), self.scores[:, 2:])
+        return self.scores[:, 2:]
 
     def badly_served(self) -> IntArray:
         """Workers whose rows the common model explains clearly worse than it claims to.
@@ -155,9 +154,9 @@ def worker_table(ledger: Ledger, facts: Facts | None) -> dict[str, list[Any]]:
     if facts is not None and facts.scores is not None:
         table["log_likelihood"] = [None if np.isnan(v) else v for v in facts.scores[:, 0].tolist()]
         if (expected := facts.expected) is not None:
-            table["expected"] = expected[:, 0].tolist()
-        bad = set(facts.badly_served().tolist())
-        table["badly_served"] = [i in bad for i in range(n)]
+            table["expected"] = [None if np.isnan(v) else v for v in expected[:, 0].tolist()]
+            bad = set(facts.badly_served().tolist())
+            table["badly_served"] = [i in bad for i in range(n)]
     return table
 
 

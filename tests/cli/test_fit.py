@@ -19,6 +19,7 @@ import polars as pl
 import pytest
 
 import fedem
+from fedem.cli.tape import Tape
 from tests.cli.shell import START, Shell
 
 NUMBERS = ("--columns", "age,pressure,stays")
@@ -63,6 +64,42 @@ def test_a_summary_names_the_seed_and_the_files(fedem_shell: Shell) -> None:
     assert fedem.load(fedem_shell.folder / "w.fedem").seed == 11
     code, out, err = fedem_shell("fit", "wards.csv", *NUMBERS, "--quiet")
     assert (code, out, err) == (0, "", "")
+
+
+def test_a_range_of_components_is_chosen_from(fedem_shell: Shell) -> None:
+    common = ("-g", "hospital", *NUMBERS, "--algorithm", "em", "--json", "--report", "r.html")
+    code, out, err = fedem_shell("fit", "wards.csv", "-k", "1:3", *common)
+    assert code == 0, err
+    told = json.loads(out)
+    assert told["components"] == 2  # as many as there are
+    assert [row["n_components"] for row in told["tried"]] == [1, 2, 3]
+    result = fedem.load(fedem_shell.folder / "model.fedem")
+    assert result.facts is not None
+    assert result.facts.settings["selection"] == {"criterion": "bic", "tried": told["tried"]}
+    rows = pl.read_csv(fedem_shell.folder / "wards.csv").select("age", "pressure", "stays")
+    assert told["tried"][1]["bic"] == pytest.approx(result.bic(rows), rel=1e-6)
+    assert b"How many components" in (fedem_shell.folder / "r.html").read_bytes()
+    # The curve is that of the winner, and ends where it ends.
+    curve = -result.records.column("objective")
+    curve = curve[np.isfinite(curve)]
+    assert len(curve) > 3
+    assert np.all(np.diff(curve) > -1e-9)  # EM never lowers it
+    assert curve[-1] == pytest.approx(result.log_likelihood(rows), abs=1e-3)
+
+
+def test_the_curve_is_what_a_monitor_would_have_told() -> None:
+    data = fedem.synthetic_federation(seed=1, workers=5)
+    model, algorithm = fedem.gaussian_mixture(2, weight_concentration=2.0), fedem.FedEM()
+    tape = Tape(fedem.StackedFederation(data))
+    taped = fedem.fit(model, None, algorithm, federation=tape, rounds=200, seed=3)
+    told = tape.curve(taped, slice(0, len(taped.statistics))).records.column("objective")
+    watched = fedem.fit(
+        model, data, algorithm, rounds=200, seed=3, monitor=fedem.Monitor(mean_field=False)
+    )
+    np.testing.assert_array_equal(taped.statistics, watched.statistics)
+    known = np.flatnonzero(np.isfinite(told))
+    assert 30 <= len(known) <= 64  # however long the run
+    np.testing.assert_allclose(told[known], watched.records.column("objective")[known], rtol=1e-12)
 
 
 def test_a_limit_before_convergence_has_an_exit_code(fedem_shell: Shell) -> None:

@@ -97,6 +97,23 @@ def test_a_rare_or_wide_component_is_no_bad_service() -> None:
     np.testing.assert_allclose(table["log_likelihood"], table["expected"], atol=0.3)
 
 
+def test_a_site_with_more_or_fewer_values_missing_is_judged_by_what_it_has() -> None:
+    rng = np.random.default_rng(1)
+    tables = [rng.normal(size=(300, 4)) * [1, 20, 1, 1] + [0, 3, 0, 9] for _ in range(4)]
+    for table, share in zip(tables[1:], (0.2, 0.5, 0.7), strict=True):
+        table[rng.random(table.shape) < share] = np.nan
+    tables[3][:, 1] = np.nan  # a whole column
+    model = fedem.gaussian_mixture(1, missing=True)
+    result = fedem.fit(model, tables, tolerance=1e-10, closing=True)
+    table = result.workers()
+    assert np.ptp(table["log_likelihood"]) > 4
+    assert not any(table["badly_served"])
+    np.testing.assert_allclose(table["log_likelihood"], table["expected"], atol=0.3)
+    tables[2] = tables[2] * 3 + 5
+    result = fedem.fit(model, tables, rounds=0, start=result.params, closing=True)
+    assert result.workers()["badly_served"] == [False, False, True, False]
+
+
 def test_what_to_expect_is_right() -> None:
     """Rows that the model draws have the log-likelihood it expects, component by component."""
     rng = np.random.default_rng(3)

@@ -8,7 +8,7 @@ import warnings
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -235,8 +235,8 @@ def summarise(
     """What is printed, as plain JSON types."""
     facts = result.facts
     assert facts is not None
-    table, workers = result.workers(), len(facts.rows)
-    bad = [n for n, b in zip(table["worker"], table["badly_served"], strict=True) if b]
+    names, workers = result.workers()["worker"], len(facts.rows)
+    bad = [names[i] for i in facts.badly_served().tolist()]
     describe = result.model.describe()
     return {
         "model": options.out,
@@ -249,7 +249,7 @@ def summarise(
         "columns": result.card["data"]["columns"],
         "rounds": result.rounds,
         "stopped": result.stopped,
-        "converged": cast(dict[str, Any], result.card["convergence"])["converged"],
+        "converged": result.converged,
         "log_likelihood": facts.log_likelihood,
         "bytes_up": result.bytes_up,
         "bytes_down": result.bytes_down,

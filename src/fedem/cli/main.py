@@ -262,6 +262,10 @@ def impute(
             rich_help_panel=WITH_MODEL,
         ),
     ] = False,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads of the linear algebra.", rich_help_panel=WITH_MODEL),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for trend, records and summary.")] = Path(
         "imputed"
     ),
@@ -334,10 +338,10 @@ def impute(
     if model is not None:
         from fedem.cli.apply import run_fill
 
-        run_fill(model, data, filled or "-", draws, intervals, level, seed, None, json_output)
+        run_fill(model, data, filled or "-", draws, intervals, level, seed, threads, json_output)
         return
-    if draws or intervals:
-        raise typer.BadParameter("--draws and --intervals go with --model.")
+    if draws or intervals or threads:
+        raise typer.BadParameter("--draws, --intervals and --threads go with --model.")
     from fedem.cli.impute import Options, columns_of, run_impute
 
     columns = columns_of(site, date, value, observer, worker, exposure)

@@ -61,7 +61,7 @@ def _summary(result: Result) -> list[str]:
         f"{result.bytes_down / workers:,.0f}. No message holds a row.",
         _ending(result),
     ]
-    if facts is not None and facts.scores is not None:
+    if facts is not None and facts.expected is not None:
         bad = facts.badly_served().tolist()
         names = ", ".join(result.workers()["worker"][i] for i in bad[:5])
         lines.append(
@@ -169,17 +169,19 @@ def _likelihood(
 def _sites(result: Result) -> Section:
     facts, table = result.facts, result.workers()
     heading = "How well each site is served"
-    expected = None if facts is None else facts.expected
-    if facts is None or facts.scores is None or expected is None:
+    if facts is None or facts.scores is None:
         missing = "The fit did not end by asking the sites how well the model fits them."
         return Section(heading, [missing + " fit(..., closing=True) and `fedem fit` do."])
+    expected = facts.expected
+    if expected is None:
+        return _unjudged(heading, table)
     scores, hoped = facts.scores[:, 0], expected[:, 0]
     order = np.argsort(scores - hoped, kind="stable")
     text = [
         f"Over all rows the log-likelihood is {facts.log_likelihood:.4g}. Beside that of a site "
         "stands what the model leads one to expect of it: the log-likelihood of rows that the "
-        "model draws itself, with as many of each component as the site has (where that is not "
-        "possible, that of all rows).",
+        "model draws itself, with as many of each component as the site has, and with the same "
+        "values missing.",
         "A site is called badly served if its rows fall short of that by more than half the spread "
         "of single rows, and by more than three times what chance gives for its number of rows. "
         "Such a site may hold other people, other instruments or other units, and may need a "
@@ -204,6 +206,18 @@ def _sites(result: Result) -> Section:
     )
     section = Section(heading, text, [figure])
     return _folded(section, "Sites, those that fall shortest first", columns, rows)
+
+
+def _unjudged(heading: str, table: dict[str, list[Any]]) -> Section:
+    """Sites under a model that claims nothing of them."""
+    text = (
+        "Sites are not judged: this model draws no rows, so there is nothing to hold theirs "
+        "against. Mind that log-likelihoods of sites do not compare: rows of a rare or wide "
+        "component, or longer ones, have a lower one however well they fit."
+    )
+    told = [table[name] for name in ("worker", "rows", "log_likelihood")]
+    rows = [(name, f"{count:,}", f"{value:.4g}") for name, count, value in zip(*told, strict=True)]
+    return _folded(Section(heading, [text]), "Sites", ("site", "rows", "log-likelihood"), rows)
 
 
 def _served(
