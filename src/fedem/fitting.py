@@ -8,13 +8,16 @@ import json
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from fedem.algorithms import EM, Everyone
+from fedem.algorithms import EM, AutoEM, Everyone, FedEM, VRFedEM
 from fedem.cards import Facts
+from fedem.closing import with_scores
+from fedem.compressors import SubtractiveDithering
 from fedem.compressors.precision import Precision, check_precision, round_randomly
 from fedem.datasets.workers import as_workers
 from fedem.errors import (
@@ -27,7 +30,7 @@ from fedem.errors import (
 from fedem.federations import FEDERATIONS
 from fedem.federations.remote import bind_constants, pack_constants
 from fedem.ledger import Ledger
-from fedem.limits import PATIENCE, Callback, Monitor, Stop
+from fedem.limits import PATIENCE, Callback, Monitor, Stop, remaining
 from fedem.models.several import Several
 from fedem.protocols import (
     Algorithm,
@@ -43,6 +46,10 @@ from fedem.results import Result
 from fedem.rounds import Run
 from fedem.starts import search
 from fedem.wire import ENVELOPE, floats_size, summary_size
+
+NATS = 1e-4
+"""What `AutoEM` leaves ungained, unless told otherwise."""
+MOST_ROUNDS = 10_000
 
 
 def worker_weights(
@@ -98,7 +105,7 @@ def _digest(opening: Opening) -> str:
 def open_run(
     model: Model,
     data: Any,
-    algorithm: Algorithm | None = None,
+    algorithm: Algorithm | str | None = None,
     *,
     groups: Any | None = None,
     sample_weight: Any | None = None,
@@ -116,7 +123,7 @@ def open_run(
 ) -> Run:
     """The opening exchange and the start: a `Run` ready for its first round. See `fit`."""
     check_seed(seed)
-    algorithm = EM() if algorithm is None else algorithm
+    algorithm = named_algorithm(algorithm)
     participation = Everyone() if participation is None else participation
     check_type("model", model, Model, "gaussian_mixture(3)")
     check_type("algorithm", algorithm, Algorithm, "FedEM(Dithering(levels=4))")
@@ -236,7 +243,7 @@ def _start(
 def fit(
     model: Model,
     data: Any,
-    algorithm: Algorithm | None = None,
+    algorithm: Algorithm | str | None = None,
     *,
     groups: Any | None = None,
     sample_weight: Any | None = None,
@@ -247,6 +254,7 @@ def fit(
     start_statistics: Literal["expected", "parameters"] | None = None,
     rounds: int | None = None,
     epochs: float | None = None,
+    nats: float | None = None,
     tolerance: float | None = None,
     max_bytes: int | None = None,
     seconds: float | None = None,
@@ -267,7 +275,8 @@ def fit(
 
     ``data`` is a dict or list of tables, one per worker, or one table with ``groups`` naming the
     worker of each row (values, or a column of a data frame); one table alone is one worker.
-    ``algorithm`` is `EM` (the default), `FedEM` or `VRFedEM`.
+    ``algorithm`` is `EM` (the default), `AutoEM`, `FedEM` or `VRFedEM`, or the name of one:
+    ``"auto"`` gives the pooled answer for few bytes, without settings.
 
     ``weights`` are ``"samples"`` (the pooled optimum), ``"uniform"`` (the paper) or numbers;
     ``sample_weight`` says how much each row counts, in the shape of the data. ``participation`` is
@@ -279,9 +288,11 @@ def fit(
     paper; a full pass and an exact upload, default for them) or what ``"parameters"`` imply (free).
 
     Stops at the first limit met of ``rounds``, ``epochs``, ``max_bytes`` (all workers, up and down,
-    envelopes included), ``seconds``, or when |H|^2 <= ``tolerance`` three rounds in a row without
-    the guard (statistics are standardised; 1e-8 and less are values to try). Without limits it
-    makes 100 rounds, with a tolerance alone at most 10,000. Ctrl-C ends after the current round and
+    envelopes included), ``seconds``, or when it has converged: when at most ``nats`` of
+    log-likelihood per sample are left to gain, as the last rounds tell (`EM` and `AutoEM`, and
+    where steps are broadcast in the metric), or |H|^2 <= ``tolerance`` three rounds in a row
+    without the guard. Without limits it makes 100 rounds; with one of these two alone at most
+    10,000, and `AutoEM` then has ``nats=1e-4``. Ctrl-C ends after the current round and
     returns what was reached; an error in mid-run carries that as ``error.result``. ``callbacks``
     get each `RoundRecord`; one that returns True ends the run.
 
@@ -295,9 +306,12 @@ def fit(
     model fits its rows: mean and spread of their log-likelihood, as they are and as the model
     expects them: four numbers, in the ledger too.
     """
+    algorithm = named_algorithm(algorithm)
+    if isinstance(algorithm, AutoEM) and nats is None and tolerance is None and rounds is None:
+        nats = NATS
     if all(limit is None for limit in (rounds, epochs, max_bytes, seconds)):
-        rounds = 100 if tolerance is None else 10_000
-    stop = Stop(rounds, epochs, tolerance, max_bytes, seconds)
+        rounds = 100 if tolerance is None and nats is None else MOST_ROUNDS
+    stop = Stop(rounds, epochs, tolerance, max_bytes, seconds, nats)
     hooks = (callbacks,) if callable(callbacks) else tuple(callbacks)
     for hook in hooks:
         if not callable(hook):
@@ -332,7 +346,7 @@ def fit(
         result = result_of(run, stopped, stop)
         if closing:
             result = with_scores(result, run.federation, run.count_bytes)
-    _warn(run, stopped, tolerance)
+    _warn(run, stopped, tolerance, nats)
     return result
 
 
@@ -358,7 +372,23 @@ def threads_of(count: int | None) -> Any:
     return threadpool_limits(check_count("threads", count))
 
 
-def _warn(run: Run, stopped: str, tolerance: float | None) -> None:
+def named_algorithm(algorithm: Algorithm | str | None) -> Algorithm:
+    """The algorithm behind a name, with the settings we would choose; EM where none is named."""
+    named: dict[str, Algorithm] = {
+        "em": EM(),
+        "auto": AutoEM(),
+        "fedem": FedEM(SubtractiveDithering(0.25), in_metric=True),
+        "vr-fedem": VRFedEM(SubtractiveDithering(0.25), in_metric=True, batch_size=64),
+    }
+    if isinstance(algorithm, str):
+        if algorithm not in named:
+            names = ", ".join(repr(name) for name in named)
+            raise SettingsError(f"algorithm must be {names} or an Algorithm; got {algorithm!r}.")
+        return named[algorithm]
+    return named["em"] if algorithm is None else algorithm
+
+
+def _warn(run: Run, stopped: str, tolerance: float | None, nats: float | None) -> None:
     """Tell what a user should know about a run that ended."""
     remarks = run.model.remarks(run.params)
     made = [record for record in run.records if record.round > 0]
@@ -377,6 +407,13 @@ def _warn(run: Run, stopped: str, tolerance: float | None) -> None:
         remarks.append(
             f"|H|^2 did not fall to the tolerance {tolerance:g} before the limit on {stopped}: "
             "allow more, or a larger tolerance."
+        )
+    if nats is not None and stopped in ("rounds", "epochs", "bytes", "seconds"):
+        left = remaining(run.records)
+        about = f"about {left:.1g} nats a sample may be left" if left < inf else "much may be left"
+        remarks.append(
+            f"the run met its limit on {stopped} before it converged to {nats:g} nats a sample "
+            f"({about}): allow more {stopped}, fewer components, or a larger nats."
         )
     for remark in remarks:
         warnings.warn(remark, FedemWarning, stacklevel=3)
@@ -403,15 +440,3 @@ def result_of(run: Run, stopped: str, stop: Stop | None = None) -> Result:
         samples=run.total,
         facts=Facts(run.rows, plain, not run.federation.carries_bytes),
     )
-
-
-def with_scores(result: Result, federation: Federation, count_bytes: bool = True) -> Result:
-    """The result with how well it fits each worker: S to everyone, four numbers back."""
-    scores = federation.scores(result.model, result.model.maximize(result.statistics))
-    told = np.flatnonzero(np.isfinite(scores[:, 0]))
-    if count_bytes:
-        q = result.model.layout.size
-        result.ledger.add("closing", "down", told, floats_size(q), ENVELOPE)
-        result.ledger.add("closing", "up", told, floats_size(scores.shape[1]), ENVELOPE)
-    assert result.facts is not None
-    return replace(result, facts=replace(result.facts, scores=scores))

@@ -72,8 +72,10 @@ ALLOWED: dict[str, set[str]] = {
         "rounds",
         "wire",
     },
+    "closing": {"protocols", "results", "wire"},
     "fitting": {
         "cards",
+        "closing",
         "errors",
         "protocols",
         "random",

@@ -23,11 +23,12 @@ from fedem.cli.tape import Tape
 from tests.cli.shell import START, Shell
 
 NUMBERS = ("--columns", "age,pressure,stays")
+EXACT = ("--algorithm", "em", "--tolerance", 1e-10)
 
 
 def test_the_command_fits_what_python_fits(fedem_shell: Shell) -> None:
     code, out, _ = fedem_shell(
-        "fit", "wards.csv", "-g", "hospital", *NUMBERS, "-k", 2, "--algorithm", "em", "--json"
+        "fit", "wards.csv", "-g", "hospital", *NUMBERS, "-k", 2, "--json", *EXACT
     )
     assert code == 0
     told = json.loads(out)
@@ -37,7 +38,8 @@ def test_the_command_fits_what_python_fits(fedem_shell: Shell) -> None:
         frame.select("hospital", "age", "pressure", "stays"),
         fedem.EM(),
         groups="hospital",
-        tolerance=1e-8,
+        start="auto",
+        tolerance=1e-10,
         rounds=2000,
     )
     loaded = fedem.load(fedem_shell.folder / "model.fedem")
@@ -114,12 +116,12 @@ def test_several_files_are_several_workers(fedem_shell: Shell) -> None:
     for (name,), part in frame.group_by("hospital"):
         part.drop("hospital").write_csv(fedem_shell.folder / f"{name}.csv")
     files = ["north.csv", "Sankt Anna.csv", "007.csv"]
-    assert fedem_shell("fit", *files, "-o", "files.fedem", "-q")[0] == 0
-    columns = ("--columns", "age,pressure")
+    assert fedem_shell("fit", *files, "-o", "files.fedem", "-q", *EXACT)[0] == 0
+    columns = ("--columns", "age,pressure", *EXACT)
     assert fedem_shell("fit", "wards.csv", "-g", "hospital", *columns, "-q")[0] == 0
     one, other = (fedem.load(fedem_shell.folder / f) for f in ("model.fedem", "files.fedem"))
     assert sorted(other.workers()["worker"]) == sorted(one.workers()["worker"])
-    np.testing.assert_allclose(np.sort(one.params.means, 0), np.sort(other.params.means, 0), 1e-6)
+    np.testing.assert_allclose(np.sort(one.params.means, 0), np.sort(other.params.means, 0), 1e-4)
     code, _, err = fedem_shell("fit", *files, "-g", "hospital")
     assert code == 2
     assert "one worker each" in err

@@ -115,16 +115,13 @@ def test_mistakes_in_the_file_are_named(text: str, message: str, fedem_shell: Sh
 
 def test_rounds_that_are_left() -> None:
     falling = [10.0 * 0.5**k for k in range(30)]
-    needed = rounds_left(falling, falling[-1] * 0.5**7, 1000, 30)
+    needed = rounds_left(falling, None, falling[-1] * 0.5**7, 1000, 30)
     assert needed == pytest.approx(7, abs=0.01)
-    assert rounds_left(falling, 1e-300, 40, 30) == 10
-    assert rounds_left([1.0] * 30, 1e-8, None, 30) is None  # it does not fall: nobody knows
-    assert rounds_left([1.0], 1e-8, 500, 1) == 499
-    assert rounds_left(falling, 1.0, 500, 30) == 0
-    assert [size(n) for n in (0, 999, 1500, 2.5e6, 3e9)] == [
-        "0 B",
-        "999 B",
-        "1.5 kB",
-        "2.5 MB",
-        "3.0 GB",
-    ]
+    # Half of a gain is left after each round: all that follows a gain is as much again.
+    assert rounds_left(falling, 2 * falling[-1] * 0.5**7, None, 1000, 30) == pytest.approx(7)
+    assert rounds_left(falling, None, 1e-300, 40, 30) == 10
+    assert rounds_left([1.0] * 30, None, 1e-8, None, 30) is None  # it does not fall: who knows
+    assert rounds_left([1.0], 1e-4, None, 500, 1) == 499
+    assert rounds_left(falling, None, 1.0, 500, 30) == 0
+    told = [size(n) for n in (0, 999, 1500, 2.5e6, 3e9)]
+    assert told == ["0 B", "999 B", "1.5 kB", "2.5 MB", "3.0 GB"]

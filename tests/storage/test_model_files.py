@@ -19,6 +19,7 @@ from safetensors.numpy import save as save_tensors
 
 import fedem
 from fedem.models.registry import CLASSES
+from fedem.storage import load_checkpoint, save_checkpoint
 from fedem.storage.sealed import _digest
 from tests.helpers import make_data
 from tests.registry import REGISTRY
@@ -188,6 +189,20 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
         fedem.load(tmp_path / "m.fedem")
     with pytest.raises(fedem.SettingsError, match="dataclass"):
         fedem.savable(int)
+
+
+def test_arrays_keep_their_shapes(tmp_path: Path) -> None:
+    arrays = {
+        "one": np.array(2.5),
+        "none": np.empty((0, 3)),
+        "turned": np.arange(6.0).reshape(2, 3).T,
+    }
+    save_checkpoint(tmp_path / "x", arrays, {"n": 1})
+    again, description = load_checkpoint(tmp_path / "x")
+    assert description == {"n": 1}
+    for name, value in arrays.items():
+        assert again[name].shape == value.shape
+        np.testing.assert_array_equal(again[name], value)
 
 
 # Files that are none.

@@ -186,12 +186,25 @@ def fit(
         ),
     ] = 1,
     rounds: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Rounds.", rich_help_panel=LIMITS)
+        int | None,
+        typer.Option(metavar="N", min=0, help="2000 if left out.", rich_help_panel=LIMITS),
+    ] = None,
+    nats: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            min=0.0,
+            help="Converged: what the log-likelihood per row may still gain; 1e-4 for auto, em.",
+            rich_help_panel=LIMITS,
+        ),
     ] = None,
     tolerance: Annotated[
         float | None,
         typer.Option(
-            metavar="X", min=0.0, help="Of |H|², three rounds in a row.", rich_help_panel=LIMITS
+            metavar="X",
+            min=0.0,
+            help="Converged: |H|² in three rounds in a row; 1e-8 for fedem and vr-fedem.",
+            rich_help_panel=LIMITS,
         ),
     ] = None,
     max_bytes: Annotated[

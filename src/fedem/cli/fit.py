@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from fedem.algorithms import EM, Bernoulli, Everyone, FedEM, VRFedEM
+from fedem.algorithms import Bernoulli, Everyone
 from fedem.cli.commands import NAMES
 from fedem.cli.intake import Intake, read_workers
 from fedem.cli.options import parse_compressor
 from fedem.cli.progress import progress, size
 from fedem.cli.tables import PIPE, check_output
 from fedem.cli.tape import Tape
-from fedem.compressors import SubtractiveDithering
+from fedem.closing import with_scores
 from fedem.errors import FedemWarning, SettingsError
 from fedem.federations import StackedFederation
-from fedem.fitting import fit, threads_of, with_scores
+from fedem.fitting import NATS, fit, named_algorithm, threads_of
 from fedem.models import (
     factor_analysis,
     gaussian_mixture,
@@ -30,7 +30,7 @@ from fedem.models import (
     ppca,
     regression_mixture,
 )
-from fedem.protocols import Model
+from fedem.protocols import Algorithm, Model
 from fedem.results import Result
 from fedem.selection import select_components
 
@@ -60,6 +60,7 @@ class Options:
     start: str
     starts: int
     rounds: int | None
+    nats: float | None
     tolerance: float | None
     max_bytes: int | None
     seconds: float | None
@@ -168,21 +169,32 @@ def make_model(options: Options, intake: Intake, components: int) -> Model:
     return regression_mixture(components, intake.columns.index(options.target))
 
 
-def _algorithm(options: Options) -> Any:
-    if options.algorithm in ("auto", "em"):
-        return EM()
-    made: Any = FedEM if options.algorithm == "fedem" else VRFedEM
-    chosen = options.compressor
-    compressor = SubtractiveDithering() if chosen is None else parse_compressor(chosen)
-    batch = {} if options.batch is None else {"batch_size": options.batch}
-    return made(compressor, in_metric=True, **batch)
+def _algorithm(options: Options) -> Algorithm:
+    """The one named, with what else was said of it."""
+    named: Any = named_algorithm(options.algorithm)
+    said: dict[str, Any] = {}
+    if options.compressor is not None:
+        said["compressor"] = parse_compressor(options.compressor)
+    if options.batch is not None:
+        said["batch_size"] = options.batch
+    return dataclasses.replace(named, **said) if said else named
+
+
+def criteria(options: Options) -> tuple[float | None, float | None]:
+    """Nats and tolerance: as given, or what suits the algorithm.
+
+    Only EM and AutoEM tell what a round gains; others are watched by |H|^2.
+    """
+    if options.nats is not None or options.tolerance is not None:
+        return options.nats, options.tolerance
+    return (NATS, None) if options.algorithm in ("auto", "em") else (None, TOLERANCE)
 
 
 def _fit(
     intake: Intake, options: Options, algorithm: Any, numbers: list[int]
 ) -> tuple[Result, list[dict[str, Any]]]:
     """One fit, or the best of a range; and what was tried."""
-    tolerance = TOLERANCE if options.tolerance is None else options.tolerance
+    nats, tolerance = criteria(options)
     rounds = ROUNDS if options.rounds is None else options.rounds
     everyone = options.participation == 1
     common: dict[str, Any] = {
@@ -192,6 +204,7 @@ def _fit(
         "n_init": options.starts,
         "rounds": rounds,
         "tolerance": tolerance,
+        "nats": nats,
         "max_bytes": options.max_bytes,
         "seconds": options.seconds,
         "seed": options.seed,
@@ -200,7 +213,7 @@ def _fit(
         "resume": options.resume,
         "federation": (tape := Tape(StackedFederation(intake.workers))),
     }
-    with progress(options.quiet or options.json_output, tolerance, rounds) as show:
+    with progress(options.quiet or options.json_output, nats, tolerance, rounds) as show:
         common["callbacks"] = [show]
         tried: list[dict[str, Any]] = []
         if len(numbers) == 1:

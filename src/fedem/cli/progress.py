@@ -16,20 +16,26 @@ WINDOW = 20
 
 
 def rounds_left(
-    squared: Sequence[float], tolerance: float | None, limit: int | None, done: int
+    values: Sequence[float],
+    nats: float | None,
+    tolerance: float | None,
+    limit: int | None,
+    done: int,
 ) -> float | None:
-    """Rounds until |H|² reaches the tolerance at its present rate of fall, or until the limit.
+    """Rounds until the values reach their goal at their present rate of fall, or until the limit.
 
-    None where neither says anything yet.
+    The goal is ``tolerance``, or where all that is left to gain is ``nats``: what a round gains
+    over one minus the rate. None where neither goal nor limit says anything yet.
     """
     left = None if limit is None else float(max(0, limit - done))
-    recent = [math.log(v) for v in squared[-WINDOW:] if v > 0]
-    if tolerance and len(recent) >= 5:
+    recent = [math.log(v) for v in values[-WINDOW:] if v > 0]
+    if (nats or tolerance) and len(recent) >= 5:
         middle = (len(recent) - 1) / 2
         slope = sum((i - middle) * v for i, v in enumerate(recent))
         slope /= sum((i - middle) ** 2 for i in range(len(recent)))
         if slope < -1e-12:
-            fall = max(0.0, (recent[-1] - math.log(tolerance)) / -slope)
+            goal = tolerance or (nats or 0.0) * (1 - math.exp(slope))
+            fall = max(0.0, (recent[-1] - math.log(goal)) / -slope)
             left = fall if left is None else min(left, fall)
     return left
 
@@ -52,7 +58,7 @@ def duration(seconds: float) -> str:
 
 @contextlib.contextmanager
 def progress(
-    quiet: bool, tolerance: float | None, limit: int | None, title: str = ""
+    quiet: bool, nats: float | None, tolerance: float | None, limit: int | None
 ) -> Iterator[Show]:
     """A function to call with each record; a line on stderr if that is a terminal."""
     from rich.console import Console
@@ -61,27 +67,28 @@ def progress(
     if quiet or not console.is_terminal:
         yield lambda record: None
         return
-    with console.status(f"{title}opening") as status:
-        yield _show(status, tolerance, limit, title)
+    with console.status("opening") as status:
+        yield _show(status, nats, tolerance, limit)
 
 
-def _show(status: Any, tolerance: float | None, limit: int | None, title: str) -> Show:
+def _show(status: Any, nats: float | None, tolerance: float | None, limit: int | None) -> Show:
     began, shown = time.monotonic(), 0.0
-    squared: list[float] = []
+    values: list[float] = []
     sent = 0
 
     def show(record: RoundRecord) -> None:
         nonlocal shown, sent
         sent += record.bytes_up + record.bytes_down
-        if record.squared_H is not None:
-            squared.append(record.squared_H)
+        watched = record.squared_H if tolerance else record.gain
+        if watched is not None:
+            values.append(watched)
         now = time.monotonic()
         if now - shown < 0.1:
             return
         shown = now
-        left = rounds_left(squared, tolerance, limit, record.round)
+        left = rounds_left(values, nats, tolerance, limit, record.round)
         each = (now - began) / max(1, record.round)
-        parts = [f"{title}round {record.round}", f"|H|² {squared[-1] if squared else 0:.1e}"]
+        parts = [f"round {record.round}", f"|H|² {record.squared_H or 0:.1e}"]
         parts += [size(sent), "" if left is None else f"about {duration(left * each)} left"]
         status.update("  ".join(part for part in parts if part))
 

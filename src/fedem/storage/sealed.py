@@ -59,7 +59,9 @@ def save_sealed(
         raise seal.error(
             f"{path}: the description takes {len(text)} characters, which is too long."
         )
-    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    whole = {  # ascontiguousarray alone would give a single number an axis
+        name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()
+    }
     metadata = {
         "format": seal.format,
         "version": seal.version,
