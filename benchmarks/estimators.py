@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 import warnings
@@ -14,6 +15,7 @@ from sklearn.decomposition import PCA
 from sklearn.mixture import GaussianMixture
 
 import fedem
+from benchmarks.messages import mnist_rows
 
 KINDS = ("full", "tied", "diag", "spherical")
 ROWS, COLUMNS, COMPONENTS = 70_000, 20, 10
@@ -31,12 +33,14 @@ def rows_of(spread: float) -> np.ndarray:
 
 def bench_speed() -> list[dict[str, Any]]:
     """Whole fits from the start of scikit-learn's k-means: at one tolerance, and by default."""
-    out = []
-    for spread in (2.0, 0.7):
-        rows = rows_of(spread)
-        for kind in KINDS:
-            out.append({"spread": spread, "covariance": kind, **_speed(rows, kind)})
-    return out
+    cases = {"apart": rows_of(2.0), "overlapping": rows_of(0.7)}
+    with contextlib.suppress(fedem.DataError):
+        cases["MNIST"] = mnist_rows()
+    return [
+        {"data": name, "covariance": kind, **_speed(rows, kind)}
+        for name, rows in cases.items()
+        for kind in KINDS
+    ]
 
 
 def _speed(rows: np.ndarray, kind: str) -> dict[str, Any]:

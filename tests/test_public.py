@@ -14,9 +14,9 @@ from fedem import errors
 
 def test_exported_names() -> None:
     assert sorted(fedem.__all__) == sorted(
-        "AutoEM Bernoulli Categorical Centres ChosenDithering FederatedFactorAnalysis "
-        "FederatedGaussianMixture FederatedImputer FederatedKMeans FederatedMixture Selection "
-        "k_means select_components CheckpointError Columns ContractError DataError Decreasing "
+        "AutoEM Bernoulli Categorical Centres FederatedFactorAnalysis FederatedGaussianMixture "
+        "FederatedImputer FederatedKMeans FederatedMixture Selection k_means select_components "
+        "CheckpointError ChosenDithering Columns ContractError DataError Decreasing "
         "Dithering EM Everyone FactorParameters FaultPlan FaultyFederation FedEM FedemError "
         "FedemWarning FieldTable FixedSize GaussianParameters Identity Imputation "
         "InverseWishart LinearGaussian LocalTransport LoopFederation MarkovParameters "

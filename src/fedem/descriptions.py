@@ -31,6 +31,7 @@ from fedem.compressors import (
 from fedem.errors import FedemError, SettingsError
 from fedem.models import (
     Categorical,
+    Clusters,
     InverseWishart,
     LinearGaussian,
     Poisson,
@@ -94,6 +95,9 @@ _MODELS: dict[str, Callable[[Settings], Model]] = {
     "factor-analysis": _with_noise_prior(factor_analysis),
     "ppca": _with_noise_prior(ppca),
     "regression-mixture": _with_noise_prior(regression_mixture),
+    "k-means": lambda settings: Clusters(
+        settings["n_clusters"], settings["standardised"], settings["fill"], settings["smallest"]
+    ),
     "linear-gaussian": lambda settings: LinearGaussian(**settings),
 }
 """Every model by the name it describes itself with."""

@@ -53,7 +53,7 @@ MOST_ROUNDS = 10_000
 
 
 def worker_weights(
-    weights: str | Sequence[float] | FloatArray, counts: IntArray | FloatArray
+    weights: str | Sequence[float] | FloatArray, counts: FloatArray | IntArray
 ) -> FloatArray:
     """w_i, summing to one."""
     if isinstance(weights, str):

@@ -146,9 +146,7 @@ class Model(ABC):
 
         ``uniforms`` are ``(..., samples, draws * latent_size)``.
         """
-        raise SettingsError(
-            f"{type(self).__name__} has no E-step by simulation: leave simulations out."
-        )
+        raise SettingsError(f"{type(self).__name__} has no E-step by simulation: leave it out.")
 
     @property
     def fixed_data(self) -> bool:
@@ -180,16 +178,12 @@ class Model(ABC):
 
     def free_parameters(self) -> int:
         """How many numbers theta has that can be chosen freely: what AIC and BIC charge for."""
-        raise SettingsError(
-            f"{type(self).__name__} does not say how many free parameters it has, so there is no "
-            "AIC or BIC: give it a method free_parameters()."
-        )
+        name = type(self).__name__
+        raise SettingsError(f"no AIC or BIC: {name} needs a method free_parameters() for that.")
 
     def sample(self, params: Any, count: int, seed: int) -> tuple[FloatArray, IntArray]:
         """Rows that the model draws, in the user's units, and the component of each."""
-        raise SettingsError(
-            f"{type(self).__name__} does not draw samples: give it a method sample()."
-        )
+        raise SettingsError(f"{type(self).__name__} does not draw samples: it has no sample().")
 
     @abstractmethod
     def penalty(self, params: Any) -> float:
@@ -217,9 +211,7 @@ class Model(ABC):
 
     def start_at(self, mass: FloatArray, centres: FloatArray, spread: FloatArray) -> Any:
         """Starting parameters from clusters: masses, centres, and the variances within them."""
-        raise SettingsError(
-            f"{type(self).__name__} cannot start from clusters: use start='moments'."
-        )
+        raise SettingsError(f"{type(self).__name__} has no clusters: use start='moments'.")
 
     @abstractmethod
     def statistics_of(self, params: Any) -> FloatArray:

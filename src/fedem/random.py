@@ -51,7 +51,6 @@ class Purpose(IntEnum):
     CELLS_SPLIT = 41
     SEEDING = 42
     POINTS = 43
-    DIRECTIONS = 44
     NETWORK_FAULTS = 60
 
 

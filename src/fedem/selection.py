@@ -95,6 +95,10 @@ def select_components(
     if isinstance(federation, str) and federation in FEDERATIONS:
         federation = FEDERATIONS[federation](as_workers(data, groups, sample_weight))
         data = groups = sample_weight = None
+    if getattr(federation, "carries_bytes", False):
+        raise SettingsError(
+            "numbers of components are compared in one process; over a network fit them one by one."
+        )
     whole = fit(
         several,
         data,

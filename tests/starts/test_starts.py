@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import datasets
+from sklearn.decomposition import PCA
 from sklearn.mixture import GaussianMixture
 
 import fedem
@@ -20,6 +21,7 @@ from fedem.starts import search
 from fedem.starts.seeding import best_partition, lloyd, seed_centres
 from fedem.testing import check_model
 from tests.helpers import make_data, make_model
+from tests.tables import FAMILIES, mixed_tables
 
 
 def opened(model: Any, tables: Any, federation: Any = None) -> tuple[Any, Any, Any]:
@@ -146,6 +148,31 @@ def test_models_that_clusters_cannot_start_say_so() -> None:
     given_start = fedem.fit(make_model("full"), tables, rounds=2).params
     with pytest.raises(fedem.SettingsError, match="n_init > 1"):
         fedem.open_run(make_model("full"), tables, start=given_start, n_init=2)
+
+
+def test_columns_of_any_family_start_from_clusters() -> None:
+    rows = PCA(8, random_state=0).fit_transform(datasets.load_digits().data[:900])
+    model = fedem.mixed_mixture(8, "gaussian", missing=False)
+    ends = {
+        how: [
+            fedem.fit(model, np.array_split(rows, 3), start=how, seed=seed, rounds=60)
+            for seed in range(4)
+        ]
+        for how in ("moments", "k-means")
+    }
+    median = {
+        how: np.median([r.log_likelihood(rows) for r in found]) for how, found in ends.items()
+    }
+    assert median["k-means"] > median["moments"]
+    for kind in ("mixed", "exposed"):
+        tables = mixed_tables(kind, missing=0.1)
+        run = fedem.open_run(fedem.mixed_mixture(2, FAMILIES[kind]), tables, start="k-means")
+        assert run.model.inside(run.state.statistics)
+        assert run.ledger.summary()["start"]["up"]["payload"] > 0
+    codes = [np.random.default_rng(j).integers(3, size=(30, 2)) for j in range(3)]
+    categories = fedem.mixed_mixture(2, fedem.Categorical(3))
+    run = fedem.open_run(categories, codes, start="auto")  # from moments: codes have no distances
+    assert run.ledger.summary()["start"]["up"]["messages"] == 0
 
 
 # Sharing rounds.

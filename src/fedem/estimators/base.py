@@ -113,6 +113,7 @@ class FederatedEstimator(BaseEstimator):
         check_range("tol", self.tol, 0, np.inf, open_low=True, open_high=True)
         return Settings(
             algorithm=self.algorithm,
+            follow_em=bool(self.follow_em),
             start=self.start,
             n_init=check_count("n_init", self.n_init),
             rounds=check_count("max_iter", self.max_iter),

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
-from fedem.algorithms import EM, FedEM, VRFedEM
-from fedem.compressors import SubtractiveDithering
+from fedem.algorithms import EM, AutoEM
 from fedem.datasets.tables import Workers
-from fedem.errors import FedemWarning, SettingsError
+from fedem.errors import FedemWarning
 from fedem.estimators.climbing import Climb
 from fedem.federations import StackedFederation
-from fedem.fitting import fit, open_run, result_of
+from fedem.fitting import fit, named_algorithm, open_run, result_of
 from fedem.limits import Stop
 from fedem.models.several import Several, SeveralParameters
 from fedem.protocols import Algorithm, Model
@@ -30,6 +29,7 @@ class Settings:
     """The options of an estimator's run."""
 
     algorithm: Any
+    follow_em: bool
     start: Any
     n_init: int
     rounds: int
@@ -49,23 +49,11 @@ class Fitted:
     selection: Selection | None = None
 
 
-def choose_algorithm(name: Any, workers: int) -> Algorithm:
+def choose_algorithm(name: Any, workers: int, follow_em: bool = False) -> Algorithm:
     """The algorithm behind a name; alone there is nothing to compress."""
-    if isinstance(name, Algorithm):
-        return name
-    if name == "em" or (name == "auto" and workers == 1):
-        return EM()
     if name == "auto":
-        return FedEM(
-            SubtractiveDithering(0.05), in_metric=True, broadcast=SubtractiveDithering(0.01)
-        )
-    if name == "fedem":
-        return FedEM(SubtractiveDithering(0.25), in_metric=True)
-    if name == "vr-fedem":
-        return VRFedEM(SubtractiveDithering(0.25), in_metric=True)
-    raise SettingsError(
-        f"algorithm must be 'auto', 'em', 'fedem', 'vr-fedem' or an Algorithm; got {name!r}."
-    )
+        return EM() if workers == 1 else AutoEM(follow_em=bool(follow_em))
+    return named_algorithm(name)
 
 
 def run_fit(
@@ -78,7 +66,7 @@ def run_fit(
     accelerate: bool = True,
 ) -> Fitted:
     """Fit the model of each number of components, in the same rounds, and keep the best."""
-    algorithm = choose_algorithm(settings.algorithm, workers.size)
+    algorithm = choose_algorithm(settings.algorithm, workers.size, settings.follow_em)
     network = StackedFederation(workers)
     several = Several(tuple(make(k) for k in numbers), watched=isinstance(algorithm, EM))
     begin = settings.start if start is None else start
@@ -109,10 +97,15 @@ def _compressed(
     options: dict[str, Any],
 ) -> Fitted:
     """A compressed run; its log-likelihood is asked for once, at the end."""
-    tolerance = TOLERANCE_OF_FIELD * settings.tolerance
-    whole = fit(several, None, algorithm, rounds=settings.rounds, tolerance=tolerance, **options)
-    converged = whole.stopped == "tolerance"
-    return _finish(whole, network, numbers, settings, converged, None)
+    limits: dict[str, Any]
+    if isinstance(algorithm, AutoEM):
+        limits = {"nats": settings.tolerance}
+    else:
+        limits = {"tolerance": TOLERANCE_OF_FIELD * settings.tolerance}
+    with warnings.catch_warnings():  # the estimator says in its own words what it has to say
+        warnings.simplefilter("ignore", FedemWarning)
+        whole = fit(several, None, algorithm, rounds=settings.rounds, **limits, **options)
+    return _finish(whole, network, numbers, settings, whole.converged, None)
 
 
 def _finish(

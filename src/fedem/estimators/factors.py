@@ -24,8 +24,8 @@ class FederatedFactorAnalysis(
     ----------
     n_components : the number of factors, fewer than columns.
     isotropic : whether all columns have one noise variance: probabilistic PCA.
-    tol, max_iter, algorithm, warm_start, random_state : as in `FederatedGaussianMixture`; n_init
-        and start likewise, of the first loadings.
+    tol, max_iter, algorithm, follow_em, warm_start, random_state : as in
+        `FederatedGaussianMixture`; n_init and start likewise, of the first loadings.
 
     Attributes
     ----------
@@ -45,6 +45,7 @@ class FederatedFactorAnalysis(
         n_init: int = 1,
         start: Any = "auto",
         algorithm: Any = "auto",
+        follow_em: bool = False,
         warm_start: bool = False,
         random_state: Any = None,
     ) -> None:
@@ -55,6 +56,7 @@ class FederatedFactorAnalysis(
         self.n_init = n_init
         self.start = start
         self.algorithm = algorithm
+        self.follow_em = follow_em
         self.warm_start = warm_start
         self.random_state = random_state
 

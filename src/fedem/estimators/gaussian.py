@@ -31,6 +31,8 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
     start : ``"auto"``, ``"k-means"``, ``"moments"``, ``"points"`` (rows of the data leave their
         workers) or `fedem.GaussianParameters`.
     algorithm : ``"auto"``, ``"em"``, ``"fedem"``, ``"vr-fedem"`` or a `fedem` algorithm.
+    follow_em : whether a compressed run takes little noise and no momentum, to end where pooled EM
+        ends even where optima lie close together.
     covariance_floor : smallest eigenvalue of a covariance, relative to the columns' variances.
     missing : whether NaN is a value missing at random (full and diag).
     warm_start : whether a second fit goes on from the first.
@@ -55,6 +57,7 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
         n_init: int = 1,
         start: Any = "auto",
         algorithm: Any = "auto",
+        follow_em: bool = False,
         covariance_floor: float = 1e-6,
         missing: bool = False,
         warm_start: bool = False,
@@ -68,6 +71,7 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
         self.n_init = n_init
         self.start = start
         self.algorithm = algorithm
+        self.follow_em = follow_em
         self.covariance_floor = covariance_floor
         self.missing = missing
         self.warm_start = warm_start

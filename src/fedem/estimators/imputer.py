@@ -23,8 +23,8 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
         imputation of Little and Rubin.
     families : None for Gaussian columns; else those of `fedem.mixed_mixture`, given the component
         independent; categories are replaced by the likeliest.
-    criterion, tol, max_iter, n_init, start, algorithm, covariance_floor, warm_start, random_state :
-        as in `FederatedGaussianMixture`.
+    criterion, tol, max_iter, n_init, start, algorithm, follow_em, covariance_floor, warm_start,
+        random_state : as in `FederatedGaussianMixture`.
 
     Attributes
     ----------
@@ -45,6 +45,7 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
         n_init: int = 1,
         start: Any = "auto",
         algorithm: Any = "auto",
+        follow_em: bool = False,
         covariance_floor: float = 1e-6,
         warm_start: bool = False,
         random_state: Any = None,
@@ -58,6 +59,7 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
         self.n_init = n_init
         self.start = start
         self.algorithm = algorithm
+        self.follow_em = follow_em
         self.covariance_floor = covariance_floor
         self.warm_start = warm_start
         self.random_state = random_state

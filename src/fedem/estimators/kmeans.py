@@ -35,6 +35,7 @@ class FederatedKMeans(
     """
 
     _accelerate = False
+    follow_em = False
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ class FederatedMixture(MixtureMethods, DensityMixin, FederatedEstimator):
         `fedem.mixed_mixture`.
     missing : whether NaN is a value missing at random.
     prior_rows : rows with the average statistics of all data that are added to each component.
-    criterion, tol, max_iter, n_init, start, algorithm, warm_start, random_state : as in
+    criterion, tol, max_iter, n_init, start, algorithm, follow_em, warm_start, random_state : as in
         `FederatedGaussianMixture`.
 
     Attributes
@@ -46,6 +46,7 @@ class FederatedMixture(MixtureMethods, DensityMixin, FederatedEstimator):
         n_init: int = 1,
         start: Any = "auto",
         algorithm: Any = "auto",
+        follow_em: bool = False,
         warm_start: bool = False,
         random_state: Any = None,
     ) -> None:
@@ -59,6 +60,7 @@ class FederatedMixture(MixtureMethods, DensityMixin, FederatedEstimator):
         self.n_init = n_init
         self.start = start
         self.algorithm = algorithm
+        self.follow_em = follow_em
         self.warm_start = warm_start
         self.random_state = random_state
 

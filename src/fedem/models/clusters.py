@@ -117,11 +117,6 @@ class Clusters(Model):
         variance = float((whole["scatter"] / frame.scale**2).sum())
         return dataclasses.replace(self, frame=frame, samples=samples, variance=variance)
 
-    def shared_constants(self) -> dict[str, FloatArray]:
-        """Origin, scale and the number of samples."""
-        samples = np.array([self.samples], dtype=np.float64)
-        return {"origin": self._frame.origin, "scale": self._frame.scale, "samples": samples}
-
     @classmethod
     def within(cls, frame: Frame, count: int, samples: int) -> Clusters:
         """Clusters in a frame that another model has already been bound to."""

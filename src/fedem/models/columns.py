@@ -97,6 +97,9 @@ class ColumnBound:
     scale: FloatArray
     typical: tuple[FloatArray, ...]
     """The mean of t(z) over all data, group by group."""
+    mean: FloatArray
+    spread: FloatArray
+    """Mean and standard deviation of each column's values, whatever its family."""
 
 
 @final
@@ -292,7 +295,8 @@ class Columns:
             done += width
             centre = (whole["mean"][c] - origin[c]) / scale[c]
             typical.append(group.family.typical(centre, extra, scale[c]))
-        bound = ColumnBound(whole["observed"], origin, scale, tuple(typical))
+        spread = np.sqrt(np.where(whole["scatter"] > 0, whole["scatter"], 1.0))
+        bound = ColumnBound(whole["observed"], origin, scale, tuple(typical), whole["mean"], spread)
         return dataclasses.replace(self, bound=bound)
 
     @property

@@ -106,6 +106,26 @@ def begin(columns: Columns, components: int, draws: FloatArray) -> dict[str, Flo
     return _collect(columns, (components,), parts)
 
 
+def begin_at(columns: Columns, centres: FloatArray, variances: FloatArray) -> dict[str, FloatArray]:
+    """Starting parameters near clusters, whose centres are in standard deviations of each column.
+
+    Where `begin` draws at random it goes as far as the centres lie; probabilities of categories
+    are tilted towards the codes on the centre's side.
+    """
+    k, known, parts = len(centres), columns.constants, []
+    for group, typical in zip(columns.groups, known.typical, strict=True):
+        z = centres[:, group.columns][..., None]
+        draws = np.repeat(z, group.family.width, axis=-1)
+        if isinstance(group.family, Categorical):
+            codes = np.arange(group.family.width) - known.mean[group.columns][:, None]
+            draws = draws * codes / known.spread[group.columns][:, None]
+        theta = group.family.begin(draws, typical)
+        if group.array == "gaussian":
+            theta[..., 1] = variances[group.columns]
+        parts.append(theta)
+    return _collect(columns, (k,), parts)
+
+
 def _frame(columns: Columns, group: Group) -> tuple[FloatArray, FloatArray]:
     """Origin and scale of the parameters; rates are per unit of exposure."""
     known = columns.constants

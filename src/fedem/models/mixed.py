@@ -18,7 +18,9 @@ import numpy as np
 
 from fedem.errors import DataError, FedemError, SettingsError, check_count, check_range, check_type
 from fedem.models import emissions
-from fedem.models.columns import ColumnParameters, Columns
+from fedem.models.categories import Categorical
+from fedem.models.clusters import Clusters
+from fedem.models.columns import EXPOSURE, ColumnParameters, Columns
 from fedem.models.components import SMALLEST_MASS, keep_dying, normalised
 from fedem.models.imputing import (
     Imputable,
@@ -28,6 +30,7 @@ from fedem.models.imputing import (
     sample_columns,
 )
 from fedem.models.mixture import MixtureModel
+from fedem.models.parameters import Frame
 from fedem.models.rows import check_table
 from fedem.models.spreads import ColumnMetric
 from fedem.protocols import FloatArray, IntArray, Layout
@@ -201,6 +204,20 @@ class MixedMixture(MixtureModel, Imputable):
         draws = normals(seed, 0, Purpose.START, np.zeros(1, dtype=np.int64), size)[0]
         arrays = emissions.begin(self.columns, k, draws)
         return MixedParameters(weights=np.full(k, 1 / k), **arrays)
+
+    def clusters(self, count: int) -> Clusters | None:
+        """All columns in standard deviations, NaN for the mean; None if all are categories."""
+        known = self.columns.constants
+        if all(isinstance(group.family, Categorical) for group in self.columns.groups):
+            return None
+        scale = known.spread.copy()
+        scale[[j for j, f in enumerate(self.columns.families) if f == EXPOSURE]] = np.inf
+        frame = Frame(known.mean, scale)
+        return dataclasses.replace(Clusters.within(frame, count, self._known), fill=True)
+
+    def start_at(self, mass: FloatArray, centres: FloatArray, spread: FloatArray) -> Any:
+        """Families at the clusters' centres."""
+        return MixedParameters(weights=mass, **emissions.begin_at(self.columns, centres, spread))
 
     def to_user(self, params: MixedParameters) -> MixedParameters:
         """Parameters in the user's units."""

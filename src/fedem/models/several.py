@@ -146,10 +146,6 @@ class Several(Model):
         bound = tuple(model.bind(summaries, counts, weights) for model in self.models)
         return dataclasses.replace(self, models=bound)
 
-    def shared_constants(self) -> dict[str, FloatArray]:
-        """Those of the first part, which serve all."""
-        return dict(self.models[0].shared_constants())
-
     def expected_statistics(
         self, data: Any, params: SeveralParameters, weights: Any | None = None
     ) -> FloatArray:

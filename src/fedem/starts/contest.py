@@ -136,6 +136,11 @@ def search(
         raise SettingsError(f"start must be parameters or one of {METHODS}; got {method!r}.")
     session = _Session(network, weights, samples, seed)
     free = [_resolve(model, method) == "moments" for model in models]
+    if network.carries_bytes and not (n_init == 1 and all(free)):
+        raise SettingsError(
+            "over a network a start is parameters, or 'moments' with n_init=1: find a better one "
+            "by a fit in one process, on data that may be there, and give its parameters."
+        )
     starts = _starts(session, models, method, n_init)
     if n_init == 1 and all(free):  # what the parameters imply, at no cost
         found = [m.statistics_of(own[0]) for m, own in zip(models, starts, strict=True)]
