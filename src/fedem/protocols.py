@@ -178,8 +178,7 @@ class Model(ABC):
 
     def free_parameters(self) -> int:
         """How many numbers theta has that can be chosen freely: what AIC and BIC charge for."""
-        name = type(self).__name__
-        raise SettingsError(f"no AIC or BIC: {name} needs a method free_parameters() for that.")
+        raise SettingsError(f"no AIC or BIC: {type(self).__name__} needs free_parameters().")
 
     def sample(self, params: Any, count: int, seed: int) -> tuple[FloatArray, IntArray]:
         """Rows that the model draws, in the user's units, and the component of each."""

@@ -32,8 +32,8 @@ def fitted(**options: Any) -> fedem.Result:
         "rounds": 25,
         "start": "k-means",
     }
-    algorithm = fedem.FedEM(fedem.SubtractiveDithering(0.2), in_metric=True)
-    return fedem.fit(fedem.gaussian_mixture(2), sites(), algorithm, **(settings | options))
+    settings["algorithm"] = fedem.FedEM(fedem.SubtractiveDithering(0.2), in_metric=True)
+    return fedem.fit(fedem.gaussian_mixture(2), sites(), **(settings | options))
 
 
 def text_of(html: str) -> str:
@@ -73,6 +73,23 @@ def test_a_good_fit_is_called_one() -> None:
     assert "fits every site about as well as it claims to" in words
     assert "The statistics of a round were sent exactly." in words
     assert "It was not followed" in words
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "exact"),
+    [
+        (fedem.EM(), True),
+        (fedem.FedEM(fedem.Identity()), True),
+        (fedem.FedEM(fedem.Dithering(4)), False),
+        (fedem.AutoEM(), False),
+    ],
+    ids=["em", "identity", "dithering", "auto"],
+)
+def test_only_what_was_exact_is_called_exact(algorithm: Any, exact: bool) -> None:
+    page = fit_page(fitted(algorithm=algorithm, rounds=3))
+    words = " ".join(page.sections[0].text)
+    assert ("were sent exactly" in words) == exact
+    assert ("rounded at random" in words) != exact
 
 
 def test_results_that_know_little_have_a_page() -> None:

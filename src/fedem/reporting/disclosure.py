@@ -70,12 +70,22 @@ def _setting(result: Result) -> dict[str, Any]:
     return told if isinstance(told, dict) else {}
 
 
+def _operator(settings: dict[str, Any]) -> str | None:
+    """What shortens uploads, in a word; None where they are exact.
+
+    Only EM and the identity are known to be: an algorithm that does not say is not called exact.
+    """
+    compressor = settings.get("compressor")
+    name = compressor.get("compressor") if isinstance(compressor, dict) else None
+    if settings.get("algorithm") == "em" or name == "identity":
+        return None
+    return str(name or "dither with a noise chosen round by round")
+
+
 def _ways(result: Result) -> list[str]:
     facts = result.facts
     simulated = facts is None or facts.simulated
-    compressor = _setting(result).get("compressor")
-    name = str(compressor.get("compressor", "")) if isinstance(compressor, dict) else ""
-    exact = name in ("", "identity")
+    operator = _operator(_setting(result))
     lines = [
         "A site never sends a row. It sends averages over its rows (statistics), from which the "
         "server computes the common model and sends it back. The table lists every kind of "
@@ -89,9 +99,9 @@ def _ways(result: Result) -> list[str]:
         )
     lines.append(
         "The statistics of a round were sent exactly."
-        if exact
+        if operator is None
         else "The statistics of a round were rounded at random to few symbols before they were "
-        f"sent ({name}). That saves bytes; it is no guarantee of privacy."
+        f"sent ({operator}). That saves bytes; it is no guarantee of privacy."
     )
     return lines
 
