@@ -249,6 +249,7 @@ def test_imputation_by_a_fitted_model(fedem_shell: Shell) -> None:
         ("--algorithm", "fedem", "--compressor", "dithering:8", "-p", "0.8"),
         ("--algorithm", "vr-fedem", "--batch", 20, "--compressor", "none"),
         ("--covariance", "tied", "--weights", "uniform"),
+        ("--batch", 20, "-p", "0.7"),
     ],
     ids=str,
 )

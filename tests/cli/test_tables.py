@@ -101,7 +101,7 @@ def test_one_row_and_one_column(kind: str, fedem_shell: Shell) -> None:
         (["fit", "wards.csv", "--model", "hmm"], 2, "--model must be one of"),
         (["fit", "wards.csv", "--algorithm", "sgd"], 2, "--algorithm must be one of"),
         (["fit", "wards.csv", "--compressor", "zip", "--algorithm", "fedem"], 2, "zip"),
-        (["fit", "wards.csv", "--compressor", "none", "--algorithm", "em"], 2, "go with"),
+        (["fit", "wards.csv", "--compressor", "none", "--algorithm", "em"], 2, "goes with"),
         (["fit", "wards.csv", "--types", "ward"], 2, "--types must be like"),
         (["fit", "wards.csv", "--types", "ward=word"], 2, "--types must be like"),
         (["fit", "wards.csv", "--types", "floor=poisson"], 2, "no column 'floor'"),

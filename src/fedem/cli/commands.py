@@ -153,7 +153,7 @@ def fit(
         typer.Option(
             metavar="ROWS",
             min=1,
-            help="Of fedem and vr-fedem: rows in a step.",
+            help="Rows in a step, if not all; not for em.",
             rich_help_panel=ALGORITHM,
         ),
     ] = None,

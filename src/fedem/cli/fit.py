@@ -118,8 +118,10 @@ def _check(options: Options) -> None:
     check_output(options.out, "--out", ())
     if options.report is not None:
         check_output(options.report, "--report", (".html",))
-    if options.algorithm in ("auto", "em") and (options.compressor or options.batch):
-        raise SettingsError("--compressor and --batch go with --algorithm fedem or vr-fedem.")
+    if options.compressor and options.algorithm in ("auto", "em"):
+        raise SettingsError("--compressor goes with --algorithm fedem or vr-fedem.")
+    if options.batch and options.algorithm == "em":
+        raise SettingsError("--batch goes with --algorithm auto, fedem or vr-fedem.")
     if options.types is not None and options.model not in ("gaussian", "mixed"):
         raise SettingsError(f"--types goes with --model mixed, not {options.model}.")
     if options.model == "regression" and options.target is None:
