@@ -42,6 +42,7 @@ from fedem.errors import (
     DataError,
     FedemError,
     FedemWarning,
+    ModelFileError,
     NumericalError,
     ParticipationError,
     SettingsError,
@@ -78,9 +79,10 @@ from fedem.models import (
     mixed_mixture,
     ppca,
     regression_mixture,
+    savable,
 )
 from fedem.records import Records, RoundRecord
-from fedem.results import Result
+from fedem.results import Result, load
 from fedem.rounds import Run
 from fedem.selection import Selection, select_components
 from fedem.serving import Served, rehearse, serve
@@ -144,6 +146,7 @@ __all__ = [
     "LocalTransport",
     "LoopFederation",
     "MixedParameters",
+    "ModelFileError",
     "Monitor",
     "NumericalError",
     "ParquetRows",
@@ -179,14 +182,16 @@ __all__ = [
     "gaussian_mixture",
     "impute",
     "k_means",
+    "load",
     "mixed_mixture",
     "open_run",
     "ppca",
     "read_ebird",
     "read_records",
-    "select_components",
     "register_model",
     "rehearse",
+    "savable",
+    "select_components",
     "serve",
     "simulate_table",
     "synthetic_federation",

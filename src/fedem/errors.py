@@ -7,6 +7,7 @@
     ├── SettingsError        an option out of its range or contradictory    (also ValueError)
     ├── NumericalError       an E- or M-step gave a number that is not finite
     ├── CheckpointError      a checkpoint that cannot be written, read or continued
+    ├── ModelFileError       a model file that cannot be written or read
     ├── ContractError        a model that does not keep what a model promises
     ├── ParticipationError   too few workers answered; the run can be resumed
     ├── ServerCrash          a simulated crash of the server, which a run survives
@@ -44,6 +45,10 @@ class CheckpointError(FedemError):
     """
 
     result: object | None = None
+
+
+class ModelFileError(FedemError):
+    """A model file that cannot be written, or is not a whole model file of this release."""
 
 
 class ContractError(FedemError):

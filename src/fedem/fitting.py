@@ -15,6 +15,8 @@ from typing import Any, Literal
 import numpy as np
 
 from fedem.algorithms import EM, AutoEM, Everyone, FedEM, VRFedEM
+from fedem.cards import Facts
+from fedem.closing import with_scores
 from fedem.compressors import SubtractiveDithering
 from fedem.compressors.precision import Precision, check_precision, round_randomly
 from fedem.datasets.workers import as_workers
@@ -203,6 +205,7 @@ def open_run(
         retries=retries,
         monitor=monitor,
         count_bytes=count_bytes,
+        rows=opening.counts,
     )
     run.total = float(samples if opening.totals is None else opening.totals.sum())
     return run
@@ -266,6 +269,7 @@ def fit(
     count_bytes: bool = True,
     opening_precision: Precision = "float64",
     threads: int | None = None,
+    closing: bool = False,
 ) -> Result:
     """Fit ``model`` on the data of many workers, in this process.
 
@@ -298,7 +302,9 @@ def fit(
     data (then ``data`` is None). Workers that stay silent are asked ``retries`` times again.
     ``count_bytes=False`` skips the ledger; ``opening_precision`` may shorten the opening summaries
     to ``"float32"`` or ``"bfloat16"``, rounded at random; ``threads`` limits those of the linear
-    algebra.
+    algebra. ``closing=True`` ends with one more exchange, in which every worker tells how well the
+    model fits its rows: mean and spread of their log-likelihood, as they are and as the model
+    expects them: four numbers, in the ledger too.
     """
     algorithm = named_algorithm(algorithm)
     if isinstance(algorithm, AutoEM) and nats is None and tolerance is None and rounds is None:
@@ -311,7 +317,7 @@ def fit(
         if not callable(hook):
             raise SettingsError(f"a callback must be a function of a RoundRecord; got {hook!r}.")
     _check_checkpoint(checkpoint, resume)
-    with _threads(threads):
+    with threads_of(threads):
         run = open_run(
             model,
             data,
@@ -337,8 +343,11 @@ def fit(
         except Exception as error:
             setattr(error, "result", result_of(run, "error"))  # noqa: B010 (any exception gets one)
             raise
+        result = result_of(run, stopped, stop)
+        if closing:
+            result = with_scores(result, run.federation, run.count_bytes)
     _warn(run, stopped, tolerance, nats)
-    return result_of(run, stopped)
+    return result
 
 
 def _check_checkpoint(path: str | Path | None, resume: bool) -> None:
@@ -354,7 +363,7 @@ def _check_checkpoint(path: str | Path | None, resume: bool) -> None:
         )
 
 
-def _threads(count: int | None) -> Any:
+def threads_of(count: int | None) -> Any:
     """A context in which the linear algebra uses so many threads."""
     if count is None:
         return contextlib.nullcontext()
@@ -410,8 +419,14 @@ def _warn(run: Run, stopped: str, tolerance: float | None, nats: float | None) -
         warnings.warn(remark, FedemWarning, stacklevel=3)
 
 
-def result_of(run: Run, stopped: str) -> Result:
+def result_of(run: Run, stopped: str, stop: Stop | None = None) -> Result:
     """What a run has reached so far."""
+    settings = {
+        "algorithm": run.algorithm.describe(),
+        "participation": run.participation.describe(),
+        "limits": {} if stop is None else {k: v for k, v in vars(stop).items() if v is not None},
+    }
+    plain = json.loads(json.dumps(settings, default=_plain))
     return Result(
         model=run.model,
         params=run.model.to_user(run.params),
@@ -423,4 +438,5 @@ def result_of(run: Run, stopped: str) -> Result:
         columns=run.columns,
         worker_weights=run.weights,
         samples=run.total,
+        facts=Facts(run.rows, plain, not run.federation.carries_bytes),
     )

@@ -13,9 +13,9 @@ import numpy as np
 
 from fedem.protocols import IntArray
 
-KINDS = ("opening", "start", "round", "diagnosis")
-"""Summaries and S_0; the exact upload that starts memories at the mean field; the rounds; and what
-a monitor asks over a network."""
+KINDS = ("opening", "start", "round", "diagnosis", "closing")
+"""Summaries and S_0; the exact upload that starts memories at the mean field; the rounds; what a
+monitor asks over a network; and how well the model fits each worker's rows."""
 DIRECTIONS = ("up", "down")
 PARTS = ("messages", "payload", "envelope")
 Direction = Literal["up", "down"]
@@ -64,8 +64,13 @@ class Ledger:
     def restore(self, counts: IntArray) -> None:
         """Put back what a checkpoint held."""
         self.counts = np.zeros((len(KINDS), *counts.shape[1:]), dtype=np.int64)
-        self.counts[: len(counts)] = counts  # older checkpoints have fewer kinds
+        self.counts[: len(counts)] = counts  # older files knew fewer kinds
         self._totals = self.counts.sum(axis=(0, 3))
+
+    @property
+    def names(self) -> Sequence[str] | None:
+        """Names of the workers, where they have any."""
+        return self._names
 
     def columns(self) -> dict[str, list[Any]]:
         """One row per worker, kind and direction that had messages."""

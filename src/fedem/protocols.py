@@ -146,9 +146,7 @@ class Model(ABC):
 
         ``uniforms`` are ``(..., samples, draws * latent_size)``.
         """
-        raise SettingsError(
-            f"{type(self).__name__} has no E-step by simulation: leave simulations out."
-        )
+        raise SettingsError(f"{type(self).__name__} has no E-step by simulation: leave it out.")
 
     @property
     def fixed_data(self) -> bool:
@@ -180,8 +178,7 @@ class Model(ABC):
 
     def free_parameters(self) -> int:
         """How many numbers theta has that can be chosen freely: what AIC and BIC charge for."""
-        name = type(self).__name__
-        raise SettingsError(f"no AIC or BIC: {name} needs a method free_parameters() for that.")
+        raise SettingsError(f"no AIC or BIC: {type(self).__name__} needs free_parameters().")
 
     def sample(self, params: Any, count: int, seed: int) -> tuple[FloatArray, IntArray]:
         """Rows that the model draws, in the user's units, and the component of each."""
@@ -439,6 +436,10 @@ class Federation(ABC):
     @abstractmethod
     def mean_log_likelihood(self, model: Model, params: Any, weights: FloatArray) -> float:
         """sum_i w_i times worker i's mean log-likelihood: diagnostics."""
+
+    def scores(self, model: Model, params: Any) -> FloatArray:
+        """How well it fits each worker, ``(size, 4)``, see `federations.scoring`; NaN: not told."""
+        return np.full((self.size, 4), np.nan)
 
     @abstractmethod
     def worker_rows(self) -> tuple[IntArray, Rows]:

@@ -8,10 +8,13 @@ from typing import Any, final
 
 import numpy as np
 
+from fedem.cards import Facts, make_card, worker_table
 from fedem.datasets.reading import match_columns, read_table
 from fedem.datasets.sources import ParquetRows, Source
 from fedem.errors import SettingsError, check_count, check_range
 from fedem.ledger import Ledger
+from fedem.modelfiles import Contents, read_model, write_model
+from fedem.models.portraits import width_of
 from fedem.protocols import FloatArray, IntArray
 from fedem.random import check_seed
 from fedem.records import Records
@@ -50,6 +53,8 @@ class Result:
     """w_i of each worker, summing to one."""
     samples: float = 0
     """Rows of all workers together, each counted with its weight."""
+    facts: Facts | None = None
+    """Rows per worker, settings, versions, date; and the fit of each worker, if asked for."""
 
     def __repr__(self) -> str:
         traffic = f"{self.bytes_up} bytes up, {self.bytes_down} down"
@@ -79,6 +84,41 @@ class Result:
     def guard_hits(self) -> int:
         """How often a step had to be halved to stay where T is defined."""
         return sum(record.guard_hits for record in self.records)
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """The model card: data, settings, bytes, participation, convergence, versions."""
+        return make_card(
+            self.model.describe(),
+            self.columns,
+            width_of(self.model),
+            self.seed,
+            self.stopped,
+            self.converged,
+            self.records,
+            self.ledger,
+            self.facts,
+        )
+
+    def workers(self) -> dict[str, list[Any]]:
+        """One row per worker: rows, messages and bytes each way, and fit where it is known."""
+        return worker_table(self.ledger, self.facts)
+
+    def save(self, path: str | Path, *, names: bool = True) -> None:
+        """Write a model file, which `fedem.load` reads; without ``names`` workers are unnamed."""
+        contents = Contents(
+            self.model,
+            self.statistics,
+            self.records,
+            self.ledger,
+            self.stopped,
+            self.seed,
+            self.columns,
+            self.worker_weights,
+            self.samples,
+            self.facts,
+        )
+        write_model(path, contents, self.params, self.card, names)
 
     def log_likelihood(self, data: Any) -> float:
         """The mean log-likelihood of rows, per sample, in the user's units."""
@@ -163,3 +203,24 @@ class Result:
             rows = match_columns(rows, columns, self.columns, "the data")
         self.model.check(rows, "the data", self.columns or columns)
         return rows, self.model.maximize(self.statistics)
+
+
+def load(path: str | Path) -> Result:
+    """Read a model file: a result that predicts, scores and imputes as the one that was saved.
+
+    Files hold no code. One that is damaged, cut short or something else is a `ModelFileError`.
+    """
+    found = read_model(path)
+    return Result(
+        model=found.model,
+        params=found.model.to_user(found.model.maximize(found.statistics)),
+        records=found.records,
+        stopped=found.stopped,
+        seed=found.seed,
+        statistics=found.statistics,
+        ledger=found.ledger,
+        columns=found.columns,
+        worker_weights=found.worker_weights,
+        samples=found.samples,
+        facts=found.facts,
+    )

@@ -65,6 +65,7 @@ class Run:
         retries: int = 0,
         monitor: Monitor | None = None,
         count_bytes: bool = True,
+        rows: IntArray | None = None,
     ) -> None:
         self.model, self.federation = model, federation
         everyone = participation.probabilities(np.arange(federation.size), federation.size)
@@ -85,6 +86,7 @@ class Run:
         self.accepted: IntArray = np.full(federation.size, -1, dtype=np.int64)
         self.ledger = Ledger(federation.size) if ledger is None else ledger
         self.count_bytes = count_bytes
+        self.rows = np.zeros(federation.size, dtype=np.int64) if rows is None else rows
         self._opening_evaluations, self.evaluations, self.seconds = evaluations, 0, 0.0
         self.state = ServerState(
             round=0 if self.algorithm.needs_start_round else 1,

@@ -121,7 +121,7 @@ def test_the_plans_find_files_that_are_not_synced(monkeypatch: pytest.MonkeyPatc
     def hasty(path: Path, data: bytes, disk: Disk) -> None:
         disk.replace(disk.create(path, data), path)
 
-    monkeypatch.setattr("fedem.storage.checkpoint.write_atomic", hasty)
+    monkeypatch.setattr("fedem.storage.sealed.write_atomic", hasty)
     assert some_plan_fails()
 
 

@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from fedem._version import __version__
-
-EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+from fedem.cli import commands
+from fedem.cli.help import (
+    EXIT_ERROR,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_USAGE,
+    Command,
+    Group,
+    examples,
+    exit_codes,
+)
 
 app = typer.Typer(
     name="fedem",
+    cls=Group,
     help="Federated Expectation-Maximization: fit latent-variable models on data that may not be "
-    "pooled.\n\nExit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.",
+    "pooled. Workers send compressed statistics, never rows.",
+    epilog=examples(
+        "fedem fit wards.csv --groups hospital --components 2:8 -o wards.fedem",
+        "fedem predict wards.fedem new.csv",
+        "fedem report wards.fedem -o report.html",
+    )
+    + "\n\n"
+    + exit_codes(),
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -39,8 +56,14 @@ def _root(
     pass
 
 
+commands.register(app)
+PAPER, WITH_MODEL = "The theory and the paper", "With a fitted model"
+
+
 @app.command(
-    epilog="Examples:\n\n  fedem demo\n\n  fedem demo --epochs 50 --seed 7 --out /tmp/demo --json"
+    cls=Command,
+    rich_help_panel=PAPER,
+    epilog=examples("fedem demo", "fedem demo --epochs 50 --seed 7 --out /tmp/demo --json"),
 )
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for figure, tables and summary.")] = Path(
@@ -71,10 +94,14 @@ def demo(
 
 
 @app.command(
-    epilog="Examples:\n\n  fedem plan\n\n"
-    "  fedem plan wards.csv --groups hospital --components 4 --covariance tied\n\n"
-    "  fedem plan wards.csv --groups hospital --compressor subtractive:0.1 --metric "
-    "--participation 0.5 --batch 50 --epsilon 1e-3 --json"
+    cls=Command,
+    rich_help_panel=PAPER,
+    epilog=examples(
+        "fedem plan",
+        "fedem plan wards.csv --groups hospital --components 4 --covariance tied",
+        "fedem plan wards.csv --groups hospital --compressor subtractive:0.1 --metric \\",
+        "    --participation 0.5 --batch 50 --epsilon 1e-3 --json",
+    ),
 )
 def plan(
     data: Annotated[
@@ -140,9 +167,14 @@ def plan(
 
 
 @app.command(
-    epilog="Exit code 1 if a claim fails or an experiment could not be run.\n\nExamples:\n\n"
-    "  fedem reproduce synthetic\n\n  fedem reproduce mnist --quick\n\n"
-    "  fedem reproduce all --out results --jobs 4"
+    cls=Command,
+    rich_help_panel=PAPER,
+    epilog=examples(
+        "fedem reproduce synthetic",
+        "fedem reproduce mnist --quick",
+        "fedem reproduce all --out results --jobs 4",
+        before="Exit code 1 if a claim fails or an experiment could not be run.",
+    ),
 )
 def reproduce(
     what: Annotated[
@@ -190,19 +222,59 @@ def reproduce(
 
 
 @app.command(
-    epilog="Examples:\n\n  fedem impute counts.csv\n\n"
-    "  fedem impute waders.csv --date year,month --observer '' --filled filled.parquet\n\n"
-    "  fedem impute ebd_FR.txt --ebird --sampling ebd_sampling_FR.txt --species Mallard "
-    "--groups 10"
+    cls=Command,
+    rich_help_panel=commands.PANEL,
+    epilog=examples(
+        "fedem impute new.csv --model wards.fedem --filled whole.csv",
+        "fedem impute counts.csv",
+        "fedem impute waders.csv --date year,month --observer '' --filled filled.parquet",
+        "fedem impute ebd_FR.txt --ebird --sampling ebd_sampling_FR.txt --species Mallard \\",
+        "    --groups 10",
+    ),
 )
 def impute(
-    data: Annotated[Path, typer.Argument(help="CSV, TSV or Parquet with one row per record.")],
+    data: Annotated[
+        str,
+        typer.Argument(
+            help="CSV, TSV or Parquet: with --model a table with empty cells (- for a pipe), "
+            "else one row per record."
+        ),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Fill the empty cells of DATA by this model file.", rich_help_panel=WITH_MODEL
+        ),
+    ] = None,
+    draws: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="So many random completions, one below the other.",
+            rich_help_panel=WITH_MODEL,
+        ),
+    ] = 0,
+    intervals: Annotated[
+        bool,
+        typer.Option(
+            "--intervals",
+            help="Add the ends of predictive intervals, at --level.",
+            rich_help_panel=WITH_MODEL,
+        ),
+    ] = False,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads of the linear algebra.", rich_help_panel=WITH_MODEL),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for trend, records and summary.")] = Path(
         "imputed"
     ),
     filled: Annotated[
-        Path | None,
-        typer.Option(help="Write every cell of the table here, .csv or .parquet: it may be large."),
+        str | None,
+        typer.Option(
+            help="Write every cell of the table here, .csv or .parquet: it may be large. With "
+            "--model, - prints it, which is the default."
+        ),
     ] = None,
     site: Annotated[str, typer.Option(help="The column of sites.")] = "site",
     date: Annotated[str, typer.Option(help="The column of dates, or two: 'year,month'.")] = "date",
@@ -257,17 +329,26 @@ def impute(
         bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")
     ] = False,
 ) -> None:
-    """Fill a sites x time table from the records of many observers, and draw its trend.
+    """Fill a table: empty cells by a fitted model, or sites x time from records of many observers.
 
-    Rank and penalties are chosen by cross-validation on what the server knows.
+    With --model, the cells that a table lacks are what the model expects given the others.
+    Without, DATA holds records of sites and times; rank and penalties are chosen by
+    cross-validation on what the server knows, and a trend is drawn.
     """
+    if model is not None:
+        from fedem.cli.apply import run_fill
+
+        run_fill(model, data, filled or "-", draws, intervals, level, seed, threads, json_output)
+        return
+    if draws or intervals or threads:
+        raise typer.BadParameter("--draws, --intervals and --threads go with --model.")
     from fedem.cli.impute import Options, columns_of, run_impute
 
     columns = columns_of(site, date, value, observer, worker, exposure)
     options = Options(
-        data=data,
+        data=Path(data),
         out=out,
-        filled=filled,
+        filled=None if filled is None else Path(filled),
         columns=columns,
         ebird=ebird,
         sampling=sampling,
@@ -295,22 +376,38 @@ def impute(
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
+_UsageError: Any = typer.BadParameter.__base__  # of click, which typer may carry under its own name
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; errors are one line on stderr and an exit code."""
     from fedem.errors import FedemError, SettingsError
 
     try:
-        app(arguments)
+        code = app(arguments, standalone_mode=False)
+    except _UsageError as error:
+        _complain_of_usage(error)
     except SettingsError as error:
-        typer.echo(f"fedem: {error}", err=True)
-        sys.exit(EXIT_USAGE)
+        _fail(str(error), EXIT_USAGE)
     except FedemError as error:
-        typer.echo(f"fedem: {error}", err=True)
-        sys.exit(EXIT_ERROR)
+        _fail(str(error), EXIT_ERROR)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        typer.echo(f"fedem: {error.strerror or error}{where}", err=True)
-        sys.exit(EXIT_ERROR)
-    except KeyboardInterrupt:
-        typer.echo("fedem: interrupted", err=True)
-        sys.exit(EXIT_INTERRUPTED)
+        _fail(f"{error.strerror or error}{where}", EXIT_ERROR)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted", EXIT_INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else EXIT_OK)
+
+
+def _complain_of_usage(error: Any) -> NoReturn:
+    """What click has to say, in our one line; a bare ``fedem`` shows its help."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        typer.echo(error.ctx.get_help(), err=True)
+        sys.exit(EXIT_USAGE)
+    path = error.ctx.command_path if error.ctx is not None else "fedem"
+    _fail(f"{error.format_message().rstrip('.')}. See {path} --help.", EXIT_USAGE)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    typer.echo("fedem: " + " ".join(message.split()), err=True)
+    sys.exit(code)

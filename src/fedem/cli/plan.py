@@ -10,10 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
+from fedem.cli.intake import read_workers
 from fedem.cli.options import parse_compressor
-from fedem.datasets.files import read_frame
 from fedem.datasets.synthetic import START, TRUTH, synthetic_federation
-from fedem.datasets.workers import as_workers
 from fedem.errors import SettingsError
 from fedem.models import gaussian_mixture
 from fedem.random import check_seed
@@ -62,8 +61,7 @@ def _measure(
 ) -> Estimate:
     if data is not None:
         model = gaussian_mixture(components or 2, covariance or "full")
-        whole = data if data.suffix.lower() == ".parquet" else read_frame(data)
-        rows = as_workers(whole, groups)
+        rows = read_workers([str(data)], groups, None, None).workers
         return estimate_problem(model, rows, in_metric=in_metric, seed=seed)
     if groups is not None or components is not None or covariance is not None:
         raise SettingsError("--groups, --components and --covariance go with DATA: give DATA too.")

@@ -204,6 +204,10 @@ class FaultyFederation(Federation):
         """As within."""
         return self.inner.mean_log_likelihood(model, params, weights)
 
+    def scores(self, model: Model, params: Any) -> FloatArray:
+        """As within."""
+        return self.inner.scores(model, params)
+
     def worker_rows(self) -> tuple[IntArray, Rows]:
         """As within."""
         return self.inner.worker_rows()

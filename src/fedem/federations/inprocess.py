@@ -15,6 +15,7 @@ from fedem.datasets.sources import chunks
 from fedem.datasets.tables import Piece, Workers
 from fedem.datasets.workers import WorkerData
 from fedem.errors import DataError, SettingsError
+from fedem.federations.scoring import expectation, means_and_spreads, score
 from fedem.protocols import (
     Algorithm,
     Column,
@@ -298,6 +299,14 @@ class InProcessFederation(Federation):
             values = model.log_likelihood(piece.rows, params, piece.padding)
             total += piece.share * float(weights[piece.positions] @ values)
         return total
+
+    @final
+    def scores(self, model: Model, params: Any) -> FloatArray:
+        """Mean and spread of the log-likelihood of each worker's rows, and what was expected."""
+        expected, total = expectation(model, params), np.zeros((self.size, 4))
+        for piece in self.pieces(self.data, self.everyone):
+            total[piece.positions] += piece.share * score(model, params, piece, expected)
+        return means_and_spreads(total)
 
     @final
     def worker_rows(self) -> tuple[IntArray, Rows]:

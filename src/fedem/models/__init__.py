@@ -11,9 +11,12 @@ from fedem.models.loadings import FactorParameters
 from fedem.models.markov import HiddenMarkov, MarkovParameters, hidden_markov
 from fedem.models.mixed import MixedMixture, MixedParameters, mixed_mixture
 from fedem.models.parameters import GaussianParameters, InverseWishart
+from fedem.models.registry import CLASSES, savable
 from fedem.models.regression import RegressionMixture, RegressionParameters, regression_mixture
 
 __all__ = [
+    "CLASSES",
+    "savable",
     "MarkovParameters",
     "hidden_markov",
     "HiddenMarkov",

@@ -12,6 +12,7 @@ from fedem.reporting.figures import (
     trajectories,
     trajectory_panel,
 )
+from fedem.reporting.fits import fit_page
 from fedem.reporting.page import Page, Section, Table, render_page
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "aligned",
     "band",
     "draw",
+    "fit_page",
     "render",
     "render_page",
     "spread",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 from fedem.storage.disk import DISK, Disk
@@ -10,8 +11,11 @@ from fedem.storage.disk import DISK, Disk
 def write_atomic(path: Path, data: bytes, disk: Disk = DISK) -> None:
     """Write ``data`` to ``path`` so that a reader, or a crash, sees the old file or the new one.
 
-    Raises OSError (a full disk, say) with the old file untouched and nothing left beside it.
+    Raises OSError (a full disk, say) with the old file untouched and nothing left beside it. A
+    device or folder is never replaced.
     """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     temporary = disk.create(path, data)
     try:
         disk.sync(temporary)

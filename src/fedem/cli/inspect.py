@@ -1,0 +1,80 @@
+"""``fedem inspect`` and ``fedem report``: what a file holds, for people and for scripts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fedem.cards import card_markdown
+from fedem.cli.fit import write_report
+from fedem.cli.tables import check_output, write_table
+from fedem.errors import CheckpointError, ModelFileError
+from fedem.results import load
+from fedem.storage import load_checkpoint
+
+MOST_WORKERS = 30
+"""Rows of the table of workers on a screen; --json and --workers FILE give all."""
+
+
+def run_inspect(file: str, workers: str | None, as_json: bool) -> None:
+    """The model card, and a table of workers."""
+    if workers is not None:
+        check_output(workers, "--workers")
+    try:
+        result = load(file)
+    except ModelFileError as error:
+        found = _checkpoint(file)
+        if found is None:
+            raise error from None
+        print(json.dumps(found) if as_json else _checkpoint_text(found))  # noqa: T201
+        return
+    table = result.workers()
+    if workers is not None:
+        write_table(table, workers)
+    if as_json:
+        told = {"kind": "model", "card": result.card, "workers": table}
+        print(json.dumps(told, allow_nan=False))  # noqa: T201
+    elif workers != "-":
+        print(card_markdown(result.card))  # noqa: T201
+        print(_markdown_table(table))  # noqa: T201
+
+
+def run_report(model: str, out: str, as_json: bool) -> None:
+    """The page of a fit, from its model file alone."""
+    check_output(out, "--out", (".html",))
+    write_report(load(model), out)
+    if as_json:
+        told = {"model": model, "report": out, "bytes": Path(out).stat().st_size}
+        print(json.dumps(told))  # noqa: T201
+    else:
+        print(f"The report is {out}.")  # noqa: T201
+
+
+def _checkpoint(file: str) -> dict[str, Any] | None:
+    """What a checkpoint says of itself; None if the file is none."""
+    try:
+        _, description = load_checkpoint(file)
+    except CheckpointError:
+        return None
+    return {"kind": "checkpoint", **description}
+
+
+def _checkpoint_text(found: dict[str, Any]) -> str:
+    lines = ["# Checkpoint", "", f"- next round: {found.get('round')}"]
+    lines += [f"- {name}: {value}" for name, value in found.get("fingerprint", {}).items()]
+    return "\n".join(lines)
+
+
+def _markdown_table(table: dict[str, list[Any]]) -> str:
+    """The first workers as Markdown."""
+    names, count = list(table), len(table["worker"])
+    rows = list(zip(*table.values(), strict=True))[:MOST_WORKERS]
+    lines = ["## workers", "", "| " + " | ".join(n.replace("_", " ") for n in names) + " |"]
+    lines.append("|" + " --- |" * len(names))
+    for row in rows:
+        cells = [f"{v:.6g}" if isinstance(v, float) else str(v).replace("|", "\\|") for v in row]
+        lines.append("| " + " | ".join(cells) + " |")
+    if count > MOST_WORKERS:
+        lines.append(f"\n{count - MOST_WORKERS} more: --workers FILE writes all.")
+    return "\n".join(lines)

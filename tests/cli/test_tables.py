@@ -1,0 +1,148 @@
+"""Files as people have them: quotes, marks, commas, holes, and errors that say where."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+import fedem
+from fedem.cli.intake import read_workers
+from fedem.cli.tables import listed, numbers, read_cells
+from tests.cli.shell import Shell
+
+
+def test_quotes_marks_and_other_alphabets(tmp_path: Path) -> None:
+    text = '\ufeff"Größe, cm",名前,"say ""hi"""\r\n"1.5",1e3, 2 \r\n-2,NA,\r\n'
+    path = tmp_path / "odd.csv"
+    path.write_bytes(text.encode())
+    frame = read_cells(str(path))
+    assert frame.columns == ["Größe, cm", "名前", 'say "hi"']
+    rows = numbers(frame, frame.columns, "odd.csv")
+    np.testing.assert_array_equal(rows, [[1.5, 1000, 2], [-2, np.nan, np.nan]])
+    assert listed('"Größe, cm", 名前') == ["Größe, cm", "名前"]
+    (tmp_path / "odd.csv.gz").write_bytes(gzip.compress(text.encode()))
+    assert read_cells(str(tmp_path / "odd.csv.gz")).equals(frame)
+    (tmp_path / "odd.tsv").write_text("a\tb\n1\t2\n")
+    assert read_cells(str(tmp_path / "odd.tsv")).columns == ["a", "b"]
+
+
+def test_numbers_are_not_guessed_from_the_first_rows(tmp_path: Path) -> None:
+    path = tmp_path / "late.csv"
+    path.write_text("a,b\n" + "1,2\n" * 5000 + "1.25,3\n")
+    rows = numbers(read_cells(str(path)), ["a"], "late.csv")
+    assert rows[-1, 0] == 1.25
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 1e-300, -123456.789, 2**53 + 1, 5e-324])
+def test_numbers_are_read_to_the_last_bit(value: float, tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(f"a\n{value!r}\n")
+    assert numbers(read_cells(str(path)), ["a"], "x")[0, 0] == float(value)
+
+
+BAD: dict[str, tuple[str | bytes, str]] = {
+    "empty": ("", "is empty"),
+    "header only": ("a,b\n", "no rows"),
+    "semicolons": ("a;b\n1,5;2,5\n3,5;4,5\n", "semicolons"),
+    "decimal commas": ('a,b\n"1,5",2\n"-2,5",3\n', "decimal comma"),
+    "two of one name": ("a,b,a\n1,2,3\n4,5,6\n", "two columns called 'a'"),
+    "two without a name": ("a,,\n1,2,3\n", "two columns without a name"),
+    "words": ("a,b\n1,2\n3,four\n", "'four' in row 2"),
+    "ragged": ("a,b\n1,2\n3,4,5\n6,7\n", "not a readable csv"),
+    "latin-1": ("gr\xf6\xdfe,b\n1,2\n3,4\n".encode("latin-1"), "not a readable csv"),
+    "utf-16": ("a,b\n1,2\n".encode("utf-16"), ""),
+    "binary": (bytes(range(256)) * 4, ""),
+    "infinite": ("a,b\n1,2\ninf,3\n2,2\n", "inf"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files_are_refused_in_one_line(name: str, fedem_shell: Shell) -> None:
+    text, message = BAD[name]
+    fedem_shell.write("bad.csv", text)
+    code, out, err = fedem_shell("fit", "bad.csv", "-k", 1)
+    assert code == 1, err
+    assert message in err
+    assert out == ""
+    assert not (fedem_shell.folder / "model.fedem").exists()
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_one_row_and_one_column(kind: str, fedem_shell: Shell) -> None:
+    frame = pl.DataFrame({"a": [1.0], "b": [2.0]})
+    if kind == "csv":
+        frame.write_csv(fedem_shell.folder / "one.csv")
+    else:
+        frame.write_parquet(fedem_shell.folder / "one.parquet")
+    code, _, err = fedem_shell("fit", f"one.{kind}", "-k", 2)
+    assert code == 1
+    assert "1 rows" in err
+    assert fedem_shell("fit", f"one.{kind}", "-k", 1, "-q", "--report", "r.html")[0] in (0, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["fit", "nowhere.csv"], 1, "there is no file nowhere.csv"),
+        (["fit", "nowhere.parquet"], 1, "nowhere.parquet"),
+        (["fit", "wards.xlsx"], 1, "expected a .csv, .tsv or .parquet"),
+        (["fit", "wards.csv"], 1, "'hospital'"),
+        (["fit", "wards.csv", "-g", "clinic"], 2, "no column 'clinic'"),
+        (["fit", "wards.csv", "--columns", "age,weight"], 2, "no column 'weight'"),
+        (["fit", "wards.csv", "--columns", "age,hospital", "-g", "hospital"], 2, "workers"),
+        (["fit", "wards.csv", "-k", "0"], 2, "2:8"),
+        (["fit", "wards.csv", "-k", "5:2"], 2, "2:8"),
+        (["fit", "wards.csv", "-k", "many"], 2, "2:8"),
+        (["fit", "wards.csv", "--model", "hmm"], 2, "--model must be one of"),
+        (["fit", "wards.csv", "--algorithm", "sgd"], 2, "--algorithm must be one of"),
+        (["fit", "wards.csv", "--compressor", "zip", "--algorithm", "fedem"], 2, "zip"),
+        (["fit", "wards.csv", "--compressor", "none", "--algorithm", "em"], 2, "goes with"),
+        (["fit", "wards.csv", "--types", "ward"], 2, "--types must be like"),
+        (["fit", "wards.csv", "--types", "ward=word"], 2, "--types must be like"),
+        (["fit", "wards.csv", "--types", "floor=poisson"], 2, "no column 'floor'"),
+        (["fit", "wards.csv", "--model", "regression"], 2, "--target"),
+        (["fit", "wards.csv", "-o", "-"], 2, "path of a file"),
+        (["fit", "wards.csv", "-o", "no/where/m.fedem"], 2, "there is no folder"),
+        (["fit", "wards.csv", "--report", "report.pdf"], 2, ".html"),
+        (["fit", "wards.csv", "-p", "1.5"], 2, "participation"),
+        (["fit"], 2, "DATA"),
+        (["predict", "wards.csv", "wards.csv"], 1, "model file"),
+        (["predict", "nowhere.fedem", "wards.csv"], 1, "there is no model file"),
+        (["predict", "nowhere.fedem", "wards.csv", "--json"], 2, "--json takes stdout"),
+        (["report", "nowhere.fedem", "-o", "r.txt"], 2, ".html"),
+    ],
+)
+def test_wrong_usage_is_one_line(
+    arguments: list[str], code: int, message: str, fedem_shell: Shell
+) -> None:
+    got, out, err = fedem_shell(*arguments)
+    assert got == code, err
+    assert message in err
+    assert out == ""
+
+
+def test_workers_keep_their_names_and_rows_without_one_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("site,a\n007,1\n7,2\nNA,3\n")
+    intake = read_workers([str(path)], "site", None, None)
+    assert sorted(intake.workers.names) == ["007", "7", "NA"]
+    path.write_text("site,a\n007,1\n,2\n")
+    with pytest.raises(fedem.DataError, match="row 2: no worker"):
+        read_workers([str(path)], "site", None, None)
+
+
+def test_families_of_columns(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("a,stays,days,w\n1,2,3,10\n2,1,2,9\n0,0,1,NA\n")
+    intake = read_workers([str(path)], None, None, "stays=poisson:days,w=categorical")
+    kinds: Any = intake.families
+    assert list(kinds) == ["a", "stays", "days", "w"]
+    assert kinds["stays"] == fedem.Poisson(exposure="days")
+    assert kinds["days"] == "exposure"
+    assert kinds["w"] == fedem.Categorical(2)
+    assert intake.categories == {"w": ["9", "10"]}  # numbers in their order
