@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedem
@@ -65,13 +65,13 @@ class Tampered(Transport):
 
 
 def fit(federation: RemoteFederation, **options: Any) -> fedem.Result:
-    settings = {"rounds": 10, "seed": 4} | options
-    return fedem.fit(make_model("diag", k=2), None, ALGORITHM, federation=federation, **settings)
+    chosen = {"rounds": 10, "seed": 4} | options
+    return fedem.fit(make_model("diag", k=2), None, ALGORITHM, federation=federation, **chosen)
 
 
 def undisturbed(tables: Any = TABLES, **options: Any) -> fedem.Result:
-    settings = {"rounds": 10, "seed": 4, "federation": "loop"} | options
-    return fedem.fit(make_model("diag", k=2), tables, ALGORITHM, **settings)
+    chosen = {"rounds": 10, "seed": 4, "federation": "loop"} | options
+    return fedem.fit(make_model("diag", k=2), tables, ALGORITHM, **chosen)
 
 
 def kind_of(message: bytes) -> Kind:
@@ -220,6 +220,7 @@ def test_no_bytes_make_a_site_raise(recorded: tuple[Path, list[bytes]], data: An
     assert peek(answer)[0].run in (header.run, 0)
 
 
+@settings(max_examples=20)
 @given(data=st.data())
 def test_no_reply_makes_the_server_raise(data: Any, tmp_path_factory: Any) -> None:
     """A worker that answers nonsense is as good as silent; the others go on."""
@@ -281,10 +282,10 @@ def test_a_lost_disk_opens_a_new_generation_and_the_answer_is_the_same(tmp_path:
     transport = wipe_after(make_sites(tmp_path), KEYS[1], 5, tmp_path)
     federation = RemoteFederation(transport)
     start = undisturbed(rounds=30).params
-    result = fit(federation, rounds=400, start=start)
+    result = fit(federation, rounds=120, start=start)
     assert result.records[-1].generation == 1
     assert [r.generation for r in result.records].index(1) == 7  # found out in round 6
-    clean = undisturbed(rounds=400, start=start)
+    clean = undisturbed(rounds=120, start=start)
     np.testing.assert_allclose(result.statistics, clean.statistics, atol=1e-8)
     assert not federation.refusals
 
