@@ -312,7 +312,13 @@ class Trial:
     def _open(self) -> tuple[RemoteFederation, Run]:
         everyone = len(self.case.tables) if self.case.everyone else 1
         federation = RemoteFederation(
-            self.transport, SERVER, deadline=1.0, minimum=everyone, attempts=30, disk=self.disk
+            self.transport,
+            SERVER,
+            deadline=1.0,
+            minimum=everyone,
+            attempts=30,
+            pause=0,
+            disk=self.disk,
         )
         run = open_run(
             self.case.model,

@@ -85,7 +85,7 @@ class RollCall:
         content = {"model": description, "columns": None if columns is None else list(columns)}
         message = encode_text(Header(Kind.HELLO, run, self._number, 0, 0, 0), content)
         joins: dict[str, Join] = {}
-        for _ in range(self.line.attempts):
+        for _ in self.line.tries():
             missing = {k for k in keys if k not in joins and k not in self.line.refusals}
             if not missing:
                 break
