@@ -72,7 +72,8 @@ class RemoteFederation(Federation):
     within ``deadline`` seconds or counts as lost. A round needs ``minimum`` answers (or all, if
     fewer are asked): those missing are asked again, ``attempts`` times in all, with ``pause``
     seconds between the first two and twice as long each time; then `ParticipationError` ends the
-    run, which can be resumed. ``columns`` are those every worker must have, by default those of most workers.
+    run, which can be resumed. ``columns`` are those every worker must have, by default those of
+    most workers.
     """
 
     def __init__(
