@@ -182,6 +182,8 @@ class Site:
         settings = body.decode()
         if joined is not None and joined.number >= 0 and joined.settings != settings:
             raise Refusal(Reason.REFUSED, "this run began with other settings.")
+        if joined is None:
+            store.forget()  # what is left of another instance
         if joined is None or joined.settings != settings:
             instance = (
                 int.from_bytes(os.urandom(8), "little") if joined is None else joined.instance
