@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from fedem.algorithms import ALGORITHMS, EM, AutoEM, Decreasing
+from fedem.algorithms import ALGORITHMS, Decreasing
 from fedem.compressors import (
     ChosenDithering,
     Dithering,
@@ -155,14 +155,12 @@ def build_compressor(description: Any) -> Compressor:
 
 
 def _algorithm(name: str, settings: Settings) -> Algorithm:
-    if ALGORITHMS[name] in (EM, AutoEM):
-        exact: Callable[..., Algorithm] = ALGORITHMS[name]
-        return exact(**settings)
     options = {key: value for key, value in settings.items() if key != "name"}
-    options["compressor"] = build_compressor(options["compressor"])
-    if options["broadcast"] is not None:
+    if "compressor" in options:
+        options["compressor"] = build_compressor(options["compressor"])
+    if options.get("broadcast") is not None:
         options["broadcast"] = build_compressor(options["broadcast"])
-    step = options["step_size"]
+    step = options.get("step_size")
     if isinstance(step, Mapping):
         if "function" in step:
             raise SettingsError("a function of one's own as step_size cannot travel.")

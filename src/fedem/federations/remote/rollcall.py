@@ -20,6 +20,9 @@ from fedem.federations.remote.members import (
 from fedem.protocols import IntArray
 from fedem.wire import Header, Join, Kind, decode_join, encode_text, peek
 
+MOST_ROWS = 1 << 53
+"""More rows than any worker has; sums of them stay exact."""
+
 
 @final
 class RollCall:
@@ -49,7 +52,9 @@ class RollCall:
         shapes = {key: shapes_of(join) for key, join in joins.items()}
         known = [tuple(sorted(s.items())) for s in shapes.values() if s is not None]
         common = dict(most_common(known)) if known else {}
-        for key in [k for k, s in shapes.items() if s != common or joins[k].count < 1]:
+        for key in [
+            k for k, s in shapes.items() if s != common or not 0 < joins[k].count < MOST_ROWS
+        ]:
             del joins[key]
             line.dismiss(key, f"its summary has not the shapes of the others', {common}.")
         if len(joins) < minimum:
@@ -73,14 +78,19 @@ class RollCall:
         )
 
     def hello(
-        self, run: int, keys: Sequence[str], description: Any, columns: tuple[str, ...] | None
+        self,
+        run: int,
+        keys: Sequence[str],
+        description: Any,
+        columns: tuple[str, ...] | None,
+        once: bool = False,
     ) -> tuple[dict[str, Join], dict[str, str]]:
         """Who joins, of those named, and the settings each was told."""
         self._number += 1
         content = {"model": description, "columns": None if columns is None else list(columns)}
         message = encode_text(Header(Kind.HELLO, run, self._number, 0, 0, 0), content)
         joins: dict[str, Join] = {}
-        for _ in range(self.line.attempts):
+        for _ in range(1) if once else self.line.tries():
             missing = {k for k in keys if k not in joins and k not in self.line.refusals}
             if not missing:
                 break
@@ -110,7 +120,9 @@ class RollCall:
         for number in numbers:
             key, content = members.keys[number], json.loads(members.settings[number])
             columns = None if content["columns"] is None else tuple(content["columns"])
-            join = self.hello(members.run, [key], content["model"], columns)[0].get(key)
+            # Once: who does not answer is asked again, and refuses again, with the round.
+            joins, _ = self.hello(members.run, [key], content["model"], columns, once=True)
+            join = joins.get(key)
             if join is None or join.instance == members.instances[number]:
                 continue
             before = members.retired.setdefault(key, [])
