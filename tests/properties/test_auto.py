@@ -1,0 +1,164 @@
+"""AutoEM: the pooled answer for few bytes, whoever is away, and a word when it was not reached."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedem
+from fedem.errors import FedemWarning
+from fedem.federations import FEDERATIONS
+from fedem.limits import SLOWEST, WINDOW, remaining
+from tests.helpers import make_data, make_model
+
+CENTRES = np.array([[-4.0, 0.0], [4.0, 0.0], [0.0, 6.0]])
+
+
+def unlike(seed: int = 4, workers: int = 20, rows: int = 60) -> list[Any]:
+    """Workers that hold one cluster each: nothing could be more different."""
+    rng = np.random.default_rng(seed)
+    return [CENTRES[i % 3] + rng.normal(size=(rows, 2)) for i in range(workers)]
+
+
+def pooled(model: Any, tables: list[Any]) -> tuple[Any, float]:
+    """A start that is off, and the log-likelihood where EM ends from it."""
+    shape = {"tied": 4 * np.eye(2), "diag": np.full((3, 2), 4.0)}
+    covariances = shape.get(model.describe()["covariance"], np.tile(4 * np.eye(2), (3, 1, 1)))
+    start = fedem.GaussianParameters(np.full(3, 1 / 3), 0.6 * CENTRES + 1, covariances)
+    rows = np.concatenate(tables)
+    return start, fedem.fit(model, tables, rounds=500, start=start).log_likelihood(rows)
+
+
+@pytest.mark.parametrize("kind", ["tied", "diag", "full"])
+@pytest.mark.parametrize("p", [0.5, 0.1])
+def test_absent_workers_cost_time_and_nothing_else(kind: str, p: float) -> None:
+    tables = unlike()
+    model = make_model(kind)
+    start, best = pooled(model, tables)
+    got = fedem.fit(
+        model,
+        tables,
+        "auto",
+        start=start,
+        participation=fedem.Bernoulli(p),
+        rounds=int(60 / p),
+        seed=3,
+    )
+    assert got.log_likelihood(np.concatenate(tables)) == pytest.approx(best, abs=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", [fedem.AutoEM(), fedem.AutoEM(batch_size=15)])
+def test_stops_by_itself_near_the_pooled_answer_for_a_tenth_of_the_bytes(algorithm: Any) -> None:
+    tables = unlike(workers=30, rows=60)
+    model = make_model("full")
+    start, best = pooled(model, tables)
+    exact = fedem.Identity("float32")
+    whole = fedem.fit(
+        model,
+        tables,
+        fedem.FedEM(exact, step_size=1.0, in_metric=True, broadcast=exact),
+        start=start,
+        nats=1e-4,
+        rounds=500,
+    )
+    got = fedem.fit(model, tables, algorithm, start=start, seed=2)
+    assert got.converged
+    assert got.stopped == "nats"
+    assert got.log_likelihood(np.concatenate(tables)) == pytest.approx(best, abs=1e-3)
+    up = [result.ledger.summary()["round"]["up"]["payload"] for result in (got, whole)]
+    assert up[0] / got.rounds < 0.25 * up[1] / whole.rounds
+
+
+def test_a_run_cut_short_says_what_may_be_left() -> None:
+    with pytest.warns(FedemWarning, match="before it converged to 1e-09 nats a sample"):
+        result = fedem.fit(make_model("diag"), make_data(3), "auto", nats=1e-9, rounds=8)
+    assert not result.converged
+
+
+def test_what_remains_is_a_geometric_series() -> None:
+    def record(round_: int, gain: float | None, **changes: Any) -> fedem.RoundRecord:
+        known: dict[str, Any] = {
+            name: 0 for name in fedem.RoundRecord.__dataclass_fields__ if name != "gain"
+        }
+        return fedem.RoundRecord(**known | {"round": round_, "answered": 3} | changes, gain=gain)
+
+    for rate in (0.5, 0.9, 0.999):
+        gains = [rate**j for j in range(1, 11)]
+        records = fedem.Records(record(j + 1, gain) for j, gain in enumerate(gains))
+        expected = gains[-3] / (1 - min(rate, SLOWEST))
+        assert remaining(records) == pytest.approx(expected)
+    assert remaining(records[: WINDOW - 1]) == np.inf
+    for spoiled in ({"answered": 0}, {"guard_hits": 1}, {"round": 0}):
+        last = record(**{"round_": 11} | {"gain": 1e-9} | spoiled_record(spoiled))
+        assert remaining(fedem.Records([*records, last])) == np.inf
+    assert remaining(fedem.Records([*records, record(11, None)])) == np.inf
+
+
+def spoiled_record(changes: dict[str, int]) -> dict[str, int]:
+    """A round's number is the first argument of `record`."""
+    return {"round_": 0} if "round" in changes else changes
+
+
+def test_statistics_stay_where_they_are_while_nobody_answers() -> None:
+    inner = FEDERATIONS["stacked"](fedem.as_workers(make_data(3)))
+    silent = fedem.FaultyFederation(inner, fedem.FaultPlan(lose_reply=1.0))
+    run = fedem.open_run(make_model("diag"), None, "auto", federation=silent)
+    before = run.state.statistics
+    for _ in range(5):
+        run.step()
+    np.testing.assert_array_equal(run.state.statistics, before)
+
+
+@pytest.mark.parametrize("p", [None, 0.5])
+def test_lost_disks_lost_replies_and_crashes_leave_the_answer(p: float | None) -> None:
+    tables = unlike(workers=8)
+    model = make_model("diag")
+    start, best = pooled(model, tables)
+    plan = fedem.FaultPlan(
+        seed=5, lose_reply=0.1, repeat_request=0.2, crash_after_persist=0.1, lose_disk=0.002
+    )
+    faulty = fedem.FaultyFederation(FEDERATIONS["stacked"](fedem.as_workers(tables)), plan)
+    run = fedem.open_run(
+        model,
+        None,
+        "auto",
+        federation=faulty,
+        start=start,
+        participation=None if p is None else fedem.Bernoulli(p),
+        seed=1,
+    )
+    gaps = []
+    for _ in range(300):
+        run.step()
+        gaps.append(run.memory_gap)
+    assert run.state.generation > 0
+    assert max(gaps) < 1e-12
+    got = run.model.log_likelihood(np.concatenate(tables), run.params)
+    assert float(got) == pytest.approx(best, abs=1e-6)
+
+
+def test_gains_are_what_em_steps_are_worth() -> None:
+    """Near the optimum the log-likelihood grows by between gain and twice gain."""
+    tables = make_data(3, sizes=(200, 150), spread=2.0)
+    model = make_model("full")
+    result = fedem.fit(model, tables, rounds=400, monitor=fedem.Monitor(mean_field=False))
+    records = [r for r in result.records if r.round > 0]
+    checked = 0
+    for a, b in pairwise(records):
+        assert a.objective is not None
+        assert b.objective is not None
+        assert a.gain is not None
+        if 1e-9 < a.gain < 1e-5:
+            assert 0.9 * a.gain <= a.objective - b.objective <= 2.1 * a.gain
+            checked += 1
+    assert checked > 5
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(fedem.SettingsError, match="batch_size"):
+        fedem.AutoEM(batch_size=0)
+    with pytest.raises(fedem.SettingsError, match="'auto'"):
+        fedem.fit(make_model("diag"), make_data(3), "automatic")
