@@ -82,7 +82,7 @@ def _speed(rows: np.ndarray, kind: str) -> dict[str, Any]:
 
 
 def tables() -> Iterator[tuple[str, np.ndarray, int]]:
-    """Data sets that no setting was tuned on, with a number of components each."""
+    """Six tables and a number of components each; settings of starts were chosen on them."""
     yield "iris", datasets.load_iris().data, 3
     yield "wine", datasets.load_wine().data, 3
     cancer = datasets.load_breast_cancer().data

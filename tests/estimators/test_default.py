@@ -1,4 +1,7 @@
-"""The default in a federation, on data that no setting was tuned on, beside pooled EM."""
+"""The default in a federation beside pooled EM, on tables of other shapes than AutoEM's own.
+
+The settings of starts were chosen on some of these tables, so they are no held-out data for them.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -282,3 +283,27 @@ def test_the_start_is_as_good_as_scikit_learns(kind: str, split: int) -> None:
             theirs.append(peer.score(rows / unit) - np.log(unit).sum())
         gaps.append(np.median(ours) - np.median(theirs))
     assert np.mean(gaps) > -0.02
+
+
+def test_over_a_network_starts_are_moments_or_parameters(tmp_path: Path) -> None:
+    """What is not there is refused before anything is asked; k-means itself travels."""
+    tables = make_data(10, sizes=(30, 40))
+    options: list[dict[str, Any]] = [{"start": "k-means"}, {"start": "auto"}, {"n_init": 3}]
+
+    def network(name: str) -> fedem.RemoteFederation:
+        sites = {str(j): fedem.Site(t, tmp_path / name / str(j)) for j, t in enumerate(tables)}
+        return fedem.RemoteFederation(fedem.LocalTransport(sites))
+
+    for j, choice in enumerate(options):
+        with pytest.raises(fedem.SettingsError, match="over a network"):
+            fedem.fit(make_model("diag"), None, federation=network(f"no{j}"), rounds=1, **choice)
+    with pytest.raises(fedem.SettingsError, match="over a network"):
+        fedem.select_components(make_model("diag"), None, "2:3", federation=network("select"))
+    moments = fedem.fit(
+        make_model("diag"), None, federation=network("m"), start="moments", rounds=3
+    )
+    here = fedem.fit(make_model("diag"), tables, start="moments", rounds=3)
+    np.testing.assert_allclose(moments.statistics, here.statistics, atol=1e-9)
+    clusters = fedem.fit(fedem.k_means(2), None, federation=network("k"), rounds=5)
+    pooled = fedem.fit(fedem.k_means(2), tables, rounds=5)
+    np.testing.assert_allclose(clusters.params.centres, pooled.params.centres, atol=1e-9)

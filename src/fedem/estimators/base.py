@@ -39,7 +39,7 @@ def seed_of(random_state: Any) -> int:
 
 def _one_number(estimator: Any) -> bool:
     """`partial_fit` is for one number of components: batches cannot be compared."""
-    if isinstance(estimator._components(), int):
+    if hasattr(estimator._components(), "__index__"):
         return True
     raise AttributeError("partial_fit needs one n_components, not several to choose from.")
 

@@ -26,7 +26,8 @@ from fedem.wire import ENVELOPE, floats_size
 Method = Literal["auto", "k-means", "moments", "points"]
 METHODS = ("auto", "k-means", "moments", "points")
 ATTEMPTS = 10
-"""Partitions of the cells that the server tries for each start."""
+"""Partitions of the cells that the server tries for the first start. Further ones take the first
+they find, or all would be alike: the best partition need not lead to the best mixture."""
 FIRST_HEAT, HEAT = 16, 8
 """Rounds before the worse half is dropped for the first time, and again. Earlier, the likelihood of
 a start says little about where it leads."""
@@ -192,7 +193,7 @@ def _from_cells(model: Any, mass: FloatArray, cells: FloatArray, seed: int, whic
         short = k - len(cells)
         cells = np.concatenate([cells, np.repeat(cells[:1], short, axis=0) + 0.1])
         mass = np.concatenate([mass, np.full(short, mass.min())])
-    attempts = range(ATTEMPTS * which, ATTEMPTS * (which + 1))
+    attempts = range(ATTEMPTS) if which == 0 else range(ATTEMPTS + which, ATTEMPTS + which + 1)
     shares, centres = best_partition(mass, cells, k, seed, attempts)
     shares = np.maximum(shares, 0.1 / k)
     shares = shares / shares.sum()
