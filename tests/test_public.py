@@ -16,9 +16,9 @@ def test_exported_names() -> None:
     assert sorted(fedem.__all__) == sorted(
         "Bernoulli Categorical CheckpointError Columns ContractError DataError Decreasing "
         "Dithering EM Everyone FactorParameters FaultPlan FaultyFederation FedEM FedemError "
-        "FedemWarning FieldTable FixedSize GaussianParameters Identity Imputation "
+        "FedemWarning FederationError FieldTable FixedSize GaussianParameters Identity Imputation "
         "InverseWishart LinearGaussian LoopFederation MarkovParameters MixedParameters "
-        "Monitor NumericalError ParquetRows Poisson RandomSparsification Records "
+        "Monitor NumericalError ParquetRows Poisson RandomSparsification RayFederation Records "
         "RegressionParameters Result RoundRecord Run Schedule SettingsError "
         "StackedFederation Stop Stream Structure SubtractiveDithering VRFedEM WireError "
         "WorkerData WorkerTables __version__ as_workers block_quantization factor_analysis "

@@ -39,11 +39,18 @@ from fedem.errors import (
     DataError,
     FedemError,
     FedemWarning,
+    FederationError,
     NumericalError,
     SettingsError,
     WireError,
 )
-from fedem.federations import FaultPlan, FaultyFederation, LoopFederation, StackedFederation
+from fedem.federations import (
+    FaultPlan,
+    FaultyFederation,
+    LoopFederation,
+    RayFederation,
+    StackedFederation,
+)
 from fedem.fitting import fit, open_run
 from fedem.limits import Monitor, Stop
 from fedem.models import (
@@ -101,6 +108,7 @@ __all__ = [
     "FedEM",
     "FedemError",
     "FedemWarning",
+    "FederationError",
     "FieldTable",
     "FixedSize",
     "GaussianParameters",
@@ -115,6 +123,7 @@ __all__ = [
     "ParquetRows",
     "Poisson",
     "RandomSparsification",
+    "RayFederation",
     "Records",
     "Result",
     "RoundRecord",

@@ -7,6 +7,7 @@
     ├── SettingsError        an option out of its range or contradictory    (also ValueError)
     ├── NumericalError       an E- or M-step gave a number that is not finite
     ├── CheckpointError      a checkpoint that cannot be written, read or continued
+    ├── FederationError      processes of a federation that cannot be started, reached or kept
     ├── ContractError        a model that does not keep what a model promises
     ├── ServerCrash          a simulated crash of the server, which a run survives
     └── WireError            bytes that are not a fedem message             (also ValueError)
@@ -43,6 +44,10 @@ class CheckpointError(FedemError):
     """
 
     result: object | None = None
+
+
+class FederationError(FedemError):
+    """Processes of a federation that cannot be started, reached or kept alive."""
 
 
 class ContractError(FedemError):

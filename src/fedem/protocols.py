@@ -383,3 +383,6 @@ class Federation(ABC):
     @abstractmethod
     def restore_rows(self, workers: IntArray, rows: Rows) -> None:
         """Put back what `worker_rows` gave."""
+
+    def close(self) -> None:  # noqa: B027 (most have nothing to give back)
+        """Give back processes and connections, where it has any; a second time does nothing."""

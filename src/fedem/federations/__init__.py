@@ -1,5 +1,9 @@
-"""Where messages travel: in this process, worker by worker or stacked, with or without faults."""
+"""Where messages travel: in this process, worker by worker or stacked, or in Ray's actors.
 
+With or without faults.
+"""
+
+from fedem.federations.cluster import RayFederation
 from fedem.federations.faulty import FaultPlan, FaultyFederation
 from fedem.federations.inprocess import InProcessFederation
 from fedem.federations.loop import LoopFederation
@@ -16,5 +20,6 @@ __all__ = [
     "FaultPlan",
     "FaultyFederation",
     "LoopFederation",
+    "RayFederation",
     "StackedFederation",
 ]

@@ -104,9 +104,12 @@ class RowStore:
 class _Rows(Oracle):
     """Rows of a batch of workers."""
 
-    def __init__(self, model: Model, data: Workers, workers: IntArray, pieces: Any) -> None:
-        self._model, self._data, self._workers, self._pieces = model, data, workers, pieces
-        self.counts = data.counts_of(workers)
+    def __init__(
+        self, model: Model, data: Workers, workers: IntArray, pieces: Any, first: int
+    ) -> None:
+        self._model, self._data, self._pieces, self._first = model, data, pieces, first
+        self._workers = workers - first
+        self.counts = data.counts_of(self._workers)
 
     def full(self, params: Any, subset: IntArray, latent: Latent | None = None) -> FloatArray:
         """s-bar_i(theta), piece by piece."""
@@ -116,7 +119,8 @@ class _Rows(Oracle):
             if latent is None:
                 values = self._model.expected_statistics(piece.rows, params, piece.padding)
             else:
-                values = self._simulate(params, piece, workers[piece.positions], latent)
+                named = workers[piece.positions] + self._first
+                values = self._simulate(params, piece, named, latent)
             out[piece.positions] += piece.share * values
         return out
 
@@ -158,10 +162,14 @@ def _summaries(
 
 
 class InProcessFederation(Federation):
-    """All workers' data and state in this process."""
+    """All workers' data and state in this process.
 
-    def __init__(self, data: Workers) -> None:
-        self.data = data
+    The worker of row 0 is number ``first``: a shard of a larger federation keeps its workers'
+    numbers, and with them their random numbers.
+    """
+
+    def __init__(self, data: Workers, first: int = 0) -> None:
+        self.data, self._first = data, first
 
     @abstractmethod
     def batches(self, workers: IntArray) -> Iterator[IntArray]:
@@ -180,7 +188,7 @@ class InProcessFederation(Federation):
     @property
     @final
     def everyone(self) -> IntArray:
-        """All workers."""
+        """All workers, by their places in the data."""
         return np.arange(self.size, dtype=np.int64)
 
     @final
@@ -228,15 +236,16 @@ class InProcessFederation(Federation):
 
     def oracle(self, request: Request) -> Oracle:
         """The data of the asked workers; what is fresh in this round is looked at first."""
-        data = self.data.fresh(request.round, request.workers)
+        places = request.workers - self._first
+        data = self.data.fresh(request.round, places)
         if data is not self.data:
-            for worker in request.workers.tolist():
+            for worker in places.tolist():
                 where = f"{self._where(worker)}, round {request.round}"
                 self._model.check(data.worker(worker), where, data.columns)
-        return _Rows(self._model, data, request.workers, self.pieces)
+        return _Rows(self._model, data, request.workers, self.pieces, self._first)
 
-    def _where(self, worker: int) -> str:
-        return f"worker {self.data.name(worker)!r}"
+    def _where(self, place: int) -> str:
+        return f"worker {self.data.name(place)!r}"
 
     @final
     def begin(self, model: Model, algorithm: Algorithm, seed: int) -> None:
@@ -254,7 +263,8 @@ class InProcessFederation(Federation):
         out = []
         for positions in self.batches(request.workers):
             part = request if len(positions) == len(request.workers) else request.take(positions)
-            rows = self._store.take(part.workers)
+            places = part.workers - self._first
+            rows = self._store.take(places)
             try:
                 oracle = self.oracle(part)
                 rows, replies = self._algorithm.worker_step(
@@ -262,9 +272,9 @@ class InProcessFederation(Federation):
                 )
             except Exception as error:
                 if len(positions) == 1:
-                    error.add_note(f"while driving {self._where(int(part.workers[0]))}")
+                    error.add_note(f"while driving {self._where(int(places[0]))}")
                 raise
-            self._store.put(part.workers, rows)
+            self._store.put(places, rows)
             out.append(replies)
         return out[0] if len(out) == 1 else Replies.join(out, len(request.statistics))
 
@@ -289,9 +299,10 @@ class InProcessFederation(Federation):
     @final
     def worker_rows(self) -> tuple[IntArray, Rows]:
         """State of every worker that has been active."""
-        return self._store.export()
+        places, rows = self._store.export()
+        return places + self._first, rows
 
     @final
     def restore_rows(self, workers: IntArray, rows: Rows) -> None:
         """Put back what `worker_rows` gave."""
-        self._store.put(workers, rows)
+        self._store.put(workers - self._first, rows)
