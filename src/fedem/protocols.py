@@ -296,6 +296,11 @@ class Algorithm(ABC):
         return False
 
     @property
+    def rows_at_once(self) -> int:
+        """Picked rows of a worker that a step holds; 0 where it only makes full passes."""
+        return 0
+
+    @property
     @abstractmethod
     def needs_start_round(self) -> bool:
         """Whether a round of exact uploads must first set V_i = h_i(S_0)."""

@@ -130,7 +130,7 @@ STANDARD = {
     *("json", "math", "operator", "os", "pathlib", "signal", "struct", "sys", "tempfile"),
     *("datetime", "decimal", "threading", "time", "typing", "warnings", "zlib"),
     *("base64", "difflib", "importlib", "io", "itertools", "logging", "multiprocessing"),
-    *("platform", "re", "tomllib", "types", "weakref"),
+    *("platform", "re", "tomllib", "socket", "types", "weakref"),
 }
 
 

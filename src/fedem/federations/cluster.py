@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
@@ -61,7 +62,9 @@ class _Connection:
 
     def __init__(self) -> None:
         self._users: set[object] = set()
-        self._ours = self._local = False
+        self._ours = False
+        self._address: str | None = None
+        """None is a Ray that we started here."""
         self._lock = threading.RLock()
 
     def join(self, user: object, address: str | None, actors: int, room: int) -> bool:
@@ -71,16 +74,17 @@ class _Connection:
             if not ray.is_initialized():
                 self._users.clear()
                 _start(ray, address, actors, room)
-                self._ours, self._local = True, address is None
+                self._ours, self._address = True, address
             elif not self._users:  # the user's own connection
-                self._ours = self._local = False
-            if address not in (None, "auto", there := ray.get_runtime_context().gcs_address):
+                self._ours, self._address = False, "auto"
+            there = ray.get_runtime_context().gcs_address
+            if address not in (None, "auto", there, self._address):
                 raise SettingsError(
                     f"this process uses the Ray at {there} already: leave address={address!r} "
                     "out, or call ray.shutdown() first."
                 )
             self._users.add(user)
-            return self._local
+            return self._address is None
 
     def leave(self, user: object) -> None:
         """One federation less; a Ray that the user connected to stays."""
@@ -100,18 +104,37 @@ def _start(ray: Any, address: str | None, actors: int, room: int) -> None:
     """A Ray of our own (no dashboard, nothing reported to anyone), or the one at this address."""
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is not None:
+        _knock(address)
         try:
             ray.init(address=address, **options)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise FederationError(
-                f"no Ray answers at address={address!r} ({str(error).strip().splitlines()[0]}). "
-                "Start one with: ray start --head; or leave the address out for a local Ray."
-            ) from error
+            raise FederationError(_NOBODY.format(address, _first_line(error))) from error
         return
     # address="local" because None would join whatever Ray runs on this machine.
     options |= {"num_cpus": actors, "include_dashboard": False, "object_store_memory": room}
     with _environment(RAY_USAGE_STATS_ENABLED="0"):
         ray.init(address="local", **options)
+
+
+_NOBODY = (
+    "no Ray answers at address={!r} ({}). Start one with: ray start --head; or leave the address "
+    "out for a Ray of this machine alone."
+)
+
+
+def _knock(address: str) -> None:
+    """Whether somebody listens there: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return  # "auto" and the like
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        raise FederationError(_NOBODY.format(address, error)) from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 @contextlib.contextmanager
@@ -154,11 +177,12 @@ def _release(user: object, actors: list[Any]) -> None:
 class RayFederation(Federation):
     """Workers packed into Ray actors, each a stacked federation over its shard.
 
-    ``data`` and ``groups`` are as in `fit`; of a list or dict of paths each actor opens its own
-    files. ``address`` None starts a Ray on this machine, or uses the one this process is connected
-    to; else it is that of a running cluster, as in ``ray.init``. ``actors`` are processes of one
-    thread each. An actor that says nothing for ``deadline`` seconds (None: for ever) counts as
-    dead; one that cannot be placed within ``start_timeout`` seconds is an error.
+    ``data`` and ``groups`` are as in `fit`; of a list or dict of paths, and of a memory-mapped
+    array, each actor opens its own files. ``address`` None starts a Ray on this machine, or uses
+    the one this process is connected to; else it is that of a running cluster, as in ``ray.init``.
+    ``actors`` are processes of one thread each. An actor that says nothing for ``deadline`` seconds
+    (None: for ever) counts as dead; one that cannot be placed within ``start_timeout`` seconds is
+    an error.
 
     Close it, or use it as a context: then no process stays behind. ``fit(..., federation="ray")``
     does so by itself.
@@ -185,6 +209,7 @@ class RayFederation(Federation):
         self._begun: tuple[Model, Algorithm, int] | None = None
         self._columns: tuple[str, ...] | None = None
         self._actors: list[Any] = []
+        self._processes = [0] * len(portions.parts)
         user = object()
         local = _CONNECTION.join(user, address, len(portions.parts), _room(portions))
         self._finalizer = weakref.finalize(self, _release, user, self._actors)
@@ -216,6 +241,11 @@ class RayFederation(Federation):
     def size(self) -> int:
         """The number of workers."""
         return self._size
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The process of each actor, on whatever node it runs."""
+        return tuple(self._processes)
 
     def _launch(self, shard: int) -> Any:
         return self._make.remote(*self._portions[shard])
@@ -254,6 +284,7 @@ class RayFederation(Federation):
                 f"actor {shard} runs fedem {word['version']}, this process {__version__}: install "
                 "one version on all nodes."
             )
+        self._processes[shard] = word["process"]
         return word
 
     def _cause(self, error: Any, shard: int) -> Exception:
@@ -269,12 +300,11 @@ class RayFederation(Federation):
 
     def _restart(self, shard: int, why: Exception) -> None:
         """A new actor in the place of one that is gone: the same rows, and blank memories."""
-        reason = str(why).strip().splitlines()[0] if str(why).strip() else type(why).__name__
         _log.warning(
             "Ray actor %d (workers %s) is lost, its memories with it; starting another. %s",
             shard,
             self._range(shard),
-            reason,
+            _first_line(why),
         )
         with contextlib.suppress(self._ray.exceptions.RayError):
             self._ray.kill(self._actors[shard])  # silent ones are not dead yet

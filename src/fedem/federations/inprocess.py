@@ -169,7 +169,7 @@ class InProcessFederation(Federation):
     """
 
     def __init__(self, data: Workers, first: int = 0) -> None:
-        self.data, self._first = data, first
+        self.data, self.first = data, first
 
     @abstractmethod
     def batches(self, workers: IntArray) -> Iterator[IntArray]:
@@ -236,13 +236,13 @@ class InProcessFederation(Federation):
 
     def oracle(self, request: Request) -> Oracle:
         """The data of the asked workers; what is fresh in this round is looked at first."""
-        places = request.workers - self._first
+        places = request.workers - self.first
         data = self.data.fresh(request.round, places)
         if data is not self.data:
             for worker in places.tolist():
                 where = f"{self._where(worker)}, round {request.round}"
                 self._model.check(data.worker(worker), where, data.columns)
-        return _Rows(self._model, data, request.workers, self.pieces, self._first)
+        return _Rows(self._model, data, request.workers, self.pieces, self.first)
 
     def _where(self, place: int) -> str:
         return f"worker {self.data.name(place)!r}"
@@ -263,7 +263,7 @@ class InProcessFederation(Federation):
         out = []
         for positions in self.batches(request.workers):
             part = request if len(positions) == len(request.workers) else request.take(positions)
-            places = part.workers - self._first
+            places = part.workers - self.first
             rows = self._store.take(places)
             try:
                 oracle = self.oracle(part)
@@ -300,9 +300,9 @@ class InProcessFederation(Federation):
     def worker_rows(self) -> tuple[IntArray, Rows]:
         """State of every worker that has been active."""
         places, rows = self._store.export()
-        return places + self._first, rows
+        return places + self.first, rows
 
     @final
     def restore_rows(self, workers: IntArray, rows: Rows) -> None:
         """Put back what `worker_rows` gave."""
-        self._store.put(workers - self._first, rows)
+        self._store.put(workers - self.first, rows)

@@ -6,6 +6,7 @@ numbers they have in the whole; so the same seed gives the same uploads, whoever
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 from array_api_compat import is_numpy_array
+from numpy.typing import NDArray
 
 from fedem._version import __version__
 from fedem.datasets.sources import ParquetRows
@@ -31,13 +33,26 @@ class Files(NamedTuple):
     names: Sequence[str]
 
 
+class Mapped(NamedTuple):
+    """Rows of a memory-mapped array: their shard maps the file itself, so nothing is copied."""
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    """Bytes before the first of these rows."""
+    offsets: IntArray
+    names: Sequence[str]
+    columns: tuple[str, ...] | None
+
+
 class Portion(NamedTuple):
     """What one shard is given."""
 
     first: int
     """The number of its first worker."""
     size: int
-    data: Workers | Files
+    data: Workers | Files | Mapped
 
 
 @final
@@ -103,25 +118,44 @@ def _cuts(sizes: IntArray, count: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def _between(data: Workers, start: int, stop: int, names: Sequence[str]) -> Workers:
+def _between(data: Workers, start: int, stop: int, names: Sequence[str]) -> Workers | Mapped:
     """The workers ``start`` to ``stop``; rows are not copied where they lie in one piece."""
     if isinstance(data, WorkerData):
         offsets = data.offsets[start : stop + 1]
         rows = data.rows[int(offsets[0]) : int(offsets[-1]), ...]
+        local = offsets - offsets[0]
         if is_numpy_array(rows):
+            found = _file_of(rows)
+            if found is not None:
+                kind, shape = rows.dtype.str, rows.shape
+                return Mapped(found[0], kind, shape, found[1], local, names, data.columns)
             rows = np.ascontiguousarray(rows)
-        return WorkerData(rows, offsets - offsets[0], names, data.columns)
+        return WorkerData(rows, local, names, data.columns)
     if isinstance(data, WorkerTables):
         return WorkerTables(data.tables[start:stop], names, data.columns)
     tables = [data.worker(i) for i in range(start, stop)]
     return WorkerTables(tables, names, data.columns)
 
 
+def _file_of(rows: NDArray[Any]) -> tuple[str, int] | None:
+    """The file that rows are mapped from and where they begin in it; None where they are not."""
+    base: Any = rows
+    while base is not None and getattr(base, "_mmap", None) is None:
+        base = getattr(base, "base", None)
+    if not isinstance(base, np.memmap) or base.filename is None or base.mode == "c":
+        return None
+    while isinstance(base.base, np.memmap):  # of slices, the whole
+        base = base.base
+    if not rows.flags.c_contiguous or not rows.size:
+        return None
+    return str(base.filename), base.offset + rows.ctypes.data - base.ctypes.data
+
+
 @final
 class Shard:
     """Drives the workers of one portion; every public method may be called from afar."""
 
-    def __init__(self, first: int, data: Workers | Files) -> None:
+    def __init__(self, first: int, data: Workers | Files | Mapped) -> None:
         self._first, self._data = first, data
 
     def ready(self, columns: tuple[str, ...] | None = None) -> dict[str, Any]:
@@ -129,12 +163,15 @@ class Shard:
         data = self._data
         if isinstance(data, Files):
             data = _open(data, columns)
-        self._federation = StackedFederation(data, self._first)
-        return {"version": __version__, "columns": data.columns}
+        elif isinstance(data, Mapped):
+            rows = np.memmap(data.path, data.dtype, "r", data.start, data.shape)
+            data = WorkerData(rows, data.offsets, data.names, data.columns)
+        self.federation = StackedFederation(data, self._first)
+        return {"version": __version__, "columns": data.columns, "process": os.getpid()}
 
     def call(self, method: str, *arguments: Any) -> Any:
         """A method of the federation."""
-        return getattr(self._federation, method)(*arguments)
+        return getattr(self.federation, method)(*arguments)
 
 
 def _open(files: Files, columns: tuple[str, ...] | None) -> Workers:
