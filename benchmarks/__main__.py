@@ -25,6 +25,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 import fedem
 from benchmarks.answer import bench_answer
+from benchmarks.cluster import bench_cluster
 from benchmarks.esteps import bench_esteps
 from benchmarks.estimators import bench_pooled, bench_speed, bench_starts
 from benchmarks.faults import bench_faults
@@ -83,6 +84,27 @@ def scale(console: Console) -> list[dict[str, Any]]:
     headings = ("registered", "ms a round", "ratio", "peak GiB")
     show(console, "1,000 active workers of many", headings, lines)
     return rows
+
+
+def cluster(console: Console) -> dict[str, Any]:
+    """Two Ray actors beside one process."""
+    found = bench_cluster()
+    lines = [
+        (
+            name,
+            f"{1e3 * row['median_seconds']:.0f}",
+            f"{1e3 * row['best_seconds']:.0f}",
+            f"{1e3 * row['processor_seconds']:.0f}",
+            f"{row['peak_bytes'] / 2**20:.0f}",
+            f"{row.get('own_bytes', 0) / 2**20:.0f}",
+        )
+        for name, row in ((name, found[name]) for name in ("stacked", "ray"))
+    ]
+    names = ("times", "best_seconds", "processor_seconds", "peak_bytes")
+    lines.append(("ray / stacked", *(f"{found[f'ratio_of_{name}']:.2f}" for name in names), ""))
+    headings = ("", "ms a round", "best", "processor ms", "peak MiB", "Ray's own")
+    show(console, "10,000 workers: two Ray actors beside one process, stacked", headings, lines)
+    return found
 
 
 def files(console: Console) -> dict[str, Any]:
@@ -313,6 +335,7 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "models": models,
     "bytes": bytes_,
     "scale": scale,
+    "cluster": cluster,
     "files": files,
     "theory": theory,
     "imputation": imputation,

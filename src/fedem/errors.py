@@ -8,6 +8,7 @@
     ├── NumericalError       an E- or M-step gave a number that is not finite
     ├── CheckpointError      a checkpoint that cannot be written, read or continued
     ├── ModelFileError       a model file that cannot be written or read
+    ├── FederationError      processes of a federation that cannot be started, reached or kept
     ├── ContractError        a model that does not keep what a model promises
     ├── ParticipationError   too few workers answered; the run can be resumed
     ├── ServerCrash          a simulated crash of the server, which a run survives
@@ -49,6 +50,10 @@ class CheckpointError(FedemError):
 
 class ModelFileError(FedemError):
     """A model file that cannot be written, or is not a whole model file of this release."""
+
+
+class FederationError(FedemError):
+    """Processes of a federation that cannot be started, reached or kept alive."""
 
 
 class ContractError(FedemError):

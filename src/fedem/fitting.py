@@ -27,7 +27,7 @@ from fedem.errors import (
     check_count,
     check_type,
 )
-from fedem.federations import FEDERATIONS
+from fedem.federations import FEDERATIONS, RayFederation
 from fedem.federations.remote import bind_constants, pack_constants
 from fedem.ledger import Ledger
 from fedem.limits import PATIENCE, Callback, Monitor, Stop, remaining
@@ -114,31 +114,83 @@ def open_run(
     start: Any | None = None,
     n_init: int = 1,
     start_statistics: Literal["expected", "parameters"] | None = None,
-    federation: Literal["stacked", "loop"] | Federation = "stacked",
+    federation: Literal["stacked", "loop", "ray"] | Federation = "stacked",
     seed: int = 0,
     monitor: Monitor | None = None,
     retries: int = 0,
     count_bytes: bool = True,
     opening_precision: Precision = "float64",
 ) -> Run:
-    """The opening exchange and the start: a `Run` ready for its first round. See `fit`."""
+    """The opening exchange and the start: a `Run` ready for its first round. See `fit`.
+
+    ``run.federation.close()`` ends the processes of ``federation="ray"``.
+    """
     check_seed(seed)
     algorithm = named_algorithm(algorithm)
     participation = Everyone() if participation is None else participation
     check_type("model", model, Model, "gaussian_mixture(3)")
     check_type("algorithm", algorithm, Algorithm, "FedEM(Dithering(levels=4))")
     check_type("participation", participation, Participation, "Bernoulli(0.5)")
+    network = _federation(federation, data, groups, sample_weight)
+    with contextlib.ExitStack() as on_error:
+        if network is not federation:
+            on_error.callback(network.close)
+        run = _opened(
+            model,
+            network,
+            algorithm,
+            participation,
+            weights=weights,
+            start=start,
+            n_init=n_init,
+            start_statistics=start_statistics,
+            seed=seed,
+            monitor=monitor,
+            retries=retries,
+            count_bytes=count_bytes,
+            opening_precision=opening_precision,
+        )
+        on_error.pop_all()
+    return run
+
+
+def _federation(
+    federation: str | Federation, data: Any, groups: Any | None, sample_weight: Any | None
+) -> Federation:
+    """A federation by name over these data, or the one given."""
     if isinstance(federation, str) and federation in FEDERATIONS:
-        network: Federation = FEDERATIONS[federation](as_workers(data, groups, sample_weight))
-    elif not isinstance(federation, Federation):
+        return FEDERATIONS[federation](as_workers(data, groups, sample_weight))
+    if isinstance(federation, str) and federation == "ray":
+        if sample_weight is not None:
+            raise SettingsError("federation='ray' takes no sample_weight yet: use 'stacked'.")
+        return RayFederation(data, groups)
+    if not isinstance(federation, Federation):
         raise SettingsError(
-            f"federation must be one of {', '.join(FEDERATIONS)} or a Federation; "
+            f"federation must be one of {', '.join(FEDERATIONS)}, ray or a Federation; "
             f"got {federation!r}."
         )
-    elif not (data is None and groups is None and sample_weight is None):
+    if not (data is None and groups is None and sample_weight is None):
         raise SettingsError("a Federation has its own data: give None, or name a federation.")
-    else:
-        network = federation
+    return federation
+
+
+def _opened(
+    model: Model,
+    network: Federation,
+    algorithm: Algorithm,
+    participation: Participation,
+    *,
+    weights: str | Sequence[float] | FloatArray,
+    start: Any | None,
+    n_init: int,
+    start_statistics: Literal["expected", "parameters"] | None,
+    seed: int,
+    monitor: Monitor | None,
+    retries: int,
+    count_bytes: bool,
+    opening_precision: Precision,
+) -> Run:
+    """The opening exchange, the start and its bytes."""
     if network.carries_bytes and opening_precision != "float64":
         raise SettingsError("over a network summaries travel in full: leave opening_precision out.")
     opening = _round_summaries(network.open(model), opening_precision, seed)
@@ -264,14 +316,14 @@ def fit(
     checkpoint: str | Path | None = None,
     checkpoint_every: int = 100,
     resume: bool = False,
-    federation: Literal["stacked", "loop"] | Federation = "stacked",
+    federation: Literal["stacked", "loop", "ray"] | Federation = "stacked",
     retries: int = 0,
     count_bytes: bool = True,
     opening_precision: Precision = "float64",
     threads: int | None = None,
     closing: bool = False,
 ) -> Result:
-    """Fit ``model`` on the data of many workers, in this process.
+    """Fit ``model`` on the data of many workers, in this process or in those of a federation.
 
     ``data`` is a dict or list of tables, one per worker, or one table with ``groups`` naming the
     worker of each row (values, or a column of a data frame); one table alone is one worker.
@@ -298,8 +350,9 @@ def fit(
 
     ``monitor`` records |h|^2 and the objective. With ``checkpoint`` the state is written every
     ``checkpoint_every`` rounds and at the end; ``resume=True`` continues from it if it is there.
-    ``federation`` is ``"stacked"`` or ``"loop"`` (one worker at a time), or an object with its own
-    data (then ``data`` is None). Workers that stay silent are asked ``retries`` times again.
+    ``federation`` is ``"stacked"``, ``"loop"`` (one worker at a time), ``"ray"`` (two processes of
+    this machine) or an object with its own data (then ``data`` is None). Workers that stay silent
+    are asked ``retries`` times again.
     ``count_bytes=False`` skips the ledger; ``opening_precision`` may shorten the opening summaries
     to ``"float32"`` or ``"bfloat16"``, rounded at random; ``threads`` limits those of the linear
     algebra. ``closing=True`` ends with one more exchange, in which every worker tells how well the
@@ -336,18 +389,33 @@ def fit(
             count_bytes=count_bytes,
             opening_precision=opening_precision,
         )
-        if resume and checkpoint is not None and Path(checkpoint).exists():
-            run.restore(checkpoint)
         try:
-            stopped = run.until(stop, hooks, checkpoint, checkpoint_every)
-        except Exception as error:
-            setattr(error, "result", result_of(run, "error"))  # noqa: B010 (any exception gets one)
-            raise
-        result = result_of(run, stopped, stop)
-        if closing:
-            result = with_scores(result, run.federation, run.count_bytes)
+            if resume and checkpoint is not None and Path(checkpoint).exists():
+                run.restore(checkpoint)
+            stopped = _until(run, stop, hooks, checkpoint, checkpoint_every)
+            result = result_of(run, stopped, stop)
+            if closing:
+                result = with_scores(result, run.federation, run.count_bytes)
+        finally:
+            if run.federation is not federation:
+                run.federation.close()
     _warn(run, stopped, tolerance, nats)
     return result
+
+
+def _until(
+    run: Run,
+    stop: Stop,
+    hooks: Sequence[Callback],
+    checkpoint: str | Path | None,
+    checkpoint_every: int,
+) -> str:
+    """The rounds; an error carries what they had reached."""
+    try:
+        return run.until(stop, hooks, checkpoint, checkpoint_every)
+    except Exception as error:
+        setattr(error, "result", result_of(run, "error"))  # noqa: B010 (any exception gets one)
+        raise
 
 
 def _check_checkpoint(path: str | Path | None, resume: bool) -> None:

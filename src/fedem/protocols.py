@@ -324,6 +324,11 @@ class Algorithm(ABC):
         return False
 
     @property
+    def rows_at_once(self) -> int:
+        """Picked rows of a worker that a step holds; 0 where it only makes full passes."""
+        return 0
+
+    @property
     @abstractmethod
     def needs_start_round(self) -> bool:
         """Whether a round of exact uploads must first set V_i = h_i(S_0)."""
@@ -448,3 +453,6 @@ class Federation(ABC):
     @abstractmethod
     def restore_rows(self, workers: IntArray, rows: Rows) -> None:
         """Put back what `worker_rows` gave."""
+
+    def close(self) -> None:  # noqa: B027 (most have nothing to give back)
+        """Give back processes and connections, where it has any; a second time does nothing."""

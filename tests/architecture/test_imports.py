@@ -202,6 +202,7 @@ FOREIGN: dict[str, set[str]] = {
     "skmisc": {"experiments"},
     "typer": {"cli"},
     "rich": {"cli"},
+    "ray": {"federations"},
     "threadpoolctl": {"cli", "experiments", "fitting", "imputation"},
 }
 STANDARD = {
@@ -222,7 +223,7 @@ STANDARD = {
     *("json", "math", "operator", "os", "pathlib", "signal", "struct", "sys", "tempfile"),
     *("datetime", "decimal", "threading", "time", "typing", "warnings", "zlib"),
     *("base64", "difflib", "importlib", "io", "itertools", "logging", "multiprocessing"),
-    *("fcntl", "platform", "re", "tomllib", "types"),
+    *("fcntl", "platform", "re", "socket", "tomllib", "types", "weakref"),
 }
 
 
@@ -268,3 +269,7 @@ def test_no_pickle_no_global_randomness_no_print(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     for word in ("pickle", "joblib", "default_rng", "RandomState", "np.random.seed"):
         assert word not in text.replace("no pickle", "")
+
+
+def test_ray_is_imported_in_one_file() -> None:
+    assert [p.name for p in FILES if "ray" in imported(p)] == ["cluster.py"]

@@ -138,12 +138,12 @@ def test_missing_values_and_padding_against_all_paths() -> None:
 
 def test_long_sequences_do_not_underflow() -> None:
     rng = np.random.default_rng(0)
-    logs = -500 + 300 * rng.normal(size=(2, 3000, 3))
+    logs = -500 + 300 * rng.normal(size=(3, 2, 3000))
     transitions = np.array([[0.9, 0.1, 1e-9], [0.2, 0.7, 0.1], [1e-9, 0.5, 0.5]])
     transitions /= transitions.sum(axis=1, keepdims=True)
     got = smooth(logs, np.full(3, 1 / 3), transitions, np.full(2, 3000.0))
     assert np.isfinite(got.log_densities).all()
-    np.testing.assert_allclose(got.states.sum(axis=-1), 1, atol=1e-9)
+    np.testing.assert_allclose(got.states.sum(axis=0), 1, atol=1e-9)
     assert got.pairs.sum() == pytest.approx(2 * 2999)
 
 
@@ -184,15 +184,15 @@ def test_sequences_are_padded_and_bad_ones_told() -> None:
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
-@pytest.mark.parametrize("steps", [128, 401, 1000])
+@pytest.mark.parametrize("steps", [128, 401, 1000, 5000])
 def test_long_sequences_cut_into_pieces_give_the_same(
     steps: int, own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(steps)
-    logs = 3 * rng.normal(size=(2, 3, steps, 4))
+    logs = 3 * rng.normal(size=(2, 4, 3, steps))
     length = rng.integers(1, steps + 1, size=(2, 3)).astype(float)
     length[0, 0] = steps
-    logs[np.arange(steps) >= length[..., None]] = 0
+    logs *= (np.arange(steps) < length[..., None])[:, None]
     lead = (2,) if own else ()
     transitions = rng.dirichlet(np.ones(4), size=(*lead, 4))
     initial = rng.dirichlet(np.ones(4), size=lead)
@@ -204,3 +204,23 @@ def test_long_sequences_cut_into_pieces_give_the_same(
     for mine, theirs in zip(cut, whole, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(value, whole.log_densities, rtol=1e-10)
+
+
+def test_hostile_emissions_give_what_scaling_each_step_gives() -> None:
+    rng = np.random.default_rng(3)
+    steps, k = 600, 3
+    logs = 40 * rng.normal(size=(k, 2, steps))
+    transitions = np.array(
+        [[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.5, 0.0, 0.5]]
+    )  # some are impossible
+    initial = np.array([1.0, 0.0, 0.0])
+    got = smooth(logs, initial, transitions, np.full(2, float(steps)))
+    log_alpha = np.log(initial + 1e-320)[:, None] + logs[..., 0]
+    with np.errstate(divide="ignore"):
+        moves = np.log(transitions)[:, :, None]
+    for t in range(1, steps):
+        log_alpha = np.logaddexp.reduce(log_alpha[:, None] + moves, axis=0) + logs[..., t]
+    want = np.logaddexp.reduce(log_alpha, axis=0)
+    np.testing.assert_allclose(got.log_densities, want, rtol=1e-10)
+    np.testing.assert_allclose(got.states.sum(axis=0), 1, atol=1e-9)
+    assert got.pairs.sum() == pytest.approx(2 * (steps - 1))

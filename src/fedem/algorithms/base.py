@@ -88,6 +88,12 @@ class CompressedEM(Algorithm):
 
     @property
     @final
+    def rows_at_once(self) -> int:
+        """A mini-batch."""
+        return self.batch_size or 0
+
+    @property
+    @final
     def needs_start_round(self) -> bool:
         """For memories started at the mean field."""
         return self.memory_start == "mean-field" and self.memory_rate != 0

@@ -1,5 +1,9 @@
-"""Where messages travel: in this process, stacked or one by one, or as bytes to sites elsewhere."""
+"""Where messages travel: in this process, stacked or one by one; in Ray's actors; to sites.
 
+With or without faults.
+"""
+
+from fedem.federations.cluster import RayFederation
 from fedem.federations.faulty import FaultPlan, FaultyFederation
 from fedem.federations.inprocess import InProcessFederation
 from fedem.federations.loop import LoopFederation
@@ -19,6 +23,7 @@ __all__ = [
     "InProcessFederation",
     "LocalTransport",
     "LoopFederation",
+    "RayFederation",
     "RemoteFederation",
     "Site",
     "SiteRules",

@@ -215,3 +215,7 @@ class FaultyFederation(Federation):
     def restore_rows(self, workers: IntArray, rows: Rows) -> None:
         """As within."""
         self.inner.restore_rows(workers, rows)
+
+    def close(self) -> None:
+        """As within."""
+        self.inner.close()

@@ -163,10 +163,14 @@ def _summaries(
 
 
 class InProcessFederation(Federation):
-    """All workers' data and state in this process."""
+    """All workers' data and state in this process.
 
-    def __init__(self, data: Workers) -> None:
-        self.data = data
+    The worker of row 0 is number ``first``: a shard of a larger federation keeps its workers'
+    numbers, and with them their random numbers.
+    """
+
+    def __init__(self, data: Workers, first: int = 0) -> None:
+        self.data, self.first = data, first
 
     @abstractmethod
     def batches(self, workers: IntArray) -> Iterator[IntArray]:
@@ -185,7 +189,7 @@ class InProcessFederation(Federation):
     @property
     @final
     def everyone(self) -> IntArray:
-        """All workers."""
+        """All workers, by their places in the data."""
         return np.arange(self.size, dtype=np.int64)
 
     @final
@@ -235,18 +239,19 @@ class InProcessFederation(Federation):
     def oracle(self, request: Request, streams: IntArray | None = None) -> Oracle:
         """The data of the asked workers; what is fresh in this round is looked at first.
 
-        ``streams`` are the workers' numbers in the whole federation, if this holds a part of it.
+        ``streams`` are the workers' numbers in the whole federation, if others than they go by.
         """
-        data = self.data.fresh(request.round, request.workers)
+        places = request.workers - self.first
+        data = self.data.fresh(request.round, places)
         if data is not self.data:
-            for worker in request.workers.tolist():
+            for worker in places.tolist():
                 where = f"{self._where(worker)}, round {request.round}"
                 self._model.check(data.worker(worker), where, data.columns)
         numbers = request.workers if streams is None else streams
-        return _Rows(self._model, data, request.workers, self.pieces, numbers)
+        return _Rows(self._model, data, places, self.pieces, numbers)
 
-    def _where(self, worker: int) -> str:
-        return f"worker {self.data.name(worker)!r}"
+    def _where(self, place: int) -> str:
+        return f"worker {self.data.name(place)!r}"
 
     @final
     def begin(self, model: Model, algorithm: Algorithm, seed: int) -> None:
@@ -268,7 +273,8 @@ class InProcessFederation(Federation):
         out = []
         for positions in self.batches(request.workers):
             part = request if len(positions) == len(request.workers) else request.take(positions)
-            rows = self._store.take(part.workers)
+            places = part.workers - self.first
+            rows = self._store.take(places)
             try:
                 oracle = self.oracle(part)
                 rows, replies = self._algorithm.worker_step(
@@ -276,9 +282,9 @@ class InProcessFederation(Federation):
                 )
             except Exception as error:
                 if len(positions) == 1:
-                    error.add_note(f"while driving {self._where(int(part.workers[0]))}")
+                    error.add_note(f"while driving {self._where(int(places[0]))}")
                 raise
-            self._store.put(part.workers, rows)
+            self._store.put(places, rows)
             out.append(replies)
         return out[0] if len(out) == 1 else Replies.join(out, len(request.statistics))
 
@@ -311,9 +317,10 @@ class InProcessFederation(Federation):
     @final
     def worker_rows(self) -> tuple[IntArray, Rows]:
         """State of every worker that has been active."""
-        return self._store.export()
+        places, rows = self._store.export()
+        return places + self.first, rows
 
     @final
     def restore_rows(self, workers: IntArray, rows: Rows) -> None:
         """Put back what `worker_rows` gave."""
-        self._store.put(workers, rows)
+        self._store.put(workers - self.first, rows)

@@ -322,21 +322,22 @@ class Columns:
 
     def features(self, xp: Any, rows: Any) -> Any:
         """``(m, columns)`` to moments' features, then masses, ``(features, m)``."""
-        parts, masses = [], []
+        moments, masses = self.widths
+        shape = (moments + masses, rows.shape[0])
+        out = xp.empty(shape, dtype=xp.float64, device=device(rows))  # filled once, never joined
+        place, mass = 0, moments
         for group, partial in zip(self.groups, self.partial, strict=True):
             _, seen, z, exposure = self._placed(xp, rows, group)
             found = list(group.family.expand(xp, z, exposure))
-            if self.missing:
-                there = xp.ones_like(z) if seen is True else xp.astype(seen, xp.float64)
-                found = found if seen is True else [part * there for part in found]
-                if len(partial):
-                    masses.append(there)
-            if len(found) == 1:
-                parts.append(found[0])
-            else:
-                parts.append(xp.reshape(xp.stack(found, axis=1), (group.width, -1)))
-        parts += masses
-        return parts[0] if len(parts) == 1 else xp.concat(parts, axis=0)
+            there = None if seen is True else xp.astype(seen, xp.float64)
+            for number, part in enumerate(found):
+                lines = slice(place + number, place + group.width, len(found))
+                out[lines, :] = part if there is None else part * there
+            place += group.width
+            if len(partial):
+                out[mass : mass + len(partial), :] = 1.0 if there is None else there
+                mass += len(partial)
+        return out
 
     def _placed(self, xp: Any, rows: Any, group: Group) -> tuple[Any, Any, Any, Any]:
         """Raw values, whether seen (True: all), values in the frame, and exposures; ``(c, m)``."""
@@ -346,7 +347,7 @@ class Columns:
         z = y
         if np.any(origin != 0) or np.any(scale != 1):
             z = y - xp.asarray(origin[:, None], device=where)
-            z = z * xp.asarray(1 / scale[:, None], device=where)
+            z *= xp.asarray(1 / scale[:, None], device=where)
         seen: Any = True
         if self.missing:
             seen = ~xp.isnan(y)

@@ -167,10 +167,9 @@ class HiddenMarkov(Model):
     def _log_emissions(
         self, features: FloatArray, params: MarkovParameters, shape: tuple[int, ...]
     ) -> FloatArray:
-        """``(..., n, t, K)`` without what no state changes."""
+        """``(..., K, n, t)`` without what no state changes."""
         _, slopes = self.columns.natural(params)
-        logits = np.swapaxes(features, -1, -2) @ np.swapaxes(slopes, -1, -2)
-        return logits.reshape(*shape, self.n_states)
+        return (slopes @ features).reshape(*shape[:-2], self.n_states, *shape[-2:])
 
     def expected_statistics(
         self, data: Any, params: MarkovParameters, weights: Any | None = None
@@ -184,12 +183,12 @@ class HiddenMarkov(Model):
             logs = self._log_emissions(features, params, block.shape[:-1])
             states, pairs, _ = smooth(logs, params.initial, params.transitions, length, mine)
             if mine is not None:
-                states *= mine[..., None, None]
-            flat = states.reshape(*states.shape[:-3], -1, self.n_states)
-            sums["mass"] = sums["mass"] + flat.sum(axis=-2)
-            sums["initial"] = sums["initial"] + states[..., 0, :].sum(axis=-2)
+                states = states * mine[..., None, :, None]
+            flat = states.reshape(*states.shape[:-2], -1)
+            sums["mass"] = sums["mass"] + flat.sum(axis=-1)
+            sums["initial"] = sums["initial"] + states[..., 0].sum(axis=-1)
             sums["transitions"] = sums["transitions"] + pairs
-            sums["features"] = sums["features"] + np.swapaxes(features @ flat, -1, -2)
+            sums["features"] = sums["features"] + flat @ np.swapaxes(features, -1, -2)
         count = np.asarray(data.shape[-3] if w is None else w.sum(axis=-1))[..., None]
         width, steps = self.columns.widths[0], count * self.length
         parts = {
@@ -206,7 +205,8 @@ class HiddenMarkov(Model):
         parts = []
         for _, block, length in self._blocks(data):
             logs = self._log_emissions(self._features(block), params, block.shape[:-1])
-            parts.append(smooth(logs, params.initial, params.transitions, length).states)
+            states = smooth(logs, params.initial, params.transitions, length).states
+            parts.append(np.moveaxis(states, -3, -1))
         return np.concatenate(parts, axis=-3)
 
     def score_samples(self, data: Any, params: MarkovParameters) -> FloatArray:
