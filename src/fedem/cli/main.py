@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedem._version import __version__
+from fedem.cli.keys import keys_app
 
 EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -21,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(keys_app, name="keys")
 
 
 def _version(show: bool) -> None:
