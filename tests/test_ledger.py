@@ -90,7 +90,7 @@ def test_the_opening_is_charged() -> None:
     header = Header(Kind.SUMMARY, 1, 0, 0, 2, told)
     summary = encode_summary(header, 30, np.zeros(told), "float64")
     assert free.records[0].bytes_up == N * len(summary)
-    assert free.records[0].bytes_down == N * (floats_size(2 + 2 + 1 + 3) + ENVELOPE)
+    assert free.records[0].bytes_down == N * (floats_size(1 + told) + ENVELOPE)
     start = fit(make_model("tied"), TABLES, rounds=5).params
     paid = fit(make_model("tied"), TABLES, algorithm, rounds=1, start=start).records[0]
     exact = N * (floats_size(q) + ENVELOPE)

@@ -33,6 +33,7 @@ from fedem.datasets import (
     pad_sequences,
     synthetic_federation,
 )
+from fedem.descriptions import register_model
 from fedem.errors import (
     CheckpointError,
     ContractError,
@@ -40,10 +41,21 @@ from fedem.errors import (
     FedemError,
     FedemWarning,
     NumericalError,
+    ParticipationError,
     SettingsError,
     WireError,
 )
-from fedem.federations import FaultPlan, FaultyFederation, LoopFederation, StackedFederation
+from fedem.federations import (
+    FaultPlan,
+    FaultyFederation,
+    LocalTransport,
+    LoopFederation,
+    RemoteFederation,
+    Site,
+    SiteRules,
+    StackedFederation,
+    Transport,
+)
 from fedem.fitting import fit, open_run
 from fedem.limits import Monitor, Stop
 from fedem.models import (
@@ -108,24 +120,30 @@ __all__ = [
     "Imputation",
     "InverseWishart",
     "LinearGaussian",
+    "LocalTransport",
     "LoopFederation",
     "MixedParameters",
     "Monitor",
     "NumericalError",
     "ParquetRows",
+    "ParticipationError",
     "Poisson",
     "RandomSparsification",
     "Records",
+    "RemoteFederation",
     "Result",
     "RoundRecord",
     "Run",
     "Schedule",
     "SettingsError",
+    "Site",
+    "SiteRules",
     "StackedFederation",
     "Stop",
     "Stream",
     "Structure",
     "SubtractiveDithering",
+    "Transport",
     "VRFedEM",
     "WireError",
     "WorkerData",
@@ -142,6 +160,7 @@ __all__ = [
     "ppca",
     "read_ebird",
     "read_records",
+    "register_model",
     "simulate_table",
     "synthetic_federation",
 ]

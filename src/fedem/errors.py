@@ -8,6 +8,7 @@
     ├── NumericalError       an E- or M-step gave a number that is not finite
     ├── CheckpointError      a checkpoint that cannot be written, read or continued
     ├── ContractError        a model that does not keep what a model promises
+    ├── ParticipationError   too few workers answered; the run can be resumed
     ├── ServerCrash          a simulated crash of the server, which a run survives
     └── WireError            bytes that are not a fedem message             (also ValueError)
 
@@ -47,6 +48,10 @@ class CheckpointError(FedemError):
 
 class ContractError(FedemError):
     """A model does not keep the contract of `fedem.protocols.Model`; the message says how."""
+
+
+class ParticipationError(FedemError):
+    """Too few workers joined or answered in time; a run with a checkpoint can be resumed."""
 
 
 class ServerCrash(FedemError):

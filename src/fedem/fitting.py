@@ -24,6 +24,7 @@ from fedem.errors import (
     check_type,
 )
 from fedem.federations import FEDERATIONS
+from fedem.federations.remote import bind_constants, pack_constants
 from fedem.ledger import Ledger
 from fedem.limits import PATIENCE, Callback, Monitor, Stop
 from fedem.protocols import (
@@ -124,9 +125,17 @@ def open_run(
         raise SettingsError("a Federation has its own data: give None, or name a federation.")
     else:
         network = federation
+    if network.carries_bytes and opening_precision != "float64":
+        raise SettingsError("over a network summaries travel in full: leave opening_precision out.")
     opening = _round_summaries(network.open(model), opening_precision, seed)
     w = _weights(weights, opening.counts)
-    bound = model.bind(opening.summaries, opening.counts, w)
+    if network.carries_bytes:  # both ends bind from what is sent, and so to the last bit alike
+        constants = pack_constants(model, opening, w)
+        shapes = {name: values.shape[1:] for name, values in opening.summaries.items()}
+        network.tell(constants)
+        bound = bind_constants(model, constants, shapes)
+    else:
+        bound = model.bind(opening.summaries, opening.counts, w)
     samples = int(opening.counts.sum())
     fingerprint = {
         "model": bound.describe(),
@@ -142,11 +151,13 @@ def open_run(
     ledger = Ledger(network.size, opening.names)
     everyone = np.arange(network.size, dtype=np.int64)
     told = sum(int(np.prod(v.shape[1:])) for v in opening.summaries.values())
-    constants = sum(v.size for v in bound.shared_constants().values())
-    ledger.add("opening", "up", everyone, summary_size(told, opening_precision), ENVELOPE)
-    ledger.add("opening", "down", everyone, floats_size(constants), ENVELOPE)
+    if network.carries_bytes:
+        network.attach(ledger)
+    else:
+        ledger.add("opening", "up", everyone, summary_size(told, opening_precision), ENVELOPE)
+        ledger.add("opening", "down", everyone, floats_size(1 + told), ENVELOPE)
     statistics, exchanged = _start(bound, network, w, start, start_statistics, seed)
-    if exchanged:
+    if exchanged and not network.carries_bytes:
         numbers, q = exchanged, bound.layout.size
         ledger.add("opening", "down", everyone, floats_size(numbers), ENVELOPE)
         ledger.add("opening", "up", everyone, floats_size(q), ENVELOPE)

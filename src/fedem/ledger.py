@@ -13,8 +13,9 @@ import numpy as np
 
 from fedem.protocols import IntArray
 
-KINDS = ("opening", "start", "round")
-"""Summaries and S_0; the exact upload that starts memories at the mean field; the rounds."""
+KINDS = ("opening", "start", "round", "diagnosis")
+"""Summaries and S_0; the exact upload that starts memories at the mean field; the rounds; and what
+a monitor asks over a network."""
 DIRECTIONS = ("up", "down")
 PARTS = ("messages", "payload", "envelope")
 Direction = Literal["up", "down"]
@@ -57,7 +58,8 @@ class Ledger:
 
     def restore(self, counts: IntArray) -> None:
         """Put back what a checkpoint held."""
-        self.counts = counts.copy()
+        self.counts = np.zeros((len(KINDS), *counts.shape[1:]), dtype=np.int64)
+        self.counts[: len(counts)] = counts  # older checkpoints have fewer kinds
         self._totals = self.counts.sum(axis=(0, 3))
 
     def columns(self) -> dict[str, list[Any]]:

@@ -136,6 +136,8 @@ class Request:
     accepted: IntArray
     count_bytes: bool = True
     """Whether a simulation measures what it would send."""
+    encode: bool = False
+    """Whether a batch of one makes its upload into bytes (the column ``payload`` of its rows)."""
 
     def take(self, index: Any) -> Request:
         """The same message to fewer workers."""
@@ -214,6 +216,8 @@ class StepInfo:
     guard_hits: int
     broadcast_bytes: int = 0
     """Payload of the quantised step to the new statistics, where workers are sent steps."""
+    broadcast: bytes = b""
+    """That step itself, where messages are made into bytes; empty if there was no movement."""
 
 
 @dataclass(frozen=True)

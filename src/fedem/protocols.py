@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from fedem.errors import SettingsError
+from fedem.errors import SettingsError, WireError
 from fedem.messages import (
     ALONE,
     BoolArray,
@@ -126,10 +126,6 @@ class Model(ABC):
         self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
     ) -> Self:
         """The model with the constants that follow from all workers' summaries."""
-
-    def shared_constants(self) -> dict[str, FloatArray]:
-        """What every worker must be told after the opening exchange."""
-        return {}
 
     @abstractmethod
     def expected_statistics(self, data: Any, params: Any, weights: Any | None = None) -> FloatArray:
@@ -315,6 +311,18 @@ class Algorithm(ABC):
         """Answer one request for a batch of workers: their new rows, and what they send."""
 
     @abstractmethod
+    def read_upload(
+        self, model: Model, seed: int, request: Request, evaluations: int, payload: bytes
+    ) -> Replies:
+        """What the one worker of a request sent, from the bytes its `worker_step` made of it."""
+
+    def follow(
+        self, model: Model, seed: int, round_: int, statistics: FloatArray, step: bytes
+    ) -> FloatArray:
+        """The statistics after a round, from those before it and the step that was broadcast."""
+        raise WireError("this algorithm sends statistics in full, not steps.")
+
+    @abstractmethod
     def server_step(
         self,
         model: Model,
@@ -356,9 +364,26 @@ class Federation(ABC):
     def size(self) -> int:
         """The number of registered workers."""
 
+    @property
+    def carries_bytes(self) -> bool:
+        """Whether messages are made into bytes, each charged to a ledger as it crosses."""
+        return False
+
     @abstractmethod
     def open(self, model: Model) -> Opening:
         """Check every worker's data and gather the summaries."""
+
+    def attach(self, ledger: Any) -> None:
+        """Charge every message to this ledger, those of the opening too: `carries_bytes` alone."""
+        return
+
+    def tell(self, constants: FloatArray) -> None:
+        """Tell workers elsewhere what binds their model; see `fedem.models.constants`."""
+        return
+
+    def keep_step(self, round_: int, step: bytes) -> None:
+        """Keep the quantised step that a round ended with, for workers that were there."""
+        return
 
     @abstractmethod
     def begin(self, model: Model, algorithm: Algorithm, seed: int) -> None:

@@ -35,7 +35,7 @@ from fedem.protocols import (
     ServerState,
 )
 from fedem.records import Records, RoundRecord
-from fedem.storage import load_checkpoint, save_checkpoint
+from fedem.storage import DISK, Disk, load_checkpoint, save_checkpoint
 from fedem.wire import ENVELOPE, REPLY_ENVELOPE, REQUEST_ENVELOPE, STEP_FRAME, floats_size
 
 
@@ -132,6 +132,7 @@ class Run:
             workers=workers,
             accepted=self.accepted[workers],
             count_bytes=self.count_bytes,
+            encode=self.federation.carries_bytes,
         )
 
     def _request_payloads(self, request: Request) -> IntArray:
@@ -159,7 +160,7 @@ class Run:
             if len(missing.workers) == 0:
                 break
             arrived = self.federation.exchange(missing)
-            if self.count_bytes:
+            if self.count_bytes and not self.federation.carries_bytes:
                 down = self._request_payloads(missing)
                 self.ledger.add(request.kind, "down", missing.workers, down, REQUEST_ENVELOPE)
                 self.ledger.add(
@@ -223,6 +224,7 @@ class Run:
             )
         )
         self._step_bytes.append(self._step_bytes[-1] + info.broadcast_bytes + STEP_FRAME)
+        self.federation.keep_step(state.round, info.broadcast)
         if lost:
             self.accepted[:] = -1
         else:
@@ -283,9 +285,13 @@ class Run:
     ) -> str:
         """Rounds until a limit is met, a callback says so, or Ctrl-C; returns which.
 
-        ``silence`` means that nobody has answered for `PATIENCE` rounds.
+        ``silence`` means that nobody has answered for `PATIENCE` rounds. Where workers keep their
+        own memories the checkpoint is written every round: before a request tells any of them
+        what was accepted.
         """
         check_count("checkpoint_every", checkpoint_every)
+        if self.federation.carries_bytes:
+            checkpoint_every = 1
         callbacks = tuple(callbacks)
         reason = stop.reason(self)
         idle = crashes = 0
@@ -313,7 +319,7 @@ class Run:
                     self.save(checkpoint)
         return reason
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, disk: Disk = DISK) -> None:
         """Write a checkpoint, atomically."""
         workers, rows = self.federation.worker_rows()
         arrays = {
@@ -333,11 +339,11 @@ class Run:
             "evaluations": self.evaluations,
             "seconds": self.seconds,
         }
-        save_checkpoint(path, arrays, description)
+        save_checkpoint(path, arrays, description, disk)
 
-    def restore(self, path: str | Path) -> None:
+    def restore(self, path: str | Path, disk: Disk = DISK) -> None:
         """Continue from a checkpoint of the same run, bit for bit."""
-        arrays, description = load_checkpoint(path)
+        arrays, description = load_checkpoint(path, disk)
         differing = sorted(
             name
             for name in {*self.fingerprint, *description["fingerprint"]}

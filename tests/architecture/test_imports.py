@@ -36,7 +36,17 @@ ALLOWED: dict[str, set[str]] = {
         "wire",
     },
     "datasets": {"errors", "protocols", "random", "models"},
-    "federations": {"errors", "protocols", "random", "datasets"},
+    "descriptions": {"errors", "protocols", "models", "compressors", "algorithms"},
+    "federations": {
+        "_version",
+        "errors",
+        "protocols",
+        "random",
+        "wire",
+        "storage",
+        "descriptions",
+        "datasets",
+    },
     "results": {"errors", "protocols", "random", "datasets", "ledger", "records"},
     "fitting": {
         "errors",
@@ -54,6 +64,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "reporting": {"protocols", "records"},
     "imputation": {
+        "descriptions",
         "errors",
         "protocols",
         "random",

@@ -124,10 +124,9 @@ class CompressedEM(Algorithm):
             rows, estimates, cost = self.estimate(
                 model, seed, rows, request, oracle, received.fresh
             )
-            assert self.memory_rate is not None
             rows = steps.stage_upload(
                 model,
-                steps.Channel(self.compressor, self.memory_rate, self.in_metric),
+                self._up(),
                 seed,
                 rows,
                 request,
@@ -136,6 +135,32 @@ class CompressedEM(Algorithm):
                 cost,
             )
         return rows, memory.replies(rows, request, received)
+
+    def _up(self) -> steps.Channel:
+        assert self.memory_rate is not None
+        return steps.Channel(self.compressor, self.memory_rate, self.in_metric)
+
+    def _down(self) -> steps.Channel | None:
+        if self.broadcast is None:
+            return None
+        return steps.Channel(self.broadcast, 0.0, self.in_metric)
+
+    @final
+    def read_upload(
+        self, model: Model, seed: int, request: Request, evaluations: int, payload: bytes
+    ) -> Replies:
+        """Decode, with the operator and the uniforms that the worker used."""
+        return steps.read_upload(model, self._up(), seed, request, evaluations, payload)
+
+    @final
+    def follow(
+        self, model: Model, seed: int, round_: int, statistics: FloatArray, step: bytes
+    ) -> FloatArray:
+        """The quantised step, as the server made it."""
+        down = self._down()
+        if down is None:
+            return super().follow(model, seed, round_, statistics, step)
+        return steps.follow(model, down, seed, round_, statistics, step)
 
     @final
     def server_step(
@@ -151,11 +176,8 @@ class CompressedEM(Algorithm):
         """H, S and V of Algorithm 1."""
         assert self.step_size is not None
         step = steps.step_at(self.step_size, max(1, state.round))
-        down = None
-        if self.broadcast is not None:
-            down = steps.Channel(self.broadcast, 0.0, self.in_metric)
         return steps.advance(
-            model, seed, state, request, replies, weights, probabilities, step, down
+            model, seed, state, request, replies, weights, probabilities, step, self._down()
         )
 
     @final

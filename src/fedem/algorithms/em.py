@@ -23,6 +23,8 @@ from fedem.protocols import (
     StepInfo,
 )
 
+_EXACT = steps.Channel(Identity(), memory_rate=0.0, in_metric=False)
+
 
 @final
 @dataclass(frozen=True)
@@ -57,11 +59,16 @@ class EM(Algorithm):
         fresh, rows = received.fresh, received.rows
         if len(fresh):
             estimates = oracle.full(request.params, fresh)
-            exact = steps.Channel(Identity(), memory_rate=0.0, in_metric=False)
             rows = steps.stage_upload(
-                model, exact, seed, rows, request, fresh, estimates, oracle.counts[fresh]
+                model, _EXACT, seed, rows, request, fresh, estimates, oracle.counts[fresh]
             )
         return rows, memory.replies(rows, request, received)
+
+    def read_upload(
+        self, model: Model, seed: int, request: Request, evaluations: int, payload: bytes
+    ) -> Replies:
+        """The floats."""
+        return steps.read_upload(model, _EXACT, seed, request, evaluations, payload)
 
     def server_step(
         self,

@@ -12,6 +12,7 @@ from fedem.algorithms import memory
 from fedem.compressors import Identity
 from fedem.errors import NumericalError, check_range
 from fedem.protocols import (
+    Compressed,
     Compressor,
     FloatArray,
     IdentityMetric,
@@ -25,7 +26,7 @@ from fedem.protocols import (
     StepInfo,
 )
 from fedem.random import Purpose, choose, choose_distinct, uniforms
-from fedem.wire import payload_sizes
+from fedem.wire import decode_payload, encode_payload, payload_sizes
 
 StepSize = float | Callable[[int], float]
 """gamma: one number, or a function of the round (which counts from 1)."""
@@ -147,13 +148,36 @@ def stage_upload(
         raise NumericalError(
             f"worker {bad}, round {request.round}: the E-step gave a number that is not finite."
         )
-    rate = channel.memory_rate
-    if request.kind == "start":  # h_i(S_0) itself, as floats
-        channel, rate = Channel(Identity(), 1.0, False), 1.0
-    values, sizes = transmit(
+    channel = _channel_of(channel, request)
+    values, sizes, payload = transmit(
         model, channel, seed, request, Purpose.COMPRESSION, workers, innovations
     )
-    return memory.stage(rows, fresh, request.round, values, rate, evaluations, sizes)
+    rows = memory.stage(rows, fresh, request.round, values, channel.memory_rate, evaluations, sizes)
+    if not request.encode:
+        return rows
+    return rows | {"payload": np.frombuffer(payload, dtype=np.uint8)[None]}
+
+
+def _channel_of(channel: Channel, request: Request) -> Channel:
+    """In the start round h_i(S_0) itself goes up, as floats."""
+    return Channel(Identity(), 1.0, False) if request.kind == "start" else channel
+
+
+def read_upload(
+    model: Model, channel: Channel, seed: int, request: Request, evaluations: int, payload: bytes
+) -> Replies:
+    """The inverse of `stage_upload` for the one worker of a request: what the server reads."""
+    channel = _channel_of(channel, request)
+    q = len(request.statistics)
+    values = receive(model, channel, seed, request, Purpose.COMPRESSION, request.workers, payload)
+    return Replies(
+        workers=request.workers,
+        rounds=np.array([request.round]),
+        values=values.reshape(1, q),
+        rates=np.array([channel.memory_rate]),
+        evaluations=np.array([evaluations]),
+        bytes_up=np.array([len(payload)]),
+    )
 
 
 def transmit(
@@ -164,16 +188,58 @@ def transmit(
     purpose: Purpose,
     streams: IntArray,
     vectors: FloatArray,
-) -> tuple[FloatArray, IntArray]:
-    """Q(x) of each vector as both ends know it, and the payload bytes that carry it."""
+) -> tuple[FloatArray, IntArray, bytes]:
+    """Q(x) of each vector as both ends know it, the size of the payload that carries it, and that.
+
+    The payload is made only where the request asks for it, and then there is one vector.
+    """
     q, operator = vectors.shape[-1], channel.compressor
     metric = model.metric(request.params) if channel.in_metric else IdentityMetric()
     u = uniforms(seed, request.round, purpose, streams, operator.draws(q))
     message = operator.compress(metric.whiten(vectors), u)
     values = metric.unwhiten(operator.decompress(message, u, q))
+    form, dither = operator.form(q), operator.dither(u, q)
+    if request.encode:
+        payload = encode_payload(message.take(0), form, None if dither is None else dither[0])
+        return values, np.array([len(payload)]), payload
     if not request.count_bytes:
-        return values, np.zeros(len(vectors), dtype=np.int64)
-    return values, payload_sizes(message, operator.form(q), operator.dither(u, q))
+        return values, np.zeros(len(vectors), dtype=np.int64), b""
+    return values, payload_sizes(message, form, dither), b""
+
+
+def receive(
+    model: Model,
+    channel: Channel,
+    seed: int,
+    request: Request,
+    purpose: Purpose,
+    streams: IntArray,
+    payload: bytes,
+) -> FloatArray:
+    """Q(x) of one vector, ``(1, q)``, from the payload that `transmit` made of it."""
+    q, operator = len(request.statistics), channel.compressor
+    u = uniforms(seed, request.round, purpose, streams, operator.draws(q))
+    dither = operator.dither(u, q)
+    message = decode_payload(payload, operator.form(q), None if dither is None else dither[0])
+    metric = model.metric(request.params) if channel.in_metric else IdentityMetric()
+    whole = Compressed(message.reals[None], message.symbols[None].astype(np.int32))
+    return metric.unwhiten(operator.decompress(whole, u, q))
+
+
+SERVER = np.zeros(1, dtype=np.int64)
+"""The stream of the broadcast."""
+
+
+def follow(
+    model: Model, channel: Channel, seed: int, round_: int, statistics: FloatArray, step: bytes
+) -> FloatArray:
+    """S after a round from S before it: a worker's side of the broadcast in `advance`."""
+    if not step:
+        return statistics
+    params = model.maximize(statistics) if channel.in_metric else None
+    request = Request(round_, 0, "round", statistics, params, SERVER, SERVER)
+    move = receive(model, channel, seed, request, Purpose.BROADCAST, SERVER, step[1:])[0]
+    return model.protect(statistics, statistics + 0.5 ** step[0] * move)
 
 
 def advance(
@@ -199,22 +265,25 @@ def advance(
     if request.kind == "start":  # V_i = h_i(S_0); S does not move
         probabilities, step = np.ones(len(weights)), 0.0
     mean_field = state.control + (weights / probabilities) @ replies.values
-    move, sent = step * mean_field, 0
+    move, sent, payload = step * mean_field, 0, b""
     if broadcast is not None and step:
-        moves, sizes = transmit(
-            model, broadcast, seed, request, Purpose.BROADCAST, np.zeros(1, np.int64), move[None]
+        moves, sizes, payload = transmit(
+            model, broadcast, seed, request, Purpose.BROADCAST, SERVER, move[None]
         )
         move, sent = moves[0], int(sizes[0]) + 1  # and how often the guard halved it
     statistics, factor, hits = state.statistics, 1.0, 0
     if step:
         statistics, factor, hits = shorten(model, state.statistics, move)
+    if factor == 0:  # nothing moved, and nothing is sent
+        sent, payload = 0, b""
     new = ServerState(
         round=state.round + 1,
         generation=state.generation,
         statistics=statistics,
         control=state.control + (weights * replies.rates) @ replies.values,
     )
-    return new, StepInfo(float(mean_field @ mean_field), factor * step, hits, sent)
+    wire = bytes([hits]) + payload if payload else b""
+    return new, StepInfo(float(mean_field @ mean_field), factor * step, hits, sent, wire)
 
 
 def shorten(

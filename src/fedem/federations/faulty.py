@@ -12,7 +12,7 @@ from typing import Any, final
 
 import numpy as np
 
-from fedem.errors import ServerCrash, check_count, check_range, check_type
+from fedem.errors import ServerCrash, SettingsError, check_count, check_range, check_type
 from fedem.protocols import (
     Algorithm,
     BoolArray,
@@ -79,6 +79,8 @@ class FaultyFederation(Federation):
     def __init__(self, inner: Federation, plan: FaultPlan) -> None:
         check_type("inner", inner, Federation, "StackedFederation(as_workers(data))")
         check_type("plan", plan, FaultPlan, "FaultPlan(lose_reply=0.1)")
+        if inner.carries_bytes:
+            raise SettingsError("a network has its faults in its Transport: wrap that instead.")
         self.inner, self.plan = inner, plan
         self._columns: dict[str, Column] = {}
         self._reset()

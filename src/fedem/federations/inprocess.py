@@ -102,10 +102,13 @@ class RowStore:
 
 @final
 class _Rows(Oracle):
-    """Rows of a batch of workers."""
+    """Rows of a batch of workers; ``streams`` are their numbers where random numbers are drawn."""
 
-    def __init__(self, model: Model, data: Workers, workers: IntArray, pieces: Any) -> None:
+    def __init__(
+        self, model: Model, data: Workers, workers: IntArray, pieces: Any, streams: IntArray
+    ) -> None:
         self._model, self._data, self._workers, self._pieces = model, data, workers, pieces
+        self._streams = streams
         self.counts = data.counts_of(workers)
 
     def full(self, params: Any, subset: IntArray, latent: Latent | None = None) -> FloatArray:
@@ -116,7 +119,8 @@ class _Rows(Oracle):
             if latent is None:
                 values = self._model.expected_statistics(piece.rows, params, piece.padding)
             else:
-                values = self._simulate(params, piece, workers[piece.positions], latent)
+                streams = self._streams[subset][piece.positions]
+                values = self._simulate(params, piece, streams, latent)
             out[piece.positions] += piece.share * values
         return out
 
@@ -226,14 +230,18 @@ class InProcessFederation(Federation):
             for first, block in chunks(rows):
                 model.check(block, self._where(worker), data.columns, first)
 
-    def oracle(self, request: Request) -> Oracle:
-        """The data of the asked workers; what is fresh in this round is looked at first."""
+    def oracle(self, request: Request, streams: IntArray | None = None) -> Oracle:
+        """The data of the asked workers; what is fresh in this round is looked at first.
+
+        ``streams`` are the workers' numbers in the whole federation, if this holds a part of it.
+        """
         data = self.data.fresh(request.round, request.workers)
         if data is not self.data:
             for worker in request.workers.tolist():
                 where = f"{self._where(worker)}, round {request.round}"
                 self._model.check(data.worker(worker), where, data.columns)
-        return _Rows(self._model, data, request.workers, self.pieces)
+        numbers = request.workers if streams is None else streams
+        return _Rows(self._model, data, request.workers, self.pieces, numbers)
 
     def _where(self, worker: int) -> str:
         return f"worker {self.data.name(worker)!r}"

@@ -19,6 +19,7 @@ from typing import Any, Self, final
 
 import numpy as np
 
+from fedem.descriptions import register_model
 from fedem.errors import DataError, FedemError, check_count
 from fedem.imputation.lowrank import Structure, TableParameters, add_up
 from fedem.imputation.rows import Side, time_side
@@ -126,10 +127,6 @@ class SiteOwner(Model):
             centre=centre,
             spread=max(spread, _FLOOR) ** 0.5,
         )
-
-    def shared_constants(self) -> dict[str, FloatArray]:
-        """Centre and spread: values are standardised by them."""
-        return {"frame": np.array([self.centre, self.spread])}
 
     def expected_statistics(
         self, data: Any, params: Loadings, weights: Any | None = None
@@ -359,3 +356,6 @@ def _each(data: Any, weights: Any | None, function: Any) -> dict[str, FloatArray
         return dict(function(rows))
     parts = [_each(part, None, function) for part in rows]
     return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
+
+
+register_model("site-owner", lambda settings: SiteOwner(**settings))

@@ -134,6 +134,13 @@ class Columns:
         if not self.groups:
             raise SettingsError("families: expected at least one column that is no exposure.")
 
+    def describe(self) -> Any:
+        """The families as they were given: one, a list, or pairs with names; plain JSON types."""
+        plain = [_describe(family) for family in self.families]
+        if self.names is not None:
+            return [list(pair) for pair in zip(self.names, plain, strict=True)]
+        return plain[0] if self.every else plain
+
     @property
     def count(self) -> int:
         """The number of columns."""
@@ -399,6 +406,15 @@ def _family(given: Any) -> Family | str:
         f"a column's family must be one of {', '.join(NAMED)}, {EXPOSURE}, Categorical(n) or "
         f"Poisson(exposure=...); got {given!r}."
     )
+
+
+def _describe(family: Family | str) -> Any:
+    """A family's name, with its settings where it has any."""
+    if isinstance(family, str):
+        return family
+    named: Any = family  # each family is a dataclass
+    settings = {f.name: getattr(family, f.name) for f in dataclasses.fields(named)}
+    return {"family": family.name, **settings} if settings else family.name
 
 
 def _by_column(xp: Any, rows: Any, columns: IntArray) -> Any:

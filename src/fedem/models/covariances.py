@@ -201,10 +201,6 @@ class StreamedTied(_Tied):
         parts = {"mass": params.weights, "first": first, "total": pack(total)}
         return self.layout.join(parts)
 
-    def shared_constants(self) -> dict[str, FloatArray]:
-        """Without the second moment, which is among the statistics."""
-        return {**super().shared_constants(), "second_moment": np.empty(0)}
-
     def describe(self) -> dict[str, Any]:
         """The settings, and what sets this model apart."""
         return {**super().describe(), "second_moment": "statistic"}

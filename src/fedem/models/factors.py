@@ -116,11 +116,6 @@ class FactorMixture(Model):
         frame = common_frame(whole["mean"], whole["scatter"], kind, floored=self.noise_floor > 0)
         return dataclasses.replace(self, frame=frame, samples=int(counts.sum()))
 
-    def shared_constants(self) -> dict[str, FloatArray]:
-        """Origin, scale and the number of samples."""
-        samples = np.array([self.samples], dtype=np.float64)
-        return {"origin": self._frame.origin, "scale": self._frame.scale, "samples": samples}
-
     # The E-step.
 
     def _joint(

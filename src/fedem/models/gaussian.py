@@ -28,7 +28,7 @@ from fedem.errors import (
     check_type,
 )
 from fedem.models.components import SMALLEST_MASS, keep_dying
-from fedem.models.matrices import outer, pack, unpack
+from fedem.models.matrices import outer, unpack
 from fedem.models.metric import GaussianMetric
 from fedem.models.mixture import MixtureModel
 from fedem.models.parameters import (
@@ -181,16 +181,6 @@ class GaussianMixture(MixtureModel):
         if self.kind == "tied":
             moment = moment / np.outer(frame.scale, frame.scale)
         return dataclasses.replace(self, bound=Bound(frame, samples, moment))
-
-    def shared_constants(self) -> dict[str, FloatArray]:
-        """Origin and scale, and what T needs: workers derive the parameters from the statistics."""
-        known = self.constants
-        return {
-            "origin": known.frame.origin,
-            "scale": known.frame.scale,
-            "samples": np.array([known.samples], dtype=np.float64),
-            "second_moment": pack(known.second_moment) if self.kind == "tied" else np.empty(0),
-        }
 
     # The E-step.
 

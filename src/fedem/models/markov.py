@@ -144,17 +144,6 @@ class HiddenMarkov(Model):
         bound = columns.bind(summaries, steps / steps.sum())
         return dataclasses.replace(self, columns=bound, samples=int(counts.sum()), length=length)
 
-    def shared_constants(self) -> dict[str, FloatArray]:
-        """The frame, what was seen, typical statistics, and the size of the data."""
-        known = self.columns.constants
-        return {
-            "observed": known.observed,
-            "origin": known.origin,
-            "scale": known.scale,
-            "typical": np.concatenate([t.ravel() for t in known.typical]),
-            "size": np.array([self.samples, self.length]),
-        }
-
     # The E-step.
 
     def _blocks(self, data: Any) -> Iterator[tuple[slice, FloatArray, FloatArray]]:
@@ -374,7 +363,7 @@ class HiddenMarkov(Model):
         return {
             "model": "hidden-markov",
             "n_states": self.n_states,
-            "families": [f if isinstance(f, str) else repr(f) for f in self.columns.families],
+            "families": self.columns.describe(),
             "floor": self.columns.floor,
             "concentration": self.concentration,
             "prior_rows": self.prior_rows,

@@ -109,10 +109,6 @@ class MissingGaussianMixture(Model, Imputable):
         inner = self.inner.bind(seen, np.array([int(counts.sum())]), np.ones(1))
         return dataclasses.replace(self, inner=inner)
 
-    def shared_constants(self) -> dict[str, FloatArray]:
-        """Those of the plain mixture."""
-        return self.inner.shared_constants()
-
     # Patterns.
 
     def _stacks(self, data: Any, weights: Any | None) -> Iterator[Stack]:

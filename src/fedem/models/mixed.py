@@ -101,17 +101,6 @@ class MixedMixture(MixtureModel, Imputable):
         columns = self.columns.fit_to(summaries["mean"].shape[-1]).bind(summaries, weights)
         return dataclasses.replace(self, columns=columns, samples=samples)
 
-    def shared_constants(self) -> dict[str, FloatArray]:
-        """The frame, what was seen of each column, and typical statistics."""
-        known = self.columns.constants
-        return {
-            "observed": known.observed,
-            "origin": known.origin,
-            "scale": known.scale,
-            "typical": np.concatenate([t.ravel() for t in known.typical]),
-            "samples": np.array([self._known], dtype=np.float64),
-        }
-
     # The E-step.
 
     @property
@@ -230,7 +219,7 @@ class MixedMixture(MixtureModel, Imputable):
         return {
             "model": "mixed-mixture",
             "n_components": self.n_components,
-            "families": [f if isinstance(f, str) else repr(f) for f in self.columns.families],
+            "families": self.columns.describe(),
             "missing": self.columns.missing,
             "floor": self.columns.floor,
             "weight_concentration": self.weight_concentration,

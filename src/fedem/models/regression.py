@@ -143,11 +143,6 @@ class RegressionMixture(MixtureModel):
         bound = RegressionBound(frame, int(counts.sum()), products)
         return dataclasses.replace(self, bound=bound)
 
-    def shared_constants(self) -> dict[str, FloatArray]:
-        """Origin, scale and the number of samples."""
-        frame, samples = self._known.frame, float(self._known.samples)
-        return {"origin": frame.origin, "scale": frame.scale, "samples": np.array([samples])}
-
     # The E-step.
 
     @property

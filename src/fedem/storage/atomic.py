@@ -2,45 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 from pathlib import Path
 
+from fedem.storage.disk import DISK, Disk
 
-def write_atomic(path: Path, data: bytes) -> None:
+
+def write_atomic(path: Path, data: bytes, disk: Disk = DISK) -> None:
     """Write ``data`` to ``path`` so that a reader, or a crash, sees the old file or the new one.
 
     Raises OSError (a full disk, say) with the old file untouched and nothing left beside it.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    temporary = Path(name)
+    temporary = disk.create(path, data)
     try:
-        with os.fdopen(handle, "wb") as file:
-            os.fchmod(handle, 0o666 & ~_umask())
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        disk.sync(temporary)
+        disk.replace(temporary, path)
     except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+        disk.remove(temporary)
         raise
-    _sync_directory(path.parent)
-
-
-def _umask() -> int:
-    """The process's umask, which the system only tells by changing it."""
-    current = os.umask(0o077)
-    os.umask(current)
-    return current
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make the rename itself durable, where the system lets one open a directory."""
-    with contextlib.suppress(OSError):
-        handle = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    disk.sync_directory(path.parent)

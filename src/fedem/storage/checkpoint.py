@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedem.errors import CheckpointError
 from fedem.storage.atomic import write_atomic
+from fedem.storage.disk import DISK, Disk
 
 _FORMAT = "fedem-checkpoint"
 _VERSION = "1"
@@ -29,11 +30,8 @@ def _digest(arrays: dict[str, NDArray[Any]], description: str) -> str:
     return digest.hexdigest()
 
 
-def save_checkpoint(
-    path: str | Path, arrays: dict[str, NDArray[Any]], description: dict[str, Any]
-) -> None:
-    """Write atomically; raise `CheckpointError` if the disk refuses, with the old file intact."""
-    from safetensors import SafetensorError
+def pack_checkpoint(arrays: dict[str, NDArray[Any]], description: dict[str, Any]) -> bytes:
+    """The content of a checkpoint file."""
     from safetensors.numpy import save
 
     text = json.dumps(description, allow_nan=True)
@@ -44,8 +42,53 @@ def save_checkpoint(
         "description": text,
         "digest": _digest(whole, text),
     }
+    return bytes(save(whole, metadata=metadata))
+
+
+def unpack_checkpoint(
+    data: bytes, where: str | Path
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """The inverse of `pack_checkpoint`; `CheckpointError` for anything else, naming ``where``."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
     try:
-        write_atomic(Path(path), save(whole, metadata=metadata))
+        length = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+        return _checked(load(data), metadata, where)
+    except (SafetensorError, ValueError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{where} is damaged, cut short, or not a fedem checkpoint ({error})."
+        ) from error
+
+
+def _checked(
+    arrays: dict[str, NDArray[Any]], metadata: dict[str, str], where: str | Path
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    if metadata.get("format") != _FORMAT:
+        raise CheckpointError(f"{where} is not a fedem checkpoint.")
+    if metadata.get("version") != _VERSION:
+        raise CheckpointError(
+            f"{where} has checkpoint version {metadata.get('version')}; this release reads "
+            f"version {_VERSION}."
+        )
+    description = metadata.get("description", "")
+    if _digest(arrays, description) != metadata.get("digest"):
+        raise CheckpointError(f"{where} is damaged: its digest does not match its content.")
+    return arrays, json.loads(description)
+
+
+def save_checkpoint(
+    path: str | Path,
+    arrays: dict[str, NDArray[Any]],
+    description: dict[str, Any],
+    disk: Disk = DISK,
+) -> None:
+    """Write atomically; raise `CheckpointError` if the disk refuses, with the old file intact."""
+    from safetensors import SafetensorError
+
+    try:
+        write_atomic(Path(path), pack_checkpoint(arrays, description), disk)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(
@@ -54,29 +97,14 @@ def save_checkpoint(
         ) from error
 
 
-def load_checkpoint(path: str | Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+def load_checkpoint(
+    path: str | Path, disk: Disk = DISK
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Read and check; raise `CheckpointError` for anything but a whole fedem checkpoint."""
-    from safetensors import SafetensorError, safe_open
-
-    path = Path(path)
-    if not path.is_file():
-        raise CheckpointError(f"there is no checkpoint at {path}.")
     try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != _FORMAT:
-                raise CheckpointError(f"{path} is not a fedem checkpoint.")
-            if metadata.get("version") != _VERSION:
-                raise CheckpointError(
-                    f"{path} has checkpoint version {metadata.get('version')}; this release reads "
-                    f"version {_VERSION}."
-                )
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} is damaged, cut short, or not a fedem checkpoint ({error})."
-        ) from error
-    description = metadata.get("description", "")
-    if _digest(arrays, description) != metadata.get("digest"):
-        raise CheckpointError(f"{path} is damaged: its digest does not match its content.")
-    return arrays, json.loads(description)
+        data = disk.read(Path(path))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error}).") from error
+    if data is None:
+        raise CheckpointError(f"there is no checkpoint at {path}.")
+    return unpack_checkpoint(data, path)

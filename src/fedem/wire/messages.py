@@ -38,6 +38,13 @@ class Kind(IntEnum):
     REPLY = 6
     LOST_MEMORY = 7
     SUPPORT = 8
+    HELLO = 9
+    JOIN = 10
+    SETTINGS = 11
+    EVALUATE = 12
+    LIKELIHOOD = 13
+    REFUSAL = 14
+    BUNDLE = 15
 
 
 @dataclass(frozen=True)
@@ -78,8 +85,8 @@ def seal(header: Header, body: bytes) -> bytes:
     return front + body + _CHECKSUM.pack(zlib.crc32(front + body))
 
 
-def unseal(data: bytes, expected: Header) -> bytes:
-    """The body of a message; raises `WireError`, with the reason, unless it is the one expected."""
+def peek(data: bytes) -> tuple[Header, bytes]:
+    """Header and body of a whole message; raises `WireError`, saying why, for anything else."""
     if len(data) < ENVELOPE:
         raise WireError(f"expected at least {ENVELOPE} bytes; got {len(data)}.")
     magic, version, kind, zero, run, round_, worker, fingerprint, dimension, size = (
@@ -95,13 +102,19 @@ def unseal(data: bytes, expected: Header) -> bytes:
         raise WireError("the checksum does not match: the message was damaged.")
     if zero != 0 or kind not in set(Kind):
         raise WireError(f"unknown kind of message {kind}.")
-    found = Header(Kind(kind), run, round_, worker, fingerprint, dimension)
+    header = Header(Kind(kind), run, round_, worker, fingerprint, dimension)
+    return header, data[_HEADER.size : _HEADER.size + size]
+
+
+def unseal(data: bytes, expected: Header) -> bytes:
+    """The body of a message; raises `WireError`, with the reason, unless it is the one expected."""
+    found, body = peek(data)
     for name in ("run", "fingerprint", "kind", "dimension", "worker", "round"):
         want, got = getattr(expected, name), getattr(found, name)
         if want != got:
             what = "model or layout" if name == "fingerprint" else name
             raise WireError(f"a message of another {what}: expected {want!r}, got {got!r}.")
-    return data[_HEADER.size : _HEADER.size + size]
+    return body
 
 
 @dataclass(frozen=True)

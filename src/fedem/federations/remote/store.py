@@ -1,0 +1,128 @@
+"""What a worker keeps of a run: one directory, two files, each whole or absent.
+
+``joined`` holds what the opening settled: the settings as they came, the instance, the shapes of
+the summary and, once told, the constants, the algorithm and the worker's number. ``state`` holds
+all that changes in a round: the rows of `Algorithm.columns` (V_i, the pending upload and its bytes,
+a local estimate) and the statistics last seen. It is replaced as a whole before a reply leaves, so
+there is one moment at which a round has happened.
+
+Why files and not a database: there is one writer; all of the state changes in every round, so there
+is nothing to gain from smaller writes; and a file written beside, synced and renamed needs no
+recovery, no journal and no locks that shared file systems get wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedem.errors import CheckpointError
+from fedem.protocols import FloatArray, Rows
+from fedem.storage import DISK, Disk, save_checkpoint, unpack_checkpoint
+
+logger = logging.getLogger(__name__)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """What the opening settled."""
+
+    settings: str
+    """The body of the hello."""
+    instance: int
+    count: int
+    """Rows at the opening: data that changed in mid-run are refused."""
+    shapes: dict[str, tuple[int, ...]]
+    columns: tuple[str, ...] | None
+    number: int = -1
+    """Which worker of the run this is."""
+    constants: FloatArray = field(default_factory=lambda: np.empty(0))
+    algorithm: str = ""
+    """The body of the settings of the rounds."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class State:
+    """What changes in a round."""
+
+    rows: Rows
+    round: int
+    """The round that ``statistics`` belong to, -1 if none."""
+    statistics: FloatArray
+    answered: int = 0
+    """How many rounds this worker has answered."""
+
+
+@final
+class SiteStore:
+    """The directory of one worker in one run."""
+
+    def __init__(self, directory: Path, disk: Disk = DISK) -> None:
+        self.directory, self.disk = directory, disk
+
+    def _load(self, name: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
+        """A file's content; a damaged one counts as lost, which the protocol knows how to mend."""
+        path = self.directory / name
+        data = self.disk.read(path)
+        if data is None:
+            return None
+        try:
+            return unpack_checkpoint(data, path)
+        except CheckpointError as error:
+            logger.warning("%s; it counts as lost", error)
+            return None
+
+    def joined(self) -> Joined | None:
+        """What the opening settled, if this worker heard of it."""
+        found = self._load("joined")
+        if found is None:
+            return None
+        arrays, about = found
+        return Joined(
+            about["settings"],
+            int(about["instance"], 16),
+            about["count"],
+            {name: tuple(shape) for name, shape in about["shapes"].items()},
+            None if about["columns"] is None else tuple(about["columns"]),
+            about["number"],
+            arrays["constants"],
+            about["algorithm"],
+        )
+
+    def join(self, joined: Joined) -> None:
+        """Write what the opening settled."""
+        self.disk.make_directory(self.directory)
+        about = {
+            "settings": joined.settings,
+            "instance": f"{joined.instance:016x}",
+            "count": joined.count,
+            "shapes": {name: list(shape) for name, shape in joined.shapes.items()},
+            "columns": None if joined.columns is None else list(joined.columns),
+            "number": joined.number,
+            "algorithm": joined.algorithm,
+        }
+        arrays = {"constants": joined.constants}
+        save_checkpoint(self.directory / "joined", arrays, about, self.disk)
+
+    def state(self) -> State | None:
+        """What the last round left, if there was one."""
+        found = self._load("state")
+        if found is None:
+            return None
+        arrays, about = found
+        rows = {n.removeprefix("rows/"): a for n, a in arrays.items() if n.startswith("rows/")}
+        return State(rows, about["round"], arrays["statistics"], about["answered"])
+
+    def put(self, state: State) -> None:
+        """Write what a round leaves: after this, it has happened."""
+        arrays = {f"rows/{name}": array for name, array in state.rows.items()}
+        arrays["statistics"] = state.statistics
+        about = {"round": state.round, "answered": state.answered}
+        save_checkpoint(self.directory / "state", arrays, about, self.disk)

@@ -1,0 +1,90 @@
+"""The few calls through which everything durable goes.
+
+They are an object, so that a test can stand in for the disk: stop between any two calls, and lose
+or tear what was not synced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+
+class Disk:
+    """The machine's own disk."""
+
+    def read(self, path: Path) -> bytes | None:
+        """A file's content, None if there is none."""
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def create(self, path: Path, data: bytes) -> Path:
+        """A new file beside ``path`` with this content, not yet safe from a crash; its name."""
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                os.fchmod(handle, 0o666 & ~_umask())
+                file.write(data)
+        except BaseException:
+            self.remove(Path(name))
+            raise
+        return Path(name)
+
+    def sync(self, path: Path) -> None:
+        """Bring a file's content to the platters."""
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def replace(self, old: Path, new: Path) -> None:
+        """Rename, over what has the new name."""
+        old.replace(new)
+
+    def sync_directory(self, directory: Path) -> None:
+        """Make renames durable, where the system lets one open a directory."""
+        with contextlib.suppress(OSError):
+            self.sync(directory)
+
+    def remove(self, path: Path) -> None:
+        """Delete a file, if it is there."""
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+    def make_directory(self, directory: Path) -> None:
+        """A directory and those above it, durable."""
+        missing = []
+        while not directory.is_dir():
+            missing.append(directory)
+            directory = directory.parent
+        for new in reversed(missing):
+            new.mkdir(exist_ok=True)
+            self.sync_directory(new.parent)
+
+    @contextlib.contextmanager
+    def lock(self, path: Path) -> Iterator[None]:
+        """One process at a time, by an advisory lock that dies with its holder."""
+        try:
+            import fcntl
+        except ImportError:  # a system without them: there one must start each worker once
+            yield
+            return
+        with path.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+DISK = Disk()
+
+
+def _umask() -> int:
+    """The process's umask, which the system only tells by changing it."""
+    current = os.umask(0o077)
+    os.umask(current)
+    return current
