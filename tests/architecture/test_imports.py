@@ -14,6 +14,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 ALLOWED: dict[str, set[str]] = {
     "_version": set(),
     "errors": set(),
+    "configuration": {"errors"},
     "messages": set(),
     "protocols": {"errors", "messages"},
     "random": {"errors", "protocols"},
@@ -79,6 +80,8 @@ ALLOWED: dict[str, set[str]] = {
         "wire",
     },
     "flower": {
+        "configuration",
+        "descriptions",
         "errors",
         "protocols",
         "algorithms",
@@ -93,6 +96,7 @@ ALLOWED: dict[str, set[str]] = {
         "records",
         "results",
         "rounds",
+        "serving",
         "storage",
         "wire",
     },
@@ -110,6 +114,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "experiments": {
         "_version",
+        "configuration",
         "errors",
         "protocols",
         "random",

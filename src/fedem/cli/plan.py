@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
-from fedem.cli.options import parse_compressor
+from fedem.compressors.words import parse_compressor
 from fedem.datasets.files import read_frame
 from fedem.datasets.synthetic import START, TRUTH, synthetic_federation
 from fedem.datasets.workers import as_workers

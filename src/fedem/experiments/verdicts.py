@@ -12,7 +12,7 @@ import numpy as np
 
 from fedem.errors import FedemError
 from fedem.experiments.config import packaged
-from fedem.experiments.settings import check_keys
+from fedem.configuration import check_keys
 
 _BOUNDS = ("at_least", "at_most", "value", "tolerance")
 

@@ -1,0 +1,189 @@
+"""The server's program under Flower: `fedem.serving.serve` over a `GridTransport`."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedem.errors import FedemError, ParticipationError, SettingsError
+from fedem.federations.flower.config import Config, read_config
+from fedem.federations.flower.transport import GridTransport
+from fedem.records import RoundRecord
+from fedem.serving import Served, serve
+from fedem.storage import save_checkpoint
+
+logger = logging.getLogger(__name__)
+CONFIG = "FEDEM_CONFIG"
+STATUS, LOCK = "status.json", "server.lock"
+
+
+def server_app(config: str | Path | None = None) -> ServerApp:
+    """See `fedem.federations.flower.make_server_app`."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        given = config or os.environ.get(CONFIG)
+        if not given:
+            raise SettingsError("which run? Give make_server_app the path of a configuration.")
+        run_server(grid, read_config(given))
+
+    return app
+
+
+class Status:
+    """Where the run stands, in a file that is always whole; ``fedem status`` reads it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / STATUS
+        self._content: dict[str, Any] = {"pid": os.getpid()}
+
+    def say(self, state: str, **more: Any) -> None:
+        """Write what changed."""
+        self._content |= {"state": state, "time": time.time(), **more}
+        beside = self._path.with_suffix(".new")
+        beside.write_text(json.dumps(self._content) + "\n", encoding="utf-8")
+        beside.replace(self._path)
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """What the server's program last said; nothing if it never spoke."""
+    try:
+        content = json.loads((folder / STATUS).read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[bool]:
+    """Whether nobody else holds this lock; if so, hold it."""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def run_server(grid: Grid, config: Config) -> None:
+    """Fit, from the beginning or from where an earlier process was killed."""
+    folder = config.place("folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    with alone(folder / LOCK) as mine:
+        if not mine:
+            raise FedemError(f"another server works in {folder}.")
+        status = Status(folder)
+        try:
+            served = _fit(GridTransport(grid), config, status)
+            save_fit(config.place("output"), served)
+            status.say("finished", stopped=served.result.stopped, rounds_made=served.rounds)
+        except FedemError as error:
+            status.say("failed", error=str(error))
+            raise
+
+
+def _fit(transport: GridTransport, config: Config, status: Status) -> Served:
+    """`serve`, again and again while there are too few sites, for as long as the user said."""
+    sites, run = config.sites, config.run
+    began = time.monotonic()
+    _gather(transport, config, status)
+    status.say("running", rounds=run.rounds, up=0, down=0)
+
+    def show(record: RoundRecord) -> None:
+        nonlocal began
+        began = time.monotonic()
+        told = status._content
+        status.say(
+            "running",
+            round=record.round,
+            squared_H=record.squared_H,
+            answered=record.answered,
+            asked=record.asked,
+            seconds=record.seconds,
+            up=told["up"] + record.bytes_up,
+            down=told["down"] + record.bytes_down,
+        )
+
+    while True:
+        try:
+            return serve(
+                config.model,
+                config.algorithm,
+                transport,
+                config.place("folder") / "fit",
+                rounds=run.rounds,
+                tolerance=run.tolerance,
+                weights=run.weights,
+                participation=run.make_participation(),
+                start_statistics=run.start_statistics,
+                seed=run.seed,
+                minimum=sites.fewest,
+                deadline=sites.deadline,
+                attempts=sites.attempts,
+                admit=sites.admit,
+                columns=config.columns,
+                callbacks=[show],
+            )
+        except ParticipationError as error:
+            if time.monotonic() - began > sites.give_up:
+                raise
+            logger.warning("%s", error)
+            status.say("waiting", why=str(error))
+            time.sleep(min(5.0, sites.deadline))
+
+
+def _gather(transport: GridTransport, config: Config, status: Status) -> None:
+    """Wait until those expected are there, or long enough and there are enough."""
+    sites, began = config.sites, time.monotonic()
+    while True:
+        here = transport.workers()
+        status.say("waiting", online=here, why=f"{len(here)} of {sites.expected} sites are here")
+        waited = time.monotonic() - began
+        if len(here) >= sites.expected or (waited > sites.wait and len(here) >= sites.fewest):
+            return
+        if (config.place("folder") / "fit").exists() and len(here) >= sites.fewest:
+            return  # a run that goes on knows its sites
+        if waited > sites.give_up:
+            raise ParticipationError(
+                f"after {waited:.0f} s {len(here)} sites are here; {sites.fewest} are needed."
+            )
+        time.sleep(0.5)
+
+
+def save_fit(folder: Path, served: Served) -> None:
+    """Leave parameters, records and bytes where the user asked for them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    result = served.result
+    arrays = {f"params/{name}": value for name, value in result.params.arrays().items()}
+    about = {
+        "model": result.model.describe(),
+        "columns": None if result.columns is None else list(result.columns),
+        "seed": result.seed,
+    }
+    save_checkpoint(folder / "parameters", {**arrays, "statistics": result.statistics}, about)
+    result.records.to_csv(folder / "rounds.csv")
+    summary = {
+        "rounds": served.rounds,
+        "stages": served.stage,
+        "stopped": result.stopped,
+        "refusals": dict(served.refusals),
+        "squared_H": result.records[-1].squared_H,
+        "bytes_up": result.bytes_up,
+        "bytes_down": result.bytes_down,
+        "bytes": result.ledger.summary(),
+        "parameters": {name: value.tolist() for name, value in result.params.arrays().items()},
+    }
+    text = json.dumps(summary, indent=1) + "\n"
+    (folder / "summary.json").write_text(text, encoding="utf-8")
