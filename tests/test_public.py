@@ -17,13 +17,15 @@ def test_exported_names() -> None:
         "Bernoulli Categorical CheckpointError Columns ContractError DataError Decreasing "
         "Dithering EM Everyone FactorParameters FaultPlan FaultyFederation FedEM FedemError "
         "FedemWarning FieldTable FixedSize GaussianParameters Identity Imputation "
-        "InverseWishart LinearGaussian LocalTransport LoopFederation MarkovParameters MixedParameters "
-        "Monitor NumericalError ParquetRows ParticipationError Poisson RandomSparsification Records "
-        "RegressionParameters RemoteFederation Result RoundRecord Run Schedule SettingsError "
-        "Site SiteRules StackedFederation Stop Stream Structure SubtractiveDithering Transport VRFedEM WireError "
+        "InverseWishart LinearGaussian LocalTransport LoopFederation MarkovParameters "
+        "MixedParameters Monitor NumericalError ParquetRows ParticipationError Poisson "
+        "RandomSparsification Records RegressionParameters RemoteFederation Result RoundRecord "
+        "Run Schedule Served SettingsError Site SiteRules StackedFederation Stop Stream Structure "
+        "SubtractiveDithering Transport VRFedEM WireError "
         "WorkerData WorkerTables __version__ as_workers block_quantization factor_analysis "
         "fit gaussian_mixture hidden_markov impute mixed_mixture open_run pad_sequences ppca "
-        "read_ebird read_records register_model regression_mixture simulate_table synthetic_federation".split()
+        "read_ebird read_records register_model regression_mixture serve simulate_table "
+        "synthetic_federation".split()
     )
     for name in fedem.__all__:
         assert hasattr(fedem, name)

@@ -78,6 +78,7 @@ from fedem.models import (
 from fedem.records import Records, RoundRecord
 from fedem.results import Result
 from fedem.rounds import Run
+from fedem.serving import Served, serve
 
 if TYPE_CHECKING:
     from fedem.imputation import (
@@ -135,6 +136,7 @@ __all__ = [
     "RoundRecord",
     "Run",
     "Schedule",
+    "Served",
     "SettingsError",
     "Site",
     "SiteRules",
@@ -161,6 +163,7 @@ __all__ = [
     "read_ebird",
     "read_records",
     "register_model",
+    "serve",
     "simulate_table",
     "synthetic_federation",
 ]

@@ -42,7 +42,7 @@ from fedem.rounds import Run
 from fedem.wire import ENVELOPE, floats_size, summary_size
 
 
-def _weights(weights: str | Sequence[float] | FloatArray, counts: IntArray) -> FloatArray:
+def worker_weights(weights: str | Sequence[float] | FloatArray, counts: IntArray) -> FloatArray:
     """w_i, summing to one."""
     if isinstance(weights, str):
         if weights == "samples":
@@ -128,7 +128,7 @@ def open_run(
     if network.carries_bytes and opening_precision != "float64":
         raise SettingsError("over a network summaries travel in full: leave opening_precision out.")
     opening = _round_summaries(network.open(model), opening_precision, seed)
-    w = _weights(weights, opening.counts)
+    w = worker_weights(weights, opening.counts)
     if network.carries_bytes:  # both ends bind from what is sent, and so to the last bit alike
         constants = pack_constants(model, opening, w)
         shapes = {name: values.shape[1:] for name, values in opening.summaries.items()}

@@ -47,6 +47,7 @@ class Purpose(IntEnum):
     FIELD_RECORDS = 25
     TESTING = 30
     COMPLETION = 31
+    NETWORK_FAULTS = 60
 
 
 def check_seed(seed: int) -> int:

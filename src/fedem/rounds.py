@@ -344,6 +344,7 @@ class Run:
     def restore(self, path: str | Path, disk: Disk = DISK) -> None:
         """Continue from a checkpoint of the same run, bit for bit."""
         arrays, description = load_checkpoint(path, disk)
+        disk.settle(Path(path))
         differing = sorted(
             name
             for name in {*self.fingerprint, *description["fingerprint"]}

@@ -63,6 +63,18 @@ ALLOWED: dict[str, set[str]] = {
         "rounds",
         "wire",
     },
+    "serving": {
+        "errors",
+        "protocols",
+        "algorithms",
+        "descriptions",
+        "federations",
+        "fitting",
+        "limits",
+        "records",
+        "results",
+        "storage",
+    },
     "reporting": {"protocols", "records"},
     "imputation": {
         "descriptions",

@@ -52,6 +52,15 @@ class Disk:
         with contextlib.suppress(OSError):
             self.sync(directory)
 
+    def settle(self, path: Path) -> None:
+        """Make what was read of a file safe before anyone is told what follows from it.
+
+        Its writer may have been killed between the rename and the sync of the directory.
+        """
+        with contextlib.suppress(OSError):
+            self.sync(path)
+        self.sync_directory(path.parent)
+
     def remove(self, path: Path) -> None:
         """Delete a file, if it is there."""
         with contextlib.suppress(OSError):

@@ -53,6 +53,7 @@ from fedem.wire import (
     encode_request,
     encode_table,
     floats_size,
+    peek,
     seal,
 )
 
@@ -100,6 +101,8 @@ class RemoteFederation(Federation):
         self._knows: dict[str, set[Kind]] = {}
         self._steps: dict[int, bytes] = {}
         self._asked: tuple[int, int, set[int], int] = (-1, -1, set(), 0)
+        self.silences: dict[str, int] = {}
+        """How often in a row each worker was asked in vain."""
         self._question = new_run() >> 33
         """Of the next question to everyone: its answers cannot be taken for those of another."""
         if self.directory is not None:
@@ -109,6 +112,10 @@ class RemoteFederation(Federation):
     def refusals(self) -> dict[str, str]:
         """Workers that are not, or no longer, in the run, and why."""
         return self._line.refusals
+
+    def reachable(self) -> list[str]:
+        """Keys of the workers that can be reached now, in the run or not."""
+        return self._line.transport.workers()
 
     @property
     def outside(self) -> dict[str, int]:
@@ -136,6 +143,7 @@ class RemoteFederation(Federation):
         path, traffic = self._path("members"), self._line.traffic
         if path is not None and self.disk.read(path) is not None:
             self.members = Members.load(path, self.disk)
+            self.disk.settle(path)
             if self.members.description != description:
                 raise CheckpointError(
                     f"{path} belongs to a run of another model: use that, or another folder."
@@ -183,7 +191,7 @@ class RemoteFederation(Federation):
         news = [kind for kind in need if kind not in self._knows[self.members.keys[number]]]
         if not news:
             return message
-        head = Header(Kind.BUNDLE, self.members.run, 0, number, self._mark(number), 0)
+        head = replace(peek(message)[0], kind=Kind.BUNDLE, dimension=0)
         parts = []
         for kind in news:
             if kind is Kind.CONSTANTS:
@@ -251,6 +259,7 @@ class RemoteFederation(Federation):
             strangers = self._listen(request, asked, found, lost)
             lost |= self._rejoin(strangers)
             heard |= set(found) | lost
+            self._note_silence(asked, heard)
             if len(heard) >= enough:
                 break
         else:
@@ -261,6 +270,11 @@ class RemoteFederation(Federation):
             )
         joined = Replies.join([found[number] for number in sorted(found)], len(request.statistics))
         return replace(joined, lost_memory=np.array(sorted(lost), dtype=np.int64))
+
+    def _note_silence(self, asked: Iterable[str], heard: set[int]) -> None:
+        for key in asked:
+            silent = self._numbers[key] not in heard
+            self.silences[key] = self.silences.get(key, 0) + 1 if silent else 0
 
     def _progress(self, request: Request) -> tuple[set[int], int]:
         """Who answered this round in earlier calls, and how many answers it needs."""
@@ -368,6 +382,7 @@ class RemoteFederation(Federation):
         path = self._path("start") if starting else None
         if path is not None and self.disk.read(path) is not None:
             arrays, _ = load_checkpoint(path, self.disk)
+            self.disk.settle(path)
             if np.array_equal(arrays["params"], flatten_params(params)):
                 return np.asarray(arrays["statistics"])
         values = self._ask_everyone(params, Kind.START, Kind.STATISTICS, q)

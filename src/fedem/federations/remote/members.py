@@ -38,6 +38,8 @@ class Members:
     """The opening in the ledger's form."""
     description: Any = None
     """The model's."""
+    invited: list[str] = field(default_factory=list)
+    """Everyone who was said hello to, whatever came of it."""
 
     @property
     def opening(self) -> Opening:
@@ -57,6 +59,7 @@ class Members:
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
             "columns": None if self.columns is None else list(self.columns),
             "description": self.description,
+            "invited": self.invited,
         }
         arrays = {"counts": self.counts, "values": self.values, "traffic": self.traffic}
         save_checkpoint(path, arrays, about, disk)
@@ -77,6 +80,7 @@ class Members:
             None if about["columns"] is None else tuple(about["columns"]),
             arrays["traffic"],
             about["description"],
+            about["invited"],
         )
 
 

@@ -69,6 +69,7 @@ class RollCall:
             shapes=common,
             columns=columns_of(joins[members[0]]),
             description=description,
+            invited=list(keys),
         )
 
     def hello(

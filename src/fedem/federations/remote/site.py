@@ -183,6 +183,8 @@ class Site:
             store.join(joined)
         elif joined.count != count:
             raise Refusal(Reason.REFUSED, "its data changed since the run began.")
+        else:
+            store.settle("joined")
         about = {
             "columns": None if data.columns is None else list(data.columns),
             "shapes": {name: list(shape) for name, shape in joined.shapes.items()},
@@ -296,6 +298,8 @@ class Site:
             raise Refusal(Reason.OLD, "a request that was overtaken by another.")
         if new is not state:
             store.put(new)
+        else:
+            store.settle("state")
         payload = new.rows["payload"][0].tobytes()
         evaluations = int(replies.evaluations[0])
         head = replace(header, kind=Kind.REPLY, worker=joined.number)

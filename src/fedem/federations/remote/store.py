@@ -120,6 +120,10 @@ class SiteStore:
         rows = {n.removeprefix("rows/"): a for n, a in arrays.items() if n.startswith("rows/")}
         return State(rows, about["round"], arrays["statistics"], about["answered"])
 
+    def settle(self, name: str) -> None:
+        """Make a file safe that is answered from without being written."""
+        self.disk.settle(self.directory / name)
+
     def put(self, state: State) -> None:
         """Write what a round leaves: after this, it has happened."""
         arrays = {f"rows/{name}": array for name, array in state.rows.items()}

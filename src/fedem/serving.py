@@ -1,0 +1,213 @@
+"""`serve`: a run over a network that outlives its server, and whose workers come and go.
+
+Within a **stage** the workers are fixed. When one leaves for good or a new one is let in, the stage
+ends and the next begins with an opening of its own, at the parameters that were reached: the
+weights, the frame, the sample size that scales priors and the second moment of a tied covariance
+all depend on who is in, so anything less would fit a model of nobody's data. Memories start at
+zero with each stage, on both sides, and are exact in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from fedem.errors import CheckpointError, ParticipationError, check_count
+from fedem.federations.remote import RemoteFederation, Transport, bind_constants, pack_constants
+from fedem.federations.remote.members import Members
+from fedem.fitting import fit, worker_weights
+from fedem.limits import Callback
+from fedem.protocols import Algorithm, FloatArray, Model
+from fedem.records import RoundRecord
+from fedem.results import Result
+from fedem.storage import load_checkpoint, save_checkpoint
+
+logger = logging.getLogger(__name__)
+CHECKPOINT = "run.checkpoint"
+ADMIT_EVERY = 10
+"""Rounds of a stage before newcomers are let in: each stage costs an opening."""
+
+
+@final
+@dataclass(frozen=True)
+class Served:
+    """What a run over a network reached."""
+
+    result: Result
+    """Of the last stage; its records and ledger are that stage's."""
+    stage: int
+    """How many stages there were."""
+    rounds: int
+    """Rounds of all stages together."""
+    refusals: Mapping[str, str]
+    """Workers that were refused, refused themselves or left, and why."""
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Where a service stands: kept on disk before the stage begins."""
+
+    number: int = 1
+    rounds: int = 0
+    """Rounds of the stages before."""
+    excluded: Mapping[str, str] | None = None
+
+    @classmethod
+    def load(cls, path: Path) -> _Stage:
+        if not path.exists():
+            return cls()
+        _, about = load_checkpoint(path)
+        return cls(about["number"], about["rounds"], about["excluded"])
+
+    def save(self, path: Path) -> None:
+        about = {"number": self.number, "rounds": self.rounds, "excluded": self.excluded or {}}
+        save_checkpoint(path, {"none": np.empty(0)}, about)
+
+
+@final
+class _Without(Transport):
+    """A transport less the workers that are out for good."""
+
+    def __init__(self, inner: Transport, out: Mapping[str, str]) -> None:
+        self._inner, self._out = inner, out
+
+    def workers(self) -> list[str]:
+        """The others."""
+        return [key for key in self._inner.workers() if key not in self._out]
+
+    def deliver(
+        self, messages: Mapping[str, bytes], deadline: float
+    ) -> Iterator[tuple[str, bytes]]:
+        """As within."""
+        return self._inner.deliver(messages, deadline)
+
+
+def serve(
+    model: Model,
+    algorithm: Algorithm | None,
+    transport: Transport,
+    directory: str | Path,
+    *,
+    rounds: int = 100,
+    weights: str = "samples",
+    start: Any | None = None,
+    minimum: int = 1,
+    deadline: float = 60.0,
+    attempts: int = 5,
+    columns: Sequence[str] | None = None,
+    admit: bool = True,
+    patience: int | None = None,
+    callbacks: Iterable[Callback] = (),
+    **options: Any,
+) -> Served:
+    """Fit ``model`` with the workers a transport reaches; called again, go on where it was killed.
+
+    ``directory`` is the run's own: a call finds there what an earlier one left. ``rounds`` are
+    those of all stages together. With ``admit`` workers that turn up in mid-run are let in, by a
+    new stage; one that refuses for good, or stays silent ``patience`` times in a row, leaves by
+    one. ``minimum``, ``deadline``, ``attempts`` and ``columns`` are those of `RemoteFederation`;
+    ``options`` go to `fit` (participation, tolerance, seed, monitor, start_statistics, ...).
+    """
+    check_count("rounds", rounds)
+    where = Path(directory)
+    where.mkdir(parents=True, exist_ok=True)
+    stage = _Stage.load(where / "stage")
+    hooks = (callbacks,) if callable(callbacks) else tuple(callbacks)
+    while True:
+        folder = where / f"stage-{stage.number:04d}"
+        federation = RemoteFederation(
+            _Without(transport, stage.excluded or {}),
+            folder,
+            deadline=deadline,
+            minimum=minimum,
+            attempts=attempts,
+            columns=columns,
+        )
+        given = options
+        if stage.number > 1:
+            start = _reached(model, weights, where / f"stage-{stage.number - 1:04d}")
+            given = {"start_statistics": "expected"} | options
+        change = _Change(federation, admit, patience)
+        error: ParticipationError | None = None
+        result: Any = None
+        try:
+            result = fit(
+                model,
+                None,
+                algorithm,
+                federation=federation,
+                rounds=rounds - stage.rounds,
+                weights=weights,
+                start=start,
+                checkpoint=folder / CHECKPOINT,
+                resume=True,
+                callbacks=(*hooks, change),
+                **given,
+            )
+        except ParticipationError as caught:
+            error, result = caught, getattr(caught, "result", None)
+        out = {**(stage.excluded or {}), **federation.refusals}
+        made = 0 if result is None else result.rounds
+        if not change.needed() or stage.rounds + made >= rounds:
+            if error is not None:
+                raise error
+            return Served(result, stage.number, stage.rounds + made, out)
+        if made == 0:  # nothing reached yet: begin again without those who left
+            for name in (CHECKPOINT, "start", "members"):
+                with contextlib.suppress(FileNotFoundError):
+                    (folder / name).unlink()
+            stage = _Stage(stage.number, stage.rounds, out)
+        else:
+            stage = _Stage(stage.number + 1, stage.rounds + made, out)
+        logger.warning("stage %d begins: %s", stage.number, change.why)
+        stage.save(where / "stage")
+
+
+@final
+class _Change:
+    """A callback that ends a stage when its workers are no longer the right ones."""
+
+    def __init__(self, federation: RemoteFederation, admit: bool, patience: int | None) -> None:
+        self._federation, self._admit, self._patience = federation, admit, patience
+        self.why = ""
+
+    def __call__(self, record: RoundRecord) -> bool:
+        """After a round."""
+        return self.needed(record.round >= ADMIT_EVERY)
+
+    def needed(self, newcomers: bool = False) -> bool:
+        """Whether someone left or, if asked, came; ``why`` says who."""
+        if self.why:
+            return True
+        federation = self._federation
+        members = federation.members
+        gone = [key for key in members.keys if key in federation.refusals]
+        if self._patience is not None:
+            for key, times in federation.silences.items():
+                if times >= self._patience and key not in federation.refusals:
+                    federation.refusals[key] = f"silent {times} times in a row."
+                    gone.append(key)
+        known = {*members.invited, *federation.refusals}
+        new = [key for key in federation.reachable() if key not in known] if newcomers else []
+        if gone or (new and self._admit):
+            self.why = f"left {gone}, new {new}"
+        return bool(self.why)
+
+
+def _reached(model: Model, weights: str, folder: Path) -> Any:
+    """The parameters that a stage ended with, in the user's units, from what it left on disk."""
+    try:
+        opening = Members.load(folder / "members").opening
+        statistics: FloatArray = load_checkpoint(folder / CHECKPOINT)[0]["statistics"]
+    except KeyError as error:
+        raise CheckpointError(f"{folder} is not what a stage leaves: {error} is missing.") from None
+    constants = pack_constants(model, opening, worker_weights(weights, opening.counts))
+    shapes = {name: values.shape[1:] for name, values in opening.summaries.items()}
+    bound = bind_constants(model, constants, shapes)
+    return bound.to_user(bound.maximize(statistics))
