@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedem._version import __version__
+from fedem.cli.federate import add_commands
 from fedem.cli.keys import keys_app
 
 EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -22,7 +23,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(keys_app, name="keys")
 
 
 def _version(show: bool) -> None:
@@ -295,6 +295,10 @@ def impute(
     if run_impute(options):
         typer.echo(f"fedem: interrupted; what was reached is in {out}/", err=True)
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+add_commands(app)
+app.add_typer(keys_app, name="keys")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -137,7 +137,9 @@ class FaultyTransport(Transport):
         at = int(self.dice() * len(message))
         if self.dice() < 0.5:
             return message[:at]
-        return message[:at] + bytes([message[at] ^ (1 + int(self.dice() * 255))]) + message[at + 1 :]
+        return (
+            message[:at] + bytes([message[at] ^ (1 + int(self.dice() * 255))]) + message[at + 1 :]
+        )
 
     def _step(self, key: str, message: bytes) -> bytes | None:
         """One worker's step in a process of its own, which may die between any two writes."""

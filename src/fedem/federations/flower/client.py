@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import shutil
+import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +16,23 @@ import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from fedem.algorithms import FedEM
+from fedem.compressors import Dithering
 from fedem.datasets import WorkerData
-from fedem.errors import SettingsError
+from fedem.descriptions import build_model
+from fedem.errors import FedemError, SettingsError
 from fedem.federations.flower.transport import QUERY, unwrap, wrap
-from fedem.federations.remote import Site, SiteRules
+from fedem.federations.remote import LocalTransport, RemoteFederation, Site, SiteRules
+from fedem.fitting import fit
+from fedem.wire import Kind, Reason, decode_text, encode_refusal, peek
+
+logger = logging.getLogger(__name__)
 
 FOLDER = "FEDEM_SITE_FOLDER"
 """The environment variable that tells the site's program where `write_site` wrote."""
-JOURNAL = "messages.jsonl"
+DRY_RUN = "FEDEM_DRY_RUN"
+JOURNAL, REHEARSAL, REHEARSED = "messages.jsonl", "dry-run.jsonl", "dry-run.done"
+"""Every message that left the site; every kind of message that would."""
 
 
 def client_app(
@@ -95,7 +108,44 @@ def site_app() -> ClientApp:
 
     @app.query(QUERY)
     def answer(message: Message, context: Context) -> Message:
-        reply = open_site(folder).step(unwrap(message.content))
+        given = unwrap(message.content)
+        reply = (
+            rehearse(folder, given) if os.environ.get(DRY_RUN) else open_site(folder).step(given)
+        )
         return Message(wrap(reply), reply_to=message)
 
     return app
+
+
+def rehearse(folder: Path, message: bytes) -> bytes:
+    """Answer nothing but "not now", and leave in ``dry-run.jsonl`` what would have been sent.
+
+    The server's hello names the model. What follows is played through here with this site alone:
+    kinds and sizes of messages do not depend on the others, nor on more than two rounds.
+    """
+    header, body = peek(message)
+    refusal = replace(header, kind=Kind.REFUSAL, dimension=0)
+    answer = encode_refusal(refusal, Reason.NOT_NOW, "the owner is looking first.", 0)
+    if header.kind is not Kind.HELLO:
+        return answer
+    memory = folder / "dry-run"
+    shutil.rmtree(memory, ignore_errors=True)
+    (folder / REHEARSAL).unlink(missing_ok=True)
+    site = open_site(folder, memory.name, REHEARSAL)
+    site.step(message)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fit(
+                build_model(decode_text(body)["model"]),
+                None,
+                FedEM(Dithering(4)),
+                federation=RemoteFederation(LocalTransport({"here": site}), attempts=1),
+                start_statistics="expected",
+                rounds=2,
+            )
+    except FedemError as error:
+        logger.warning("the rehearsal ended: %s", error)
+    shutil.rmtree(memory, ignore_errors=True)
+    (folder / REHEARSED).touch()
+    return answer

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedem.errors import FedemError, SettingsError
+from fedem.federations.flower.keys import read_private_key, read_public_key
 from fedem.federations.flower.processes import (
     Child,
     console_script,
@@ -19,9 +22,9 @@ from fedem.federations.flower.processes import (
     make_tools,
 )
 
+logger = logging.getLogger(__name__)
 CONNECTION = "fedem"
 """The name of our SuperLink in Flower's own configuration."""
-SITE_APP = "fedem.federations.flower.clientapp:main"
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -72,15 +75,14 @@ class Link:
         everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
         return join_address(everywhere.get(self.host, self.host), self.port)
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, more: Mapping[str, str]) -> dict[str, str]:
         """Of all processes at the server."""
         tools = make_tools(
             self.folder / "bin", {"flwr-serverapp": console_script("flwr-serverapp")}
         )
-        home = self.folder / "flower"
-        return environment(home, PATH=str(tools), FEDEM_SERVER_FOLDER=str(self.folder))
+        return environment(self.folder / "flower", PATH=str(tools), **more)
 
-    def superlink(self) -> Child:
+    def superlink(self, **more: str) -> Child:
         """The guarded SuperLink, with a database and tasks in processes of their own."""
         command = [
             *(sys.executable, "-P", "-m", "fedem.federations.flower.superlink"),
@@ -98,9 +100,9 @@ class Link:
                 *("--enable-supernode-auth",),
                 *("--superexec-auth-secret-file", str(self.keys / "exec.secret")),
             ]
-        return self._child("superlink", command)
+        return self._child("superlink", command, more)
 
-    def superexec(self) -> Child:
+    def superexec(self, **more: str) -> Child:
         """The process that starts the server's program when a run is there."""
         command = [*flower_command("flower-superexec"), "--runtime-api-address", self.local]
         if self.keys is None:
@@ -110,17 +112,17 @@ class Link:
                 *("--root-certificates", str(self.keys / "ca.pem")),
                 *("--superexec-auth-secret-file", str(self.keys / "exec.secret")),
             ]
-        return self._child("superexec", command)
+        return self._child("superexec", command, more)
 
-    def _child(self, name: str, command: list[str]) -> Child:
-        return Child(name, command, self.environment(), self.folder / "logs" / f"{name}.log")
+    def _child(self, name: str, command: list[str], more: Mapping[str, str]) -> Child:
+        return Child(name, command, self.environment(more), self.folder / "logs" / f"{name}.log")
 
     def flwr(self, *arguments: str, timeout: float = 60) -> dict[str, object]:
         """Run ``flwr`` against this SuperLink, and read its JSON."""
         self._write_connection()
         done = subprocess.run(
             [*flower_command("flwr"), *arguments, CONNECTION, "--format", "json"],
-            env=self.environment(),
+            env=self.environment({}),
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -152,47 +154,108 @@ class Link:
 
     def register(self, public: Path, name: str) -> None:
         """Let the node with this key in; it may be in already."""
-        try:
-            self.flwr("supernode", "register", str(public), "--name", name)
-        except FedemError as error:
-            if "already" not in str(error):
-                raise
+        from flwr.proto.control_pb2 import RegisterNodeRequest
+        from flwr.supercore.control import ControlHttpClient
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+        key = public_key_to_bytes(read_public_key(public))
+        with ControlHttpClient.from_server_address(
+            self.local,
+            self.keys is None,
+            None if self.keys is None else str(self.keys / "ca.pem"),
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        ) as client:
+            try:
+                client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+            except Exception as error:
+                said = getattr(getattr(error, "response", None), "text", str(error))
+                if "already" not in said:
+                    raise FedemError(f"site {name} could not be registered: {said[:200]}") from None
 
     def start_run(self, app: Path) -> str:
         """Submit the app; returns Flower's number of the run."""
         return str(self.flwr("run", str(app))["run-id"])
 
 
-def supernode(
-    address: str,
-    folder: Path,
-    *,
-    authority: Path | None,
-    key: Path | None,
-    port: int,
-    more: Mapping[str, str],
-    client: str = SITE_APP,
-) -> Child:
-    """A SuperNode whose only program is ours; without ``authority`` it speaks without TLS."""
-    host, _ = split_address(address)
-    if authority is None and not is_loopback(host):
-        raise SettingsError(
-            "without TLS a site joins a server on its own machine only: give --ca and --key, or "
-            f"drop --insecure; got {address}."
-        )
-    tools = make_tools(
-        folder / "bin",
-        {"flwr-clientapp": client, "flower-superexec": console_script("flower-superexec")},
-    )
-    command = [
-        *flower_command("flower-supernode"),
-        *("--superlink", address, "--host", "127.0.0.1", "--port", str(port)),
+@dataclass(frozen=True)
+class Node:
+    """A site's SuperNode and its program, ours; without ``authority`` it has no TLS."""
+
+    address: str
+    folder: Path
+    authority: Path | None
+    key: Path | None
+    port: int
+    more: Mapping[str, str]
+    """Environment of the site's program."""
+
+    def __post_init__(self) -> None:
+        host, _ = split_address(self.address)
+        if self.authority is None and not is_loopback(host):
+            raise SettingsError(
+                "without TLS a site joins a server on its own machine only: give --ca and --key "
+                f"instead of --insecure; got {self.address}."
+            )
+
+    def supernode(self) -> Child:
+        """The process that speaks with the server."""
+        command = [
+            *flower_command("flower-supernode"),
+            *("--superlink", self.address, "--isolation", "process"),
+            *("--host", "127.0.0.1", "--port", str(self.port)),
+            *("--superexec-auth-secret-file", str(self.folder / "exec.secret")),
+        ]
+        if self.authority is None:
+            command.append("--insecure")
+        else:
+            command += ["--root-certificates", str(self.authority)]
+        if self.key is not None:
+            command += ["--auth-supernode-private-key", str(self.key)]
+        return self._child("supernode", command)
+
+    def resident(self) -> Child:
+        """The process that answers; it speaks with the SuperNode on this machine only."""
+        program = (sys.executable, "-P", "-m", "fedem.federations.flower.resident")
+        secret = str(self.folder / "exec.secret")
+        return self._child("resident", [*program, f"127.0.0.1:{self.port}", secret])
+
+    def _child(self, name: str, command: list[str]) -> Child:
+        variables = environment(self.folder / "flower", **self.more)
+        return Child(name, command, variables, self.folder / "logs" / f"{name}.log")
+
+    @property
+    def _session(self) -> Path:
+        return self.folder / "session"
+
+    def remember(self, number: int) -> None:
+        """Note the number under which the server knows us, until the session has ended."""
+        self._session.write_text(str(number), encoding="utf-8")
+
+    def release(self) -> None:
+        """End a session that a crash left open: the server would refuse us for a minute."""
+        if self.key is None or self.authority is None or not self._session.exists():
+            return
+        try:
+            _deactivate(self.address, self.authority, self.key, int(self._session.read_text()))
+        except Exception as error:  # the server then ends it by itself, later
+            logger.info("the last session could not be ended: %s", error)
+        self._session.unlink(missing_ok=True)
+
+
+def _deactivate(address: str, authority: Path, key: Path, number: int) -> None:
+    """Tell the SuperLink that a node is gone, as the node itself would have."""
+    from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+    from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    private = read_private_key(key)
+    checks: list[Any] = [
+        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+        NodeAuthHttpInterceptor(private, private.public_key()),
     ]
-    if authority is None:
-        command.append("--insecure")
-    else:
-        command += ["--root-certificates", str(authority)]
-    if key is not None:
-        command += ["--auth-supernode-private-key", str(key)]
-    variables = environment(folder / "flower", PATH=str(tools), **more)
-    return Child("supernode", command, variables, folder / "logs" / "supernode.log")
+    with FleetHttpClient.from_server_address(
+        address, False, str(authority), interceptors=checks
+    ) as client:
+        client.DeactivateNode(DeactivateNodeRequest(node_id=number))

@@ -85,11 +85,14 @@ class Child:
     environment: Mapping[str, str]
     log: Path
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _from: int = field(default=0, init=False)
+    """Where in the log this start begins."""
 
     def start(self) -> None:
         """Start it; what it says goes to the log."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
+            self._from = log.tell()
             self.process = subprocess.Popen(
                 self.command,
                 env=dict(self.environment),
@@ -128,12 +131,16 @@ class Child:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def tail(self, lines: int = 5) -> str:
-        """The last lines of its log."""
-        with contextlib.suppress(OSError):
-            text = self.log.read_text(encoding="utf-8", errors="replace")
-            return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])
+    def words(self) -> str:
+        """What it has said since it was last started."""
+        with contextlib.suppress(OSError), self.log.open("rb") as file:
+            file.seek(self._from)
+            return file.read().decode(errors="replace")
         return ""
+
+    def tail(self, lines: int = 5) -> str:
+        """Its last words, on one line."""
+        return " ".join([line for line in self.words().splitlines() if line.strip()][-lines:])
 
 
 def _die_with_parent() -> None:
