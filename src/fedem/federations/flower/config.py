@@ -177,7 +177,17 @@ def _model(table: Mapping[str, Any], where: str) -> Model:
     if kind == "site-owner":
         from fedem.imputation.site_owner import SiteOwner
 
-        made: Model = _call(SiteOwner, options, where)
+        def site_owner(
+            times: int,
+            rank: int = 3,
+            ridge: float = 1.0,
+            smoothing: float = 0.0,
+            seasonality: float = 0.0,
+        ) -> Model:
+            """What is chosen; the rest of it comes with the data."""
+            return SiteOwner(times, rank, ridge, smoothing, seasonality)
+
+        made: Model = _call(site_owner, options, where)
         return made
     found: Model = _call(MODELS[kind], options, where)
     return found

@@ -98,6 +98,9 @@ class Guest:
     _told: int = field(default=0, init=False)
     _node: Node | None = field(default=None, init=False)
 
+    def __post_init__(self) -> None:
+        self.folder = self.folder.resolve()
+
     @property
     def journal(self) -> Path:
         """Where the site's program writes what it sends, or would."""
@@ -162,7 +165,7 @@ class Guest:
             self.key,
             free_port(),
             {
-                FOLDER: str(self.folder.resolve()),
+                FOLDER: str(self.folder),
                 DRY_RUN: "1" if self.dry_run else "",
                 **self.variables,
             },

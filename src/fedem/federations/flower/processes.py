@@ -33,7 +33,7 @@ SETTINGS = {
 def environment(home: Path, **more: str) -> dict[str, str]:
     """The environment of Flower's processes, with a home that is not the user's."""
     home.mkdir(parents=True, exist_ok=True)
-    out = {**os.environ, **SETTINGS, "FLWR_HOME": str(home), **more}
+    out = {**os.environ, **SETTINGS, "FLWR_HOME": str(home.resolve()), **more}
     local = "localhost,127.0.0.1,::1"  # a proxy is for the world outside
     for name in ("NO_PROXY", "no_proxy"):
         out[name] = ",".join(filter(None, [os.environ.get(name), local]))

@@ -86,8 +86,10 @@ def run_server(grid: Grid, config: Config) -> None:
             raise FedemError(f"another server works in {folder}.")
         status = Status(folder)
         try:
-            served = _fit(GridTransport(grid), config, status)
-            save_fit(config.place("output"), served)
+            transport = GridTransport(grid)
+            served = _fit(transport, config, status)
+            crossed = {"up": transport.received, "down": transport.sent}
+            save_fit(config.place("output"), served, crossed)
             status.say("finished", stopped=served.result.stopped, rounds_made=served.rounds)
         except FedemError as error:
             status.say("failed", error=str(error))
@@ -162,8 +164,11 @@ def _gather(transport: GridTransport, config: Config, status: Status) -> None:
         time.sleep(0.5)
 
 
-def save_fit(folder: Path, served: Served) -> None:
-    """Leave parameters, records and bytes where the user asked for them."""
+def save_fit(folder: Path, served: Served, crossed: dict[str, int]) -> None:
+    """Leave parameters, records and bytes where the user asked for them.
+
+    ``crossed`` are the bytes that Flower was handed since this process started.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     result = served.result
     arrays = {f"params/{name}": value for name, value in result.params.arrays().items()}
@@ -183,6 +188,7 @@ def save_fit(folder: Path, served: Served) -> None:
         "bytes_up": result.bytes_up,
         "bytes_down": result.bytes_down,
         "bytes": result.ledger.summary(),
+        "crossed": crossed,
         "parameters": {name: value.tolist() for name, value in result.params.arrays().items()},
     }
     text = json.dumps(summary, indent=1) + "\n"
