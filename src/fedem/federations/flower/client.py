@@ -96,7 +96,7 @@ def read_rows(about: Mapping[str, Any]) -> Any:
     """A Parquet file where it is, or rows that were prepared, memory-mapped."""
     if "parquet" in about:
         return about["parquet"]
-    rows = np.load(about["rows"], mmap_mode="r", allow_pickle=False)
+    rows = np.load(about["rows"], mmap_mode="r")
     columns = None if about["columns"] is None else tuple(about["columns"])
     return WorkerData(rows, np.array([0, len(rows)]), ["site"], columns)
 

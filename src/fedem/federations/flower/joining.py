@@ -75,7 +75,7 @@ def prepare(folder: Path, data: Path, columns: list[str] | None) -> dict[str, An
     path = folder / "rows.npy"
     with path.open("wb") as file:
         os.fchmod(file.fileno(), 0o600)
-        np.save(file, np.asarray(rows), allow_pickle=False)
+        np.save(file, np.asarray(rows))
     return {"rows": str(path.resolve()), "columns": None if names is None else list(names)}
 
 

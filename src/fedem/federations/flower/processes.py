@@ -173,7 +173,8 @@ def wait_until(
                     f"{child.tail(3)} (all of it in {child.log})"
                 )
         if time.monotonic() > end:
-            raise FedemError(f"waited {seconds:.0f} s for {what}; see {children[0].log}.")
+            logs = ", ".join(str(child.log) for child in children)
+            raise FedemError(f"waited {seconds:.0f} s for {what}; see {logs or 'nothing'}.")
         time.sleep(0.1)
 
 

@@ -46,7 +46,12 @@ class Status:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / STATUS
+        before = read_status(folder)
         self._content: dict[str, Any] = {"pid": os.getpid()}
+        self._content |= {name: before[name] for name in ("round", "up", "down") if name in before}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._content.get(name, 0)
 
     def say(self, state: str, **more: Any) -> None:
         """Write what changed."""
@@ -90,7 +95,13 @@ def run_server(grid: Grid, config: Config) -> None:
             served = _fit(transport, config, status)
             crossed = {"up": transport.received, "down": transport.sent}
             save_fit(config.place("output"), served, crossed)
-            status.say("finished", stopped=served.result.stopped, rounds_made=served.rounds)
+            status.say(
+                "finished",
+                stopped=served.result.stopped,
+                round=served.rounds,
+                up=served.result.bytes_up,
+                down=served.result.bytes_down,
+            )
         except FedemError as error:
             status.say("failed", error=str(error))
             raise
@@ -101,12 +112,11 @@ def _fit(transport: GridTransport, config: Config, status: Status) -> Served:
     sites, run = config.sites, config.run
     began = time.monotonic()
     _gather(transport, config, status)
-    status.say("running", rounds=run.rounds, up=0, down=0)
+    status.say("running", rounds=run.rounds)
 
     def show(record: RoundRecord) -> None:
         nonlocal began
         began = time.monotonic()
-        told = status._content
         status.say(
             "running",
             round=record.round,
@@ -114,8 +124,8 @@ def _fit(transport: GridTransport, config: Config, status: Status) -> Served:
             answered=record.answered,
             asked=record.asked,
             seconds=record.seconds,
-            up=told["up"] + record.bytes_up,
-            down=told["down"] + record.bytes_down,
+            up=status["up"] + record.bytes_up,
+            down=status["down"] + record.bytes_down,
         )
 
     while True:
