@@ -3,7 +3,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+<<<<<<< HEAD
 .PHONY: help setup demo reproduce test lint types check wheel bench chaos fuzz clean
+=======
+.PHONY: help setup demo reproduce test lint types check wheel bench fuzz faults clean
+>>>>>>> network
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -54,6 +58,9 @@ fuzz: setup ## Feed a million inputs to the decoders (installs atheris)
 	$(BIN)/python -m pip install --quiet atheris
 	mkdir -p build/fuzz
 	$(BIN)/python -m tests.fuzz.decoders -runs=1000000 -max_len=160 -rss_limit_mb=1500 -timeout=10 build/fuzz
+
+faults: setup ## Try ten thousand random faults of network, processes and disks
+	$(BIN)/python -m benchmarks faults --plans 10000 --json build/faults.json
 
 clean: ## Remove what the targets made
 	rm -rf $(VENV) dist build demo reproduction .mypy_cache .ruff_cache .pytest_cache .hypothesis

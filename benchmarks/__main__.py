@@ -11,6 +11,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 import fedem
 from benchmarks.esteps import bench_esteps
+from benchmarks.faults import bench_faults
 from benchmarks.files import bench_files
 from benchmarks.imputation import bench_imputation
 from benchmarks.ledger import bench_ledger, bench_mnist
@@ -232,6 +234,14 @@ def network(console: Console) -> list[dict[str, Any]]:
     return rows
 
 
+def faults(console: Console, plans: int) -> dict[str, Any]:
+    """Random faults of network, processes and disks."""
+    found = bench_faults(plans)
+    lines = [(name.replace("_", " "), f"{value}") for name, value in found.items()]
+    show(console, "Fault plans over a network, in one process each", ("what", "figure"), lines)
+    return found
+
+
 SECTIONS: dict[str, Callable[[Console], Any]] = {
     "speed": speed,
     "models": models,
@@ -241,6 +251,7 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "theory": theory,
     "imputation": imputation,
     "network": network,
+    "faults": partial(faults, plans=1000),
 }
 
 
@@ -271,16 +282,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("section", nargs="*", help=f"{', '.join(SECTIONS)}; all if none")
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    parser.add_argument("--plans", type=int, default=1000, help="fault plans to try")
     arguments = parser.parse_args()
     unknown = set(arguments.section) - set(SECTIONS)
     if unknown:
         parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    sections = SECTIONS | {"faults": partial(faults, plans=arguments.plans)}
     console = Console(width=110)
     figures: dict[str, Any] = {"machine": machine()}
     console.print(", ".join(f"{k} {v}" for k, v in figures["machine"].items() if k != "blas"))
     with threadpool_limits(1):
-        for name, bench in SECTIONS.items():
-            if name in (arguments.section or SECTIONS):
+        for name, bench in sections.items():
+            if name in (arguments.section or sections):
                 figures[name] = bench(console)
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

@@ -24,7 +24,7 @@ def test_exported_names() -> None:
         "SubtractiveDithering Transport VRFedEM WireError "
         "WorkerData WorkerTables __version__ as_workers block_quantization factor_analysis "
         "fit gaussian_mixture hidden_markov impute mixed_mixture open_run pad_sequences ppca "
-        "read_ebird read_records register_model regression_mixture serve simulate_table "
+        "read_ebird read_records register_model regression_mixture rehearse serve simulate_table "
         "synthetic_federation".split()
     )
     for name in fedem.__all__:

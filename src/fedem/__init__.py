@@ -78,7 +78,7 @@ from fedem.models import (
 from fedem.records import Records, RoundRecord
 from fedem.results import Result
 from fedem.rounds import Run
-from fedem.serving import Served, serve
+from fedem.serving import Served, rehearse, serve
 
 if TYPE_CHECKING:
     from fedem.imputation import (
@@ -163,6 +163,7 @@ __all__ = [
     "read_ebird",
     "read_records",
     "register_model",
+    "rehearse",
     "serve",
     "simulate_table",
     "synthetic_federation",

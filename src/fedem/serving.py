@@ -10,7 +10,10 @@ zero with each stage, on both sides, and are exact in it.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import tempfile
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +21,16 @@ from typing import Any, final
 
 import numpy as np
 
-from fedem.errors import CheckpointError, ParticipationError, check_count
-from fedem.federations.remote import RemoteFederation, Transport, bind_constants, pack_constants
+from fedem.errors import CheckpointError, FedemWarning, ParticipationError, check_count
+from fedem.federations.remote import (
+    LocalTransport,
+    RemoteFederation,
+    Site,
+    SiteRules,
+    Transport,
+    bind_constants,
+    pack_constants,
+)
 from fedem.federations.remote.members import Members
 from fedem.fitting import fit, worker_weights
 from fedem.limits import Callback
@@ -211,3 +222,32 @@ def _reached(model: Model, weights: str, folder: Path) -> Any:
     shapes = {name: values.shape[1:] for name, values in opening.summaries.items()}
     bound = bind_constants(model, constants, shapes)
     return bound.to_user(bound.maximize(statistics))
+
+
+def rehearse(
+    model: Model,
+    algorithm: Algorithm | None,
+    data: Any,
+    *,
+    rules: SiteRules | None = None,
+    columns: Sequence[str] | None = None,
+    rounds: int = 2,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Every message that a site with these data would send, before any is: what, how large, when.
+
+    It is the site's own code, asked by a server in this process, in a folder that is thrown away.
+    Alone, a site gets other numbers than in company; kinds, sizes and contents are those of a run
+    (compressed uploads differ by a few bytes).
+    """
+    with tempfile.TemporaryDirectory(prefix="fedem-") as folder:
+        journal = Path(folder) / "journal"
+        site = Site(data, Path(folder) / "site", rules=rules, journal=journal, columns=columns)
+        transport = LocalTransport({"site": site})
+        with contextlib.suppress(ParticipationError), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FedemWarning)
+            federation = RemoteFederation(transport, attempts=1)
+            fit(model, None, algorithm, federation=federation, rounds=rounds, **options)
+        lines = journal.read_text(encoding="utf-8").splitlines()
+    entries = [json.loads(line) for line in lines]
+    return [{k: v for k, v in e.items() if k not in ("time", "run")} for e in entries]

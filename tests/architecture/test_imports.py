@@ -112,7 +112,19 @@ ALLOWED: dict[str, set[str]] = {
         "storage",
         "wire",
     },
-    "testing": {"errors", "protocols", "random", "algorithms", "datasets", "federations"},
+    "testing": {
+        "errors",
+        "protocols",
+        "random",
+        "models",
+        "compressors",
+        "algorithms",
+        "storage",
+        "rounds",
+        "datasets",
+        "federations",
+        "fitting",
+    },
     "theory": {
         "errors",
         "protocols",
@@ -181,7 +193,17 @@ STANDARD = {
     *("datetime", "decimal", "threading", "time", "typing", "warnings", "zlib"),
     *("base64", "difflib", "importlib", "io", "itertools", "logging", "multiprocessing"),
     *("platform", "re", "tomllib", "types"),
-    *("ctypes", "fcntl", "ipaddress", "secrets", "shlex", "shutil", "socket", "subprocess"),
+    *(
+        "ctypes",
+        "inspect",
+        "fcntl",
+        "ipaddress",
+        "secrets",
+        "shlex",
+        "shutil",
+        "socket",
+        "subprocess",
+    ),
 }
 
 

@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 
 from fedem.algorithms import FedEM
 from fedem.compressors import Dithering
-from fedem.datasets import WorkerData
+from fedem.datasets import ParquetRows, WorkerData
 from fedem.descriptions import build_model
 from fedem.errors import FedemError, SettingsError
 from fedem.federations.flower.transport import QUERY, unwrap, wrap
@@ -95,7 +95,7 @@ def open_site(folder: Path, memory: str = "memory", journal: str = JOURNAL) -> S
 def read_rows(about: Mapping[str, Any]) -> Any:
     """A Parquet file where it is, or rows that were prepared, memory-mapped."""
     if "parquet" in about:
-        return about["parquet"]
+        return ParquetRows(about["parquet"], about["columns"])
     rows = np.load(about["rows"], mmap_mode="r")
     columns = None if about["columns"] is None else tuple(about["columns"])
     return WorkerData(rows, np.array([0, len(rows)]), ["site"], columns)

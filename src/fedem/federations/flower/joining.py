@@ -64,7 +64,7 @@ def prepare(folder: Path, data: Path, columns: list[str] | None) -> dict[str, An
         raise SettingsError(f"{data}: there is no such file.")
     if data.suffix.lower() == ".parquet":
         ParquetRows(data, columns)
-        return {"parquet": str(data.resolve())}
+        return {"parquet": str(data.resolve()), "columns": columns}
     frame = read_frame(data)
     if columns is not None:
         missing = [name for name in columns if name not in frame.columns]
