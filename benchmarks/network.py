@@ -134,9 +134,9 @@ def _flower(folder: Path, nodes: int) -> Iterator[tuple[Link, Counter]]:
         wait_until(lambda: port_open("127.0.0.1", link.port), children, 60, "the SuperLink")
         children.append(link.superexec())
         children[1].start()
+        names = [f"s{number}" for number in range(nodes)]
+        link.admit({name: make_site_key(folder, name)[1] for name in names})
         for number in range(nodes):
-            _, public = make_site_key(folder, f"s{number}")
-            link.register(public, f"s{number}")
             children.append(_stock_node(folder, number, keys, counter.port))
             children[-1].start()
         yield link, counter

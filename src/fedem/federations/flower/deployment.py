@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedem.errors import FedemError, SettingsError
-from fedem.federations.flower.keys import read_private_key, read_public_key
+from fedem.federations.flower.keys import read_private_key
 from fedem.federations.flower.processes import (
     Child,
     console_script,
@@ -152,26 +152,11 @@ class Link:
         home.mkdir(parents=True, exist_ok=True)
         (home / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
-    def register(self, public: Path, name: str) -> None:
-        """Let the node with this key in; it may be in already."""
-        from flwr.proto.control_pb2 import RegisterNodeRequest
-        from flwr.supercore.control import ControlHttpClient
-        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+    def admit(self, sites: Mapping[str, Path]) -> tuple[list[str], list[str]]:
+        """Let in the sites with these public keys and no others; see `registry.admit`."""
+        from fedem.federations.flower.registry import admit
 
-        key = public_key_to_bytes(read_public_key(public))
-        with ControlHttpClient.from_server_address(
-            self.local,
-            self.keys is None,
-            None if self.keys is None else str(self.keys / "ca.pem"),
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
-        ) as client:
-            try:
-                client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
-            except Exception as error:
-                said = getattr(getattr(error, "response", None), "text", str(error))
-                if "already" not in said:
-                    raise FedemError(f"site {name} could not be registered: {said[:200]}") from None
+        return admit(self.local, None if self.keys is None else self.keys / "ca.pem", sites)
 
     def start_run(self, app: Path) -> str:
         """Submit the app; returns Flower's number of the run."""

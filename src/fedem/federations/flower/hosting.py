@@ -47,7 +47,7 @@ class Host:
                 "try things out on this machine with --insecure."
             )
         self.link = Link(server.host, server.port, keys, self.folder)
-        self._registered: dict[str, bytes] = {}
+        self._registered: dict[str, bytes] | None = None
         self._children: list[Child] = []
         self._run, self._started, self._seen = "", 0.0, 0.0
         self._deaths, self._last_round = 0, -1
@@ -84,15 +84,18 @@ class Host:
         self._submit()
 
     def _register(self) -> None:
-        """Let in those whose keys have come since we last looked."""
+        """Let in those whose keys have come since we last looked, shut out those whose went."""
         if self.link.keys is None:
             return
-        for name, path in site_keys(self.link.keys).items():
-            key = path.read_bytes()
-            if self._registered.get(name) != key:
-                self.link.register(path, name)
-                self._registered[name] = key
+        sites = site_keys(self.link.keys)
+        content = {name: path.read_bytes() for name, path in sites.items()}
+        if content != self._registered:
+            new, gone = self.link.admit(sites)
+            self._registered = content
+            for name in new:
                 logger.info("site %s may join", name)
+            for name in gone:
+                logger.info("site %s is shut out", name)
 
     def _submit(self) -> None:
         """Start the run; an earlier one that died is told to end, lest it be mourned for long."""
