@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,6 +39,7 @@ def serve(
     from fedem.federations.flower.config import read_config
     from fedem.federations.flower.hosting import Host, write_app
     from fedem.federations.flower.processes import terminated_as_interrupted
+    from fedem.federations.flower.server import log_to
 
     settings = read_config(config)
     place = settings.server
@@ -53,7 +53,7 @@ def serve(
     if check:
         typer.echo(json.dumps(_described(settings), indent=1))
         return
-    _log(settings.place("folder") / "logs" / "serve.log")
+    log_to(settings.place("folder") / "logs" / "serve.log")
     show = _Progress(json_output)
     with terminated_as_interrupted():
         try:
@@ -144,6 +144,7 @@ def join(
     """
     from fedem.federations.flower.joining import Guest, read_rules
     from fedem.federations.flower.processes import terminated_as_interrupted
+    from fedem.federations.flower.server import log_to
 
     where = folder or Path(f"site-{key.stem if key is not None else 'trial'}")
     guest = Guest(
@@ -156,6 +157,8 @@ def join(
         read_rules(rules),
         dry_run=dry_run,
     )
+    guest.prepare()
+    log_to(where / "logs" / "join.log")
     with terminated_as_interrupted():
         try:
             guest.run(lambda kind, words: typer.echo(f"{_clock()} {kind}: {words}"))
@@ -219,16 +222,6 @@ def _site_status(folder: Path, json_output: bool) -> None:
         typer.echo(f"last: {last['time']} {last['kind']}, round {last['round']}: {last['content']}")
     else:
         typer.echo("nothing was sent")
-
-
-def _log(path: Path) -> None:
-    """What the library says goes to a file; the terminal is for progress."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logger = logging.getLogger("fedem")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
 
 
 def add_commands(app: typer.Typer) -> None:

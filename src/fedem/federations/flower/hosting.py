@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 TEMPLATE = Path(__file__).parent / "app"
 START = 45.0
 """Seconds that the server's program may take to begin."""
+ATTEMPTS = 5
+"""Times that a run is submitted before we believe that it cannot be."""
 FRUITLESS = 5
 """Deaths of the server's program without a round between them, after which we give up."""
 Report = Callable[[dict[str, Any]], None]
@@ -74,7 +76,8 @@ class Host:
         if port_open(host, port):
             raise FedemError(f"port {port} is in use: choose another, or stop what listens there.")
         superlink = link.superlink(**{CONFIG: str(self.config.path)})
-        superexec = link.superexec(**{CONFIG: str(self.config.path)})
+        slowly = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "1"}  # it has one task in all
+        superexec = link.superexec(**{CONFIG: str(self.config.path)}, **slowly)
         self._children = [superlink, superexec]
         superlink.start()
         wait_until(lambda: port_open(host, port), [superlink], 60, "the SuperLink to listen")
@@ -102,15 +105,28 @@ class Host:
         if self._run:
             with contextlib.suppress(FedemError):
                 self.link.flwr("stop", self._run)
-        self._run = self.link.start_run(self.folder / "app")
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                self._run = self.link.start_run(self.folder / "app")
+                break
+            except FedemError as error:  # the SuperLink may have died just now
+                if left == 0:
+                    raise
+                logger.warning("%s", error)
+                self._keep_alive()
+                time.sleep(2)
         self._started = self._seen = time.monotonic()
 
-    def _look(self, report: Report) -> bool:
-        """See to the processes once; True when the run is over."""
+    def _keep_alive(self) -> None:
         for child in self._children:
             if not child.alive:
                 logger.warning("%s ended with code %s; starting it again", child.name, child.code)
                 child.start()
+            child.trim()
+
+    def _look(self, report: Report) -> bool:
+        """See to the processes once; True when the run is over."""
+        self._keep_alive()
         status = read_status(self.folder)
         report(status)
         if status.get("state") == "finished":
@@ -120,7 +136,12 @@ class Host:
         if status.get("round", -1) != self._last_round:
             self._last_round, self._deaths = status.get("round", -1), 0
         self._revive()
-        self._register()
+        try:
+            self._register()
+        except SettingsError:
+            raise
+        except FedemError as error:  # again at the next look
+            logger.warning("%s", error)
         return False
 
     def _fresh(self, status: dict[str, Any]) -> bool:

@@ -97,6 +97,7 @@ class Guest:
     """More of the environment of the site's program."""
     _told: int = field(default=0, init=False)
     _node: Node | None = field(default=None, init=False)
+    _connected: bool | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.folder = self.folder.resolve()
@@ -131,7 +132,6 @@ class Guest:
 
     def run(self, report: Report) -> None:
         """Answer until interrupted; raises `FedemError` for what trying again cannot mend."""
-        self.prepare()
         with alone(self.folder / "join.lock") as mine:
             if not mine:
                 raise FedemError(f"another `fedem join` works in {self.folder}.")
@@ -171,7 +171,7 @@ class Guest:
             },
         )
         node.release()
-        self._node = node
+        self._node, self._connected = node, None
         children = [node.supernode(), node.resident()]
         for child in children:
             child.start()
@@ -180,22 +180,37 @@ class Guest:
     def _watch(self, children: list[Child], report: Report) -> str | None:
         """Until the SuperNode ends; returns why, in words, or None if a dry run is over."""
         supernode, resident = children
-        connected = False
-        assert self._node is not None
+        report("state", f"calling {self.address}")
         while supernode.alive:
             over = self.dry_run and (self.folder / REHEARSED).exists()
             self._tell(report)
             if over:
                 return None
             if not resident.alive:
+                logger.warning("the site's program ended with code %s", resident.code)
                 resident.start()
-            if not connected and (found := _NUMBER.search(supernode.words())):
-                connected = True
-                self._node.remember(int(found[1]))
-                report("state", f"connected to {self.address}")
+            self._hear(supernode.news(), report)
+            for child in children:
+                child.trim()
             time.sleep(0.2)
         self._tell(report)
         return explain(supernode.words(), supernode.code)
+
+    def _hear(self, words: str, report: Report) -> None:
+        """Tell when the connection comes and goes."""
+        assert self._node is not None
+        if found := _NUMBER.search(words):
+            self._node.remember(int(found[1]))
+        connected = max(words.rfind("SuperNode ID:"), words.rfind("Connection successful"))
+        lost = words.rfind("Connection attempt failed")
+        if connected != lost and (connected > lost) != self._connected:
+            self._connected = connected > lost
+            report(
+                "state",
+                f"connected to {self.address}"
+                if self._connected
+                else f"no answer from {self.address}; trying on",
+            )
 
     def _tell(self, report: Report) -> None:
         """Show lines that were added to the journal."""

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +21,8 @@ from fedem.errors import FedemError
 
 GRACE = 8.0
 """Seconds from asking a process to end to ending it."""
+LONGEST_LOG = 20_000_000
+"""Bytes after which a log begins anew: Flower writes a line for every look for work."""
 SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -87,6 +90,7 @@ class Child:
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _from: int = field(default=0, init=False)
     """Where in the log this start begins."""
+    _told: int = field(default=0, init=False)
 
     def start(self) -> None:
         """Start it; what it says goes to the log."""
@@ -137,6 +141,23 @@ class Child:
             file.seek(self._from)
             return file.read().decode(errors="replace")
         return ""
+
+    def news(self) -> str:
+        """What it has said since this was last called; whole lines."""
+        with contextlib.suppress(OSError), self.log.open("rb") as file:
+            file.seek(max(self._told, self._from))
+            new = file.read()
+            whole = new[: new.rfind(b"\n") + 1]
+            self._told = max(self._told, self._from) + len(whole)
+            return whole.decode(errors="replace")
+        return ""
+
+    def trim(self, most: int = LONGEST_LOG) -> None:
+        """Begin the log anew when it is long, and keep one older part: writers append."""
+        if self.log.exists() and self.log.stat().st_size > most:
+            shutil.copyfile(self.log, self.log.with_suffix(".old"))
+            os.truncate(self.log, 0)
+            self._from = self._told = 0
 
     def tail(self, lines: int = 5) -> str:
         """Its last words, on one line."""

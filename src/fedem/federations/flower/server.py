@@ -90,6 +90,7 @@ def run_server(grid: Grid, config: Config) -> None:
         if not mine:
             raise FedemError(f"another server works in {folder}.")
         status = Status(folder)
+        log_to(folder / "logs" / "server.log")
         try:
             transport = GridTransport(grid)
             served = _fit(transport, config, status)
@@ -103,8 +104,22 @@ def run_server(grid: Grid, config: Config) -> None:
                 down=served.result.bytes_down,
             )
         except FedemError as error:
+            logger.exception("the run cannot go on")
             status.say("failed", error=str(error))
             raise
+        except Exception:  # of the network, say: whoever watches over us starts us again
+            logger.exception("the server's program ends")
+            raise
+
+
+def log_to(path: Path) -> None:
+    """What the library says goes to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    ours = logging.getLogger("fedem")
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO)
 
 
 def _fit(transport: GridTransport, config: Config, status: Status) -> Served:
