@@ -123,8 +123,8 @@ def ours(folder: Path, nodes: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _flower(folder: Path, nodes: int) -> Iterator[tuple[Link, Counter]]:
-    """A SuperLink and stock SuperNodes, registered."""
+def flower(folder: Path, nodes: int) -> Iterator[tuple[Link, Counter]]:
+    """A SuperLink, the keys of its nodes, and a counter in front of it."""
     keys = folder / "keys"
     make_server_keys(keys, ["127.0.0.1"])
     link = Link("127.0.0.1", free_port(), keys, folder / "server")
@@ -136,16 +136,13 @@ def _flower(folder: Path, nodes: int) -> Iterator[tuple[Link, Counter]]:
         children[1].start()
         names = [f"s{number}" for number in range(nodes)]
         link.admit({name: make_site_key(folder, name)[1] for name in names})
-        for number in range(nodes):
-            children.append(_stock_node(folder, number, keys, counter.port))
-            children[-1].start()
         yield link, counter
     finally:
         stop_all(children)
         counter.close()
 
 
-def _stock_node(folder: Path, number: int, keys: Path, port: int) -> Child:
+def stock_node(folder: Path, number: int, port: int, own: str = "") -> Child:
     """A SuperNode with Flower's own executor and a process for each message."""
     home = folder / f"node{number}"
     names = ("flower-superexec", "flwr-clientapp")
@@ -153,8 +150,9 @@ def _stock_node(folder: Path, number: int, keys: Path, port: int) -> Child:
     command = [
         *flower_command("flower-supernode"),
         *("--superlink", f"127.0.0.1:{port}", "--port", str(free_port())),
-        *("--root-certificates", str(keys / "ca.pem")),
+        *("--root-certificates", str(folder / "keys" / "ca.pem")),
         *("--auth-supernode-private-key", str(folder / f"s{number}.key")),
+        *(("--node-config", own) if own else ()),
     ]
     return Child("supernode", command, environment(home, PATH=str(tools)), home / "log")
 
@@ -165,7 +163,12 @@ def empty(folder: Path, nodes: int, size: int) -> dict[str, Any]:
     log = folder / "rounds.jsonl"
     app = Path(__file__).parent / "empty_app"
     settings = f'nodes={nodes} rounds={ROUNDS} bytes={size} log="{log}"'
-    with _flower(folder, nodes) as (link, counter):
+    stock: list[Child] = []
+    with flower(folder, nodes) as (link, counter), contextlib.ExitStack() as ending:
+        ending.callback(stop_all, stock)
+        for number in range(nodes):
+            stock.append(stock_node(folder, number, counter.port))
+            stock[-1].start()
         link.flwr("run", str(app), "--run-config", settings)
         before, end = None, time.monotonic() + 120 + 60 * ROUNDS
         while True:
