@@ -21,25 +21,37 @@ from fedem.wire import (
     REPLY_ENVELOPE,
     REQUEST_ENVELOPE,
     Header,
+    Join,
     Kind,
+    Reason,
     RequestBody,
+    decode_bundle,
     decode_floats,
+    decode_join,
     decode_payload,
+    decode_refusal,
     decode_reply,
     decode_request,
     decode_summary,
     decode_support,
     decode_table,
+    decode_text,
+    encode_bundle,
     encode_floats,
+    encode_join,
     encode_payload,
+    encode_refusal,
     encode_reply,
     encode_request,
     encode_summary,
     encode_support,
     encode_table,
+    encode_text,
     fingerprint,
     floats_size,
+    join_envelope,
     payload_sizes,
+    peek,
     seal,
     summary_size,
     support_size,
@@ -336,7 +348,66 @@ def golden_messages() -> dict[str, bytes]:
             encode_support(np.array([0, 3, 4, 50, 99]), 100),
         ),
         "lost-memory": seal(dataclasses.replace(header, kind=Kind.LOST_MEMORY), b""),
+        **control_messages(header, numbers),
     }
+
+
+def control_messages(header: Header, numbers: Any) -> dict[str, bytes]:
+    """Those that open a run and keep it in order."""
+    hello = encode_text(
+        dataclasses.replace(header, kind=Kind.HELLO, dimension=0),
+        {"model": {"model": "linear-gaussian", "kappa": 0.5}, "columns": ["x", "\u00e9"]},
+    )
+    about = {"columns": ["x", "y"], "shapes": {"mean": [3]}, "software": "fedem 0"}
+    join = Join(2**63 + 5, about, 700, numbers)
+    return {
+        "hello": hello,
+        "join": encode_join(dataclasses.replace(header, kind=Kind.JOIN), join),
+        "refusal": encode_refusal(
+            dataclasses.replace(header, kind=Kind.REFUSAL, dimension=0),
+            Reason.OTHER_INSTANCE,
+            "not me",
+            2**64 - 1,
+        ),
+        "bundle": encode_bundle(
+            dataclasses.replace(header, kind=Kind.BUNDLE, dimension=0), [hello, hello[:3]]
+        ),
+    }
+
+
+def test_control_messages_come_back() -> None:
+    numbers = np.array([1.0, 1 / 3, -2e-308])
+    made = control_messages(dataclasses.replace(HEADER, dimension=3), numbers)
+    bodies = {name: peek(message)[1] for name, message in made.items()}
+    assert decode_text(bodies["hello"])["columns"] == ["x", "é"]
+    join = decode_join(bodies["join"], 3)
+    assert (join.instance, join.count, join.about["shapes"]) == (2**63 + 5, 700, {"mean": [3]})
+    np.testing.assert_array_equal(join.values, numbers)
+    assert decode_refusal(bodies["refusal"]) == (Reason.OTHER_INSTANCE, "not me", 2**64 - 1)
+    assert decode_bundle(bodies["bundle"]) == [made["hello"], made["hello"][:3]]
+    payload = join_envelope(bodies["join"])
+    assert len(made["join"]) - payload == summary_size(3)
+
+
+@pytest.mark.parametrize(
+    ("decode", "body"),
+    [
+        (decode_text, b"[1]"),
+        (decode_text, b"\xff"),
+        (decode_text, b"[" * 10**5),
+        (lambda body: decode_join(body, 3), bytes(19)),
+        (lambda body: decode_join(body, 3), bytes(8) + b"\xff" * 12),
+        (decode_refusal, bytes(9)),
+        (decode_refusal, b"\1" + bytes(600)),
+        (decode_bundle, b""),
+        (decode_bundle, b"\1\0"),
+        (decode_bundle, b"\xff" * 4),
+        (decode_bundle, bytes(4 * 5)),
+    ],
+)
+def test_control_messages_that_are_none(decode: Any, body: bytes) -> None:
+    with pytest.raises(WireError):
+        decode(body)
 
 
 @pytest.mark.parametrize("name", list(golden_messages()))

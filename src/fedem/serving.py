@@ -123,7 +123,8 @@ def serve(
     those of all stages together. With ``admit`` workers that turn up in mid-run are let in, by a
     new stage; one that refuses for good, or stays silent ``patience`` times in a row, leaves by
     one. ``minimum``, ``deadline``, ``attempts`` and ``columns`` are those of `RemoteFederation`;
-    ``options`` go to `fit` (participation, tolerance, seed, monitor, start_statistics, ...).
+    ``options`` go to `fit` (participation, tolerance, seed, monitor, start_statistics, ...); limits
+    among them hold for each stage.
     """
     check_count("rounds", rounds)
     where = Path(directory)

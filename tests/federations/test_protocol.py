@@ -11,21 +11,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedem
 from fedem import LocalTransport, RemoteFederation, Site, Transport
+from fedem.descriptions import plain
+from fedem.federations.remote.site import mark
 from fedem.federations.remote.store import SiteStore
 from fedem.wire import (
     Header,
     Kind,
     Reason,
+    decode_join,
     decode_refusal,
     decode_text,
     encode_bundle,
     encode_refusal,
     encode_reply,
+    encode_table,
     encode_text,
     peek,
     seal,
@@ -65,13 +69,13 @@ class Tampered(Transport):
 
 
 def fit(federation: RemoteFederation, **options: Any) -> fedem.Result:
-    settings = {"rounds": 10, "seed": 4} | options
-    return fedem.fit(make_model("diag", k=2), None, ALGORITHM, federation=federation, **settings)
+    chosen = {"rounds": 10, "seed": 4} | options
+    return fedem.fit(make_model("diag", k=2), None, ALGORITHM, federation=federation, **chosen)
 
 
 def undisturbed(tables: Any = TABLES, **options: Any) -> fedem.Result:
-    settings = {"rounds": 10, "seed": 4, "federation": "loop"} | options
-    return fedem.fit(make_model("diag", k=2), tables, ALGORITHM, **settings)
+    chosen = {"rounds": 10, "seed": 4, "federation": "loop"} | options
+    return fedem.fit(make_model("diag", k=2), tables, ALGORITHM, **chosen)
 
 
 def kind_of(message: bytes) -> Kind:
@@ -220,6 +224,7 @@ def test_no_bytes_make_a_site_raise(recorded: tuple[Path, list[bytes]], data: An
     assert peek(answer)[0].run in (header.run, 0)
 
 
+@settings(max_examples=20)
 @given(data=st.data())
 def test_no_reply_makes_the_server_raise(data: Any, tmp_path_factory: Any) -> None:
     """A worker that answers nonsense is as good as silent; the others go on."""
@@ -244,7 +249,7 @@ def test_no_reply_makes_the_server_raise(data: Any, tmp_path_factory: Any) -> No
 
 
 def test_a_join_that_lies_about_its_shapes_is_left_out(tmp_path: Path) -> None:
-    from fedem.wire import decode_join, encode_join
+    from fedem.wire import encode_join
 
     def lie(key: str, message: bytes) -> list[Post]:
         header, body = peek(message)
@@ -281,10 +286,10 @@ def test_a_lost_disk_opens_a_new_generation_and_the_answer_is_the_same(tmp_path:
     transport = wipe_after(make_sites(tmp_path), KEYS[1], 5, tmp_path)
     federation = RemoteFederation(transport)
     start = undisturbed(rounds=30).params
-    result = fit(federation, rounds=400, start=start)
+    result = fit(federation, rounds=120, start=start)
     assert result.records[-1].generation == 1
     assert [r.generation for r in result.records].index(1) == 7  # found out in round 6
-    clean = undisturbed(rounds=400, start=start)
+    clean = undisturbed(rounds=120, start=start)
     np.testing.assert_allclose(result.statistics, clean.statistics, atol=1e-8)
     assert not federation.refusals
 
@@ -616,3 +621,37 @@ def test_what_a_site_keeps(tmp_path: Path) -> None:
     assert json.loads(joined.algorithm)["algorithm"]["algorithm"] == "fedem"
     assert (state.round, state.answered) == (4, 4)
     assert int(state.rows["committed_round"][0]) == 3
+
+
+def test_a_run_does_not_change_its_settings(tmp_path: Path) -> None:
+    """A server that asks for another model under the number of a run gets nothing."""
+    hello = requests_of(tmp_path)[0]
+    header, body = peek(hello)
+    site = Site(TABLES[0], tmp_path / KEYS[0])
+    before = files(tmp_path)
+    content = decode_text(body)
+    content["model"]["n_components"] = 3
+    answer = site.step(encode_text(header, content))
+    assert decode_refusal(peek(answer)[1])[:2] == (
+        Reason.REFUSED,
+        "this run began with other settings.",
+    )
+    assert peek(site.step(hello))[0].kind is Kind.JOIN
+    assert files(tmp_path) == before
+
+
+def test_a_model_of_any_size_can_be_named_and_is_refused(tmp_path: Path) -> None:
+    """Names cost nothing; memory would."""
+    site = Site(TABLES[0], tmp_path / "a")
+    model = plain(make_model("full").describe()) | {"n_components": 10**9}
+    header = Header(Kind.HELLO, 7, 1, 0, 0, 0)
+    joined = site.step(encode_text(header, {"model": model, "columns": None}))
+    head, body = peek(joined)
+    join = decode_join(body, head.dimension)
+    text = peek(encode_text(header, {"model": model, "columns": None}))[1].decode()
+    mine = replace(header, kind=Kind.CONSTANTS, fingerprint=mark(text, join.instance))
+    numbers = np.concatenate([[2e9], join.values])
+    constants = encode_table(replace(mine, dimension=len(numbers)), numbers)
+    ask = encode_table(replace(mine, kind=Kind.START, dimension=1), np.ones(1))
+    answer = site.step(encode_bundle(replace(mine, kind=Kind.BUNDLE), [constants, ask]))
+    assert "more than a message can hold" in decode_refusal(peek(answer)[1])[1]

@@ -17,16 +17,28 @@ from fedem.protocols import Form
 from fedem.wire import (
     Header,
     Kind,
+    decode_bundle,
+    decode_join,
     decode_payload,
+    decode_refusal,
     decode_reply,
     decode_request,
     decode_summary,
     decode_support,
     decode_table,
+    decode_text,
+    join_envelope,
     seal,
     unseal,
 )
 
+CONTROL = (
+    lambda body, n: decode_text(body),
+    lambda body, n: decode_join(body, n),
+    lambda body, n: decode_refusal(body),
+    lambda body, n: decode_bundle(body),
+    lambda body, n: join_envelope(body),
+)
 BOUNDS = (0, 1, 4, 16, 300, 2**20, 2**30 - 1)
 
 
@@ -47,6 +59,8 @@ def one_input(data: bytes) -> None:
             assert message.symbols.shape == (n,)
             assert np.abs(message.symbols.astype(np.int64)).max(initial=0) <= bound
             assert np.isfinite(message.reals).all()
+        elif choice >= 64:
+            CONTROL[choice % len(CONTROL)](data[4:], reals)
         elif header.kind == Kind.REQUEST:
             decode_request(rest, header)
         elif header.kind == Kind.REPLY:

@@ -16,6 +16,7 @@ from fedem.wire.control import (
 )
 from fedem.wire.messages import (
     ENVELOPE,
+    LARGEST_PAYLOAD,
     REPLY_ENVELOPE,
     REQUEST_ENVELOPE,
     STEP_FRAME,
@@ -51,6 +52,7 @@ from fedem.wire.payload import (
 __all__ = [
     "BUNDLE_FRAME",
     "ENVELOPE",
+    "LARGEST_PAYLOAD",
     "REPLY_ENVELOPE",
     "REQUEST_ENVELOPE",
     "STEP_FRAME",

@@ -57,6 +57,8 @@ from fedem.wire import (
     seal,
 )
 
+MOST_EVALUATIONS = 1 << 40
+"""Of one reply: a worker that claims more must not end the run by its limit on epochs."""
 STRANGERS = (Reason.UNKNOWN_RUN, Reason.OTHER_INSTANCE)
 """Refusals that say hello helps."""
 
@@ -321,7 +323,7 @@ class RemoteFederation(Federation):
         try:
             expected = replace(header, dimension=len(request.statistics))
             generation, evaluations, payload = decode_reply(seal(header, body), expected)
-            if generation != request.generation or evaluations >= 1 << 62:
+            if generation != request.generation or evaluations > MOST_EVALUATIONS:
                 return None
             mine = request.take(np.flatnonzero(request.workers == number))
             return self._algorithm.read_upload(self._model, self._seed, mine, evaluations, payload)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any, final
 
@@ -96,7 +97,7 @@ def shapes_of(join: Join) -> Shapes | None:
         return None
     try:
         read = {str(name): tuple(int(n) for n in shape) for name, shape in shapes.items()}
-        good = sum(int(np.prod(shape)) for shape in read.values()) == len(join.values)
+        good = sum(prod(shape) for shape in read.values()) == len(join.values)
     except (TypeError, ValueError):
         return None
     return read if good and all(n >= 0 for shape in read.values() for n in shape) else None

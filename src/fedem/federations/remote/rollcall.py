@@ -20,6 +20,9 @@ from fedem.federations.remote.members import (
 from fedem.protocols import IntArray
 from fedem.wire import Header, Join, Kind, decode_join, encode_text, peek
 
+MOST_ROWS = 1 << 53
+"""More rows than any worker has; sums of them stay exact."""
+
 
 @final
 class RollCall:
@@ -49,7 +52,9 @@ class RollCall:
         shapes = {key: shapes_of(join) for key, join in joins.items()}
         known = [tuple(sorted(s.items())) for s in shapes.values() if s is not None]
         common = dict(most_common(known)) if known else {}
-        for key in [k for k, s in shapes.items() if s != common or joins[k].count < 1]:
+        for key in [
+            k for k, s in shapes.items() if s != common or not 0 < joins[k].count < MOST_ROWS
+        ]:
             del joins[key]
             line.dismiss(key, f"its summary has not the shapes of the others', {common}.")
         if len(joins) < minimum:

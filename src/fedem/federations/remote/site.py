@@ -30,6 +30,7 @@ from fedem.federations.remote.store import Joined, SiteStore, State
 from fedem.protocols import Algorithm, FloatArray, Model, Request, Rows
 from fedem.storage import DISK, Disk
 from fedem.wire import (
+    LARGEST_PAYLOAD,
     Header,
     Join,
     Kind,
@@ -49,6 +50,8 @@ from fedem.wire import (
 
 logger = logging.getLogger(__name__)
 NOBODY = Header(Kind.REFUSAL, 0, 0, 0, 0, 0)
+LARGEST_STATISTICS = LARGEST_PAYLOAD // 8
+"""A model with more could only be named to use up a site's memory."""
 _ME = np.zeros(1, dtype=np.int64)
 _ALONE = np.ones(1)
 
@@ -64,7 +67,10 @@ def _model(
 ) -> Model:
     """The model of a run, bound; the same for every message of it."""
     unbound = build_model(decode_text(settings.encode())["model"])
-    return bind_constants(unbound, np.frombuffer(constants), dict(shapes))
+    bound = bind_constants(unbound, np.frombuffer(constants), dict(shapes))
+    if bound.layout.size > LARGEST_STATISTICS:
+        raise SettingsError(f"{bound.layout.size} statistics are more than a message can hold.")
+    return bound
 
 
 @lru_cache(maxsize=8)
@@ -174,6 +180,8 @@ class Site:
         store = self._store(header.run)
         joined = store.joined()
         settings = body.decode()
+        if joined is not None and joined.number >= 0 and joined.settings != settings:
+            raise Refusal(Reason.REFUSED, "this run began with other settings.")
         if joined is None or joined.settings != settings:
             instance = (
                 int.from_bytes(os.urandom(8), "little") if joined is None else joined.instance

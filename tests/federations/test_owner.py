@@ -1,0 +1,194 @@
+"""What a site's owner sees and controls."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedem
+from fedem import LocalTransport, RemoteFederation, Site, SiteRules
+from tests.federations.test_trajectories import Scales
+from tests.helpers import make_data, make_model
+
+TABLES = make_data(6, sizes=(24, 18, 30, 22), spread=8.0)
+KEYS = list("abcd")
+
+
+def run(where: Path, rules: SiteRules, model: Any = None, **options: Any) -> RemoteFederation:
+    """A run in which the first site has these rules."""
+    sites = {
+        key: Site(table, where / key, rules=rules if key == "a" else None)
+        for key, table in zip(KEYS, TABLES, strict=True)
+    }
+    federation = RemoteFederation(LocalTransport(sites), attempts=1)
+    chosen = {"rounds": 6, "seed": 4} | options
+    algorithm = chosen.pop("algorithm", None)
+    result = fedem.fit(
+        make_model("diag") if model is None else model,
+        None,
+        algorithm,
+        federation=federation,
+        **chosen,
+    )
+    federation.answers = [r.answered for r in result.records[1:]]  # type: ignore[attr-defined]
+    return federation
+
+
+def test_too_few_rows(tmp_path: Path) -> None:
+    federation = run(tmp_path, SiteRules(smallest_rows=25))
+    assert "more rows than there are" in federation.refusals["a"]
+    assert "24" not in federation.refusals["a"]
+    assert not run(tmp_path / "2", SiteRules(smallest_rows=24)).refusals
+
+
+def test_allowed_models(tmp_path: Path) -> None:
+    federation = run(tmp_path, SiteRules(models=("factor-analysis", "ppca")))
+    assert "allows the models factor-analysis, ppca" in federation.refusals["a"]
+    assert not run(tmp_path / "2", SiteRules(models=["gaussian-mixture"])).refusals
+
+
+def test_no_more_rounds_than_allowed_but_repeats(tmp_path: Path) -> None:
+    federation = run(tmp_path, SiteRules(largest_rounds=4))
+    assert federation.answers == [4, 4, 4, 4, 3, 3]  # type: ignore[attr-defined]
+    assert "4 rounds" in federation.refusals["a"]
+
+
+def test_small_groups_are_not_told_of(tmp_path: Path) -> None:
+    """A component that holds less than k of the rows keeps the site silent in that round."""
+    rng = np.random.default_rng(0)
+    near, far = rng.normal(size=(40, 2)), rng.normal(size=(2, 2)) + 30
+    rows = {"a": np.concatenate([near[:20], far]), "b": near[20:], "c": far + 1}
+    start = fedem.GaussianParameters([0.5, 0.5], [[0, 0], [30, 30]], np.ones((2, 2)))
+    for smallest, heard in ((3, [2, 2, 2]), (2, [3, 3, 3])):
+        folder = tmp_path / str(smallest)
+        rules = SiteRules(smallest_group=smallest)
+        sites = {k: Site(t, folder / k, rules=rules if k == "a" else None) for k, t in rows.items()}
+        federation = RemoteFederation(LocalTransport(sites), attempts=1)
+        result = fedem.fit(
+            make_model("diag", k=2),
+            None,
+            fedem.EM(),
+            federation=federation,
+            start=start,
+            start_statistics="parameters",
+            rounds=3,
+        )
+        assert [r.answered for r in result.records[1:]] == heard
+        assert not federation.refusals  # for now, not for good
+
+
+def test_small_groups_of_a_batch_and_of_the_start(tmp_path: Path) -> None:
+    rules = SiteRules(smallest_group=6)
+    algorithm = fedem.FedEM(batch_size=5, step_size=0.1)
+    federation = run(tmp_path, rules, algorithm=algorithm, model=make_model("diag", k=1))
+    assert federation.answers == [3] * 6  # type: ignore[attr-defined]
+    start = fedem.fit(make_model("diag"), TABLES, rounds=5, seed=4).params
+    with pytest.raises(fedem.ParticipationError, match="start needs"):
+        run(tmp_path / "2", SiteRules(smallest_group=20), start=start)
+
+
+def test_columns_hardly_seen_are_not_described(tmp_path: Path) -> None:
+    rows = TABLES[0].copy()
+    rows[4:, 1] = np.nan
+    site = Site(rows, tmp_path / "a", rules=SiteRules(smallest_group=5))
+    sites = {"a": site, "b": Site(TABLES[1], tmp_path / "b")}
+    federation = RemoteFederation(LocalTransport(sites))
+    fedem.fit(make_model("diag", missing=True), None, federation=federation, rounds=1)
+    assert "no group as small" in federation.refusals["a"]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"smallest_rows": 0},
+        {"largest_rounds": 0},
+        {"smallest_group": 1.5},
+        {"models": "gaussian-mixture"},
+    ],
+)
+def test_bad_rules(bad: dict[str, Any]) -> None:
+    with pytest.raises(fedem.SettingsError):
+        SiteRules(**bad)
+
+
+def test_the_journal_has_every_message(tmp_path: Path) -> None:
+    journal = tmp_path / "sent.jsonl"
+    sites = {
+        key: Site(table, tmp_path / key, journal=journal if key == "a" else None)
+        for key, table in zip(KEYS, TABLES, strict=True)
+    }
+    scales = Scales(LocalTransport({"a": sites["a"]}))
+    fedem.fit(
+        make_model("diag"),
+        None,
+        fedem.FedEM(fedem.Dithering(3)),
+        federation=RemoteFederation(scales),
+        rounds=4,
+        monitor=fedem.Monitor(every=2),
+    )
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    kinds = [line["kind"] for line in lines]
+    assert kinds[0] == "join"
+    assert kinds.count("reply") == 4
+    assert kinds.count("statistics") == kinds.count("likelihood") == 2
+    assert sum(line["bytes"] for line in lines) == scales.up
+    assert [line["round"] for line in lines if line["kind"] == "reply"] == [1, 2, 3, 4]
+    assert len({line["run"] for line in lines}) == 1
+    for line in lines:
+        assert datetime.fromisoformat(line["time"]).utcoffset() == timedelta(0)
+        assert line["content"]
+    sites["a"].step(b"nonsense")
+    last = json.loads(journal.read_text().splitlines()[-1])
+    assert (last["kind"], last["content"][:7]) == ("refusal", "damaged")
+
+
+def test_a_rehearsal_shows_what_would_be_sent(tmp_path: Path) -> None:
+    model, algorithm = make_model("diag"), fedem.FedEM(fedem.Dithering(3))
+    shown = fedem.rehearse(model, algorithm, TABLES[0])
+    assert [entry["kind"] for entry in shown] == ["join", "reply", "reply"]
+    assert "24 rows" in shown[0]["content"]
+    journal = tmp_path / "sent.jsonl"
+    sites = {
+        key: Site(table, tmp_path / key, journal=journal if key == "a" else None)
+        for key, table in zip(KEYS, TABLES, strict=True)
+    }
+    federation = RemoteFederation(LocalTransport(sites))
+    fedem.fit(model, None, algorithm, federation=federation, rounds=2)
+    sent = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert sent[0]["bytes"] == shown[0]["bytes"]
+    for real, rehearsed in zip(sent[1:], shown[1:], strict=True):
+        assert abs(real["bytes"] - rehearsed["bytes"]) <= 6
+    refused = fedem.rehearse(model, algorithm, TABLES[0], rules=SiteRules(models=()))
+    assert [entry["kind"] for entry in refused] == ["refusal"]
+
+
+def test_data_of_several_workers_are_no_sites(tmp_path: Path) -> None:
+    with pytest.raises(fedem.DataError, match="one worker"):
+        Site(fedem.as_workers(TABLES), tmp_path)
+
+
+def test_files_and_frames(tmp_path: Path) -> None:
+    """A Parquet file, picked columns, and a stream give what arrays give."""
+    import polars as pl
+
+    tables: dict[str, Any] = dict(zip(KEYS, TABLES, strict=True))
+    frame = (
+        pl.DataFrame(TABLES[0], schema=["x", "y"]).with_columns(name=0.5).select("name", "y", "x")
+    )
+    frame.write_parquet(tmp_path / "rows.parquet")
+    named = {k: pl.DataFrame(t, schema=["x", "y"]) for k, t in tables.items()}
+    sites = {k: Site(t, tmp_path / k) for k, t in named.items()}
+    sites["a"] = Site(tmp_path / "rows.parquet", tmp_path / "a")
+    sites["b"] = Site(fedem.Stream(lambda round_: named["b"]), tmp_path / "b", columns=["x", "y"])
+    options: dict[str, Any] = {"rounds": 5, "seed": 1}
+    here = fedem.fit(make_model("diag"), named, **options)
+    federation = RemoteFederation(LocalTransport(sites), columns=["x", "y"])
+    there = fedem.fit(make_model("diag"), None, federation=federation, **options)
+    np.testing.assert_allclose(there.statistics, here.statistics, atol=1e-9)
+    with pytest.raises(fedem.DataError, match="missing"):
+        Site(named["a"], tmp_path / "z", columns=["x", "w"])
