@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 import fedem
 from fedem.errors import FedemError, SettingsError
 from fedem.federations.flower import keys
-from fedem.federations.flower.client import open_site, rehearse, write_site
+from fedem.federations.flower.client import look_first, open_site, write_site
 from fedem.federations.flower.config import read_config
 from fedem.federations.flower.deployment import Link, Node, split_address
 from fedem.federations.flower.joining import explain, prepare, read_rules
@@ -248,7 +248,7 @@ def test_a_rehearsal_sends_a_refusal_and_shows_the_rest(tmp_path: Path) -> None:
             self, messages: Mapping[str, bytes], deadline: float
         ) -> Iterator[tuple[str, bytes]]:
             for key, message in messages.items():
-                sent.append(rehearse(tmp_path, message))
+                sent.append(look_first(tmp_path, message))
                 yield key, sent[-1]
 
     with pytest.raises(FedemError, match="0 workers joined"):
@@ -259,7 +259,7 @@ def test_a_rehearsal_sends_a_refusal_and_shows_the_rest(tmp_path: Path) -> None:
     assert {"statistics", "reply"} <= set(kinds)
     assert "50 rows" in lines[0]["content"]
     assert not (tmp_path / "messages.jsonl").exists()
-    assert not (tmp_path / "dry-run").exists()
+    assert not (tmp_path / "memory").exists()
     assert all(b"looking first" in message and len(message) < 120 for message in sent)
 
 

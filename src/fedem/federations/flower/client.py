@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
-import shutil
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,18 +17,17 @@ from fedem.algorithms import FedEM
 from fedem.compressors import Dithering
 from fedem.datasets import ParquetRows, WorkerData
 from fedem.descriptions import build_model
-from fedem.errors import FedemError, SettingsError
+from fedem.errors import SettingsError
 from fedem.federations.flower.transport import QUERY, unwrap, wrap
-from fedem.federations.remote import LocalTransport, RemoteFederation, Site, SiteRules
-from fedem.fitting import fit
+from fedem.federations.remote import Site, SiteRules
+from fedem.serving import rehearse
+from fedem.storage import write_atomic
 from fedem.wire import Kind, Reason, decode_text, encode_refusal, peek
-
-logger = logging.getLogger(__name__)
 
 FOLDER = "FEDEM_SITE_FOLDER"
 """The environment variable that tells the site's program where `write_site` wrote."""
 DRY_RUN = "FEDEM_DRY_RUN"
-JOURNAL, REHEARSAL, REHEARSED = "messages.jsonl", "dry-run.jsonl", "dry-run.done"
+JOURNAL, REHEARSAL = "messages.jsonl", "dry-run.jsonl"
 """Every message that left the site; every kind of message that would."""
 
 
@@ -80,14 +76,18 @@ def write_site(
     (folder / "site.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 
-def open_site(folder: Path, memory: str = "memory", journal: str = JOURNAL) -> Site:
+def _about(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "site.json").read_text(encoding="utf-8")))
+
+
+def open_site(folder: Path) -> Site:
     """The site that `write_site` described."""
-    about = json.loads((folder / "site.json").read_text(encoding="utf-8"))
+    about = _about(folder)
     return Site(
         read_rows(about["data"]),
-        folder / memory,
+        folder / "memory",
         rules=SiteRules(**about["rules"]),
-        journal=folder / journal,
+        journal=folder / JOURNAL,
         columns=about["columns"],
     )
 
@@ -109,43 +109,32 @@ def site_app() -> ClientApp:
     @app.query(QUERY)
     def answer(message: Message, context: Context) -> Message:
         given = unwrap(message.content)
-        reply = (
-            rehearse(folder, given) if os.environ.get(DRY_RUN) else open_site(folder).step(given)
-        )
+        looking = bool(os.environ.get(DRY_RUN))
+        reply = look_first(folder, given) if looking else open_site(folder).step(given)
         return Message(wrap(reply), reply_to=message)
 
     return app
 
 
-def rehearse(folder: Path, message: bytes) -> bytes:
+def look_first(folder: Path, message: bytes) -> bytes:
     """Answer nothing but "not now", and leave in ``dry-run.jsonl`` what would have been sent.
 
-    The server's hello names the model. What follows is played through here with this site alone:
-    kinds and sizes of messages do not depend on the others, nor on more than two rounds.
+    The server's hello names the model; what follows is rehearsed here, with FedEM.
     """
     header, body = peek(message)
     refusal = replace(header, kind=Kind.REFUSAL, dimension=0)
     answer = encode_refusal(refusal, Reason.NOT_NOW, "the owner is looking first.", 0)
     if header.kind is not Kind.HELLO:
         return answer
-    memory = folder / "dry-run"
-    shutil.rmtree(memory, ignore_errors=True)
-    (folder / REHEARSAL).unlink(missing_ok=True)
-    site = open_site(folder, memory.name, REHEARSAL)
-    site.step(message)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            fit(
-                build_model(decode_text(body)["model"]),
-                None,
-                FedEM(Dithering(4)),
-                federation=RemoteFederation(LocalTransport({"here": site}), attempts=1),
-                start_statistics="expected",
-                rounds=2,
-            )
-    except FedemError as error:
-        logger.warning("the rehearsal ended: %s", error)
-    shutil.rmtree(memory, ignore_errors=True)
-    (folder / REHEARSED).touch()
+    about = _about(folder)
+    lines = rehearse(
+        build_model(decode_text(body)["model"]),
+        FedEM(Dithering(4)),
+        read_rows(about["data"]),
+        rules=SiteRules(**about["rules"]),
+        columns=about["columns"],
+        start_statistics="expected",
+    )
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    write_atomic(folder / REHEARSAL, text.encode())
     return answer

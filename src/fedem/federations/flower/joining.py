@@ -26,7 +26,6 @@ from fedem.federations.flower.client import (
     FOLDER,
     JOURNAL,
     REHEARSAL,
-    REHEARSED,
     write_site,
 )
 from fedem.federations.flower.deployment import Node, split_address
@@ -138,7 +137,6 @@ class Guest:
             journal = self.journal
             if self.dry_run:
                 journal.unlink(missing_ok=True)
-                (self.folder / REHEARSED).unlink(missing_ok=True)
             self._told = journal.stat().st_size if journal.exists() else 0
             children: list[Child] = []
             try:
@@ -182,7 +180,7 @@ class Guest:
         supernode, resident = children
         report("state", f"calling {self.address}")
         while supernode.alive:
-            over = self.dry_run and (self.folder / REHEARSED).exists()
+            over = self.dry_run and self.journal.exists()  # it comes as a whole
             self._tell(report)
             if over:
                 return None
