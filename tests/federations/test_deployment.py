@@ -27,6 +27,7 @@ from fedem.federations.flower.client import look_first, open_site, write_site
 from fedem.federations.flower.config import read_config
 from fedem.federations.flower.deployment import Link, Node, split_address
 from fedem.federations.flower.joining import explain, prepare, read_rules
+from fedem.federations.flower.processes import Child
 from fedem.federations.flower.superlink import LocalOnly, allowed
 from fedem.federations.remote import RemoteFederation, SiteRules, Transport
 from tests.test_cli import fedem_command
@@ -319,3 +320,57 @@ def test_children_go_with_a_parent_that_was_killed(tmp_path: Path) -> None:
         time.sleep(0.05)
     else:
         assert not Path(f"/proc/{child}").exists()
+
+
+def test_commands_that_start_nothing(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(GOOD)
+    checked = fedem_command("serve", "run.toml", "--check", cwd=tmp_path)
+    assert json.loads(checked.stdout)["model"]["n_components"] == 2
+    assert fedem_command("serve", "run.toml", "--app", "app", cwd=tmp_path).returncode == 0
+    written = {str(path.relative_to(tmp_path / "app")) for path in (tmp_path / "app").rglob("*.*")}
+    assert {"fedem.toml", "pyproject.toml", "fedem_app/server.py"} <= written
+    for arguments in (
+        ["server", "--host", "em.example.org"],
+        ["site", "oslo"],
+        ["add", "oslo.pub"],
+    ):
+        done = fedem_command("keys", *arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert fedem_command("keys", "list", cwd=tmp_path).stdout.startswith("oslo\t")
+
+
+def test_status_of_both_sides(tmp_path: Path) -> None:
+    server, site = tmp_path / "run", tmp_path / "site-oslo"
+    for folder in (server, site):
+        folder.mkdir()
+    content = {"state": "running", "round": 3, "rounds": 9, "squared_H": 0.25, "up": 1500}
+    (server / "status.json").write_text(json.dumps(content))
+    said = fedem_command("status", str(server)).stdout
+    assert "round 3 of 9" in said
+    assert "1.5 kB up" in said
+    assert "no server works on it now" in said
+    (site / "site.json").write_text("{}")
+    assert "nothing was sent" in fedem_command("status", str(site)).stdout
+    entry = {"time": "t", "kind": "reply", "round": 4, "bytes": 65, "content": "9 bytes"}
+    (site / "messages.jsonl").write_text(2 * (json.dumps(entry) + "\n"))
+    found = json.loads(fedem_command("status", str(site), "--json").stdout)
+    assert found["sent"] == {"reply": {"messages": 2, "bytes": 130}}
+    (server / "status.json").write_text(json.dumps({"state": "failed", "error": "because"}))
+    done = fedem_command("status", str(server))
+    assert (done.returncode, "because" in done.stdout) == (1, True)
+
+
+def test_logs_are_told_in_parts_and_kept_short(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "print('one'); print('two' * 50)"]
+    child = Child("x", command, os.environ, tmp_path / "x.log")
+    child.start()
+    assert child.process is not None
+    child.process.wait()
+    assert child.news().startswith("one\n")
+    assert child.news() == ""
+    child.start()
+    child.process.wait()
+    assert child.words().count("one") == 1
+    child.trim(most=10)
+    assert (child.words(), child.tail()) == ("", "")
+    assert "one" in (tmp_path / "x.old").read_text()

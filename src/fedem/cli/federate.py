@@ -218,8 +218,9 @@ def _site_status(folder: Path, json_output: bool) -> None:
     for kind, row in kinds.items():
         typer.echo(f"{kind}\t{row['messages']} messages\t{row['bytes']} bytes")
     if entries:
-        last = entries[-1]
-        typer.echo(f"last: {last['time']} {last['kind']}, round {last['round']}: {last['content']}")
+        from fedem.federations.flower.joining import describe
+
+        typer.echo(f"last: {entries[-1]['time']} {describe(entries[-1])}")
     else:
         typer.echo("nothing was sent")
 

@@ -222,14 +222,18 @@ class Guest:
         self._told += whole
         for line in new[:whole].decode(errors="replace").splitlines():
             try:
-                entry = json.loads(line)
                 report(
                     "would send" if self.dry_run else "sent",
-                    f"{entry['kind']}, round {entry['round']}, {entry['bytes']} bytes: "
-                    f"{entry['content']}",
+                    describe(json.loads(line)),
                 )
             except (json.JSONDecodeError, KeyError):
                 continue
+
+
+def describe(entry: Mapping[str, Any]) -> str:
+    """A line of the journal in words; only replies belong to a round."""
+    when = f", round {entry['round']}" if entry["kind"] == "reply" else ""
+    return f"{entry['kind']}{when}, {entry['bytes']} bytes: {entry['content']}"
 
 
 def explain(words: str, code: int | None) -> str:
