@@ -53,11 +53,11 @@ def serve(
     if check:
         typer.echo(json.dumps(_described(settings), indent=1))
         return
+    server = Host(settings, insecure=insecure)
     log_to(settings.place("folder") / "logs" / "serve.log")
-    show = _Progress(json_output)
     with terminated_as_interrupted():
         try:
-            Host(settings, insecure=insecure).run(show)
+            server.run(_Progress(json_output))
         except KeyboardInterrupt:
             typer.echo("fedem: interrupted; the same command goes on from here", err=True)
             raise typer.Exit(130) from None

@@ -38,9 +38,7 @@ def client_app(
     rules: SiteRules | None = None,
 ) -> ClientApp:
     """See `fedem.federations.flower.make_client_app`."""
-    app = ClientApp()
 
-    @app.query(QUERY)
     def answer(message: Message, context: Context) -> Message:
         where = folder or context.node_config.get("folder")
         if not where:
@@ -56,6 +54,12 @@ def client_app(
         )
         return Message(wrap(site.step(unwrap(message.content))), reply_to=message)
 
+    return _app(answer)
+
+
+def _app(answer: Callable[[Message, Context], Message]) -> ClientApp:
+    app = ClientApp()
+    app.query(QUERY)(answer)
     return app
 
 
@@ -104,16 +108,14 @@ def read_rows(about: Mapping[str, Any]) -> Any:
 def site_app() -> ClientApp:
     """The program of ``fedem join``."""
     folder = Path(os.environ[FOLDER])
-    app = ClientApp()
 
-    @app.query(QUERY)
     def answer(message: Message, context: Context) -> Message:
         given = unwrap(message.content)
         looking = bool(os.environ.get(DRY_RUN))
         reply = look_first(folder, given) if looking else open_site(folder).step(given)
         return Message(wrap(reply), reply_to=message)
 
-    return app
+    return _app(answer)
 
 
 def look_first(folder: Path, message: bytes) -> bytes:

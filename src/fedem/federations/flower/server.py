@@ -29,15 +29,15 @@ STATUS, LOCK = "status.json", "server.lock"
 
 def server_app(config: str | Path | None = None) -> ServerApp:
     """See `fedem.federations.flower.make_server_app`."""
-    app = ServerApp()
 
-    @app.main()
     def main(grid: Grid, context: Context) -> None:
         given = config or os.environ.get(CONFIG)
         if not given:
             raise SettingsError("which run? Give make_server_app the path of a configuration.")
         run_server(grid, read_config(given))
 
+    app = ServerApp()
+    app.main()(main)
     return app
 
 
