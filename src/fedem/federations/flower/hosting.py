@@ -51,7 +51,7 @@ class Host:
         self.link = Link(server.host, server.port, keys, self.folder)
         self._registered: dict[str, bytes] | None = None
         self._children: list[Child] = []
-        self._run, self._started, self._seen = "", 0.0, 0.0
+        self._run, self._submitted, self._seen, self._up = "", 0.0, 0.0, False
         self._deaths, self._last_round = 0, -1
 
     def run(self, report: Report) -> None:
@@ -115,7 +115,7 @@ class Host:
                 logger.warning("%s", error)
                 self._keep_alive()
                 time.sleep(2)
-        self._started = self._seen = time.monotonic()
+        self._submitted, self._seen, self._up = time.time(), time.monotonic(), False
 
     def _keep_alive(self) -> None:
         for child in self._children:
@@ -131,7 +131,7 @@ class Host:
         report(status)
         if status.get("state") == "finished":
             return True
-        if status.get("state") == "failed" and self._fresh(status):
+        if status.get("state") == "failed" and status.get("time", 0) > self._submitted:
             raise FedemError(str(status.get("error")))
         if status.get("round", -1) != self._last_round:
             self._last_round, self._deaths = status.get("round", -1), 0
@@ -144,18 +144,14 @@ class Host:
             logger.warning("%s", error)
         return False
 
-    def _fresh(self, status: dict[str, Any]) -> bool:
-        """Whether the program of this run said it."""
-        return time.time() - float(status.get("time", 0)) < time.monotonic() - self._started
-
     def _revive(self) -> None:
         """Submit the run again if its program is gone: it goes on from what it left."""
         with alone(self.folder / LOCK) as gone:
             pass
         now = time.monotonic()
         if not gone:
-            self._seen, self._started = now, min(self._started, now - START)
-        elif now - self._seen > 2 and now - self._started > START:
+            self._seen, self._up = now, True
+        elif now - self._seen > (2 if self._up else START):
             self._deaths += 1
             if self._deaths > FRUITLESS:
                 raise FedemError(

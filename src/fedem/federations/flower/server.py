@@ -71,14 +71,19 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def alone(path: Path) -> Iterator[bool]:
-    """Whether nobody else holds this lock; if so, hold it."""
+def alone(path: Path, patience: float = 0.0) -> Iterator[bool]:
+    """Whether nobody else holds this lock, after so many seconds at most; if so, hold it."""
+    end = time.monotonic() + patience
     with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    yield False
+                    return
+                time.sleep(0.1)
         yield True
 
 
@@ -86,7 +91,7 @@ def run_server(grid: Grid, config: Config) -> None:
     """Fit, from the beginning or from where an earlier process was killed."""
     folder = config.place("folder")
     folder.mkdir(parents=True, exist_ok=True)
-    with alone(folder / LOCK) as mine:
+    with alone(folder / LOCK, 3.0) as mine:  # others hold it for a moment, to see whether we live
         if not mine:
             raise FedemError(f"another server works in {folder}.")
         status = Status(folder)
