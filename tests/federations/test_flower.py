@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import ssl
 import time
 from pathlib import Path
 
@@ -31,6 +33,16 @@ deadline = 60.0
 """
 
 
+def status_of(deployment: Deployment, path: str, peer: str | None) -> int:
+    """How the SuperLink answers a request for a path, as if it came from elsewhere."""
+    context = ssl.create_default_context(cafile=str(deployment.keys / "ca.pem"))
+    line = http.client.HTTPSConnection("127.0.0.1", deployment.port, context=context, timeout=10)
+    line.request("GET", path, headers={} if peer is None else {"X-Forwarded-For": peer})
+    status = line.getresponse().status
+    line.close()
+    return status
+
+
 def test_three_sites_over_tls_through_a_kill(tmp_path: Path) -> None:
     """One run for all that is asked of it: a minute of real processes is dear."""
     with Deployment(tmp_path / "deployment", mixture_tables(3), CONFIG) as deployment:
@@ -41,6 +53,10 @@ def test_three_sites_over_tls_through_a_kill(tmp_path: Path) -> None:
             deployment.tables["s0"].write_parquet(folder / f"{name}.parquet")
         deployment.start()
         deployment.wait_for_round(1, 120)
+        for path in ("/docs", "/v1/control/list-nodes", "/v1/runtime/acquire-task"):
+            assert status_of(deployment, path, "192.0.2.7") == 403
+            assert status_of(deployment, path, None) != 403
+        assert status_of(deployment, "/health", "192.0.2.7") == 200
         deployment.join("stranger")
         misled = deployment.join("misled", "--ca", str(folder / "other" / "ca.pem"))
         deployment.wait_for_round(3, 60)
