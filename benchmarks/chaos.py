@@ -1,9 +1,10 @@
 """``python -m benchmarks.chaos [--kills 20] [--seed 0] [--json FILE]``: crashes of real processes.
 
-First, undisturbed: FedEM, VR-FedEM and the imputation over Flower end where a run in one process
-ends. Then FedEM again while processes of server and sites are killed with signal 9, at times and in
-an order that the seed decides: the run must end, memories must be exact, and, as every round is a
-full pass of all sites, the answer must be that of the undisturbed run.
+First the guide, as it is written, and our app under ``flwr run``. Then, undisturbed: FedEM, VR-FedEM
+and the imputation over Flower end where a run in one process ends. Last, FedEM while processes of
+server and sites are killed with signal 9, at times and in an order that the seed decides: the run
+must end, memories must be exact, and, as every round is a full pass of all sites, the answer must be
+that of the undisturbed run.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from rich.console import Console
 
 from benchmarks.__main__ import show
 from benchmarks.deployments import Deployment, difference, mixture_tables
+from benchmarks.guide import follow_guide
+from benchmarks.stock import run_stock
 from fedem.imputation.site_owner import COLUMNS
 
 SITES = 3
@@ -91,6 +94,18 @@ def quiet(folder: Path, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
+def by_hand(folder: Path) -> list[dict[str, Any]]:
+    """The guide by the letter, and our app under Flower's own commands."""
+    for name in ("guide", "stock"):
+        (folder / name).mkdir()
+    guide, stock = follow_guide(folder / "guide"), run_stock(folder / "stock")
+    nothing = {"kills": 0, "difference": 0.0, "gap": 0.0}
+    return [
+        {**nothing, "run": "docs/deployment.md, two terminals", **guide},
+        {**nothing, "run": "flwr run, stock SuperNodes", "rounds": 4, **stock},
+    ]
+
+
 def disturbed(folder: Path, rounds: int, kills: int, seed: int) -> dict[str, Any]:
     """FedEM while processes die."""
     source = np.random.Generator(np.random.Philox(key=seed))
@@ -139,7 +154,9 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fedem-chaos-") as name:
         folder = Path(name)
-        rows = quiet(folder, options.quiet_rounds) if options.quiet_rounds else []
+        rows = []
+        if options.quiet_rounds:
+            rows = by_hand(folder) + quiet(folder, options.quiet_rounds)
         rows.append(disturbed(folder, options.rounds, options.kills, options.seed))
     lines = [
         (
