@@ -1,10 +1,10 @@
 """``python -m benchmarks.chaos [--kills 20] [--seed 0] [--json FILE]``: crashes of real processes.
 
-First the guide, as it is written, and our app under ``flwr run``. Then, undisturbed: FedEM, VR-FedEM
-and the imputation over Flower end where a run in one process ends. Last, FedEM while processes of
-server and sites are killed with signal 9, at times and in an order that the seed decides: the run
-must end, memories must be exact, and, as every round is a full pass of all sites, the answer must be
-that of the undisturbed run.
+First the guide, as it is written, and our app under ``flwr run``. Then, undisturbed: FedEM,
+VR-FedEM and the imputation over Flower end where a run in one process ends. Last, FedEM while
+processes of server and sites are killed with signal 9, at times and in an order that the seed
+decides: the run must end, memories must be exact, and, as every round is a full pass of all sites,
+the answer must be that of the undisturbed run.
 """
 
 from __future__ import annotations
