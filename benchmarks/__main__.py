@@ -234,9 +234,9 @@ def network(console: Console) -> list[dict[str, Any]]:
     return rows
 
 
-def faults(console: Console, plans: int) -> dict[str, Any]:
+def faults(console: Console, plans: int, first: int = 0) -> dict[str, Any]:
     """Random faults of network, processes and disks."""
-    found = bench_faults(plans)
+    found = bench_faults(plans, first)
     lines = [(name.replace("_", " "), f"{value}") for name, value in found.items()]
     show(console, "Fault plans over a network, in one process each", ("what", "figure"), lines)
     return found
@@ -283,11 +283,12 @@ def main() -> None:
     parser.add_argument("section", nargs="*", help=f"{', '.join(SECTIONS)}; all if none")
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     parser.add_argument("--plans", type=int, default=1000, help="fault plans to try")
+    parser.add_argument("--first", type=int, default=0, help="the seed of the first fault plan")
     arguments = parser.parse_args()
     unknown = set(arguments.section) - set(SECTIONS)
     if unknown:
         parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
-    sections = SECTIONS | {"faults": partial(faults, plans=arguments.plans)}
+    sections = SECTIONS | {"faults": partial(faults, plans=arguments.plans, first=arguments.first)}
     console = Console(width=110)
     figures: dict[str, Any] = {"machine": machine()}
     console.print(", ".join(f"{k} {v}" for k, v in figures["machine"].items() if k != "blas"))

@@ -330,3 +330,13 @@ def test_runs_in_other_threads_leave_signals_alone() -> None:
     thread.start()
     thread.join()
     assert out[0].stopped == "rounds"
+
+
+def test_numbers_stay_numbers_and_views_whole(tmp_path: Path) -> None:
+    """What a state holds beside vectors comes back in its shape."""
+    arrays = {"number": np.array(0.5), "view": np.arange(6.0).reshape(2, 3).T, "none": np.empty(0)}
+    save_checkpoint(tmp_path / "c", arrays, {})
+    found, _ = load_checkpoint(tmp_path / "c")
+    assert {name: a.shape for name, a in found.items()} == {n: a.shape for n, a in arrays.items()}
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)

@@ -14,7 +14,8 @@ from fedem import errors
 
 def test_exported_names() -> None:
     assert sorted(fedem.__all__) == sorted(
-        "Bernoulli Categorical CheckpointError Columns ContractError DataError Decreasing "
+        "AutoEM Bernoulli Categorical CheckpointError ChosenDithering Columns ContractError "
+        "DataError Decreasing "
         "Dithering EM Everyone FactorParameters FaultPlan FaultyFederation FedEM FedemError "
         "FedemWarning FieldTable FixedSize GaussianParameters Identity Imputation "
         "InverseWishart LinearGaussian LocalTransport LoopFederation MarkovParameters "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedem._version import __version__
 from fedem.algorithms import (
     EM,
+    AutoEM,
     Bernoulli,
     Decreasing,
     Everyone,
@@ -18,6 +19,7 @@ from fedem.algorithms import (
     VRFedEM,
 )
 from fedem.compressors import (
+    ChosenDithering,
     Dithering,
     Identity,
     RandomSparsification,
@@ -93,6 +95,8 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AutoEM",
+    "ChosenDithering",
     "MarkovParameters",
     "hidden_markov",
     "pad_sequences",

@@ -20,8 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from fedem.algorithms import ALGORITHMS, EM, Decreasing
-from fedem.compressors import Dithering, Identity, RandomSparsification, SubtractiveDithering
+from fedem.algorithms import ALGORITHMS, Decreasing
+from fedem.compressors import (
+    ChosenDithering,
+    Dithering,
+    Identity,
+    RandomSparsification,
+    SubtractiveDithering,
+)
 from fedem.errors import FedemError, SettingsError
 from fedem.models import (
     Categorical,
@@ -133,6 +139,7 @@ _COMPRESSORS: dict[str, Callable[[Settings], Compressor]] = {
     "dithering": _dithering,
     "random-sparsification": _sparsification,
     "subtractive-dithering": lambda settings: SubtractiveDithering(**settings),
+    "chosen-dithering": lambda settings: ChosenDithering(**settings),
 }
 
 
@@ -144,13 +151,12 @@ def build_compressor(description: Any) -> Compressor:
 
 
 def _algorithm(name: str, settings: Settings) -> Algorithm:
-    if ALGORITHMS[name] is EM:
-        return EM(**settings)
     options = {key: value for key, value in settings.items() if key != "name"}
-    options["compressor"] = build_compressor(options["compressor"])
-    if options["broadcast"] is not None:
+    if "compressor" in options:
+        options["compressor"] = build_compressor(options["compressor"])
+    if options.get("broadcast") is not None:
         options["broadcast"] = build_compressor(options["broadcast"])
-    step = options["step_size"]
+    step = options.get("step_size")
     if isinstance(step, Mapping):
         if "function" in step:
             raise SettingsError("a function of one's own as step_size cannot travel.")

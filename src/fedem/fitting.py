@@ -8,12 +8,14 @@ import json
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from fedem.algorithms import EM, Everyone
+from fedem.algorithms import EM, AutoEM, Everyone, FedEM, VRFedEM
+from fedem.compressors import SubtractiveDithering
 from fedem.compressors.precision import Precision, check_precision, round_randomly
 from fedem.datasets.workers import as_workers
 from fedem.errors import (
@@ -26,7 +28,7 @@ from fedem.errors import (
 from fedem.federations import FEDERATIONS
 from fedem.federations.remote import bind_constants, pack_constants
 from fedem.ledger import Ledger
-from fedem.limits import PATIENCE, Callback, Monitor, Stop
+from fedem.limits import PATIENCE, Callback, Monitor, Stop, remaining
 from fedem.protocols import (
     Algorithm,
     Federation,
@@ -40,6 +42,10 @@ from fedem.random import Purpose, check_seed, uniforms
 from fedem.results import Result
 from fedem.rounds import Run
 from fedem.wire import ENVELOPE, floats_size, summary_size
+
+NATS = 1e-4
+"""What `AutoEM` leaves ungained, unless told otherwise."""
+MOST_ROUNDS = 10_000
 
 
 def worker_weights(weights: str | Sequence[float] | FloatArray, counts: IntArray) -> FloatArray:
@@ -93,7 +99,7 @@ def _digest(opening: Opening) -> str:
 def open_run(
     model: Model,
     data: Any,
-    algorithm: Algorithm | None = None,
+    algorithm: Algorithm | str | None = None,
     *,
     groups: Any | None = None,
     weights: str | Sequence[float] | FloatArray = "samples",
@@ -109,7 +115,7 @@ def open_run(
 ) -> Run:
     """The opening exchange and the start: a `Run` ready for its first round. See `fit`."""
     check_seed(seed)
-    algorithm = EM() if algorithm is None else algorithm
+    algorithm = named_algorithm(algorithm)
     participation = Everyone() if participation is None else participation
     check_type("model", model, Model, "gaussian_mixture(3)")
     check_type("algorithm", algorithm, Algorithm, "FedEM(Dithering(levels=4))")
@@ -214,7 +220,7 @@ def _start(
 def fit(
     model: Model,
     data: Any,
-    algorithm: Algorithm | None = None,
+    algorithm: Algorithm | str | None = None,
     *,
     groups: Any | None = None,
     weights: str | Sequence[float] | FloatArray = "samples",
@@ -223,6 +229,7 @@ def fit(
     start_statistics: Literal["expected", "parameters"] | None = None,
     rounds: int | None = None,
     epochs: float | None = None,
+    nats: float | None = None,
     tolerance: float | None = None,
     max_bytes: int | None = None,
     seconds: float | None = None,
@@ -242,7 +249,8 @@ def fit(
 
     ``data`` is a dict or list of tables, one per worker, or one table with ``groups`` naming the
     worker of each row (values, or a column of a data frame); one table alone is one worker.
-    ``algorithm`` is `EM` (the default), `FedEM` or `VRFedEM`.
+    ``algorithm`` is `EM` (the default), `AutoEM`, `FedEM` or `VRFedEM`, or the name of one:
+    ``"auto"`` gives the pooled answer for few bytes, without settings.
 
     ``weights`` are ``"samples"`` (the pooled optimum), ``"uniform"`` (the paper) or numbers;
     ``participation`` is `Everyone` by default; ``start`` are parameters in the user's units, by
@@ -251,9 +259,11 @@ def fit(
     for a given start) or what its ``"parameters"`` imply (free, default otherwise).
 
     Stops at the first limit met of ``rounds``, ``epochs``, ``max_bytes`` (all workers, up and down,
-    envelopes included), ``seconds``, or when |H|^2 <= ``tolerance`` three rounds in a row without
-    the guard (statistics are standardised; 1e-8 and less are values to try). Without limits it
-    makes 100 rounds, with a tolerance alone at most 10,000. Ctrl-C ends after the current round and
+    envelopes included), ``seconds``, or when it has converged: when at most ``nats`` of
+    log-likelihood per sample are left to gain, as the last rounds tell (`EM` and `AutoEM`, and
+    where steps are broadcast in the metric), or |H|^2 <= ``tolerance`` three rounds in a row
+    without the guard. Without limits it makes 100 rounds; with one of these two alone at most
+    10,000, and `AutoEM` then has ``nats=1e-4``. Ctrl-C ends after the current round and
     returns what was reached; an error in mid-run carries that as ``error.result``. ``callbacks``
     get each `RoundRecord`; one that returns True ends the run.
 
@@ -265,9 +275,12 @@ def fit(
     to ``"float32"`` or ``"bfloat16"``, rounded at random; ``threads`` limits those of the linear
     algebra.
     """
+    algorithm = named_algorithm(algorithm)
+    if isinstance(algorithm, AutoEM) and nats is None and tolerance is None and rounds is None:
+        nats = NATS
     if all(limit is None for limit in (rounds, epochs, max_bytes, seconds)):
-        rounds = 100 if tolerance is None else 10_000
-    stop = Stop(rounds, epochs, tolerance, max_bytes, seconds)
+        rounds = 100 if tolerance is None and nats is None else MOST_ROUNDS
+    stop = Stop(rounds, epochs, tolerance, max_bytes, seconds, nats)
     hooks = (callbacks,) if callable(callbacks) else tuple(callbacks)
     for hook in hooks:
         if not callable(hook):
@@ -297,7 +310,7 @@ def fit(
         except Exception as error:
             setattr(error, "result", _result(run, "error"))  # noqa: B010 (any exception gets one)
             raise
-    _warn(run, stopped, tolerance)
+    _warn(run, stopped, tolerance, nats)
     return _result(run, stopped)
 
 
@@ -323,7 +336,23 @@ def _threads(count: int | None) -> Any:
     return threadpool_limits(check_count("threads", count))
 
 
-def _warn(run: Run, stopped: str, tolerance: float | None) -> None:
+def named_algorithm(algorithm: Algorithm | str | None) -> Algorithm:
+    """The algorithm behind a name, with the settings we would choose; EM where none is named."""
+    named: dict[str, Algorithm] = {
+        "em": EM(),
+        "auto": AutoEM(),
+        "fedem": FedEM(SubtractiveDithering(0.25), in_metric=True),
+        "vr-fedem": VRFedEM(SubtractiveDithering(0.25), in_metric=True, batch_size=64),
+    }
+    if isinstance(algorithm, str):
+        if algorithm not in named:
+            names = ", ".join(repr(name) for name in named)
+            raise SettingsError(f"algorithm must be {names} or an Algorithm; got {algorithm!r}.")
+        return named[algorithm]
+    return named["em"] if algorithm is None else algorithm
+
+
+def _warn(run: Run, stopped: str, tolerance: float | None, nats: float | None) -> None:
     """Tell what a user should know about a run that ended."""
     remarks = run.model.remarks(run.params)
     made = [record for record in run.records if record.round > 0]
@@ -342,6 +371,13 @@ def _warn(run: Run, stopped: str, tolerance: float | None) -> None:
         remarks.append(
             f"|H|^2 did not fall to the tolerance {tolerance:g} before the limit on {stopped}: "
             "allow more, or a larger tolerance."
+        )
+    if nats is not None and stopped in ("rounds", "epochs", "bytes", "seconds"):
+        left = remaining(run.records)
+        about = f"about {left:.1g} nats a sample may be left" if left < inf else "much may be left"
+        remarks.append(
+            f"the run met its limit on {stopped} before it converged to {nats:g} nats a sample "
+            f"({about}): allow more {stopped}, fewer components, or a larger nats."
         )
     for remark in remarks:
         warnings.warn(remark, FedemWarning, stacklevel=3)

@@ -14,6 +14,8 @@ from fedem.records import Records, RoundRecord
 
 PATIENCE = 1000
 """Rounds without any answer, or crashes in one round, after which a run gives up."""
+WINDOW = 6
+SLOWEST = 0.99
 Callback = Callable[[RoundRecord], bool | None]
 """Called after every round; returning True ends the run."""
 
@@ -32,9 +34,10 @@ class Progress(Protocol):
 class Stop:
     """When to stop: whichever limit is met first.
 
-    ``tolerance`` bounds |H|^2 in three rounds in a row without the guard, ``bytes`` the traffic of
-    all workers up and down, ``epochs`` the conditional expectations computed in units of all
-    samples.
+    ``nats`` bounds what the log-likelihood per sample may still gain, as the last rounds tell it
+    (`remaining`); ``tolerance`` bounds |H|^2 in three rounds in a row without the guard, ``bytes``
+    the traffic of all workers up and down, ``epochs`` the conditional expectations computed in
+    units of all samples.
     """
 
     rounds: int | None = None
@@ -42,12 +45,17 @@ class Stop:
     tolerance: float | None = None
     bytes: int | None = None
     seconds: float | None = None
+    nats: float | None = None
 
     def __post_init__(self) -> None:
         limits = {n: getattr(self, n) for n in ("rounds", "epochs", "bytes", "seconds")}
         if self.rounds is not None:
             check_count("rounds", self.rounds, 0)
-        for name, value in (*limits.items(), ("tolerance", self.tolerance)):
+        for name, value in (
+            *limits.items(),
+            ("tolerance", self.tolerance),
+            ("nats", self.nats),
+        ):
             if value is not None:
                 check_range(name, value, 0, math.inf, open_high=True)
         if all(value is None for value in limits.values()):
@@ -61,6 +69,8 @@ class Stop:
         last = run.records[-1] if run.records else None
         if self.tolerance is not None and self._settled(run.records[-3:], self.tolerance):
             return "tolerance"
+        if self.nats is not None and remaining(run.records) <= self.nats:
+            return "nats"
         if self.rounds is not None and run.state.round > self.rounds:
             return "rounds"
         if last is not None and self.epochs is not None and last.epochs >= self.epochs:
@@ -84,6 +94,26 @@ class Stop:
             and r.squared_H <= tolerance
             for r in records
         )
+
+
+def remaining(records: Records) -> float:
+    """Nats per sample that EM may still gain: a geometric series through the last rounds' gains.
+
+    A round's gain is |H|^2 / 2 in the model's metric, the value of an EM step to second order; the
+    rate at which gains fall is fitted over `WINDOW` rounds and held below `SLOWEST`. Infinite where
+    a round of the window had no gain to tell, no answer, or a shortened step.
+    """
+    last = records[-WINDOW:]
+    if len(last) < WINDOW or any(
+        r.round == 0 or r.gain is None or r.answered == 0 or r.guard_hits for r in last
+    ):
+        return math.inf
+    logs = [math.log(max(r.gain or 0.0, 1e-300)) for r in last]
+    middle = (WINDOW - 1) / 2
+    times = [j - middle for j in range(WINDOW)]
+    slope = sum(t * g for t, g in zip(times, logs, strict=True)) / sum(t * t for t in times)
+    now = max(r.gain or 0.0 for r in last[-3:])
+    return now / (1 - min(math.exp(slope), SLOWEST))
 
 
 @final

@@ -21,6 +21,11 @@ BoolArray = NDArray[np.bool_]
 Rows = dict[str, NDArray[Any]]
 """Columns of worker state: name -> array with a leading worker axis."""
 
+_ROOTS = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
+GRID: FloatArray = np.array([0.0, *(_ROOTS[j % 4] * 2.0 ** (j // 4 - 44) for j in range(255))])
+"""Positive numbers that take one byte: 0 and the powers of 2**(1/4) from 2**-44 to 2**19."""
+GRID.flags.writeable = False
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -117,6 +122,8 @@ class Form:
     symbols: int
     bound: int = 0
     """No symbol is larger than this in size."""
+    on_grid: bool = False
+    """Whether the reals are numbers of `GRID`."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +212,8 @@ class ServerState:
     generation: int
     statistics: FloatArray
     control: FloatArray
+    extras: Mapping[str, FloatArray] = field(default_factory=dict)
+    """What the algorithm adds."""
 
 
 @dataclass(frozen=True)
@@ -218,6 +227,8 @@ class StepInfo:
     """Payload of the quantised step to the new statistics, where workers are sent steps."""
     broadcast: bytes = b""
     """That step itself, where messages are made into bytes; empty if there was no movement."""
+    gain: float | None = None
+    """What an EM step from here is worth: nats per sample, to second order."""
 
 
 @dataclass(frozen=True)

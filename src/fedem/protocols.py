@@ -12,7 +12,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
+
+import numpy as np
 
 from fedem.errors import SettingsError, WireError
 from fedem.messages import (
@@ -239,6 +242,10 @@ class Compressor(ABC):
     def omega(self, q: int) -> float:
         """The variance constant, exact or the tightest bound known for every x in R^q."""
 
+    def rate(self, message: Compressed, uniforms: FloatArray, q: int) -> FloatArray:
+        """The memory rate alpha that goes with each message, as both ends know it."""
+        return np.full(message.reals.shape[:-1], 1 / (1 + self.omega(q)))
+
     def variance(self, vectors: FloatArray) -> FloatArray | None:
         """E|Q(x) - x|^2 exactly, for each vector, where it has a closed form."""
         return None
@@ -334,6 +341,10 @@ class Algorithm(ABC):
         probabilities: FloatArray,
     ) -> tuple[ServerState, StepInfo]:
         """Take one round's replies (each worker at most once, sorted) into the server state."""
+
+    def forget(self, state: ServerState) -> ServerState:
+        """A new generation: all memories start at zero again; see `fedem.algorithms.memory`."""
+        return replace(state, generation=state.generation + 1, control=np.zeros_like(state.control))
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:

@@ -46,6 +46,9 @@ class RoundRecord:
     seconds: float
     squared_h: float | None = None
     objective: float | None = None
+    gain: float | None = None
+    """What an EM step from here is worth, nats per sample, to second order: |H|^2 / 2 in the
+    model's metric; only of algorithms that work in it."""
 
 
 _FIELDS = {f.name: f.type for f in dataclasses.fields(RoundRecord)}
@@ -113,7 +116,8 @@ class Records(Sequence[RoundRecord]):
     @classmethod
     def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Records:
         """The inverse of `to_arrays`."""
-        columns = {name: arrays[name].tolist() for name in _FIELDS}
+        missing = np.full(len(arrays["round"]), np.nan)  # a column that came later
+        columns = {name: arrays.get(name, missing).tolist() for name in _FIELDS}
         for name, kind in _FIELDS.items():
             if kind == "float | None":
                 columns[name] = [None if math.isnan(v) else v for v in columns[name]]

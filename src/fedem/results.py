@@ -54,6 +54,11 @@ class Result:
         return self.ledger.total("down")
 
     @property
+    def converged(self) -> bool:
+        """Whether the run ended because little was left to gain, and not at another limit."""
+        return self.stopped in ("nats", "tolerance")
+
+    @property
     def guard_hits(self) -> int:
         """How often a step had to be halved to stay where T is defined."""
         return sum(record.guard_hits for record in self.records)

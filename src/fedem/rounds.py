@@ -201,7 +201,7 @@ class Run:
         )
         lost = len(replies.lost_memory) > 0
         if lost:  # memories start anew for all; see fedem.algorithms.memory
-            new = replace(new, generation=state.generation + 1, control=np.zeros_like(new.control))
+            new = self.algorithm.forget(new)
         seconds = time.perf_counter() - began
         record = self._record(
             RoundRecord(
@@ -221,6 +221,7 @@ class Run:
                 seconds=seconds,
                 squared_h=squared_h,
                 objective=objective,
+                gain=info.gain,
             )
         )
         self._step_bytes.append(self._step_bytes[-1] + info.broadcast_bytes + STEP_FRAME)
@@ -329,6 +330,7 @@ class Run:
             "ledger": self.ledger.counts,
             "step_bytes": np.array(self._step_bytes),
             "workers": workers,
+            **{f"extras/{name}": array for name, array in self.state.extras.items()},
             **{f"rows/{name}": array for name, array in rows.items()},
             **{f"records/{name}": array for name, array in self.records.to_arrays().items()},
         }
@@ -360,6 +362,7 @@ class Run:
             description["generation"],
             arrays["statistics"],
             arrays["control"],
+            _under("extras/", arrays),
         )
         self._params = None
         self.accepted = arrays["accepted"]

@@ -111,6 +111,7 @@ def serve(
     minimum: int = 1,
     deadline: float = 60.0,
     attempts: int = 5,
+    pause: float = 1.0,
     columns: Sequence[str] | None = None,
     admit: bool = True,
     patience: int | None = None,
@@ -122,9 +123,9 @@ def serve(
     ``directory`` is the run's own: a call finds there what an earlier one left. ``rounds`` are
     those of all stages together. With ``admit`` workers that turn up in mid-run are let in, by a
     new stage; one that refuses for good, or stays silent ``patience`` times in a row, leaves by
-    one. ``minimum``, ``deadline``, ``attempts`` and ``columns`` are those of `RemoteFederation`;
-    ``options`` go to `fit` (participation, tolerance, seed, monitor, start_statistics, ...); limits
-    among them hold for each stage.
+    one. ``minimum``, ``deadline``, ``attempts``, ``pause`` and ``columns`` are those of
+    `RemoteFederation`; ``options`` go to `fit` (participation, tolerance, seed, monitor,
+    start_statistics, ...); limits among them hold for each stage.
     """
     check_count("rounds", rounds)
     where = Path(directory)
@@ -139,6 +140,7 @@ def serve(
             deadline=deadline,
             minimum=minimum,
             attempts=attempts,
+            pause=pause,
             columns=columns,
         )
         given = options

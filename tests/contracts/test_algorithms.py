@@ -26,6 +26,8 @@ def variants(name: str) -> list[Any]:
     """The ways an algorithm can be set up that the tests go through."""
     if name == "em":
         return [fedem.EM()]
+    if name == "auto":
+        return [fedem.AutoEM(), fedem.AutoEM(follow_em=True), fedem.AutoEM(batch_size=10)]
     size = {"batch_size": 10}
     cls = ALGORITHMS[name]
     out = [
@@ -94,7 +96,8 @@ def test_memories_add_up_after_every_round(algorithm: Any) -> None:
         run.step()
         assert run.memory_gap < 1e-12
         largest = max(largest, float(np.abs(run.state.control).max()))
-    has_memories = algorithm.describe().get("memory_rate", 0) != 0
+    described = algorithm.describe()
+    has_memories = described["algorithm"] == "auto" or described.get("memory_rate", 0) != 0
     assert (largest > 1e-2) == has_memories
 
 
@@ -116,16 +119,19 @@ def test_description_is_plain_json(algorithm: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["fedem", "vr-fedem"])
+@pytest.mark.parametrize("name", ["fedem", "vr-fedem", "auto"])
 def test_compressed_runs_reach_the_pooled_optimum(kind: str, name: str) -> None:
     """With full local information and memories, compression noise dies out."""
     tables = make_data(3, sizes=(40, 25, 60, 33), spread=6.0)
     start = fit(make_model(kind), tables, rounds=20, seed=1).params  # in one basin
     pooled = fit(make_model(kind), tables, rounds=400, start=start)
     size = {"batch_size": 1000, "inner_rounds": 5} if name == "vr-fedem" else {}
-    algorithm = ALGORITHMS[name](
-        fedem.SubtractiveDithering(0.2), step_size=0.5, in_metric=True, **size
-    )
+    settings: dict[str, Any] = {
+        "compressor": fedem.SubtractiveDithering(0.2),
+        "step_size": 0.5,
+        "in_metric": True,
+    }
+    algorithm = ALGORITHMS[name](**({} if name == "auto" else settings | size))
     got = fit(make_model(kind), tables, algorithm, rounds=600, start=start)
     rows = np.concatenate(tables)
     assert got.log_likelihood(rows) == pytest.approx(pooled.log_likelihood(rows), abs=1e-6)

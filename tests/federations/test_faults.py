@@ -54,6 +54,7 @@ def trial(algorithm: Any, plan: NetworkPlan | None = None, rounds: int = 4, **ca
 ALGORITHMS = {
     "fedem": fedem.FedEM(QUANTISER, memory_start="mean-field"),
     "vr": fedem.VRFedEM(QUANTISER, batch_size=2, inner_rounds=3),
+    "auto": fedem.AutoEM(),
     "broadcast": fedem.FedEM(QUANTISER, broadcast=fedem.Identity("float32")),
 }
 

@@ -94,6 +94,8 @@ ALGORITHMS: dict[str, Any] = {
         memory_start="mean-field",
         in_metric=True,
     ),
+    "auto": fedem.AutoEM(),
+    "auto, batches": fedem.AutoEM(batch_size=4),
     "function": fedem.FedEM(Dithering(2), step_size=lambda k: 0.5 / k),
 }
 

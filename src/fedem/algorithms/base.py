@@ -131,7 +131,7 @@ class CompressedEM(Algorithm):
                 rows,
                 request,
                 received.fresh,
-                estimates,
+                estimates - request.statistics,
                 cost,
             )
         return rows, memory.replies(rows, request, received)

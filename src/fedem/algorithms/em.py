@@ -58,9 +58,9 @@ class EM(Algorithm):
         received = memory.receive(rows, request)
         fresh, rows = received.fresh, received.rows
         if len(fresh):
-            estimates = oracle.full(request.params, fresh)
+            fields = oracle.full(request.params, fresh) - request.statistics
             rows = steps.stage_upload(
-                model, _EXACT, seed, rows, request, fresh, estimates, oracle.counts[fresh]
+                model, _EXACT, seed, rows, request, fresh, fields, oracle.counts[fresh]
             )
         return rows, memory.replies(rows, request, received)
 
@@ -81,7 +81,9 @@ class EM(Algorithm):
         probabilities: FloatArray,
     ) -> tuple[ServerState, StepInfo]:
         """A full step."""
-        return steps.advance(model, seed, state, request, replies, weights, probabilities, 1.0)
+        return steps.advance(
+            model, seed, state, request, replies, weights, probabilities, 1.0, gauge=True
+        )
 
     def describe(self) -> dict[str, Any]:
         """The name."""

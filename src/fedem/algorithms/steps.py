@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
@@ -126,8 +126,21 @@ class Channel:
     """How an innovation leaves a worker."""
 
     compressor: Compressor
-    memory_rate: float
+    memory_rate: float | None
+    """alpha; None takes the operator's, message by message."""
     in_metric: bool
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A batch of vectors as both ends know them after they were sent."""
+
+    values: FloatArray
+    rates: FloatArray
+    sizes: IntArray
+    """Payload bytes of each, if they are counted."""
+    payload: bytes = b""
+    """The payload itself, where the request asks for bytes: then there is one vector."""
 
 
 def stage_upload(
@@ -137,25 +150,28 @@ def stage_upload(
     rows: Rows,
     request: Request,
     fresh: IntArray,
-    estimates: FloatArray,
+    targets: FloatArray,
     evaluations: IntArray,
 ) -> Rows:
-    """Delta_i = S_i - S - V_i, compressed and kept as pending (Algorithm 1, worker)."""
+    """Delta_i, what V_i lacks of its target, compressed and kept as pending (Algorithm 1, worker).
+
+    The target is S_i - S, or whatever else the memories are to follow.
+    """
     workers = request.workers[fresh]
-    innovations = estimates - request.statistics - rows["control"][fresh]
+    innovations = targets - rows["control"][fresh]
     if not np.isfinite(innovations).all():
         bad = int(workers[~np.isfinite(innovations).all(axis=1)][0])
         raise NumericalError(
             f"worker {bad}, round {request.round}: the E-step gave a number that is not finite."
         )
     channel = _channel_of(channel, request)
-    values, sizes, payload = transmit(
-        model, channel, seed, request, Purpose.COMPRESSION, workers, innovations
+    sent = transmit(model, channel, seed, request, Purpose.COMPRESSION, workers, innovations)
+    rows = memory.stage(
+        rows, fresh, request.round, sent.values, sent.rates, evaluations, sent.sizes
     )
-    rows = memory.stage(rows, fresh, request.round, values, channel.memory_rate, evaluations, sizes)
     if not request.encode:
         return rows
-    return rows | {"payload": np.frombuffer(payload, dtype=np.uint8)[None]}
+    return rows | {"payload": np.frombuffer(sent.payload, dtype=np.uint8)[None]}
 
 
 def _channel_of(channel: Channel, request: Request) -> Channel:
@@ -168,13 +184,12 @@ def read_upload(
 ) -> Replies:
     """The inverse of `stage_upload` for the one worker of a request: what the server reads."""
     channel = _channel_of(channel, request)
-    q = len(request.statistics)
-    values = receive(model, channel, seed, request, Purpose.COMPRESSION, request.workers, payload)
+    sent = receive(model, channel, seed, request, Purpose.COMPRESSION, request.workers, payload)
     return Replies(
         workers=request.workers,
         rounds=np.array([request.round]),
-        values=values.reshape(1, q),
-        rates=np.array([channel.memory_rate]),
+        values=sent.values,
+        rates=sent.rates,
         evaluations=np.array([evaluations]),
         bytes_up=np.array([len(payload)]),
     )
@@ -188,23 +203,27 @@ def transmit(
     purpose: Purpose,
     streams: IntArray,
     vectors: FloatArray,
-) -> tuple[FloatArray, IntArray, bytes]:
-    """Q(x) of each vector as both ends know it, the size of the payload that carries it, and that.
-
-    The payload is made only where the request asks for it, and then there is one vector.
-    """
+) -> Sent:
+    """Compress and send a batch of vectors."""
     q, operator = vectors.shape[-1], channel.compressor
     metric = model.metric(request.params) if channel.in_metric else IdentityMetric()
     u = uniforms(seed, request.round, purpose, streams, operator.draws(q))
     message = operator.compress(metric.whiten(vectors), u)
     values = metric.unwhiten(operator.decompress(message, u, q))
+    rates = _rates(channel, message, u, q)
     form, dither = operator.form(q), operator.dither(u, q)
     if request.encode:
         payload = encode_payload(message.take(0), form, None if dither is None else dither[0])
-        return values, np.array([len(payload)]), payload
+        return Sent(values, rates, np.array([len(payload)]), payload)
     if not request.count_bytes:
-        return values, np.zeros(len(vectors), dtype=np.int64), b""
-    return values, payload_sizes(message, form, dither), b""
+        return Sent(values, rates, np.zeros(len(vectors), dtype=np.int64))
+    return Sent(values, rates, payload_sizes(message, form, dither))
+
+
+def _rates(channel: Channel, message: Compressed, u: FloatArray, q: int) -> FloatArray:
+    if channel.memory_rate is None:
+        return channel.compressor.rate(message, u, q)
+    return np.full(len(message.reals), channel.memory_rate)
 
 
 def receive(
@@ -215,15 +234,16 @@ def receive(
     purpose: Purpose,
     streams: IntArray,
     payload: bytes,
-) -> FloatArray:
-    """Q(x) of one vector, ``(1, q)``, from the payload that `transmit` made of it."""
+) -> Sent:
+    """One vector from the payload that `transmit` made of it."""
     q, operator = len(request.statistics), channel.compressor
     u = uniforms(seed, request.round, purpose, streams, operator.draws(q))
     dither = operator.dither(u, q)
     message = decode_payload(payload, operator.form(q), None if dither is None else dither[0])
     metric = model.metric(request.params) if channel.in_metric else IdentityMetric()
     whole = Compressed(message.reals[None], message.symbols[None].astype(np.int32))
-    return metric.unwhiten(operator.decompress(whole, u, q))
+    values = metric.unwhiten(operator.decompress(whole, u, q))
+    return Sent(values, _rates(channel, whole, u, q), np.array([len(payload)]))
 
 
 SERVER = np.zeros(1, dtype=np.int64)
@@ -238,8 +258,43 @@ def follow(
         return statistics
     params = model.maximize(statistics) if channel.in_metric else None
     request = Request(round_, 0, "round", statistics, params, SERVER, SERVER)
-    move = receive(model, channel, seed, request, Purpose.BROADCAST, SERVER, step[1:])[0]
-    return model.protect(statistics, statistics + 0.5 ** step[0] * move)
+    sent = receive(model, channel, seed, request, Purpose.BROADCAST, SERVER, step[1:])
+    return model.protect(statistics, statistics + 0.5 ** step[0] * sent.values[0])
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Where a step led: the statistics, by which factor it was shortened, and what it costs."""
+
+    statistics: FloatArray
+    factor: float
+    hits: int
+    sent: int = 0
+    """Bytes of the broadcast, with one for how often the guard halved the step."""
+    wire: bytes = b""
+
+
+def move_by(
+    model: Model,
+    seed: int,
+    state: ServerState,
+    request: Request,
+    move: FloatArray,
+    broadcast: Channel | None,
+) -> Moved:
+    """Move S inside the domain.
+
+    With a broadcast channel the step itself is compressed, and S moves by what workers will decode:
+    S is then known to them exactly, and there is no second memory to keep.
+    """
+    if broadcast is None:
+        return Moved(*shorten(model, state.statistics, move))
+    sent = transmit(model, broadcast, seed, request, Purpose.BROADCAST, SERVER, move[None])
+    statistics, factor, hits = shorten(model, state.statistics, sent.values[0])
+    if factor == 0:  # nothing moved, and nothing is sent
+        return Moved(statistics, factor, hits)
+    wire = bytes([hits]) + sent.payload if sent.payload else b""
+    return Moved(statistics, factor, hits, int(sent.sizes[0]) + 1, wire)
 
 
 def advance(
@@ -252,38 +307,42 @@ def advance(
     probabilities: FloatArray,
     step: float,
     broadcast: Channel | None = None,
+    gauge: bool = False,
 ) -> tuple[ServerState, StepInfo]:
     """H = V + sum (w_i / p_i) Q_i, S += gamma H, V += sum w_i alpha_i Q_i (Algorithm 1, server).
 
     A chosen worker that did not answer counts as not drawn: its term is absent and p_i is not
     corrected. Its memory is where it was on both sides, so the fixed point stays h = 0. V moves
     even when the guard shortens the step.
-
-    With a broadcast channel the step itself is compressed, and S moves by what workers will decode:
-    S is then known to them exactly, and there is no second memory to keep.
     """
     if request.kind == "start":  # V_i = h_i(S_0); S does not move
         probabilities, step = np.ones(len(weights)), 0.0
     mean_field = state.control + (weights / probabilities) @ replies.values
-    move, sent, payload = step * mean_field, 0, b""
-    if broadcast is not None and step:
-        moves, sizes, payload = transmit(
-            model, broadcast, seed, request, Purpose.BROADCAST, SERVER, move[None]
-        )
-        move, sent = moves[0], int(sizes[0]) + 1  # and how often the guard halved it
-    statistics, factor, hits = state.statistics, 1.0, 0
+    moved = Moved(state.statistics, 1.0, 0)
     if step:
-        statistics, factor, hits = shorten(model, state.statistics, move)
-    if factor == 0:  # nothing moved, and nothing is sent
-        sent, payload = 0, b""
-    new = ServerState(
+        moved = move_by(model, seed, state, request, step * mean_field, broadcast)
+    new = replace(
+        state,
         round=state.round + 1,
-        generation=state.generation,
-        statistics=statistics,
+        statistics=moved.statistics,
         control=state.control + (weights * replies.rates) @ replies.values,
     )
-    wire = bytes([hits]) + payload if payload else b""
-    return new, StepInfo(float(mean_field @ mean_field), factor * step, hits, sent, wire)
+    in_metric = gauge or (broadcast is not None and broadcast.in_metric)
+    gain = worth(model, request, mean_field) if in_metric and step else None
+    return new, StepInfo(
+        float(mean_field @ mean_field),
+        moved.factor * step,
+        moved.hits,
+        moved.sent,
+        moved.wire,
+        gain,
+    )
+
+
+def worth(model: Model, request: Request, mean_field: FloatArray) -> float:
+    """What an EM step is worth, in nats per sample and to second order: |H|^2 / 2 in the metric."""
+    white = model.metric(request.params).whiten(mean_field)
+    return float(white @ white) / 2
 
 
 def shorten(

@@ -35,7 +35,8 @@ def pack_checkpoint(arrays: dict[str, NDArray[Any]], description: dict[str, Any]
     from safetensors.numpy import save
 
     text = json.dumps(description, allow_nan=True)
-    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    # Not ascontiguousarray, which makes a vector of a number.
+    whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     metadata = {
         "format": _FORMAT,
         "version": _VERSION,

@@ -15,11 +15,12 @@ from typing import Any, final
 
 import numpy as np
 
-from fedem.algorithms import EM, Bernoulli, Everyone, FedEM, VRFedEM
+from fedem.algorithms import EM, AutoEM, Bernoulli, Everyone, FedEM, VRFedEM
 from fedem.algorithms.memory import gap
 from fedem.compressors import Dithering, Identity, RandomSparsification, SubtractiveDithering
 from fedem.errors import FedemError, ParticipationError
 from fedem.federations.remote import RemoteFederation, Site, Transport
+from fedem.federations.remote.rules import Refusal
 from fedem.federations.remote.store import SiteStore, State
 from fedem.fitting import fit, open_run
 from fedem.models import LinearGaussian, gaussian_mixture
@@ -170,9 +171,13 @@ class FaultyTransport(Transport):
 
     def rows(self, run: int) -> list[State | None]:
         """What each worker's disk holds of a run."""
-        return [
-            SiteStore(Path(key) / f"{run:016x}", self.disks[key]).state() for key in self.tables
-        ]
+        found: list[State | None] = []
+        for key, disk in self.disks.items():
+            try:
+                found.append(SiteStore(Path(key) / f"{run:016x}", disk).state())
+            except Refusal:  # damaged
+                found.append(None)
+        return found
 
 
 @final
@@ -235,6 +240,8 @@ def draw_case(seed: int, dice: Dice) -> Case:
             FedEM(up, **common),
             FedEM(up, broadcast=Identity("float32"), **common),
             FedEM(up, batch_size=2, **common),
+            AutoEM(),
+            AutoEM(batch_size=2),
             VRFedEM(up, batch_size=2, inner_rounds=3, **common),
         )
     )
@@ -312,7 +319,13 @@ class Trial:
     def _open(self) -> tuple[RemoteFederation, Run]:
         everyone = len(self.case.tables) if self.case.everyone else 1
         federation = RemoteFederation(
-            self.transport, SERVER, deadline=1.0, minimum=everyone, attempts=30, disk=self.disk
+            self.transport,
+            SERVER,
+            deadline=1.0,
+            minimum=everyone,
+            attempts=30,
+            pause=0,
+            disk=self.disk,
         )
         run = open_run(
             self.case.model,

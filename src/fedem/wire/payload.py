@@ -1,8 +1,9 @@
 """Payloads: everything in a message that depends on data.
 
 A compressed vector is its reals, in the shortest of bfloat16, float32 and float64 that holds them
-all exactly, then its symbols by the code of `fedem.wire.entropy`. How many of each there are both
-ends know from the operator and the dimension, so it is not sent.
+all exactly (or in one byte each, where the operator takes them from `fedem.messages.GRID`), then
+its symbols by the code of `fedem.wire.entropy`. How many of each there are both ends know from the
+operator and the dimension, so it is not sent.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedem.errors import WireError
+from fedem.messages import GRID
 from fedem.protocols import Compressed, FloatArray, Form, IntArray
 from fedem.wire.entropy import CHUNK, PARAMETERS, code_sizes, decode_symbols, encode_symbols
 
-_WIDTHS = np.array([2, 4, 8], dtype=np.int64)
+_WIDTHS = np.array([2, 4, 8, 1], dtype=np.int64)
+_GRID = 3
 _FORMAT_UNIT = PARAMETERS
 """The first byte is format * 64 + the parameter of the first chunk of symbols."""
 
@@ -28,9 +31,15 @@ def _formats(reals: FloatArray) -> IntArray:
     return np.where(short, 0, np.where(exact, 1, 2))
 
 
+def _places(reals: FloatArray) -> IntArray:
+    """Where in the grid each number would stand."""
+    return np.minimum(np.searchsorted(GRID, reals), len(GRID) - 1)
+
+
 def payload_sizes(message: Compressed, form: Form, dither: FloatArray | None = None) -> IntArray:
     """Bytes of `encode_payload` for each message of a stack ``(messages, ...)``, not encoding."""
-    sizes = _WIDTHS[_formats(message.reals)] * form.reals
+    formats = _GRID if form.on_grid else _formats(message.reals)
+    sizes = _WIDTHS[formats] * np.full(len(message.reals), form.reals)
     if form.symbols == 0:
         return 1 + sizes
     code = code_sizes(message.symbols, form.bound, dither)
@@ -46,7 +55,7 @@ def encode_payload(message: Compressed, form: Form, dither: FloatArray | None = 
         )
     if not np.isfinite(message.reals).all():
         raise WireError("a real is not finite.")
-    kind = int(_formats(message.reals))
+    kind = _GRID if form.on_grid else int(_formats(message.reals))
     reals = _pack_reals(message.reals, kind)
     code = encode_symbols(message.symbols, form.bound, dither)
     if 0 < form.symbols <= CHUNK:
@@ -59,8 +68,8 @@ def decode_payload(data: bytes, form: Form, dither: FloatArray | None = None) ->
     if not data:
         raise WireError("an empty payload.")
     kind, parameter = divmod(data[0], _FORMAT_UNIT)
-    if kind > 2:
-        raise WireError(f"format {kind} of the reals is unknown.")
+    if (kind == _GRID) != form.on_grid:
+        raise WireError(f"format {kind} of the reals is not the one of this operator.")
     end = 1 + int(_WIDTHS[kind]) * form.reals
     if len(data) < end:
         raise WireError(f"expected {form.reals} reals; the payload has {len(data)} bytes.")
@@ -77,6 +86,8 @@ def decode_payload(data: bytes, form: Form, dither: FloatArray | None = None) ->
 
 
 def _pack_reals(reals: FloatArray, kind: int) -> bytes:
+    if kind == _GRID:
+        return _places(reals).astype(np.uint8).tobytes()
     if kind == 2:
         return reals.astype("<f8").tobytes()
     single = reals.astype("<f4")
@@ -84,6 +95,8 @@ def _pack_reals(reals: FloatArray, kind: int) -> bytes:
 
 
 def _unpack_reals(data: bytes, kind: int) -> FloatArray:
+    if kind == _GRID:
+        return GRID[np.frombuffer(data, dtype=np.uint8)]
     if kind == 2:
         return np.frombuffer(data, dtype="<f8").astype(np.float64)
     if kind == 1:

@@ -70,9 +70,10 @@ class RemoteFederation(Federation):
     ``directory`` is where the server keeps who is in the run; with it, and a checkpoint of the
     `Run` written every round, a server that was killed goes on where it was. A message is answered
     within ``deadline`` seconds or counts as lost. A round needs ``minimum`` answers (or all, if
-    fewer are asked): those missing are asked again, ``attempts`` times in all, then
-    `ParticipationError` ends the run, which can be resumed. ``columns`` are those every worker must
-    have, by default those of most workers.
+    fewer are asked): those missing are asked again, ``attempts`` times in all, with ``pause``
+    seconds between the first two and twice as long each time; then `ParticipationError` ends the
+    run, which can be resumed. ``columns`` are those every worker must have, by default those of
+    most workers.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class RemoteFederation(Federation):
         deadline: float = 60.0,
         minimum: int = 1,
         attempts: int = 5,
+        pause: float = 1.0,
         columns: Sequence[str] | None = None,
         disk: Disk = DISK,
     ) -> None:
@@ -93,7 +95,8 @@ class RemoteFederation(Federation):
         self.columns = None if columns is None else tuple(columns)
         self.directory, self.disk = None if directory is None else Path(directory), disk
         self.members = Members(new_run())
-        self._line = Line(transport, float(deadline), self.attempts)
+        check_range("pause", pause, 0, np.inf, open_high=True)
+        self._line = Line(transport, float(deadline), self.attempts, float(pause))
         self._roll = RollCall(self._line)
         self._constants: FloatArray = np.empty(0)
         self._model: Model | None = None
@@ -251,7 +254,7 @@ class RemoteFederation(Federation):
         found: dict[int, Replies] = {}
         lost: set[int] = set()
         heard, enough = self._progress(request)
-        for _ in range(self.attempts):
+        for _ in self._line.tries():
             asked = {}
             for position, number in enumerate(request.workers.tolist()):
                 key = self.members.keys[number]
@@ -338,7 +341,7 @@ class RemoteFederation(Federation):
         values, run = flatten_params(params), self.members.run
         self._question += 1
         found: dict[str, FloatArray] = {}
-        for _ in range(self.attempts):
+        for _ in self._line.tries():
             messages = {}
             for key, number in self._numbers.items():
                 if key not in found and key not in self.refusals:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from typing import final
 
@@ -18,10 +19,18 @@ logger = logging.getLogger(__name__)
 class Line:
     """The server's view of a transport in one run."""
 
-    def __init__(self, transport: Transport, deadline: float, attempts: int) -> None:
-        self.transport, self.deadline, self.attempts = transport, deadline, attempts
+    def __init__(self, transport: Transport, deadline: float, attempts: int, pause: float) -> None:
+        self.transport, self.deadline, self.pause = transport, deadline, pause
+        self.attempts = attempts
         self.traffic = Traffic()
         self.refusals: dict[str, str] = {}
+
+    def tries(self) -> Iterator[int]:
+        """Attempts, with pauses between them that double up to the deadline."""
+        for attempt in range(self.attempts):
+            if attempt and self.pause:
+                time.sleep(min(self.deadline, self.pause * 2.0 ** (attempt - 1)))
+            yield attempt
 
     def deliver(
         self, run: int, kind: str, messages: Mapping[str, bytes]

@@ -78,14 +78,19 @@ class RollCall:
         )
 
     def hello(
-        self, run: int, keys: Sequence[str], description: Any, columns: tuple[str, ...] | None
+        self,
+        run: int,
+        keys: Sequence[str],
+        description: Any,
+        columns: tuple[str, ...] | None,
+        once: bool = False,
     ) -> tuple[dict[str, Join], dict[str, str]]:
         """Who joins, of those named, and the settings each was told."""
         self._number += 1
         content = {"model": description, "columns": None if columns is None else list(columns)}
         message = encode_text(Header(Kind.HELLO, run, self._number, 0, 0, 0), content)
         joins: dict[str, Join] = {}
-        for _ in range(self.line.attempts):
+        for _ in range(1) if once else self.line.tries():
             missing = {k for k in keys if k not in joins and k not in self.line.refusals}
             if not missing:
                 break
@@ -115,7 +120,9 @@ class RollCall:
         for number in numbers:
             key, content = members.keys[number], json.loads(members.settings[number])
             columns = None if content["columns"] is None else tuple(content["columns"])
-            join = self.hello(members.run, [key], content["model"], columns)[0].get(key)
+            # Once: who does not answer is asked again, and refuses again, with the round.
+            joins, _ = self.hello(members.run, [key], content["model"], columns, once=True)
+            join = joins.get(key)
             if join is None or join.instance == members.instances[number]:
                 continue
             before = members.retired.setdefault(key, [])

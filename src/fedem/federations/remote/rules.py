@@ -131,5 +131,6 @@ class Journal:
             return
         stamp = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = json.dumps({"time": stamp, **entry}, allow_nan=False)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._lock, self._path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")

@@ -21,7 +21,7 @@ import numpy as np
 from fedem._version import __version__
 from fedem.datasets import Workers
 from fedem.descriptions import build_algorithm, build_model
-from fedem.errors import DataError, NumericalError, SettingsError, WireError
+from fedem.errors import DataError, SettingsError, WireError
 from fedem.federations.loop import LoopFederation
 from fedem.federations.remote.data import arrange, read_site
 from fedem.federations.remote.opening import bind_constants, flatten, unflatten_params
@@ -102,28 +102,28 @@ class Site:
         self.directory, self.disk = Path(directory), disk
         self._data = read_site(data, columns)
         self._journal = Journal(None if journal is None else Path(journal))
-        disk.make_directory(self.directory)
 
     def step(self, message: bytes) -> bytes:
         """Answer one message."""
         header, reply, note = NOBODY, b"", ""
         try:
             header, body = peek(message)
+            self.disk.make_directory(self.directory)  # a lost disk may come back empty
             with self.disk.lock(self.directory / "lock"):
                 reply, note = self._answer(header, body, message)
         except Refusal as refusal:
             reply, note = self._refuse(header, refusal)
         except WireError as error:
             reply, note = self._refuse(header, Refusal(Reason.DAMAGED, str(error)))
-        except (SettingsError, DataError) as error:
+        except SettingsError as error:
             logger.error("%s", error)
-            # What a model says of settings may go; what is said of data may hold a value.
-            said = "its data cannot be used by this model; its log says why"
-            text = said if isinstance(error, DataError) else str(error)
-            reply, note = self._refuse(header, Refusal(Reason.REFUSED, text))
-        except NumericalError as error:
+            reply, note = self._refuse(header, Refusal(Reason.REFUSED, str(error)))
+        except DataError as error:
             logger.error("%s", error)
-            reply, note = self._refuse(header, Refusal(Reason.FAILED, "a number is not finite."))
+            # The error may name a value; rows of a stream may be better the next time.
+            text = "its data cannot be used by this model; its log says why"
+            reason = Reason.REFUSED if header.kind is Kind.HELLO else Reason.FAILED
+            reply, note = self._refuse(header, Refusal(reason, text))
         except Exception as error:
             logger.exception("a message could not be answered")
             text = f"an error of type {type(error).__name__}; its log says more"
@@ -182,6 +182,8 @@ class Site:
         settings = body.decode()
         if joined is not None and joined.number >= 0 and joined.settings != settings:
             raise Refusal(Reason.REFUSED, "this run began with other settings.")
+        if joined is None:
+            store.forget()  # what is left of another instance
         if joined is None or joined.settings != settings:
             instance = (
                 int.from_bytes(os.urandom(8), "little") if joined is None else joined.instance

@@ -22,8 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedem.errors import CheckpointError
+from fedem.federations.remote.rules import Refusal
 from fedem.protocols import FloatArray, Rows
 from fedem.storage import DISK, Disk, save_checkpoint, unpack_checkpoint
+from fedem.wire import Reason
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +70,11 @@ class SiteStore:
         self.directory, self.disk = directory, disk
 
     def _load(self, name: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
-        """A file's content; a damaged one counts as lost, which the protocol knows how to mend."""
+        """A file's content; if one is damaged, all counts as lost: the protocol can mend that.
+
+        What is left must not go on as the same instance: it might answer a request that it answered
+        before, and otherwise.
+        """
         path = self.directory / name
         data = self.disk.read(path)
         if data is None:
@@ -76,8 +82,16 @@ class SiteStore:
         try:
             return unpack_checkpoint(data, path)
         except CheckpointError as error:
-            logger.warning("%s; it counts as lost", error)
-            return None
+            logger.warning("%s; all of this run counts as lost", error)
+            self.forget()
+            raise Refusal(Reason.UNKNOWN_RUN, "its memory is damaged: say hello.") from error
+
+    def forget(self) -> None:
+        """Begin anew: the instance first, so that no crash leaves it alone."""
+        for name in ("joined", "state"):
+            if self.disk.read(self.directory / name) is not None:
+                self.disk.remove(self.directory / name)
+                self.disk.sync_directory(self.directory)
 
     def joined(self) -> Joined | None:
         """What the opening settled, if this worker heard of it."""
