@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 import fedem
+from fedem.algorithms import ALGORITHMS
 from fedem.cli.main import main
 from fedem.errors import FedemError, SettingsError
 from fedem.federations.flower import keys
@@ -195,6 +196,13 @@ def test_a_configuration(tmp_path: Path) -> None:
     assert (config.run.rounds, config.sites.fewest, config.server.port) == (7, 3, 9500)
     assert config.columns == ("a", "b")
     assert config.place("output") == tmp_path / "model"
+
+
+@pytest.mark.parametrize("kind", sorted(ALGORITHMS))
+def test_every_algorithm_can_be_named(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(GOOD + f'[algorithm]\nkind = "{kind}"\n')
+    assert isinstance(read_config(path).algorithm, ALGORITHMS[kind])
 
 
 @pytest.mark.parametrize(

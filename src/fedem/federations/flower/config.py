@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
-from fedem.algorithms import ALGORITHMS, EM, Bernoulli, Decreasing, Everyone
+from fedem.algorithms import ALGORITHMS, Bernoulli, Decreasing, Everyone
 from fedem.compressors.words import parse_compressor
 from fedem.configuration import check_keys, nearest, read_settings
 from fedem.errors import FedemError, SettingsError, check_count, check_range
@@ -196,13 +196,13 @@ def _model(table: Mapping[str, Any], where: str) -> Model:
 def _algorithm(table: Mapping[str, Any], where: str) -> Algorithm:
     """FedEM with dithering if nothing is said."""
     kind, options = _kind({"kind": "fedem", **table}, where, sorted(ALGORITHMS))
-    if ALGORITHMS[kind] is not EM:
-        for name in ("compressor", "broadcast"):
-            text = options.get(name, "dithering:4" if name == "compressor" else None)
-            if text is not None:
-                options[name] = parse_compressor(str(text), f"{where}: {name}")
-        step = options.get("step_size")
-        if isinstance(step, dict):
-            options["step_size"] = _call(Decreasing, step, f"{where}: step_size")
+    known = inspect.signature(ALGORITHMS[kind]).parameters
+    for name in ("compressor", "broadcast"):
+        text = options.get(name, "dithering:4" if name == "compressor" else None)
+        if name in known and text is not None:
+            options[name] = parse_compressor(str(text), f"{where}: {name}")
+    step = options.get("step_size")
+    if isinstance(step, dict):
+        options["step_size"] = _call(Decreasing, step, f"{where}: step_size")
     made: Algorithm = _call(ALGORITHMS[kind], options, where)
     return made
