@@ -3,7 +3,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+<<<<<<< HEAD
+.PHONY: help setup demo reproduce test lint types check wheel bench chaos fuzz clean
+=======
 .PHONY: help setup demo reproduce test lint types check wheel bench fuzz faults clean
+>>>>>>> network
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -46,6 +50,9 @@ check: lint types test wheel ## Everything CI runs
 bench: setup ## Measure speed, bytes, scale, files, theory and imputation beside peers (installs pfl)
 	$(BIN)/python -m pip install --quiet --group bench
 	$(BIN)/python -m benchmarks --json build/benchmarks.json
+
+chaos: setup ## Kill processes of a real federation with signal 9, and compare what it finds
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.chaos --json build/chaos.json
 
 fuzz: setup ## Feed a million inputs to the decoders (installs atheris)
 	$(BIN)/python -m pip install --quiet atheris

@@ -34,6 +34,7 @@ from benchmarks.imputation import bench_imputation
 from benchmarks.ledger import bench_ledger, bench_mnist
 from benchmarks.messages import bench_messages
 from benchmarks.models import bench_models
+from benchmarks.network import bench_network
 from benchmarks.rounds import bench_rounds
 from benchmarks.scale import bench_scale
 from benchmarks.theory import bench_theory
@@ -322,6 +323,27 @@ def answer(console: Console) -> list[dict[str, Any]]:
     return rows
 
 
+def network(console: Console) -> list[dict[str, Any]]:
+    """Rounds over Flower beside those of an empty app."""
+    rows = bench_network()
+    lines = [
+        (
+            row["nodes"],
+            f"{row['fedem']['seconds']:.2f}",
+            f"{row['empty']['seconds']:.2f}",
+            f"{row['ratio']:.2f}",
+            *(f"{row['fedem'][name]:.0f}" for name in ("up", "down")),
+            *(f"{row[f'overhead_{name}'] / 1000:.1f}" for name in ("up", "down")),
+            *(f"{row['empty'][f'wire_{name}'] / 1000:.1f}" for name in ("up", "down")),
+        )
+        for row in rows
+    ]
+    headings = ("nodes", "s", "empty, s", "ratio", "up", "down", "+ up, kB", "+ down, kB")
+    headings = (*headings, "empty up, kB", "empty down, kB")
+    show(console, "A round over Flower with TLS; bytes of one site a round", headings, lines)
+    return rows
+
+
 def faults(console: Console, plans: int, first: int = 0) -> dict[str, Any]:
     """Random faults of network, processes and disks."""
     found = bench_faults(plans, first)
@@ -341,6 +363,7 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "imputation": imputation,
     "estimators": estimators,
     "answer": answer,
+    "network": network,
     "faults": partial(faults, plans=1000),
 }
 

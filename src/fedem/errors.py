@@ -11,6 +11,7 @@
     ├── FederationError      processes of a federation that cannot be started, reached or kept
     ├── ContractError        a model that does not keep what a model promises
     ├── ParticipationError   too few workers answered; the run can be resumed
+    ├── ExtraError           an optional part that is not installed         (also ImportError)
     ├── ServerCrash          a simulated crash of the server, which a run survives
     └── WireError            bytes that are not a fedem message             (also ValueError)
 
@@ -62,6 +63,10 @@ class ContractError(FedemError):
 
 class ParticipationError(FedemError):
     """Too few workers joined or answered in time; a run with a checkpoint can be resumed."""
+
+
+class ExtraError(FedemError, ImportError):
+    """Something was asked for that needs an extra of the package; the message names it."""
 
 
 class ServerCrash(FedemError):

@@ -245,8 +245,11 @@ class AutoEM(Algorithm):
             metric = model.metric(request.params)
             calm = float(metric.whiten(run) @ metric.whiten(mean_field)) > 0
         age = age + 1 if calm else 0.0
+        move = mean_field + min(age / (age + 3), MOST_MOMENTUM) * run
+        if age and not _inside(model, state.statistics, move):
+            age, move = 0.0, mean_field
         extras = extras | {"ahead": ahead, "energy": np.array(energy), "age": np.array(age)}
-        return mean_field + min(age / (age + 3), MOST_MOMENTUM) * run, extras
+        return move, extras
 
     def forget(self, state: ServerState) -> ServerState:
         """With the memories go the anchors."""
@@ -256,6 +259,12 @@ class AutoEM(Algorithm):
         """All settings."""
         settings = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {"algorithm": self.name} | settings
+
+
+def _inside(model: Model, statistics: FloatArray, move: FloatArray) -> bool:
+    """Whether the whole move stays where T is defined."""
+    with np.errstate(all="ignore"):  # outside, numbers may be anything
+        return model.inside(model.protect(statistics, statistics + move))
 
 
 def _hear(

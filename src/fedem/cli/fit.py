@@ -15,11 +15,11 @@ import numpy as np
 from fedem.algorithms import Bernoulli, Everyone
 from fedem.cli.commands import NAMES
 from fedem.cli.intake import Intake, read_workers
-from fedem.cli.options import parse_compressor
 from fedem.cli.progress import progress, size
 from fedem.cli.tables import PIPE, check_output
 from fedem.cli.tape import Tape
 from fedem.closing import with_scores
+from fedem.compressors.words import parse_compressor
 from fedem.errors import FedemWarning, SettingsError
 from fedem.federations import StackedFederation
 from fedem.fitting import NATS, fit, named_algorithm, threads_of

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedem.algorithms import Bernoulli, Everyone
-from fedem.cli.options import parse_compressor
+from fedem.compressors.words import parse_compressor
 from fedem.errors import FedemWarning, SettingsError
 from fedem.imputation import Columns, FieldTable, Imputation, impute, read_ebird, read_records
 from fedem.imputation.bins import Unit

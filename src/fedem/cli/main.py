@@ -10,6 +10,7 @@ import typer
 
 from fedem._version import __version__
 from fedem.cli import commands
+from fedem.cli.federate import add_commands
 from fedem.cli.help import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
@@ -20,6 +21,7 @@ from fedem.cli.help import (
     examples,
     exit_codes,
 )
+from fedem.cli.keys import keys_app
 
 app = typer.Typer(
     name="fedem",
@@ -376,6 +378,8 @@ def impute(
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
+add_commands(app)
+app.add_typer(keys_app, name="keys")
 _UsageError: Any = typer.BadParameter.__base__  # of click, which typer may carry under its own name
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from threadpoolctl import threadpool_limits
 
 from fedem.cli.intake import read_workers
-from fedem.cli.options import parse_compressor
+from fedem.compressors.words import parse_compressor
 from fedem.datasets.synthetic import START, TRUTH, synthetic_federation
 from fedem.errors import SettingsError
 from fedem.models import gaussian_mixture

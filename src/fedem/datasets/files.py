@@ -1,4 +1,4 @@
-"""Parquet files of several workers: rows left where they are."""
+"""Tables in files: small ones as data frames, large ones left where they are."""
 
 from __future__ import annotations
 
@@ -12,6 +12,25 @@ from fedem.errors import DataError
 
 MOST_RANGES = 4
 """Places of one file that a worker's rows may be spread over, on average."""
+
+
+def read_frame(path: Path) -> Any:
+    """A CSV or Parquet file as a polars data frame."""
+    import polars as pl
+    from polars.exceptions import PolarsError
+
+    suffix = path.suffix.lower() if path.suffix.lower() != ".gz" else Path(path.stem).suffix.lower()
+    if suffix not in (".csv", ".tsv", ".parquet"):
+        raise DataError(f"{path}: expected a .csv, .tsv or .parquet file.")
+    try:
+        if suffix == ".parquet":
+            return pl.scan_parquet(path, glob=False).collect()
+        frame = pl.read_csv(path, separator="," if suffix == ".csv" else "\t", glob=False)
+    except PolarsError as error:
+        raise DataError(f"{path}: not a readable {suffix[1:]} file ({error}).") from None
+    if frame.height == 0:
+        raise DataError(f"{path} has no rows.")
+    return frame
 
 
 def parquet_workers(

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, final
 
 from fedem._version import __version__
+from fedem.configuration import check_keys, read_settings
 from fedem.errors import SettingsError, check_count
-from fedem.experiments.settings import Settings, as_plain, check_keys, read_settings
+from fedem.experiments.settings import Settings, as_plain
 from fedem.experiments.tables import TableSettings
 
 PAPER = ("synthetic", "mnist", "ebird")

@@ -10,9 +10,9 @@ from typing import Any, final
 
 import numpy as np
 
+from fedem.configuration import check_keys
 from fedem.errors import FedemError
 from fedem.experiments.config import packaged
-from fedem.experiments.settings import check_keys
 
 _BOUNDS = ("at_least", "at_most", "value", "tolerance")
 

@@ -1,14 +1,11 @@
-"""What commands share: naming a compressor in one word."""
+"""Naming a compressor in one word."""
 
 from __future__ import annotations
 
-from fedem.compressors import (
-    Dithering,
-    Identity,
-    RandomSparsification,
-    SubtractiveDithering,
-    block_quantization,
-)
+from fedem.compressors.dithering import Dithering, block_quantization
+from fedem.compressors.identity import Identity
+from fedem.compressors.sparsification import RandomSparsification
+from fedem.compressors.subtractive import SubtractiveDithering
 from fedem.errors import SettingsError
 from fedem.protocols import Compressor
 
@@ -17,8 +14,8 @@ COMPRESSOR_HELP = (
 )
 
 
-def parse_compressor(text: str) -> Compressor:
-    """``dithering:4`` and its like."""
+def parse_compressor(text: str, where: str = "--compressor") -> Compressor:
+    """``dithering:4`` and its like; ``where`` it was read is told in errors."""
     name, _, value = text.partition(":")
     try:
         if name == "none" and not value:
@@ -34,5 +31,5 @@ def parse_compressor(text: str) -> Compressor:
     except (ValueError, TypeError) as error:
         if isinstance(error, SettingsError):
             raise
-        raise SettingsError(f"--compressor {text!r}: {value!r} is not a number.") from None
-    raise SettingsError(f"--compressor must be {COMPRESSOR_HELP} Got {text!r}.")
+        raise SettingsError(f"{where} {text!r}: {value!r} is not a number.") from None
+    raise SettingsError(f"{where} must be {COMPRESSOR_HELP} Got {text!r}.")

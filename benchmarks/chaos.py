@@ -1,0 +1,188 @@
+"""``python -m benchmarks.chaos [--kills 20] [--seed 0] [--json FILE]``: crashes of real processes.
+
+First the guide, as it is written, and our app under ``flwr run``. Then, undisturbed: FedEM,
+VR-FedEM and the imputation over Flower end where a run in one process ends. Last, FedEM while
+processes of server and sites are killed with signal 9, at times and in an order that the seed
+decides: the run must end, memories must be exact, and, as every round is a full pass of all sites,
+the answer must be that of the undisturbed run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from rich.console import Console
+
+from benchmarks.__main__ import show
+from benchmarks.deployments import Deployment, difference, mixture_tables
+from benchmarks.guide import follow_guide
+from benchmarks.stock import run_stock
+from fedem.imputation.site_owner import COLUMNS
+
+SITES = 3
+MIXTURE = '[model]\nkind = "gaussian-mixture"\nn_components = 2\n'
+COMMON = """
+[run]
+rounds = {rounds}
+seed = 5
+
+[sites]
+expected = 3
+minimum = 3
+deadline = {deadline}
+attempts = 40
+"""
+ALGORITHMS = {
+    "FedEM": '[algorithm]\nkind = "fedem"\ncompressor = "dithering:4"\nstep_size = 0.5\n',
+    "VR-FedEM": '[algorithm]\nkind = "vr-fedem"\ncompressor = "dithering:4"\nstep_size = 0.5\n'
+    "batch_size = 10\ninner_rounds = 5\n",
+}
+SERVER = ("superlink", "superexec", "server app", "serve")
+SITE = ("supernode", "resident", "join")
+BOUNDS = {"quiet": 1e-9, "chaos": 1e-8, "gap": 1e-12}
+
+
+def owner_tables(times: int = 6) -> dict[str, pl.DataFrame]:
+    """Sites of a low-rank table, each owned by one worker, two thirds of their cells seen."""
+    tables = {}
+    for i in range(SITES):
+        source = np.random.Generator(np.random.Philox(key=90 + i))
+        factors = source.standard_normal((8, 2))
+        loadings = np.random.Generator(np.random.Philox(key=3)).standard_normal((times, 2))
+        seen = np.argwhere(source.random((8, times)) < 0.67)
+        values = (factors @ loadings.T)[tuple(seen.T)] + 0.1 * source.standard_normal(len(seen))
+        weight = np.ones(len(seen))
+        tables[f"s{i}"] = pl.DataFrame(
+            np.column_stack([seen[:, 0] + 8 * i, seen[:, 1], weight, values]), schema=list(COLUMNS)
+        )
+    return tables
+
+
+def quiet(folder: Path, rounds: int) -> list[dict[str, Any]]:
+    """Undisturbed runs beside those of one process."""
+    rows = []
+    owner = '[model]\nkind = "site-owner"\ntimes = 6\nrank = 2\n'
+    plans = [
+        *((name, MIXTURE + text, mixture_tables(SITES)) for name, text in ALGORITHMS.items()),
+        ("imputation, site-owner", owner + ALGORITHMS["FedEM"], owner_tables()),
+    ]
+    for number, (name, text, tables) in enumerate(plans):
+        config = text + COMMON.format(rounds=rounds, deadline=60.0)
+        with Deployment(folder / f"quiet{number}", tables, config) as deployment:
+            began = time.monotonic()
+            deployment.start()
+            summary = deployment.wait(120 + 30 * rounds)
+            rows.append(
+                {
+                    "run": name,
+                    "rounds": summary["rounds"],
+                    "kills": 0,
+                    "seconds": time.monotonic() - began,
+                    "difference": difference(summary, deployment.here()),
+                    "gap": deployment.memory_gap(),
+                }
+            )
+    return rows
+
+
+def by_hand(folder: Path) -> list[dict[str, Any]]:
+    """The guide by the letter, and our app under Flower's own commands."""
+    for name in ("guide", "stock"):
+        (folder / name).mkdir()
+    guide, stock = follow_guide(folder / "guide"), run_stock(folder / "stock")
+    nothing = {"kills": 0, "difference": 0.0, "gap": 0.0}
+    return [
+        {**nothing, "run": "docs/deployment.md, two terminals", **guide},
+        {**nothing, "run": "flwr run, stock SuperNodes", "rounds": 4, **stock},
+    ]
+
+
+def disturbed(folder: Path, rounds: int, kills: int, seed: int) -> dict[str, Any]:
+    """FedEM while processes die."""
+    source = np.random.Generator(np.random.Philox(key=seed))
+    config = MIXTURE + ALGORITHMS["FedEM"] + COMMON.format(rounds=rounds, deadline=25.0)
+    with Deployment(folder / "chaos", mixture_tables(SITES), config) as deployment:
+        began = time.monotonic()
+        deployment.start()
+        deployment.wait_for_round(1, 180)
+        done: list[dict[str, Any]] = []
+        while len(done) < kills and deployment.status.get("state") != "finished":
+            if source.random() < 0.7:  # else while the last one still hurts
+                here = deployment.status.get("round", 0)
+                with contextlib.suppress(TimeoutError):
+                    deployment.wait_for_round(here + 1, 60)
+            time.sleep(source.uniform(0.0, 8.0))
+            if source.random() < 0.5:
+                who = str(source.choice(SERVER))
+            else:
+                who = f"{source.choice(SITE)} {source.choice(list(deployment.tables))}"
+            at = deployment.status.get("round")
+            if deployment.kill(who):
+                done.append({"who": who, "round": at, "second": time.monotonic() - began})
+                print(
+                    f"{done[-1]['second']:7.1f} s, after round {at}: kill -9 of {who}", flush=True
+                )
+        summary = deployment.wait(300 + 60 * rounds)
+        return {
+            "run": "FedEM, killed",
+            "rounds": summary["rounds"],
+            "kills": len(done),
+            "seconds": time.monotonic() - began,
+            "difference": difference(summary, deployment.here()),
+            "gap": deployment.memory_gap(),
+            "killed": done,
+        }
+
+
+def main() -> None:
+    """Run, show, judge."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=40, help="of the run that is killed")
+    parser.add_argument("--quiet-rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="fedem-chaos-") as name:
+        folder = Path(name)
+        rows = []
+        if options.quiet_rounds:
+            rows = by_hand(folder) + quiet(folder, options.quiet_rounds)
+        rows.append(disturbed(folder, options.rounds, options.kills, options.seed))
+    lines = [
+        (
+            row["run"],
+            row["rounds"],
+            row["kills"],
+            f"{row['seconds']:.0f}",
+            f"{row['difference']:.1e}",
+            f"{row['gap']:.1e}",
+        )
+        for row in rows
+    ]
+    headings = ("run over Flower, 3 sites", "rounds", "kills", "s", "difference", "memory gap")
+    show(Console(), "Beside the same run in one process", headings, lines)
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    held = all(
+        row["difference"] < BOUNDS["chaos" if row["kills"] else "quiet"]
+        and row["gap"] < BOUNDS["gap"]
+        for row in rows
+    )
+    enough = rows[-1]["kills"] >= options.kills
+    if not (held and enough):
+        sys.exit("chaos: a bound does not hold" if enough else "chaos: the run ended too soon")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""A whole deployment on this machine: ``fedem serve`` and ``fedem join`` as processes, over TLS.
+
+Used by the tests, by ``make chaos`` and by the benchmark of the network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from fedem.algorithms.memory import gap
+from fedem.federations.flower.config import Config, read_config
+from fedem.federations.flower.keys import add_site, make_server_keys, make_site_key
+from fedem.federations.flower.processes import free_port
+from fedem.federations.flower.server import read_status
+from fedem.federations.remote.store import SiteStore
+from fedem.fitting import worker_weights
+from fedem.results import Result
+from fedem.storage import load_checkpoint
+
+COMMAND = [sys.executable, "-c", "from fedem.cli.main import main; main()"]
+AT_SERVER = {
+    "superlink": "fedem.federations.flower.superlink",
+    "superexec": "flower_superexec",
+    "server app": "flwr_serverapp",
+}
+AT_SITE = {"supernode": "flower_supernode", "resident": "fedem.federations.flower.resident"}
+"""Processes, and a word of their command lines."""
+
+
+class Deployment:
+    """One server and some sites, in one folder; a context that leaves no process behind."""
+
+    def __init__(self, folder: Path, tables: Mapping[str, pl.DataFrame], config: str) -> None:
+        self.folder, self.tables = folder.resolve(), dict(tables)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.port = free_port()
+        self.keys = self.folder / "keys"
+        make_server_keys(self.keys, ["127.0.0.1"])
+        text = f'{config}\n[server]\nport = {self.port}\nkeys = "{self.keys}"\n'
+        (self.folder / "run.toml").write_text(text, encoding="utf-8")
+        self.config: Config = read_config(self.folder / "run.toml")
+        for name, table in self.tables.items():
+            table.write_parquet(self.folder / f"{name}.parquet")
+            _, public = make_site_key(self.folder, name)
+            add_site(self.keys, public)
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Deployment:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+        for process in self._processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def spawn(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """A command of ours, its output in NAME.out."""
+        with (self.folder / f"{name}.out").open("ab") as out:
+            process = subprocess.Popen(
+                [*COMMAND, *arguments],
+                cwd=self.folder,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "FEDEM_DEPLOYMENT": str(self.folder), "OMP_NUM_THREADS": "1"},
+            )
+        self._processes[name] = process
+        return process
+
+    def serve(self) -> subprocess.Popen[bytes]:
+        """Start the server."""
+        return self.spawn("serve", "serve", "run.toml")
+
+    def join(self, name: str, *more: str) -> subprocess.Popen[bytes]:
+        """Start a site."""
+        return self.spawn(
+            name,
+            *("join", f"127.0.0.1:{self.port}", "--data", f"{name}.parquet"),
+            *("--ca", str(self.keys / "ca.pem"), "--key", f"{name}.key", *more),
+        )
+
+    def start(self) -> None:
+        """Start all of it."""
+        self.serve()
+        for name in self.tables:
+            self.join(name)
+
+    def output(self, name: str) -> str:
+        """What a command of ours has said."""
+        path = self.folder / f"{name}.out"
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+    def pids(self, word: str = "", site: str | None = None) -> list[int]:
+        """Processes of this deployment with a word in their command line; of one site only."""
+        home = b"FLWR_HOME=" + os.fsencode(self.folder / (f"site-{site}" if site else ""))
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    mine = (entry / "environ").read_bytes()
+                    line = (entry / "cmdline").read_bytes()
+                    marked = b"FEDEM_DEPLOYMENT=" + os.fsencode(self.folder) + b"\0" in mine
+                    if marked and (not word or (home in mine and word.encode() in line)):
+                        found.append(int(entry.name))
+        return found
+
+    def kill(self, who: str) -> bool:
+        """kill -9 of ``serve``, ``join NAME``, or of a process below them, like ``resident NAME``.
+
+        The two commands themselves are started again, as an init system would; what is below them
+        is their own affair.
+        """
+        what, _, site = who.partition(" ")
+        if who == "serve" or what == "join":
+            process = self._processes[site or who]
+            if process.poll() is not None:
+                return False
+            process.kill()
+            process.wait()
+            time.sleep(0.5)
+            if site:
+                self.join(site)
+            else:
+                self.serve()
+            return True
+        found = self.pids(AT_SITE[what], site) if what in AT_SITE else self.pids(AT_SERVER[who])
+        for pid in found[:1]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return bool(found)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """What the server's program last said."""
+        return read_status(self.config.place("folder"))
+
+    def wait_for_round(self, number: int, seconds: float) -> None:
+        """Until a round is over, or the run."""
+        end = time.monotonic() + seconds
+        while self.status.get("round", -1) < number and self.status.get("state") != "finished":
+            self._check(end, f"round {number}")
+            time.sleep(0.1)
+
+    def wait(self, seconds: float) -> dict[str, Any]:
+        """Until ``fedem serve`` ends well; its summary."""
+        end = time.monotonic() + seconds
+        while self._processes["serve"].poll() is None:
+            self._check(end, "the end")
+            time.sleep(0.1)
+        assert self._processes["serve"].returncode == 0, self.output("serve")
+        text = (self.config.place("output") / "summary.json").read_text(encoding="utf-8")
+        return dict(json.loads(text))
+
+    def _check(self, end: float, what: str) -> None:
+        if time.monotonic() > end:
+            said = {name: self.output(name)[-400:] for name in self._processes}
+            raise TimeoutError(f"waited for {what}; {self.status}; {said}")
+
+    def memory_gap(self) -> float:
+        """The violation of rule 1: the server's V beside the memories on the sites' disks."""
+        stage = sorted((self.config.place("folder") / "fit").glob("stage-*"))[-1]
+        arrays, about = load_checkpoint(stage / "run.checkpoint")
+        members, _ = load_checkpoint(stage / "members")
+        states = []
+        for name in sorted(self.tables):
+            runs = sorted((self.folder / f"site-{name}" / "memory").glob("?" * 16))
+            state = max(
+                (s for s in (SiteStore(run).state() for run in runs) if s is not None),
+                key=lambda s: s.round,
+            )
+            states.append(state.rows)
+        names = [name for name in states[0] if name != "payload"]  # bytes, of any length
+        rows = {name: np.concatenate([row[name] for row in states]) for name in names}
+        weights = worker_weights(self.config.run.weights, members["counts"])
+        workers = np.arange(len(states))
+        return gap(
+            arrays["control"], about["generation"], arrays["accepted"], weights, workers, rows
+        )
+
+    def here(self) -> Result:
+        """The same run in this process."""
+        import warnings
+
+        import fedem
+
+        run = self.config.run
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", fedem.FedemWarning)
+            return fedem.fit(
+                self.config.model,
+                dict(sorted(self.tables.items())),
+                self.config.algorithm,
+                rounds=run.rounds,
+                tolerance=run.tolerance,
+                weights=run.weights,
+                participation=run.make_participation(),
+                start_statistics=run.start_statistics,
+                seed=run.seed,
+                federation="loop",
+            )
+
+
+def difference(summary: Mapping[str, Any], result: Result) -> float:
+    """The largest difference of any parameter, relative to the largest of its kind."""
+    worst = 0.0
+    for name, values in result.params.arrays().items():
+        there = np.asarray(summary["parameters"][name])
+        worst = max(worst, float(np.abs(there - values).max() / max(1.0, np.abs(values).max())))
+    return worst
+
+
+def mixture_tables(sites: int, rows: int = 60, columns: int = 2) -> dict[str, pl.DataFrame]:
+    """Sites that see a mixture of two, each from a place of its own."""
+    names = [f"x{j}" for j in range(columns)]
+    tables = {}
+    for i in range(sites):
+        source = np.random.Generator(np.random.Philox(key=17 + i))
+        centre = np.where(source.random((rows, 1)) < 0.4, -2.0, 2.0)
+        values = centre + source.standard_normal((rows, columns)) + 0.3 * i
+        tables[f"s{i}"] = pl.DataFrame(values, schema=names)
+    return tables

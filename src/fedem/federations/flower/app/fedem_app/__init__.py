@@ -1,0 +1,1 @@
+"""A Flower app around fedem; change what you like."""

@@ -1,0 +1,162 @@
+"""``fedem serve``: SuperLink, SuperExec and the run, kept alive until the model is there."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, final
+
+from fedem.errors import FedemError, SettingsError
+from fedem.federations.flower.config import Config
+from fedem.federations.flower.deployment import Link, is_loopback
+from fedem.federations.flower.keys import site_keys
+from fedem.federations.flower.processes import Child, port_open, stop_all, wait_until
+from fedem.federations.flower.server import CONFIG, LOCK, alone, read_status
+
+logger = logging.getLogger(__name__)
+TEMPLATE = Path(__file__).parent / "app"
+START = 45.0
+"""Seconds that the server's program may take to begin."""
+ATTEMPTS = 5
+"""Times that a run is submitted before we believe that it cannot be."""
+FRUITLESS = 5
+"""Deaths of the server's program without a round between them, after which we give up."""
+Report = Callable[[dict[str, Any]], None]
+
+
+def write_app(folder: Path) -> None:
+    """The app as ``flwr run`` wants it."""
+    shutil.copytree(
+        TEMPLATE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+    )
+
+
+@final
+class Host:
+    """The server's side of a deployment, from start to end, through any number of crashes."""
+
+    def __init__(self, config: Config, *, insecure: bool = False) -> None:
+        server = config.server
+        self.config, self.folder = config, config.place("folder")
+        keys = None if insecure else config.place("keys")
+        if keys is not None and not (keys / "server.pem").exists():
+            raise SettingsError(
+                f"{keys} holds no server.pem: make keys with `fedem keys server --keys {keys}`, or "
+                "try things out on this machine with --insecure."
+            )
+        self.link = Link(server.host, server.port, keys, self.folder)
+        self._registered: dict[str, bytes] | None = None
+        self._children: list[Child] = []
+        self._run, self._submitted, self._seen, self._up = "", 0.0, 0.0, False
+        self._deaths, self._last_round = 0, -1
+
+    def run(self, report: Report) -> None:
+        """Work until the model is there; raises `FedemError` if that cannot be."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with alone(self.folder / "host.lock") as mine:
+            if not mine:
+                raise FedemError(f"another `fedem serve` works in {self.folder}.")
+            if read_status(self.folder).get("state") == "finished":
+                report(read_status(self.folder))
+                return
+            try:
+                self._start()
+                while not self._look(report):
+                    time.sleep(0.3)
+            finally:
+                stop_all(self._children)
+
+    def _start(self) -> None:
+        link = self.link
+        host, port = (link.host if is_loopback(link.host) else "127.0.0.1"), link.port
+        if port_open(host, port):
+            raise FedemError(f"port {port} is in use: choose another, or stop what listens there.")
+        superlink = link.superlink(**{CONFIG: str(self.config.path)})
+        slowly = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "1"}  # it has one task in all
+        superexec = link.superexec(**{CONFIG: str(self.config.path)}, **slowly)
+        self._children = [superlink, superexec]
+        superlink.start()
+        wait_until(lambda: port_open(host, port), [superlink], 60, "the SuperLink to listen")
+        superexec.start()
+        write_app(self.folder / "app")
+        self._register()
+        self._submit()
+
+    def _register(self) -> None:
+        """Let in those whose keys have come since we last looked, shut out those whose went."""
+        if self.link.keys is None:
+            return
+        sites = site_keys(self.link.keys)
+        content = {name: path.read_bytes() for name, path in sites.items()}
+        if content != self._registered:
+            new, gone = self.link.admit(sites)
+            self._registered = content
+            for name in new:
+                logger.info("site %s may join", name)
+            for name in gone:
+                logger.info("site %s is shut out", name)
+
+    def _submit(self) -> None:
+        """Start the run; an earlier one that died is told to end, lest it be mourned for long."""
+        if self._run:
+            with contextlib.suppress(FedemError):
+                self.link.flwr("stop", self._run)
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                self._run = self.link.start_run(self.folder / "app")
+                break
+            except FedemError as error:  # the SuperLink may have died just now
+                if left == 0:
+                    raise
+                logger.warning("%s", error)
+                self._keep_alive()
+                time.sleep(2)
+        self._submitted, self._seen, self._up = time.time(), time.monotonic(), False
+
+    def _keep_alive(self) -> None:
+        for child in self._children:
+            if not child.alive:
+                logger.warning("%s ended with code %s; starting it again", child.name, child.code)
+                child.start()
+            child.trim()
+
+    def _look(self, report: Report) -> bool:
+        """See to the processes once; True when the run is over."""
+        self._keep_alive()
+        status = read_status(self.folder)
+        report(status)
+        if status.get("state") == "finished":
+            return True
+        if status.get("state") == "failed" and status.get("time", 0) > self._submitted:
+            raise FedemError(str(status.get("error")))
+        if status.get("round", -1) != self._last_round:
+            self._last_round, self._deaths = status.get("round", -1), 0
+        self._revive()
+        try:
+            self._register()
+        except SettingsError:
+            raise
+        except FedemError as error:  # again at the next look
+            logger.warning("%s", error)
+        return False
+
+    def _revive(self) -> None:
+        """Submit the run again if its program is gone: it goes on from what it left."""
+        with alone(self.folder / LOCK) as gone:
+            pass
+        now = time.monotonic()
+        if not gone:
+            self._seen, self._up = now, True
+        elif now - self._seen > (2 if self._up else START):
+            self._deaths += 1
+            if self._deaths > FRUITLESS:
+                raise FedemError(
+                    f"the server's program ended {FRUITLESS} times without making a round; see "
+                    f"{self.folder / 'logs'}."
+                )
+            logger.warning("the server's program is gone; it goes on from its last round")
+            self._submit()
