@@ -47,7 +47,7 @@ from fedem.rounds import Run
 from fedem.starts import search
 from fedem.wire import ENVELOPE, floats_size, summary_size
 
-NATS = 1e-4
+NATS = 1e-6
 """What `AutoEM` leaves ungained, unless told otherwise."""
 MOST_ROUNDS = 10_000
 
@@ -344,7 +344,7 @@ def fit(
     log-likelihood per sample are left to gain, as the last rounds tell (`EM` and `AutoEM`, and
     where steps are broadcast in the metric), or |H|^2 <= ``tolerance`` three rounds in a row
     without the guard. Without limits it makes 100 rounds; with one of these two alone at most
-    10,000, and `AutoEM` then has ``nats=1e-4``. Ctrl-C ends after the current round and
+    10,000, and `AutoEM` then has ``nats=1e-6``. Ctrl-C ends after the current round and
     returns what was reached; an error in mid-run carries that as ``error.result``. ``callbacks``
     get each `RoundRecord`; one that returns True ends the run.
 

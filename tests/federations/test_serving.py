@@ -116,7 +116,9 @@ def test_who_is_silent_for_too_long_is_left_out_and_may_come_back(tmp_path: Path
 def test_too_few_left_end_the_run(tmp_path: Path) -> None:
     transport = LocalTransport(sites(tmp_path, SiteRules(largest_rounds=3)))
     with pytest.raises(fedem.ParticipationError, match="3 workers joined; at least 4"):
-        serve(make_model("diag"), ALGORITHM, transport, tmp_path / "s", rounds=20, minimum=4)
+        serve(
+            make_model("diag"), ALGORITHM, transport, tmp_path / "s", rounds=20, minimum=4, pause=0
+        )
 
 
 def test_a_second_call_goes_on(tmp_path: Path) -> None:
@@ -164,7 +166,7 @@ class Pipes(Transport):
         if process is None or not process.is_alive():
             here, there = multiprocessing.get_context("fork").Pipe()
             process = multiprocessing.get_context("fork").Process(
-                target=work, args=(key, self.where / key, there), daemon=True
+                target=work, args=(key, self.where / key, there, os.getpid()), daemon=True
             )
             process.start()
             there.close()
@@ -201,8 +203,8 @@ class Pipes(Transport):
             process.join()
 
 
-def work(key: str, where: Path, line: Any) -> None:
-    site, parent = Site(TABLES[KEYS.index(key)], where), os.getppid()
+def work(key: str, where: Path, line: Any, parent: int) -> None:
+    site = Site(TABLES[KEYS.index(key)], where)
     while os.getppid() == parent:  # a killed server takes its sites along
         if line.poll(0.1):
             try:

@@ -11,7 +11,8 @@ beside them, outside Theorem 1.
   which must be sent again: omega (1 + omega) = n / (`CAUTION` L^2) keeps the gain of that loop
   at 1 / `CAUTION`, the shape of Theorem 1's limit at step 1 (line 605), with L^2 the worker's own
   squared Lipschitz constant, measured from round to round. While innovations are large, the noise
-  of H is at most `BUDGET` besides, so that it cannot push EM into another basin.
+  of H is at most `BUDGET` besides, so that it cannot push EM into another basin; less where there
+  are few workers, since bits of few messages buy much.
 * *Momentum when close.* Near an optimum EM is gradient descent at step 1 in the metric, its
   Hessian's eigenvalues in (0, 1]. Nesterov's momentum, restarted when it points the wrong way
   (O'Donoghue and Candes, 2015), then needs no constants. Far away plain steps keep EM's basin.
@@ -52,10 +53,10 @@ from fedem.protocols import (
 )
 
 CAUTION = 24.0
-BUDGET = 0.01
-"""Nats per sample, about, that noise may cost a step while steps are large."""
+BUDGET, MANY = 0.01, 50.0
+"""Nats per sample, about, that noise may cost a step while steps are large; of so many workers."""
 FAITHFUL = 1e-4
-"""The same for a run that must follow EM's own path."""
+"""The same for a run that must follow EM's own path, and the least for any."""
 NEAR = 0.1
 """|H|^2 in the metric below which momentum is worth its risk."""
 MOST_MOMENTUM = 0.9
@@ -172,8 +173,17 @@ class AutoEM(Algorithm):
         """The loop's bound on the noise, and the budget's."""
         assert self.share is not None
         noise = (np.sqrt(1 + 4 / (CAUTION * self.share * curvature)) - 1) / 2
-        budget = (FAITHFUL if self.follow_em else BUDGET) / self.share
-        return steps.Channel(ChosenDithering(noise, budget), None, in_metric=True)
+        return steps.Channel(
+            ChosenDithering(noise, self._budget / self.share), None, in_metric=True
+        )
+
+    @property
+    def _budget(self) -> float:
+        """Of the noise of H."""
+        assert self.share is not None
+        if self.follow_em:
+            return FAITHFUL
+        return max(FAITHFUL, BUDGET * min(1.0, 1 / (MANY * self.share)) ** 2)
 
     def read_upload(
         self, model: Model, seed: int, request: Request, evaluations: int, payload: bytes
@@ -209,8 +219,7 @@ class AutoEM(Algorithm):
         moved, hits = steps.Moved(state.statistics, 0.0, 0), 0
         if len(replies.workers):
             move, extras = self._move(model, state, request, mean_field, gain, extras)
-            budget = FAITHFUL if self.follow_em else BUDGET
-            operator = ChosenDithering(COARSEST_STEP, budget)
+            operator = ChosenDithering(COARSEST_STEP, self._budget)
             down = steps.Channel(operator, None, in_metric=True)
             moved = steps.move_by(model, seed, state, request, move, down)
             hits = moved.hits

@@ -66,6 +66,8 @@ class FederatedEstimator(BaseEstimator):
         return False
 
     _accelerate = True
+    _alone = 1e-4
+    """The default of ``tol`` for one worker."""
 
     def _publish(self, result: Result) -> None:
         """Set the fitted attributes of the kind of model."""
@@ -100,7 +102,7 @@ class FederatedEstimator(BaseEstimator):
         self._keep(found.result, found.converged, found.likelihood)
         if not found.converged:
             warnings.warn(
-                f"{type(self).__name__} did not converge in {self.n_iter_} rounds (tol={self.tol}):"
+                f"{type(self).__name__} did not converge in {self.n_iter_} rounds:"
                 " allow more with max_iter, or a larger tol; several starts (n_init) or fewer "
                 "components may help too.",
                 NotConverged,
@@ -110,14 +112,16 @@ class FederatedEstimator(BaseEstimator):
 
     def _settings(self) -> Settings:
         """The options of the run, checked."""
-        check_range("tol", self.tol, 0, np.inf, open_low=True, open_high=True)
+        if self.tol is not None:
+            check_range("tol", self.tol, 0, np.inf, open_low=True, open_high=True)
         return Settings(
             algorithm=self.algorithm,
             follow_em=bool(self.follow_em),
             start=self.start,
             n_init=check_count("n_init", self.n_init),
             rounds=check_count("max_iter", self.max_iter),
-            tolerance=float(self.tol),
+            tolerance=None if self.tol is None else float(self.tol),
+            alone=self._alone,
             seed=seed_of(self.random_state),
             criterion=getattr(self, "criterion", "bic"),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 from fedem.algorithms import EM, AutoEM
@@ -12,7 +12,7 @@ from fedem.datasets.tables import Workers
 from fedem.errors import FedemWarning
 from fedem.estimators.climbing import Climb
 from fedem.federations import StackedFederation
-from fedem.fitting import fit, named_algorithm, open_run, result_of
+from fedem.fitting import NATS, fit, named_algorithm, open_run, result_of
 from fedem.limits import Stop
 from fedem.models.several import Several, SeveralParameters
 from fedem.protocols import Algorithm, Model
@@ -33,7 +33,9 @@ class Settings:
     start: Any
     n_init: int
     rounds: int
-    tolerance: float
+    tolerance: float | None
+    """Nats per row that may be left; None: ``alone`` for one worker, `fedem.fitting.NATS` else."""
+    alone: float
     seed: int
     criterion: Any
 
@@ -67,6 +69,10 @@ def run_fit(
 ) -> Fitted:
     """Fit the model of each number of components, in the same rounds, and keep the best."""
     algorithm = choose_algorithm(settings.algorithm, workers.size, settings.follow_em)
+    if settings.tolerance is None:
+        default = settings.alone if workers.size == 1 else NATS
+        settings = replace(settings, tolerance=default)
+    assert settings.tolerance is not None
     network = StackedFederation(workers)
     several = Several(tuple(make(k) for k in numbers), watched=isinstance(algorithm, EM))
     begin = settings.start if start is None else start
@@ -97,6 +103,7 @@ def _compressed(
     options: dict[str, Any],
 ) -> Fitted:
     """A compressed run; its log-likelihood is asked for once, at the end."""
+    assert settings.tolerance is not None
     limits: dict[str, Any]
     if isinstance(algorithm, AutoEM):
         limits = {"nats": settings.tolerance}

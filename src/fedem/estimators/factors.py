@@ -40,7 +40,7 @@ class FederatedFactorAnalysis(
         n_components: int = 1,
         *,
         isotropic: bool = False,
-        tol: float = 1e-4,
+        tol: float | None = None,
         max_iter: int = 1000,
         n_init: int = 1,
         start: Any = "auto",

@@ -25,7 +25,8 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
         fitted in the same rounds and the best by ``criterion`` is kept.
     covariance_type : ``"full"``, ``"tied"``, ``"diag"`` or ``"spherical"``.
     criterion : ``"bic"``, ``"icl"`` or ``"aic"``.
-    tol : log-likelihood per row that a converged fit may still have to gain, in nats.
+    tol : log-likelihood per row that a converged fit may still have to gain, in nats; by default
+        1e-3 for one worker, as coarse as scikit-learn's, and 1e-6 for several.
     max_iter : rounds at most.
     n_init : starts that compete, of which the best goes on.
     start : ``"auto"``, ``"k-means"``, ``"moments"``, ``"points"`` (rows of the data leave their
@@ -52,7 +53,7 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
         *,
         covariance_type: str = "full",
         criterion: str = "bic",
-        tol: float = 1e-4,
+        tol: float | None = None,
         max_iter: int = 1000,
         n_init: int = 1,
         start: Any = "auto",
@@ -76,6 +77,8 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
         self.missing = missing
         self.warm_start = warm_start
         self.random_state = random_state
+
+    _alone = 1e-3
 
     @property
     def _missing(self) -> bool:

@@ -40,7 +40,7 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
         covariance_type: str = "full",
         families: Any = None,
         criterion: str = "bic",
-        tol: float = 1e-4,
+        tol: float | None = None,
         max_iter: int = 1000,
         n_init: int = 1,
         start: Any = "auto",

@@ -41,7 +41,7 @@ class FederatedMixture(MixtureMethods, DensityMixin, FederatedEstimator):
         missing: bool = True,
         prior_rows: float = 0.0,
         criterion: str = "bic",
-        tol: float = 1e-4,
+        tol: float | None = None,
         max_iter: int = 1000,
         n_init: int = 1,
         start: Any = "auto",
