@@ -275,16 +275,18 @@ def estimators(console: Console) -> dict[str, Any]:
     pooled = bench_pooled()
     lines = [
         (
-            row["data"],
+            row["data"] + (" *" if row["held_out"] else ""),
             row["covariance"],
+            row["workers"],
             f"{row['within_1e-3']} of {row['runs']}",
             f"{row['largest_gap']:.4f}",
             row["rounds"],
         )
         for row in pooled
     ]
-    headings = ("data", "type", "within 1e-3", "largest gap", "rounds")
-    show(console, "Five workers by default, below pooled EM from the same start", headings, lines)
+    headings = ("data", "type", "workers", "within 1e-3", "largest gap", "rounds")
+    title = "The default beside pooled EM from the same start (*: on no table was a setting chosen)"
+    show(console, title, headings, lines)
     return {"speed": fits, "starts": starts, "pooled": pooled}
 
 

@@ -11,11 +11,13 @@ beside them, outside Theorem 1.
   which must be sent again: omega (1 + omega) = n / (`CAUTION` L^2) keeps the gain of that loop
   at 1 / `CAUTION`, the shape of Theorem 1's limit at step 1 (line 605), with L^2 the worker's own
   squared Lipschitz constant, measured from round to round. While innovations are large, the noise
-  of H is at most `BUDGET` besides, so that it cannot push EM into another basin; less where there
-  are few workers, since bits of few messages buy much.
+  of H is at most `BUDGET` besides, so that it cannot push EM into another basin.
 * *Momentum when close.* Near an optimum EM is gradient descent at step 1 in the metric, its
   Hessian's eigenvalues in (0, 1]. Nesterov's momentum, restarted when it points the wrong way
   (O'Donoghue and Candes, 2015), then needs no constants. Far away plain steps keep EM's basin.
+* *Bold with many, faithful with few.* The budget and the place where momentum begins shrink with
+  the number of workers: few are organisations, whose bits are few anyway and whose answer should
+  be the one that pooling gives.
 * *Steps are broadcast*, quantised the same way.
 
 With partial participation a memory follows s-bar_i and not h_i, and H sums the memories of all: a
@@ -53,11 +55,11 @@ from fedem.protocols import (
 )
 
 CAUTION = 24.0
-BUDGET, MANY = 0.01, 50.0
-"""Nats per sample, about, that noise may cost a step while steps are large; of so many workers."""
-FAITHFUL = 1e-4
-"""The same for a run that must follow EM's own path, and the least for any."""
-NEAR = 0.1
+MANY = 100.0
+"""Workers from which on the next two are what they say; fewer are held closer to EM's own path."""
+BUDGET, LEAST_BUDGET = 0.01, 1e-5
+"""Nats per sample, about, that noise may cost a step while steps are large."""
+NEAR, NEAREST = 0.1, 0.003
 """|H|^2 in the metric below which momentum is worth its risk."""
 MOST_MOMENTUM = 0.9
 COARSEST_STEP = 0.02
@@ -180,10 +182,13 @@ class AutoEM(Algorithm):
     @property
     def _budget(self) -> float:
         """Of the noise of H."""
+        return LEAST_BUDGET if self.follow_em else max(LEAST_BUDGET, BUDGET * self._boldness**2)
+
+    @property
+    def _boldness(self) -> float:
+        """1 for many workers, less for few."""
         assert self.share is not None
-        if self.follow_em:
-            return FAITHFUL
-        return max(FAITHFUL, BUDGET * min(1.0, 1 / (MANY * self.share)) ** 2)
+        return min(1.0, 1 / (MANY * self.share))
 
     def read_upload(
         self, model: Model, seed: int, request: Request, evaluations: int, payload: bytes
@@ -249,7 +254,8 @@ class AutoEM(Algorithm):
         run = ahead - extras.get("ahead", ahead)
         energy = 0.7 * float(extras.get("energy", 2 * gain)) + 0.3 * 2 * gain
         age = float(extras.get("age", 0.0))
-        calm = energy < NEAR and not self.incremental and not self.follow_em
+        near = max(NEAREST, NEAR * self._boldness)
+        calm = energy < near and not self.incremental and not self.follow_em
         if calm:
             metric = model.metric(request.params)
             calm = float(metric.whiten(run) @ metric.whiten(mean_field)) > 0
