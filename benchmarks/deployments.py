@@ -25,7 +25,7 @@ from fedem.federations.flower.keys import add_site, make_server_keys, make_site_
 from fedem.federations.flower.processes import free_port
 from fedem.federations.flower.server import read_status
 from fedem.federations.remote.store import SiteStore
-from fedem.fitting import worker_weights
+from fedem.opening import worker_weights
 from fedem.results import Result
 from fedem.storage import load_checkpoint
 

@@ -245,7 +245,7 @@ def test_groups_may_name_a_column(kind: Any) -> None:
     ("make", "message"),
     [
         (lambda: fit("gmm", GOOD), "model must be something like"),
-        (lambda: fit(make_model("diag"), GOOD, "fedem"), "algorithm must be something like"),
+        (lambda: fit(make_model("diag"), GOOD, 3), "algorithm must be something like"),
         (lambda: fit(make_model("diag"), GOOD, fedem.FedEM), "got the class FedEM"),
         (lambda: fit(make_model("diag"), GOOD, participation=0.5), "participation must be"),
         (lambda: fit(make_model("diag"), GOOD, federation=None), "federation must be"),

@@ -61,7 +61,7 @@ from fedem.federations import (
     StackedFederation,
     Transport,
 )
-from fedem.fitting import fit, open_run
+from fedem.fitting import fit
 from fedem.limits import Monitor, Stop
 from fedem.models import (
     Categorical,
@@ -83,6 +83,7 @@ from fedem.models import (
     regression_mixture,
     savable,
 )
+from fedem.opening import open_run
 from fedem.records import Records, RoundRecord
 from fedem.results import Result, load
 from fedem.rounds import Run

@@ -36,6 +36,7 @@ from fedem.messages import (
     ServerState,
     StepInfo,
 )
+from fedem.metrics import IdentityMetric, Metric
 
 __all__ = [
     "ALONE",
@@ -64,30 +65,6 @@ __all__ = [
     "ServerState",
     "StepInfo",
 ]
-
-
-class Metric(ABC):
-    """An invertible linear map of R^q in which compression acts and omega is measured."""
-
-    @abstractmethod
-    def whiten(self, vectors: FloatArray) -> FloatArray:
-        """``(..., q)`` into the metric's coordinates."""
-
-    @abstractmethod
-    def unwhiten(self, vectors: FloatArray) -> FloatArray:
-        """The inverse of `whiten`."""
-
-
-class IdentityMetric(Metric):
-    """The Euclidean metric of R^q, the one of the paper."""
-
-    def whiten(self, vectors: FloatArray) -> FloatArray:
-        """Return the vectors as they are."""
-        return vectors
-
-    def unwhiten(self, vectors: FloatArray) -> FloatArray:
-        """Return the vectors as they are."""
-        return vectors
 
 
 class Model(ABC):

@@ -32,8 +32,9 @@ from fedem.federations.remote import (
     pack_constants,
 )
 from fedem.federations.remote.members import Members
-from fedem.fitting import fit, worker_weights
+from fedem.fitting import fit
 from fedem.limits import Callback
+from fedem.opening import worker_weights
 from fedem.protocols import Algorithm, FloatArray, Model
 from fedem.records import RoundRecord
 from fedem.results import Result

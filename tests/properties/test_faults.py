@@ -94,11 +94,11 @@ def test_the_check_of_the_invariant_can_fail(monkeypatch: pytest.MonkeyPatch) ->
     stage = memory.stage
 
     def commit_on_send(
-        rows: Any, fresh: Any, round_: int, values: Any, rate: float, *rest: Any
+        rows: Any, fresh: Any, round_: int, values: Any, rate: Any, *rest: Any
     ) -> Any:
         staged = stage(rows, fresh, round_, values, rate, *rest)
         control = staged["control"].copy()
-        control[fresh] += rate * values
+        control[fresh] += np.reshape(rate, (-1, 1)) * values
         return staged | {"control": control, "pending_rate": 0 * staged["pending_rate"]}
 
     monkeypatch.setattr(memory, "stage", commit_on_send)

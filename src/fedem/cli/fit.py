@@ -22,7 +22,7 @@ from fedem.closing import with_scores
 from fedem.compressors.words import parse_compressor
 from fedem.errors import FedemWarning, SettingsError
 from fedem.federations import StackedFederation
-from fedem.fitting import NATS, fit, named_algorithm, threads_of
+from fedem.fitting import NATS, fit, threads_of
 from fedem.models import (
     factor_analysis,
     gaussian_mixture,
@@ -30,6 +30,7 @@ from fedem.models import (
     ppca,
     regression_mixture,
 )
+from fedem.opening import named_algorithm
 from fedem.protocols import Algorithm, Model
 from fedem.results import Result
 from fedem.selection import select_components

@@ -16,8 +16,9 @@ from fedem.errors import FedemWarning, SettingsError, check_count, check_range
 from fedem.estimators.engine import Settings, run_fit
 from fedem.estimators.intake import read_rows, read_workers
 from fedem.federations import StackedFederation
-from fedem.fitting import open_run, result_of
+from fedem.fitting import result_of
 from fedem.ledger import Ledger
+from fedem.opening import open_run
 from fedem.protocols import FloatArray, IntArray, Model
 from fedem.results import Result
 from fedem.rounds import Run

@@ -12,9 +12,10 @@ from fedem.datasets.tables import Workers
 from fedem.errors import FedemWarning
 from fedem.estimators.climbing import Climb
 from fedem.federations import StackedFederation
-from fedem.fitting import NATS, fit, named_algorithm, open_run, result_of
+from fedem.fitting import NATS, fit, result_of
 from fedem.limits import Stop
 from fedem.models.several import Several, SeveralParameters
+from fedem.opening import named_algorithm, open_run
 from fedem.protocols import Algorithm, Model
 from fedem.results import Result
 from fedem.selection import Selection, choose_among, part_of

@@ -28,8 +28,8 @@ from fedem.experiments.settings import Settings
 from fedem.experiments.siblings import SIBLINGS, Sibling
 from fedem.experiments.tables import TableSettings, run_table
 from fedem.experiments.traces import trend_file
-from fedem.fitting import open_run
 from fedem.models import GaussianParameters, LinearGaussian, Location, gaussian_mixture
+from fedem.opening import open_run
 from fedem.protocols import FloatArray, Model
 from fedem.random import Purpose, choose_distinct, uniforms
 from fedem.records import Records, RoundRecord

@@ -22,8 +22,9 @@ from fedem.errors import FedemError, ParticipationError
 from fedem.federations.remote import RemoteFederation, Site, Transport
 from fedem.federations.remote.rules import Refusal
 from fedem.federations.remote.store import SiteStore, State
-from fedem.fitting import fit, open_run
+from fedem.fitting import fit
 from fedem.models import LinearGaussian, gaussian_mixture
+from fedem.opening import open_run
 from fedem.protocols import Algorithm, FloatArray, Model, Participation
 from fedem.random import Purpose, normals, uniforms
 from fedem.rounds import Run

@@ -22,8 +22,8 @@ from fedem.datasets.sources import Source, chunks
 from fedem.datasets.tables import Workers, gather
 from fedem.datasets.workers import WorkerData, as_workers, stack_tables
 from fedem.errors import DataError, check_count
-from fedem.fitting import open_run
 from fedem.limits import Stop
+from fedem.opening import open_run
 from fedem.protocols import FloatArray, IdentityMetric, IntArray, Layout, Metric, Model
 from fedem.random import Purpose, choose_distinct, uniforms
 from fedem.theory.problem import Problem
