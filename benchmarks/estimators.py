@@ -136,6 +136,16 @@ def _starts(
 
 def held_out() -> Iterator[tuple[str, np.ndarray, int, str, int]]:
     """Tables, covariance types and numbers of workers that no setting was chosen on."""
+    low = datasets.make_low_rank_matrix(600, 5, effective_rank=3, random_state=7)
+    yield "low rank", low, 3, "full", 4
+    yield "s-curve", datasets.make_s_curve(900, noise=0.05, random_state=7)[0], 5, "diag", 10
+    counts = datasets.make_multilabel_classification(900, 6, random_state=7)[0]
+    yield "counts", counts, 3, "diag", 7
+    yield "hastie", datasets.make_hastie_10_2(1000, random_state=7)[0][:, :6], 2, "tied", 15
+
+
+def looked_at() -> Iterator[tuple[str, np.ndarray, int, str, int]]:
+    """More tables, looked at when `AutoEM` was told how to treat few workers."""
     quantiles = datasets.make_gaussian_quantiles(
         n_samples=900, n_features=3, n_classes=3, random_state=7
     )
@@ -153,7 +163,7 @@ def bench_pooled(runs: int = 10) -> list[dict[str, Any]]:
     known = [(*table, kind, 5) for table, kind in itertools.product(tables(), ("full", "diag"))]
     return [
         {"held_out": out, **_default(*case, runs)}
-        for out, cases in ((False, known), (True, held_out()))
+        for out, cases in ((False, (*known, *looked_at())), (True, held_out()))
         for case in cases
     ]
 

@@ -182,7 +182,7 @@ class AutoEM(Algorithm):
     @property
     def _budget(self) -> float:
         """Of the noise of H."""
-        return LEAST_BUDGET if self.follow_em else max(LEAST_BUDGET, BUDGET * self._boldness**2)
+        return LEAST_BUDGET if self.follow_em else max(LEAST_BUDGET, BUDGET * self._boldness**3)
 
     @property
     def _boldness(self) -> float:
@@ -254,7 +254,7 @@ class AutoEM(Algorithm):
         run = ahead - extras.get("ahead", ahead)
         energy = 0.7 * float(extras.get("energy", 2 * gain)) + 0.3 * 2 * gain
         age = float(extras.get("age", 0.0))
-        near = max(NEAREST, NEAR * self._boldness)
+        near = max(NEAREST, NEAR * self._boldness**2)
         calm = energy < near and not self.incremental and not self.follow_em
         if calm:
             metric = model.metric(request.params)
