@@ -100,20 +100,33 @@ def remaining(records: Records) -> float:
     """Nats per sample that EM may still gain: a geometric series through the last rounds' gains.
 
     A round's gain is |H|^2 / 2 in the model's metric, the value of an EM step to second order; the
-    rate at which gains fall is fitted over `WINDOW` rounds and held below `SLOWEST`. Infinite where
-    a round of the window had no gain to tell, no answer, or a shortened step.
+    rate at which gains fall is fitted over `WINDOW` rounds and held below `SLOWEST`. Where not all
+    are asked, the window reaches back until everyone has been `WINDOW` times on average, and the
+    rate is per turn of all. Infinite where a round of the window had no gain to tell, or a
+    shortened step, or where nobody answered in any of it.
     """
-    last = records[-WINDOW:]
-    if len(last) < WINDOW or any(
-        r.round == 0 or r.gain is None or r.answered == 0 or r.guard_hits for r in last
-    ):
+    everyone = max((r.asked for r in records), default=0)
+    asked, length = 0, 0
+    while asked < WINDOW * everyone and length < len(records):
+        length += 1
+        asked += records[-length].asked
+    last = records[-length:] if length else records[:0]
+    if everyone == 0 or asked < WINDOW * everyone or any(_untold(r) for r in last):
         return math.inf
-    logs = [math.log(max(r.gain or 0.0, 1e-300)) for r in last]
-    middle = (WINDOW - 1) / 2
-    times = [j - middle for j in range(WINDOW)]
-    slope = sum(t * g for t, g in zip(times, logs, strict=True)) / sum(t * t for t in times)
-    now = max(r.gain or 0.0 for r in last[-3:])
+    told = [(j, r.gain) for j, r in enumerate(last) if r.answered and r.gain is not None]
+    if len(told) < min(length, WINDOW):
+        return math.inf
+    middle = sum(j for j, _ in told) / len(told)
+    fitted = sum((j - middle) * math.log(max(gain, 1e-300)) for j, gain in told)
+    slope = fitted / sum((j - middle) ** 2 for j, _ in told) * length / WINDOW
+    recent = [gain for j, gain in told if j >= length - max(3, length // 2)]
+    now = max(recent) if length == WINDOW else sum(recent) / len(recent)
     return now / (1 - min(math.exp(slope), SLOWEST))
+
+
+def _untold(record: RoundRecord) -> bool:
+    """Whether a round says nothing of what is left; one without an answer is only passed over."""
+    return record.round == 0 or record.guard_hits > 0 or (record.gain is None)
 
 
 @final

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, final
@@ -10,7 +11,7 @@ from typing import Any, Literal, final
 import numpy as np
 
 from fedem.datasets.workers import as_workers
-from fedem.errors import SettingsError, check_count
+from fedem.errors import FedemWarning, SettingsError, check_count
 from fedem.federations import FEDERATIONS
 from fedem.fitting import fit
 from fedem.models.several import Several
@@ -123,8 +124,29 @@ def choose_among(
     values = _values(whole, network)
     results = {k: part_of(whole, j) for j, k in enumerate(numbers)}
     table = tuple(_row(k, results[k], values[j], whole.samples) for j, k in enumerate(numbers))
-    best = int(np.argmin([row[by] for row in table]))
+    best = _sound(results, numbers, [row[by] for row in table])
     return Selection(results[numbers[best]], numbers[best], results, table, by)
+
+
+def _sound(results: Mapping[int, Result], numbers: Sequence[int], charged: list[float]) -> int:
+    """Where the criterion is least among models without a collapsed component, if there are any.
+
+    A component on a few rows has a likelihood without bound, which no criterion means.
+    """
+    order = np.argsort(charged, kind="stable").tolist()
+    good = [
+        j
+        for j in order
+        if not (r := results[numbers[j]]).model.remarks(r.model.maximize(r.statistics))
+    ]
+    if good and good[0] != order[0]:
+        out = ", ".join(str(numbers[j]) for j in order[: order.index(good[0])])
+        warnings.warn(
+            f"components: {out} would be chosen, but a component has collapsed there; left out.",
+            FedemWarning,
+            stacklevel=4,
+        )
+    return good[0] if good else order[0]
 
 
 def _with(model: Any, k: int) -> Any:

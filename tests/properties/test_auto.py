@@ -83,7 +83,9 @@ def test_what_remains_is_a_geometric_series() -> None:
         known: dict[str, Any] = {
             name: 0 for name in fedem.RoundRecord.__dataclass_fields__ if name != "gain"
         }
-        return fedem.RoundRecord(**known | {"round": round_, "answered": 3} | changes, gain=gain)
+        return fedem.RoundRecord(
+            **known | {"round": round_, "asked": 3, "answered": 3} | changes, gain=gain
+        )
 
     for rate in (0.5, 0.9, 0.999):
         gains = [rate**j for j in range(1, 11)]
@@ -162,3 +164,19 @@ def test_settings_are_checked() -> None:
         fedem.AutoEM(batch_size=0)
     with pytest.raises(fedem.SettingsError, match="'auto'"):
         fedem.fit(make_model("diag"), make_data(3), "automatic")
+
+
+@pytest.mark.parametrize("p", [0.3, 0.1])
+def test_convergence_is_true_of_partial_participation(p: float) -> None:
+    """What a round tells is of those who answered; little of that is not little of all."""
+    rng = np.random.default_rng(2)
+    centres = np.array([[-2.0, 0.0], [2.0, 0.0], [0.0, 3.0]])
+    tables = [centres[rng.integers(3, size=80)] + rng.normal(size=(80, 2)) for _ in range(20)]
+    model = make_model("diag")
+    start, _ = pooled(model, tables)
+    part = fedem.Bernoulli(p)
+    got = fedem.fit(model, tables, "auto", start=start, participation=part, seed=1, nats=1e-4)
+    assert got.converged
+    rows = np.concatenate(tables)
+    better = fedem.fit(model, [rows], start=got.params, nats=1e-9, rounds=5000)
+    assert better.log_likelihood(rows) - got.log_likelihood(rows) < 1e-3

@@ -55,7 +55,7 @@ from fedem.protocols import (
 )
 
 CAUTION = 24.0
-MANY = 100.0
+MANY = 75.0
 """Workers from which on the next two are what they say; fewer are held closer to EM's own path."""
 BUDGET, LEAST_BUDGET = 0.01, 1e-5
 """Nats per sample, about, that noise may cost a step while steps are large."""
@@ -182,7 +182,7 @@ class AutoEM(Algorithm):
     @property
     def _budget(self) -> float:
         """Of the noise of H."""
-        return LEAST_BUDGET if self.follow_em else max(LEAST_BUDGET, BUDGET * self._boldness**3)
+        return LEAST_BUDGET if self.follow_em else max(LEAST_BUDGET, BUDGET * self._boldness**2)
 
     @property
     def _boldness(self) -> float:
@@ -237,6 +237,8 @@ class AutoEM(Algorithm):
             state.control + (weights * replies.rates) @ replies.values,
             extras,
         )
+        if self.incremental:  # H tells of those who answered alone; the others' memories cancel
+            gain /= max(float(weights.sum()), 1e-12) ** 2
         squared = float(mean_field @ mean_field)
         return new, StepInfo(squared, moved.factor, hits, moved.sent, moved.wire, gain)
 
@@ -254,7 +256,7 @@ class AutoEM(Algorithm):
         run = ahead - extras.get("ahead", ahead)
         energy = 0.7 * float(extras.get("energy", 2 * gain)) + 0.3 * 2 * gain
         age = float(extras.get("age", 0.0))
-        near = max(NEAREST, NEAR * self._boldness**2)
+        near = max(NEAREST, NEAR * self._boldness)
         calm = energy < near and not self.incremental and not self.follow_em
         if calm:
             metric = model.metric(request.params)

@@ -183,7 +183,16 @@ class CompressedEM(Algorithm):
         assert self.step_size is not None
         step = steps.step_at(self.step_size, max(1, state.round))
         return steps.advance(
-            model, seed, state, request, replies, weights, probabilities, step, self._down()
+            model,
+            seed,
+            state,
+            request,
+            replies,
+            weights,
+            probabilities,
+            step,
+            self._down(),
+            gauge=self.in_metric,
         )
 
     @final

@@ -327,8 +327,7 @@ def advance(
         statistics=moved.statistics,
         control=state.control + (weights * replies.rates) @ replies.values,
     )
-    in_metric = gauge or (broadcast is not None and broadcast.in_metric)
-    gain = worth(model, request, mean_field) if in_metric and step else None
+    gain = worth(model, request, mean_field) if gauge and step else None
     return new, StepInfo(
         float(mean_field @ mean_field),
         moved.factor * step,

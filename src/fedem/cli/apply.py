@@ -20,7 +20,7 @@ def run_predict(
     model: str, data: str, out: str, keep: bool, proba: bool, threads: int | None, as_json: bool
 ) -> None:
     """Component, its probability and the log-likelihood of every row."""
-    _check_streams(out, as_json)
+    _check_streams(out, as_json, [model, data])
     result = load(model)
     if not hasattr(result.model, "responsibilities"):
         raise SettingsError(f"{model} has no components to tell: {result.model.describe()}.")
@@ -60,7 +60,7 @@ def run_fill(
     as_json: bool,
 ) -> None:
     """A table with its empty cells filled in by a fitted model."""
-    _check_streams(out, as_json, "--filled")
+    _check_streams(out, as_json, [model, data], "--filled")
     if draws and intervals:
         raise SettingsError("--draws and --intervals do not go together: draws are the intervals.")
     result = load(model)
@@ -92,8 +92,8 @@ def run_fill(
         print(json.dumps(summary, allow_nan=False))  # noqa: T201
 
 
-def _check_streams(out: str, as_json: bool, option: str = "--out") -> None:
-    check_output(out, option)
+def _check_streams(out: str, as_json: bool, keep: Sequence[str], option: str = "--out") -> None:
+    check_output(out, option, keep=keep)
     if as_json and out == PIPE:
         raise SettingsError(f"--json takes stdout: write the table to a file with {option}.")
 

@@ -171,7 +171,7 @@ def fit(
         typer.Option(
             metavar="NAME",
             help="k-means (cluster sums and counts), moments (the spread of all data), or auto: "
-            "k-means where the model can. None reveals a row.",
+            "k-means where the model can. None chooses rows.",
             autocompletion=_complete("start"),
             rich_help_panel=ALGORITHM,
         ),
@@ -194,7 +194,7 @@ def fit(
         typer.Option(
             metavar="X",
             min=0.0,
-            help="Converged: what the log-likelihood per row may still gain; 1e-4 for auto, em.",
+            help="Converged: what the log-likelihood per row may still gain; 1e-6 for auto, em.",
             rich_help_panel=LIMITS,
         ),
     ] = None,

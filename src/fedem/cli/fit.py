@@ -116,9 +116,10 @@ def _check(options: Options) -> None:
             raise SettingsError(f"--{option} must be one of {', '.join(allowed)}; got {value!r}.")
     if options.out == PIPE or not options.out:
         raise SettingsError(f"--out must be the path of a file; got {options.out!r}.")
-    check_output(options.out, "--out", ())
+    data = [str(path) for path in options.data]
+    check_output(options.out, "--out", (), data)
     if options.report is not None:
-        check_output(options.report, "--report", (".html",))
+        check_output(options.report, "--report", (".html",), [*data, options.out])
     if options.compressor and options.algorithm in ("auto", "em"):
         raise SettingsError("--compressor goes with --algorithm fedem or vr-fedem.")
     if options.batch and options.algorithm == "em":

@@ -42,7 +42,7 @@ def run_inspect(file: str, workers: str | None, as_json: bool) -> None:
 
 def run_report(model: str, out: str, as_json: bool) -> None:
     """The page of a fit, from its model file alone."""
-    check_output(out, "--out", (".html",))
+    check_output(out, "--out", (".html",), [model])
     write_report(load(model), out)
     if as_json:
         told = {"model": model, "report": out, "bytes": Path(out).stat().st_size}

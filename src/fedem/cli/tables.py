@@ -193,10 +193,18 @@ def _print(content: bytes) -> None:
         raise SystemExit(EXIT_CLOSED_PIPE) from None
 
 
-def check_output(path: str, option: str, suffixes: Sequence[str] = (".csv", ".parquet")) -> None:
-    """Say before the work begins that its result cannot be written."""
+def check_output(
+    path: str,
+    option: str,
+    suffixes: Sequence[str] = (".csv", ".parquet"),
+    keep: Sequence[str] = (),
+) -> None:
+    """Say before the work begins that its result cannot be written, or would replace ``keep``."""
     if path == PIPE:
         return
+    for other in keep:
+        if other != PIPE and Path(other).resolve() == Path(path).resolve():
+            raise SettingsError(f"{option} {path} would replace {other}: choose another name.")
     if suffixes and Path(path).suffix.lower() not in suffixes:
         raise SettingsError(f"{option} must end in {' or '.join(suffixes)}; got {path!r}.")
     if Path(path).exists() and not Path(path).is_file():

@@ -90,6 +90,8 @@ def run_fit(
     run = open_run(several, None, algorithm, **options)
     climb = Climb(run, settings.tolerance, accelerate)
     stopped = run.until(Stop(rounds=settings.rounds), [climb])
+    if stopped == "interrupted":
+        raise KeyboardInterrupt
     whole = result_of(run, "tolerance" if stopped == "callback" else stopped)
     converged = all(part.settled for part in climb.parts)
     return _finish(whole, network, numbers, settings, converged, climb.parts[0].likelihood)
@@ -113,6 +115,8 @@ def _compressed(
     with warnings.catch_warnings():  # the estimator says in its own words what it has to say
         warnings.simplefilter("ignore", FedemWarning)
         whole = fit(several, None, algorithm, rounds=settings.rounds, **limits, **options)
+    if whole.stopped == "interrupted":
+        raise KeyboardInterrupt
     return _finish(whole, network, numbers, settings, whole.converged, None)
 
 

@@ -73,7 +73,8 @@ class _Session:
             samples=self.samples,
             ledger=self.ledger,
         )
-        run.until(Stop(rounds=rounds))
+        if run.until(Stop(rounds=rounds)) == "interrupted":
+            raise KeyboardInterrupt
         self.evaluations += run.evaluations
         self.rounds += rounds
         return run.state.statistics
@@ -81,6 +82,10 @@ class _Session:
     def ask(self, model: Model, statistics: FloatArray) -> FloatArray:
         """The exact statistics of all workers: one round."""
         return np.asarray(self.run(model, statistics, EM(), 1))
+
+    def begin(self, model: Model, statistics: FloatArray) -> FloatArray:
+        """The exact statistics of one worker; with several, those that the parameters imply."""
+        return self.ask(model, statistics) if self.network.size == 1 else statistics
 
     def ask_cells(self, model: Model, statistics: FloatArray) -> FloatArray:
         """The same with short uploads, where there is somebody to upload."""
@@ -235,15 +240,20 @@ def _from_points(session: _Session, model: Any, seed: int) -> Any:
 
 
 def _race(session: _Session, models: Sequence[Any], starts: list[list[Any]]) -> list[FloatArray]:
-    """Exact statistics at the best start of each model, all running in the same rounds."""
+    """Statistics at the best start of each model, all running in the same rounds.
+
+    One worker alone evaluates them. Several do so in the first round of what follows, quantised: at
+    a start that tells clusters apart, exact sums over the few rows that a worker has in one of them
+    would come close to the rows.
+    """
     alive = [(j, model) for j, model in enumerate(models) for _ in starts[j]]
     params = [p for own in starts for p in own]
     if len(alive) == 1:
         model = models[0]
-        return [session.ask(model, _within(model, params[0]))]
+        return [session.begin(model, _within(model, params[0]))]
     several = Several(tuple(model for _, model in alive))
     parts = [_within(model, p) for (_, model), p in zip(alive, params, strict=True)]
-    statistics = session.ask(several, several.join(parts))
+    statistics = session.begin(several, several.join(parts))
     rounds = FIRST_HEAT
     while len(alive) > len(models):
         statistics, rounds = session.heat(several, statistics, rounds), HEAT
