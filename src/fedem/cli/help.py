@@ -60,7 +60,8 @@ class Command(TyperCommand):
             if param.param_type_name == "argument":
                 words = getattr(param, "help", "") or ""
                 heading, record = "Arguments", (_argument(param), words)
-            sections.setdefault(heading, []).append(record)
+            # typer escapes brackets for rich, which does not draw this
+            sections.setdefault(heading, []).append((record[0], record[1].replace("\\[", "[")))
         for heading, rows in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(rows)
