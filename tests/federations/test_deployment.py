@@ -23,15 +23,18 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 import fedem
 from fedem.algorithms import ALGORITHMS
 from fedem.cli.main import main
+from fedem.descriptions import plain
 from fedem.errors import FedemError, SettingsError
 from fedem.federations.flower import keys
 from fedem.federations.flower.client import look_first, open_site, write_site
 from fedem.federations.flower.config import read_config
 from fedem.federations.flower.deployment import Link, Node, split_address
-from fedem.federations.flower.joining import explain, prepare, read_rules
+from fedem.federations.flower.joining import Guest, explain, prepare, read_rules
 from fedem.federations.flower.processes import Child
+from fedem.federations.flower.server import alone
 from fedem.federations.flower.superlink import LocalOnly, allowed
 from fedem.federations.remote import RemoteFederation, SiteRules, Transport
+from fedem.wire import Header, Kind, encode_text
 
 
 class Command:
@@ -292,6 +295,66 @@ def test_a_rehearsal_sends_a_refusal_and_shows_the_rest(tmp_path: Path) -> None:
     assert not (tmp_path / "messages.jsonl").exists()
     assert not (tmp_path / "memory").exists()
     assert all(b"looking first" in message and len(message) < 120 for message in sent)
+
+
+def test_a_second_join_leaves_the_first_ones_files_alone(command: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "site-trial"
+    folder.mkdir()
+    TABLE.write_csv(tmp_path / "rows.csv")
+    write_site(folder, prepare(folder, tmp_path / "rows.csv", None), SiteRules(), None)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    TABLE.select("b").head(2).write_csv(tmp_path / "other.csv")
+    join = ["join", "127.0.0.1:1", "--data", "other.csv", "--insecure", "--columns", "b"]
+    with alone(folder / "join.lock") as mine:
+        assert mine
+        code, _, said = command(*join)
+    assert (code, "another `fedem join` works in" in said) == (1, True)
+    assert {name: (folder / name).read_bytes() for name in before} == before
+
+
+def test_a_rehearsal_has_a_folder_of_its_own(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Guest] = []
+
+    def stopped(guest: Guest, report: Any) -> None:
+        seen.append(guest)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Guest, "run", stopped)
+    TABLE.write_csv(tmp_path / "rows.csv")
+    join = ["join", "127.0.0.1:1", "--data", "rows.csv", "--insecure"]
+    assert "messages.jsonl" in command(*join)[2]
+    code, _, said = command(*join, "--dry-run")
+    assert (code, "nothing but refusals was sent" in said) == (130, True)
+    assert [guest.folder.name for guest in seen] == ["site-trial", "dry-run"]
+
+
+@pytest.mark.parametrize(
+    ("names", "content"),
+    [(["age", "height", "weight"], "4 numbers"), (["a", "b"], "missing ['height', 'weight']")],
+)
+def test_a_rehearsal_takes_the_columns_that_the_run_names(
+    tmp_path: Path, names: list[str], content: str
+) -> None:
+    source = np.random.Generator(np.random.Philox(key=1))
+    pl.DataFrame(source.standard_normal((50, len(names))), schema=names).write_csv(
+        tmp_path / "rows.csv"
+    )
+    write_site(tmp_path, prepare(tmp_path, tmp_path / "rows.csv", None), SiteRules(), None)
+    about = {
+        "model": plain(fedem.gaussian_mixture(2).describe()),
+        "columns": ["height", "weight"],
+    }
+    hello = encode_text(Header(Kind.HELLO, 1, 1, 0, 0, 0), about)
+    look_first(tmp_path, hello)
+    first = json.loads((tmp_path / "dry-run.jsonl").read_text().splitlines()[0])
+    assert content in first["content"]
+    open_site(tmp_path).step(hello)
+    sent = json.loads((tmp_path / "messages.jsonl").read_text().splitlines()[-1])
+    assert first["kind"] == sent["kind"]
+    if sent["kind"] == "join":
+        assert first["content"] == sent["content"]
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,8 @@ def join(
     from fedem.federations.flower.server import log_to
 
     where = folder or Path(f"site-{key.stem if key is not None else 'trial'}")
+    if dry_run:
+        where /= "dry-run"  # the site itself may be at work, with other data or rules
     guest = Guest(
         address,
         where,
@@ -157,13 +159,18 @@ def join(
         read_rules(rules),
         dry_run=dry_run,
     )
-    guest.prepare()
+    guest.check()
     log_to(where / "logs" / "join.log")
     with terminated_as_interrupted():
         try:
             guest.run(lambda kind, words: typer.echo(f"{_clock()} {kind}: {words}"))
         except KeyboardInterrupt:
-            typer.echo(f"fedem: stopped; what was sent is in {where}/messages.jsonl", err=True)
+            sent = (
+                "nothing but refusals was sent"
+                if dry_run
+                else f"what was sent is in {guest.journal}"
+            )
+            typer.echo(f"fedem: stopped; {sent}", err=True)
             raise typer.Exit(130) from None
 
 
