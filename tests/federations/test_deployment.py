@@ -32,9 +32,9 @@ from fedem.federations.flower.deployment import Link, Node, split_address
 from fedem.federations.flower.joining import Guest, explain, prepare, read_rules
 from fedem.federations.flower.processes import Child
 from fedem.federations.flower.server import alone
-from fedem.federations.flower.superlink import LocalOnly, allowed
+from fedem.federations.flower.superlink import HEADER, LocalOnly
 from fedem.federations.remote import RemoteFederation, SiteRules, Transport
-from fedem.wire import Header, Kind, encode_text
+from fedem.wire import LARGEST_PAYLOAD, Header, Kind, encode_text
 
 
 class Command:
@@ -110,6 +110,23 @@ def test_keys_of_sites(tmp_path: Path) -> None:
     assert list(keys.site_keys(server)) == ["oslo"]
 
 
+def test_bad_keys_among_good_ones(tmp_path: Path) -> None:
+    keys.make_server_keys(tmp_path, [])
+    _, public = keys.make_site_key(tmp_path, "oslo")
+    keys.add_site(tmp_path, public)
+    sites = tmp_path / "sites"
+    (sites / "half.pub").write_bytes(public.read_bytes()[:40])
+    (sites / "empty.pub").touch()
+    (sites / "gone.pub").symlink_to(tmp_path / "nowhere")
+    (sites / "folder.pub").mkdir()
+    (sites / "a b.pub").write_bytes(keys.make_site_key(tmp_path, "spaced")[1].read_bytes())
+    (sites / "twice.pub").write_bytes(public.read_bytes())
+    good, bad = keys.read_site_keys(tmp_path)
+    assert list(good) == ["oslo"]
+    assert set(bad) == {"half", "empty", "folder", "a b", "twice"}
+    assert keys.add_site(tmp_path, keys.make_site_key(tmp_path, "bergen")[1]) == "bergen"
+
+
 def test_keys_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / "x.pub"
     path.write_text("not a key")
@@ -141,6 +158,7 @@ FLEET, CONTROL = "/v1/fleet/pull-messages", "/v1/control/start-run"
         (CONTROL, "127.0.0.1", True),
         (CONTROL, "::ffff:127.0.0.1", True),
         (CONTROL, "::1", True),
+        (CONTROL, "192.0.2.2", True),  # the address that the server was called at
         (CONTROL, None, False),
         (CONTROL, "nonsense", False),
         ("/v1/runtime/acquire-task", "192.0.2.7", False),
@@ -152,8 +170,44 @@ FLEET, CONTROL = "/v1/fleet/pull-messages", "/v1/control/start-run"
 def test_only_this_machine_controls_the_superlink(
     path: str, peer: str | None, expected: bool
 ) -> None:
-    scope = {"type": "http", "path": path, "client": None if peer is None else (peer, 5)}
-    assert allowed(scope) is expected
+    assert ask(path, peer, {HEADER: "right"}) == ("passed" if expected else 403)
+
+
+@pytest.mark.parametrize("shown", [{}, {HEADER: ""}, {HEADER: "wrong"}, {HEADER: "righ"}])
+def test_other_accounts_of_the_machine_do_not_control_the_superlink(shown: dict[str, str]) -> None:
+    for path in (CONTROL, "/docs", "/v1/runtime/../control/start-run", "/v1/runtimecontrol"):
+        assert ask(path, "127.0.0.1", shown) == 403
+    assert ask(FLEET, "127.0.0.1", shown) == "passed"
+    with pytest.raises(ValueError, match="empty"):
+        LocalOnly(None, "")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "expected"),
+    [
+        (FLEET, {"content-length": "1000"}, "passed"),
+        (FLEET, {"content-length": str(1 << 21)}, 413),
+        (FLEET, {"content-length": "-1"}, 413),
+        (FLEET, {"transfer-encoding": "chunked"}, 413),
+        ("/v1/fleet/push-object", {"content-length": str(LARGEST_PAYLOAD + 1000)}, "passed"),
+        ("/v1/fleet/push-object", {"content-length": str(2 * LARGEST_PAYLOAD)}, 413),
+    ],
+)
+def test_no_memory_is_taken_for_what_nobody_sends(
+    path: str, headers: dict[str, str], expected: str | int
+) -> None:
+    assert ask(path, "192.0.2.7", headers) == expected
+
+
+def ask(path: str, peer: str | None, headers: Mapping[str, str]) -> Any:
+    """What a peer is answered."""
+    scope = {
+        "type": "http",
+        "path": path,
+        "client": None if peer is None else (peer, 5),
+        "server": ("192.0.2.2", 9400),
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+    }
     answers: list[Any] = []
 
     async def inner(*_: Any) -> None:
@@ -162,11 +216,17 @@ def test_only_this_machine_controls_the_superlink(
     async def send(message: Any) -> None:
         answers.append(message.get("status"))
 
-    async def ask() -> None:
-        await LocalOnly(inner)(scope, None, send)  # type: ignore[arg-type]
+    asyncio.run(LocalOnly(inner, "right")(scope, None, send))  # type: ignore[arg-type]
+    return answers[0]
 
-    asyncio.run(ask())
-    assert answers[0] == ("passed" if expected else 403)
+
+def test_our_own_calls_go_where_the_server_listens(tmp_path: Path) -> None:
+    for host, local in (("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("192.0.2.2", "192.0.2.2")):
+        link = Link(host, 9400, tmp_path, tmp_path / "run")
+        assert split_address(link.local) == (local, 9400)
+        assert local in link.environment({})["NO_PROXY"].split(",")
+        assert link.secret.stat().st_mode & 0o777 == 0o600
+        assert link.secret.read_text() == link.secret.read_text()
 
 
 def test_without_tls_only_this_machine(tmp_path: Path) -> None:
