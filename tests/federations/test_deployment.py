@@ -31,7 +31,7 @@ from fedem.federations.flower.config import read_config
 from fedem.federations.flower.deployment import Link, Node, split_address
 from fedem.federations.flower.joining import Guest, explain, prepare, read_rules
 from fedem.federations.flower.processes import Child
-from fedem.federations.flower.server import alone
+from fedem.federations.flower.server import alone, orphaned
 from fedem.federations.flower.superlink import HEADER, LocalOnly
 from fedem.federations.remote import RemoteFederation, SiteRules, Transport
 from fedem.wire import LARGEST_PAYLOAD, Header, Kind, encode_text
@@ -476,6 +476,37 @@ def test_children_go_with_a_parent_that_was_killed(tmp_path: Path) -> None:
         time.sleep(0.05)
     else:
         assert not Path(f"/proc/{child}").exists()
+
+
+def test_a_program_knows_when_its_host_is_gone(tmp_path: Path) -> None:
+    lock = tmp_path / "host.lock"
+    lock.write_text("first")
+    with alone(lock):
+        assert not orphaned(tmp_path, "first")
+        assert orphaned(tmp_path, "second"), "another has taken its place"
+    assert orphaned(tmp_path, "first")
+
+
+def test_an_orphan_lets_go_of_its_lock(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(GOOD)
+    script = (
+        "import sys, time; from pathlib import Path; from fedem.federations.flower import server; "
+        "server.GridTransport = lambda grid: time.sleep(60); "
+        f"server.run_server(None, server.read_config({str(tmp_path / 'run.toml')!r}))"
+    )
+    (tmp_path / "run").mkdir()
+    lock = tmp_path / "run" / "host.lock"
+    lock.write_text("first")
+    variables = {**os.environ, "FEDEM_HOST": "first"}
+    with alone(lock), subprocess.Popen([sys.executable, "-c", script], env=variables) as orphan:
+        server = tmp_path / "run" / "logs" / "server.log"
+        end = time.monotonic() + 60
+        while not server.exists() and orphan.poll() is None and time.monotonic() < end:
+            time.sleep(0.05)
+        with alone(tmp_path / "run" / "server.lock") as free:
+            assert not free
+        lock.write_text("second")
+        assert orphan.wait(20) == 1
 
 
 def test_commands_that_start_nothing(command: Command, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from fedem.federations.flower.processes import (
     wait_until,
     without_proxy,
 )
-from fedem.federations.flower.server import CONFIG, LOCK, alone, read_status
+from fedem.federations.flower.server import CONFIG, HOST, HOST_LOCK, LOCK, alone, read_status
 
 logger = logging.getLogger(__name__)
 TEMPLATE = Path(__file__).parent / "app"
@@ -61,6 +62,7 @@ class Host:
         self._registered: dict[str, EllipticCurvePublicKey] | None = None
         self._bad: dict[str, str] = {}
         self._children: list[Child] = []
+        self._name = secrets.token_hex(8)
         self._run, self._submitted, self._seen, self._up = 0, 0.0, 0.0, False
         self._deaths, self._last_round = 0, -1
 
@@ -68,9 +70,11 @@ class Host:
         """Work until the model is there; raises `FedemError` if that cannot be."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)  # Flower's database holds messages
-        with alone(self.folder / "host.lock") as mine:
+        lock = self.folder / HOST_LOCK
+        with alone(lock, 1.0) as mine:  # programs hold it for a moment, to see whether we live
             if not mine:
                 raise FedemError(f"another `fedem serve` works in {self.folder}.")
+            lock.write_text(self._name, encoding="utf-8")
             if read_status(self.folder).get("state") == "finished":
                 report(read_status(self.folder))
                 return
@@ -89,7 +93,8 @@ class Host:
             raise FedemError(f"port {port} is in use: choose another, or stop what listens there.")
         superlink = link.superlink(**{CONFIG: str(self.config.path)})
         slowly = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "1"}  # it has one task in all
-        superexec = link.superexec(**{CONFIG: str(self.config.path)}, **slowly)
+        ours = {CONFIG: str(self.config.path), HOST: self._name}
+        superexec = link.superexec(**ours, **slowly)
         self._children = [superlink, superexec]
         superlink.start()
         wait_until(lambda: port_open(host, port), [superlink], 60, "the SuperLink to listen")
