@@ -524,6 +524,27 @@ def test_commands_that_start_nothing(command: Command, tmp_path: Path) -> None:
     assert command("keys", "list")[1].startswith("oslo\t")
 
 
+def test_a_folder_belongs_to_one_run(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(GOOD)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "status.json").write_text('{"state": "finished", "round": 9, "rounds": 9}')
+    serve = ["serve", "run.toml", "--insecure"]
+    assert command(*serve)[0] == 0
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+    for text in ("[run]\nrounds = 500\ntolerance = 1e-3\n", "[sites]\ndeadline = 9.0\n"):
+        (tmp_path / "run.toml").write_text(GOOD + text)
+        assert command(*serve)[0] == 0
+    for text, part in (
+        (GOOD.replace("2", "3"), "model"),
+        (GOOD + "[algorithm]\nkind = 'em'\n", "algorithm"),
+        (GOOD + "[run]\nseed = 5\n", "run"),
+        (GOOD + "[sites]\ncolumns = ['a']\n", "columns"),
+    ):
+        (tmp_path / "run.toml").write_text(text)
+        code, _, said = command(*serve)
+        assert (code, f"holds a run with another {part} than run.toml says" in said) == (2, True)
+
+
 def test_status_of_both_sides(command: Command, tmp_path: Path) -> None:
     server, site = tmp_path / "run", tmp_path / "site-oslo"
     for folder in (server, site):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import secrets
@@ -26,6 +27,7 @@ from fedem.federations.flower.processes import (
     without_proxy,
 )
 from fedem.federations.flower.server import CONFIG, HOST, HOST_LOCK, LOCK, alone, read_status
+from fedem.storage import write_atomic
 
 logger = logging.getLogger(__name__)
 TEMPLATE = Path(__file__).parent / "app"
@@ -75,8 +77,12 @@ class Host:
             if not mine:
                 raise FedemError(f"another `fedem serve` works in {self.folder}.")
             lock.write_text(self._name, encoding="utf-8")
-            if read_status(self.folder).get("state") == "finished":
-                report(read_status(self.folder))
+            self._recognise()
+            status = read_status(self.folder)
+            if status.get("state") == "finished":
+                if status.get("rounds", 0) < self.config.run.rounds:
+                    logger.warning("the run is finished; `rounds` has no effect any more")
+                report(status)
                 return
             try:
                 self._start()
@@ -84,6 +90,21 @@ class Host:
                     time.sleep(0.3)
             finally:
                 stop_all(self._children)
+
+    def _recognise(self) -> None:
+        """Refuse a folder that holds another run than the configuration's."""
+        path, ours = self.folder / "configuration.json", self.config.fixed()
+        if not path.exists():
+            write_atomic(path, (json.dumps(ours, indent=1) + "\n").encode())
+            return
+        theirs = json.loads(path.read_text(encoding="utf-8"))
+        changed = [name for name in ours if ours[name] != theirs.get(name)]
+        if changed:
+            raise SettingsError(
+                f"{self.folder} holds a run with another {' and '.join(changed)} than "
+                f"{self.config.path.name} says: put that back, or give the new run a folder and an "
+                "output of its own ([server] folder and output)."
+            )
 
     def _start(self) -> None:
         link = self.link
