@@ -33,8 +33,9 @@ from fedem.federations.flower.joining import Guest, explain, prepare, read_rules
 from fedem.federations.flower.processes import Child
 from fedem.federations.flower.server import alone, orphaned
 from fedem.federations.flower.superlink import HEADER, LocalOnly
+from fedem.federations.flower.transport import GridTransport
 from fedem.federations.remote import RemoteFederation, SiteRules, Transport
-from fedem.wire import LARGEST_PAYLOAD, Header, Kind, encode_text
+from fedem.wire import LARGEST_PAYLOAD, Header, Kind, Reason, encode_refusal, encode_text
 
 
 class Command:
@@ -545,6 +546,17 @@ def test_a_folder_belongs_to_one_run(command: Command, tmp_path: Path) -> None:
         assert (code, f"holds a run with another {part} than run.toml says" in said) == (2, True)
 
 
+def test_refusals_are_kept_with_their_reason() -> None:
+    transport = GridTransport(None)  # type: ignore[arg-type]
+    header = Header(Kind.REFUSAL, 1, 1, 0, 0, 0)
+    for reason, words in ((Reason.REFUSED, "too few rows."), (Reason.OLD, "old.")):
+        transport._note(reason.name, encode_refusal(header, reason, words, 0))
+    transport._note("damaged", b"nonsense")
+    assert transport.refusals == {"REFUSED": "too few rows."}
+    transport._note("REFUSED", encode_text(Header(Kind.HELLO, 1, 1, 0, 0, 0), {}))
+    assert transport.refusals == {}
+
+
 def test_status_of_both_sides(command: Command, tmp_path: Path) -> None:
     server, site = tmp_path / "run", tmp_path / "site-oslo"
     for folder in (server, site):
@@ -554,6 +566,12 @@ def test_status_of_both_sides(command: Command, tmp_path: Path) -> None:
     _, said, _ = command("status", "run")
     for words in ("round 3 of 9", "1.5 kB up", "no server works on it now"):
         assert words in said
+    assert "sites answered" not in said, "a run that goes on has asked nobody yet"
+    more = {"asked": 3, "answered": 2, "refusals": {"oslo": "missing ['weight']."}}
+    (server / "status.json").write_text(json.dumps(content | more))
+    _, said, _ = command("status", "run")
+    assert "2 of 3 sites answered" in said
+    assert "oslo refuses: missing ['weight']." in said
     (site / "site.json").write_text("{}")
     assert "nothing was sent" in command("status", "site-oslo")[1]
     entry = {"time": "t", "kind": "reply", "round": 4, "bytes": 65, "content": "9 bytes"}

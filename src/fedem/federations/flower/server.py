@@ -43,6 +43,10 @@ def server_app(config: str | Path | None = None) -> ServerApp:
     return app
 
 
+KEPT = ("round", "up", "down", "refusals")
+"""What a program that goes on takes over from the status of the one before."""
+
+
 class Status:
     """Where the run stands, in a file that is always whole; ``fedem status`` reads it."""
 
@@ -50,7 +54,7 @@ class Status:
         self._path = folder / STATUS
         before = read_status(folder)
         self._content: dict[str, Any] = {"pid": os.getpid()}
-        self._content |= {name: before[name] for name in ("round", "up", "down") if name in before}
+        self._content |= {name: before[name] for name in KEPT if name in before}
 
     def __getitem__(self, name: str) -> Any:
         return self._content.get(name, 0)
@@ -121,6 +125,7 @@ def run_server(grid: Grid, config: Config) -> None:
             threading.Thread(target=_end_with_host, args=(folder, host), daemon=True).start()
         try:
             transport = GridTransport(grid)
+            transport.refusals.update(status["refusals"] or {})
             served = _fit(transport, config, status)
             crossed = {"up": transport.received, "down": transport.sent}
             save_fit(config.place("output"), served, crossed)
@@ -128,6 +133,7 @@ def run_server(grid: Grid, config: Config) -> None:
                 "finished",
                 stopped=served.result.stopped,
                 round=served.rounds,
+                refusals=dict(served.refusals),
                 up=served.result.bytes_up,
                 down=served.result.bytes_down,
             )
@@ -167,6 +173,7 @@ def _fit(transport: GridTransport, config: Config, status: Status) -> Served:
             answered=record.answered,
             asked=record.asked,
             seconds=record.seconds,
+            refusals=dict(transport.refusals),
             up=status["up"] + record.bytes_up,
             down=status["down"] + record.bytes_down,
         )
@@ -195,7 +202,7 @@ def _fit(transport: GridTransport, config: Config, status: Status) -> Served:
             if time.monotonic() - began > sites.give_up:
                 raise
             logger.warning("%s", error)
-            status.say("waiting", why=str(error))
+            status.say("waiting", why=str(error), refusals=dict(transport.refusals))
             time.sleep(min(5.0, sites.deadline))
 
 
