@@ -133,7 +133,7 @@ def run_server(grid: Grid, config: Config) -> None:
                 "finished",
                 stopped=served.result.stopped,
                 round=served.rounds,
-                refusals=dict(served.refusals),
+                refusals={**transport.refusals, **served.refusals},
                 up=served.result.bytes_up,
                 down=served.result.bytes_down,
             )
