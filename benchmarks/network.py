@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.deployments import Deployment, mixture_tables
 from fedem.federations.flower.deployment import Link
-from fedem.federations.flower.keys import make_server_keys, make_site_key
+from fedem.federations.flower.keys import make_server_keys, make_site_key, read_public_key
 from fedem.federations.flower.processes import (
     Child,
     console_script,
@@ -135,7 +135,9 @@ def flower(folder: Path, nodes: int) -> Iterator[tuple[Link, Counter]]:
         children.append(link.superexec())
         children[1].start()
         names = [f"s{number}" for number in range(nodes)]
-        link.admit({name: make_site_key(folder, name)[1] for name in names})
+        link.control.admit(
+            {name: read_public_key(make_site_key(folder, name)[1]) for name in names}
+        )
         yield link, counter
     finally:
         stop_all(children)
@@ -169,7 +171,7 @@ def empty(folder: Path, nodes: int, size: int) -> dict[str, Any]:
         for number in range(nodes):
             stock.append(stock_node(folder, number, counter.port))
             stock[-1].start()
-        link.flwr("run", str(app), "--run-config", settings)
+        link.control.start_run(app, settings)
         before, end = None, time.monotonic() + 120 + 60 * ROUNDS
         while True:
             lines = log.read_text().splitlines() if log.exists() else []

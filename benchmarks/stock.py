@@ -49,7 +49,7 @@ def run_stock(folder: Path, rounds: int = 4, seconds: float = 300) -> dict[str, 
                 own = f'data="{rows}" folder="{folder}/site-{name}"'
                 children.append(stock_node(folder, number, counter.port, own))
                 children[-1].start()
-            link.flwr("run", str(app))
+            link.control.start_run(app)
             summary = folder / "model" / "summary.json"
             while not summary.exists():
                 assert time.monotonic() - began < seconds, "the run did not end"

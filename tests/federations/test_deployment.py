@@ -23,15 +23,19 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 import fedem
 from fedem.algorithms import ALGORITHMS
 from fedem.cli.main import main
+from fedem.descriptions import plain
 from fedem.errors import FedemError, SettingsError
 from fedem.federations.flower import keys
 from fedem.federations.flower.client import look_first, open_site, write_site
 from fedem.federations.flower.config import read_config
 from fedem.federations.flower.deployment import Link, Node, split_address
-from fedem.federations.flower.joining import explain, prepare, read_rules
+from fedem.federations.flower.joining import Guest, explain, prepare, read_rules
 from fedem.federations.flower.processes import Child
-from fedem.federations.flower.superlink import LocalOnly, allowed
+from fedem.federations.flower.server import alone, orphaned
+from fedem.federations.flower.superlink import HEADER, LocalOnly
+from fedem.federations.flower.transport import GridTransport
 from fedem.federations.remote import RemoteFederation, SiteRules, Transport
+from fedem.wire import LARGEST_PAYLOAD, Header, Kind, Reason, encode_refusal, encode_text
 
 
 class Command:
@@ -107,6 +111,23 @@ def test_keys_of_sites(tmp_path: Path) -> None:
     assert list(keys.site_keys(server)) == ["oslo"]
 
 
+def test_bad_keys_among_good_ones(tmp_path: Path) -> None:
+    keys.make_server_keys(tmp_path, [])
+    _, public = keys.make_site_key(tmp_path, "oslo")
+    keys.add_site(tmp_path, public)
+    sites = tmp_path / "sites"
+    (sites / "half.pub").write_bytes(public.read_bytes()[:40])
+    (sites / "empty.pub").touch()
+    (sites / "gone.pub").symlink_to(tmp_path / "nowhere")
+    (sites / "folder.pub").mkdir()
+    (sites / "a b.pub").write_bytes(keys.make_site_key(tmp_path, "spaced")[1].read_bytes())
+    (sites / "twice.pub").write_bytes(public.read_bytes())
+    good, bad = keys.read_site_keys(tmp_path)
+    assert list(good) == ["oslo"]
+    assert set(bad) == {"half", "empty", "folder", "a b", "twice"}
+    assert keys.add_site(tmp_path, keys.make_site_key(tmp_path, "bergen")[1]) == "bergen"
+
+
 def test_keys_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / "x.pub"
     path.write_text("not a key")
@@ -138,6 +159,7 @@ FLEET, CONTROL = "/v1/fleet/pull-messages", "/v1/control/start-run"
         (CONTROL, "127.0.0.1", True),
         (CONTROL, "::ffff:127.0.0.1", True),
         (CONTROL, "::1", True),
+        (CONTROL, "192.0.2.2", True),  # the address that the server was called at
         (CONTROL, None, False),
         (CONTROL, "nonsense", False),
         ("/v1/runtime/acquire-task", "192.0.2.7", False),
@@ -149,8 +171,44 @@ FLEET, CONTROL = "/v1/fleet/pull-messages", "/v1/control/start-run"
 def test_only_this_machine_controls_the_superlink(
     path: str, peer: str | None, expected: bool
 ) -> None:
-    scope = {"type": "http", "path": path, "client": None if peer is None else (peer, 5)}
-    assert allowed(scope) is expected
+    assert ask(path, peer, {HEADER: "right"}) == ("passed" if expected else 403)
+
+
+@pytest.mark.parametrize("shown", [{}, {HEADER: ""}, {HEADER: "wrong"}, {HEADER: "righ"}])
+def test_other_accounts_of_the_machine_do_not_control_the_superlink(shown: dict[str, str]) -> None:
+    for path in (CONTROL, "/docs", "/v1/runtime/../control/start-run", "/v1/runtimecontrol"):
+        assert ask(path, "127.0.0.1", shown) == 403
+    assert ask(FLEET, "127.0.0.1", shown) == "passed"
+    with pytest.raises(ValueError, match="empty"):
+        LocalOnly(None, "")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "expected"),
+    [
+        (FLEET, {"content-length": "1000"}, "passed"),
+        (FLEET, {"content-length": str(1 << 21)}, 413),
+        (FLEET, {"content-length": "-1"}, 413),
+        (FLEET, {"transfer-encoding": "chunked"}, 413),
+        ("/v1/fleet/push-object", {"content-length": str(LARGEST_PAYLOAD + 1000)}, "passed"),
+        ("/v1/fleet/push-object", {"content-length": str(2 * LARGEST_PAYLOAD)}, 413),
+    ],
+)
+def test_no_memory_is_taken_for_what_nobody_sends(
+    path: str, headers: dict[str, str], expected: str | int
+) -> None:
+    assert ask(path, "192.0.2.7", headers) == expected
+
+
+def ask(path: str, peer: str | None, headers: Mapping[str, str]) -> Any:
+    """What a peer is answered."""
+    scope = {
+        "type": "http",
+        "path": path,
+        "client": None if peer is None else (peer, 5),
+        "server": ("192.0.2.2", 9400),
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+    }
     answers: list[Any] = []
 
     async def inner(*_: Any) -> None:
@@ -159,11 +217,17 @@ def test_only_this_machine_controls_the_superlink(
     async def send(message: Any) -> None:
         answers.append(message.get("status"))
 
-    async def ask() -> None:
-        await LocalOnly(inner)(scope, None, send)  # type: ignore[arg-type]
+    asyncio.run(LocalOnly(inner, "right")(scope, None, send))  # type: ignore[arg-type]
+    return answers[0]
 
-    asyncio.run(ask())
-    assert answers[0] == ("passed" if expected else 403)
+
+def test_our_own_calls_go_where_the_server_listens(tmp_path: Path) -> None:
+    for host, local in (("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("192.0.2.2", "192.0.2.2")):
+        link = Link(host, 9400, tmp_path, tmp_path / "run")
+        assert split_address(link.local) == (local, 9400)
+        assert local in link.environment({})["NO_PROXY"].split(",")
+        assert link.secret.stat().st_mode & 0o777 == 0o600
+        assert link.secret.read_text() == link.secret.read_text()
 
 
 def test_without_tls_only_this_machine(tmp_path: Path) -> None:
@@ -294,6 +358,66 @@ def test_a_rehearsal_sends_a_refusal_and_shows_the_rest(tmp_path: Path) -> None:
     assert all(b"looking first" in message and len(message) < 120 for message in sent)
 
 
+def test_a_second_join_leaves_the_first_ones_files_alone(command: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "site-trial"
+    folder.mkdir()
+    TABLE.write_csv(tmp_path / "rows.csv")
+    write_site(folder, prepare(folder, tmp_path / "rows.csv", None), SiteRules(), None)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    TABLE.select("b").head(2).write_csv(tmp_path / "other.csv")
+    join = ["join", "127.0.0.1:1", "--data", "other.csv", "--insecure", "--columns", "b"]
+    with alone(folder / "join.lock") as mine:
+        assert mine
+        code, _, said = command(*join)
+    assert (code, "another `fedem join` works in" in said) == (1, True)
+    assert {name: (folder / name).read_bytes() for name in before} == before
+
+
+def test_a_rehearsal_has_a_folder_of_its_own(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Guest] = []
+
+    def stopped(guest: Guest, report: Any) -> None:
+        seen.append(guest)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Guest, "run", stopped)
+    TABLE.write_csv(tmp_path / "rows.csv")
+    join = ["join", "127.0.0.1:1", "--data", "rows.csv", "--insecure"]
+    assert "messages.jsonl" in command(*join)[2]
+    code, _, said = command(*join, "--dry-run")
+    assert (code, "nothing but refusals was sent" in said) == (130, True)
+    assert [guest.folder.name for guest in seen] == ["site-trial", "dry-run"]
+
+
+@pytest.mark.parametrize(
+    ("names", "content"),
+    [(["age", "height", "weight"], "4 numbers"), (["a", "b"], "missing ['height', 'weight']")],
+)
+def test_a_rehearsal_takes_the_columns_that_the_run_names(
+    tmp_path: Path, names: list[str], content: str
+) -> None:
+    source = np.random.Generator(np.random.Philox(key=1))
+    pl.DataFrame(source.standard_normal((50, len(names))), schema=names).write_csv(
+        tmp_path / "rows.csv"
+    )
+    write_site(tmp_path, prepare(tmp_path, tmp_path / "rows.csv", None), SiteRules(), None)
+    about = {
+        "model": plain(fedem.gaussian_mixture(2).describe()),
+        "columns": ["height", "weight"],
+    }
+    hello = encode_text(Header(Kind.HELLO, 1, 1, 0, 0, 0), about)
+    look_first(tmp_path, hello)
+    first = json.loads((tmp_path / "dry-run.jsonl").read_text().splitlines()[0])
+    assert content in first["content"]
+    open_site(tmp_path).step(hello)
+    sent = json.loads((tmp_path / "messages.jsonl").read_text().splitlines()[-1])
+    assert first["kind"] == sent["kind"]
+    if sent["kind"] == "join":
+        assert first["content"] == sent["content"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -355,6 +479,37 @@ def test_children_go_with_a_parent_that_was_killed(tmp_path: Path) -> None:
         assert not Path(f"/proc/{child}").exists()
 
 
+def test_a_program_knows_when_its_host_is_gone(tmp_path: Path) -> None:
+    lock = tmp_path / "host.lock"
+    lock.write_text("first")
+    with alone(lock):
+        assert not orphaned(tmp_path, "first")
+        assert orphaned(tmp_path, "second"), "another has taken its place"
+    assert orphaned(tmp_path, "first")
+
+
+def test_an_orphan_lets_go_of_its_lock(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(GOOD)
+    script = (
+        "import sys, time; from pathlib import Path; from fedem.federations.flower import server; "
+        "server.GridTransport = lambda grid: time.sleep(60); "
+        f"server.run_server(None, server.read_config({str(tmp_path / 'run.toml')!r}))"
+    )
+    (tmp_path / "run").mkdir()
+    lock = tmp_path / "run" / "host.lock"
+    lock.write_text("first")
+    variables = {**os.environ, "FEDEM_HOST": "first"}
+    with alone(lock), subprocess.Popen([sys.executable, "-c", script], env=variables) as orphan:
+        server = tmp_path / "run" / "logs" / "server.log"
+        end = time.monotonic() + 60
+        while not server.exists() and orphan.poll() is None and time.monotonic() < end:
+            time.sleep(0.05)
+        with alone(tmp_path / "run" / "server.lock") as free:
+            assert not free
+        lock.write_text("second")
+        assert orphan.wait(20) == 1
+
+
 def test_commands_that_start_nothing(command: Command, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(GOOD)
     assert json.loads(command("serve", "run.toml", "--check")[1])["model"]["n_components"] == 2
@@ -370,6 +525,38 @@ def test_commands_that_start_nothing(command: Command, tmp_path: Path) -> None:
     assert command("keys", "list")[1].startswith("oslo\t")
 
 
+def test_a_folder_belongs_to_one_run(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(GOOD)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "status.json").write_text('{"state": "finished", "round": 9, "rounds": 9}')
+    serve = ["serve", "run.toml", "--insecure"]
+    assert command(*serve)[0] == 0
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+    for text in ("[run]\nrounds = 500\ntolerance = 1e-3\n", "[sites]\ndeadline = 9.0\n"):
+        (tmp_path / "run.toml").write_text(GOOD + text)
+        assert command(*serve)[0] == 0
+    for text, part in (
+        (GOOD.replace("2", "3"), "model"),
+        (GOOD + "[algorithm]\nkind = 'em'\n", "algorithm"),
+        (GOOD + "[run]\nseed = 5\n", "run"),
+        (GOOD + "[sites]\ncolumns = ['a']\n", "columns"),
+    ):
+        (tmp_path / "run.toml").write_text(text)
+        code, _, said = command(*serve)
+        assert (code, f"holds a run with another {part} than run.toml says" in said) == (2, True)
+
+
+def test_refusals_are_kept_with_their_reason() -> None:
+    transport = GridTransport(None)  # type: ignore[arg-type]
+    header = Header(Kind.REFUSAL, 1, 1, 0, 0, 0)
+    for reason, words in ((Reason.REFUSED, "too few rows."), (Reason.OLD, "old.")):
+        transport._note(reason.name, encode_refusal(header, reason, words, 0))
+    transport._note("damaged", b"nonsense")
+    assert transport.refusals == {"REFUSED": "too few rows."}
+    transport._note("REFUSED", encode_text(Header(Kind.HELLO, 1, 1, 0, 0, 0), {}))
+    assert transport.refusals == {}
+
+
 def test_status_of_both_sides(command: Command, tmp_path: Path) -> None:
     server, site = tmp_path / "run", tmp_path / "site-oslo"
     for folder in (server, site):
@@ -379,6 +566,12 @@ def test_status_of_both_sides(command: Command, tmp_path: Path) -> None:
     _, said, _ = command("status", "run")
     for words in ("round 3 of 9", "1.5 kB up", "no server works on it now"):
         assert words in said
+    assert "sites answered" not in said, "a run that goes on has asked nobody yet"
+    more = {"asked": 3, "answered": 2, "refusals": {"oslo": "missing ['weight']."}}
+    (server / "status.json").write_text(json.dumps(content | more))
+    _, said, _ = command("status", "run")
+    assert "2 of 3 sites answered" in said
+    assert "oslo refuses: missing ['weight']." in said
     (site / "site.json").write_text("{}")
     assert "nothing was sent" in command("status", "site-oslo")[1]
     entry = {"time": "t", "kind": "reply", "round": 4, "bytes": 65, "content": "9 bytes"}

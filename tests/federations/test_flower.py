@@ -33,11 +33,11 @@ deadline = 60.0
 """
 
 
-def status_of(deployment: Deployment, path: str, peer: str | None) -> int:
-    """How the SuperLink answers a request for a path, as if it came from elsewhere."""
+def status_of(deployment: Deployment, path: str, **headers: str) -> int:
+    """How the SuperLink answers a request for a path."""
     context = ssl.create_default_context(cafile=str(deployment.keys / "ca.pem"))
     line = http.client.HTTPSConnection("127.0.0.1", deployment.port, context=context, timeout=10)
-    line.request("GET", path, headers={} if peer is None else {"X-Forwarded-For": peer})
+    line.request("GET", path, headers={k.replace("_", "-"): v for k, v in headers.items()})
     status = line.getresponse().status
     line.close()
     return status
@@ -53,10 +53,13 @@ def test_three_sites_over_tls_through_a_kill(tmp_path: Path) -> None:
             deployment.tables["s0"].write_parquet(folder / f"{name}.parquet")
         deployment.start()
         deployment.wait_for_round(1, 120)
+        secret = {"x_fedem_secret": (folder / "run" / "control.secret").read_text()}
+        elsewhere = {"X_Forwarded_For": "192.0.2.7"}
         for path in ("/docs", "/v1/control/list-nodes", "/v1/runtime/acquire-task"):
-            assert status_of(deployment, path, "192.0.2.7") == 403
-            assert status_of(deployment, path, None) != 403
-        assert status_of(deployment, "/health", "192.0.2.7") == 200
+            assert status_of(deployment, path, **secret, **elsewhere) == 403
+            assert status_of(deployment, path, **secret) != 403
+        assert status_of(deployment, "/v1/control/list-nodes") == 403, "another account's"
+        assert status_of(deployment, "/health", **elsewhere) == 200
         deployment.join("stranger")
         misled = deployment.join("misled", "--ca", str(folder / "other" / "ca.pem"))
         deployment.wait_for_round(3, 60)

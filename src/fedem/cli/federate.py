@@ -80,13 +80,25 @@ class _Progress:
 
     def __init__(self, json_output: bool) -> None:
         self._json, self._last = json_output, ""
+        self._refusals: set[str] = set()
 
     def __call__(self, status: dict[str, Any]) -> None:
         """Print a line if there is news."""
+        if not self._json:
+            refusals = refusal_lines(status)
+            for refusal in refusals:
+                if refusal not in self._refusals:
+                    typer.echo(refusal)
+            self._refusals = set(refusals)
         line = json.dumps(status) if self._json else status_line(status)
         if line and line != self._last:
             self._last = line
             typer.echo(line)
+
+
+def refusal_lines(status: dict[str, Any]) -> list[str]:
+    """Who does not take part, and why."""
+    return [f"{site} refuses: {why}" for site, why in (status.get("refusals") or {}).items()]
 
 
 def status_line(status: dict[str, Any]) -> str:
@@ -103,9 +115,10 @@ def status_line(status: dict[str, Any]) -> str:
     squared = status.get("squared_H")
     size = "" if squared is None else f", |H|² {squared:.2e}"
     head = "finished: " if state == "finished" else ""
+    asked = status.get("asked")  # not known just after a resumption
+    answers = f"{status.get('answered', 0)} of {asked} sites answered, " if asked else ""
     return (
-        f"{head}round {status.get('round', 0)} of {status.get('rounds', '?')}{size}, "
-        f"{status.get('answered', 0)} of {status.get('asked', 0)} sites answered, "
+        f"{head}round {status.get('round', 0)} of {status.get('rounds', '?')}{size}, {answers}"
         f"{status.get('up', 0) / 1000:.1f} kB up, {status.get('down', 0) / 1000:.1f} kB down"
     )
 
@@ -147,6 +160,8 @@ def join(
     from fedem.federations.flower.server import log_to
 
     where = folder or Path(f"site-{key.stem if key is not None else 'trial'}")
+    if dry_run:
+        where /= "dry-run"  # the site itself may be at work, with other data or rules
     guest = Guest(
         address,
         where,
@@ -157,13 +172,18 @@ def join(
         read_rules(rules),
         dry_run=dry_run,
     )
-    guest.prepare()
+    guest.check()
     log_to(where / "logs" / "join.log")
     with terminated_as_interrupted():
         try:
             guest.run(lambda kind, words: typer.echo(f"{_clock()} {kind}: {words}"))
         except KeyboardInterrupt:
-            typer.echo(f"fedem: stopped; what was sent is in {where}/messages.jsonl", err=True)
+            sent = (
+                "nothing but refusals was sent"
+                if dry_run
+                else f"what was sent is in {guest.journal}"
+            )
+            typer.echo(f"fedem: stopped; {sent}", err=True)
             raise typer.Exit(130) from None
 
 
@@ -196,6 +216,8 @@ def status(
         pass
     found["working"] = not gone
     typer.echo(json.dumps(found) if json_output else status_line(found))
+    for refusal in [] if json_output else refusal_lines(found):
+        typer.echo(refusal)
     if not json_output and gone and found["state"] in ("running", "waiting"):
         typer.echo("no server works on it now; `fedem serve` goes on from here")
     if found["state"] == "failed":

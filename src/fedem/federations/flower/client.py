@@ -17,7 +17,7 @@ from fedem.algorithms import FedEM
 from fedem.compressors import Dithering
 from fedem.datasets import ParquetRows, WorkerData
 from fedem.descriptions import build_model
-from fedem.errors import SettingsError
+from fedem.errors import DataError, SettingsError
 from fedem.federations.flower.transport import QUERY, unwrap, wrap
 from fedem.federations.remote import Site, SiteRules
 from fedem.serving import rehearse
@@ -77,7 +77,7 @@ def write_site(
             "smallest_group": rules.smallest_group,
         },
     }
-    (folder / "site.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    write_atomic(folder / "site.json", (json.dumps(about, indent=1) + "\n").encode())
 
 
 def _about(folder: Path) -> dict[str, Any]:
@@ -121,22 +121,25 @@ def site_app() -> ClientApp:
 def look_first(folder: Path, message: bytes) -> bytes:
     """Answer nothing but "not now", and leave in ``dry-run.jsonl`` what would have been sent.
 
-    The server's hello names the model; what follows is rehearsed here, with FedEM.
+    The server's hello names the model and the columns; what follows is rehearsed here, with FedEM.
     """
     header, body = peek(message)
     refusal = replace(header, kind=Kind.REFUSAL, dimension=0)
     answer = encode_refusal(refusal, Reason.NOT_NOW, "the owner is looking first.", 0)
     if header.kind is not Kind.HELLO:
         return answer
-    about = _about(folder)
-    lines = rehearse(
-        build_model(decode_text(body)["model"]),
-        FedEM(Dithering(4)),
-        read_rows(about["data"]),
-        rules=SiteRules(**about["rules"]),
-        columns=about["columns"],
-        start_statistics="expected",
-    )
+    about, hello = _about(folder), decode_text(body)
+    try:
+        lines = rehearse(
+            build_model(hello["model"]),
+            FedEM(Dithering(4)),
+            read_rows(about["data"]),
+            rules=SiteRules(**about["rules"]),
+            columns=hello.get("columns") or about["columns"],
+            start_statistics="expected",
+        )
+    except DataError as error:  # other columns than the run's
+        lines = [{"kind": "refusal", "bytes": 0, "content": str(error)}]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     write_atomic(folder / REHEARSAL, text.encode())
     return answer

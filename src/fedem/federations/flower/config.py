@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any, Literal, final
 from fedem.algorithms import ALGORITHMS, Bernoulli, Decreasing, Everyone
 from fedem.compressors.words import parse_compressor
 from fedem.configuration import check_keys, nearest, read_settings
+from fedem.descriptions import plain
 from fedem.errors import FedemError, SettingsError, check_count, check_range
 from fedem.models import (
     factor_analysis,
@@ -123,6 +125,18 @@ class Config:
     def place(self, name: str) -> Path:
         """A folder of the server's, by its key."""
         return self.path.parent / str(getattr(self.server, name))
+
+    def fixed(self) -> dict[str, Any]:
+        """What a run keeps from its beginning to its end; the rest may change in between."""
+        run = {k: v for k, v in vars(self.run).items() if k not in ("rounds", "tolerance")}
+        about = {
+            "model": self.model.describe(),
+            "algorithm": self.algorithm.describe(),
+            "run": run,
+            "columns": self.columns,
+        }
+        fixed: dict[str, Any] = json.loads(json.dumps(plain(about)))
+        return fixed
 
 
 def read_config(path: str | Path) -> Config:

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 import logging
-import subprocess
+import secrets
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedem.errors import FedemError, SettingsError
-from fedem.federations.flower.keys import read_private_key
+from fedem.errors import SettingsError
+from fedem.federations.flower.keys import read_private_key, write_private
 from fedem.federations.flower.processes import (
     Child,
     console_script,
     environment,
     flower_command,
     make_tools,
+    without_proxy,
 )
+from fedem.federations.flower.superlink import SECRET
+
+if TYPE_CHECKING:
+    from fedem.federations.flower.registry import Control
 
 logger = logging.getLogger(__name__)
-CONNECTION = "fedem"
-"""The name of our SuperLink in Flower's own configuration."""
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -80,7 +82,8 @@ class Link:
         tools = make_tools(
             self.folder / "bin", {"flwr-serverapp": console_script("flwr-serverapp")}
         )
-        return environment(self.folder / "flower", PATH=str(tools), **more)
+        own = without_proxy(split_address(self.local)[0])
+        return environment(self.folder / "flower", PATH=str(tools), **own, **more)
 
     def superlink(self, **more: str) -> Child:
         """The guarded SuperLink, with a database and tasks in processes of their own."""
@@ -88,6 +91,7 @@ class Link:
             *(sys.executable, "-P", "-m", "fedem.federations.flower.superlink"),
             *("--host", self.host, "--port", str(self.port)),
             *("--database", str(self.folder / "flower.db"), "--isolation", "process"),
+            *("--superexec-auth-secret-file", str(self._task_secret)),
             "--disable-runtime-dependency-installation",
         ]
         if self.keys is None:
@@ -98,69 +102,46 @@ class Link:
                 *("--ssl-keyfile", str(self.keys / "server.key")),
                 *("--ssl-ca-certfile", str(self.keys / "ca.pem")),
                 *("--enable-supernode-auth",),
-                *("--superexec-auth-secret-file", str(self.keys / "exec.secret")),
             ]
-        return self._child("superlink", command, more)
+        return self._child("superlink", command, {SECRET: str(self.secret), **more})
 
     def superexec(self, **more: str) -> Child:
         """The process that starts the server's program when a run is there."""
-        command = [*flower_command("flower-superexec"), "--runtime-api-address", self.local]
+        command = [
+            *flower_command("flower-superexec"),
+            *("--runtime-api-address", self.local),
+            *("--superexec-auth-secret-file", str(self._task_secret)),
+        ]
         if self.keys is None:
             command.append("--insecure")
         else:
-            command += [
-                *("--root-certificates", str(self.keys / "ca.pem")),
-                *("--superexec-auth-secret-file", str(self.keys / "exec.secret")),
-            ]
+            command += ["--root-certificates", str(self.keys / "ca.pem")]
         return self._child("superexec", command, more)
 
     def _child(self, name: str, command: list[str], more: Mapping[str, str]) -> Child:
         return Child(name, command, self.environment(more), self.folder / "logs" / f"{name}.log")
 
-    def flwr(self, *arguments: str, timeout: float = 60) -> dict[str, object]:
-        """Run ``flwr`` against this SuperLink, and read its JSON."""
-        self._write_connection()
-        done = subprocess.run(
-            [*flower_command("flwr"), *arguments, CONNECTION, "--format", "json"],
-            env=self.environment({}),
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-        start = done.stdout.find("{")
-        try:
-            answer = json.loads(done.stdout[start:]) if start >= 0 else {}
-        except json.JSONDecodeError:
-            answer = {}
-        if done.returncode != 0 or not isinstance(answer, dict) or not answer.get("success"):
-            said = " ".join((done.stdout + " " + done.stderr).split())
-            raise FedemError(f"flwr {' '.join(arguments[:2])} failed: {said[-400:]}")
-        return answer
+    @property
+    def secret(self) -> Path:
+        """A file that only we can read: who shows its content may control the SuperLink."""
+        path = self.folder / "control.secret"
+        if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_private(path, secrets.token_hex(32).encode())
+        return path
 
-    def _write_connection(self) -> None:
-        lines = [
-            "[superlink]",
-            f'default = "{CONNECTION}"',
-            f"[superlink.{CONNECTION}]",
-            f"address = {json.dumps(self.local)}",
-            "insecure = true"
-            if self.keys is None
-            else f"root-certificates = {json.dumps(str((self.keys / 'ca.pem').resolve()))}",
-        ]
-        home = self.folder / "flower"
-        home.mkdir(parents=True, exist_ok=True)
-        (home / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    @property
+    def _task_secret(self) -> Path:
+        """Lets the server's own processes, and no others, take its tasks."""
+        return self.secret if self.keys is None else self.keys / "exec.secret"
 
-    def admit(self, sites: Mapping[str, Path]) -> tuple[list[str], list[str]]:
-        """Let in the sites with these public keys and no others; see `registry.admit`."""
-        from fedem.federations.flower.registry import admit
+    @property
+    def control(self) -> Control:
+        """What the SuperLink can be asked from here."""
+        from fedem.federations.flower.registry import Control
 
-        return admit(self.local, None if self.keys is None else self.keys / "ca.pem", sites)
-
-    def start_run(self, app: Path) -> str:
-        """Submit the app; returns Flower's number of the run."""
-        return str(self.flwr("run", str(app))["run-id"])
+        authority = None if self.keys is None else self.keys / "ca.pem"
+        return Control(self.local, authority, self.secret.read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)

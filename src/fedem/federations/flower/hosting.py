@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
 
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
 from fedem.errors import FedemError, SettingsError
 from fedem.federations.flower.config import Config
-from fedem.federations.flower.deployment import Link, is_loopback
-from fedem.federations.flower.keys import site_keys
-from fedem.federations.flower.processes import Child, port_open, stop_all, wait_until
-from fedem.federations.flower.server import CONFIG, LOCK, alone, read_status
+from fedem.federations.flower.deployment import Link, split_address
+from fedem.federations.flower.keys import read_site_keys
+from fedem.federations.flower.processes import (
+    Child,
+    port_open,
+    stop_all,
+    wait_until,
+    without_proxy,
+)
+from fedem.federations.flower.server import CONFIG, HOST, HOST_LOCK, LOCK, alone, read_status
+from fedem.storage import write_atomic
 
 logger = logging.getLogger(__name__)
 TEMPLATE = Path(__file__).parent / "app"
@@ -49,19 +61,28 @@ class Host:
                 "try things out on this machine with --insecure."
             )
         self.link = Link(server.host, server.port, keys, self.folder)
-        self._registered: dict[str, bytes] | None = None
+        self._registered: dict[str, EllipticCurvePublicKey] | None = None
+        self._bad: dict[str, str] = {}
         self._children: list[Child] = []
-        self._run, self._submitted, self._seen, self._up = "", 0.0, 0.0, False
+        self._name = secrets.token_hex(8)
+        self._run, self._submitted, self._seen, self._up = 0, 0.0, 0.0, False
         self._deaths, self._last_round = 0, -1
 
     def run(self, report: Report) -> None:
         """Work until the model is there; raises `FedemError` if that cannot be."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with alone(self.folder / "host.lock") as mine:
+        self.folder.chmod(0o700)  # Flower's database holds messages
+        lock = self.folder / HOST_LOCK
+        with alone(lock, 1.0) as mine:  # programs hold it for a moment, to see whether we live
             if not mine:
                 raise FedemError(f"another `fedem serve` works in {self.folder}.")
-            if read_status(self.folder).get("state") == "finished":
-                report(read_status(self.folder))
+            lock.write_text(self._name, encoding="utf-8")
+            self._recognise()
+            status = read_status(self.folder)
+            if status.get("state") == "finished":
+                if status.get("rounds", 0) < self.config.run.rounds:
+                    logger.warning("the run is finished; `rounds` has no effect any more")
+                report(status)
                 return
             try:
                 self._start()
@@ -70,14 +91,31 @@ class Host:
             finally:
                 stop_all(self._children)
 
+    def _recognise(self) -> None:
+        """Refuse a folder that holds another run than the configuration's."""
+        path, ours = self.folder / "configuration.json", self.config.fixed()
+        if not path.exists():
+            write_atomic(path, (json.dumps(ours, indent=1) + "\n").encode())
+            return
+        theirs = json.loads(path.read_text(encoding="utf-8"))
+        changed = [name for name in ours if ours[name] != theirs.get(name)]
+        if changed:
+            raise SettingsError(
+                f"{self.folder} holds a run with another {' and '.join(changed)} than "
+                f"{self.config.path.name} says: put that back, or give the new run a folder and an "
+                "output of its own ([server] folder and output)."
+            )
+
     def _start(self) -> None:
         link = self.link
-        host, port = (link.host if is_loopback(link.host) else "127.0.0.1"), link.port
+        host, port = split_address(link.local)
+        os.environ.update(without_proxy(host))  # for our own calls; those of children have it
         if port_open(host, port):
             raise FedemError(f"port {port} is in use: choose another, or stop what listens there.")
         superlink = link.superlink(**{CONFIG: str(self.config.path)})
         slowly = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "1"}  # it has one task in all
-        superexec = link.superexec(**{CONFIG: str(self.config.path)}, **slowly)
+        ours = {CONFIG: str(self.config.path), HOST: self._name}
+        superexec = link.superexec(**ours, **slowly)
         self._children = [superlink, superexec]
         superlink.start()
         wait_until(lambda: port_open(host, port), [superlink], 60, "the SuperLink to listen")
@@ -90,11 +128,14 @@ class Host:
         """Let in those whose keys have come since we last looked, shut out those whose went."""
         if self.link.keys is None:
             return
-        sites = site_keys(self.link.keys)
-        content = {name: path.read_bytes() for name, path in sites.items()}
-        if content != self._registered:
-            new, gone = self.link.admit(sites)
-            self._registered = content
+        sites, bad = read_site_keys(self.link.keys)
+        for name, words in bad.items():
+            if self._bad.get(name) != words:
+                logger.warning("site %s may not join: %s", name, words)
+        self._bad = bad
+        if sites != self._registered:
+            new, gone = self.link.control.admit(sites)
+            self._registered = sites
             for name in new:
                 logger.info("site %s may join", name)
             for name in gone:
@@ -104,10 +145,10 @@ class Host:
         """Start the run; an earlier one that died is told to end, lest it be mourned for long."""
         if self._run:
             with contextlib.suppress(FedemError):
-                self.link.flwr("stop", self._run)
+                self.link.control.stop_run(self._run)
         for left in reversed(range(ATTEMPTS)):
             try:
-                self._run = self.link.start_run(self.folder / "app")
+                self._run = self.link.control.start_run(self.folder / "app")
                 break
             except FedemError as error:  # the SuperLink may have died just now
                 if left == 0:
@@ -138,8 +179,6 @@ class Host:
         self._revive()
         try:
             self._register()
-        except SettingsError:
-            raise
         except FedemError as error:  # again at the next look
             logger.warning("%s", error)
         return False

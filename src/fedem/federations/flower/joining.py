@@ -71,10 +71,13 @@ def prepare(folder: Path, data: Path, columns: list[str] | None) -> dict[str, An
             raise SettingsError(f"{data}: no column {missing[0]!r}; it has {frame.columns}.")
         frame = frame.select(columns)
     rows, names = read_table(frame, str(data))
-    path = folder / "rows.npy"
-    with path.open("wb") as file:
+    path, beside = folder / "rows.npy", folder / ".rows.npy.new"
+    with beside.open("wb") as file:  # rows may be many: no second copy in memory
         os.fchmod(file.fileno(), 0o600)
         np.save(file, np.asarray(rows))
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
     return {"rows": str(path.resolve()), "columns": None if names is None else list(names)}
 
 
@@ -106,8 +109,8 @@ class Guest:
         """Where the site's program writes what it sends, or would."""
         return self.folder / (REHEARSAL if self.dry_run else JOURNAL)
 
-    def prepare(self) -> None:
-        """Check everything that can be checked before anyone is called."""
+    def check(self) -> None:
+        """Check what was given; writes nothing, since another process may work in the folder."""
         split_address(self.address)
         if self.authority is not None:
             if not self.authority.exists():
@@ -119,8 +122,11 @@ class Guest:
                     "a site shows who it is: give --key NAME.key, made by `fedem keys site NAME`."
                 )
             read_private_key(self.key)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.folder.chmod(0o700)
+        if not self.data.exists():
+            raise SettingsError(f"{self.data}: there is no such file.")
+
+    def _prepare(self) -> None:
+        """Leave in the folder what the site's program needs; the caller holds its lock."""
         write_site(
             self.folder, prepare(self.folder, self.data, self.columns), self.rules, self.columns
         )
@@ -131,9 +137,13 @@ class Guest:
 
     def run(self, report: Report) -> None:
         """Answer until interrupted; raises `FedemError` for what trying again cannot mend."""
+        self.check()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
         with alone(self.folder / "join.lock") as mine:
             if not mine:
                 raise FedemError(f"another `fedem join` works in {self.folder}.")
+            self._prepare()
             journal = self.journal
             if self.dry_run:
                 journal.unlink(missing_ok=True)
@@ -178,7 +188,8 @@ class Guest:
     def _watch(self, children: list[Child], report: Report) -> str | None:
         """Until the SuperNode ends; returns why, in words, or None if a dry run is over."""
         supernode, resident = children
-        report("state", f"calling {self.address}")
+        greeting = "; the server greets when all sites that it expects are there"
+        report("state", f"calling {self.address}{greeting if self.dry_run else ''}")
         while supernode.alive:
             over = self.dry_run and self.journal.exists()  # it comes as a whole
             self._tell(report)

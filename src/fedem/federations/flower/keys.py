@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedem.errors import SettingsError
+from fedem.storage import write_atomic
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 CA_DAYS, SERVER_DAYS = 3650, 825
@@ -62,16 +63,16 @@ def make_server_keys(folder: Path, hosts: Sequence[str]) -> list[Path]:
         )
     if not paths["ca.key"].exists():
         authority = ec.generate_private_key(ec.SECP384R1())
-        _private(paths["ca.key"], _pem(authority))
+        write_private(paths["ca.key"], _pem(authority))
         _public(paths["ca.pem"], _authority_certificate(authority))
         made += [paths["ca.key"], paths["ca.pem"]]
     key = ec.generate_private_key(ec.SECP384R1())
     certificate = _server_certificate(paths["ca.key"], paths["ca.pem"], key, hosts)
-    _private(paths["server.key"], _pem(key))
+    write_private(paths["server.key"], _pem(key))
     _public(paths["server.pem"], certificate)
     secret = folder / "exec.secret"
     if not secret.exists():
-        _private(secret, secrets.token_hex(32).encode())
+        write_private(secret, secrets.token_hex(32).encode())
     return [*made, paths["server.key"], paths["server.pem"], secret]
 
 
@@ -85,7 +86,7 @@ def make_site_key(folder: Path, name: str) -> tuple[Path, Path]:
             raise SettingsError(f"{path} is there already: remove it first, or take another name.")
     key = ec.generate_private_key(ec.SECP384R1())
     encoding = (serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH)
-    _private(private, key.private_bytes(*encoding, serialization.NoEncryption()))
+    write_private(private, key.private_bytes(*encoding, serialization.NoEncryption()))
     line = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
@@ -97,15 +98,15 @@ def add_site(folder: Path, public: Path) -> str:
     """Let the owner of this public key join; returns the site's name, that of the file."""
     name = check_site_name(public.stem)
     line = public.read_bytes()
-    read_public_key(public)
     sites = folder / "sites"
     if not sites.is_dir():
         raise SettingsError(f"{folder} holds no server's keys: run `fedem keys server` first.")
-    for other, known in site_keys(folder).items():
-        if other != name and known.read_bytes().split()[1] == line.split()[1]:
+    mine, (others, _) = read_public_key(public), read_site_keys(folder)
+    for other, known in others.items():
+        if other != name and known == mine:
             raise SettingsError(f"{public} is the key of the site {other!r} already.")
     target = sites / f"{name}.pub"
-    if target.exists() and target.read_bytes().split()[1] != line.split()[1]:
+    if name in others and others[name] != mine:
         raise SettingsError(
             f"a site {name!r} with another key is there: remove {target} first, if it has changed."
         )
@@ -116,6 +117,29 @@ def add_site(folder: Path, public: Path) -> str:
 def site_keys(folder: Path) -> dict[str, Path]:
     """Public keys of the sites that may join, by name."""
     return {path.stem: path for path in sorted((folder / "sites").glob("*.pub"))}
+
+
+def read_site_keys(
+    folder: Path,
+) -> tuple[dict[str, ec.EllipticCurvePublicKey], dict[str, str]]:
+    """Keys of the sites that may join, and what is wrong with the files that hold none.
+
+    People copy files into the folder while the server runs: one may be half there, or just gone.
+    """
+    good: dict[str, ec.EllipticCurvePublicKey] = {}
+    bad: dict[str, str] = {}
+    for name, path in site_keys(folder).items():
+        try:
+            key = read_public_key(path)
+            for other, known in good.items():
+                if known == key:
+                    raise SettingsError(f"{path} is the key of the site {other!r} already.")
+            good[check_site_name(name)] = key
+        except FileNotFoundError:
+            continue
+        except (SettingsError, OSError) as error:
+            bad[name] = str(error)
+    return good, bad
 
 
 def read_public_key(path: Path) -> ec.EllipticCurvePublicKey:
@@ -231,7 +255,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(*encoding, serialization.NoEncryption())
 
 
-def _private(path: Path, data: bytes) -> None:
+def write_private(path: Path, data: bytes) -> None:
     """Write so that the bytes are at no moment readable by others."""
     path.unlink(missing_ok=True)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -240,4 +264,4 @@ def _private(path: Path, data: bytes) -> None:
 
 
 def _public(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
+    write_atomic(path, data)

@@ -36,11 +36,17 @@ SETTINGS = {
 def environment(home: Path, **more: str) -> dict[str, str]:
     """The environment of Flower's processes, with a home that is not the user's."""
     home.mkdir(parents=True, exist_ok=True)
-    out = {**os.environ, **SETTINGS, "FLWR_HOME": str(home.resolve()), **more}
-    local = "localhost,127.0.0.1,::1"  # a proxy is for the world outside
-    for name in ("NO_PROXY", "no_proxy"):
-        out[name] = ",".join(filter(None, [os.environ.get(name), local]))
-    return out
+    home_of_flower = {"FLWR_HOME": str(home.resolve())}
+    return {**os.environ, **SETTINGS, **home_of_flower, **without_proxy(), **more}
+
+
+def without_proxy(*hosts: str) -> dict[str, str]:
+    """Variables by which this machine is reached directly: a proxy is for the world outside."""
+    names = ["localhost", "127.0.0.1", "::1", *hosts]
+    return {
+        name: ",".join(dict.fromkeys([*filter(None, os.environ.get(name, "").split(",")), *names]))
+        for name in ("NO_PROXY", "no_proxy")
+    }
 
 
 def flower_command(name: str) -> list[str]:

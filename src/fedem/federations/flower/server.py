@@ -7,6 +7,7 @@ import fcntl
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,9 @@ from fedem.serving import Served, serve
 
 logger = logging.getLogger(__name__)
 CONFIG = "FEDEM_CONFIG"
-STATUS, LOCK = "status.json", "server.lock"
+STATUS, LOCK, HOST_LOCK = "status.json", "server.lock", "host.lock"
+HOST = "FEDEM_HOST"
+"""The environment variable that names the ``fedem serve`` that started us: see `orphaned`."""
 
 
 def server_app(config: str | Path | None = None) -> ServerApp:
@@ -40,6 +43,10 @@ def server_app(config: str | Path | None = None) -> ServerApp:
     return app
 
 
+KEPT = ("round", "up", "down", "refusals")
+"""What a program that goes on takes over from the status of the one before."""
+
+
 class Status:
     """Where the run stands, in a file that is always whole; ``fedem status`` reads it."""
 
@@ -47,7 +54,7 @@ class Status:
         self._path = folder / STATUS
         before = read_status(folder)
         self._content: dict[str, Any] = {"pid": os.getpid()}
-        self._content |= {name: before[name] for name in ("round", "up", "down") if name in before}
+        self._content |= {name: before[name] for name in KEPT if name in before}
 
     def __getitem__(self, name: str) -> Any:
         return self._content.get(name, 0)
@@ -86,6 +93,25 @@ def alone(path: Path, patience: float = 0.0) -> Iterator[bool]:
         yield True
 
 
+def orphaned(folder: Path, host: str) -> bool:
+    """Whether the ``fedem serve`` of that name is gone, or another one has taken its place."""
+    with alone(folder / HOST_LOCK) as gone:
+        pass
+    return gone or (folder / HOST_LOCK).read_text(encoding="utf-8") != host
+
+
+def _end_with_host(folder: Path, host: str) -> None:
+    """End at once when orphaned: we hold a lock that the next ``fedem serve`` waits for.
+
+    What was reached is on disk. (A signal at our parent's death would not do: that is Flower's
+    executor, which may be killed and come back while we go on.)
+    """
+    while not orphaned(folder, host):
+        time.sleep(1.0)
+    logger.warning("`fedem serve` is gone; the server's program ends with it")
+    os._exit(1)
+
+
 def run_server(grid: Grid, config: Config) -> None:
     """Fit, from the beginning or from where an earlier process was killed."""
     folder = config.place("folder")
@@ -95,8 +121,11 @@ def run_server(grid: Grid, config: Config) -> None:
             raise FedemError(f"another server works in {folder}.")
         status = Status(folder)
         log_to(folder / "logs" / "server.log")
+        if host := os.environ.get(HOST):
+            threading.Thread(target=_end_with_host, args=(folder, host), daemon=True).start()
         try:
             transport = GridTransport(grid)
+            transport.refusals.update(status["refusals"] or {})
             served = _fit(transport, config, status)
             crossed = {"up": transport.received, "down": transport.sent}
             save_fit(config.place("output"), served, crossed)
@@ -104,6 +133,7 @@ def run_server(grid: Grid, config: Config) -> None:
                 "finished",
                 stopped=served.result.stopped,
                 round=served.rounds,
+                refusals={**transport.refusals, **served.refusals},
                 up=served.result.bytes_up,
                 down=served.result.bytes_down,
             )
@@ -143,6 +173,7 @@ def _fit(transport: GridTransport, config: Config, status: Status) -> Served:
             answered=record.answered,
             asked=record.asked,
             seconds=record.seconds,
+            refusals=dict(transport.refusals),
             up=status["up"] + record.bytes_up,
             down=status["down"] + record.bytes_down,
         )
@@ -171,7 +202,7 @@ def _fit(transport: GridTransport, config: Config, status: Status) -> Served:
             if time.monotonic() - began > sites.give_up:
                 raise
             logger.warning("%s", error)
-            status.say("waiting", why=str(error))
+            status.say("waiting", why=str(error), refusals=dict(transport.refusals))
             time.sleep(min(5.0, sites.deadline))
 
 

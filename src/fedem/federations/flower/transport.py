@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,9 @@ from typing import Any, final
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedem.errors import WireError
 from fedem.federations.remote import Transport
+from fedem.wire import Kind, Reason, decode_refusal, peek
 
 logger = logging.getLogger(__name__)
 QUERY = "fedem"
@@ -48,6 +51,8 @@ class GridTransport(Transport):
         """Messages without an answer: to whom, and when they expire."""
         self.sent = self.received = 0
         """Bytes handed to Flower and taken from it."""
+        self.refusals: dict[str, str] = {}
+        """Nodes whose last answer was that they will not take part, or not now, and why."""
 
     def nodes(self) -> dict[str, int]:
         """Connected nodes by key."""
@@ -125,5 +130,16 @@ class GridTransport(Transport):
             else:
                 blob = unwrap(message.content)
                 self.received += len(blob)
+                self._note(key, blob)
                 out.append((number, key, blob))
         return out
+
+    def _note(self, key: str, answer: bytes) -> None:
+        """Keep the words of a refusal, for people; what follows from it is decided elsewhere."""
+        self.refusals.pop(key, None)
+        with contextlib.suppress(WireError):
+            header, body = peek(answer)
+            if header.kind is Kind.REFUSAL:
+                reason, words, _ = decode_refusal(body)
+                if reason in (Reason.REFUSED, Reason.NOT_NOW):
+                    self.refusals[key] = words
