@@ -43,7 +43,7 @@ from fedem.storage import load_checkpoint, save_checkpoint
 logger = logging.getLogger(__name__)
 CHECKPOINT = "run.checkpoint"
 ADMIT_EVERY = 10
-"""Rounds of a stage before newcomers are let in: each stage costs an opening."""
+"""Rounds between two hellos to workers that are not in the run: each stage costs an opening."""
 
 
 @final
@@ -191,10 +191,11 @@ class _Change:
     def __init__(self, federation: RemoteFederation, admit: bool, patience: int | None) -> None:
         self._federation, self._admit, self._patience = federation, admit, patience
         self.why = ""
+        self._waiting: set[str] = set()
 
     def __call__(self, record: RoundRecord) -> bool:
         """After a round."""
-        return self.needed(record.round >= ADMIT_EVERY)
+        return self.needed(record.round > 0 and record.round % ADMIT_EVERY == 0)
 
     def needed(self, newcomers: bool = False) -> bool:
         """Whether someone left or, if asked, came; ``why`` says who."""
@@ -208,11 +209,26 @@ class _Change:
                 if times >= self._patience and key not in federation.refusals:
                     federation.refusals[key] = f"silent {times} times in a row."
                     gone.append(key)
-        known = {*members.invited, *federation.refusals}
-        new = [key for key in federation.reachable() if key not in known] if newcomers else []
-        if gone or (new and self._admit):
+        new = self._newcomers() if newcomers and self._admit else []
+        if gone or new:
             self.why = f"left {gone}, new {new}"
         return bool(self.why)
+
+    def _newcomers(self) -> list[str]:
+        """Who can be reached, is not in the run and would join it now.
+
+        A stage ends only for these: who was away at the opening, or answers "not now", waits for
+        the next hello, and costs the others nothing.
+        """
+        federation = self._federation
+        known = {*federation.members.keys, *federation.refusals}
+        others = [key for key in federation.reachable() if key not in known]
+        new = federation.greet(others) if others else []
+        waiting = set(others) - set(new) - set(federation.refusals)
+        for key in sorted(waiting - self._waiting):
+            logger.warning("%s can be reached and does not join; it is asked again", key)
+        self._waiting = waiting
+        return new
 
 
 def _reached(model: Model, weights: str, folder: Path) -> Any:
