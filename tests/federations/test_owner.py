@@ -12,6 +12,7 @@ import pytest
 
 import fedem
 from fedem import LocalTransport, RemoteFederation, Site, SiteRules
+from fedem.federations.remote import bind_constants, pack_constants
 from tests.federations.test_trajectories import Scales
 from tests.helpers import make_data, make_model
 
@@ -56,6 +57,65 @@ def test_no_more_rounds_than_allowed_but_repeats(tmp_path: Path) -> None:
     federation = run(tmp_path, SiteRules(largest_rounds=4))
     assert federation.answers == [4, 4, 4, 4, 3, 3]  # type: ignore[attr-defined]
     assert "4 rounds" in federation.refusals["a"]
+
+
+def ask(site: Site, model: Any, questions: int) -> tuple[int, int]:
+    """How many likelihoods and how many statistics a server gets that asks for nothing else."""
+    counts = []
+    for kind in ("mean_log_likelihood", "mean_statistics"):
+        federation = RemoteFederation(LocalTransport({"a": site}), attempts=1)
+        opening = federation.open(model)
+        constants = pack_constants(model, opening, np.ones(1))
+        federation.tell(constants)
+        shapes = {name: values.shape[1:] for name, values in opening.summaries.items()}
+        bound = bind_constants(model, constants, shapes)
+        federation.begin(bound, fedem.EM(), 0)  # a monitor's questions: no answer is no error
+        answers = [
+            getattr(federation, kind)(bound, bound.start(0), np.ones(1)) for _ in range(questions)
+        ]
+        counts.append(sum(bool(np.isfinite(answer).all()) for answer in answers))
+    return counts[0], counts[1]
+
+
+def test_questions_count_and_a_new_run_is_no_new_allowance(tmp_path: Path) -> None:
+    model = make_model("diag", k=1)
+    assert ask(Site(TABLES[0], tmp_path / "free"), model, 5) == (5, 5)
+    rules = SiteRules(largest_rounds=7)
+    assert ask(Site(TABLES[0], tmp_path / "7", rules=rules), model, 5) == (5, 2)
+    again = Site(TABLES[0], tmp_path / "7", rules=rules)  # another process
+    assert ask(again, model, 5) == (0, 0)
+    (tmp_path / "7" / "answered").write_bytes(b"damaged")
+    assert ask(again, model, 5) == (0, 0)
+    (tmp_path / "7" / "answered").unlink()  # the owner's affair
+    assert ask(again, model, 5) == (5, 2)
+
+
+def test_rounds_of_all_runs_count_together(tmp_path: Path) -> None:
+    rules = SiteRules(largest_rounds=8)
+    first = run(tmp_path, rules)
+    second = run(tmp_path, rules)
+    assert first.answers == [4] * 6  # type: ignore[attr-defined]
+    assert second.answers == [4, 4, 3, 3, 3, 3]  # type: ignore[attr-defined]
+
+
+def test_no_likelihood_of_a_small_group(tmp_path: Path) -> None:
+    rows = np.concatenate([np.zeros((20, 2)), np.full((2, 2), 30.0)])
+    rows += np.random.default_rng(0).normal(size=rows.shape)
+    for smallest, heard in ((3, 0), (2, 2)):
+        rules = SiteRules(smallest_group=smallest)
+        site = Site(rows, tmp_path / str(smallest), rules=rules)
+        federation = RemoteFederation(LocalTransport({"a": site}), attempts=1)
+        start = fedem.GaussianParameters([0.5, 0.5], [[0, 0], [30, 30]], np.ones((2, 2)))
+        model = make_model("diag", k=2)
+        opening = federation.open(model)
+        constants = pack_constants(model, opening, np.ones(1))
+        federation.tell(constants)
+        shapes = {name: values.shape[1:] for name, values in opening.summaries.items()}
+        bound = bind_constants(model, constants, shapes)
+        params = bound.from_user(start)
+        values = [federation.mean_log_likelihood(bound, params, np.ones(1)) for _ in range(2)]
+        assert int(np.isfinite(values).sum()) == heard
+        assert not federation.refusals  # for now, not for good
 
 
 def test_small_groups_are_not_told_of(tmp_path: Path) -> None:

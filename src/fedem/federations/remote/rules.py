@@ -32,8 +32,8 @@ class SiteRules:
     which rule it met.
 
     ``smallest_rows``: no answer at all from fewer rows. ``models``: names of the models that may be
-    fitted (None: all). ``largest_rounds``: how many rounds of one run are answered.
-    ``smallest_group``: see `GuardedRows`.
+    fitted (None: all). ``largest_rounds``: how many rounds, starts and questions of a
+    monitor are answered in all, over all runs in one folder. ``smallest_group``: see `GuardedRows`.
     """
 
     smallest_rows: int = 1
@@ -67,11 +67,12 @@ class SiteRules:
         if rows < self.smallest_group or np.any((seen > 0) & (seen < self.smallest_group - 1e-9)):
             raise Refusal(Reason.REFUSED, "the owner describes no group as small as one here.")
 
-    def check_round(self, answered: int) -> None:
-        """Refuse a round more than allowed."""
+    def check_answers(self, answered: int) -> None:
+        """Refuse an answer more than allowed."""
         if self.largest_rounds is not None and answered >= self.largest_rounds:
             raise Refusal(
-                Reason.REFUSED, f"the owner answers {self.largest_rounds} rounds of a run, no more."
+                Reason.REFUSED,
+                f"the owner answers {self.largest_rounds} rounds and questions, no more.",
             )
 
 

@@ -26,7 +26,7 @@ from fedem.federations.loop import LoopFederation
 from fedem.federations.remote.data import arrange, read_site
 from fedem.federations.remote.opening import bind_constants, flatten, unflatten_params
 from fedem.federations.remote.rules import GuardedRows, Journal, Refusal, SiteRules
-from fedem.federations.remote.store import Joined, SiteStore, State
+from fedem.federations.remote.store import Joined, SiteStore, State, Tally
 from fedem.protocols import Algorithm, FloatArray, Model, Request, Rows
 from fedem.storage import DISK, Disk
 from fedem.wire import (
@@ -101,6 +101,7 @@ class Site:
         self.rules = SiteRules() if rules is None else rules
         self.directory, self.disk = Path(directory), disk
         self._data = read_site(data, columns)
+        self._tally = Tally(self.directory, disk)
         self._journal = Journal(None if journal is None else Path(journal))
 
     def step(self, message: bytes) -> bytes:
@@ -253,16 +254,31 @@ class Site:
         _, joined = self._known(header)
         model, local = self._local(joined)
         params = unflatten_params(decode_floats(body, header.dimension), model.start(0))
-        if header.kind is Kind.START:
+        self._may_answer()
+        start, smallest = header.kind is Kind.START, self.rules.smallest_group
+        values = np.empty(0)
+        if start or smallest is not None:
             values = local.mean_statistics(model, params, _ALONE)
-            if self.rules.smallest_group is not None:
-                smallest = self.rules.smallest_group
-                GuardedRows.check(model, values[None], local.data.counts, smallest)
+        if smallest is not None:
+            GuardedRows.check(model, values[None], local.data.counts, smallest)
+        if start:
+            self._count_answer()
             head = replace(header, kind=Kind.STATISTICS, dimension=len(values))
             return encode_table(head, values), f"exact expected statistics: {len(values)} numbers"
         value = np.array([local.mean_log_likelihood(model, params, _ALONE)])
+        self._count_answer()
         head = replace(header, kind=Kind.LIKELIHOOD, dimension=1)
         return encode_table(head, value), "the mean log-likelihood: 1 number"
+
+    def _may_answer(self) -> None:
+        """Refuse what would be one answer too many."""
+        if self.rules.largest_rounds is not None:
+            self.rules.check_answers(self._tally.read())
+
+    def _count_answer(self) -> None:
+        """Count an answer that is about to leave; without the rule nobody asks for the number."""
+        if self.rules.largest_rounds is not None:
+            self._tally.add()
 
     # Rounds.
 
@@ -328,7 +344,7 @@ class Site:
         """The algorithm's own worker step, for this worker alone."""
         again = bool(state.rows["pending_round"][0] == request.round)
         if not again:
-            self.rules.check_round(state.answered)
+            self._may_answer()
         local.begin(model, algorithm, seed)
         mine = replace(request, workers=_ME)
         oracle = local.oracle(mine, request.workers)
@@ -337,8 +353,9 @@ class Site:
         rows, replies = algorithm.worker_step(model, seed, state.rows, request, oracle)
         if again and len(replies.workers):
             return state, replies
-        answered = state.answered + len(replies.workers)
-        return State(rows, request.round, request.statistics, answered), replies
+        if len(replies.workers):
+            self._count_answer()
+        return State(rows, request.round, request.statistics), replies
 
 
 def _fresh(algorithm: Algorithm, q: int) -> State:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from fedem.errors import CheckpointError
 from fedem.federations.remote.rules import Refusal
 from fedem.protocols import FloatArray, Rows
-from fedem.storage import DISK, Disk, save_checkpoint, unpack_checkpoint
+from fedem.storage import DISK, Disk, load_checkpoint, save_checkpoint, unpack_checkpoint
 from fedem.wire import Reason
 
 logger = logging.getLogger(__name__)
@@ -58,8 +58,6 @@ class State:
     round: int
     """The round that ``statistics`` belong to, -1 if none."""
     statistics: FloatArray
-    answered: int = 0
-    """How many rounds this worker has answered."""
 
 
 @final
@@ -132,7 +130,7 @@ class SiteStore:
             return None
         arrays, about = found
         rows = {n.removeprefix("rows/"): a for n, a in arrays.items() if n.startswith("rows/")}
-        return State(rows, about["round"], arrays["statistics"], about["answered"])
+        return State(rows, about["round"], arrays["statistics"])
 
     def settle(self, name: str) -> None:
         """Make a file safe that is answered from without being written."""
@@ -142,5 +140,27 @@ class SiteStore:
         """Write what a round leaves: after this, it has happened."""
         arrays = {f"rows/{name}": array for name, array in state.rows.items()}
         arrays["statistics"] = state.statistics
-        about = {"round": state.round, "answered": state.answered}
-        save_checkpoint(self.directory / "state", arrays, about, self.disk)
+        save_checkpoint(self.directory / "state", arrays, {"round": state.round}, self.disk)
+
+
+@final
+class Tally:
+    """How often a site told something of its rows, over all runs: a file, kept before the answer.
+
+    A crash between the two counts an answer that never left; the other order would give one away. A
+    damaged file is an error, and no reason to begin again at zero.
+    """
+
+    def __init__(self, directory: Path, disk: Disk = DISK) -> None:
+        self._path, self._disk = directory / "answered", disk
+
+    def read(self) -> int:
+        """The answers so far."""
+        if self._disk.read(self._path) is None:
+            return 0
+        return int(load_checkpoint(self._path, self._disk)[1]["answered"])
+
+    def add(self) -> None:
+        """One more."""
+        about = {"answered": self.read() + 1}
+        save_checkpoint(self._path, {"none": np.empty(0)}, about, self._disk)
