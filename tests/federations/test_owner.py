@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 import fedem
 from fedem import LocalTransport, RemoteFederation, Site, SiteRules
 from fedem.federations.remote import bind_constants, pack_constants
+from fedem.federations.remote.rules import GuardedRows, Refusal
+from fedem.models.several import Several
 from tests.federations.test_trajectories import Scales
 from tests.helpers import make_data, make_model
 
@@ -160,6 +163,71 @@ def test_columns_hardly_seen_are_not_described(tmp_path: Path) -> None:
     federation = RemoteFederation(LocalTransport(sites))
     fedem.fit(make_model("diag", missing=True), None, federation=federation, rounds=1)
     assert "no group as small" in federation.refusals["a"]
+
+
+def hello(rows: Any, model: Any, smallest: int, where: Path) -> dict[str, str]:
+    """The refusals of an opening with one careful site and one that is not."""
+    careful = Site(rows, where / "a", rules=SiteRules(smallest_group=smallest))
+    transport = LocalTransport({"a": careful, "b": Site(rows, where / "b")})
+    federation = RemoteFederation(transport, attempts=1)
+    federation.open(model)
+    return federation.refusals
+
+
+@pytest.mark.parametrize("rare", ["category", "one", "zero"])
+def test_rare_codes_are_not_described(rare: str, tmp_path: Path) -> None:
+    """Three rows hold them: a rule of three lets them pass, one of four does not."""
+    rng = np.random.default_rng(0)
+    few = np.arange(60) < 3
+    codes = np.where(few, 2, np.arange(60) % 2) if rare == "category" else np.arange(60) % 3
+    ones = np.arange(60) % 2 if rare == "category" else few if rare == "one" else ~few
+    wait = rng.gamma(2.0, size=60)  # its summary lies beside that of the codes
+    rows = np.column_stack([wait, rng.normal(size=60), codes, ones]).astype(float)
+    families = ["gamma", "gaussian", fedem.Categorical(3), "bernoulli"]
+    model = fedem.mixed_mixture(1, families)
+    assert not hello(rows, model, 3, tmp_path / "3")
+    assert "no group as small" in hello(rows, model, 4, tmp_path / "4")["a"]
+
+
+def group_sizes(model: Any, rows: Any, seed: int) -> tuple[Any, Any]:
+    """The bound model's statistics where EM ends, and the sizes of the groups they tell of."""
+    summary = {name: values[None] for name, values in model.summary(rows).items()}
+    bound = model.bind(summary, np.array([len(rows)]), np.ones(1))
+    params = fedem.fit(model, [rows], fedem.EM(), rounds=30, seed=seed).params
+    statistics = bound.expected_statistics(rows, bound.from_user(params))
+    sizes = np.sort(bound.group_shares(statistics)) * len(rows)
+    for smallest in range(1, 8):
+        small = bool(np.any((sizes > 1e-9) & (sizes < smallest - 1e-6)))
+        with pytest.raises(Refusal, match="small") if small else nullcontext():
+            GuardedRows.check(bound, statistics[None], np.array([len(rows)]), smallest)
+    return bound, sizes
+
+
+@pytest.mark.parametrize("family", ["bernoulli", fedem.Categorical(2)])
+def test_rare_codes_of_a_component_are_not_told_of(family: Any) -> None:
+    """Two components far apart: a code that is common in all, and rare in one of them."""
+    near = np.arange(80) < 40
+    place = np.where(near, 0.0, 1000.0) + np.random.default_rng(0).normal(size=80)
+    codes = np.where(near, np.arange(80) < 5, np.arange(80) < 60).astype(float)
+    rows = np.column_stack([place, codes])
+    bound, sizes = group_sizes(fedem.mixed_mixture(2, ["gaussian", family], missing=False), rows, 1)
+    np.testing.assert_allclose(sizes, [5, 20, 20, 35, 40, 40], atol=1e-6)
+    twice = Several((bound, bound))
+    statistics = bound.expected_statistics(rows, bound.start(0))
+    one = bound.group_shares(statistics)
+    both = twice.group_shares(twice.join([statistics, statistics]))
+    np.testing.assert_array_equal(both, np.concatenate([one, one]))
+
+
+def test_states_and_transitions_are_counted() -> None:
+    states = np.zeros((12, 10))
+    states[:4] = 1  # four sequences begin in the other state
+    states[:3, 5:] = 0  # of which three leave it
+    rows = (states * 1000 + np.random.default_rng(0).normal(size=states.shape))[..., None]
+    _, sizes = group_sizes(fedem.hidden_markov(2, "gaussian"), rows, 1)
+    steps = [2.5, 9.5]  # of ten each; as often as states and as values seen
+    changes = [0, 3, 12 + 9, 72 + 12]
+    np.testing.assert_allclose(sizes, np.sort([*steps, *steps, 4, 8, *changes]), atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ class Site:
         opening = LoopFederation(data).open(model)
         count = int(opening.counts[0])
         summary = {name: values[0] for name, values in opening.summaries.items()}
-        self.rules.check_opening(count, summary)
+        self.rules.check_opening(count, model.summary_shares(summary))
         store = self._store(header.run)
         joined = store.joined()
         settings = body.decode()
