@@ -67,6 +67,20 @@ class Disk:
         with contextlib.suppress(OSError):
             path.unlink()
 
+    def entries(self, directory: Path) -> list[Path]:
+        """What a directory holds, changed last first; nothing if there is none."""
+        try:
+            with os.scandir(directory) as found:
+                changed = {Path(entry.path): entry.stat().st_mtime_ns for entry in found}
+        except FileNotFoundError:
+            return []
+        return sorted(changed, key=lambda path: (-changed[path], path))
+
+    def remove_directory(self, directory: Path) -> None:
+        """Delete a directory, if it is there and empty."""
+        with contextlib.suppress(OSError):
+            directory.rmdir()
+
     def make_directory(self, directory: Path) -> None:
         """A directory and those above it, durable."""
         missing = []

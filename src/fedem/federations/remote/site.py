@@ -26,7 +26,7 @@ from fedem.federations.loop import LoopFederation
 from fedem.federations.remote.data import arrange, read_site
 from fedem.federations.remote.opening import bind_constants, flatten, unflatten_params
 from fedem.federations.remote.rules import GuardedRows, Journal, Refusal, SiteRules
-from fedem.federations.remote.store import Joined, SiteStore, State, Tally
+from fedem.federations.remote.store import Joined, SiteStore, State, Tally, clear_old, clear_torn
 from fedem.protocols import Algorithm, FloatArray, Model, Request, Rows
 from fedem.storage import DISK, Disk
 from fedem.wire import (
@@ -102,6 +102,7 @@ class Site:
         self.directory, self.disk = Path(directory), disk
         self._data = read_site(data, columns)
         self._tally = Tally(self.directory, disk)
+        self._cleared = False
         self._journal = Journal(None if journal is None else Path(journal))
 
     def step(self, message: bytes) -> bytes:
@@ -111,6 +112,9 @@ class Site:
             header, body = peek(message)
             self.disk.make_directory(self.directory)  # a lost disk may come back empty
             with self.disk.lock(self.directory / "lock"):
+                if not self._cleared:
+                    clear_torn(self.directory, self.disk)
+                    self._cleared = True
                 reply, note = self._answer(header, body, message)
         except Refusal as refusal:
             reply, note = self._refuse(header, refusal)
@@ -192,6 +196,7 @@ class Site:
             shapes = {name: values.shape for name, values in summary.items()}
             joined = Joined(settings, instance, count, shapes, data.columns)
             store.join(joined)
+            clear_old(self.directory, store.directory, self.disk)
         elif joined.count != count:
             raise Refusal(Reason.REFUSED, "its data changed since the run began.")
         else:

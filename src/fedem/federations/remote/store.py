@@ -14,6 +14,7 @@ recovery, no journal and no locks that shared file systems get wrong.
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -28,6 +29,10 @@ from fedem.storage import DISK, Disk, load_checkpoint, save_checkpoint, unpack_c
 from fedem.wire import Reason
 
 logger = logging.getLogger(__name__)
+KEPT_RUNS = 8
+"""Folders of runs that a site keeps, those used last: one that comes back later lost its memory."""
+_RUN = re.compile("[0-9a-f]{16}")
+_TORN = re.compile(r"\.(joined|state|answered)\..*\.tmp")
 
 
 @final
@@ -141,6 +146,25 @@ class SiteStore:
         arrays = {f"rows/{name}": array for name, array in state.rows.items()}
         arrays["statistics"] = state.statistics
         save_checkpoint(self.directory / "state", arrays, {"round": state.round}, self.disk)
+
+
+def clear_torn(directory: Path, disk: Disk = DISK) -> None:
+    """Remove what a killed process was writing; whoever calls has the site's lock."""
+    runs = [path for path in disk.entries(directory) if _RUN.fullmatch(path.name)]
+    for folder in (directory, *runs):
+        for path in disk.entries(folder):
+            if _TORN.fullmatch(path.name):
+                disk.remove(path)
+
+
+def clear_old(directory: Path, current: Path, disk: Disk = DISK) -> None:
+    """Remove the folders of all but the last runs, never the current one's."""
+    runs = [path for path in disk.entries(directory) if _RUN.fullmatch(path.name)]
+    for old in [path for path in runs if path != current][KEPT_RUNS - 1 :]:
+        SiteStore(old, disk).forget()
+        for left in disk.entries(old):
+            disk.remove(left)
+        disk.remove_directory(old)
 
 
 @final
