@@ -10,6 +10,7 @@ zero with each stage, on both sides, and are exact in it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import tempfile
@@ -59,6 +60,9 @@ class Served:
     """Rounds of all stages together."""
     refusals: Mapping[str, str]
     """Workers that were refused, refused themselves or left, and why."""
+    bytes_up: int
+    bytes_down: int
+    """In the ledgers of all stages together."""
 
 
 @dataclass(frozen=True)
@@ -69,16 +73,20 @@ class _Stage:
     rounds: int = 0
     """Rounds of the stages before."""
     excluded: Mapping[str, str] | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    """Of the stages before."""
 
     @classmethod
     def load(cls, path: Path) -> _Stage:
         if not path.exists():
             return cls()
         _, about = load_checkpoint(path)
-        return cls(about["number"], about["rounds"], about["excluded"])
+        moved = about.get("bytes_up", 0), about.get("bytes_down", 0)
+        return cls(about["number"], about["rounds"], about["excluded"], *moved)
 
     def save(self, path: Path) -> None:
-        about = {"number": self.number, "rounds": self.rounds, "excluded": self.excluded or {}}
+        about = {**dataclasses.asdict(self), "excluded": dict(self.excluded or {})}
         save_checkpoint(path, {"none": np.empty(0)}, about)
 
 
@@ -169,17 +177,19 @@ def serve(
             error, result = caught, getattr(caught, "result", None)
         out = {**(stage.excluded or {}), **federation.refusals}
         made = 0 if result is None else result.rounds
+        up = stage.bytes_up + (0 if result is None else result.bytes_up)
+        down = stage.bytes_down + (0 if result is None else result.bytes_down)
         if not change.needed() or stage.rounds + made >= rounds:
             if error is not None:
                 raise error
-            return Served(result, stage.number, stage.rounds + made, out)
+            return Served(result, stage.number, stage.rounds + made, out, up, down)
         if made == 0:  # nothing reached yet: begin again without those who left
             for name in (CHECKPOINT, "start", "members"):
                 with contextlib.suppress(FileNotFoundError):
                     (folder / name).unlink()
-            stage = _Stage(stage.number, stage.rounds, out)
+            stage = _Stage(stage.number, stage.rounds, out, up, down)
         else:
-            stage = _Stage(stage.number + 1, stage.rounds + made, out)
+            stage = _Stage(stage.number + 1, stage.rounds + made, out, up, down)
         logger.warning("stage %d begins: %s", stage.number, change.why)
         stage.save(where / "stage")
 

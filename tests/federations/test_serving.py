@@ -17,6 +17,7 @@ import pytest
 import fedem
 from fedem import LocalTransport, Site, SiteRules, Transport, serve
 from fedem.wire import Kind, Reason, encode_refusal, peek
+from tests.federations.test_trajectories import Scales
 from tests.helpers import make_data, make_model
 
 TABLES = make_data(6, sizes=(24, 18, 30, 22), spread=8.0)
@@ -188,6 +189,17 @@ def test_who_is_silent_for_too_long_is_left_out_and_may_come_back(tmp_path: Path
     assert served.stage == 2
     assert "silent 4 times" in served.refusals["a"]
     assert served.result.records[-1].answered == 3
+
+
+def test_bytes_of_all_stages_are_those_that_crossed(tmp_path: Path) -> None:
+    scales = Scales(LocalTransport(sites(tmp_path, SiteRules(largest_rounds=6))))
+    totals = []
+    for rounds in (3, 12, 20):  # in several calls, the second of which begins another stage
+        served = serve(make_model("diag"), ALGORITHM, scales, tmp_path / "s", rounds=rounds, seed=4)
+        totals.append((served.stage, served.rounds))
+        assert (served.bytes_up, served.bytes_down) == (scales.up, scales.down)
+    assert totals == [(1, 3), (2, 12), (2, 20)]
+    assert served.result.bytes_up < served.bytes_up
 
 
 def test_too_few_left_end_the_run(tmp_path: Path) -> None:
