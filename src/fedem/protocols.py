@@ -125,6 +125,15 @@ class Model(ABC):
         """
         raise SettingsError(f"{type(self).__name__} has no E-step by simulation: leave it out.")
 
+    def group_shares(self, statistics: FloatArray) -> FloatArray:
+        """Those of the statistics that are shares of rows, ``(..., groups)``: none may be small."""
+        mass = self.layout.split(statistics).get("mass", statistics[..., :0])
+        return mass.reshape(*statistics.shape[:-1], -1)
+
+    def summary_shares(self, summary: Mapping[str, FloatArray]) -> FloatArray:
+        """Likewise of one worker's summary, ``(groups,)``."""
+        return np.ravel(summary.get("observed", np.ones(1)))
+
     @property
     def fixed_data(self) -> bool:
         """Whether T uses constants of the data, so that a stream cannot be fitted."""

@@ -10,6 +10,7 @@ zero with each stage, on both sides, and are exact in it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import tempfile
@@ -43,7 +44,7 @@ from fedem.storage import load_checkpoint, save_checkpoint
 logger = logging.getLogger(__name__)
 CHECKPOINT = "run.checkpoint"
 ADMIT_EVERY = 10
-"""Rounds of a stage before newcomers are let in: each stage costs an opening."""
+"""Rounds between two hellos to workers that are not in the run: each stage costs an opening."""
 
 
 @final
@@ -59,6 +60,9 @@ class Served:
     """Rounds of all stages together."""
     refusals: Mapping[str, str]
     """Workers that were refused, refused themselves or left, and why."""
+    bytes_up: int
+    bytes_down: int
+    """In the ledgers of all stages together."""
 
 
 @dataclass(frozen=True)
@@ -69,16 +73,20 @@ class _Stage:
     rounds: int = 0
     """Rounds of the stages before."""
     excluded: Mapping[str, str] | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    """Of the stages before."""
 
     @classmethod
     def load(cls, path: Path) -> _Stage:
         if not path.exists():
             return cls()
         _, about = load_checkpoint(path)
-        return cls(about["number"], about["rounds"], about["excluded"])
+        moved = about.get("bytes_up", 0), about.get("bytes_down", 0)
+        return cls(about["number"], about["rounds"], about["excluded"], *moved)
 
     def save(self, path: Path) -> None:
-        about = {"number": self.number, "rounds": self.rounds, "excluded": self.excluded or {}}
+        about = {**dataclasses.asdict(self), "excluded": dict(self.excluded or {})}
         save_checkpoint(path, {"none": np.empty(0)}, about)
 
 
@@ -169,17 +177,19 @@ def serve(
             error, result = caught, getattr(caught, "result", None)
         out = {**(stage.excluded or {}), **federation.refusals}
         made = 0 if result is None else result.rounds
+        up = stage.bytes_up + (0 if result is None else result.bytes_up)
+        down = stage.bytes_down + (0 if result is None else result.bytes_down)
         if not change.needed() or stage.rounds + made >= rounds:
             if error is not None:
                 raise error
-            return Served(result, stage.number, stage.rounds + made, out)
+            return Served(result, stage.number, stage.rounds + made, out, up, down)
         if made == 0:  # nothing reached yet: begin again without those who left
             for name in (CHECKPOINT, "start", "members"):
                 with contextlib.suppress(FileNotFoundError):
                     (folder / name).unlink()
-            stage = _Stage(stage.number, stage.rounds, out)
+            stage = _Stage(stage.number, stage.rounds, out, up, down)
         else:
-            stage = _Stage(stage.number + 1, stage.rounds + made, out)
+            stage = _Stage(stage.number + 1, stage.rounds + made, out, up, down)
         logger.warning("stage %d begins: %s", stage.number, change.why)
         stage.save(where / "stage")
 
@@ -191,10 +201,11 @@ class _Change:
     def __init__(self, federation: RemoteFederation, admit: bool, patience: int | None) -> None:
         self._federation, self._admit, self._patience = federation, admit, patience
         self.why = ""
+        self._waiting: set[str] = set()
 
     def __call__(self, record: RoundRecord) -> bool:
         """After a round."""
-        return self.needed(record.round >= ADMIT_EVERY)
+        return self.needed(record.round > 0 and record.round % ADMIT_EVERY == 0)
 
     def needed(self, newcomers: bool = False) -> bool:
         """Whether someone left or, if asked, came; ``why`` says who."""
@@ -208,11 +219,26 @@ class _Change:
                 if times >= self._patience and key not in federation.refusals:
                     federation.refusals[key] = f"silent {times} times in a row."
                     gone.append(key)
-        known = {*members.invited, *federation.refusals}
-        new = [key for key in federation.reachable() if key not in known] if newcomers else []
-        if gone or (new and self._admit):
+        new = self._newcomers() if newcomers and self._admit else []
+        if gone or new:
             self.why = f"left {gone}, new {new}"
         return bool(self.why)
+
+    def _newcomers(self) -> list[str]:
+        """Who can be reached, is not in the run and would join it now.
+
+        A stage ends only for these: who was away at the opening, or answers "not now", waits for
+        the next hello, and costs the others nothing.
+        """
+        federation = self._federation
+        known = {*federation.members.keys, *federation.refusals}
+        others = [key for key in federation.reachable() if key not in known]
+        new = federation.greet(others) if others else []
+        waiting = set(others) - set(new) - set(federation.refusals)
+        for key in sorted(waiting - self._waiting):
+            logger.warning("%s can be reached and does not join; it is asked again", key)
+        self._waiting = waiting
+        return new
 
 
 def _reached(model: Model, weights: str, folder: Path) -> Any:

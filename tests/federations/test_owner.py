@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ import pytest
 
 import fedem
 from fedem import LocalTransport, RemoteFederation, Site, SiteRules
+from fedem.federations.remote import bind_constants, pack_constants
+from fedem.federations.remote.rules import GuardedRows, Refusal
+from fedem.models.several import Several
 from tests.federations.test_trajectories import Scales
 from tests.helpers import make_data, make_model
 
@@ -58,6 +62,65 @@ def test_no_more_rounds_than_allowed_but_repeats(tmp_path: Path) -> None:
     assert "4 rounds" in federation.refusals["a"]
 
 
+def ask(site: Site, model: Any, questions: int) -> tuple[int, int]:
+    """How many likelihoods and how many statistics a server gets that asks for nothing else."""
+    counts = []
+    for kind in ("mean_log_likelihood", "mean_statistics"):
+        federation = RemoteFederation(LocalTransport({"a": site}), attempts=1)
+        opening = federation.open(model)
+        constants = pack_constants(model, opening, np.ones(1))
+        federation.tell(constants)
+        shapes = {name: values.shape[1:] for name, values in opening.summaries.items()}
+        bound = bind_constants(model, constants, shapes)
+        federation.begin(bound, fedem.EM(), 0)  # a monitor's questions: no answer is no error
+        answers = [
+            getattr(federation, kind)(bound, bound.start(0), np.ones(1)) for _ in range(questions)
+        ]
+        counts.append(sum(bool(np.isfinite(answer).all()) for answer in answers))
+    return counts[0], counts[1]
+
+
+def test_questions_count_and_a_new_run_is_no_new_allowance(tmp_path: Path) -> None:
+    model = make_model("diag", k=1)
+    assert ask(Site(TABLES[0], tmp_path / "free"), model, 5) == (5, 5)
+    rules = SiteRules(largest_rounds=7)
+    assert ask(Site(TABLES[0], tmp_path / "7", rules=rules), model, 5) == (5, 2)
+    again = Site(TABLES[0], tmp_path / "7", rules=rules)  # another process
+    assert ask(again, model, 5) == (0, 0)
+    (tmp_path / "7" / "answered").write_bytes(b"damaged")
+    assert ask(again, model, 5) == (0, 0)
+    (tmp_path / "7" / "answered").unlink()  # the owner's affair
+    assert ask(again, model, 5) == (5, 2)
+
+
+def test_rounds_of_all_runs_count_together(tmp_path: Path) -> None:
+    rules = SiteRules(largest_rounds=8)
+    first = run(tmp_path, rules)
+    second = run(tmp_path, rules)
+    assert first.answers == [4] * 6  # type: ignore[attr-defined]
+    assert second.answers == [4, 4, 3, 3, 3, 3]  # type: ignore[attr-defined]
+
+
+def test_no_likelihood_of_a_small_group(tmp_path: Path) -> None:
+    rows = np.concatenate([np.zeros((20, 2)), np.full((2, 2), 30.0)])
+    rows += np.random.default_rng(0).normal(size=rows.shape)
+    for smallest, heard in ((3, 0), (2, 2)):
+        rules = SiteRules(smallest_group=smallest)
+        site = Site(rows, tmp_path / str(smallest), rules=rules)
+        federation = RemoteFederation(LocalTransport({"a": site}), attempts=1)
+        start = fedem.GaussianParameters([0.5, 0.5], [[0, 0], [30, 30]], np.ones((2, 2)))
+        model = make_model("diag", k=2)
+        opening = federation.open(model)
+        constants = pack_constants(model, opening, np.ones(1))
+        federation.tell(constants)
+        shapes = {name: values.shape[1:] for name, values in opening.summaries.items()}
+        bound = bind_constants(model, constants, shapes)
+        params = bound.from_user(start)
+        values = [federation.mean_log_likelihood(bound, params, np.ones(1)) for _ in range(2)]
+        assert int(np.isfinite(values).sum()) == heard
+        assert not federation.refusals  # for now, not for good
+
+
 def test_small_groups_are_not_told_of(tmp_path: Path) -> None:
     """A component that holds less than k of the rows keeps the site silent in that round."""
     rng = np.random.default_rng(0)
@@ -100,6 +163,71 @@ def test_columns_hardly_seen_are_not_described(tmp_path: Path) -> None:
     federation = RemoteFederation(LocalTransport(sites))
     fedem.fit(make_model("diag", missing=True), None, federation=federation, rounds=1)
     assert "no group as small" in federation.refusals["a"]
+
+
+def hello(rows: Any, model: Any, smallest: int, where: Path) -> dict[str, str]:
+    """The refusals of an opening with one careful site and one that is not."""
+    careful = Site(rows, where / "a", rules=SiteRules(smallest_group=smallest))
+    transport = LocalTransport({"a": careful, "b": Site(rows, where / "b")})
+    federation = RemoteFederation(transport, attempts=1)
+    federation.open(model)
+    return federation.refusals
+
+
+@pytest.mark.parametrize("rare", ["category", "one", "zero"])
+def test_rare_codes_are_not_described(rare: str, tmp_path: Path) -> None:
+    """Three rows hold them: a rule of three lets them pass, one of four does not."""
+    rng = np.random.default_rng(0)
+    few = np.arange(60) < 3
+    codes = np.where(few, 2, np.arange(60) % 2) if rare == "category" else np.arange(60) % 3
+    ones = np.arange(60) % 2 if rare == "category" else few if rare == "one" else ~few
+    wait = rng.gamma(2.0, size=60)  # its summary lies beside that of the codes
+    rows = np.column_stack([wait, rng.normal(size=60), codes, ones]).astype(float)
+    families = ["gamma", "gaussian", fedem.Categorical(3), "bernoulli"]
+    model = fedem.mixed_mixture(1, families)
+    assert not hello(rows, model, 3, tmp_path / "3")
+    assert "no group as small" in hello(rows, model, 4, tmp_path / "4")["a"]
+
+
+def group_sizes(model: Any, rows: Any, seed: int) -> tuple[Any, Any]:
+    """The bound model's statistics where EM ends, and the sizes of the groups they tell of."""
+    summary = {name: values[None] for name, values in model.summary(rows).items()}
+    bound = model.bind(summary, np.array([len(rows)]), np.ones(1))
+    params = fedem.fit(model, [rows], fedem.EM(), rounds=30, seed=seed).params
+    statistics = bound.expected_statistics(rows, bound.from_user(params))
+    sizes = np.sort(bound.group_shares(statistics)) * len(rows)
+    for smallest in range(1, 8):
+        small = bool(np.any((sizes > 1e-9) & (sizes < smallest - 1e-6)))
+        with pytest.raises(Refusal, match="small") if small else nullcontext():
+            GuardedRows.check(bound, statistics[None], np.array([len(rows)]), smallest)
+    return bound, sizes
+
+
+@pytest.mark.parametrize("family", ["bernoulli", fedem.Categorical(2)])
+def test_rare_codes_of_a_component_are_not_told_of(family: Any) -> None:
+    """Two components far apart: a code that is common in all, and rare in one of them."""
+    near = np.arange(80) < 40
+    place = np.where(near, 0.0, 1000.0) + np.random.default_rng(0).normal(size=80)
+    codes = np.where(near, np.arange(80) < 5, np.arange(80) < 60).astype(float)
+    rows = np.column_stack([place, codes])
+    bound, sizes = group_sizes(fedem.mixed_mixture(2, ["gaussian", family], missing=False), rows, 1)
+    np.testing.assert_allclose(sizes, [5, 20, 20, 35, 40, 40], atol=1e-6)
+    twice = Several((bound, bound))
+    statistics = bound.expected_statistics(rows, bound.start(0))
+    one = bound.group_shares(statistics)
+    both = twice.group_shares(twice.join([statistics, statistics]))
+    np.testing.assert_array_equal(both, np.concatenate([one, one]))
+
+
+def test_states_and_transitions_are_counted() -> None:
+    states = np.zeros((12, 10))
+    states[:4] = 1  # four sequences begin in the other state
+    states[:3, 5:] = 0  # of which three leave it
+    rows = (states * 1000 + np.random.default_rng(0).normal(size=states.shape))[..., None]
+    _, sizes = group_sizes(fedem.hidden_markov(2, "gaussian"), rows, 1)
+    steps = [2.5, 9.5]  # of ten each; as often as states and as values seen
+    changes = [0, 3, 12 + 9, 72 + 12]
+    np.testing.assert_allclose(sizes, np.sort([*steps, *steps, 4, 8, *changes]), atol=1e-6)
 
 
 @pytest.mark.parametrize(

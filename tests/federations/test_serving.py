@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import pytest
 
 import fedem
 from fedem import LocalTransport, Site, SiteRules, Transport, serve
+from fedem.wire import Kind, Reason, encode_refusal, peek
+from tests.federations.test_trajectories import Scales
 from tests.helpers import make_data, make_model
 
 TABLES = make_data(6, sizes=(24, 18, 30, 22), spread=8.0)
@@ -72,6 +75,81 @@ def test_newcomers_are_let_in_and_the_answer_is_that_of_all(kind: str, tmp_path:
         np.testing.assert_allclose(getattr(served.result.params, name), values, atol=1e-7)
 
 
+def not_now(message: bytes) -> bytes:
+    header, _ = peek(message)
+    head = replace(header, kind=Kind.REFUSAL, dimension=0)
+    return encode_refusal(head, Reason.NOT_NOW, "the owner looks first.", 0)
+
+
+class Hesitant(Changing):
+    """Its last site can be reached once ``who`` says so, and joins from round ``ready`` on."""
+
+    def __init__(self, sites: Mapping[str, Site], who: Any, ready: float) -> None:
+        super().__init__(sites, who)
+        self.ready, self.hellos = ready, 0
+
+    def deliver(
+        self, messages: Mapping[str, bytes], deadline: float
+    ) -> Iterator[tuple[str, bytes]]:
+        here = {k: m for k, m in messages.items() if k != "d" or self.round >= self.ready}
+        yield from super().deliver(here, deadline)
+        if "d" in messages and "d" not in here and "d" in self.workers():
+            self.hellos += 1
+            yield "d", not_now(messages["d"])
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_who_only_looks_costs_nobody_a_stage(first: int, tmp_path: Path) -> None:
+    """There at the opening or not: the run is that of the others, bit for bit."""
+    options: dict[str, Any] = {"rounds": 35, "seed": 4, "pause": 0}
+    model, where = make_model("diag", k=2), tmp_path / "with"
+    transport = Hesitant(sites(where), lambda k: KEYS if k >= first else KEYS[:3], np.inf)
+    served = serve(
+        model, ALGORITHM, transport, where / "server", callbacks=[transport.tick], **options
+    )
+    assert (served.stage, served.rounds) == (1, 35)
+    assert transport.hellos == (5 if first == 0 else 0) + 3
+    alone = Changing(sites(tmp_path / "alone"), lambda k: KEYS[:3])
+    clean = serve(model, ALGORITHM, alone, tmp_path / "alone" / "server", **options)
+    np.testing.assert_array_equal(served.result.statistics, clean.result.statistics)
+
+
+def test_who_looked_or_was_away_at_the_opening_is_let_in_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    transport = Hesitant(sites(tmp_path), lambda k: KEYS, ready=12)
+    served = serve(
+        make_model("diag", k=2),
+        ALGORITHM,
+        transport,
+        tmp_path / "server",
+        rounds=25,
+        pause=0,
+        callbacks=[transport.tick],
+        seed=4,
+    )
+    assert (served.stage, served.rounds) == (2, 25)
+    assert [record.asked for record in served.result.records][-1] == 4
+    assert "d can be reached and does not join" in caplog.text
+
+
+def test_a_newcomer_with_other_columns_is_refused_and_ends_no_stage(tmp_path: Path) -> None:
+    who = sites(tmp_path)
+    who["d"] = Site(TABLES[3][:, :1], tmp_path / "narrow")
+    transport = Changing(who, lambda k: KEYS if k >= 3 else KEYS[:3])
+    served = serve(
+        make_model("diag", k=2),
+        ALGORITHM,
+        transport,
+        tmp_path / "server",
+        rounds=25,
+        callbacks=[transport.tick],
+        seed=4,
+    )
+    assert served.stage == 1
+    assert "not those of the others" in served.refusals["d"]
+
+
 def test_who_leaves_for_good_is_no_longer_counted(tmp_path: Path) -> None:
     start = fedem.fit(make_model("tied", k=2), TABLES, rounds=30, seed=4).params
     transport = LocalTransport(sites(tmp_path, SiteRules(largest_rounds=6)))
@@ -111,6 +189,17 @@ def test_who_is_silent_for_too_long_is_left_out_and_may_come_back(tmp_path: Path
     assert served.stage == 2
     assert "silent 4 times" in served.refusals["a"]
     assert served.result.records[-1].answered == 3
+
+
+def test_bytes_of_all_stages_are_those_that_crossed(tmp_path: Path) -> None:
+    scales = Scales(LocalTransport(sites(tmp_path, SiteRules(largest_rounds=6))))
+    totals = []
+    for rounds in (3, 12, 20):  # in several calls, the second of which begins another stage
+        served = serve(make_model("diag"), ALGORITHM, scales, tmp_path / "s", rounds=rounds, seed=4)
+        totals.append((served.stage, served.rounds))
+        assert (served.bytes_up, served.bytes_down) == (scales.up, scales.down)
+    assert totals == [(1, 3), (2, 12), (2, 20)]
+    assert served.result.bytes_up < served.bytes_up
 
 
 def test_too_few_left_end_the_run(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from fedem.models.categories import clip_simplex
 from fedem.models.chains import filtered_log_densities, lengths, smooth
 from fedem.models.columns import ColumnParameters, Columns
 from fedem.models.components import SMALLEST_MASS, keep_dying
+from fedem.models.groups import code_shares, seen_shares
 from fedem.models.mixture import to_numpy
 from fedem.models.spreads import ColumnMetric
 from fedem.protocols import FloatArray, IntArray, Layout, Model
@@ -199,6 +200,22 @@ class HiddenMarkov(Model):
             "observed": sums["features"][..., width:] / steps[..., None],
         }
         return self.layout.join(parts)
+
+    def group_shares(self, statistics: FloatArray) -> FloatArray:
+        """As shares of sequences, by state: steps, first steps, what was seen, codes.
+
+        Transitions are counted one by one: times the mean length.
+        """
+        parts = self.layout.split(np.asarray(statistics, dtype=np.float64))
+        lead = statistics.shape[:-1]
+        found = (parts["mass"], parts["moments"], parts["observed"])
+        counted = [parts["mass"], parts["initial"], parts["observed"]]
+        flat = [part.reshape(*lead, -1) for part in (*counted, parts["transitions"] * self.length)]
+        return np.concatenate([*flat, code_shares(self.columns, *found)], axis=-1)
+
+    def summary_shares(self, summary: Mapping[str, FloatArray]) -> FloatArray:
+        """What was seen of each column, and how often each code."""
+        return seen_shares(self.columns, summary)
 
     def responsibilities(self, data: Any, params: MarkovParameters) -> FloatArray:
         """p(state | sequence) at each step, ``(..., sequences, time, K)``; 0 after the end."""

@@ -22,6 +22,7 @@ from fedem.models.categories import Categorical
 from fedem.models.clusters import Clusters
 from fedem.models.columns import EXPOSURE, ColumnParameters, Columns
 from fedem.models.components import SMALLEST_MASS, keep_dying, normalised
+from fedem.models.groups import code_shares, seen_shares
 from fedem.models.imputing import (
     Imputable,
     draw_columns,
@@ -151,6 +152,17 @@ class MixedMixture(MixtureModel, Imputable):
         parts = self.layout.split(np.asarray(statistics, dtype=np.float64))
         mass = parts["mass"]
         return mass, parts["moments"], parts.get("observed", np.empty((*mass.shape, 0)))
+
+    def group_shares(self, statistics: FloatArray) -> FloatArray:
+        """Masses, what was seen of each column, and each code, by component."""
+        mass, moments, observed = self._split(statistics)
+        seen = observed.reshape(*mass.shape[:-1], -1)
+        codes = code_shares(self.columns, mass, moments, observed)
+        return np.concatenate([mass, seen, codes], axis=-1)
+
+    def summary_shares(self, summary: Mapping[str, FloatArray]) -> FloatArray:
+        """What was seen of each column, and how often each code."""
+        return seen_shares(self.columns, summary)
 
     def maximize(self, statistics: FloatArray) -> MixedParameters:
         """T(s): each column by itself."""

@@ -133,6 +133,16 @@ class Several(Model):
         """That of the first part, which serves all."""
         return dict(self.models[0].summary(data, weights))
 
+    def group_shares(self, statistics: FloatArray) -> FloatArray:
+        """Those of all parts."""
+        pieces = zip(self.models, self.cuts, strict=True)
+        return np.concatenate([m.group_shares(statistics[..., cut]) for m, cut in pieces], axis=-1)
+
+    def summary_shares(self, summary: Mapping[str, FloatArray]) -> FloatArray:
+        """That of the first part, which serves all."""
+        shares: FloatArray = self.models[0].summary_shares(summary)
+        return shares
+
     def combine(
         self, summaries: Mapping[str, FloatArray], shares: FloatArray
     ) -> dict[str, FloatArray]:

@@ -7,6 +7,7 @@ or tear what was not synced.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -48,8 +49,8 @@ class Disk:
         old.replace(new)
 
     def sync_directory(self, directory: Path) -> None:
-        """Make renames durable, where the system lets one open a directory."""
-        with contextlib.suppress(OSError):
+        """Make renames durable, where the system lets one open and sync a directory."""
+        with _where_possible():
             self.sync(directory)
 
     def settle(self, path: Path) -> None:
@@ -57,7 +58,7 @@ class Disk:
 
         Its writer may have been killed between the rename and the sync of the directory.
         """
-        with contextlib.suppress(OSError):
+        with _where_possible():
             self.sync(path)
         self.sync_directory(path.parent)
 
@@ -65,6 +66,20 @@ class Disk:
         """Delete a file, if it is there."""
         with contextlib.suppress(OSError):
             path.unlink()
+
+    def entries(self, directory: Path) -> list[Path]:
+        """What a directory holds, changed last first; nothing if there is none."""
+        try:
+            with os.scandir(directory) as found:
+                changed = {Path(entry.path): entry.stat().st_mtime_ns for entry in found}
+        except FileNotFoundError:
+            return []
+        return sorted(changed, key=lambda path: (-changed[path], path))
+
+    def remove_directory(self, directory: Path) -> None:
+        """Delete a directory, if it is there and empty."""
+        with contextlib.suppress(OSError):
+            directory.rmdir()
 
     def make_directory(self, directory: Path) -> None:
         """A directory and those above it, durable."""
@@ -90,6 +105,20 @@ class Disk:
 
 
 DISK = Disk()
+_IMPOSSIBLE = {
+    getattr(errno, name)
+    for name in ("EINVAL", "ENOTSUP", "EOPNOTSUPP", "ENOSYS", "EACCES", "EPERM", "EROFS", "EISDIR")
+}
+
+
+@contextlib.contextmanager
+def _where_possible() -> Iterator[None]:
+    """Pass over what a system cannot do; a sync that failed (EIO, a full disk) is an error."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _IMPOSSIBLE:
+            raise
 
 
 def _umask() -> int:

@@ -97,6 +97,15 @@ class SimulatedDisk(Disk):
         self._die()
         self._enter(path, None)
 
+    def entries(self, directory: Path) -> list[Path]:
+        """Names that were given last come first."""
+        inside = [path for path in self._names if directory in path.parents]
+        deep = len(directory.parts)
+        return list(dict.fromkeys(directory / path.parts[deep] for path in reversed(inside)))
+
+    def remove_directory(self, directory: Path) -> None:
+        """Directories are names; there is nothing to remove."""
+
     def make_directory(self, directory: Path) -> None:
         """Directories are names; there is nothing to make."""
 

@@ -122,6 +122,10 @@ class RemoteFederation(Federation):
         """Keys of the workers that can be reached now, in the run or not."""
         return self._line.transport.workers()
 
+    def greet(self, keys: Sequence[str]) -> list[str]:
+        """Those of these workers, not in the run, that answer hello as its members did."""
+        return self._roll.greet(self.members, keys)
+
     @property
     def outside(self) -> dict[str, int]:
         """Bytes up and down of workers that are not in the run, which no ledger holds."""

@@ -39,8 +39,6 @@ class Members:
     """The opening in the ledger's form."""
     description: Any = None
     """The model's."""
-    invited: list[str] = field(default_factory=list)
-    """Everyone who was said hello to, whatever came of it."""
 
     @property
     def opening(self) -> Opening:
@@ -60,7 +58,6 @@ class Members:
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
             "columns": None if self.columns is None else list(self.columns),
             "description": self.description,
-            "invited": self.invited,
         }
         arrays = {"counts": self.counts, "values": self.values, "traffic": self.traffic}
         save_checkpoint(path, arrays, about, disk)
@@ -81,7 +78,6 @@ class Members:
             None if about["columns"] is None else tuple(about["columns"]),
             arrays["traffic"],
             about["description"],
-            about["invited"],
         )
 
 

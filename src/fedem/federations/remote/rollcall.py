@@ -74,7 +74,6 @@ class RollCall:
             shapes=common,
             columns=columns_of(joins[members[0]]),
             description=description,
-            invited=list(keys),
         )
 
     def hello(
@@ -109,6 +108,19 @@ class RollCall:
                 if not missing:
                     break
         return joins, dict.fromkeys(keys, peek(message)[1].decode())
+
+    def greet(self, members: Members, keys: Sequence[str]) -> list[str]:
+        """Who of these would join a run like this one: asked once, in the columns of its members.
+
+        Those who refuse for good or fit nobody are noted; those who do not answer, or not now, may
+        be asked again.
+        """
+        joins, _ = self.hello(members.run, keys, members.description, members.columns, once=True)
+        for key, join in joins.items():
+            fits = columns_of(join) == members.columns and shapes_of(join) == members.shapes
+            if not (fits and 0 < join.count < MOST_ROWS):
+                self.line.dismiss(key, "its columns or its summary are not those of the others.")
+        return [key for key in keys if key in joins and key not in self.line.refusals]
 
     def again(self, members: Members, numbers: Sequence[int]) -> IntArray:
         """Workers that know nothing of the run: hello again; those with a new instance lost all.

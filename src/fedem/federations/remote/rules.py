@@ -32,8 +32,8 @@ class SiteRules:
     which rule it met.
 
     ``smallest_rows``: no answer at all from fewer rows. ``models``: names of the models that may be
-    fitted (None: all). ``largest_rounds``: how many rounds of one run are answered.
-    ``smallest_group``: see `GuardedRows`.
+    fitted (None: all). ``largest_rounds``: how many rounds, starts and questions of a
+    monitor are answered in all, over all runs in one folder. ``smallest_group``: see `GuardedRows`.
     """
 
     smallest_rows: int = 1
@@ -57,21 +57,21 @@ class SiteRules:
             allowed = ", ".join(self.models) or "none"
             raise Refusal(Reason.REFUSED, f"the owner allows the models {allowed}; not {name!r}.")
 
-    def check_opening(self, rows: int, summary: dict[str, FloatArray]) -> None:
-        """Refuse to describe too few rows, or a column of which too few values were seen."""
+    def check_opening(self, rows: int, shares: FloatArray) -> None:
+        """Refuse to describe too few rows, or groups of these shares if one is too small."""
         if rows < self.smallest_rows:
             raise Refusal(Reason.REFUSED, "the owner answers for more rows than there are here.")
         if self.smallest_group is None:
             return
-        seen = rows * np.asarray(summary.get("observed", np.ones(1)))
-        if rows < self.smallest_group or np.any((seen > 0) & (seen < self.smallest_group - 1e-9)):
+        if rows < self.smallest_group or _small(rows * shares, self.smallest_group):
             raise Refusal(Reason.REFUSED, "the owner describes no group as small as one here.")
 
-    def check_round(self, answered: int) -> None:
-        """Refuse a round more than allowed."""
+    def check_answers(self, answered: int) -> None:
+        """Refuse an answer more than allowed."""
         if self.largest_rounds is not None and answered >= self.largest_rounds:
             raise Refusal(
-                Reason.REFUSED, f"the owner answers {self.largest_rounds} rounds of a run, no more."
+                Reason.REFUSED,
+                f"the owner answers {self.largest_rounds} rounds and questions, no more.",
             )
 
 
@@ -82,8 +82,9 @@ class GuardedRows(Oracle):
     The statistics of a mixture are sums over the rows of each component. A component that holds
     more than nothing but less than ``smallest`` rows of what a message is computed from (all local
     rows, or the mini-batch) would be a statement about a few records, so the worker does not answer
-    that round. It may answer another: components move. A component's number of rows is its mass
-    times theirs; statistics without a ``mass`` per component are not about groups.
+    that round. It may answer another: components move. The same holds for all that a model counts
+    (`Model.group_shares`): rows of a component with a code or in which a column was seen, first
+    states and transitions of a chain. Statistics that count nothing are not about groups.
     """
 
     def __init__(self, inner: Oracle, model: Model, params: Any, smallest: int) -> None:
@@ -108,14 +109,15 @@ class GuardedRows(Oracle):
     @staticmethod
     def check(model: Model, statistics: FloatArray, counts: IntArray, smallest: int) -> None:
         """Refuse for now if the statistics, of so many rows each, tell of a small group."""
-        parts = model.layout.split(statistics)
-        if "mass" not in parts:
-            return
-        rows = parts["mass"].reshape(len(counts), -1) * counts[:, None]
-        if np.any((rows > 0) & (rows < smallest - 1e-9)):
+        if _small(model.group_shares(statistics) * counts[:, None], smallest):
             raise Refusal(
                 Reason.NOT_NOW, "the owner tells nothing of a group as small as one here now."
             )
+
+
+def _small(rows: FloatArray, smallest: int) -> bool:
+    """Whether some group is there and too small; sums of shares are exact to rounding only."""
+    return bool(np.any((rows > 0) & (rows < smallest - 1e-9)))
 
 
 @final

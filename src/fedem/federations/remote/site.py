@@ -26,7 +26,7 @@ from fedem.federations.loop import LoopFederation
 from fedem.federations.remote.data import arrange, read_site
 from fedem.federations.remote.opening import bind_constants, flatten, unflatten_params
 from fedem.federations.remote.rules import GuardedRows, Journal, Refusal, SiteRules
-from fedem.federations.remote.store import Joined, SiteStore, State
+from fedem.federations.remote.store import Joined, SiteStore, State, Tally, clear_old, clear_torn
 from fedem.protocols import Algorithm, FloatArray, Model, Request, Rows
 from fedem.storage import DISK, Disk
 from fedem.wire import (
@@ -101,6 +101,8 @@ class Site:
         self.rules = SiteRules() if rules is None else rules
         self.directory, self.disk = Path(directory), disk
         self._data = read_site(data, columns)
+        self._tally = Tally(self.directory, disk)
+        self._cleared = False
         self._journal = Journal(None if journal is None else Path(journal))
 
     def step(self, message: bytes) -> bytes:
@@ -110,6 +112,9 @@ class Site:
             header, body = peek(message)
             self.disk.make_directory(self.directory)  # a lost disk may come back empty
             with self.disk.lock(self.directory / "lock"):
+                if not self._cleared:
+                    clear_torn(self.directory, self.disk)
+                    self._cleared = True
                 reply, note = self._answer(header, body, message)
         except Refusal as refusal:
             reply, note = self._refuse(header, refusal)
@@ -176,7 +181,7 @@ class Site:
         opening = LoopFederation(data).open(model)
         count = int(opening.counts[0])
         summary = {name: values[0] for name, values in opening.summaries.items()}
-        self.rules.check_opening(count, summary)
+        self.rules.check_opening(count, model.summary_shares(summary))
         store = self._store(header.run)
         joined = store.joined()
         settings = body.decode()
@@ -191,6 +196,7 @@ class Site:
             shapes = {name: values.shape for name, values in summary.items()}
             joined = Joined(settings, instance, count, shapes, data.columns)
             store.join(joined)
+            clear_old(self.directory, store.directory, self.disk)
         elif joined.count != count:
             raise Refusal(Reason.REFUSED, "its data changed since the run began.")
         else:
@@ -253,16 +259,31 @@ class Site:
         _, joined = self._known(header)
         model, local = self._local(joined)
         params = unflatten_params(decode_floats(body, header.dimension), model.start(0))
-        if header.kind is Kind.START:
+        self._may_answer()
+        start, smallest = header.kind is Kind.START, self.rules.smallest_group
+        values = np.empty(0)
+        if start or smallest is not None:
             values = local.mean_statistics(model, params, _ALONE)
-            if self.rules.smallest_group is not None:
-                smallest = self.rules.smallest_group
-                GuardedRows.check(model, values[None], local.data.counts, smallest)
+        if smallest is not None:
+            GuardedRows.check(model, values[None], local.data.counts, smallest)
+        if start:
+            self._count_answer()
             head = replace(header, kind=Kind.STATISTICS, dimension=len(values))
             return encode_table(head, values), f"exact expected statistics: {len(values)} numbers"
         value = np.array([local.mean_log_likelihood(model, params, _ALONE)])
+        self._count_answer()
         head = replace(header, kind=Kind.LIKELIHOOD, dimension=1)
         return encode_table(head, value), "the mean log-likelihood: 1 number"
+
+    def _may_answer(self) -> None:
+        """Refuse what would be one answer too many."""
+        if self.rules.largest_rounds is not None:
+            self.rules.check_answers(self._tally.read())
+
+    def _count_answer(self) -> None:
+        """Count an answer that is about to leave; without the rule nobody asks for the number."""
+        if self.rules.largest_rounds is not None:
+            self._tally.add()
 
     # Rounds.
 
@@ -328,7 +349,7 @@ class Site:
         """The algorithm's own worker step, for this worker alone."""
         again = bool(state.rows["pending_round"][0] == request.round)
         if not again:
-            self.rules.check_round(state.answered)
+            self._may_answer()
         local.begin(model, algorithm, seed)
         mine = replace(request, workers=_ME)
         oracle = local.oracle(mine, request.workers)
@@ -337,8 +358,9 @@ class Site:
         rows, replies = algorithm.worker_step(model, seed, state.rows, request, oracle)
         if again and len(replies.workers):
             return state, replies
-        answered = state.answered + len(replies.workers)
-        return State(rows, request.round, request.statistics, answered), replies
+        if len(replies.workers):
+            self._count_answer()
+        return State(rows, request.round, request.statistics), replies
 
 
 def _fresh(algorithm: Algorithm, q: int) -> State:

@@ -14,6 +14,7 @@ recovery, no journal and no locks that shared file systems get wrong.
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -24,10 +25,14 @@ from numpy.typing import NDArray
 from fedem.errors import CheckpointError
 from fedem.federations.remote.rules import Refusal
 from fedem.protocols import FloatArray, Rows
-from fedem.storage import DISK, Disk, save_checkpoint, unpack_checkpoint
+from fedem.storage import DISK, Disk, load_checkpoint, save_checkpoint, unpack_checkpoint
 from fedem.wire import Reason
 
 logger = logging.getLogger(__name__)
+KEPT_RUNS = 8
+"""Folders of runs that a site keeps, those used last: one that comes back later lost its memory."""
+_RUN = re.compile("[0-9a-f]{16}")
+_TORN = re.compile(r"\.(joined|state|answered)\..*\.tmp")
 
 
 @final
@@ -58,8 +63,6 @@ class State:
     round: int
     """The round that ``statistics`` belong to, -1 if none."""
     statistics: FloatArray
-    answered: int = 0
-    """How many rounds this worker has answered."""
 
 
 @final
@@ -132,7 +135,7 @@ class SiteStore:
             return None
         arrays, about = found
         rows = {n.removeprefix("rows/"): a for n, a in arrays.items() if n.startswith("rows/")}
-        return State(rows, about["round"], arrays["statistics"], about["answered"])
+        return State(rows, about["round"], arrays["statistics"])
 
     def settle(self, name: str) -> None:
         """Make a file safe that is answered from without being written."""
@@ -142,5 +145,46 @@ class SiteStore:
         """Write what a round leaves: after this, it has happened."""
         arrays = {f"rows/{name}": array for name, array in state.rows.items()}
         arrays["statistics"] = state.statistics
-        about = {"round": state.round, "answered": state.answered}
-        save_checkpoint(self.directory / "state", arrays, about, self.disk)
+        save_checkpoint(self.directory / "state", arrays, {"round": state.round}, self.disk)
+
+
+def clear_torn(directory: Path, disk: Disk = DISK) -> None:
+    """Remove what a killed process was writing; whoever calls has the site's lock."""
+    runs = [path for path in disk.entries(directory) if _RUN.fullmatch(path.name)]
+    for folder in (directory, *runs):
+        for path in disk.entries(folder):
+            if _TORN.fullmatch(path.name):
+                disk.remove(path)
+
+
+def clear_old(directory: Path, current: Path, disk: Disk = DISK) -> None:
+    """Remove the folders of all but the last runs, never the current one's."""
+    runs = [path for path in disk.entries(directory) if _RUN.fullmatch(path.name)]
+    for old in [path for path in runs if path != current][KEPT_RUNS - 1 :]:
+        SiteStore(old, disk).forget()
+        for left in disk.entries(old):
+            disk.remove(left)
+        disk.remove_directory(old)
+
+
+@final
+class Tally:
+    """How often a site told something of its rows, over all runs: a file, kept before the answer.
+
+    A crash between the two counts an answer that never left; the other order would give one away. A
+    damaged file is an error, and no reason to begin again at zero.
+    """
+
+    def __init__(self, directory: Path, disk: Disk = DISK) -> None:
+        self._path, self._disk = directory / "answered", disk
+
+    def read(self) -> int:
+        """The answers so far."""
+        if self._disk.read(self._path) is None:
+            return 0
+        return int(load_checkpoint(self._path, self._disk)[1]["answered"])
+
+    def add(self) -> None:
+        """One more."""
+        about = {"answered": self.read() + 1}
+        save_checkpoint(self._path, {"none": np.empty(0)}, about, self._disk)
