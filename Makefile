@@ -3,11 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-<<<<<<< HEAD
-.PHONY: help setup demo reproduce test lint types check wheel bench chaos fuzz clean
-=======
-.PHONY: help setup demo reproduce test lint types check wheel bench fuzz faults clean
->>>>>>> network
+.PHONY: help setup demo reproduce test lint types check wheel bench chaos fuzz faults clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
