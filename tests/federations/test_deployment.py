@@ -180,7 +180,7 @@ def test_other_accounts_of_the_machine_do_not_control_the_superlink(shown: dict[
         assert ask(path, "127.0.0.1", shown) == 403
     assert ask(FLEET, "127.0.0.1", shown) == "passed"
     with pytest.raises(ValueError, match="empty"):
-        LocalOnly(None, "")  # type: ignore[arg-type]
+        LocalOnly(None, "")
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def ask(path: str, peer: str | None, headers: Mapping[str, str]) -> Any:
     async def send(message: Any) -> None:
         answers.append(message.get("status"))
 
-    asyncio.run(LocalOnly(inner, "right")(scope, None, send))  # type: ignore[arg-type]
+    asyncio.run(LocalOnly(inner, "right")(scope, None, send))
     return answers[0]
 
 
@@ -547,7 +547,7 @@ def test_a_folder_belongs_to_one_run(command: Command, tmp_path: Path) -> None:
 
 
 def test_refusals_are_kept_with_their_reason() -> None:
-    transport = GridTransport(None)  # type: ignore[arg-type]
+    transport = GridTransport(None)
     header = Header(Kind.REFUSAL, 1, 1, 0, 0, 0)
     for reason, words in ((Reason.REFUSED, "too few rows."), (Reason.OLD, "old.")):
         transport._note(reason.name, encode_refusal(header, reason, words, 0))

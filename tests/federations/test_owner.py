@@ -39,7 +39,7 @@ def run(where: Path, rules: SiteRules, model: Any = None, **options: Any) -> Rem
         federation=federation,
         **chosen,
     )
-    federation.answers = [r.answered for r in result.records[1:]]  # type: ignore[attr-defined]
+    federation.answers = [r.answered for r in result.records[1:]]
     return federation
 
 
@@ -58,7 +58,7 @@ def test_allowed_models(tmp_path: Path) -> None:
 
 def test_no_more_rounds_than_allowed_but_repeats(tmp_path: Path) -> None:
     federation = run(tmp_path, SiteRules(largest_rounds=4))
-    assert federation.answers == [4, 4, 4, 4, 3, 3]  # type: ignore[attr-defined]
+    assert federation.answers == [4, 4, 4, 4, 3, 3]
     assert "4 rounds" in federation.refusals["a"]
 
 
@@ -97,8 +97,8 @@ def test_rounds_of_all_runs_count_together(tmp_path: Path) -> None:
     rules = SiteRules(largest_rounds=8)
     first = run(tmp_path, rules)
     second = run(tmp_path, rules)
-    assert first.answers == [4] * 6  # type: ignore[attr-defined]
-    assert second.answers == [4, 4, 3, 3, 3, 3]  # type: ignore[attr-defined]
+    assert first.answers == [4] * 6
+    assert second.answers == [4, 4, 3, 3, 3, 3]
 
 
 def test_no_likelihood_of_a_small_group(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_small_groups_of_a_batch_and_of_the_start(tmp_path: Path) -> None:
     rules = SiteRules(smallest_group=6)
     algorithm = fedem.FedEM(batch_size=5, step_size=0.1)
     federation = run(tmp_path, rules, algorithm=algorithm, model=make_model("diag", k=1))
-    assert federation.answers == [3] * 6  # type: ignore[attr-defined]
+    assert federation.answers == [3] * 6
     start = fedem.fit(make_model("diag"), TABLES, rounds=5, seed=4).params
     with pytest.raises(fedem.ParticipationError, match="start needs"):
         run(tmp_path / "2", SiteRules(smallest_group=20), start=start)
