@@ -452,7 +452,7 @@ def test_other_widths_and_bad_rows_are_refused_without_telling_a_value(tmp_path:
 def test_a_model_nobody_could_build_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
     model = make_model("diag")
 
-    class Odd(type(model)):  # type: ignore[misc]
+    class Odd(type(model)):
         def describe(self) -> dict[str, Any]:
             return {"model": "of my own"}
 
@@ -533,7 +533,7 @@ def test_bad_settings(bad: dict[str, Any]) -> None:
 
 def test_bad_company() -> None:
     with pytest.raises(fedem.SettingsError, match="transport"):
-        RemoteFederation({})  # type: ignore[arg-type]
+        RemoteFederation({})
     remote = RemoteFederation(LocalTransport({}))
     with pytest.raises(fedem.SettingsError, match="Transport"):
         fedem.FaultyFederation(remote, fedem.FaultPlan())

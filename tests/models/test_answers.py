@@ -91,4 +91,4 @@ def test_models_without_an_answer_say_so() -> None:
         result.sample(3)
     for bad in (0, -1, 1.5):
         with pytest.raises(fedem.SettingsError, match="count"):
-            result.sample(bad)  # type: ignore[arg-type]
+            result.sample(bad)

@@ -47,7 +47,7 @@ def test_moments_are_those_of_rows_that_the_model_draws(name: str) -> None:
             mine = np.delete(mine, 1, axis=1)
         if weight < 0.05:
             continue
-        means, spread = portrait.means[k], portrait.covariances[k]  # type: ignore[index]
+        means, spread = portrait.means[k], portrait.covariances[k]
         variances = np.diagonal(spread) if spread.ndim == 2 else spread
         if name == "mixed mixture":
             means, variances = np.delete(means, 1), np.delete(variances, 1)

@@ -89,6 +89,6 @@ def test_ranges_are_read_and_nonsense_refused() -> None:
         with pytest.raises(fedem.SettingsError, match="components"):
             read_range(bad)
     with pytest.raises(fedem.SettingsError, match="criterion"):
-        fedem.select_components(fedem.gaussian_mixture(1), SITES, criterion="r2")  # type: ignore
+        fedem.select_components(fedem.gaussian_mixture(1), SITES, criterion="r2")
     with pytest.raises(fedem.SettingsError, match="no number of components"):
         fedem.select_components(fedem.LinearGaussian(), make_data(0))

@@ -167,7 +167,7 @@ def test_workers_may_stay_unnamed(tmp_path: Path) -> None:
 
 def test_a_model_of_ones_own(tmp_path: Path) -> None:
     @dataclass(frozen=True, eq=False)
-    class Mine(CLASSES["gaussian-mixture/full"]):  # type: ignore[misc]
+    class Mine(CLASSES["gaussian-mixture/full"]):
         pass
 
     result = fedem.fit(Mine(2), make_data(), rounds=3)
