@@ -235,4 +235,5 @@ def result_of(run: Run, stopped: str, stop: Stop | None = None) -> Result:
         worker_weights=run.weights,
         samples=run.total,
         facts=Facts(run.rows, plain(settings), not run.federation.carries_bytes),
+        summary=run.summary,
     )

@@ -7,6 +7,7 @@ too, in the user's units, for readers in other languages.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ class Contents:
     worker_weights: FloatArray | None
     samples: float
     facts: Facts | None
+    summary: Mapping[str, FloatArray] | None = None
 
 
 def write_model(
@@ -64,6 +66,7 @@ def write_model(
         "card": card,
     }
     arrays |= {f"records/{name}": a for name, a in contents.records.to_arrays().items()}
+    arrays |= {f"summary/{name}": np.asarray(a) for name, a in (contents.summary or {}).items()}
     arrays["ledger"] = contents.ledger.counts
     if hasattr(params, "arrays"):
         arrays |= {f"params/{name}": np.asarray(a) for name, a in params.arrays().items()}
@@ -116,15 +119,16 @@ def _contents(arrays: dict[str, NDArray[Any]], description: dict[str, Any]) -> C
         raise ModelFileError(f"its ledger has the shape {counts.shape}.")
     ledger = Ledger(counts.shape[3], _names(arrays, counts.shape[3]))
     ledger.restore(counts.astype(np.int64))
-    prefix = "records/"
-    records = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+    summary = _under("summary/", arrays)
+    if not all(a.dtype == np.float64 and np.isfinite(a).all() for a in summary.values()):
+        raise ModelFileError("its summary of the rows holds other things than finite numbers.")
     columns = description["columns"]
     if columns is not None and not all(isinstance(name, str) for name in columns):
         raise ModelFileError("its columns have no names.")
     return Contents(
         model,
         statistics,
-        Records.from_arrays(records),
+        Records.from_arrays(_under("records/", arrays)),
         ledger,
         str(description["stopped"]),
         int(description["seed"]),
@@ -132,13 +136,18 @@ def _contents(arrays: dict[str, NDArray[Any]], description: dict[str, Any]) -> C
         arrays.get("workers/weights"),
         float(description["samples"]),
         _facts(arrays, description["facts"], counts.shape[3]),
+        summary or None,
     )
+
+
+def _under(prefix: str, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
 
 
 def _check_params(model: Model, statistics: FloatArray, arrays: dict[str, NDArray[Any]]) -> None:
     """What other readers are shown is what this one computes."""
     params = model.to_user(model.maximize(statistics))
-    shown = {n.removeprefix("params/"): a for n, a in arrays.items() if n.startswith("params/")}
+    shown = _under("params/", arrays)
     if shown and hasattr(params, "arrays"):
         for name, value in params.arrays().items():
             if not np.allclose(shown[name], value, rtol=1e-6, atol=1e-9, equal_nan=True):

@@ -258,6 +258,7 @@ def _opened(
         rows=opening.counts,
     )
     run.total = float(samples if opening.totals is None else opening.totals.sum())
+    run.summary = model.combine(opening.summaries, w)
     return run
 
 

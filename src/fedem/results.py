@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -14,6 +15,7 @@ from fedem.datasets.sources import ParquetRows, Source
 from fedem.errors import SettingsError, check_count, check_range
 from fedem.ledger import Ledger
 from fedem.modelfiles import Contents, read_model, write_model
+from fedem.models.adapting import adapt
 from fedem.models.portraits import width_of
 from fedem.protocols import FloatArray, IntArray
 from fedem.random import check_seed
@@ -55,6 +57,8 @@ class Result:
     """Rows of all workers together, each counted with its weight."""
     facts: Facts | None = None
     """Rows per worker, settings, versions, date; and the fit of each worker, if asked for."""
+    summary: Mapping[str, FloatArray] | None = None
+    """What the opening exchange told of all rows together: what `adapt` starts from."""
 
     def __repr__(self) -> str:
         traffic = f"{self.bytes_up} bytes up, {self.bytes_down} down"
@@ -117,8 +121,28 @@ class Result:
             self.worker_weights,
             self.samples,
             self.facts,
+            self.summary,
         )
         write_model(path, contents, self.params, self.card, names)
+
+    def adapt(self, data: Any, worth: float = 50.0) -> Result:
+        """This model fitted to the rows of one worker, who alone needs it; nothing is sent.
+
+        The common model counts as much as ``worth`` rows of it would: near 0 the worker's own rows
+        decide, and where there are far fewer than ``worth`` of them the common model stays. Records
+        and ledger stay those of the common fit; the card says that it was adapted.
+        """
+        check_range("worth", worth, 0, np.inf, open_low=True, open_high=True)
+        if self.summary is None:
+            raise SettingsError("this result lacks the summary of all rows: fit the model again.")
+        rows, _ = self._inner(data)
+        model, statistics = adapt(self.model, self.statistics, self.summary, rows, worth)
+        facts = self.facts
+        if facts is not None:
+            told = {"adapted": {"rows": len(rows), "worth": worth}}
+            facts = replace(facts, settings={**facts.settings, **told}, scores=None)
+        params = model.to_user(model.maximize(statistics))
+        return replace(self, model=model, statistics=statistics, params=params, facts=facts)
 
     def log_likelihood(self, data: Any) -> float:
         """The mean log-likelihood of rows, per sample, in the user's units."""
@@ -223,4 +247,5 @@ def load(path: str | Path) -> Result:
         worker_weights=found.worker_weights,
         samples=found.samples,
         facts=found.facts,
+        summary=found.summary,
     )

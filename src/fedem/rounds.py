@@ -6,7 +6,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
@@ -82,6 +82,8 @@ class Run:
         self.columns, self.fingerprint = columns, fingerprint or {}
         self.total = float(samples)
         """The sum of the rows' weights, their number where they have none."""
+        self.summary: Mapping[str, FloatArray] | None = None
+        """What the opening exchange told of all rows together."""
         self.records = Records()
         self.accepted: IntArray = np.full(federation.size, -1, dtype=np.int64)
         self.ledger = Ledger(federation.size) if ledger is None else ledger
