@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedem.models.mixture import to_numpy
 from fedem.protocols import BoolArray, FloatArray, IntArray
 
 BLOCK_ELEMENTS = 1 << 22
@@ -78,6 +79,21 @@ def stacks(
             w = weights[where] * inside
         yield Stack(owners[where[:, 0]], mask, filled, w, positions[where])
         start = stop
+
+
+def row_stacks(data: Any, weights: Any | None, origin: FloatArray, cost: int) -> Iterator[Stack]:
+    """Blocks of rows ``(..., rows, d)`` of all workers, by pattern; see `stacks`."""
+    rows = np.asarray(data) if isinstance(data, np.ndarray) else to_numpy(data)
+    m, d = rows.shape[-2:]
+    flat = rows.reshape(-1, d)
+    w = None if weights is None else np.broadcast_to(to_numpy(weights), rows.shape[:-1]).ravel()
+    step = max(1, BLOCK_ELEMENTS // d)
+    for start in range(0, len(flat), step):
+        part = np.asarray(flat[start : start + step], dtype=np.float64)
+        owners = (start + np.arange(len(part))) // m
+        mine = None if w is None else w[start : start + step]
+        for stack in stacks(part, mine, owners, origin, cost):
+            yield stack._replace(positions=stack.positions + start)
 
 
 def sizes(stack: Stack) -> FloatArray:
