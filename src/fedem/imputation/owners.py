@@ -17,8 +17,12 @@ from typing import Any, final
 
 import numpy as np
 
+from fedem.imputation.metric import FactorMetric
 from fedem.imputation.rows import Side
 from fedem.protocols import FloatArray, Layout, Model, Parameters
+
+SHRINK = 0.25
+"""A column's moments shrink to no less than this in one round, in any direction."""
 
 
 @final
@@ -68,8 +72,8 @@ class FactorOwner(Model):
         pairs = self.width * (self.width + 1) // 2
         return Layout(
             (
-                ("moments", (self.n_columns, pairs)),
-                ("products", (self.n_columns, self.width)),
+                ("latent", (self.n_columns, pairs)),
+                ("cross", (self.n_columns, self.width)),
                 ("square", (1,)),
             )
         )
@@ -85,11 +89,11 @@ class FactorOwner(Model):
 
     def _unpack(self, statistics: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         parts = self.layout.split(np.asarray(statistics, dtype=np.float64))
-        packed = parts["moments"]
+        packed = parts["latent"]
         full = np.zeros((*packed.shape[:-1], self.width, self.width))
         i, j = np.triu_indices(self.width)
         full[..., i, j] = full[..., j, i] = packed
-        return full, parts["products"], parts["square"][..., 0]
+        return full, parts["cross"], parts["square"][..., 0]
 
     def _residual(
         self,
@@ -133,17 +137,21 @@ class FactorOwner(Model):
 
     @final
     def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
-        """A column that noise pushes out of the domain stays as it was, alone."""
+        """A column whose moments noise would all but wipe out in some direction goes less far.
+
+        T divides by them, so without this the loadings of one column could throw off the fit.
+        """
         if not np.isfinite(after).all():
             return after
-        moments, _, _ = self._unpack(after)
-        bad = ~_positive(moments, self.side().ridge)
-        if not bad.any():
+        ridge = np.diag(self.side().ridge)
+        old, new = (self._unpack(statistics)[0] + ridge for statistics in (before, after))
+        least = _relative(old, new)
+        if not np.any(least < SHRINK):
             return after
-        old, new = self.layout.split(before), self.layout.split(after.copy())
-        for name in ("moments", "products"):
-            new[name][bad] = old[name][bad]
-        return self.layout.join(new)
+        share = np.where(least < SHRINK, (1 - SHRINK) / (1 - least), 1.0)[:, None]
+        there, here = self.layout.split(after), self.layout.split(before)
+        mixed = {n: here[n] + share * (there[n] - here[n]) for n in ("latent", "cross")}
+        return self.layout.join({**there, **mixed})
 
     @final
     def statistics_of(self, params: Loadings) -> FloatArray:
@@ -154,11 +162,25 @@ class FactorOwner(Model):
         square = square + self.cells(moments) * params.variance[0]
         return self.layout.join(
             {
-                "moments": moments[:, *np.triu_indices(self.width)],
-                "products": self.mass[:, None] * params.loadings,
+                "latent": moments[:, *np.triu_indices(self.width)],
+                "cross": self.mass[:, None] * params.loadings,
                 "square": np.array([square]),
             }
         )
+
+    @final
+    def metric(self, params: Loadings) -> FactorMetric:
+        """That of the regressions at these parameters."""
+        assert self.mass is not None
+        cells = float(self.cells(self.mass[:, None, None] * np.eye(self.width)))
+        noise = float(params.variance[0])
+        return FactorMetric(self.layout, params.loadings, noise, self.mass, cells)
+
+
+def _relative(old: FloatArray, new: FloatArray) -> FloatArray:
+    """The least ratio of ``new`` to ``old``, positive definite matrices, over all directions."""
+    inverse = np.linalg.inv(np.linalg.cholesky(old))
+    return np.asarray(np.linalg.eigvalsh(inverse @ new @ np.swapaxes(inverse, -1, -2))[..., 0])
 
 
 def _positive(moments: FloatArray, ridge: FloatArray) -> Any:

@@ -177,7 +177,7 @@ class RowOwner(FactorOwner, Imputable):
 
     def group_shares(self, statistics: FloatArray) -> FloatArray:
         """The share of rows seen in each column."""
-        return self.layout.split(statistics)["moments"][..., -1]
+        return self.layout.split(statistics)["latent"][..., -1]
 
     # The E-step.
 
@@ -210,8 +210,8 @@ class RowOwner(FactorOwner, Imputable):
         packed = products[:, *np.triu_indices(self.width)]
         return self.layout.join(
             {
-                "moments": at.stack.seen[:, :, None] * packed[:, None, :],
-                "products": np.swapaxes(at.values, -1, -2) @ weighted,
+                "latent": at.stack.seen[:, :, None] * packed[:, None, :],
+                "cross": np.swapaxes(at.values, -1, -2) @ weighted,
                 "square": ((at.values**2).sum(axis=-1) * w).sum(axis=-1, keepdims=True),
             }
         )
@@ -247,6 +247,10 @@ class RowOwner(FactorOwner, Imputable):
         count = total_weight(data, weights)
         likelihood = values.reshape(lead) / count
         return total.reshape(*lead, q) / count[..., None], likelihood, np.zeros(lead)
+
+    def responsibilities(self, data: Any, params: Loadings) -> FloatArray:
+        """All rows are of one component, ``(..., rows, 1)``."""
+        return np.ones((*data.shape[:-1], 1))
 
     def score_samples(self, data: Any, params: Loadings) -> FloatArray:
         """log p of what was seen in each row."""

@@ -125,8 +125,8 @@ class SiteOwner(FactorOwner):
         products = [add_up(time, value * one[site, i], self.times) for i in range(self.width)]
         safe = np.where(weight > 0, weight, 1.0)
         parts = {
-            "moments": np.stack(moments, axis=1) / count,
-            "products": np.stack(products, axis=1) / count,
+            "latent": np.stack(moments, axis=1) / count,
+            "cross": np.stack(products, axis=1) / count,
             "square": np.array([(value**2 / safe).sum() / count]),
         }
         return self.layout.join(parts)
