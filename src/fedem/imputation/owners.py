@@ -148,7 +148,7 @@ class FactorOwner(Model):
         least = _relative(old, new)
         if not np.any(least < SHRINK):
             return after
-        share = np.where(least < SHRINK, (1 - SHRINK) / (1 - least), 1.0)[:, None]
+        share = ((1 - SHRINK) / (1 - np.minimum(least, SHRINK)))[:, None]
         there, here = self.layout.split(after), self.layout.split(before)
         mixed = {n: here[n] + share * (there[n] - here[n]) for n in ("latent", "cross")}
         return self.layout.join({**there, **mixed})

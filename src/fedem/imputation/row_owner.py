@@ -32,8 +32,8 @@ from fedem.imputation.rows import Side, time_side
 from fedem.models.imputing import Imputable, latent_numbers
 from fedem.models.loadings import FactorParameters, rotate
 from fedem.models.mixture import to_numpy
-from fedem.models.parameters import Frame, GaussianParameters, common_frame
-from fedem.models.patterns import Stack, row_stacks, sizes
+from fedem.models.parameters import Frame, GaussianParameters, common_frame, is_constant
+from fedem.models.patterns import Stack, add_by_owner, row_stacks, sizes
 from fedem.models.registry import savable
 from fedem.models.rows import check_seen, combine_seen, seen_moments, total_weight
 from fedem.models.sampling import sample_gaussian
@@ -87,6 +87,8 @@ class RowOwner(FactorOwner, Imputable):
     noise_floor: float = 1e-6
     frame: Frame | None = None
     mass: FloatArray | None = None
+    varies: FloatArray | None = None
+    """0 for columns of one single value: they say nothing, and noise must not make them, else 1."""
     rows: float = 0.0
     """The total weight of all rows."""
 
@@ -172,6 +174,7 @@ class RowOwner(FactorOwner, Imputable):
             self,
             frame=common_frame(whole["mean"], whole["scatter"], "diag", floored=floored),
             mass=whole["observed"],
+            varies=np.where(is_constant(whole["mean"], whole["scatter"]), 0.0, 1.0),
             rows=n / float(whole["rows"][0]),
         )
 
@@ -187,7 +190,7 @@ class RowOwner(FactorOwner, Imputable):
         """Pattern by pattern."""
         frame, k = self._frame, self.rank
         for stack in row_stacks(data, weights, frame.origin, self.layout.size):
-            loadings, noise = _own(params, stack.owners)
+            loadings, noise = self._own(params, stack.owners)
             seen = stack.seen.astype(np.float64)
             values = (stack.rows - frame.origin) / frame.scale
             factors = loadings[..., :k] * seen[..., None]
@@ -198,6 +201,17 @@ class RowOwner(FactorOwner, Imputable):
             yield Posterior(
                 stack, values, residuals, score, score @ covariance, covariance, loadings, noise
             )
+
+    def _own(self, params: Loadings, owners: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Loadings and noise of each pattern's worker, or of all where they are common."""
+        assert self.varies is not None
+        loadings, noise = params.loadings * self.varies[:, None], params.variance[..., None]
+        if loadings.ndim == 2:
+            return loadings[None], noise[None]
+        return (
+            loadings.reshape(-1, *loadings.shape[-2:])[owners],
+            noise.reshape(-1, 1, 1)[owners],
+        )
 
     def _moments(self, at: Posterior) -> FloatArray:
         """Sums over the rows of each pattern, ``(u, q)``."""
@@ -242,8 +256,8 @@ class RowOwner(FactorOwner, Imputable):
             owners, w = at.stack.owners, at.stack.weights
             densities = self._densities(at)
             densities = densities if w is None else densities * w
-            np.add.at(total, owners, self._moments(at))
-            np.add.at(values, owners, densities.sum(axis=-1))
+            add_by_owner(total, owners, self._moments(at))
+            add_by_owner(values, owners, densities.sum(axis=-1))
         count = total_weight(data, weights)
         likelihood = values.reshape(lead) / count
         return total.reshape(*lead, q) / count[..., None], likelihood, np.zeros(lead)
@@ -321,9 +335,10 @@ class RowOwner(FactorOwner, Imputable):
     def to_user(self, params: Loadings) -> FactorParameters:
         """One factor analyser in the user's units, rotated as `fedem.ppca` says."""
         origin, scale, k = self._frame.origin, self._frame.scale, self.rank
-        noise = params.variance * scale**2
-        loadings = rotate(params.loadings[:, :k] * scale[:, None], noise)
-        means = params.loadings[:, k] * scale + origin
+        assert self.varies is not None
+        noise, factors = params.variance * scale**2, params.loadings * self.varies[:, None]
+        loadings = rotate(factors[:, :k] * scale[:, None], noise)
+        means = factors[:, k] * scale + origin
         return FactorParameters(np.ones(1), means[None], loadings[None], noise[None])
 
     def from_user(self, params: FactorParameters) -> Loadings:
@@ -360,17 +375,6 @@ class RowOwner(FactorOwner, Imputable):
         """All settings."""
         names = ("rank", "ridge", "noise_floor")
         return {"model": "row-owner", **{name: getattr(self, name) for name in names}}
-
-
-def _own(params: Loadings, owners: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Loadings and noise of each pattern's worker, or of all where they are common."""
-    loadings, noise = params.loadings, params.variance[..., None]
-    if loadings.ndim == 2:
-        return loadings[None], noise[None]
-    return (
-        loadings.reshape(-1, *loadings.shape[-2:])[owners],
-        noise.reshape(-1, 1, 1)[owners],
-    )
 
 
 register_model("row-owner", lambda settings: RowOwner(**settings))

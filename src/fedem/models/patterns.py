@@ -101,3 +101,12 @@ def sizes(stack: Stack) -> FloatArray:
     if stack.weights is None:
         return np.full(len(stack.owners), float(stack.rows.shape[1]))
     return stack.weights.sum(axis=-1)
+
+
+def add_by_owner(total: FloatArray, owners: IntArray, values: FloatArray) -> None:
+    """total[owners[i]] += values[i]: what np.add.at does, several times as fast for long rows."""
+    order = np.argsort(owners, kind="stable")
+    mine = owners[order]
+    begins = np.flatnonzero(np.diff(mine, prepend=-1))
+    rows = values if len(begins) == 1 else values[order]
+    total[mine[begins]] += np.add.reduceat(rows, begins, axis=0)
