@@ -10,13 +10,14 @@ from sklearn.base import OneToOneFeatureMixin, TransformerMixin
 
 from fedem.algorithms import FedEM, VRFedEM
 from fedem.compressors import SubtractiveDithering
-from fedem.errors import SettingsError
+from fedem.errors import SettingsError, check_range
 from fedem.estimators.base import FederatedEstimator
 from fedem.estimators.engine import Settings
 from fedem.imputation.row_owner import RowOwner
 from fedem.models import gaussian_mixture, mixed_mixture
 from fedem.protocols import Algorithm, FloatArray, Model
 from fedem.results import Result
+from fedem.selection import read_range
 
 _NOISE = SubtractiveDithering(0.05)
 QUIET: dict[str, Algorithm] = {
@@ -107,6 +108,9 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
         """Ranks, where there are any, are compared as numbers of components are."""
         return self.n_components if self.rank is None else self.rank
 
+    def _candidates(self) -> list[int]:
+        return super()._candidates() if self.rank is None else read_range(self.rank, "rank")
+
     def _settings(self) -> Settings:
         """Checked; what would be ignored is refused."""
         if self.rank is None:
@@ -128,6 +132,9 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
                 f"start={self.start!r} does not go with rank={self.rank!r}: a low-rank fit starts "
                 "at random loadings ('auto' or 'moments'), or at given parameters."
             )
+        if self.penalty is not None:
+            check_range("penalty", self.penalty, 0, np.inf, open_high=True)
+        check_range("covariance_floor", self.covariance_floor, 0, 1, open_high=True)
         settings = super()._settings()
         if isinstance(settings.algorithm, str):
             return replace(settings, algorithm=QUIET.get(settings.algorithm, settings.algorithm))
