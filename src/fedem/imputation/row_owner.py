@@ -88,7 +88,7 @@ class RowOwner(FactorOwner, Imputable):
     frame: Frame | None = None
     mass: FloatArray | None = None
     varies: FloatArray | None = None
-    """0 for columns of one single value: they say nothing, and noise must not make them, else 1."""
+    """1, but 0 for columns of one single value: they say nothing, and noise must not fill them."""
     rows: float = 0.0
     """The total weight of all rows."""
 
