@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import fedem
+from fedem.imputation.row_owner import RowOwner
 from tests.helpers import KINDS, make_data, make_model
 from tests.tables import FAMILIES, column, mixed_tables
 
@@ -69,6 +70,18 @@ def _factors(make: Any, k: int) -> Entry:
     )
 
 
+def _low_rank() -> Entry:
+    rng = np.random.default_rng(4)
+    loadings, units = rng.normal(size=(2, 6)), np.array([1, 1e-3, 50, 2, 1, 0.1])
+    tables = []
+    for size in (50, 45, 30, 60):
+        rows = rng.normal(rng.normal(), 1, (size, 2)) @ loadings + 0.5 * rng.normal(size=(size, 6))
+        tables.append(np.where(rng.random(rows.shape) < 0.2, np.nan, 3 + rows * units))
+    return Entry(
+        lambda **options: RowOwner(2, **({"ridge": 0.0} | options)), {"ridge": 2.0}, tables, warm=40
+    )
+
+
 def _regressions(k: int) -> Entry:
     rng = np.random.default_rng(5)
     lines = 3 * rng.normal(size=(k, 3))
@@ -124,6 +137,7 @@ REGISTRY: dict[str, Entry] = {
     **{f"{kind} mixture, NaN": _mixed(kind, True) for kind in FAMILIES},
     **{f"{kind} {k}, NaN": _gaussian(kind, k) for kind in ("full", "diag") for k in (1, 2)},
     **{f"factors {k}": _factors(fedem.factor_analysis, k) for k in (1, 2)},
+    "low rank, NaN": _low_rank(),
     **{f"regressions {k}": _regressions(k) for k in (1, 2)},
     "gaussian chain": _chains("gaussian"),
     "poisson chain": _chains("poisson"),

@@ -110,7 +110,10 @@ def register_model(name: str, make: Callable[[Settings], Model]) -> None:
     _MODELS[name] = make
 
 
-_ELSEWHERE = {"site-owner": "fedem.imputation.site_owner"}
+_ELSEWHERE = {
+    "site-owner": "fedem.imputation.site_owner",
+    "row-owner": "fedem.imputation.row_owner",
+}
 """Models whose module registers them itself, and is imported when they are first asked for."""
 
 

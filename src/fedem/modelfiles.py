@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedem.cards import Facts
 from fedem.errors import FedemError, ModelFileError
 from fedem.ledger import DIRECTIONS, PARTS, Ledger
-from fedem.models.registry import CLASSES
+from fedem.models.registry import CLASSES, known_classes
 from fedem.protocols import FloatArray, Model
 from fedem.records import Records
 from fedem.storage import Seal, decode, encode, load_sealed, save_sealed
@@ -103,7 +103,8 @@ def read_model(path: str | Path) -> Contents:
 
 
 def _contents(arrays: dict[str, NDArray[Any]], description: dict[str, Any]) -> Contents:
-    model = decode(description["model"], CLASSES, arrays)
+    tree = description["model"]
+    model = decode(tree, known_classes(tree.get("type")), arrays)
     if not isinstance(model, Model):
         raise ModelFileError("its description is that of no model.")
     statistics = arrays["statistics"]

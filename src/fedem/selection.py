@@ -47,13 +47,13 @@ class Selection:
         return pl.DataFrame(list(self.table))
 
 
-def read_range(components: Any) -> list[int]:
-    """Numbers of components from a number, a collection of them, or a range ``"2:8"``."""
+def read_range(components: Any, name: str = "components") -> list[int]:
+    """Numbers from a number, a collection of them, or a range ``"2:8"``; ``name`` is for errors."""
     if isinstance(components, str):
         ends = components.split(":")
         if len(ends) != 2 or not all(end.strip().isdigit() for end in ends):
             raise SettingsError(
-                f"components must be a number, a collection of them, or a range such as '2:8'; got "
+                f"{name} must be a number, a collection of them, or a range such as '2:8'; got "
                 f"{components!r}."
             )
         low, high = (int(end) for end in ends)
@@ -62,9 +62,9 @@ def read_range(components: Any) -> list[int]:
         found = list(components)
     else:
         found = [components]
-    numbers = sorted({check_count("components", k) for k in found})
+    numbers = sorted({check_count(name, k) for k in found})
     if not numbers:
-        raise SettingsError(f"components: {components!r} holds no number.")
+        raise SettingsError(f"{name}: {components!r} holds no number.")
     return numbers
 
 

@@ -17,6 +17,7 @@ ESTIMATORS = [
     fedem.FederatedFactorAnalysis(),
     fedem.FederatedImputer(),
     fedem.FederatedImputer(2, covariance_type="diag"),
+    fedem.FederatedImputer(rank=2),
     fedem.FederatedKMeans(),
 ]
 

@@ -113,8 +113,8 @@ def test_site_owner_s_statistics_are_the_posterior_moments() -> None:
             moments[t] += n * full
             products[t] += n * y * one
     i, j = np.triu_indices(3)
-    assert np.allclose(got["moments"], moments[:, i, j] / len(rows))
-    assert np.allclose(got["products"], products / len(rows))
+    assert np.allclose(got["latent"], moments[:, i, j] / len(rows))
+    assert np.allclose(got["cross"], products / len(rows))
 
 
 def test_em_with_site_owners_never_lowers_the_likelihood() -> None:

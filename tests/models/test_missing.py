@@ -90,7 +90,7 @@ def test_blocks_and_stacks_do_not_show(kind: str, monkeypatch: pytest.MonkeyPatc
     model = bind(fedem.gaussian_mixture(2, kind, missing=True), tables)
     params = model.start(0)
     whole = model.expected_statistics(rows, params), model.score_samples(rows, params)
-    monkeypatch.setattr("fedem.models.missing.BLOCK_ELEMENTS", 50)
+    monkeypatch.setattr("fedem.models.patterns.BLOCK_ELEMENTS", 50)
     monkeypatch.setattr("fedem.models.patterns.STACK_ELEMENTS", 20)
     np.testing.assert_allclose(model.expected_statistics(rows, params), whole[0], atol=1e-12)
     np.testing.assert_allclose(model.score_samples(rows, params), whole[1], atol=1e-12)

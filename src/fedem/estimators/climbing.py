@@ -2,7 +2,7 @@
 
 Every round tells the log-likelihood at the statistics it was asked for (`fedem.models.several`).
 From three points x0, x1 = EM(x0), x2 = EM(x1) follow EM's rate rho = |x2 - x1| / |x1 - x0| and, as
-the log-likelihood is quadratic near its maximum, what is left after x1:
+the log-likelihood L (less the penalty) is quadratic near its maximum, what is left after x1:
 
     remaining = (L(x1) - L(x0)) rho^2 / (1 - rho^2).
 
@@ -45,15 +45,21 @@ class Part:
         """Whether little was left, twice in a row."""
         return self.calm >= 2
 
-    def follow(self, asked: FloatArray, new: FloatArray, likelihood: float) -> FloatArray:
-        """Where to go on after EM led from ``asked``, where the likelihood was this, to ``new``."""
+    def follow(
+        self, asked: FloatArray, new: FloatArray, value: float, penalty: float
+    ) -> FloatArray:
+        """Where to go on after EM led from ``asked``, where the likelihood was this, to ``new``.
+
+        What EM never lowers is the likelihood less the penalty.
+        """
+        likelihood = value - penalty
         if self._trial is not None:
             fallback, least = self._trial
             self._trial = None
             if not likelihood >= least - 1e-12 * abs(least):
                 self._chain = []
                 return fallback
-        self.likelihood = likelihood
+        self.likelihood = value
         self._chain.append((asked, new, likelihood))
         if len(self._chain) < 2:
             return new
@@ -94,14 +100,19 @@ class Climb:
         assert isinstance(several, Several)
         self.run, self.several = run, several
         self.parts = [Part(model, tolerance, accelerate) for model in several.models]
-        self._asked = run.state.statistics
+        self._asked, self._penalties = run.state.statistics, self._charged()
+
+    def _charged(self) -> list[float]:
+        """The penalty of each part where it will be asked next."""
+        pairs = zip(self.several.models, self.run.params.parts, strict=True)
+        return [float(model.penalty(params)) for model, params in pairs]
 
     def __call__(self, record: RoundRecord) -> bool:
         """After each round; True when all have settled."""
         new = self.run.state.statistics
         values = self.several.values(new)
         moved = [
-            part.follow(self._asked[cut], new[cut], float(values[j, 0]))
+            part.follow(self._asked[cut], new[cut], float(values[j, 0]), self._penalties[j])
             for j, (part, cut) in enumerate(zip(self.parts, self.several.cuts, strict=True))
         ]
         if all(part.settled for part in self.parts):
@@ -109,5 +120,5 @@ class Climb:
         statistics = self.several.join(moved, values)
         if not np.array_equal(statistics, new):
             self.run.move(statistics)
-        self._asked = statistics
+        self._asked, self._penalties = statistics, self._charged()
         return False

@@ -74,7 +74,8 @@ def read_workers(
         if isinstance(groups, str):
             X, groups = _split_groups(estimator, X, groups)
         rows = read_rows(estimator, X, reset=reset, missing=missing)
-        return _named(estimator, as_workers(rows, groups, sample_weight))
+        workers = as_workers(rows, groups, sample_weight)
+        return _named(estimator, workers, missing=reset and missing)
     if groups is not None:
         raise DataError("groups go with one table; a dict or list says whose rows are whose.")
     tables = list(X.values()) if isinstance(X, Mapping) else list(X)
@@ -88,7 +89,7 @@ def read_workers(
         rows[label] = read_rows(estimator, table, reset=first, missing=missing)
     if sample_weight is not None and not isinstance(X, Mapping):
         sample_weight = dict(zip(labels, sample_weight, strict=True))
-    return _named(estimator, as_workers(rows, None, sample_weight))
+    return _named(estimator, as_workers(rows, None, sample_weight), missing=reset and missing)
 
 
 def _split_groups(estimator: Any, X: Any, groups: str) -> tuple[Any, Any]:
@@ -100,9 +101,23 @@ def _split_groups(estimator: Any, X: Any, groups: str) -> tuple[Any, Any]:
     return X[[name for name in columns if name != groups]], X[groups]
 
 
-def _named(estimator: Any, workers: Workers) -> Workers:
-    """With the columns' names, for messages and results."""
+def _named(estimator: Any, workers: Workers, *, missing: bool) -> Workers:
+    """With the columns' names, for messages and results.
+
+    With ``missing`` every column must have been seen by somebody: a model would say so too, but
+    it knows no names.
+    """
     names = getattr(estimator, "feature_names_in_", None)
+    if missing:
+        seen = np.zeros(estimator.n_features_in_, dtype=np.bool_)
+        for worker in range(workers.size):
+            seen |= ~np.isnan(workers.worker(worker)).all(axis=0)
+            if seen.all():
+                break
+        else:
+            column = int(np.flatnonzero(~seen)[0])
+            name = str(column) if names is None else repr(str(names[column]))
+            raise DataError(f"nobody has a single value in column {name}: leave it out.")
     if names is None or not isinstance(workers, WorkerData):
         return workers
     return dataclasses.replace(workers, columns=tuple(str(name) for name in names))

@@ -88,7 +88,7 @@ class Side:
         self, information: FloatArray, right: FloatArray, noise: FloatArray | None = None
     ) -> FloatArray:
         """(information + penalty)^-1 right; with standard normal ``noise``, a draw about it."""
-        width = right.shape[1]
+        width = right.shape[-1]
         if self.lags:
             return _solve_banded(information, right, self.ridge, self.lags, noise)
         system = information + np.diag(self.ridge)

@@ -22,9 +22,10 @@ import numpy as np
 from fedem.descriptions import register_model
 from fedem.errors import DataError, FedemError, check_count
 from fedem.imputation.lowrank import Structure, TableParameters, add_up
+from fedem.imputation.owners import FactorOwner, Loadings
 from fedem.imputation.rows import Side, time_side
 from fedem.imputation.table import FieldTable
-from fedem.protocols import FloatArray, IntArray, Layout, Model, Parameters
+from fedem.protocols import FloatArray, IntArray
 from fedem.random import Purpose, normals
 
 _FLOOR = 1e-9
@@ -34,16 +35,7 @@ COLUMNS = ("site", "time", "weight", "total")
 
 @final
 @dataclass(frozen=True)
-class Loadings(Parameters):
-    """theta: a row of loadings and a mean per time stamp, and the noise variance."""
-
-    loadings: FloatArray
-    variance: FloatArray
-
-
-@final
-@dataclass(frozen=True)
-class SiteOwner(Model):
+class SiteOwner(FactorOwner):
     """Factors of sites as latent variables; ``rank`` of them for each site.
 
     ``ridge`` shrinks loadings, ``smoothing`` and ``seasonality`` tie time stamps together, all in
@@ -63,23 +55,6 @@ class SiteOwner(Model):
     def __post_init__(self) -> None:
         check_count("rank", self.rank)
         check_count("times", self.times)
-
-    @property
-    def width(self) -> int:
-        """Factors and the constant."""
-        return self.rank + 1
-
-    @property
-    def layout(self) -> Layout:
-        """Moments of (z, 1), their products with values, and the mean square; by time stamp."""
-        pairs = self.width * (self.width + 1) // 2
-        return Layout(
-            (
-                ("moments", (self.times, pairs)),
-                ("products", (self.times, self.width)),
-                ("square", (1,)),
-            )
-        )
 
     def check(
         self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
@@ -150,8 +125,8 @@ class SiteOwner(Model):
         products = [add_up(time, value * one[site, i], self.times) for i in range(self.width)]
         safe = np.where(weight > 0, weight, 1.0)
         parts = {
-            "moments": np.stack(moments, axis=1) / count,
-            "products": np.stack(products, axis=1) / count,
+            "latent": np.stack(moments, axis=1) / count,
+            "cross": np.stack(products, axis=1) / count,
             "square": np.array([(value**2 / safe).sum() / count]),
         }
         return self.layout.join(parts)
@@ -180,21 +155,22 @@ class SiteOwner(Model):
         covariance = np.asarray(np.linalg.inv(precision), dtype=np.float64)
         return np.einsum("jik,jk->ji", covariance, score), covariance
 
-    def maximize(self, statistics: FloatArray) -> Loadings:
-        """A ridge regression per time stamp, and the residual variance."""
-        moments, products, square = self._unpack(statistics)
-        loadings = self._regress(moments, products)
-        return Loadings(loadings, self._variance(moments, products, square, loadings))
+    @property
+    def n_columns(self) -> int:
+        """The time stamps."""
+        return self.times
 
-    def _unpack(self, statistics: FloatArray) -> tuple[FloatArray, FloatArray, float]:
-        parts = self.layout.split(statistics)
-        full = np.zeros((self.times, self.width, self.width))
-        i, j = np.triu_indices(self.width)
-        full[:, i, j] = full[:, j, i] = parts["moments"]
-        return full, parts["products"], float(parts["square"][0])
+    @property
+    def noise_bounds(self) -> tuple[float, float]:
+        """No floor: T is defined where something is left unexplained."""
+        return 0.0, _FLOOR
 
-    def _side(self) -> Side:
-        """The penalty on loadings, per cell: statistics are means over all cells."""
+    def cells(self, moments: FloatArray) -> FloatArray:
+        """A sample is a cell."""
+        return np.ones(moments.shape[:-3])
+
+    def side(self) -> Side:
+        """The penalty on loadings, per cell."""
         if self.samples is None:
             raise FedemError("this model does not know its data yet: use fedem.fit, or bind().")
         n = self.samples
@@ -208,24 +184,6 @@ class SiteOwner(Model):
         )
         none: IntArray = np.empty(0, dtype=np.int64)
         return time_side(structure, none, none, np.zeros((1, self.width)), self.times)
-
-    def _regress(self, moments: FloatArray, products: FloatArray) -> FloatArray:
-        return self._side().solve(moments, products)
-
-    def _variance(
-        self, moments: FloatArray, products: FloatArray, square: float, loadings: FloatArray
-    ) -> FloatArray:
-        """The mean squared residual, the penalty included: both are in units of sigma^2."""
-        fitted = np.einsum("li,lij,lj->", loadings, moments, loadings)
-        residual = square - 2 * float((loadings * products).sum()) + float(fitted)
-        return np.array([residual + 2 * float(self._side().price(loadings).sum())])
-
-    def surrogate(self, statistics: FloatArray, params: Loadings) -> FloatArray:
-        """log(sigma^2) / 2 + (residual + penalty) / (2 sigma^2)."""
-        moments, products, square = self._unpack(statistics)
-        noise = params.variance[0]
-        total = self._variance(moments, products, square, params.loadings)[0]
-        return np.asarray(0.5 * np.log(noise) + 0.5 * total / noise)
 
     def log_likelihood(self, data: Any, params: Loadings, weights: Any | None = None) -> FloatArray:
         """The mean over cells of log p(values), factors integrated out."""
@@ -244,33 +202,6 @@ class SiteOwner(Model):
         shrink = np.linalg.slogdet(covariance)[1].sum()
         return np.asarray(-0.5 * (square + volume - shrink) / max(1, int(np.count_nonzero(real))))
 
-    def penalty(self, params: Loadings) -> float:
-        """Of the loadings, over sigma^2, per cell."""
-        return float(self._side().price(params.loadings).sum()) / float(params.variance[0])
-
-    def inside(self, statistics: FloatArray) -> bool:
-        """Every time stamp's moments are positive definite, and something is left unexplained."""
-        if not np.isfinite(statistics).all():
-            return False
-        moments, products, square = self._unpack(np.asarray(statistics, dtype=np.float64))
-        if not _positive(moments, self._side().ridge).all():
-            return False
-        loadings = self._regress(moments, products)
-        return bool(self._variance(moments, products, square, loadings)[0] > _FLOOR)
-
-    def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
-        """A time stamp that noise pushes out of the domain stays as it was, alone."""
-        if not np.isfinite(after).all():
-            return after
-        moments, _, _ = self._unpack(after)
-        bad = ~_positive(moments, self._side().ridge)
-        if not bad.any():
-            return after
-        old, new = self.layout.split(before), self.layout.split(after.copy())
-        for name in ("moments", "products"):
-            new[name][bad] = old[name][bad]
-        return self.layout.join(new)
-
     def start(self, seed: int) -> Loadings:
         """Small random loadings about the mean."""
         draw = normals(seed, 0, Purpose.START, np.zeros(1, dtype=np.int64), self.times * self.rank)[
@@ -280,17 +211,6 @@ class SiteOwner(Model):
         draw = 0.1 * draw
         draw[:, 0] += 0.5
         return Loadings(np.pad(draw, ((0, 0), (0, 1))), np.array([0.5]))
-
-    def statistics_of(self, params: Loadings) -> FloatArray:
-        """What the model would send of its own draws, seen as often as the data."""
-        assert self.mass is not None
-        upper = np.triu_indices(self.width)
-        moments = self.mass[:, None] * np.eye(self.width)[upper]
-        products = self.mass[:, None] * params.loadings
-        square = self.mass @ (params.loadings**2).sum(axis=1) + params.variance[0]
-        return self.layout.join(
-            {"moments": moments, "products": products, "square": np.array([square])}
-        )
 
     def describe(self) -> dict[str, Any]:
         """All settings."""
@@ -338,12 +258,6 @@ def check_owners(table: FieldTable) -> None:
             f"{table.workers[first]!r} and {table.workers[second]!r} (of {len(twice)} like it). "
             "Let the workers be those who own sites, or use mode 'observed'."
         )
-
-
-def _positive(moments: FloatArray, ridge: FloatArray) -> Any:
-    """Which time stamps' moments are positive definite, with their ridge."""
-    smallest = np.linalg.eigvalsh(moments + np.diag(ridge))[:, 0]
-    return smallest > 0
 
 
 def _each(data: Any, weights: Any | None, function: Any) -> dict[str, FloatArray]:

@@ -27,10 +27,10 @@ from fedem.models.clusters import Clusters
 from fedem.models.gaussian import GaussianMixture
 from fedem.models.imputing import Imputable, latent_numbers, mixture_quantile, pick
 from fedem.models.matrices import outer, pack, unpack
-from fedem.models.mixture import blocks, to_numpy
+from fedem.models.mixture import to_numpy
 from fedem.models.parameters import GaussianParameters
-from fedem.models.patterns import BLOCK_ELEMENTS, Stack, sizes, stacks
-from fedem.models.rows import LARGEST, check_table, combine_seen, seen_moments, total_weight
+from fedem.models.patterns import Stack, row_stacks, sizes
+from fedem.models.rows import check_seen, combine_seen, seen_moments, total_weight
 from fedem.models.sampling import entropy
 from fedem.protocols import BoolArray, FloatArray, IntArray, Layout, Metric, Model
 
@@ -75,18 +75,8 @@ class MissingGaussianMixture(Model, Imputable):
         self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
     ) -> None:
         """Numbers of at most 1e140 in size, or NaN."""
-        check_table(data, where, None if self.inner.bound is None else self.inner.n_features)
-        for rows, _ in blocks(data, None, data.shape[1]):
-            values = to_numpy(rows)
-            bad = ~(np.isnan(values) | (np.abs(values) <= LARGEST))
-            if bad.any():
-                row, column = np.argwhere(bad)[0].tolist()
-                name = str(column) if columns is None else repr(columns[column])
-                raise DataError(
-                    f"{where}: row {first + row}, column {name} is {values[row, column]}; expected "
-                    "a finite number (of at most 1e140), or NaN for a missing value."
-                )
-            first += len(values)
+        expected = None if self.inner.bound is None else self.inner.n_features
+        check_seen(data, where, columns, expected, first)
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
         """The share of values seen in each column, their mean and variance."""
@@ -115,18 +105,9 @@ class MissingGaussianMixture(Model, Imputable):
 
     def _stacks(self, data: Any, weights: Any | None) -> Iterator[Stack]:
         """Blocks of rows of all workers, by pattern."""
-        rows = np.asarray(data) if isinstance(data, np.ndarray) else to_numpy(data)
-        m, d = rows.shape[-2:]
-        flat = rows.reshape(-1, d)
-        w = None if weights is None else np.broadcast_to(to_numpy(weights), rows.shape[:-1]).ravel()
-        step = max(1, BLOCK_ELEMENTS // d)
-        for start in range(0, len(flat), step):
-            part = np.asarray(flat[start : start + step], dtype=np.float64)
-            owners = (start + np.arange(len(part))) // m
-            mine = None if w is None else w[start : start + step]
-            cost = self.n_components * d * (1 if self.inner.kind == "diag" else d)
-            for stack in stacks(part, mine, owners, self.inner.constants.frame.origin, cost):
-                yield stack._replace(positions=stack.positions + start)
+        d = self.inner.n_features
+        cost = self.n_components * d * (1 if self.inner.kind == "diag" else d)
+        return row_stacks(data, weights, self.inner.constants.frame.origin, cost)
 
     def _own(self, params: GaussianParameters, owners: IntArray) -> GaussianParameters:
         """Parameters of each pattern: the worker's own, where workers have their own."""

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedem.errors import DataError, FedemWarning, SettingsError, check_range, check_type
-from fedem.protocols import FloatArray, IntArray, Parameters
+from fedem.protocols import BoolArray, FloatArray, IntArray, Parameters
+
+ROUNDING = 4e-15
+"""Spreads below this share of a mean are rounding: eighteen times that of one double."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +90,18 @@ def common_frame(origin: FloatArray, variances: FloatArray, kind: str, floored: 
             "some column is beyond 1e140 or all below 1e-140 in size, where doubles cannot "
             "square it: use other units."
         )
-    constant = np.sqrt(variances) <= 4e-16 * np.abs(origin)
+    constant = is_constant(origin, variances)
     if constant.any():
         _complain_of_constant(np.flatnonzero(constant), floored or kind in ("known", "spherical"))
     if kind == "spherical":
         whole = variances.mean() if not constant.all() else 1.0
         return Frame(origin, np.full(len(origin), np.sqrt(whole)))
     return Frame(origin, np.sqrt(np.where(constant, 1.0, variances)))
+
+
+def is_constant(origin: FloatArray, variances: FloatArray) -> BoolArray:
+    """Which columns hold one single value, up to the rounding of means over many workers."""
+    return np.asarray(np.sqrt(variances) <= ROUNDING * np.abs(origin))
 
 
 def _complain_of_constant(columns: IntArray, bearable: bool) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedem.models.mixture import to_numpy
 from fedem.protocols import BoolArray, FloatArray, IntArray
 
 BLOCK_ELEMENTS = 1 << 22
@@ -80,8 +81,32 @@ def stacks(
         start = stop
 
 
+def row_stacks(data: Any, weights: Any | None, origin: FloatArray, cost: int) -> Iterator[Stack]:
+    """Blocks of rows ``(..., rows, d)`` of all workers, by pattern; see `stacks`."""
+    rows = np.asarray(data) if isinstance(data, np.ndarray) else to_numpy(data)
+    m, d = rows.shape[-2:]
+    flat = rows.reshape(-1, d)
+    w = None if weights is None else np.broadcast_to(to_numpy(weights), rows.shape[:-1]).ravel()
+    step = max(1, BLOCK_ELEMENTS // d)
+    for start in range(0, len(flat), step):
+        part = np.asarray(flat[start : start + step], dtype=np.float64)
+        owners = (start + np.arange(len(part))) // m
+        mine = None if w is None else w[start : start + step]
+        for stack in stacks(part, mine, owners, origin, cost):
+            yield stack._replace(positions=stack.positions + start)
+
+
 def sizes(stack: Stack) -> FloatArray:
     """The rows, or their weights, of each pattern."""
     if stack.weights is None:
         return np.full(len(stack.owners), float(stack.rows.shape[1]))
     return stack.weights.sum(axis=-1)
+
+
+def add_by_owner(total: FloatArray, owners: IntArray, values: FloatArray) -> None:
+    """total[owners[i]] += values[i]: what np.add.at does, several times as fast for long rows."""
+    order = np.argsort(owners, kind="stable")
+    mine = owners[order]
+    begins = np.flatnonzero(np.diff(mine, prepend=-1))
+    rows = values if len(begins) == 1 else values[order]
+    total[mine[begins]] += np.add.reduceat(rows, begins, axis=0)

@@ -14,9 +14,9 @@ import numpy as np
 from fedem.models.clusters import Clusters
 from fedem.models.columns import Columns
 from fedem.models.emissions import by_column
-from fedem.models.factors import FactorMixture
 from fedem.models.gaussian import GaussianMixture
 from fedem.models.linear import LinearGaussian
+from fedem.models.loadings import FactorParameters
 from fedem.models.markov import HiddenMarkov
 from fedem.models.missing import MissingGaussianMixture
 from fedem.models.mixed import MixedMixture
@@ -70,7 +70,7 @@ def portray(model: Any, params: Any, names: Sequence[str] | None = None) -> Port
         return portray(model.inner, params, names)
     if isinstance(model, GaussianMixture):
         return _normal(params.weights, params.means, _spread(model.kind, params), names)
-    if isinstance(model, FactorMixture):
+    if isinstance(params, FactorParameters):  # of whichever model is one or several of them
         return _normal(params.weights, params.means, params.covariances(), names)
     if isinstance(model, Clusters):
         return _centres(params.centres, names)

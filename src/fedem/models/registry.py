@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 
 from fedem.errors import SettingsError
 from fedem.models.categories import Bernoulli, Categorical
@@ -46,6 +47,16 @@ CLASSES: dict[str, type] = {
     },
 }
 """The names are part of the file format: they stay when classes are renamed."""
+
+ELSEWHERE = {"row-owner": "fedem.imputation.row_owner"}
+"""Models above this folder, which their module makes savable when it is imported."""
+
+
+def known_classes(name: object) -> dict[str, type]:
+    """All classes, once the module of a model with this name has been imported."""
+    if isinstance(name, str) and name in ELSEWHERE:
+        importlib.import_module(ELSEWHERE[name])
+    return CLASSES
 
 
 def savable(cls: type, name: str | None = None) -> type:

@@ -58,6 +58,28 @@ def check_rows(
         first += rows.shape[0]
 
 
+def check_seen(
+    data: Any,
+    where: str,
+    columns: Sequence[str] | None = None,
+    expected: int | None = None,
+    first: int = 0,
+) -> None:
+    """Raise `DataError` unless this is a table of finite numbers, or NaN for what is missing."""
+    check_table(data, where, expected)
+    for rows, _ in blocks(data, None, data.shape[1]):
+        values = to_numpy(rows)
+        bad = ~(np.isnan(values) | (np.abs(values) <= LARGEST))
+        if bad.any():
+            row, column = np.argwhere(bad)[0].tolist()
+            name = str(column) if columns is None else repr(columns[column])
+            raise DataError(
+                f"{where}: row {first + row}, column {name} is {values[row, column]}; expected "
+                "a finite number (of at most 1e140), or NaN for a missing value."
+            )
+        first += len(values)
+
+
 def moments(data: Any, weights: Any | None, full: bool) -> tuple[FloatArray, FloatArray]:
     """Mean ``(..., d)`` and, about it, mean squares ``(..., d)`` or packed products.
 

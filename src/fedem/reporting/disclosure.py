@@ -25,6 +25,7 @@ FIELDS = {
     "factor": "averages of the hidden factors",
     "cross": "averages of products of hidden factors and columns",
     "squares": "for each component, the average of the squares of each column",
+    "square": "the average of the squares of all values together",
     "initial": "how often each state comes first",
     "transitions": "how often each state follows another",
 }
