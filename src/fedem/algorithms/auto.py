@@ -61,7 +61,7 @@ BUDGET, LEAST_BUDGET = 0.01, 1e-5
 """Nats per sample, about, that noise may cost a step while steps are large."""
 NEAR, NEAREST = 0.1, 0.003
 """|H|^2 in the metric below which momentum is worth its risk."""
-MOST_MOMENTUM = 0.9
+MOST_MOMENTUM = 0.8
 COARSEST_STEP = 0.02
 """The noise of the broadcast: one message serves all, so it may be fine."""
 LEAST_CURVATURE = 0.3
