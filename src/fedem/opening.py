@@ -55,6 +55,18 @@ def named_algorithm(algorithm: Algorithm | str | None) -> Algorithm:
     return named["em"] if algorithm is None else algorithm
 
 
+def choose_algorithm(name: Any, workers: int, follow_em: bool = False) -> Algorithm:
+    """`named_algorithm` for so many workers: alone there is nothing to compress, and auto is EM."""
+    if name == "auto":
+        return EM() if workers == 1 else AutoEM(follow_em=bool(follow_em))
+    if follow_em:
+        raise SettingsError(
+            f"follow_em goes with algorithm 'auto'; got {name!r}: leave one of the two out (of an "
+            "algorithm of your own, AutoEM(follow_em=True))."
+        )
+    return named_algorithm(name)
+
+
 def worker_weights(
     weights: str | Sequence[float] | FloatArray, counts: FloatArray | IntArray
 ) -> FloatArray:

@@ -262,6 +262,20 @@ def test_models_and_algorithms(options: Any, fedem_shell: Shell) -> None:
     assert b"What left each site" in (fedem_shell.folder / "r.html").read_bytes()
 
 
+def test_one_worker_runs_em_and_follow_em_reaches_the_algorithm(fedem_shell: Shell) -> None:
+    def algorithm(*options: Any) -> Any:
+        run = (*NUMBERS, "-q", "--rounds", 3, "-o", "a.fedem", *options)
+        assert fedem_shell("fit", "wards.csv", *run)[0] in (0, 3)
+        return fedem.load(fedem_shell.folder / "a.fedem").card["settings"]["algorithm"]
+
+    assert algorithm() == {"algorithm": "em"}
+    assert algorithm("--batch", 20)["batch_size"] == 20  # EM has no batches
+    assert algorithm("-g", "hospital")["follow_em"] is False
+    assert algorithm("-g", "hospital", "--follow-em")["follow_em"] is True
+    fedem_shell.write("fit.toml", 'groups = "hospital"\nfollow_em = true\n')
+    assert algorithm("--config", "fit.toml")["follow_em"] is True
+
+
 def test_inspect_shows_the_card(fedem_shell: Shell) -> None:
     run = ("--checkpoint", "run.checkpoint", "--rounds", 2, "-q")
     assert fedem_shell("fit", "wards.csv", "-g", "hospital", *NUMBERS, *run)[0] == 3

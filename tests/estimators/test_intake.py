@@ -110,3 +110,11 @@ def test_settings_are_checked_at_fit_not_before() -> None:
     for components in ("two", "5:2", 0, [], "2:x"):
         with pytest.raises(fedem.SettingsError, match="components"):
             fedem.FederatedGaussianMixture(components).fit(ROWS)
+
+
+@pytest.mark.parametrize("algorithm", ["em", "fedem", "vr-fedem", fedem.AutoEM()])
+def test_follow_em_is_refused_where_it_would_do_nothing(algorithm: Any) -> None:
+    follower = estimator(algorithm=algorithm, follow_em=True)
+    with pytest.raises(fedem.SettingsError, match="follow_em goes with algorithm 'auto'"):
+        follower.fit(ROWS, groups=SITES)
+    follower.set_params(algorithm="auto").fit(ROWS)  # alone, EM follows itself

@@ -15,7 +15,7 @@ from fedem.federations import StackedFederation
 from fedem.fitting import NATS, fit, result_of
 from fedem.limits import Stop
 from fedem.models.several import Several, SeveralParameters
-from fedem.opening import named_algorithm, open_run
+from fedem.opening import choose_algorithm, open_run
 from fedem.protocols import Algorithm, Model
 from fedem.results import Result
 from fedem.selection import Selection, choose_among, part_of
@@ -50,13 +50,6 @@ class Fitted:
     converged: bool
     likelihood: float
     selection: Selection | None = None
-
-
-def choose_algorithm(name: Any, workers: int, follow_em: bool = False) -> Algorithm:
-    """The algorithm behind a name; alone there is nothing to compress."""
-    if name == "auto":
-        return EM() if workers == 1 else AutoEM(follow_em=bool(follow_em))
-    return named_algorithm(name)
 
 
 def run_fit(
