@@ -23,6 +23,7 @@ from fedem.federations import FEDERATIONS, RayFederation
 from fedem.federations.remote import bind_constants, pack_constants
 from fedem.ledger import Ledger
 from fedem.limits import Monitor
+from fedem.models.naming import columns_named
 from fedem.models.several import Several
 from fedem.protocols import (
     Algorithm,
@@ -209,9 +210,11 @@ def _opened(
         constants = pack_constants(model, opening, w)
         shapes = {name: values.shape[1:] for name, values in opening.summaries.items()}
         network.tell(constants)
-        bound = bind_constants(model, constants, shapes)
+        with columns_named(opening.columns):
+            bound = bind_constants(model, constants, shapes)
     else:
-        bound = model.bind(opening.summaries, opening.counts, w)
+        with columns_named(opening.columns):
+            bound = model.bind(opening.summaries, opening.counts, w)
     samples = int(opening.counts.sum())
     fingerprint = {
         "model": bound.describe(),

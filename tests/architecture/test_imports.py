@@ -256,6 +256,7 @@ STANDARD = {
         "bisect",
         "collections",
         "contextlib",
+        "contextvars",
         "copy",
         "csv",
         "dataclasses",

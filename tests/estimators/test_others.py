@@ -110,3 +110,21 @@ def test_k_means_of_workers_labels_their_tables() -> None:
     tables = {"a": rows[:100], "b": rows[100:]}
     fitted = fedem.FederatedKMeans(3).fit(tables)
     assert [len(labels) for labels in fitted.labels_] == [100, 200]
+
+
+def test_columns_are_called_by_their_names() -> None:
+    table, _ = counts_and_kinds(rows=60)
+    table = table[["age", "visits"]].astype(float).assign(unit=3.0)
+    with pytest.warns(fedem.FedemWarning, match=r"^column 'unit' holds one single value"):
+        fedem.FederatedGaussianMixture(1).fit(table)
+    with pytest.warns(fedem.FedemWarning, match=r"^column 2 \(counting from 0\) holds one single"):
+        fedem.FederatedGaussianMixture(1).fit(table.to_numpy())
+    empty = table.assign(unit=np.nan)
+    for made in (
+        fedem.FederatedGaussianMixture(1, missing=True),
+        fedem.FederatedMixture(1, families="gaussian"),
+    ):
+        with pytest.raises(fedem.DataError, match="nobody has a single value in column 'unit'"):
+            made.fit(empty)
+    fitted = fedem.FederatedMixture(1, families="gaussian").fit(table[["age", "visits"]])
+    assert list(fitted.parameters_) == ["age", "visits"]

@@ -94,7 +94,8 @@ def run_fit(options: Options) -> tuple[bool, bool]:
     result.save(options.out, names=options.names)
     if options.report is not None:
         write_report(result, options.report)
-    remarks = [str(w.message) for w in caught if issubclass(w.category, FedemWarning)]
+    told = [str(w.message) for w in caught if issubclass(w.category, FedemWarning)]
+    remarks = list(dict.fromkeys(told))  # candidates side by side say the same
     summary = summarise(result, options, remarks, tried)
     if options.json_output:
         print(json.dumps(summary, allow_nan=False))  # noqa: T201

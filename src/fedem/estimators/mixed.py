@@ -76,4 +76,8 @@ class FederatedMixture(MixtureMethods, DensityMixin, FederatedEstimator):
     def _publish(self, result: Result) -> None:
         self.weights_ = result.params.weights
         self.n_components_ = len(self.weights_)
-        self.parameters_ = result.model.by_column(result.params)
+        told = result.model.by_column(result.params)
+        names = result.columns
+        if result.model.columns.names is None and names is not None:
+            told = {names[int(column)]: arrays for column, arrays in told.items()}
+        self.parameters_ = told
