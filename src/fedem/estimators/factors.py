@@ -9,7 +9,7 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from fedem.errors import DataError, check_count
-from fedem.estimators.base import FederatedEstimator, seed_of
+from fedem.estimators.base import FederatedEstimator, sample_seed
 from fedem.models import factor_analysis, ppca
 from fedem.protocols import FloatArray, Model
 from fedem.results import Result
@@ -102,4 +102,4 @@ class FederatedFactorAnalysis(
     def sample(self, n_samples: int = 1) -> FloatArray:
         """Rows that the fitted model draws."""
         check_is_fitted(self, "result_")
-        return self.result_.sample(n_samples, seed_of(self.random_state))[0]
+        return self.result_.sample(n_samples, sample_seed(self.random_state))[0]

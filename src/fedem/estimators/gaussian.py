@@ -37,7 +37,7 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
     covariance_floor : smallest eigenvalue of a covariance, relative to the columns' variances.
     missing : whether NaN is a value missing at random (full and diag).
     warm_start : whether a second fit goes on from the first.
-    random_state : the seed; None is 0.
+    random_state : the seed; None is 0 for the fit, and other rows for each `sample`.
 
     Attributes
     ----------

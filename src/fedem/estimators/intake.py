@@ -69,8 +69,9 @@ def read_workers(
     missing: bool,
 ) -> Workers:
     """The rows of each worker: X is one table, with ``groups`` or alone, or one for each."""
-    if not is_tables(X):
+    if reset:
         estimator.groups_column_ = None
+    if not is_tables(X):
         if isinstance(groups, str):
             X, groups = _split_groups(estimator, X, groups)
         rows = read_rows(estimator, X, reset=reset, missing=missing)
