@@ -312,12 +312,16 @@ def predict(
         typer.Option("--proba", help="Add the probability of each.", rich_help_panel=OUTPUT),
     ] = False,
     threads: Threads = None,
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", "-q", help="Print nothing but the table.", rich_help_panel=OUTPUT),
+    ] = False,
     json_output: Json = False,
 ) -> None:
     """Tell the component of each row, its probability and the row's log-likelihood."""
     from fedem.cli.apply import run_predict
 
-    run_predict(model, data, out, keep, proba, threads, json_output)
+    run_predict(model, data, out, keep, proba, threads, quiet, json_output)
 
 
 def inspect(

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedem.algorithms import Bernoulli, Everyone
 from fedem.cli.commands import NAMES
+from fedem.cli.help import spoken
 from fedem.cli.intake import Intake, read_workers
 from fedem.cli.progress import progress, size
 from fedem.cli.tables import PIPE, check_output
@@ -94,7 +95,7 @@ def run_fit(options: Options) -> tuple[bool, bool]:
     result.save(options.out, names=options.names)
     if options.report is not None:
         write_report(result, options.report)
-    told = [str(w.message) for w in caught if issubclass(w.category, FedemWarning)]
+    told = [spoken(str(w.message)) for w in caught if issubclass(w.category, FedemWarning)]
     remarks = list(dict.fromkeys(told))  # candidates side by side say the same
     summary = summarise(result, options, remarks, tried)
     if options.json_output:
@@ -127,6 +128,8 @@ def _check(options: Options) -> None:
     if options.types is not None and options.model not in ("gaussian", "mixed"):
         raise SettingsError(f"--types goes with --model mixed, not {options.model}.")
     _check_applies(options)
+    if options.resume and options.checkpoint is None:
+        raise SettingsError("--resume needs --checkpoint, the file to go on from.")
     if options.model == "regression" and options.target is None:
         raise SettingsError("--model regression needs --target, the column to explain.")
 
@@ -336,7 +339,8 @@ def _print(summary: dict[str, Any]) -> None:
         table.add_row(name, value)
     console.print(table)
     for row in summary["tried"]:
-        console.print(f"  {row['n_components']} components: BIC {row['bic']:.7g}")
+        many = "s" if row["n_components"] > 1 else ""
+        console.print(f"  {row['n_components']} component{many}: BIC {row['bic']:.7g}")
     if summary["badly_served"]:
         names = ", ".join(summary["badly_served"][:8])
         console.print(f"note: the model fits these workers clearly worse: {names}", markup=False)
