@@ -68,6 +68,20 @@ def read_range(components: Any) -> list[int]:
     return numbers
 
 
+def within_rows(model: Model, numbers: list[int], rows: int) -> list[int]:
+    """Numbers of components that so many rows can have, if any; a warning names the others."""
+    can = [k for k in numbers if k <= rows]
+    if len(can) in (0, len(numbers)) or hasattr(model, "n_states"):  # states share sequences
+        return numbers
+    warnings.warn(
+        f"{rows} rows cannot have {', '.join(map(str, numbers[len(can) :]))} components: tried "
+        f"are {', '.join(map(str, can))}.",
+        FedemWarning,
+        stacklevel=4,
+    )
+    return can
+
+
 def select_components(
     model: Model | Callable[[int], Model],
     data: Any,
@@ -85,17 +99,20 @@ def select_components(
 
     ``model`` is a mixture, whose number of components is replaced, or a function from that number
     to a model. ``components`` is a collection of numbers or a range such as ``"2:8"``, both ends
-    included. All candidates share the opening exchange, the search for starts (``n_init`` of each)
-    and every round: a message holds the statistics of all. At the end everyone is asked once more
-    for the log-likelihood and the entropy of each. ``options`` are those of `fit`.
+    included; numbers that the rows cannot have are left out, with a warning. All candidates share
+    the opening exchange, the search for starts (``n_init`` of each) and every round: a message
+    holds the statistics of all. At the end everyone is asked once more for the log-likelihood and
+    the entropy of each. ``options`` are those of `fit`.
     """
     if criterion not in CRITERIA:
         raise SettingsError(f"criterion must be one of {', '.join(CRITERIA)}; got {criterion!r}.")
     numbers = read_range(components)
-    several = Several(tuple(_with(model, k) for k in numbers), watched=False)
     if isinstance(federation, str) and federation in FEDERATIONS:
-        federation = FEDERATIONS[federation](as_workers(data, groups, sample_weight))
+        workers = as_workers(data, groups, sample_weight)
+        numbers = within_rows(_with(model, numbers[0]), numbers, int(workers.counts.sum()))
+        federation = FEDERATIONS[federation](workers)
         data = groups = sample_weight = None
+    several = Several(tuple(_with(model, k) for k in numbers), watched=False)
     if getattr(federation, "carries_bytes", False):
         raise SettingsError(
             "numbers of components are compared in one process; over a network fit them one by one."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,15 @@ def test_wrong_usage_is_one_line(
     assert got == code, err
     assert message in err
     assert out == ""
+
+
+def test_a_range_is_cut_to_what_the_rows_can_have(fedem_shell: Shell) -> None:
+    fedem_shell.write("five.csv", "a\n1\n2\n4\n8\n9\n")
+    code, out, err = fedem_shell("fit", "five.csv", "-k", "1:8", "--json")
+    assert code == 0, err
+    told = json.loads(out)
+    assert [row["n_components"] for row in told["tried"]] == [1, 2, 3, 4, 5]
+    assert told["remarks"][0].startswith("5 rows cannot have 6, 7, 8 components")
 
 
 def test_workers_keep_their_names_and_rows_without_one_are_refused(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from fedem.models import (
 from fedem.opening import choose_algorithm
 from fedem.protocols import Algorithm, Model
 from fedem.results import Result
-from fedem.selection import select_components
+from fedem.selection import select_components, within_rows
 
 ROUNDS, TOLERANCE, FACTORS = 2000, 1e-8, 2
 
@@ -88,6 +88,8 @@ def run_fit(options: Options) -> tuple[bool, bool]:
     algorithm = _algorithm(options, intake.workers.size, said)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", FedemWarning)
+        rows = int(intake.workers.counts.sum())
+        numbers = within_rows(make_model(options, intake, numbers[0]), numbers, rows)
         result, tried = _fit(intake, options, algorithm, numbers)
     if intake.categories:  # what codes mean, so that predictions read the same words
         kept = {name: list(values) for name, values in intake.categories.items()}

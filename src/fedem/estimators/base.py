@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from fedem.algorithms import Decreasing, Everyone, FedEM
 from fedem.errors import FedemWarning, SettingsError, check_count, check_range
 from fedem.estimators.engine import Settings, run_fit
-from fedem.estimators.intake import read_rows, read_workers
+from fedem.estimators.intake import read_one_table, read_workers
 from fedem.federations import StackedFederation
 from fedem.fitting import result_of
 from fedem.ledger import Ledger
@@ -262,7 +262,7 @@ class FederatedEstimator(BaseEstimator):
     def _rows(self, X: Any) -> Any:
         """Checked rows for a fitted model."""
         check_is_fitted(self, "result_")
-        return read_rows(self, X, reset=False, missing=self._missing)
+        return read_one_table(self, X, missing=self._missing)
 
     def _answer(self, name: str, X: Any) -> Any:
         rows = self._rows(X)

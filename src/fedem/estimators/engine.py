@@ -18,7 +18,7 @@ from fedem.models.several import Several, SeveralParameters
 from fedem.opening import choose_algorithm, open_run
 from fedem.protocols import Algorithm, Model
 from fedem.results import Result
-from fedem.selection import Selection, choose_among, part_of
+from fedem.selection import Selection, choose_among, part_of, within_rows
 
 TOLERANCE_OF_FIELD = 1e-4
 """|H|^2 for a tolerance of one nat: the gap is |H|^2 over the share that one step of EM closes."""
@@ -67,6 +67,8 @@ def run_fit(
         default = settings.alone if workers.size == 1 else NATS
         settings = replace(settings, tolerance=default)
     assert settings.tolerance is not None
+    if len(numbers) > 1:
+        numbers = within_rows(make(numbers[0]), numbers, int(workers.counts.sum()))
     network = StackedFederation(workers)
     several = Several(tuple(make(k) for k in numbers), watched=isinstance(algorithm, EM))
     begin = settings.start if start is None else start
