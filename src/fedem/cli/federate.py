@@ -119,11 +119,13 @@ def status_line(status: dict[str, Any]) -> str:
     squared = status.get("squared_H")
     size = "" if squared is None else f", |H|² {squared:.2e}"
     head = "finished: " if state == "finished" else ""
+    stages = status.get("stages", 1)
+    tail = f", in {stages} stages" if stages > 1 else ""
     asked = status.get("asked")  # not known just after a resumption
     answers = f"{status.get('answered', 0)} of {asked} sites answered, " if asked else ""
     return (
         f"{head}round {status.get('round', 0)} of {status.get('rounds', '?')}{size}, {answers}"
-        f"{status.get('up', 0) / 1000:.1f} kB up, {status.get('down', 0) / 1000:.1f} kB down"
+        f"{status.get('up', 0) / 1000:.1f} kB up, {status.get('down', 0) / 1000:.1f} kB down{tail}"
     )
 
 
