@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -15,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fedem.algorithms import Decreasing, Everyone, FedEM
 from fedem.errors import FedemWarning, SettingsError, check_count, check_range
-from fedem.estimators.engine import Settings, run_fit
+from fedem.estimators.engine import Settings, read_participation, run_fit
 from fedem.estimators.intake import read_one_table, read_workers
 from fedem.federations import StackedFederation
 from fedem.fitting import result_of
@@ -138,6 +139,7 @@ class FederatedEstimator(BaseEstimator):
             alone=self._alone,
             seed=seed_of(self.random_state),
             criterion=getattr(self, "criterion", "bic"),
+            participation=read_participation(getattr(self, "participation", None)),
         )
 
     def _candidates(self) -> list[int]:
@@ -184,6 +186,11 @@ class FederatedEstimator(BaseEstimator):
         self.guard_hits_ = result.guard_hits
         self.lower_bound_ = float(likelihood)
         self._publish(result)
+
+    def save(self, path: str | Path, *, names: bool = True) -> None:
+        """Write the fitted model as a file, which `fedem.load` reads; see `fedem.Result.save`."""
+        check_is_fitted(self, "result_")
+        self.result_.save(path, names=names)
 
     # Online EM.
 

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from fedem.algorithms import EM, AutoEM
+from fedem.algorithms import EM, AutoEM, Bernoulli, Everyone
 from fedem.datasets.tables import Workers
-from fedem.errors import FedemWarning
+from fedem.errors import FedemWarning, SettingsError, check_range
 from fedem.estimators.climbing import Climb
 from fedem.federations import StackedFederation
 from fedem.fitting import NATS, fit, result_of
 from fedem.limits import Stop
 from fedem.models.several import Several, SeveralParameters
 from fedem.opening import choose_algorithm, open_run
-from fedem.protocols import Algorithm, Model
+from fedem.protocols import Algorithm, Model, Participation
 from fedem.results import Result
 from fedem.selection import Selection, choose_among, part_of, within_rows
 
@@ -39,6 +39,7 @@ class Settings:
     alone: float
     seed: int
     criterion: Any
+    participation: Participation
 
 
 @final
@@ -50,6 +51,16 @@ class Fitted:
     converged: bool
     likelihood: float
     selection: Selection | None = None
+
+
+def read_participation(given: Any) -> Participation:
+    """Who takes part in a round: None is everyone, a number the probability that a worker does."""
+    if given is None:
+        return Everyone()
+    if isinstance(given, Participation):
+        return given
+    check_range("participation", given, 0, 1, open_low=True)
+    return Everyone() if given == 1 else Bernoulli(float(given))
 
 
 def run_fit(
@@ -69,6 +80,12 @@ def run_fit(
     assert settings.tolerance is not None
     if len(numbers) > 1:
         numbers = within_rows(make(numbers[0]), numbers, int(workers.counts.sum()))
+    some = not isinstance(settings.participation, Everyone)
+    if some and isinstance(algorithm, EM):
+        raise SettingsError(
+            "participation goes with several workers and a compressed algorithm: EM watches the "
+            "log-likelihood of everyone. Use algorithm='auto', or leave participation out."
+        )
     network = StackedFederation(workers)
     several = Several(tuple(make(k) for k in numbers), watched=isinstance(algorithm, EM))
     begin = settings.start if start is None else start
@@ -79,6 +96,7 @@ def run_fit(
         "start": begin,
         "n_init": settings.n_init if isinstance(begin, str) else 1,
         "seed": settings.seed,
+        "participation": settings.participation,
     }
     if not isinstance(algorithm, EM):
         return _compressed(several, numbers, algorithm, network, settings, options)

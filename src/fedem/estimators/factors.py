@@ -24,7 +24,7 @@ class FederatedFactorAnalysis(
     ----------
     n_components : the number of factors, fewer than columns.
     isotropic : whether all columns have one noise variance: probabilistic PCA.
-    tol, max_iter, algorithm, follow_em, warm_start, random_state : as in
+    tol, max_iter, algorithm, follow_em, participation, warm_start, random_state : as in
         `FederatedGaussianMixture`; n_init and start likewise, of the first loadings.
 
     Attributes
@@ -46,6 +46,7 @@ class FederatedFactorAnalysis(
         start: Any = "auto",
         algorithm: Any = "auto",
         follow_em: bool = False,
+        participation: Any = None,
         warm_start: bool = False,
         random_state: Any = None,
     ) -> None:
@@ -57,6 +58,7 @@ class FederatedFactorAnalysis(
         self.start = start
         self.algorithm = algorithm
         self.follow_em = follow_em
+        self.participation = participation
         self.warm_start = warm_start
         self.random_state = random_state
 
