@@ -137,6 +137,8 @@ def fit(
         try:
             if resume and checkpoint is not None and Path(checkpoint).exists():
                 run.restore(checkpoint)
+            for hook in hooks:
+                getattr(hook, "attach", lambda run: None)(run)
             stopped = _until(run, stop, hooks, checkpoint, checkpoint_every)
             result = result_of(run, stopped, stop)
             if closing:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from fedem.algorithms import EM, AutoEM, Bernoulli, Everyone
+from fedem.candidates import Rivals
 from fedem.datasets.tables import Workers
 from fedem.errors import FedemWarning, SettingsError, check_range
 from fedem.estimators.climbing import Climb
@@ -125,12 +126,14 @@ def _compressed(
         limits = {"nats": settings.tolerance}
     else:
         limits = {"tolerance": TOLERANCE_OF_FIELD * settings.tolerance}
+    rivals = Rivals(settings.criterion)
+    limits |= {"rounds": settings.rounds, "callbacks": [rivals]}
     with warnings.catch_warnings():  # the estimator says in its own words what it has to say
         warnings.simplefilter("ignore", FedemWarning)
-        whole = fit(several, None, algorithm, rounds=settings.rounds, **limits, **options)
+        whole = fit(several, None, algorithm, **limits, **options)
     if whole.stopped == "interrupted":
         raise KeyboardInterrupt
-    return _finish(whole, network, numbers, settings, whole.converged, None)
+    return _finish(whole, network, numbers, settings, whole.converged, None, rivals)
 
 
 def _finish(
@@ -140,12 +143,13 @@ def _finish(
     settings: Settings,
     converged: bool,
     likelihood: float | None,
+    rivals: Rivals | None = None,
 ) -> Fitted:
     """The best, its likelihood, and remarks on it."""
     if likelihood is not None and len(numbers) == 1:
         chosen, selection = part_of(whole, 0), None
     else:
-        selection = choose_among(whole, network, numbers, settings.criterion)
+        selection = choose_among(whole, network, numbers, settings.criterion, rivals)
         chosen = selection.best
         row = selection.table[numbers.index(selection.n_components)]
         likelihood = row["log_likelihood"]
