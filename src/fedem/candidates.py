@@ -28,7 +28,7 @@ from fedem.results import criterion
 from fedem.rounds import Run
 from fedem.wire import ENVELOPE, floats_size
 
-SEVERAL, LASTING, LEAST = 20.0, 1000.0, 1e-3
+SEVERAL, LASTING, LEAST = 20.0, 1e4, 1e-3
 """Times its remaining gain, rounds of its present gain, and nats per row that a candidate is
 granted: the largest of the three."""
 FIRST, PAUSE = 16, 1.5
