@@ -194,3 +194,16 @@ def test_a_thousand_active_of_many_registered() -> None:
     assert len(workers) <= 500
     assert len(state["control"]) == len(workers)
     assert run.memory_gap < 1e-12
+
+
+def test_bytes_are_counted_from_the_opening_on() -> None:
+    with pytest.warns(fedem.FedemWarning, match="the opening and the start took") as caught:
+        result = fedem.fit(make_model("tied"), TABLES, "auto", start="k-means", max_bytes=1)
+    spent = result.bytes_up + result.bytes_down
+    assert (result.stopped, result.rounds) == ("bytes", 0)
+    assert f"took {spent} bytes" in str(caught[0].message)
+    books = result.ledger.summary()
+    assert books["start"]["up"]["payload"] > 0
+    assert books["opening"]["down"]["payload"] > 0
+    more = fedem.fit(make_model("tied"), TABLES, "auto", start="k-means", max_bytes=spent + 1)
+    assert more.rounds == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -167,18 +167,51 @@ def card_markdown(card: Mapping[str, Any]) -> str:
     lines += [f"- {_words(name)}: {_value(value)}" for name, value in plain.items()]
     for name, part in card.items():
         if isinstance(part, Mapping):
-            body = _traffic(part) if name == "bytes" else _bullets(part, 0)
+            body = _traffic(part) if name == "bytes" else bullets(part)
             lines += ["", f"## {_words(name)}", "", *body]
     return "\n".join(lines) + "\n"
 
 
-def _bullets(part: Mapping[str, Any], depth: int) -> list[str]:
+def bullets(part: Mapping[str, Any], depth: int = 0) -> list[str]:
+    """Names and values, one to a line; what has parts of its own one step in."""
     lines = []
     for name, value in part.items():
-        if isinstance(value, Mapping):
-            lines += [f"{'  ' * depth}- {_words(name)}", *_bullets(value, depth + 1)]
-        else:
+        inner = _inner(value)
+        if inner is None:
             lines.append(f"{'  ' * depth}- {_words(name)}: {_value(value)}")
+        elif isinstance(inner, Mapping):
+            lines += [f"{'  ' * depth}- {_words(name)}", *bullets(inner, depth + 1)]
+        else:
+            lines += [f"{'  ' * depth}- {_words(name)}", *_rows(inner, depth + 1)]
+    return lines
+
+
+def _inner(value: Any) -> Any:
+    """A mapping (pairs with names are one), rows of them, or None for a plain value."""
+    if isinstance(value, Mapping):
+        if len(value) > 1 and "family" in value:  # a family and its settings: one line
+            return None
+        return value
+    if not isinstance(value, (list, tuple)) or not value:
+        return None
+    if all(isinstance(row, Mapping) and "family" not in row for row in value):
+        return value
+    if all(isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) for row in value):
+        return dict(value)
+    return None
+
+
+def _rows(rows: Sequence[Mapping[str, Any]], depth: int) -> list[str]:
+    """Each row on a line; one that has parts of its own as bullets below its first."""
+    lines = []
+    for row in rows:
+        if all(_inner(value) is None for value in row.values()):
+            told = "; ".join(f"{_words(name)} {_value(value)}" for name, value in row.items())
+            lines.append(f"{'  ' * depth}- {told}")
+        else:
+            (name, value), *rest = row.items()
+            lines.append(f"{'  ' * depth}- {_words(name)}: {_value(value)}")
+            lines += bullets(dict(rest), depth + 1)
     return lines
 
 
@@ -203,4 +236,7 @@ def _value(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.6g}"
-    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    if isinstance(value, Mapping):  # a family
+        more = [f"{_words(n)} {_value(v)}" for n, v in value.items() if n != "family"]
+        return f"{value['family']} ({', '.join(more)})" if more else str(value["family"])
+    return ", ".join(map(_value, value)) if isinstance(value, (list, tuple)) else str(value)

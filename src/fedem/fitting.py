@@ -85,11 +85,11 @@ def fit(
     paper; a full pass and an exact upload, default for them) or what ``"parameters"`` imply (free).
 
     Stops at the first limit met of ``rounds``, ``epochs``, ``max_bytes`` (all workers, up and down,
-    envelopes included), ``seconds``, or when it has converged: when at most ``nats`` of
-    log-likelihood per sample are left to gain, as the last rounds tell (`EM` and `AutoEM`, and
-    where steps are broadcast in the metric), or |H|^2 <= ``tolerance`` three rounds in a row
-    without the guard. Without limits it makes 100 rounds; with one of these two alone at most
-    10,000, and `AutoEM` then has ``nats=1e-6``. Ctrl-C ends after the current round and
+    from the opening on, envelopes included), ``seconds``, or when it has converged: when at most
+    ``nats`` of log-likelihood per sample are left to gain, as the last rounds tell (`EM` and
+    `AutoEM`, and where steps are broadcast in the metric), or |H|^2 <= ``tolerance`` three rounds
+    in a row without the guard. Without limits it makes 100 rounds; with one of these two alone at
+    most 10,000, and `AutoEM` then has ``nats=1e-6``. Ctrl-C ends after the current round and
     returns what was reached; an error in mid-run carries that as ``error.result``. ``callbacks``
     get each `RoundRecord`; one that returns True ends the run.
 
@@ -137,6 +137,8 @@ def fit(
         try:
             if resume and checkpoint is not None and Path(checkpoint).exists():
                 run.restore(checkpoint)
+            for hook in hooks:
+                getattr(hook, "attach", lambda run: None)(run)
             stopped = _until(run, stop, hooks, checkpoint, checkpoint_every)
             result = result_of(run, stopped, stop)
             if closing:
@@ -197,6 +199,12 @@ def _warn(run: Run, stopped: str, tolerance: float | None, nats: float | None) -
             "defined; the fit may have been thrown off. Use "
             + ("" if already else "in_metric=True, ")
             + "a smaller step_size, a finer compressor, or fewer components."
+        )
+    if stopped == "bytes" and not made:
+        spent = run.ledger.total("up") + run.ledger.total("down")
+        remarks.append(
+            f"the opening and the start took {spent} bytes, so max_bytes left none for a round: "
+            "allow more, or use start='moments', which costs nothing."
         )
     if stopped == "silence":
         remarks.append(f"nobody answered for {PATIENCE} rounds; the run gave up.")

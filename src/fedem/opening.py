@@ -23,6 +23,7 @@ from fedem.federations import FEDERATIONS, RayFederation
 from fedem.federations.remote import bind_constants, pack_constants
 from fedem.ledger import Ledger
 from fedem.limits import Monitor
+from fedem.models.naming import columns_named
 from fedem.models.several import Several
 from fedem.protocols import (
     Algorithm,
@@ -53,6 +54,18 @@ def named_algorithm(algorithm: Algorithm | str | None) -> Algorithm:
             raise SettingsError(f"algorithm must be {names} or an Algorithm; got {algorithm!r}.")
         return named[algorithm]
     return named["em"] if algorithm is None else algorithm
+
+
+def choose_algorithm(name: Any, workers: int, follow_em: bool = False) -> Algorithm:
+    """`named_algorithm` for so many workers: alone there is nothing to compress, and auto is EM."""
+    if name == "auto":
+        return EM() if workers == 1 else AutoEM(follow_em=bool(follow_em))
+    if follow_em:
+        raise SettingsError(
+            f"follow_em goes with algorithm 'auto'; got {name!r}: leave one of the two out (of an "
+            "algorithm of your own, AutoEM(follow_em=True))."
+        )
+    return named_algorithm(name)
 
 
 def worker_weights(
@@ -197,9 +210,11 @@ def _opened(
         constants = pack_constants(model, opening, w)
         shapes = {name: values.shape[1:] for name, values in opening.summaries.items()}
         network.tell(constants)
-        bound = bind_constants(model, constants, shapes)
+        with columns_named(opening.columns):
+            bound = bind_constants(model, constants, shapes)
     else:
-        bound = model.bind(opening.summaries, opening.counts, w)
+        with columns_named(opening.columns):
+            bound = model.bind(opening.summaries, opening.counts, w)
     samples = int(opening.counts.sum())
     fingerprint = {
         "model": bound.describe(),

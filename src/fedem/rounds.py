@@ -124,6 +124,25 @@ class Run:
         """Go on from other statistics: the server may choose any that it sends in full."""
         self.state, self._params = replace(self.state, statistics=statistics), None
 
+    @property
+    def narrows(self) -> bool:
+        """Whether the federation can go on with some of the statistics alone."""
+        return hasattr(self.federation, "narrow")
+
+    def narrow(self, model: Model, places: IntArray) -> None:
+        """Go on with these of the statistics, which are all of ``model``'s; memories stay exact."""
+        q = self.model.layout.size
+        state = self.state
+        extras = {n: a[places] if a.shape == (q,) else a for n, a in state.extras.items()}
+        self.state = replace(
+            state,
+            statistics=state.statistics[places],
+            control=state.control[places],
+            extras=extras,
+        )
+        self.model, self._params = model, None
+        getattr(self.federation, "narrow")(model, places)  # noqa: B009 (not of all federations)
+
     def plan(self) -> Request:
         """Who is asked in the next round, and what."""
         state, n = self.state, self.federation.size
@@ -145,17 +164,18 @@ class Run:
             encode=self.federation.carries_bytes,
         )
 
-    def _request_payloads(self, request: Request) -> IntArray:
-        """Bytes of each request's payload: the statistics, or the steps since a worker was there.
+    def payloads(self, workers: IntArray) -> IntArray:
+        """Bytes of a request's payload now: the statistics, or the steps since a worker was there.
 
         A worker whose upload of round r was accepted had the statistics of round r.
         """
-        full = np.full(len(request.workers), floats_size(len(request.statistics)))
+        full = np.full(len(workers), floats_size(len(self.state.statistics)))
         if not self.algorithm.broadcasts_steps:
             return full
         before = self._step_bytes
-        here = before[request.round]
-        steps = [here - before[r] if r >= 0 else full[0] for r in request.accepted.tolist()]
+        here = before[self.state.round]
+        accepted = self.accepted[workers].tolist()
+        steps = [here - before[r] if r >= 0 else full[0] for r in accepted]
         return np.minimum(full, np.array(steps, dtype=np.int64))
 
     def gather(self, request: Request) -> Replies:
@@ -171,7 +191,7 @@ class Run:
                 break
             arrived = self.federation.exchange(missing)
             if self.count_bytes and not self.federation.carries_bytes:
-                down = self._request_payloads(missing)
+                down = self.payloads(missing.workers)
                 self.ledger.add(request.kind, "down", missing.workers, down, REQUEST_ENVELOPE)
                 self.ledger.add(
                     request.kind, "up", arrived.workers, arrived.bytes_up, REPLY_ENVELOPE

@@ -10,11 +10,14 @@ from typing import Any, Literal, final
 
 import numpy as np
 
+from fedem.algorithms import AutoEM
+from fedem.candidates import Rivals
 from fedem.datasets.workers import as_workers
 from fedem.errors import FedemWarning, SettingsError, check_count
 from fedem.federations import FEDERATIONS
 from fedem.fitting import fit
 from fedem.models.several import Several
+from fedem.opening import named_algorithm
 from fedem.protocols import Federation, FloatArray, Model
 from fedem.results import CRITERIA, Result, criterion
 from fedem.wire import ENVELOPE, floats_size
@@ -68,6 +71,20 @@ def read_range(components: Any, name: str = "components") -> list[int]:
     return numbers
 
 
+def within_rows(model: Model, numbers: list[int], rows: int) -> list[int]:
+    """Numbers of components that so many rows can have, if any; a warning names the others."""
+    can = [k for k in numbers if k <= rows]
+    if len(can) in (0, len(numbers)) or hasattr(model, "n_states"):  # states share sequences
+        return numbers
+    warnings.warn(
+        f"{rows} rows cannot have {', '.join(map(str, numbers[len(can) :]))} components: tried "
+        f"are {', '.join(map(str, can))}.",
+        FedemWarning,
+        stacklevel=4,
+    )
+    return can
+
+
 def select_components(
     model: Model | Callable[[int], Model],
     data: Any,
@@ -79,27 +96,34 @@ def select_components(
     federation: Literal["stacked", "loop"] | Federation = "stacked",
     start: Any = "auto",
     n_init: int = 1,
+    drop: bool = True,
     **options: Any,
 ) -> Selection:
     """Fit a mixture with each number of components in one run, and choose by BIC, ICL or AIC.
 
     ``model`` is a mixture, whose number of components is replaced, or a function from that number
     to a model. ``components`` is a collection of numbers or a range such as ``"2:8"``, both ends
-    included. All candidates share the opening exchange, the search for starts (``n_init`` of each)
-    and every round: a message holds the statistics of all. At the end everyone is asked once more
-    for the log-likelihood and the entropy of each. ``options`` are those of `fit`.
+    included; numbers that the rows cannot have are left out, with a warning. All candidates share
+    the opening exchange, the search for starts (``n_init`` of each) and every round: a message
+    holds the statistics of all. Where the run ends by convergence, candidates that will hardly be
+    chosen any more are dropped on the way (`fedem.candidates`), and their fits are those of that
+    moment; not with ``drop=False`` or a ``checkpoint``. At the end everyone is asked once more for
+    the log-likelihood and the entropy of each. ``options`` are those of `fit`.
     """
     if criterion not in CRITERIA:
         raise SettingsError(f"criterion must be one of {', '.join(CRITERIA)}; got {criterion!r}.")
     numbers = read_range(components)
-    several = Several(tuple(_with(model, k) for k in numbers), watched=False)
     if isinstance(federation, str) and federation in FEDERATIONS:
-        federation = FEDERATIONS[federation](as_workers(data, groups, sample_weight))
+        workers = as_workers(data, groups, sample_weight)
+        numbers = within_rows(_with(model, numbers[0]), numbers, int(workers.counts.sum()))
+        federation = FEDERATIONS[federation](workers)
         data = groups = sample_weight = None
+    several = Several(tuple(_with(model, k) for k in numbers), watched=False)
     if getattr(federation, "carries_bytes", False):
         raise SettingsError(
             "numbers of components are compared in one process; over a network fit them one by one."
         )
+    rivals, hooks = Rivals(criterion), options.pop("callbacks", ())
     whole = fit(
         several,
         data,
@@ -108,22 +132,49 @@ def select_components(
         federation=federation,
         start=start,
         n_init=n_init,
+        callbacks=[
+            *((hooks,) if callable(hooks) else hooks),
+            *(watching(rivals, options) if drop else ()),
+        ],
         **options,
     )
     if not isinstance(federation, Federation):  # said by fit already
         raise SettingsError(f"federation must be a Federation or a name; got {federation!r}.")
-    return choose_among(whole, federation, numbers, criterion)
+    return choose_among(whole, federation, numbers, criterion, rivals)
+
+
+def watching(rivals: Rivals, options: Mapping[str, Any]) -> list[Rivals]:
+    """The callback, where a run ends by convergence and is not to be resumed, whole as it began."""
+    algorithm = named_algorithm(options.get("algorithm"))
+    converges = isinstance(algorithm, AutoEM) and options.get("rounds") is None
+    converges |= options.get("nats") is not None or options.get("tolerance") is not None
+    return [rivals] if converges and options.get("checkpoint") is None else []
 
 
 def choose_among(
-    whole: Result, network: Federation, numbers: Sequence[int], by: Criterion
+    whole: Result,
+    network: Federation,
+    numbers: Sequence[int],
+    by: Criterion,
+    rivals: Rivals | None = None,
 ) -> Selection:
-    """The best of models that were fitted side by side, after one more exchange about them all."""
+    """The best of models that were fitted side by side, after one more exchange about them all.
+
+    ``rivals`` knows those that were dropped on the way.
+    """
     if by not in CRITERIA:
         raise SettingsError(f"criterion must be one of {', '.join(CRITERIA)}; got {by!r}.")
-    values = _values(whole, network)
-    results = {k: part_of(whole, j) for j, k in enumerate(numbers)}
-    table = tuple(_row(k, results[k], values[j], whole.samples) for j, k in enumerate(numbers))
+    dropped = {} if rivals is None else rivals.dropped
+    alive = [j for j in range(len(numbers)) if j not in dropped]
+    told = dict(zip(alive, _values(whole, network), strict=True))
+    results, values = {}, {}
+    for j, k in enumerate(numbers):
+        if j in dropped:
+            left = dropped[j]
+            results[k], values[k] = _as_result(whole, left.model, left.statistics), left.values
+        else:
+            results[k], values[k] = part_of(whole, alive.index(j)), told[j]
+    table = tuple(_row(k, results[k], values[k], whole.samples) for k in numbers)
     best = _sound(results, numbers, [row[by] for row in table])
     return Selection(results[numbers[best]], numbers[best], results, table, by)
 
@@ -178,8 +229,11 @@ def _values(whole: Result, network: Federation) -> FloatArray:
 
 def part_of(whole: Result, position: int) -> Result:
     """One of the models that were fitted side by side, as a result of its own."""
-    model, several = whole.model.models[position], whole.model
-    statistics = whole.statistics[several.cuts[position]]
+    several = whole.model
+    return _as_result(whole, several.models[position], whole.statistics[several.cuts[position]])
+
+
+def _as_result(whole: Result, model: Any, statistics: FloatArray) -> Result:
     params = model.to_user(model.maximize(statistics))
     return dataclasses.replace(whole, model=model, params=params, statistics=statistics)
 

@@ -39,7 +39,7 @@ from fedem.opening import worker_weights
 from fedem.protocols import Algorithm, FloatArray, Model
 from fedem.records import RoundRecord
 from fedem.results import Result
-from fedem.storage import load_checkpoint, save_checkpoint
+from fedem.storage import load_checkpoint, remove_torn, save_checkpoint
 
 logger = logging.getLogger(__name__)
 CHECKPOINT = "run.checkpoint"
@@ -139,10 +139,12 @@ def serve(
     check_count("rounds", rounds)
     where = Path(directory)
     where.mkdir(parents=True, exist_ok=True)
+    remove_torn(where, ("stage",))
     stage = _Stage.load(where / "stage")
     hooks = (callbacks,) if callable(callbacks) else tuple(callbacks)
     while True:
         folder = where / f"stage-{stage.number:04d}"
+        remove_torn(folder, (CHECKPOINT, "start", "members"))
         federation = RemoteFederation(
             _Without(transport, stage.excluded or {}),
             folder,

@@ -171,6 +171,15 @@ def test_predictions_come_out_beside_the_rows(fedem_shell: Shell) -> None:
     assert pl.read_csv(io.StringIO(turned)).equals(told)
 
 
+def test_predictions_in_a_file_are_told_of_unless_quiet(fedem_shell: Shell) -> None:
+    assert fedem_shell("fit", "wards.csv", *NUMBERS, "-q")[0] == 0
+    into = ("predict", "model.fedem", "wards.csv", "-o", "p.csv")
+    assert fedem_shell(*into)[:2] == (0, "The components of 185 rows are in p.csv.\n")
+    assert fedem_shell(*into, "-q")[:2] == (0, "")
+    table = fedem_shell("predict", "model.fedem", "wards.csv", "-q")[1]
+    assert table == (fedem_shell.folder / "p.csv").read_text()
+
+
 def test_words_are_categories_in_fit_predict_and_impute(fedem_shell: Shell) -> None:
     types = ("--types", "ward=categorical,stays=poisson")
     assert fedem_shell("fit", "wards.csv", "-g", "hospital", *types, "-q")[0] == 0
@@ -262,6 +271,20 @@ def test_models_and_algorithms(options: Any, fedem_shell: Shell) -> None:
     assert b"What left each site" in (fedem_shell.folder / "r.html").read_bytes()
 
 
+def test_one_worker_runs_em_and_follow_em_reaches_the_algorithm(fedem_shell: Shell) -> None:
+    def algorithm(*options: Any) -> Any:
+        run = (*NUMBERS, "-q", "--rounds", 3, "-o", "a.fedem", *options)
+        assert fedem_shell("fit", "wards.csv", *run)[0] in (0, 3)
+        return fedem.load(fedem_shell.folder / "a.fedem").card["settings"]["algorithm"]
+
+    assert algorithm() == {"algorithm": "em"}
+    assert algorithm("--batch", 20)["batch_size"] == 20  # EM has no batches
+    assert algorithm("-g", "hospital")["follow_em"] is False
+    assert algorithm("-g", "hospital", "--follow-em")["follow_em"] is True
+    fedem_shell.write("fit.toml", 'groups = "hospital"\nfollow_em = true\n')
+    assert algorithm("--config", "fit.toml")["follow_em"] is True
+
+
 def test_inspect_shows_the_card(fedem_shell: Shell) -> None:
     run = ("--checkpoint", "run.checkpoint", "--rounds", 2, "-q")
     assert fedem_shell("fit", "wards.csv", "-g", "hospital", *NUMBERS, *run)[0] == 3
@@ -269,6 +292,9 @@ def test_inspect_shows_the_card(fedem_shell: Shell) -> None:
     assert code == 0
     for words in ("# Model card", "column names: age, pressure, stays", "| Sankt Anna | 45 |"):
         assert words in out
+    text = fedem_shell("inspect", "run.checkpoint")[1]
+    assert "- next round: 3\n- model\n  - model: gaussian-mixture\n" in text
+    assert not set("{}[]'") & set(text)
     code, out, _ = fedem_shell("inspect", "model.fedem", "--json", "--workers", "w.csv")
     told = json.loads(out)
     assert told["card"] == fedem.load(fedem_shell.folder / "model.fedem").card
@@ -282,6 +308,36 @@ def test_inspect_shows_the_card(fedem_shell: Shell) -> None:
         code, _, err = fedem_shell("inspect", file)
         assert code == 1
         assert "model file" in err
+
+
+def test_inspect_prints_no_python(fedem_shell: Shell) -> None:
+    types = ("--types", "stays=poisson,ward=categorical", "-k", "1:2", "-q", "--rounds", 5)
+    run = ("--checkpoint", "c.checkpoint", *types)
+    assert fedem_shell("fit", "wards.csv", "-g", "hospital", *run)[0] == 3
+    for file in ("model.fedem", "c.checkpoint"):
+        code, out, _ = fedem_shell("inspect", file)
+        assert code == 0
+        assert "- ward: categorical (categories 2)" in out
+        assert not set("{}[]'") & set(out)
+    out = fedem_shell("inspect", "model.fedem")[1]
+    assert "  - tried\n    - n components 1; free parameters 6; log likelihood -12.0" in out
+    assert "| no |" in out  # nobody is badly served
+
+
+def test_what_was_said_in_python_is_said_in_options(fedem_shell: Shell) -> None:
+    run = ("fit", "wards.csv", *NUMBERS, "-q", "--rounds", 1, "--checkpoint", "c.checkpoint")
+    assert fedem_shell(*run)[0] == 3
+    code, _, err = fedem_shell(*run)
+    assert code == 1
+    assert "use --resume to continue it" in err
+    code, _, err = fedem_shell("fit", "wards.csv", *NUMBERS, "--resume")
+    assert code == 2
+    assert "--resume needs --checkpoint" in err
+    code, _, err = fedem_shell(
+        "fit", "wards.csv", *NUMBERS, "--model", "factors", "--start", "k-means"
+    )
+    assert code == 2
+    assert "use --start moments" in err
 
 
 # Signals, disks, pipes.

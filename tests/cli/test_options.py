@@ -18,11 +18,15 @@ PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
 COMMANDS = ("fit", "predict", "impute", "inspect", "report")
 
 
+HEADINGS = ("Fit and use models:", "The theory and the paper:", "A federation between machines:")
+
+
 def test_help_is_grouped_and_ends_with_exit_codes(fedem_shell: Shell) -> None:
     code, out, _ = fedem_shell("--help")
     assert code == 0
-    at = [out.index(words) for words in ("Fit and use models:", "The theory and the paper:")]
+    at = [out.index(words) for words in HEADINGS]
     assert at == sorted(at)
+    assert "\nCommands:" not in out
     for number, words in EXIT_CODES.items():
         assert re.search(rf"^\s+{number}  {re.escape(words)}$", out, re.MULTILINE)
     _, out, _ = fedem_shell("fit", "--help")
@@ -31,6 +35,13 @@ def test_help_is_grouped_and_ends_with_exit_codes(fedem_shell: Shell) -> None:
     assert at == sorted(at)
     assert "fedem fit wards.csv --groups hospital --components 2:8" in out
     assert "DATA..." in out.splitlines()[0]
+    assert "  DATA...  CSV, TSV or Parquet, or - for a pipe" in out
+
+
+def test_a_typo_is_answered_once(fedem_shell: Shell) -> None:
+    code, _, err = fedem_shell("fitt")
+    assert code == 2
+    assert err == "fedem: No such command 'fitt'. Did you mean 'fit'? See fedem --help.\n"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

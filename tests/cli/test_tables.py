@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,14 @@ def test_one_row_and_one_column(kind: str, fedem_shell: Shell) -> None:
         (["fit", "wards.csv", "--algorithm", "sgd"], 2, "--algorithm must be one of"),
         (["fit", "wards.csv", "--compressor", "zip", "--algorithm", "fedem"], 2, "zip"),
         (["fit", "wards.csv", "--compressor", "none", "--algorithm", "em"], 2, "goes with"),
+        (["fit", "wards.csv", "--compressor", "none"], 2, "goes with --algorithm fedem"),
+        (["fit", "wards.csv", "--batch", "9", "--algorithm", "em"], 2, "--batch goes with"),
+        (["fit", "wards.csv", "--follow-em", "--algorithm", "fedem"], 2, "--algorithm auto, not"),
+        (["fit", "wards.csv", "--target", "age"], 2, "--target goes with --model regression"),
+        (["fit", "wards.csv", "--factors", "2"], 2, "--factors goes with --model factors or ppca"),
+        (["fit", "wards.csv", "--model", "ppca", "--covariance", "full"], 2, "not with ppca"),
+        (["fit", "wards.csv", "--model", "factors", "--missing"], 2, "--missing goes with"),
+        (["fit", "wards.csv", "--types", "ward=categorical", "--covariance", "full"], 2, "--types"),
         (["fit", "wards.csv", "--types", "ward"], 2, "--types must be like"),
         (["fit", "wards.csv", "--types", "ward=word"], 2, "--types must be like"),
         (["fit", "wards.csv", "--types", "floor=poisson"], 2, "no column 'floor'"),
@@ -124,6 +133,15 @@ def test_wrong_usage_is_one_line(
     assert got == code, err
     assert message in err
     assert out == ""
+
+
+def test_a_range_is_cut_to_what_the_rows_can_have(fedem_shell: Shell) -> None:
+    fedem_shell.write("five.csv", "a\n1\n2\n4\n8\n9\n")
+    code, out, err = fedem_shell("fit", "five.csv", "-k", "1:8", "--json")
+    assert code == 0, err
+    told = json.loads(out)
+    assert [row["n_components"] for row in told["tried"]] == [1, 2, 3, 4, 5]
+    assert told["remarks"][0].startswith("5 rows cannot have 6, 7, 8 components")
 
 
 def test_workers_keep_their_names_and_rows_without_one_are_refused(tmp_path: Path) -> None:

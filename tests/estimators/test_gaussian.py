@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import sklearn
 from sklearn import datasets
@@ -79,6 +80,19 @@ def test_samples_look_like_the_rows() -> None:
     np.testing.assert_array_equal(drawn[:10], fitted.sample(10)[0])  # the first are the same
 
 
+def test_random_state_means_for_samples_what_it_means_in_scikit_learn() -> None:
+    factors = fedem.FederatedFactorAnalysis(1).fit(ROWS)
+    for fitted in (fedem.FederatedGaussianMixture(3).fit(ROWS), factors):
+        first, second = (np.asarray(fitted.sample(5)[0]) for _ in range(2))
+        assert not np.array_equal(first, second)
+        np.random.seed(3)
+        first = np.asarray(fitted.sample(5)[0])
+        np.random.seed(3)
+        np.testing.assert_array_equal(first, fitted.sample(5)[0])
+        fitted.set_params(random_state=np.random.RandomState(0))
+        assert not np.array_equal(fitted.sample(5)[0], fitted.sample(5)[0])
+
+
 def test_the_number_of_components_is_found_in_one_run() -> None:
     rows, _ = datasets.make_blobs(900, 3, centers=4, random_state=2)
     for given, criterion in (("2:6", "bic"), (range(2, 7), "icl")):
@@ -102,6 +116,39 @@ def test_warm_start_goes_on() -> None:
     assert np.all(np.diff(scores) > -1e-9)
     assert again.converged_
     assert scores[-1] == pytest.approx(once.score(ROWS), abs=1e-6)
+
+
+def test_changed_settings_are_no_ground_to_go_on_from() -> None:
+    warm = fedem.FederatedGaussianMixture(3, warm_start=True).fit(ROWS)
+    warm.set_params(n_components=2)
+    with pytest.raises(fedem.SettingsError, match="n_components from 3 to 2: put that back"):
+        warm.fit(ROWS)
+    warm.set_params(n_components=3, covariance_type="diag")
+    with pytest.raises(fedem.SettingsError, match="covariance from 'full' to 'diag'"):
+        warm.fit(ROWS)
+    warm.set_params(covariance_type="full", covariance_floor=1e-5).fit(ROWS)  # that may change
+    with pytest.raises(fedem.SettingsError, match="columns from 3 to 1"):
+        warm.fit(ROWS[:, :1])
+    warm.set_params(n_components="2:3")
+    with pytest.warns(fedem.FedemWarning, match="starts anew"):
+        warm.fit(ROWS)
+    online = fedem.FederatedGaussianMixture(3).partial_fit(ROWS)
+    online.set_params(n_components=2)
+    with pytest.raises(fedem.SettingsError, match="partial_fit.*n_components from 3 to 2"):
+        online.partial_fit(ROWS)
+    assert online.set_params(n_components=3).partial_fit(ROWS).n_batches_ == 2
+    analysis = fedem.FederatedFactorAnalysis(1, warm_start=True).fit(ROWS)
+    assert analysis.fit(ROWS).converged_
+
+
+def test_batches_keep_the_column_of_workers() -> None:
+    table = pd.DataFrame(ROWS, columns=["x", "y", "z"]).assign(site=np.arange(len(ROWS)) % 3)
+    online = fedem.FederatedGaussianMixture(2).partial_fit(table, groups="site")
+    online.partial_fit(table.drop(columns="site"))
+    assert online.groups_column_ == "site"
+    assert len(online.predict(table)) == len(table)
+    online.fit([ROWS, ROWS])
+    assert online.groups_column_ is None
 
 
 def test_it_says_when_it_has_not_converged() -> None:

@@ -110,3 +110,40 @@ def test_settings_are_checked_at_fit_not_before() -> None:
     for components in ("two", "5:2", 0, [], "2:x"):
         with pytest.raises(fedem.SettingsError, match="components"):
             fedem.FederatedGaussianMixture(components).fit(ROWS)
+
+
+@pytest.mark.parametrize("algorithm", ["em", "fedem", "vr-fedem", fedem.AutoEM()])
+def test_follow_em_is_refused_where_it_would_do_nothing(algorithm: Any) -> None:
+    follower = estimator(algorithm=algorithm, follow_em=True)
+    with pytest.raises(fedem.SettingsError, match="follow_em goes with algorithm 'auto'"):
+        follower.fit(ROWS, groups=SITES)
+    follower.set_params(algorithm="auto").fit(ROWS)  # alone, EM follows itself
+
+
+def test_workers_with_bad_tables_are_named() -> None:
+    holes = np.where(ROWS[:9] > 2, np.nan, ROWS[:9])
+    for bad, words in ((ROWS[:0], "worker 'b' has no rows"), (holes, "worker 'b': .*NaN")):
+        with pytest.raises(fedem.DataError, match=words):
+            estimator().fit({"a": ROWS, "b": bad})
+
+
+def test_answers_are_for_one_table() -> None:
+    fitted = estimator().fit(ROWS)
+    for tables in ({"a": ROWS}, [ROWS, ROWS]):
+        for ask in (fitted.predict, fitted.score_samples, fitted.bic):
+            with pytest.raises(fedem.DataError, match="expected one table of rows; got a"):
+                ask(tables)
+    with pytest.raises(fedem.DataError, match="expected numbers; got an object of type dict"):
+        fitted.result_.predict({"a": ROWS})
+
+
+def test_a_range_is_cut_to_what_the_rows_can_have() -> None:
+    for fit in (
+        lambda: fedem.FederatedGaussianMixture("1:8").fit(ROWS[:5]).selection_,
+        lambda: fedem.select_components(fedem.gaussian_mixture(1), ROWS[:5], "1:8", rounds=9),
+    ):
+        with pytest.warns(fedem.FedemWarning, match="5 rows cannot have 6, 7, 8 components"):
+            found = fit()
+        assert list(found.results) == [1, 2, 3, 4, 5]
+    with pytest.raises(fedem.DataError, match="5 rows"):
+        fedem.FederatedGaussianMixture("6:8").fit(ROWS[:5])

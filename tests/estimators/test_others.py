@@ -10,6 +10,7 @@ import pytest
 from sklearn import datasets
 from sklearn.cluster import KMeans
 from sklearn.decomposition import FactorAnalysis
+from sklearn.exceptions import NotFittedError
 from sklearn.impute import SimpleImputer
 from sklearn.metrics import adjusted_rand_score
 
@@ -110,3 +111,60 @@ def test_k_means_of_workers_labels_their_tables() -> None:
     tables = {"a": rows[:100], "b": rows[100:]}
     fitted = fedem.FederatedKMeans(3).fit(tables)
     assert [len(labels) for labels in fitted.labels_] == [100, 200]
+
+
+def test_columns_are_called_by_their_names() -> None:
+    table, _ = counts_and_kinds(rows=60)
+    table = table[["age", "visits"]].astype(float).assign(unit=3.0)
+    with pytest.warns(fedem.FedemWarning, match=r"^column 'unit' holds one single value"):
+        fedem.FederatedGaussianMixture(1).fit(table)
+    with pytest.warns(fedem.FedemWarning, match=r"^column 2 \(counting from 0\) holds one single"):
+        fedem.FederatedGaussianMixture(1).fit(table.to_numpy())
+    empty = table.assign(unit=np.nan)
+    for made in (
+        fedem.FederatedGaussianMixture(1, missing=True),
+        fedem.FederatedMixture(1, families="gaussian"),
+    ):
+        with pytest.raises(fedem.DataError, match="nobody has a single value in column 'unit'"):
+            made.fit(empty)
+    fitted = fedem.FederatedMixture(1, families="gaussian").fit(table[["age", "visits"]])
+    assert list(fitted.parameters_) == ["age", "visits"]
+
+
+def test_every_estimator_saves_what_it_fitted(tmp_path: Any) -> None:
+    table, _ = counts_and_kinds(rows=90)
+    rows = table[["age", "visits"]].astype(float)
+    for made in (
+        fedem.FederatedGaussianMixture("1:2"),
+        fedem.FederatedMixture(2, families={"age": "gaussian", "visits": "poisson"}),
+        fedem.FederatedFactorAnalysis(1),
+        fedem.FederatedImputer(2),
+        fedem.FederatedKMeans(2),
+    ):
+        with pytest.raises(NotFittedError):
+            made.save(tmp_path / "none.fedem")
+        made.fit(rows, groups=np.arange(90) % 3)
+        made.save(tmp_path / "m.fedem", names=False)
+        loaded = fedem.load(tmp_path / "m.fedem")
+        assert loaded.columns == ("age", "visits")
+        np.testing.assert_array_equal(loaded.score_samples(rows), made.result_.score_samples(rows))
+
+
+def test_some_workers_take_part_in_a_round() -> None:
+    table, _ = counts_and_kinds()
+    rows, groups = table[["age", "visits"]].astype(float), np.arange(600) % 10
+    whole = fedem.FederatedGaussianMixture(2).fit(rows, groups=groups)
+    for given in (0.5, fedem.Bernoulli(0.5)):
+        fitted = fedem.FederatedGaussianMixture(2, participation=given).fit(rows, groups=groups)
+        asked = [record.asked for record in fitted.records_ if record.round]
+        assert 3 < np.mean(asked) < 7
+        assert fitted.score(rows) == pytest.approx(whole.score(rows), abs=1e-4)
+    for options, words in (
+        ({"participation": 0.0}, "participation"),
+        ({"participation": "half"}, "participation"),
+        ({"participation": 0.5, "algorithm": "em"}, "compressed algorithm"),
+    ):
+        with pytest.raises(fedem.SettingsError, match=words):
+            fedem.FederatedGaussianMixture(2, **options).fit(rows, groups=groups)
+    with pytest.raises(fedem.SettingsError, match="several workers"):
+        fedem.FederatedFactorAnalysis(1, participation=0.5).fit(rows)

@@ -546,6 +546,26 @@ def test_a_folder_belongs_to_one_run(command: Command, tmp_path: Path) -> None:
         assert (code, f"holds a run with another {part} than run.toml says" in said) == (2, True)
 
 
+def test_a_second_server_waits_for_the_first_and_says_so(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedem.federations.flower.hosting.HANDOVER", 1.5)
+    (tmp_path / "run.toml").write_text(GOOD)
+    (tmp_path / "run").mkdir()
+    with alone(tmp_path / "run" / "host.lock") as mine:
+        assert mine
+        code, said, error = command("serve", "run.toml", "--insecure")
+    assert code == 1
+    assert "waiting: another `fedem serve` works in" in said
+    assert "stop it, or give this run a folder" in error
+    finished = {"state": "finished", "round": 9, "rounds": 9, "up": 1500, "down": 0, "stages": 3}
+    (tmp_path / "run" / "status.json").write_text(json.dumps(finished))
+    (tmp_path / "run" / ".configuration.json.x.tmp").write_text("half")
+    code, said, _ = command("serve", "run.toml", "--insecure")
+    assert "finished: round 9 of 9, 1.5 kB up, 0.0 kB down, in 3 stages" in said
+    assert not (tmp_path / "run" / ".configuration.json.x.tmp").exists()
+
+
 def test_refusals_are_kept_with_their_reason() -> None:
     transport = GridTransport(None)
     header = Header(Kind.REFUSAL, 1, 1, 0, 0, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -16,6 +17,8 @@ import pytest
 
 import fedem
 from fedem import LocalTransport, Site, SiteRules, Transport, serve
+from fedem.federations.flower.server import save_fit
+from fedem.serving import Served
 from fedem.wire import Kind, Reason, encode_refusal, peek
 from tests.federations.test_trajectories import Scales
 from tests.helpers import make_data, make_model
@@ -200,6 +203,24 @@ def test_bytes_of_all_stages_are_those_that_crossed(tmp_path: Path) -> None:
         assert (served.bytes_up, served.bytes_down) == (scales.up, scales.down)
     assert totals == [(1, 3), (2, 12), (2, 20)]
     assert served.result.bytes_up < served.bytes_up
+    save_fit(tmp_path / "model", served, {})
+    told = json.loads((tmp_path / "model" / "summary.json").read_text())
+    assert (told["bytes_up"], told["bytes_down"]) == (scales.up, scales.down)
+
+
+def test_what_a_killed_server_was_writing_is_removed(tmp_path: Path) -> None:
+    def served(rounds: int) -> Served:
+        transport = LocalTransport(sites(tmp_path))
+        return serve(make_model("diag"), ALGORITHM, transport, tmp_path / "s", rounds=rounds)
+
+    served(2)
+    torn = [".stage.x1.tmp", *(f"stage-0001/.{n}.x_2.tmp" for n in ("run.checkpoint", "members"))]
+    others = ["notes.tmp", "stage-0001/.mine.tmp"]
+    for name in (*torn, *others):
+        (tmp_path / "s" / name).write_bytes(b"half a file")
+    assert served(4).rounds == 4
+    assert not [name for name in torn if (tmp_path / "s" / name).exists()]
+    assert all((tmp_path / "s" / name).exists() for name in others)
 
 
 def test_too_few_left_end_the_run(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+import re
 from pathlib import Path
 
 import numpy as np
@@ -73,3 +74,13 @@ def test_aligned_curves_and_spreads() -> None:
 @pytest.mark.parametrize("labels", [1, 7, 10])
 def test_any_number_of_labels_is_drawn(labels: int) -> None:
     assert len(render(example(labels), "svg")) > 1000
+
+
+def test_ticks_are_whole_where_axes_count_and_numbers_stand_in_full() -> None:
+    x = np.array([1.0, 2.0, 3.0])
+    counted = Panel([Series("a", x, -8.007 + 1e-5 * x)], "site", "y", log="", whole="x")
+    told = re.findall(r"<!-- (.*?) -->", render(Figure("", [counted]), "svg").decode())
+    assert [word for word in told if word in ("1", "2", "3")] == ["1", "2", "3"]
+    assert not [word for word in told if re.fullmatch(r"[12]\.\d+", word)]
+    assert "−8.0069900" in told
+    assert not [word for word in told if "e−" in word]

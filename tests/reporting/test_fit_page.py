@@ -64,6 +64,39 @@ def test_the_page_says_what_happened(tmp_path: Path) -> None:
     assert f"{asked} requests were sent" in words
 
 
+@pytest.mark.parametrize(
+    ("rows", "words", "others"),
+    [
+        (90, "at the smallest site over 90 rows.", "What did not leave a site: "),
+        (7, "over 7 rows, few enough to say much about each.", "What did not leave a site: "),
+        (2, "the smallest site has 2 rows: averages over so few are", "with more rows than two: "),
+        (1, "the smallest site has 1 row: averages over so few are", "with more rows than two: "),
+    ],
+)
+def test_the_page_says_what_averages_over_few_rows_are(rows: int, words: str, others: str) -> None:
+    tables = sites()
+    tables.popitem()
+    tables["small"] = tables["site 0"][:rows]
+    page = fit_page(fedem.fit(fedem.gaussian_mixture(1), tables, rounds=1))
+    assert words in page.text[0]
+    text = " ".join(page.sections[0].text)
+    assert words in text
+    assert others in text
+    assert ("No message holds a row" in page.text[0]) == (rows > 2)
+
+
+def test_axes_that_count_have_whole_numbers_and_none_an_offset() -> None:
+    page = fit_page(fitted(rounds=3))
+    figures = [figure for section in page.sections for figure in section.figures]
+    panels = [panel for figure in figures for panel in figure.panels]
+    for panel in panels:
+        counts = ("x" * panel.x.startswith(("round", "site,"))) + "y" * (panel.y == "sites")
+        assert panel.whole == counts
+    climb = next(p for p in panels if p.y == "nats per row below the best")
+    assert climb.log == "y"
+    assert np.all(climb.series[0].y > 0)
+
+
 def test_a_good_fit_is_called_one() -> None:
     tables = sites()
     tables.popitem()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,11 @@ import pytest
 from sklearn import datasets
 
 import fedem
-from fedem.selection import read_range
+from fedem.candidates import contenders
+from fedem.fitting import result_of
+from fedem.models.several import Several
+from fedem.opening import open_run
+from fedem.selection import part_of, read_range
 from tests.helpers import make_data
 from tests.registry import REGISTRY
 
@@ -92,3 +97,67 @@ def test_ranges_are_read_and_nonsense_refused() -> None:
         fedem.select_components(fedem.gaussian_mixture(1), SITES, criterion="r2")
     with pytest.raises(fedem.SettingsError, match="no number of components"):
         fedem.select_components(fedem.LinearGaussian(), make_data(0))
+
+
+def test_candidates_that_cannot_be_chosen_are_dropped() -> None:
+    model = fedem.gaussian_mixture(1, "diag")
+    options: dict[str, Any] = {"algorithm": "auto", "nats": 1e-6, "rounds": 2000}
+    found, whole = (
+        fedem.select_components(model, SITES, "2:6", drop=drop, **options) for drop in (True, False)
+    )
+    assert found.n_components == whole.n_components == 4
+    assert found.best.converged
+    assert found.best.rounds < 0.9 * whole.best.rounds
+    assert found.best.bytes_up < 0.9 * whole.best.bytes_up
+    assert found.best.bytes_down < 0.9 * whole.best.bytes_down
+    assert found.table[2]["bic"] == pytest.approx(whole.table[2]["bic"], abs=0.1)
+    assert list(found.results) == [2, 3, 4, 5, 6]
+    for row, (k, result) in zip(found.table, found.results.items(), strict=True):
+        assert k == len(result.params.weights)
+        assert row["log_likelihood"] == pytest.approx(result.log_likelihood(ROWS), abs=1e-9)
+    assert found.best.records[-1].bytes_up < 0.8 * whole.best.records[-1].bytes_up
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [fedem.AutoEM(), fedem.AutoEM(batch_size=20), fedem.FedEM(fedem.Dithering(4), in_metric=True)],
+    ids=["auto", "batches", "fedem"],
+)
+@pytest.mark.parametrize("share", [1.0, 0.6])
+def test_memories_are_exact_when_candidates_go(algorithm: Any, share: float) -> None:
+    several = Several(tuple(fedem.gaussian_mixture(k, "diag") for k in (2, 4, 6)), watched=False)
+    part = fedem.Everyone() if share == 1 else fedem.Bernoulli(share)
+    run = open_run(several, SITES, algorithm, start="auto", participation=part)
+    for _ in range(5):
+        run.step()
+    before = run.state.statistics
+    bound: Any = run.model
+    kept = np.arange(*bound.cuts[1].indices(len(before)))
+    run.narrow(dataclasses.replace(bound, models=bound.models[1:2]), kept)
+    assert run.memory_gap < 1e-12
+    np.testing.assert_array_equal(run.state.statistics, before[kept])
+    for _ in range(60):
+        run.step()
+    assert run.memory_gap < 1e-12
+    alone = fedem.fit(fedem.gaussian_mixture(4, "diag"), SITES, rounds=300, start="auto")
+    ours = part_of(result_of(run, "rounds"), 0)
+    assert ours.log_likelihood(ROWS) == pytest.approx(alone.log_likelihood(ROWS), abs=1e-3)
+
+
+def test_who_can_still_be_chosen() -> None:
+    models = [fedem.gaussian_mixture(k, "diag") for k in (1, 2, 3)]
+    fitted = [fedem.fit(model, ROWS, rounds=5, start="auto") for model in models]
+    bound = [result.model for result in fitted]
+    params = [result.model.maximize(result.statistics) for result in fitted]
+    values = np.array([[-9.0, 0.0], [-8.0, 0.1], [-8.0, 0.2]])
+
+    def able(*hopes: float, by: str = "bic") -> list[int]:
+        return contenders(bound, params, values, hopes, 700, by)
+
+    charge = 7 * np.log(700) / (2 * 700)  # of one more component, in nats per row
+    assert able(0.5, 0.0, 0.0) == [1]
+    assert able(1.1, 0.0, 0.0) == [0, 1]  # cheaper by a component
+    assert able(0.0, 0.0, 0.9 * charge) == [1]
+    assert able(0.0, 0.0, 1.1 * charge) == [1, 2]
+    assert able(0.0, 0.0, np.inf) == [1, 2]  # nothing is known of it
+    assert able(0.0, 0.0, 0.9 * charge, by="icl") == [1, 2]  # its entropy may vanish

@@ -17,7 +17,14 @@ from fedem.results import Result, load
 
 
 def run_predict(
-    model: str, data: str, out: str, keep: bool, proba: bool, threads: int | None, as_json: bool
+    model: str,
+    data: str,
+    out: str,
+    keep: bool,
+    proba: bool,
+    threads: int | None,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
     """Component, its probability and the log-likelihood of every row."""
     _check_streams(out, as_json, [model, data])
@@ -46,6 +53,8 @@ def run_predict(
             "out": out,
         }
         print(json.dumps(summary, allow_nan=False))  # noqa: T201
+    elif not quiet and out != PIPE:
+        print(f"The components of {len(best)} rows are in {out}.")  # noqa: T201
 
 
 def run_fill(
@@ -64,6 +73,8 @@ def run_fill(
     if draws and intervals:
         raise SettingsError("--draws and --intervals do not go together: draws are the intervals.")
     result = load(model)
+    if not hasattr(result.model, "impute"):
+        raise SettingsError(f"{model} knows no missing values: fit it with --missing or --types.")
     frame, rows = _read(result, data)
     names = _columns_of(result, frame)
     with threads_of(threads):

@@ -101,17 +101,20 @@ def fit(
         ),
     ] = "gaussian",
     covariance: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="NAME",
-            help="Of gaussian: full, diag, spherical or tied.",
+            help="Of gaussian: full (if left out), diag, spherical or tied.",
             autocompletion=_complete("covariance"),
             rich_help_panel=MODEL,
         ),
-    ] = "full",
+    ] = None,
     factors: Annotated[
-        int, typer.Option(metavar="R", min=1, help="Of factors and ppca.", rich_help_panel=MODEL)
-    ] = 2,
+        int | None,
+        typer.Option(
+            metavar="R", min=1, help="Of factors and ppca; 2 if left out.", rich_help_panel=MODEL
+        ),
+    ] = None,
     target: Annotated[
         str | None,
         typer.Option(
@@ -127,6 +130,14 @@ def fit(
             rich_help_panel=ALGORITHM,
         ),
     ] = "auto",
+    follow_em: Annotated[
+        bool,
+        typer.Option(
+            "--follow-em",
+            help="Of auto: little noise and no momentum, to end where pooled EM ends.",
+            rich_help_panel=ALGORITHM,
+        ),
+    ] = False,
     compressor: Annotated[
         str | None,
         typer.Option(
@@ -301,12 +312,16 @@ def predict(
         typer.Option("--proba", help="Add the probability of each.", rich_help_panel=OUTPUT),
     ] = False,
     threads: Threads = None,
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", "-q", help="Print nothing but the table.", rich_help_panel=OUTPUT),
+    ] = False,
     json_output: Json = False,
 ) -> None:
     """Tell the component of each row, its probability and the row's log-likelihood."""
     from fedem.cli.apply import run_predict
 
-    run_predict(model, data, out, keep, proba, threads, json_output)
+    run_predict(model, data, out, keep, proba, threads, quiet, json_output)
 
 
 def inspect(

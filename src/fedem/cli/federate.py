@@ -9,6 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from fedem.cli.help import Command, examples
+
+BETWEEN = "A federation between machines"
+
 
 def serve(
     config: Annotated[Path, typer.Argument(help="What to fit, as TOML; docs/deployment.md.")],
@@ -115,11 +119,13 @@ def status_line(status: dict[str, Any]) -> str:
     squared = status.get("squared_H")
     size = "" if squared is None else f", |H|² {squared:.2e}"
     head = "finished: " if state == "finished" else ""
+    stages = status.get("stages", 1)
+    tail = f", in {stages} stages" if stages > 1 else ""
     asked = status.get("asked")  # not known just after a resumption
     answers = f"{status.get('answered', 0)} of {asked} sites answered, " if asked else ""
     return (
         f"{head}round {status.get('round', 0)} of {status.get('rounds', '?')}{size}, {answers}"
-        f"{status.get('up', 0) / 1000:.1f} kB up, {status.get('down', 0) / 1000:.1f} kB down"
+        f"{status.get('up', 0) / 1000:.1f} kB up, {status.get('down', 0) / 1000:.1f} kB down{tail}"
     )
 
 
@@ -249,12 +255,16 @@ def _site_status(folder: Path, json_output: bool) -> None:
 
 def add_commands(app: typer.Typer) -> None:
     """Give the main command its share."""
-    app.command(
-        epilog="Examples:\n\n  fedem serve run.toml\n\n  fedem serve run.toml --host 0.0.0.0"
-    )(serve)
-    app.command(
-        epilog="Examples:\n\n  fedem join em.example.org:9400 --data rows.csv --key oslo.key\n\n"
-        "  fedem join em.example.org:9400 --data rows.parquet --key oslo.key --rules rules.toml "
-        "--dry-run"
-    )(join)
-    app.command(epilog="Examples:\n\n  fedem status run.toml\n\n  fedem status site-oslo")(status)
+    for function, epilog in (
+        (serve, examples("fedem serve run.toml", "fedem serve run.toml --host 0.0.0.0")),
+        (
+            join,
+            examples(
+                "fedem join em.example.org:9400 --data rows.csv --key oslo.key",
+                "fedem join em.example.org:9400 --data rows.parquet --key oslo.key \\",
+                "    --rules rules.toml --dry-run",
+            ),
+        ),
+        (status, examples("fedem status run.toml", "fedem status site-oslo")),
+    ):
+        app.command(cls=Command, epilog=epilog, rich_help_panel=BETWEEN)(function)

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedem.algorithms import Bernoulli, Everyone
 from fedem.cli.commands import NAMES
+from fedem.cli.help import spoken
 from fedem.cli.intake import Intake, read_workers
 from fedem.cli.progress import progress, size
 from fedem.cli.tables import PIPE, check_output
@@ -30,12 +31,12 @@ from fedem.models import (
     ppca,
     regression_mixture,
 )
-from fedem.opening import named_algorithm
+from fedem.opening import choose_algorithm
 from fedem.protocols import Algorithm, Model
 from fedem.results import Result
-from fedem.selection import select_components
+from fedem.selection import select_components, within_rows
 
-ROUNDS, TOLERANCE = 2000, 1e-8
+ROUNDS, TOLERANCE, FACTORS = 2000, 1e-8, 2
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,11 @@ class Options:
     missing: bool
     components: str
     model: str
-    covariance: str
-    factors: int
+    covariance: str | None
+    factors: int | None
     target: str | None
     algorithm: str
+    follow_em: bool
     compressor: str | None
     participation: float
     batch: int | None
@@ -80,11 +82,14 @@ def run_fit(options: Options) -> tuple[bool, bool]:
     """Read, fit, write, print; returns whether it was interrupted and whether it converged."""
     _check(options)
     numbers = component_range(options.components)
-    algorithm = _algorithm(options)
+    said = _said(options)
     intake = read_workers(options.data, options.groups, options.columns, options.types)
     _check_holes(intake, options)
+    algorithm = _algorithm(options, intake.workers.size, said)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", FedemWarning)
+        rows = int(intake.workers.counts.sum())
+        numbers = within_rows(make_model(options, intake, numbers[0]), numbers, rows)
         result, tried = _fit(intake, options, algorithm, numbers)
     if intake.categories:  # what codes mean, so that predictions read the same words
         kept = {name: list(values) for name, values in intake.categories.items()}
@@ -92,7 +97,8 @@ def run_fit(options: Options) -> tuple[bool, bool]:
     result.save(options.out, names=options.names)
     if options.report is not None:
         write_report(result, options.report)
-    remarks = [str(w.message) for w in caught if issubclass(w.category, FedemWarning)]
+    told = [spoken(str(w.message)) for w in caught if issubclass(w.category, FedemWarning)]
+    remarks = list(dict.fromkeys(told))  # candidates side by side say the same
     summary = summarise(result, options, remarks, tried)
     if options.json_output:
         print(json.dumps(summary, allow_nan=False))  # noqa: T201
@@ -112,7 +118,8 @@ def write_report(result: Result, path: str) -> None:
 def _check(options: Options) -> None:
     """Everything that is wrong before a row is read."""
     for option, allowed in NAMES.items():
-        if (value := getattr(options, option)) not in allowed:
+        value = getattr(options, option)
+        if value is not None and value not in allowed:
             raise SettingsError(f"--{option} must be one of {', '.join(allowed)}; got {value!r}.")
     if options.out == PIPE or not options.out:
         raise SettingsError(f"--out must be the path of a file; got {options.out!r}.")
@@ -120,14 +127,43 @@ def _check(options: Options) -> None:
     check_output(options.out, "--out", (), data)
     if options.report is not None:
         check_output(options.report, "--report", (".html",), [*data, options.out])
-    if options.compressor and options.algorithm in ("auto", "em"):
-        raise SettingsError("--compressor goes with --algorithm fedem or vr-fedem.")
-    if options.batch and options.algorithm == "em":
-        raise SettingsError("--batch goes with --algorithm auto, fedem or vr-fedem.")
     if options.types is not None and options.model not in ("gaussian", "mixed"):
         raise SettingsError(f"--types goes with --model mixed, not {options.model}.")
+    _check_applies(options)
+    if options.resume and options.checkpoint is None:
+        raise SettingsError("--resume needs --checkpoint, the file to go on from.")
     if options.model == "regression" and options.target is None:
         raise SettingsError("--model regression needs --target, the column to explain.")
+
+
+OF_MODELS = {
+    "covariance": ("gaussian",),
+    "missing": ("gaussian", "mixed"),
+    "factors": ("factors", "ppca"),
+    "target": ("regression",),
+}
+"""Options that speak of some models only."""
+OF_ALGORITHMS = {
+    "follow_em": ("auto",),
+    "compressor": ("fedem", "vr-fedem"),
+    "batch": ("auto", "fedem", "vr-fedem"),
+}
+
+
+def _check_applies(options: Options) -> None:
+    """Refuse what would have no effect: whoever says it expects one."""
+    model = "mixed" if options.types is not None else options.model
+    why = " (which --types makes it)" if options.types is not None else ""
+    for what, chosen, table in (
+        ("model", model, OF_MODELS),
+        ("algorithm", options.algorithm, OF_ALGORITHMS),
+    ):
+        for name, fitting in table.items():
+            if getattr(options, name) and chosen not in fitting:
+                raise SettingsError(
+                    f"--{name.replace('_', '-')} goes with --{what} {' or '.join(fitting)}, not "
+                    f"with {chosen}{why if what == 'model' else ''}: leave it out, or choose that."
+                )
 
 
 def component_range(text: str) -> list[int]:
@@ -163,25 +199,31 @@ def make_model(options: Options, intake: Intake, components: int) -> Model:
         families: Any = intake.families or dict.fromkeys(intake.columns, "gaussian")
         return mixed_mixture(components, families)
     if options.model == "gaussian":
-        return gaussian_mixture(components, options.covariance, missing=options.missing)
-    if options.model == "factors":
-        return factor_analysis(options.factors, components)
-    if options.model == "ppca":
-        return ppca(options.factors, components)
+        return gaussian_mixture(components, options.covariance or "full", missing=options.missing)
+    if options.model in ("factors", "ppca"):
+        make = ppca if options.model == "ppca" else factor_analysis
+        return make(options.factors or FACTORS, components)
     if options.target not in intake.columns:
         raise SettingsError(f"--target {options.target!r} is not among the columns used.")
     return regression_mixture(components, intake.columns.index(options.target))
 
 
-def _algorithm(options: Options) -> Algorithm:
-    """The one named, with what else was said of it."""
-    named: Any = named_algorithm(options.algorithm)
+def _said(options: Options) -> dict[str, Any]:
+    """What was said of the algorithm beside its name."""
     said: dict[str, Any] = {}
     if options.compressor is not None:
         said["compressor"] = parse_compressor(options.compressor)
     if options.batch is not None:
         said["batch_size"] = options.batch
-    return dataclasses.replace(named, **said) if said else named
+    return said
+
+
+def _algorithm(options: Options, workers: int, said: dict[str, Any]) -> Algorithm:
+    """The one named; alone EM, unless batches or rounds left out ask for what EM has not."""
+    if said or options.participation < 1:
+        workers = max(2, workers)
+    found: Any = choose_algorithm(options.algorithm, workers, options.follow_em)
+    return dataclasses.replace(found, **said) if said else found
 
 
 def criteria(options: Options) -> tuple[float | None, float | None]:
@@ -299,7 +341,8 @@ def _print(summary: dict[str, Any]) -> None:
         table.add_row(name, value)
     console.print(table)
     for row in summary["tried"]:
-        console.print(f"  {row['n_components']} components: BIC {row['bic']:.7g}")
+        many = "s" if row["n_components"] > 1 else ""
+        console.print(f"  {row['n_components']} component{many}: BIC {row['bic']:.7g}")
     if summary["badly_served"]:
         names = ", ".join(summary["badly_served"][:8])
         console.print(f"note: the model fits these workers clearly worse: {names}", markup=False)

@@ -5,6 +5,9 @@ Plain, because drawing boxes would import rich, which takes longer than everythi
 
 from __future__ import annotations
 
+import inspect
+import re
+import typing
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
@@ -27,6 +30,20 @@ def examples(*lines: str, before: str = "") -> str:
     return f"{before}\n\nExamples:\n\n\b\n{typed}" if before else f"Examples:\n\n\b\n{typed}"
 
 
+OPTIONS = {"resume": "resume", "missing": "missing", "start": "start", "n_init": "starts"}
+"""Arguments of `fedem.fit` that messages speak of, and the options that they are here."""
+
+
+def spoken(message: str) -> str:
+    """A message of the library in the words of the command line: ``resume=True`` is --resume."""
+
+    def option(found: re.Match[str]) -> str:
+        name, value = OPTIONS[found[1]], found[2].strip("'")
+        return f"--{name}" if value == "True" else f"--{name} {value}"
+
+    return re.sub(rf"\b({'|'.join(OPTIONS)})=(True|\d+|'[\w-]+')", option, message)
+
+
 def exit_codes() -> str:
     """The table for the end of ``fedem --help``."""
     rows = "\n".join(f"  {code:>3}  {words}" for code, words in EXIT_CODES.items())
@@ -35,6 +52,12 @@ def exit_codes() -> str:
 
 def _argument(param: Any) -> str:
     return str(param.metavar or param.name).upper() + ("..." if param.nargs == -1 else "")
+
+
+def _declared(function: Any, name: str) -> str:
+    """An argument's help as its annotation has it: some releases of click drop typer's."""
+    hints = typing.get_type_hints(inspect.unwrap(function), include_extras=True)
+    return str(getattr(hints[name].__metadata__[0], "help", None) or "")
 
 
 class Command(TyperCommand):
@@ -58,7 +81,7 @@ class Command(TyperCommand):
                 continue
             heading = getattr(param, "rich_help_panel", None) or "Options"
             if param.param_type_name == "argument":
-                words = getattr(param, "help", "") or ""
+                words = getattr(param, "help", "") or _declared(self.callback, param.name)
                 heading, record = "Arguments", (_argument(param), words)
             # typer escapes brackets for rich, which does not draw this
             sections.setdefault(heading, []).append((record[0], record[1].replace("\\[", "[")))

@@ -6,13 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedem.cards import card_markdown
+from fedem.cards import bullets, card_markdown
 from fedem.cli.fit import write_report
 from fedem.cli.tables import check_output, write_table
 from fedem.errors import CheckpointError, ModelFileError
 from fedem.results import load
 from fedem.storage import load_checkpoint
 
+DIGESTS = ("weights", "data", "workers", "start")
+"""What a checkpoint recognises without holding it."""
 MOST_WORKERS = 30
 """Rows of the table of workers on a screen; --json and --workers FILE give all."""
 
@@ -61,9 +63,19 @@ def _checkpoint(file: str) -> dict[str, Any] | None:
 
 
 def _checkpoint_text(found: dict[str, Any]) -> str:
-    lines = ["# Checkpoint", "", f"- next round: {found.get('round')}"]
-    lines += [f"- {name}: {value}" for name, value in found.get("fingerprint", {}).items()]
-    return "\n".join(lines)
+    told = {
+        f"{name} (digest)" if name in DIGESTS else name: value
+        for name, value in found.get("fingerprint", {}).items()
+    }
+    return "\n".join(["# Checkpoint", "", *bullets({"next round": found.get("round"), **told})])
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "" if value is None else str(value).replace("|", "\\|")
 
 
 def _markdown_table(table: dict[str, list[Any]]) -> str:
@@ -73,8 +85,7 @@ def _markdown_table(table: dict[str, list[Any]]) -> str:
     lines = ["## workers", "", "| " + " | ".join(n.replace("_", " ") for n in names) + " |"]
     lines.append("|" + " --- |" * len(names))
     for row in rows:
-        cells = [f"{v:.6g}" if isinstance(v, float) else str(v).replace("|", "\\|") for v in row]
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append("| " + " | ".join(_cell(value) for value in row) + " |")
     if count > MOST_WORKERS:
         lines.append(f"\n{count - MOST_WORKERS} more: --workers FILE writes all.")
     return "\n".join(lines)

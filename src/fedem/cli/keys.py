@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
+from fedem.cli.help import Command, Group, examples
+
 keys_app = typer.Typer(
+    cls=Group,
     help="Make the keys of a federation and say which sites may join.\n\nThe server's keys are "
     "made at the server, each site's at the site; ca.pem and NAME.pub are what travels.",
     no_args_is_help=True,
@@ -17,8 +20,11 @@ Folder = Annotated[Path, typer.Option("--keys", help="The server's folder of key
 
 
 @keys_app.command(
-    epilog="Examples:\n\n  fedem keys server --host em.example.org\n\n"
-    "  fedem keys server --host 10.0.0.5 --host em.example.org --keys /etc/fedem/keys"
+    cls=Command,
+    epilog=examples(
+        "fedem keys server --host em.example.org",
+        "fedem keys server --host 10.0.0.5 --host em.example.org --keys /etc/fedem/keys",
+    ),
 )
 def server(
     host: Annotated[
@@ -36,7 +42,7 @@ def server(
     typer.echo(f"send {keys / 'ca.pem'} to every site; keep the rest to yourself")
 
 
-@keys_app.command(epilog="Example:\n\n  fedem keys site oslo")
+@keys_app.command(cls=Command, epilog=examples("fedem keys site oslo"))
 def site(
     name: Annotated[str, typer.Argument(help="The site's name; it names its files and log lines.")],
     out: Annotated[Path, typer.Option(help="Folder for the two files.")] = Path(),
@@ -48,7 +54,7 @@ def site(
     typer.echo(f"wrote {private} (keep it) and {public} (send it to the server)")
 
 
-@keys_app.command(epilog="Example:\n\n  fedem keys add oslo.pub bergen.pub")
+@keys_app.command(cls=Command, epilog=examples("fedem keys add oslo.pub bergen.pub"))
 def add(
     public: Annotated[list[Path], typer.Argument(help="Public keys, named after their sites.")],
     keys: Folder = Path("keys"),
@@ -60,7 +66,7 @@ def add(
         typer.echo(f"site {add_site(keys, path)} may join")
 
 
-@keys_app.command("list")
+@keys_app.command("list", cls=Command)
 def show(keys: Folder = Path("keys")) -> None:
     """Name the sites that may join."""
     from fedem.federations.flower.keys import site_keys

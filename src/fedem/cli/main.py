@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -10,7 +11,7 @@ import typer
 
 from fedem._version import __version__
 from fedem.cli import commands
-from fedem.cli.federate import add_commands
+from fedem.cli.federate import BETWEEN, add_commands
 from fedem.cli.help import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
@@ -20,6 +21,7 @@ from fedem.cli.help import (
     Group,
     examples,
     exit_codes,
+    spoken,
 )
 from fedem.cli.keys import keys_app
 
@@ -379,7 +381,7 @@ def impute(
 
 
 add_commands(app)
-app.add_typer(keys_app, name="keys")
+app.add_typer(keys_app, name="keys", rich_help_panel=BETWEEN)
 _UsageError: Any = typer.BadParameter.__base__  # of click, which typer may carry under its own name
 
 
@@ -388,13 +390,13 @@ def main(arguments: list[str] | None = None) -> None:
     from fedem.errors import FedemError, SettingsError
 
     try:
-        code = app(arguments, standalone_mode=False)
+        code = app(arguments, prog_name="fedem", standalone_mode=False)
     except _UsageError as error:
         _complain_of_usage(error)
     except SettingsError as error:
-        _fail(str(error), EXIT_USAGE)
+        _fail(spoken(str(error)), EXIT_USAGE)
     except FedemError as error:
-        _fail(str(error), EXIT_ERROR)
+        _fail(spoken(str(error)), EXIT_ERROR)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         _fail(f"{error.strerror or error}{where}", EXIT_ERROR)
@@ -409,7 +411,10 @@ def _complain_of_usage(error: Any) -> NoReturn:
         typer.echo(error.ctx.get_help(), err=True)
         sys.exit(EXIT_USAGE)
     path = error.ctx.command_path if error.ctx is not None else "fedem"
-    _fail(f"{error.format_message().rstrip('.')}. See {path} --help.", EXIT_USAGE)
+    # click and typer both suggest what was meant, in the same words
+    sentences = dict.fromkeys(re.split(r"(?<=[.?!])\s+", error.format_message().strip()))
+    words = " ".join(sentences)
+    _fail(f"{words}{'' if words.endswith(('.', '?', '!')) else '.'} See {path} --help.", EXIT_USAGE)
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, final
 
+import numpy as np
+
+from fedem.federations.inprocess import InProcessFederation
 from fedem.protocols import (
     Algorithm,
     Federation,
@@ -31,13 +34,19 @@ MOST = 64
 class Tape(Federation):
     """Another federation, and the statistics at the beginning of evenly spread rounds."""
 
-    def __init__(self, inner: Federation) -> None:
+    def __init__(self, inner: InProcessFederation) -> None:
         self.inner, self.kept, self._every = inner, dict[int, FloatArray](), 1
+        self._whole: FloatArray | None = None
+        self._places: Any = slice(None)
 
     def exchange(self, request: Request) -> Replies:
-        """As within, after a note of the statistics."""
+        """As within, after a note of the statistics; those that were dropped stay as they were."""
+        if self._whole is None:
+            self._whole = request.statistics
         if request.round > 0 and (request.round - 1) % self._every == 0:
-            self.kept[request.round] = request.statistics.copy()
+            self._whole = self._whole.copy()
+            self._whole[self._places] = request.statistics
+            self.kept[request.round] = self._whole
             if len(self.kept) > MOST:
                 self._every *= 2
                 self.kept = {r: s for r, s in self.kept.items() if (r - 1) % self._every == 0}
@@ -69,7 +78,14 @@ class Tape(Federation):
     def begin(self, model: Model, algorithm: Algorithm, seed: int) -> None:
         """As within, on a new tape."""
         self.kept, self._every = {}, 1
+        self._whole, self._places = None, slice(None)
         self.inner.begin(model, algorithm, seed)
+
+    def narrow(self, model: Model, places: IntArray) -> None:
+        """As within, on the same tape."""
+        assert self._whole is not None
+        self._places = np.arange(len(self._whole))[self._places][places]
+        self.inner.narrow(model, places)
 
     def mean_statistics(self, model: Model, params: Any, weights: FloatArray) -> FloatArray:
         """As within."""

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from fedem.algorithms import Decreasing, Everyone, FedEM
 from fedem.errors import FedemWarning, SettingsError, check_count, check_range
-from fedem.estimators.engine import Settings, run_fit
-from fedem.estimators.intake import read_rows, read_workers
+from fedem.estimators.engine import Settings, read_participation, run_fit
+from fedem.estimators.intake import read_one_table, read_workers
 from fedem.federations import StackedFederation
 from fedem.fitting import result_of
 from fedem.ledger import Ledger
@@ -23,6 +26,9 @@ from fedem.protocols import FloatArray, IntArray, Model
 from fedem.results import Result
 from fedem.rounds import Run
 from fedem.selection import read_range
+
+SHAPING = ("model", "n_components", "n_clusters", "n_factors", "covariance", "families")
+"""Settings, as models describe themselves, without which parameters of a fit start no other."""
 
 
 class NotConverged(FedemWarning, ConvergenceWarning):
@@ -36,6 +42,11 @@ def seed_of(random_state: Any) -> int:
     if hasattr(random_state, "randint"):
         return int(random_state.randint(2**31 - 1))
     return check_count("random_state", random_state, 0)
+
+
+def sample_seed(random_state: Any) -> int:
+    """A seed for rows that are drawn: as in scikit-learn, None draws others each time."""
+    return seed_of(check_random_state(None) if random_state is None else random_state)
 
 
 def _one_number(estimator: Any) -> bool:
@@ -89,17 +100,20 @@ class FederatedEstimator(BaseEstimator):
         column of a data frame; without it all rows are one worker's), or a dict or list of tables,
         one per worker. ``sample_weight`` has the same shape. ``y`` is ignored.
         """
-        settings = self._settings()
+        settings, width = self._settings(), getattr(self, "n_features_in_", None)
         workers = read_workers(self, X, groups, sample_weight, reset=True, missing=self._missing)
+        numbers = self._candidates()
         found = run_fit(
             self._model,
-            self._candidates(),
+            numbers,
             workers,
             settings,
-            start=self._warm(),
+            start=self._warm(numbers, width),
             accelerate=self._accelerate,
         )
         self.selection_ = found.selection
+        k = numbers[0] if found.selection is None else found.selection.n_components
+        self._described = self._model(k).describe()
         self._keep(found.result, found.converged, found.likelihood)
         if not found.converged:
             warnings.warn(
@@ -125,16 +139,42 @@ class FederatedEstimator(BaseEstimator):
             alone=self._alone,
             seed=seed_of(self.random_state),
             criterion=getattr(self, "criterion", "bic"),
+            participation=read_participation(getattr(self, "participation", None)),
         )
 
     def _candidates(self) -> list[int]:
         return read_range(self._components())
 
-    def _warm(self) -> Any:
-        """Where the last fit ended, if the next is to go on from there."""
-        again = self.warm_start and hasattr(self, "result_")
-        same = again and len(self._candidates()) == 1
-        return self.result_.params if same else None
+    def _warm(self, numbers: list[int], width: int | None) -> Any:
+        """Where the last fit, on so many columns, ended, if the next is to go on from there."""
+        if not (self.warm_start and hasattr(self, "result_")):
+            return None
+        if len(numbers) > 1:
+            warnings.warn(
+                "warm_start goes on with one number of components; with several to choose from "
+                "the fit starts anew.",
+                FedemWarning,
+                stacklevel=3,
+            )
+            return None
+        changed = self._changed(numbers[0], SHAPING)
+        if width != self.n_features_in_:
+            changed.append(f"columns from {width} to {self.n_features_in_}")
+        if changed:
+            raise SettingsError(
+                f"warm_start=True goes on from the last fit, but since then changed "
+                f"{', '.join(changed)}: put that back, or fit with warm_start=False."
+            )
+        return self.result_.params
+
+    def _changed(self, k: int, names: Sequence[str] | None = None) -> list[str]:
+        """Settings of the model that are not those it was fitted with, in words."""
+        before, now = self._described, self._model(k).describe()
+        return [
+            f"{name} from {before.get(name)!r} to {now.get(name)!r}"
+            for name in (names or {**before, **now})
+            if before.get(name) != now.get(name)
+        ]
 
     def _keep(self, result: Result, converged: bool, likelihood: float) -> None:
         """The fitted attributes that all estimators have."""
@@ -146,6 +186,11 @@ class FederatedEstimator(BaseEstimator):
         self.guard_hits_ = result.guard_hits
         self.lower_bound_ = float(likelihood)
         self._publish(result)
+
+    def save(self, path: str | Path, *, names: bool = True) -> None:
+        """Write the fitted model as a file, which `fedem.load` reads; see `fedem.Result.save`."""
+        check_is_fitted(self, "result_")
+        self.result_.save(path, names=names)
 
     # Online EM.
 
@@ -166,10 +211,17 @@ class FederatedEstimator(BaseEstimator):
         """
         settings, first = self._settings(), not hasattr(self, "result_")
         workers = read_workers(self, X, groups, sample_weight, reset=first, missing=self._missing)
+        k = self._candidates()[0]
+        if not first and (changed := self._changed(k)):
+            raise SettingsError(
+                f"partial_fit goes on with the model as it is, but since then changed "
+                f"{', '.join(changed)}: put that back, or begin anew with fit or a new estimator."
+            )
         network = StackedFederation(workers)
         batches = 1 if first else self.n_batches_ + 1
         run = self._open(network, settings) if first else self._resume(network, settings)
         run.step()
+        self._described = self._model(k).describe()
         self._keep(result_of(run, "rounds"), False, np.nan)
         self.n_batches_ = self.n_rounds_ = self.n_iter_ = batches
         return self
@@ -217,7 +269,7 @@ class FederatedEstimator(BaseEstimator):
     def _rows(self, X: Any) -> Any:
         """Checked rows for a fitted model."""
         check_is_fitted(self, "result_")
-        return read_rows(self, X, reset=False, missing=self._missing)
+        return read_one_table(self, X, missing=self._missing)
 
     def _answer(self, name: str, X: Any) -> Any:
         rows = self._rows(X)
@@ -269,7 +321,10 @@ class MixtureMethods:
         return float(self._answer("icl", X))
 
     def sample(self: Any, n_samples: int = 1) -> tuple[FloatArray, IntArray]:
-        """Rows that the fitted model draws, and the component of each."""
+        """Rows that the fitted model draws, and the component of each.
+
+        As in scikit-learn, a number as ``random_state`` draws the same rows each time.
+        """
         check_is_fitted(self, "result_")
-        rows, labels = self.result_.sample(n_samples, seed_of(self.random_state))
+        rows, labels = self.result_.sample(n_samples, sample_seed(self.random_state))
         return rows, labels

@@ -7,18 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from fedem.algorithms import EM, AutoEM
+from fedem.algorithms import EM, AutoEM, Bernoulli, Everyone
+from fedem.candidates import Rivals
 from fedem.datasets.tables import Workers
-from fedem.errors import FedemWarning
+from fedem.errors import FedemWarning, SettingsError, check_range
 from fedem.estimators.climbing import Climb
 from fedem.federations import StackedFederation
 from fedem.fitting import NATS, fit, result_of
 from fedem.limits import Stop
 from fedem.models.several import Several, SeveralParameters
-from fedem.opening import named_algorithm, open_run
-from fedem.protocols import Algorithm, Model
+from fedem.opening import choose_algorithm, open_run
+from fedem.protocols import Algorithm, Model, Participation
 from fedem.results import Result
-from fedem.selection import Selection, choose_among, part_of
+from fedem.selection import Selection, choose_among, part_of, within_rows
 
 TOLERANCE_OF_FIELD = 1e-4
 """|H|^2 for a tolerance of one nat: the gap is |H|^2 over the share that one step of EM closes."""
@@ -39,6 +40,7 @@ class Settings:
     alone: float
     seed: int
     criterion: Any
+    participation: Participation
 
 
 @final
@@ -52,11 +54,14 @@ class Fitted:
     selection: Selection | None = None
 
 
-def choose_algorithm(name: Any, workers: int, follow_em: bool = False) -> Algorithm:
-    """The algorithm behind a name; alone there is nothing to compress."""
-    if name == "auto":
-        return EM() if workers == 1 else AutoEM(follow_em=bool(follow_em))
-    return named_algorithm(name)
+def read_participation(given: Any) -> Participation:
+    """Who takes part in a round: None is everyone, a number the probability that a worker does."""
+    if given is None:
+        return Everyone()
+    if isinstance(given, Participation):
+        return given
+    check_range("participation", given, 0, 1, open_low=True)
+    return Everyone() if given == 1 else Bernoulli(float(given))
 
 
 def run_fit(
@@ -74,6 +79,14 @@ def run_fit(
         default = settings.alone if workers.size == 1 else NATS
         settings = replace(settings, tolerance=default)
     assert settings.tolerance is not None
+    if len(numbers) > 1:
+        numbers = within_rows(make(numbers[0]), numbers, int(workers.counts.sum()))
+    some = not isinstance(settings.participation, Everyone)
+    if some and isinstance(algorithm, EM):
+        raise SettingsError(
+            "participation goes with several workers and a compressed algorithm: EM watches the "
+            "log-likelihood of everyone. Use algorithm='auto', or leave participation out."
+        )
     network = StackedFederation(workers)
     several = Several(tuple(make(k) for k in numbers), watched=isinstance(algorithm, EM))
     begin = settings.start if start is None else start
@@ -84,6 +97,7 @@ def run_fit(
         "start": begin,
         "n_init": settings.n_init if isinstance(begin, str) else 1,
         "seed": settings.seed,
+        "participation": settings.participation,
     }
     if not isinstance(algorithm, EM):
         return _compressed(several, numbers, algorithm, network, settings, options)
@@ -112,12 +126,14 @@ def _compressed(
         limits = {"nats": settings.tolerance}
     else:
         limits = {"tolerance": TOLERANCE_OF_FIELD * settings.tolerance}
+    rivals = Rivals(settings.criterion)
+    limits |= {"rounds": settings.rounds, "callbacks": [rivals]}
     with warnings.catch_warnings():  # the estimator says in its own words what it has to say
         warnings.simplefilter("ignore", FedemWarning)
-        whole = fit(several, None, algorithm, rounds=settings.rounds, **limits, **options)
+        whole = fit(several, None, algorithm, **limits, **options)
     if whole.stopped == "interrupted":
         raise KeyboardInterrupt
-    return _finish(whole, network, numbers, settings, whole.converged, None)
+    return _finish(whole, network, numbers, settings, whole.converged, None, rivals)
 
 
 def _finish(
@@ -127,12 +143,13 @@ def _finish(
     settings: Settings,
     converged: bool,
     likelihood: float | None,
+    rivals: Rivals | None = None,
 ) -> Fitted:
     """The best, its likelihood, and remarks on it."""
     if likelihood is not None and len(numbers) == 1:
         chosen, selection = part_of(whole, 0), None
     else:
-        selection = choose_among(whole, network, numbers, settings.criterion)
+        selection = choose_among(whole, network, numbers, settings.criterion, rivals)
         chosen = selection.best
         row = selection.table[numbers.index(selection.n_components)]
         likelihood = row["log_likelihood"]

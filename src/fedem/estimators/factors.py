@@ -9,7 +9,7 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from fedem.errors import DataError, check_count
-from fedem.estimators.base import FederatedEstimator, seed_of
+from fedem.estimators.base import FederatedEstimator, sample_seed
 from fedem.models import factor_analysis, ppca
 from fedem.protocols import FloatArray, Model
 from fedem.results import Result
@@ -24,7 +24,7 @@ class FederatedFactorAnalysis(
     ----------
     n_components : the number of factors, fewer than columns.
     isotropic : whether all columns have one noise variance: probabilistic PCA.
-    tol, max_iter, algorithm, follow_em, warm_start, random_state : as in
+    tol, max_iter, algorithm, follow_em, participation, warm_start, random_state : as in
         `FederatedGaussianMixture`; n_init and start likewise, of the first loadings.
 
     Attributes
@@ -46,6 +46,7 @@ class FederatedFactorAnalysis(
         start: Any = "auto",
         algorithm: Any = "auto",
         follow_em: bool = False,
+        participation: Any = None,
         warm_start: bool = False,
         random_state: Any = None,
     ) -> None:
@@ -57,6 +58,7 @@ class FederatedFactorAnalysis(
         self.start = start
         self.algorithm = algorithm
         self.follow_em = follow_em
+        self.participation = participation
         self.warm_start = warm_start
         self.random_state = random_state
 
@@ -102,4 +104,4 @@ class FederatedFactorAnalysis(
     def sample(self, n_samples: int = 1) -> FloatArray:
         """Rows that the fitted model draws."""
         check_is_fitted(self, "result_")
-        return self.result_.sample(n_samples, seed_of(self.random_state))[0]
+        return self.result_.sample(n_samples, sample_seed(self.random_state))[0]

@@ -34,10 +34,12 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
     algorithm : ``"auto"``, ``"em"``, ``"fedem"``, ``"vr-fedem"`` or a `fedem` algorithm.
     follow_em : whether a compressed run takes little noise and no momentum, to end where pooled EM
         ends even where optima lie close together.
+    participation : the probability that a worker takes part in a round, or a `fedem` participation;
+        None: everyone does. With several workers and a compressed algorithm.
     covariance_floor : smallest eigenvalue of a covariance, relative to the columns' variances.
     missing : whether NaN is a value missing at random (full and diag).
     warm_start : whether a second fit goes on from the first.
-    random_state : the seed; None is 0.
+    random_state : the seed; None is 0 for the fit, and other rows for each `sample`.
 
     Attributes
     ----------
@@ -59,6 +61,7 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
         start: Any = "auto",
         algorithm: Any = "auto",
         follow_em: bool = False,
+        participation: Any = None,
         covariance_floor: float = 1e-6,
         missing: bool = False,
         warm_start: bool = False,
@@ -73,6 +76,7 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
         self.start = start
         self.algorithm = algorithm
         self.follow_em = follow_em
+        self.participation = participation
         self.covariance_floor = covariance_floor
         self.missing = missing
         self.warm_start = warm_start

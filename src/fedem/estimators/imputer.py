@@ -46,8 +46,8 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
         n_components is 1, and covariance_type and families do not apply.
     penalty : with ``rank``, the ridge on the factors of columns, in rows of weight one; None is 1.
         The factors of a row have penalty sigma^2, the noise of the fit, in ``transform`` too.
-    criterion, tol, max_iter, n_init, start, algorithm, follow_em, covariance_floor, warm_start,
-        random_state : as in `FederatedGaussianMixture`; with ``rank``, starts are random loadings,
+    criterion, tol, max_iter, n_init, start, algorithm, follow_em, participation, covariance_floor,
+        warm_start, random_state : as in `FederatedGaussianMixture`; with ``rank``, starts are random loadings,
         and covariance_floor is the least noise.
 
     Attributes
@@ -80,6 +80,7 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
         start: Any = "auto",
         algorithm: Any = "auto",
         follow_em: bool = False,
+        participation: Any = None,
         covariance_floor: float = 1e-6,
         warm_start: bool = False,
         random_state: Any = None,
@@ -96,6 +97,7 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
         self.start = start
         self.algorithm = algorithm
         self.follow_em = follow_em
+        self.participation = participation
         self.covariance_floor = covariance_floor
         self.warm_start = warm_start
         self.random_state = random_state

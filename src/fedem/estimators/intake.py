@@ -25,6 +25,16 @@ def is_tables(X: Any) -> bool:
     )
 
 
+def read_one_table(estimator: Any, X: Any, *, missing: bool) -> Any:
+    """Rows to answer for: one table, not one for each worker."""
+    if is_tables(X):
+        raise DataError(
+            f"expected one table of rows; got a {type(X).__name__} of tables: ask for each of them "
+            "by itself."
+        )
+    return read_rows(estimator, X, reset=False, missing=missing)
+
+
 def read_rows(estimator: Any, X: Any, *, reset: bool, missing: bool) -> Any:
     """One table as an array of doubles (or floats), row by row in memory.
 
@@ -69,8 +79,9 @@ def read_workers(
     missing: bool,
 ) -> Workers:
     """The rows of each worker: X is one table, with ``groups`` or alone, or one for each."""
-    if not is_tables(X):
+    if reset:
         estimator.groups_column_ = None
+    if not is_tables(X):
         if isinstance(groups, str):
             X, groups = _split_groups(estimator, X, groups)
         rows = read_rows(estimator, X, reset=reset, missing=missing)
@@ -84,9 +95,15 @@ def read_workers(
     labels = list(X) if isinstance(X, Mapping) else list(range(len(tables)))
     rows = {}
     for position, (label, table) in enumerate(zip(labels, tables, strict=True)):
-        table = _same_columns(table, tables[0], f"worker {str(label)!r}")
+        where = f"worker {str(label)!r}"
+        table = _same_columns(table, tables[0], where)
+        if getattr(table, "shape", (1,))[0] == 0:
+            raise DataError(f"{where} has no rows; expected at least one: leave out what is empty.")
         first = reset and position == 0
-        rows[label] = read_rows(estimator, table, reset=first, missing=missing)
+        try:
+            rows[label] = read_rows(estimator, table, reset=first, missing=missing)
+        except ValueError as error:  # scikit-learn's words, which know no workers
+            raise DataError(f"{where}: {error}") from error
     if sample_weight is not None and not isinstance(X, Mapping):
         sample_weight = dict(zip(labels, sample_weight, strict=True))
     return _named(estimator, as_workers(rows, None, sample_weight), missing=reset and missing)

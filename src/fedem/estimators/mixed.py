@@ -22,8 +22,8 @@ class FederatedMixture(MixtureMethods, DensityMixin, FederatedEstimator):
         `fedem.mixed_mixture`.
     missing : whether NaN is a value missing at random.
     prior_rows : rows with the average statistics of all data that are added to each component.
-    criterion, tol, max_iter, n_init, start, algorithm, follow_em, warm_start, random_state : as in
-        `FederatedGaussianMixture`.
+    criterion, tol, max_iter, n_init, start, algorithm, follow_em, participation, warm_start,
+        random_state : as in `FederatedGaussianMixture`.
 
     Attributes
     ----------
@@ -47,6 +47,7 @@ class FederatedMixture(MixtureMethods, DensityMixin, FederatedEstimator):
         start: Any = "auto",
         algorithm: Any = "auto",
         follow_em: bool = False,
+        participation: Any = None,
         warm_start: bool = False,
         random_state: Any = None,
     ) -> None:
@@ -61,6 +62,7 @@ class FederatedMixture(MixtureMethods, DensityMixin, FederatedEstimator):
         self.start = start
         self.algorithm = algorithm
         self.follow_em = follow_em
+        self.participation = participation
         self.warm_start = warm_start
         self.random_state = random_state
 
@@ -76,4 +78,8 @@ class FederatedMixture(MixtureMethods, DensityMixin, FederatedEstimator):
     def _publish(self, result: Result) -> None:
         self.weights_ = result.params.weights
         self.n_components_ = len(self.weights_)
-        self.parameters_ = result.model.by_column(result.params)
+        told = result.model.by_column(result.params)
+        names = result.columns
+        if result.model.columns.names is None and names is not None:
+            told = {names[int(column)]: arrays for column, arrays in told.items()}
+        self.parameters_ = told

@@ -268,6 +268,16 @@ class InProcessFederation(Federation):
         self._store = RowStore(algorithm.columns(model.layout.size), self.size)
 
     @final
+    def narrow(self, model: Model, places: IntArray) -> None:
+        """Go on with these of the statistics: every worker's state keeps what belongs to them."""
+        q = self._model.layout.size
+        columns = self._algorithm.columns(q)
+        workers, rows = self._store.export()
+        kept = {n: a[:, places] if columns[n].shape == (q,) else a for n, a in rows.items()}
+        self.begin(model, self._algorithm, self._seed)
+        self._store.put(workers, kept)
+
+    @final
     def exchange(self, request: Request) -> Replies:
         """Drive the asked workers and write their rows back."""
         out = []

@@ -32,6 +32,7 @@ from fedem.imputation.rows import Side, time_side
 from fedem.models.imputing import Imputable, latent_numbers
 from fedem.models.loadings import FactorParameters, rotate
 from fedem.models.mixture import to_numpy
+from fedem.models.naming import column_name
 from fedem.models.parameters import Frame, GaussianParameters, common_frame, is_constant
 from fedem.models.patterns import Stack, add_by_owner, row_stacks, sizes
 from fedem.models.registry import savable
@@ -163,7 +164,8 @@ class RowOwner(FactorOwner, Imputable):
         whole, n = self.combine(summaries, weights), int(counts.sum())
         empty, d = np.flatnonzero(whole["observed"] <= 0), len(whole["observed"])
         if len(empty):
-            raise DataError(f"nobody has a single value in column {empty[0]}: leave it out.")
+            name = column_name(int(empty[0]))
+            raise DataError(f"nobody has a single value in column {name}: leave it out.")
         if self.rank > min(n, d):
             raise DataError(
                 f"rank={self.rank} is more than a table of n_samples={n} rows and n_features={d} "

@@ -23,6 +23,7 @@ from fedem.models.categories import Bernoulli, Categorical
 from fedem.models.durations import Exponential, Gamma
 from fedem.models.families import Family, Gaussian, Poisson
 from fedem.models.mixture import blocks, to_numpy
+from fedem.models.naming import column_name
 from fedem.models.rows import combine_seen, seen_moments, total_weight
 from fedem.protocols import FloatArray, IntArray, Parameters
 
@@ -280,8 +281,8 @@ class Columns:
         whole = self.combine(summaries, weights)
         never = [j for j in range(self.count) if whole["observed"][j] <= 0]
         if never:
-            named = [self.names[j] if self.names else j for j in never]
-            raise DataError(f"nobody has a single value in column {named[0]!r}: leave it out.")
+            name = repr(self.names[never[0]]) if self.names else column_name(never[0])
+            raise DataError(f"nobody has a single value in column {name}: leave it out.")
         origin, scale = np.zeros(self.count), np.ones(self.count)
         for j, family in enumerate(self.families):
             if family == EXPOSURE:

@@ -28,6 +28,7 @@ from fedem.models.gaussian import GaussianMixture
 from fedem.models.imputing import Imputable, latent_numbers, mixture_quantile, pick
 from fedem.models.matrices import outer, pack, unpack
 from fedem.models.mixture import to_numpy
+from fedem.models.naming import column_name
 from fedem.models.parameters import GaussianParameters
 from fedem.models.patterns import Stack, row_stacks, sizes
 from fedem.models.rows import check_seen, combine_seen, seen_moments, total_weight
@@ -96,7 +97,8 @@ class MissingGaussianMixture(Model, Imputable):
         whole = self.combine(summaries, weights)
         if np.any(whole["observed"] <= 0):
             column = int(np.flatnonzero(whole["observed"] <= 0)[0])
-            raise DataError(f"nobody has a single value in column {column}: leave it out.")
+            name = column_name(column)
+            raise DataError(f"nobody has a single value in column {name}: leave it out.")
         seen = {name: whole[name][None] for name in ("mean", "scatter")}
         inner = self.inner.bind(seen, np.array([int(counts.sum())]), np.ones(1))
         return dataclasses.replace(self, inner=inner)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedem.errors import DataError, FedemWarning, SettingsError, check_range, check_type
+from fedem.models.naming import column_name, counted
 from fedem.protocols import BoolArray, FloatArray, IntArray, Parameters
 
 ROUNDING = 4e-15
@@ -106,8 +107,8 @@ def is_constant(origin: FloatArray, variances: FloatArray) -> BoolArray:
 
 def _complain_of_constant(columns: IntArray, bearable: bool) -> None:
     many = len(columns) > 1
-    which = f"column{'s' if many else ''} {', '.join(map(str, columns))}"
-    problem = f"{which} (counting from 0) {'hold' if many else 'holds'} one single value"
+    which = f"column{'s' if many else ''} {', '.join(map(column_name, columns.tolist()))}"
+    problem = f"{which}{counted()} {'hold' if many else 'holds'} one single value"
     if not bearable:
         raise DataError(
             f"{problem}: the variance is zero and covariance_floor=0 forbids to raise it. "

@@ -13,6 +13,8 @@ from fedem.results import Result
 
 FEW_ROWS = 10
 """Below this, an average says much of each row that went into it."""
+TELLING_ROWS = 2
+"""Up to this many, mean and spread of a column are its values."""
 FIELDS = {
     "mass": "how much of the site's data each component accounts for",
     "first": "for each component, the average of each column over the rows it accounts for",
@@ -65,6 +67,29 @@ def disclosure(result: Result) -> Section:
     )
 
 
+def _fewest(result: Result) -> int | None:
+    """Rows of the smallest site, where the file knows."""
+    return None if result.facts is None else int(result.facts.rows.min())
+
+
+def smallest_site(result: Result) -> str:
+    """What averages mean at the site where they hide least."""
+    rows = _fewest(result)
+    if rows is None:
+        return "Messages are averages over a site's rows."
+    if rows <= TELLING_ROWS:
+        return (
+            f"Messages are averages over a site's rows, but the smallest site has {_count(rows)}: "
+            "averages over so few are the rows themselves, or give them away."
+        )
+    told = f"No message holds a row: each is an average, at the smallest site over {_count(rows)}"
+    return f"{told}, few enough to say much about each." if rows < FEW_ROWS else f"{told}."
+
+
+def _count(rows: int) -> str:
+    return f"{rows:,} row{'s' if rows > 1 else ''}"
+
+
 def _setting(result: Result) -> dict[str, Any]:
     """What the file says of the algorithm."""
     told = {} if result.facts is None else result.facts.settings.get("algorithm", {})
@@ -88,9 +113,9 @@ def _ways(result: Result) -> list[str]:
     simulated = facts is None or facts.simulated
     operator = _operator(_setting(result))
     lines = [
-        "A site never sends a row. It sends averages over its rows (statistics), from which the "
-        "server computes the common model and sends it back. The table lists every kind of "
-        "message, how often it was sent and how large it was.",
+        "A site sends averages over its rows (statistics), from which the server computes the "
+        "common model and sends it back. The table lists every kind of message, how often it was "
+        f"sent and how large it was. {smallest_site(result)}",
     ]
     if simulated:
         lines.append(
@@ -108,12 +133,15 @@ def _ways(result: Result) -> list[str]:
 
 
 def _did_not(result: Result) -> list[str]:
+    fewest = _fewest(result)
+    whose = " with more rows than two" if fewest is not None and fewest <= TELLING_ROWS else ""
     lines = [
-        "What did not leave a site: single rows or cells, row names, which row belongs to which "
-        "component, the smallest or largest value of a column, files, and any key to them.",
+        f"What did not leave a site{whose}: single rows or cells, row names, which row belongs to "
+        "which component, the smallest or largest value of a column, files, and any key to them.",
         "What this does not promise: statistics are aggregates, not anonymous data. The server "
         "sees the messages of each site one by one, and no noise was added to protect single "
-        "persons (no differential privacy).",
+        "persons (no differential privacy). Where a component accounts for one or two of a site's "
+        "rows, its averages come close to them.",
     ]
     facts = result.facts
     if facts is not None and (few := int((facts.rows < FEW_ROWS).sum())):

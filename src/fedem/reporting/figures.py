@@ -36,6 +36,7 @@ STYLE: Any = {
     "axes.spines.right": False,
     "axes.grid": True,
     "grid.alpha": 0.25,
+    "axes.formatter.useoffset": False,
     "legend.frameon": False,
     "legend.handlelength": 3.2,
     "svg.hashsalt": "fedem",
@@ -71,6 +72,8 @@ class Panel:
     """Where to mark x, if not where matplotlib would."""
     lowest: float | None = None
     """Where y ends below, if not at the data."""
+    whole: Literal["", "x", "y", "xy"] = ""
+    """Axes that count: marked at whole numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +156,8 @@ def _draw_panel(
     axis: Any, panel: Panel, labels: list[str], handles: dict[str, Any], bare: bool
 ) -> None:
     """One panel; fills in the handles of the common legend."""
+    from matplotlib.ticker import MaxNLocator
+
     for series in panel.series:
         cycle, look = divmod(labels.index(series.label), len(PALETTE))
         colour = "0.45" if series.reference else PALETTE[look]
@@ -177,6 +182,8 @@ def _draw_panel(
     if panel.ticks:
         axis.set_xticks(panel.ticks, [f"{tick:g}" for tick in panel.ticks])
         axis.set_xticks([], minor=True)
+    for name in panel.whole:
+        getattr(axis, f"{name}axis").set_major_locator(MaxNLocator("auto", integer=True))
     if panel.lowest is not None:
         axis.set_ylim(bottom=panel.lowest)
     axis.set_xlabel(panel.x)

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedem.models.portraits import portray, width_of
 from fedem.protocols import BoolArray, FloatArray, IntArray
-from fedem.reporting.disclosure import disclosure
+from fedem.reporting.disclosure import disclosure, smallest_site
 from fedem.reporting.figures import Figure, Panel, Series
 from fedem.reporting.page import Page, Section, Table
 from fedem.reporting.planes import plane_figure
@@ -58,7 +58,7 @@ def _summary(result: Result) -> list[str]:
     lines = [
         f"A {_name(result)}{of} was fitted{held}. In {result.rounds:,} rounds a site sent "
         f"{result.bytes_up / workers:,.0f} bytes on average and received "
-        f"{result.bytes_down / workers:,.0f}. No message holds a row.",
+        f"{result.bytes_down / workers:,.0f}. {smallest_site(result)}",
         _ending(result),
     ]
     if facts is not None and facts.expected is not None:
@@ -108,18 +108,13 @@ def _course(result: Result) -> Section:
     x, y, before = _likelihood(result, round_, sent)
     if len(x) > 1:
         x, y, before = (values[_thin(len(x))] for values in (x, y, before))
-        label = "mean log-likelihood" + (" less penalty" if _penalty(result) else "")
-        panels = [
-            Panel([Series(label, x, y)], "round", "log-likelihood per row", log=""),
-            Panel([Series(label, before, y)], "kB per site, up and down", "", log=""),
-        ]
-        figures.append(Figure("Log-likelihood per row, against rounds and bytes.", panels, True))
+        figures += _climb(x, y, before, " less penalty" if _penalty(result) else "")
     known = np.flatnonzero(np.isfinite(squared) & (squared > 0) & (round_ > 0))
     known = known[_thin(len(known))] if len(known) else known
     if len(known):
         label = "estimate of the squared mean field, $|H|^2$"
         panels = [
-            Panel([Series(label, round_[known], squared[known])], "round", "$|H|^2$"),
+            Panel([Series(label, round_[known], squared[known])], "round", "$|H|^2$", whole="x"),
             Panel([Series(label, sent[known], squared[known])], "kB per site, up and down", ""),
         ]
         caption = "How far the model still moves: |H|² is zero where EM stands still."
@@ -139,6 +134,25 @@ def _course(result: Result) -> Section:
             "these mean too much noise or too many components."
         )
     return Section("The course of the fit", text, figures)
+
+
+def _climb(x: FloatArray, y: FloatArray, before: FloatArray, less: str) -> list[Figure]:
+    """The way up, as what was missing to the best: an axis of its own size at every stage."""
+    best = float(y.max())
+    short = best - y
+    some = short > 1e-12 * max(1.0, abs(best))
+    if some.sum() < 2:
+        return []
+    label, words = f"mean log-likelihood{less}, below its best", "nats per row below the best"
+    panels = [
+        Panel([Series(label, x[some], short[some])], "round", words, whole="x"),
+        Panel([Series(label, before[some], short[some])], "kB per site, up and down", ""),
+    ]
+    caption = (
+        f"Log-likelihood per row{less}, against rounds and bytes: how far it was below the best "
+        f"that was reached, {best:.8g}, on a logarithmic axis."
+    )
+    return [Figure(caption, panels, True)]
 
 
 def _penalty(result: Result) -> float:
@@ -231,7 +245,15 @@ def _served(
     series.append(Series("expected", place, expected, points=True, line=False, reference=True))
     return Figure(
         "Mean log-likelihood per row at each site, beside what the model leads one to expect.",
-        [Panel(series, "site, in the order of the table", "log-likelihood per row", log="")],
+        [
+            Panel(
+                series,
+                "site, in the order of the table",
+                "log-likelihood per row",
+                log="",
+                whole="x",
+            )
+        ],
     )
 
 
@@ -264,7 +286,7 @@ def _traffic(result: Result) -> Section:
     ]
     figure = Figure(
         "Bytes that each site sent and received, in all.",
-        [Panel(series, "site, in the order of the table", "kB", log="", lowest=0.0)],
+        [Panel(series, "site, in the order of the table", "kB", log="", lowest=0.0, whole="x")],
     )
     names = ("messages_up", "bytes_up", "payload_up", "messages_down", "bytes_down")
     rows = [
@@ -293,7 +315,7 @@ def _participation(result: Result) -> Section:
         Series("asked", rounds, np.array([float(r.asked) for r in some])),
         Series("answered", rounds, np.array([float(r.answered) for r in some])),
     ]
-    panel = Panel(series, "round", "sites", log="", lowest=0.0)
+    panel = Panel(series, "round", "sites", log="", lowest=0.0, whole="xy")
     return Section(heading, text, [Figure("Sites asked and heard in each round.", [panel])])
 
 

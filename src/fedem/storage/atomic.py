@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from fedem.storage.disk import DISK, Disk
@@ -24,3 +26,11 @@ def write_atomic(path: Path, data: bytes, disk: Disk = DISK) -> None:
         disk.remove(temporary)
         raise
     disk.sync_directory(path.parent)
+
+
+def remove_torn(folder: Path, names: Iterable[str], disk: Disk = DISK) -> None:
+    """Remove what a killed process was writing beside these files; the caller alone writes them."""
+    torn = re.compile(rf"\.({'|'.join(map(re.escape, names))})\..*\.tmp")
+    for path in disk.entries(folder):
+        if torn.fullmatch(path.name):
+            disk.remove(path)

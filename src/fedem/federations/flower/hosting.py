@@ -27,7 +27,7 @@ from fedem.federations.flower.processes import (
     without_proxy,
 )
 from fedem.federations.flower.server import CONFIG, HOST, HOST_LOCK, LOCK, alone, read_status
-from fedem.storage import write_atomic
+from fedem.storage import remove_torn, write_atomic
 
 logger = logging.getLogger(__name__)
 TEMPLATE = Path(__file__).parent / "app"
@@ -35,6 +35,8 @@ START = 45.0
 """Seconds that the server's program may take to begin."""
 ATTEMPTS = 5
 """Times that a run is submitted before we believe that it cannot be."""
+HANDOVER = 5.0
+"""Seconds that another `fedem serve` in our folder has to end."""
 FRUITLESS = 5
 """Deaths of the server's program without a round between them, after which we give up."""
 Report = Callable[[dict[str, Any]], None]
@@ -73,10 +75,16 @@ class Host:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)  # Flower's database holds messages
         lock = self.folder / HOST_LOCK
-        with alone(lock, 1.0) as mine:  # programs hold it for a moment, to see whether we live
+        words = f"another `fedem serve` works in {self.folder}"
+
+        def waiting() -> None:
+            report({"state": "waiting", "why": f"{words}; waiting for it to end"})
+
+        with alone(lock, HANDOVER, waiting) as mine:
             if not mine:
-                raise FedemError(f"another `fedem serve` works in {self.folder}.")
+                raise FedemError(f"{words}: stop it, or give this run a folder of its own.")
             lock.write_text(self._name, encoding="utf-8")
+            remove_torn(self.folder, ("configuration.json",))
             self._recognise()
             status = read_status(self.folder)
             if status.get("state") == "finished":

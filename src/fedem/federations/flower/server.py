@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,11 @@ from fedem.federations.flower.config import Config, read_config
 from fedem.federations.flower.transport import GridTransport
 from fedem.records import RoundRecord
 from fedem.serving import Served, serve
+from fedem.storage import remove_torn
 
 logger = logging.getLogger(__name__)
 CONFIG = "FEDEM_CONFIG"
+MODEL = "model.fedem"
 STATUS, LOCK, HOST_LOCK = "status.json", "server.lock", "host.lock"
 HOST = "FEDEM_HOST"
 """The environment variable that names the ``fedem serve`` that started us: see `orphaned`."""
@@ -76,19 +78,32 @@ def read_status(folder: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+GLANCE = 1.0
+"""Seconds: others hold a lock for a moment, to see whether we live."""
+
+
 @contextlib.contextmanager
-def alone(path: Path, patience: float = 0.0) -> Iterator[bool]:
-    """Whether nobody else holds this lock, after so many seconds at most; if so, hold it."""
-    end = time.monotonic() + patience
+def alone(
+    path: Path, patience: float = 0.0, waiting: Callable[[], None] | None = None
+) -> Iterator[bool]:
+    """Whether nobody else holds this lock, after so many seconds at most; if so, hold it.
+
+    ``waiting`` is called once, if somebody holds it for more than a glance.
+    """
+    began = time.monotonic()
     with path.open("a") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() >= end:
+                waited = time.monotonic() - began
+                if waited >= patience:
                     yield False
                     return
+                if waiting is not None and waited > GLANCE:
+                    waiting()
+                    waiting = None
                 time.sleep(0.1)
         yield True
 
@@ -116,11 +131,15 @@ def run_server(grid: Grid, config: Config) -> None:
     """Fit, from the beginning or from where an earlier process was killed."""
     folder = config.place("folder")
     folder.mkdir(parents=True, exist_ok=True)
-    with alone(folder / LOCK, 3.0) as mine:  # others hold it for a moment, to see whether we live
+    log_to(folder / "logs" / "server.log")
+
+    def waiting() -> None:
+        logger.warning("waiting for the other process that works in %s to end", folder)
+
+    with alone(folder / LOCK, 3.0, waiting) as mine:
         if not mine:
             raise FedemError(f"another server works in {folder}.")
         status = Status(folder)
-        log_to(folder / "logs" / "server.log")
         if host := os.environ.get(HOST):
             threading.Thread(target=_end_with_host, args=(folder, host), daemon=True).start()
         try:
@@ -134,8 +153,9 @@ def run_server(grid: Grid, config: Config) -> None:
                 stopped=served.result.stopped,
                 round=served.rounds,
                 refusals={**transport.refusals, **served.refusals},
-                up=served.result.bytes_up,
-                down=served.result.bytes_down,
+                stages=served.stage,
+                up=served.bytes_up,
+                down=served.bytes_down,
             )
         except FedemError as error:
             logger.exception("the run cannot go on")
@@ -227,11 +247,13 @@ def _gather(transport: GridTransport, config: Config, status: Status) -> None:
 def save_fit(folder: Path, served: Served, crossed: dict[str, int]) -> None:
     """Leave the model file, records and bytes where the user asked for them.
 
-    ``crossed`` are the bytes that Flower was handed since this process started.
+    ``crossed`` are the bytes that Flower was handed since this process started. Bytes up and down
+    are those of all stages, ``bytes`` by kind those of the last.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    remove_torn(folder, (MODEL,))
     result = served.result
-    result.save(folder / "model.fedem")
+    result.save(folder / MODEL)
     result.records.to_csv(folder / "rounds.csv")
     summary = {
         "rounds": served.rounds,
@@ -239,8 +261,8 @@ def save_fit(folder: Path, served: Served, crossed: dict[str, int]) -> None:
         "stopped": result.stopped,
         "refusals": dict(served.refusals),
         "squared_H": result.records[-1].squared_H,
-        "bytes_up": result.bytes_up,
-        "bytes_down": result.bytes_down,
+        "bytes_up": served.bytes_up,
+        "bytes_down": served.bytes_down,
         "bytes": result.ledger.summary(),
         "crossed": crossed,
         "parameters": {name: value.tolist() for name, value in result.params.arrays().items()},

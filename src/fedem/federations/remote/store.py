@@ -25,14 +25,20 @@ from numpy.typing import NDArray
 from fedem.errors import CheckpointError
 from fedem.federations.remote.rules import Refusal
 from fedem.protocols import FloatArray, Rows
-from fedem.storage import DISK, Disk, load_checkpoint, save_checkpoint, unpack_checkpoint
+from fedem.storage import (
+    DISK,
+    Disk,
+    load_checkpoint,
+    remove_torn,
+    save_checkpoint,
+    unpack_checkpoint,
+)
 from fedem.wire import Reason
 
 logger = logging.getLogger(__name__)
 KEPT_RUNS = 8
 """Folders of runs that a site keeps, those used last: one that comes back later lost its memory."""
 _RUN = re.compile("[0-9a-f]{16}")
-_TORN = re.compile(r"\.(joined|state|answered)\..*\.tmp")
 
 
 @final
@@ -152,9 +158,7 @@ def clear_torn(directory: Path, disk: Disk = DISK) -> None:
     """Remove what a killed process was writing; whoever calls has the site's lock."""
     runs = [path for path in disk.entries(directory) if _RUN.fullmatch(path.name)]
     for folder in (directory, *runs):
-        for path in disk.entries(folder):
-            if _TORN.fullmatch(path.name):
-                disk.remove(path)
+        remove_torn(folder, ("joined", "state", "answered"), disk)
 
 
 def clear_old(directory: Path, current: Path, disk: Disk = DISK) -> None:
