@@ -1,4 +1,4 @@
-"""``fedem predict`` and ``fedem impute --model``: a model file and a table in, a table out."""
+"""``fedem predict``, ``adapt`` and ``impute --model``: what a model file and a table give."""
 
 from __future__ import annotations
 
@@ -55,6 +55,36 @@ def run_predict(
         print(json.dumps(summary, allow_nan=False))  # noqa: T201
     elif not quiet and out != PIPE:
         print(f"The components of {len(best)} rows are in {out}.")  # noqa: T201
+
+
+def run_adapt(
+    model: str, data: str, out: str, worth: float, threads: int | None, quiet: bool, as_json: bool
+) -> None:
+    """The model fitted to one worker's rows, in a file of its own."""
+    check_output(out, "--out", suffixes=(), keep=[model, data])
+    if out == PIPE:
+        raise SettingsError("--out must be a file: a model is not text.")
+    result = load(model)
+    _, rows = _read(result, data)
+    with threads_of(threads):
+        adapted = result.adapt(rows, worth)
+        before, after = result.log_likelihood(rows), adapted.log_likelihood(rows)
+    adapted.save(out)
+    if as_json:
+        summary = {
+            "model": model,
+            "rows": len(rows),
+            "worth": worth,
+            "log_likelihood_before": before,
+            "log_likelihood": after,
+            "out": out,
+        }
+        print(json.dumps(summary, allow_nan=False))  # noqa: T201
+    elif not quiet:
+        print(  # noqa: T201
+            f"log-likelihood of {len(rows)} rows: {before:.6g} before, {after:.6g} now, per row\n"
+            f"The adapted model is {out}."
+        )
 
 
 def run_fill(

@@ -324,6 +324,33 @@ def predict(
     run_predict(model, data, out, keep, proba, threads, quiet, json_output)
 
 
+def adapt(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model file.")],
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="One worker's rows: CSV, TSV, Parquet or -.")
+    ],
+    out: Annotated[
+        str,
+        typer.Option("--out", "-o", metavar="FILE", help="The new model.", rich_help_panel=OUTPUT),
+    ] = "adapted.fedem",
+    worth: Annotated[
+        float,
+        typer.Option(
+            metavar="ROWS", help="How many rows the common model counts for.", rich_help_panel=MODEL
+        ),
+    ] = 50.0,
+    threads: Threads = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print nothing.", rich_help_panel=OUTPUT)
+    ] = False,
+    json_output: Json = False,
+) -> None:
+    """Fit the common model to the rows of one worker, where they are. Nothing is sent."""
+    from fedem.cli.apply import run_adapt
+
+    run_adapt(model, data, out, worth, threads, quiet, json_output)
+
+
 def inspect(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A model file or a checkpoint.")],
     workers: Annotated[
@@ -373,6 +400,10 @@ PREDICT_EXAMPLES = examples(
     "fedem predict wards.fedem new.parquet --keep -o with-components.parquet",
     "cut -d, -f2- new.csv | fedem predict wards.fedem - | sort | uniq -c",
 )
+ADAPT_EXAMPLES = examples(
+    "fedem adapt wards.fedem north.csv -o north.fedem",
+    "fedem adapt wards.fedem north.csv --worth 200 -o north.fedem && fedem inspect north.fedem",
+)
 INSPECT_EXAMPLES = examples(
     "fedem inspect wards.fedem",
     "fedem inspect wards.fedem --json | jq .card.convergence",
@@ -386,6 +417,7 @@ def register(app: typer.Typer) -> None:
     for function, epilog in (
         (fit, FIT_EXAMPLES),
         (predict, PREDICT_EXAMPLES),
+        (adapt, ADAPT_EXAMPLES),
         (inspect, INSPECT_EXAMPLES),
         (report, REPORT_EXAMPLES),
     ):

@@ -345,7 +345,8 @@ def _print(summary: dict[str, Any]) -> None:
         console.print(f"  {row['n_components']} component{many}: BIC {row['bic']:.7g}")
     if summary["badly_served"]:
         names = ", ".join(summary["badly_served"][:8])
-        console.print(f"note: the model fits these workers clearly worse: {names}", markup=False)
+        note = f"note: the model fits these workers clearly worse: {names}; see fedem adapt"
+        console.print(note, markup=False)
     for remark in summary["remarks"]:
         console.print(f"note: {remark}", markup=False)
     console.print(f"The model is {summary['model']}.", markup=False)

@@ -47,8 +47,8 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
     penalty : with ``rank``, the ridge on the factors of columns, in rows of weight one; None is 1.
         The factors of a row have penalty sigma^2, the noise of the fit, in ``transform`` too.
     criterion, tol, max_iter, n_init, start, algorithm, follow_em, participation, covariance_floor,
-        warm_start, random_state : as in `FederatedGaussianMixture`; with ``rank``, starts are random loadings,
-        and covariance_floor is the least noise.
+        warm_start, random_state : as in `FederatedGaussianMixture`; with ``rank``, starts are
+        random loadings, and covariance_floor is the least noise.
 
     Attributes
     ----------

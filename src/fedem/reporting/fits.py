@@ -199,7 +199,8 @@ def _sites(result: Result) -> Section:
         "A site is called badly served if its rows fall short of that by more than half the spread "
         "of single rows, and by more than three times what chance gives for its number of rows. "
         "Such a site may hold other people, other instruments or other units, and may need a "
-        "component, or a model, of its own.",
+        "component of its own, or a model of its own: `fedem adapt` makes one there, from this "
+        "model and the site's rows.",
     ]
     rows = [
         (
