@@ -6,7 +6,9 @@ process of its own, and make rounds in turn, so that noise hits both alike. Proc
 those of the longest path: of the driver, and of the busiest actor.
 
 Memory is the proportional set size (PSS) of a process and all its children, pages of the file
-included: shared pages are counted once. Its peak is looked for all the time, from the start on.
+included: shared pages are counted once. Its peak is looked for from the start on, but not in the
+rounds that are timed, since looking takes a processor that the two actors need; some rounds more
+follow for it.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from typing import Any
 import numpy as np
 
 N, ROWS, D, K, B, ACTORS = 10_000, 1000, 20, 10, 200, 2
+LAST = 5
+"""Rounds for memory alone."""
 
 
 def family(process: int) -> list[int]:
@@ -58,12 +62,15 @@ class Watch:
 
     def __init__(self, process: int, every: float = 0.1) -> None:
         self.peak, self.parts = 0, dict[int, int]()
+        self.looking = True
         self._process, self._every, self._over = process, every, threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
 
     def _look(self) -> None:
         while not self._over.wait(self._every):
+            if not self.looking:
+                continue
             parts = {p: pss(p) for p in family(self._process)}
             if sum(parts.values()) > self.peak:
                 self.peak, self.parts = sum(parts.values()), parts
@@ -166,36 +173,39 @@ def one_thread() -> dict[str, str]:
 
 
 def bench_cluster(rounds: int = 21) -> dict[str, Any]:
-    """Rounds in turn; the medians and minima of their times, and the peaks of memory."""
+    """Rounds in turn; medians and minima of their times, and peaks of memory in others."""
     with tempfile.TemporaryDirectory() as folder:
         paths = {kind: Path(folder) / f"{kind}.npy" for kind in ("stacked", "ray")}
         draw(paths["stacked"])  # a file each: PSS halves what two programs share
         shutil.copyfile(paths["stacked"], paths["ray"])
         programs = {kind: Program(kind, path) for kind, path in paths.items()}
         try:
-            for _ in range(rounds + 1):
+            for index in range(1 + rounds + LAST):
+                for program in programs.values():
+                    program.watch.looking = not 1 <= index <= rounds
                 for program in programs.values():
                     program.round()
-            return compare(programs["stacked"], programs["ray"])
+            return compare(programs["stacked"], programs["ray"], rounds)
         finally:
             for program in programs.values():
                 program.end()
 
 
-def compare(stacked: Program, ray: Program) -> dict[str, Any]:
+def compare(stacked: Program, ray: Program, rounds: int) -> dict[str, Any]:
     """Figures of both, and their ratios; the first round warms up."""
     out: dict[str, Any] = {}
+    timed = slice(1, 1 + rounds)
     for name, program in (("stacked", stacked), ("ray", ray)):
         out[name] = {
-            "median_seconds": float(np.median(program.times[1:])),
-            "best_seconds": min(program.times[1:]),
-            "processor_seconds": float(np.median(program.processor[1:])),
+            "median_seconds": float(np.median(program.times[timed])),
+            "best_seconds": min(program.times[timed]),
+            "processor_seconds": float(np.median(program.processor[timed])),
             "peak_bytes": program.watch.peak,
         }
     others = {p: size for p, size in ray.watch.parts.items() if p not in ray.actors}
     others.pop(ray.process.pid, None)
     out["ray"]["own_bytes"] = sum(others.values())
-    ratios = np.array(ray.times[1:]) / np.array(stacked.times[1:])
+    ratios = np.array(ray.times[timed]) / np.array(stacked.times[timed])
     out["ratio_of_times"] = float(np.median(ratios))
     for name in ("best_seconds", "processor_seconds", "peak_bytes"):
         out[f"ratio_of_{name}"] = out["ray"][name] / out["stacked"][name]
