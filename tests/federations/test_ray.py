@@ -173,11 +173,14 @@ def test_groups_names_and_bad_rows() -> None:
     assert_same_run(result, fit(make_model("diag"), rows, groups=groups, rounds=3))
     bad = [t.copy() for t in TABLES]
     bad[5][3, 1] = np.inf
-    for make in (lambda: "stacked", lambda: fedem.RayFederation(bad, actors=2)):
-        federation = make()
-        data = bad if federation == "stacked" else None
-        with pytest.raises(fedem.DataError, match="worker '5'.* row 3"):
-            fit(make_model("diag"), data, rounds=3, federation=federation)
+    message = "worker '5'.* row 3"
+    with pytest.raises(fedem.DataError, match=message):
+        fit(make_model("diag"), bad, rounds=3)
+    with (
+        fedem.RayFederation(bad, actors=2) as federation,
+        pytest.raises(fedem.DataError, match=message),
+    ):
+        fit(make_model("diag"), None, rounds=3, federation=federation)
 
 
 @pytest.mark.usefixtures("user_ray")
@@ -409,6 +412,27 @@ BY_ADDRESS = """
     import ray
     print(ray.is_initialized())
 """
+
+
+ANOTHER = """
+    import numpy as np, ray
+    import fedem
+    tables = [np.random.default_rng(i).normal(size=(30, 3)) for i in range(4)]
+    forgotten = fedem.RayFederation(tables)
+    ray.shutdown()
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    with fedem.RayFederation(tables) as federation:
+        print(fedem.fit(fedem.gaussian_mixture(2, "diag"), None, federation=federation).rounds)
+        print(ray.available_resources().get("CPU", 0))
+    forgotten.close()
+    print(ray.is_initialized())
+"""
+
+
+def test_a_ray_that_the_user_starts_after_ours_is_the_users() -> None:
+    user = start(ANOTHER, env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"})
+    out, err = user.communicate(timeout=120)
+    assert out.split() == ["100", "0", "True"], err
 
 
 def free_port() -> int:

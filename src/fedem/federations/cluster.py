@@ -63,6 +63,7 @@ class _Connection:
     def __init__(self) -> None:
         self._users: set[object] = set()
         self._ours = False
+        self._there = ""
         self._address: str | None = None
         """None is a Ray that we started here."""
         self._lock = threading.RLock()
@@ -71,13 +72,17 @@ class _Connection:
         """Start or reach Ray, unless that is done; whether it is a Ray started here."""
         ray = _ray()
         with self._lock:
-            if not ray.is_initialized():
-                self._users.clear()
+            started = not ray.is_initialized()
+            if started:
                 _start(ray, address, actors, room)
+                self._users.clear()
                 self._ours, self._address = True, address
-            elif not self._users:  # the user's own connection
-                self._ours, self._address = False, "auto"
             there = ray.get_runtime_context().gcs_address
+            if there != self._there:  # whoever used another one lost it
+                self._users.clear()
+            if not self._users and not started:  # the user's own connection
+                self._ours, self._address = False, "auto"
+            self._there = there
             if address not in (None, "auto", there, self._address):
                 raise SettingsError(
                     f"this process uses the Ray at {there} already: leave address={address!r} "
@@ -86,15 +91,21 @@ class _Connection:
             self._users.add(user)
             return self._address is None
 
-    def leave(self, user: object) -> None:
-        """One federation less; a Ray that the user connected to stays."""
+    def leave(self, user: object, actors: list[Any]) -> None:
+        """One federation less, with its actors; a Ray that the user connected to stays."""
+        ray = _ray()
         with self._lock:
-            if user not in self._users:
-                return  # of a Ray that is gone
+            known = user in self._users
             self._users.discard(user)
+            if not known or not ray.is_initialized():
+                return  # its Ray is gone, at exit or by another
+            if ray.get_runtime_context().gcs_address != self._there:
+                return
+            for actor in actors:
+                ray.kill(actor)
             if not self._users and self._ours:
                 self._ours = False
-                _ray().shutdown()
+                ray.shutdown()
 
 
 _CONNECTION = _Connection()
@@ -164,13 +175,9 @@ def _room(portions: Portions) -> int:
 
 
 def _release(user: object, actors: list[Any]) -> None:
-    """End the actors, and Ray with the last federation; at exit Ray may be gone already."""
-    ray = _ray()
-    if ray.is_initialized():
-        for actor in actors:
-            ray.kill(actor)
+    """End the actors, and Ray with the last federation."""
+    _CONNECTION.leave(user, actors)
     actors.clear()
-    _CONNECTION.leave(user)
 
 
 @final
