@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -142,3 +144,19 @@ def test_bad_settings_and_starts() -> None:
         model.from_user(replace(good, loadings=good.loadings[..., :1]))
     with pytest.raises(fedem.SettingsError, match="start noise"):
         model.from_user(replace(good, noise=-good.noise))
+
+
+@pytest.mark.parametrize("model", [SiteOwner(5, 2), RowOwner(2)], ids=["cells", "rows"])
+def test_a_model_file_brings_back_owners_without_their_module(model: Any, tmp_path: Path) -> None:
+    """`fedem serve` leaves one of every model it can fit."""
+    rng = np.random.default_rng(4)
+    table = rng.normal(size=(30, 2)) @ rng.normal(size=(2, 5)) + 0.1 * rng.normal(size=(30, 5))
+    cells = np.argwhere(rng.random(table.shape) < 0.7)
+    long = np.column_stack([cells, np.ones(len(cells)), table[tuple(cells.T)]])
+    tables = [long[:60], long[60:]] if isinstance(model, SiteOwner) else [table[:9], table[9:]]
+    result = fedem.fit(model, tables, rounds=5)
+    result.save(tmp_path / "owners.fedem")
+    script = "import fedem, sys; print(repr(fedem.load(sys.argv[1]).statistics.tolist()))"
+    command = [sys.executable, "-c", script, str(tmp_path / "owners.fedem")]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert told.strip() == repr(result.statistics.tolist())

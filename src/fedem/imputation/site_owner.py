@@ -25,6 +25,7 @@ from fedem.imputation.lowrank import Structure, TableParameters, add_up
 from fedem.imputation.owners import FactorOwner, Loadings
 from fedem.imputation.rows import Side, time_side
 from fedem.imputation.table import FieldTable
+from fedem.models.registry import savable
 from fedem.protocols import FloatArray, IntArray
 from fedem.random import Purpose, normals
 
@@ -273,3 +274,4 @@ def _each(data: Any, weights: Any | None, function: Any) -> dict[str, FloatArray
 
 
 register_model("site-owner", lambda settings: SiteOwner(**settings))
+savable(SiteOwner, "site-owner")

@@ -48,7 +48,10 @@ CLASSES: dict[str, type] = {
 }
 """The names are part of the file format: they stay when classes are renamed."""
 
-ELSEWHERE = {"row-owner": "fedem.imputation.row_owner"}
+ELSEWHERE = {
+    "row-owner": "fedem.imputation.row_owner",
+    "site-owner": "fedem.imputation.site_owner",
+}
 """Models above this folder, which their module makes savable when it is imported."""
 
 
