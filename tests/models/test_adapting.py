@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,9 @@ def test_one_row_is_enough_and_what_is_wrong_is_said() -> None:
     result, rows = _fitted("full")
     moved = result.adapt(rows[:1], 50)
     assert np.isfinite(moved.log_likelihood(rows))
+    altered = replace(result, summary={"mean": np.zeros(7)})
+    with pytest.raises(fedem.DataError, match="altered"):
+        altered.adapt(rows)
     for worth in (0, -1, np.inf, np.nan):
         with pytest.raises(fedem.SettingsError, match="worth"):
             result.adapt(rows, worth)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fedem.errors import DataError
 from fedem.protocols import FloatArray, Model
 
 STEPS = 1000
@@ -39,6 +40,11 @@ def adapt(
     share = worth / (n + worth)
     user = model.to_user(model.maximize(statistics))
     told = model.summary(rows)
+    if {n: np.shape(a) for n, a in told.items()} != {n: np.shape(a) for n, a in summary.items()}:
+        raise DataError(
+            "the summary of all rows that came with the model is not one of such rows: the model "
+            "file was altered, or is of another release. Fit the model again."
+        )
     both = {name: np.stack([told[name], summary[name]]) for name in told}
     counts, weights = np.array([n, int(np.ceil(worth))]), np.array([1 - share, share])
     own = model.bind(both, counts, weights)
