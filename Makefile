@@ -11,17 +11,17 @@ help: ## Show this list
 setup: $(STAMP) ## Create .venv with the package, its command and all tools
 
 $(STAMP): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedem needs Python 3.11 or newer, set PYTHON=")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "emfed needs Python 3.11 or newer, set PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --editable . --group dev
 	@touch $(STAMP)
 
 demo: setup ## Run FedEM and VR-FedEM on the synthetic mixture
-	$(BIN)/fedem demo
+	$(BIN)/emfed demo
 
 reproduce: setup ## Redo the paper's experiments and all ablations, with a report
-	$(BIN)/fedem reproduce all --out reproduction
+	$(BIN)/emfed reproduce all --out reproduction
 
 test: setup ## Run all tests
 	$(BIN)/python -m pytest -n auto
@@ -38,8 +38,8 @@ wheel: setup ## Build the wheel and try it in an empty environment
 	$(BIN)/python -m build --wheel --outdir dist . > /dev/null
 	$(PYTHON) -m venv build/wheel-venv
 	build/wheel-venv/bin/python -m pip install --quiet dist/*.whl
-	cd build && wheel-venv/bin/fedem demo --epochs 5 --out wheel-demo --json
-	cd build && wheel-venv/bin/fedem reproduce one_worker --quick --out wheel-reproduction
+	cd build && wheel-venv/bin/emfed demo --epochs 5 --out wheel-demo --json
+	cd build && wheel-venv/bin/emfed reproduce one_worker --quick --out wheel-reproduction
 
 check: lint types test wheel ## Everything CI runs
 

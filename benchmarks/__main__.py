@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_info, threadpool_limits
 
-import fedem
+import emfed
 from benchmarks.answer import bench_answer
 from benchmarks.cluster import bench_cluster
 from benchmarks.esteps import bench_esteps
@@ -61,8 +61,8 @@ def speed(console: Console) -> dict[str, Any]:
         for name, seconds in rounds.items()
     ]
     for kind, times in passes.items():
-        ours = times["fedem"]
-        for peer in (name for name in times if name != "fedem"):
+        ours = times["emfed"]
+        for peer in (name for name in times if name != "emfed"):
             ratio = f"{times[peer] / ours:.2f}"
             lines.append((f"E+M pass, {kind}", f"{1e3 * ours:.1f}", ratio, f"x as fast as {peer}"))
     show(console, "Speed, best of many", ("what", "ms", "ratio", "to"), lines)
@@ -169,7 +169,7 @@ def bytes_(console: Console) -> dict[str, Any]:
 def _mnist(console: Console) -> list[dict[str, Any]]:
     rows = bench_mnist(figure=Path("docs/mnist-bytes.png"))
     if not rows:
-        console.print("No MNIST: set FEDEM_DATA to a folder with mnist.npz (images, labels).")
+        console.print("No MNIST: set EMFED_DATA to a folder with mnist.npz (images, labels).")
     lines = []
     for row in rows:
         reached = row["rounds"] is not None
@@ -222,7 +222,7 @@ def models(console: Console) -> dict[str, Any]:
     found = bench_models()
     lines = []
     for name, times in found.items():
-        ours, other = times["fedem"], next(n for n in times if n != "fedem")
+        ours, other = times["emfed"], next(n for n in times if n != "emfed")
         lines.append(
             (
                 name,
@@ -232,7 +232,7 @@ def models(console: Console) -> dict[str, Any]:
                 f"{times[other] / ours:.2f}",
             )
         )
-    headings = ("model", "fedem, ms", "counterpart", "its ms", "times as fast")
+    headings = ("model", "emfed, ms", "counterpart", "its ms", "times as fast")
     show(console, "A full pass of each model, one thread", headings, lines)
     return found
 
@@ -246,15 +246,15 @@ def estimators(console: Console) -> dict[str, Any]:
             row["covariance"],
             *(
                 f"{row[name]['seconds']:.2f} ({row[name]['rounds']})"
-                for name in ("sklearn", "fedem")
+                for name in ("sklearn", "emfed")
             ),
-            f"{row['sklearn']['seconds'] / row['fedem']['seconds']:.2f}",
-            f"{1e3 * (row['fedem']['log_likelihood'] - row['sklearn']['log_likelihood']):+.2f}",
+            f"{row['sklearn']['seconds'] / row['emfed']['seconds']:.2f}",
+            f"{1e3 * (row['emfed']['log_likelihood'] - row['sklearn']['log_likelihood']):+.2f}",
         )
         for row in fits
     ]
     title = "One start, 70,000 x 20, K=10: seconds (rounds), and millinats above scikit-learn"
-    headings = ("data", "type", "sklearn", "fedem", "times as fast", "above")
+    headings = ("data", "type", "sklearn", "emfed", "times as fast", "above")
     show(console, title, headings, lines)
     starts = bench_starts()
     lines = [
@@ -290,8 +290,8 @@ def estimators(console: Console) -> dict[str, Any]:
 
 def answer(console: Console) -> list[dict[str, Any]]:
     """Bytes to the pooled answer, beside uncompressed federated EM."""
-    if "FEDEM_DATA" not in os.environ:
-        console.print("Bytes to the pooled answer: set FEDEM_DATA to the folder of real data.")
+    if "EMFED_DATA" not in os.environ:
+        console.print("Bytes to the pooled answer: set EMFED_DATA to the folder of real data.")
         return []
 
     def told(found: dict[str, Any]) -> tuple[str, str]:
@@ -329,10 +329,10 @@ def network(console: Console) -> list[dict[str, Any]]:
     lines = [
         (
             row["nodes"],
-            f"{row['fedem']['seconds']:.2f}",
+            f"{row['emfed']['seconds']:.2f}",
             f"{row['empty']['seconds']:.2f}",
             f"{row['ratio']:.2f}",
-            *(f"{row['fedem'][name]:.0f}" for name in ("up", "down")),
+            *(f"{row['emfed'][name]:.0f}" for name in ("up", "down")),
             *(f"{row[f'overhead_{name}'] / 1000:.1f}" for name in ("up", "down")),
             *(f"{row['empty'][f'wire_{name}'] / 1000:.1f}" for name in ("up", "down")),
         )
@@ -381,7 +381,7 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "fedem": fedem.__version__,
+        "emfed": emfed.__version__,
         "numpy": np.__version__,
         "scipy": scipy.__version__,
         "polars": polars.__version__,

@@ -17,22 +17,22 @@ from typing import Any
 
 import numpy as np
 
-import fedem
+import emfed
 
 SEEDS = 5
 AIR = ("PM2.5", "PM10", "SO2", "NO2", "CO", "O3", "TEMP", "PRES", "DEWP", "WSPM")
 HEART = ("age", "trestbps", "chol", "thalach", "oldpeak")
 
 
-def _cut(rows: np.ndarray, groups: np.ndarray) -> fedem.WorkerData:
+def _cut(rows: np.ndarray, groups: np.ndarray) -> emfed.WorkerData:
     order = np.argsort(groups, kind="stable")
     ends = np.flatnonzero(np.diff(groups[order])) + 1
-    return fedem.WorkerData(rows[order], np.array([0, *ends.tolist(), len(rows)]))
+    return emfed.WorkerData(rows[order], np.array([0, *ends.tolist(), len(rows)]))
 
 
 def _digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """20 principal components of MNIST, 100 workers at random, and 100 sorted by label."""
-    from fedem.datasets.mnist import load_mnist
+    from emfed.datasets.mnist import load_mnist
 
     digits = load_mnist()
     centred = digits.rows / 255.0
@@ -50,7 +50,7 @@ def _table(name: str, columns: tuple[str, ...], group: str) -> tuple[np.ndarray,
     """Columns of a file of real data; rows of the air are complete, of the heart filled."""
     import polars as pl
 
-    path = Path(os.environ["FEDEM_DATA"]) / name
+    path = Path(os.environ["EMFED_DATA"]) / name
     if path.suffix == ".parquet":
         frame = pl.read_parquet(path, columns=[*columns, group])
         frame = frame.drop_nulls(list(columns)).drop_nans(list(columns))
@@ -63,33 +63,33 @@ def _table(name: str, columns: tuple[str, ...], group: str) -> tuple[np.ndarray,
     return frame.select(columns).to_numpy().astype(float), groups
 
 
-def sets() -> Iterator[tuple[str, Any, fedem.WorkerData, fedem.AutoEM, int]]:
+def sets() -> Iterator[tuple[str, Any, emfed.WorkerData, emfed.AutoEM, int]]:
     """Name, model, workers, algorithm and rounds."""
     rows, at_random, by_label = _digits()
-    tied, diag = fedem.gaussian_mixture(10, "tied"), fedem.gaussian_mixture(10, "diag")
-    yield "MNIST tied, random", tied, _cut(rows, at_random), fedem.AutoEM(), 150
-    yield "MNIST tied, by label", tied, _cut(rows, by_label), fedem.AutoEM(), 150
-    yield "MNIST diag, by label", diag, _cut(rows, by_label), fedem.AutoEM(), 150
-    full = fedem.gaussian_mixture(5, "full")
+    tied, diag = emfed.gaussian_mixture(10, "tied"), emfed.gaussian_mixture(10, "diag")
+    yield "MNIST tied, random", tied, _cut(rows, at_random), emfed.AutoEM(), 150
+    yield "MNIST tied, by label", tied, _cut(rows, by_label), emfed.AutoEM(), 150
+    yield "MNIST diag, by label", diag, _cut(rows, by_label), emfed.AutoEM(), 150
+    full = emfed.gaussian_mixture(5, "full")
     air = _cut(*_table("beijing_air_quality.parquet", AIR, "station"))
-    yield "Beijing full", full, air, fedem.AutoEM(), 150
+    yield "Beijing full", full, air, emfed.AutoEM(), 150
     heart = _cut(*_table("heart_disease_4hospitals.csv.gz", HEART, "hospital"))
-    full = fedem.gaussian_mixture(3, "full")
-    yield "Heart full, follow_em", full, heart, fedem.AutoEM(follow_em=True), 250
+    full = emfed.gaussian_mixture(3, "full")
+    yield "Heart full, follow_em", full, heart, emfed.AutoEM(follow_em=True), 250
 
 
 def _curve(
     model: Any, workers: Any, algorithm: Any, start: Any, target: float, rounds: int, seed: int
 ) -> dict[str, Any]:
     """Gaps to the target and bytes uploaded, round by round."""
-    result = fedem.fit(
+    result = emfed.fit(
         model,
         workers,
         algorithm,
         start=start,
         rounds=rounds,
         seed=seed,
-        monitor=fedem.Monitor(mean_field=False),
+        monitor=emfed.Monitor(mean_field=False),
     )
     records, n = result.records[1:], workers.size
     sums = result.ledger.summary()
@@ -119,13 +119,13 @@ def _reached(curve: dict[str, Any], nats: float) -> dict[str, Any]:
 
 def bench_answer() -> Iterator[dict[str, Any]]:
     """One row per set; medians over seeds of the dither."""
-    exact = fedem.Identity("float32")
-    plain = fedem.FedEM(exact, step_size=1.0, broadcast=exact)
+    exact = emfed.Identity("float32")
+    plain = emfed.FedEM(exact, step_size=1.0, broadcast=exact)
     for name, model, workers, algorithm, rounds in sets():
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", fedem.FedemWarning)
-            start = fedem.fit(model, workers, start="k-means", rounds=0).params
-            pooled = fedem.fit(model, workers, start=start, nats=1e-9, rounds=1500)
+            warnings.simplefilter("ignore", emfed.EmfedWarning)
+            start = emfed.fit(model, workers, start="k-means", rounds=0).params
+            pooled = emfed.fit(model, workers, start=start, nats=1e-9, rounds=1500)
             target = -pooled.log_likelihood(workers.rows)
             beside = _curve(model, workers, plain, start, target, 300, 0)
             curves = [

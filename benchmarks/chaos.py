@@ -26,7 +26,7 @@ from benchmarks.__main__ import show
 from benchmarks.deployments import Deployment, difference, mixture_tables
 from benchmarks.guide import follow_guide
 from benchmarks.stock import run_stock
-from fedem.imputation.site_owner import COLUMNS
+from emfed.imputation.site_owner import COLUMNS
 
 SITES = 3
 MIXTURE = '[model]\nkind = "gaussian-mixture"\nn_components = 2\n'
@@ -42,8 +42,8 @@ deadline = {deadline}
 attempts = 40
 """
 ALGORITHMS = {
-    "FedEM": '[algorithm]\nkind = "fedem"\ncompressor = "dithering:4"\nstep_size = 0.5\n',
-    "VR-FedEM": '[algorithm]\nkind = "vr-fedem"\ncompressor = "dithering:4"\nstep_size = 0.5\n'
+    "FedEM": '[algorithm]\nkind = "FedEM"\ncompressor = "dithering:4"\nstep_size = 0.5\n',
+    "VR-FedEM": '[algorithm]\nkind = "VR-FedEM"\ncompressor = "dithering:4"\nstep_size = 0.5\n'
     "batch_size = 10\ninner_rounds = 5\n",
 }
 SERVER = ("superlink", "superexec", "server app", "serve")
@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="fedem-chaos-") as name:
+    with tempfile.TemporaryDirectory(prefix="emfed-chaos-") as name:
         folder = Path(name)
         rows = []
         if options.quiet_rounds:

@@ -98,18 +98,18 @@ def used(process: int) -> float:
 
 def serve(kind: str, path: str) -> None:
     """The process that is measured: makes a round for each line that it reads."""
-    import fedem
+    import emfed
 
     rows = np.load(path, mmap_mode="r")
-    data = fedem.WorkerData(rows, np.arange(0, N * ROWS + 1, ROWS))
+    data = emfed.WorkerData(rows, np.arange(0, N * ROWS + 1, ROWS))
     if kind == "stacked":
-        federation: Any = fedem.StackedFederation(data)
+        federation: Any = emfed.StackedFederation(data)
     else:
-        federation = fedem.RayFederation(data, actors=ACTORS)
-    run = fedem.open_run(
-        fedem.gaussian_mixture(K, "tied"),
+        federation = emfed.RayFederation(data, actors=ACTORS)
+    run = emfed.open_run(
+        emfed.gaussian_mixture(K, "tied"),
         None,
-        fedem.FedEM(fedem.Dithering(4), step_size=0.1, batch_size=B),
+        emfed.FedEM(emfed.Dithering(4), step_size=0.1, batch_size=B),
         federation=federation,
     )
     actors = list(getattr(federation, "processes", ()))

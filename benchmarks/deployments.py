@@ -1,4 +1,4 @@
-"""A whole deployment on this machine: ``fedem serve`` and ``fedem join`` as processes, over TLS.
+"""A whole deployment on this machine: ``emfed serve`` and ``emfed join`` as processes, over TLS.
 
 Used by the tests, by ``make chaos`` and by the benchmark of the network.
 """
@@ -19,23 +19,23 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from fedem.algorithms.memory import gap
-from fedem.federations.flower.config import Config, read_config
-from fedem.federations.flower.keys import add_site, make_server_keys, make_site_key
-from fedem.federations.flower.processes import free_port
-from fedem.federations.flower.server import read_status
-from fedem.federations.remote.store import SiteStore
-from fedem.opening import worker_weights
-from fedem.results import Result
-from fedem.storage import load_checkpoint
+from emfed.algorithms.memory import gap
+from emfed.federations.flower.config import Config, read_config
+from emfed.federations.flower.keys import add_site, make_server_keys, make_site_key
+from emfed.federations.flower.processes import free_port
+from emfed.federations.flower.server import read_status
+from emfed.federations.remote.store import SiteStore
+from emfed.opening import worker_weights
+from emfed.results import Result
+from emfed.storage import load_checkpoint
 
-COMMAND = [sys.executable, "-c", "from fedem.cli.main import main; main()"]
+COMMAND = [sys.executable, "-c", "from emfed.cli.main import main; main()"]
 AT_SERVER = {
-    "superlink": "fedem.federations.flower.superlink",
+    "superlink": "emfed.federations.flower.superlink",
     "superexec": "flower_superexec",
     "server app": "flwr_serverapp",
 }
-AT_SITE = {"supernode": "flower_supernode", "resident": "fedem.federations.flower.resident"}
+AT_SITE = {"supernode": "flower_supernode", "resident": "emfed.federations.flower.resident"}
 """Processes, and a word of their command lines."""
 
 
@@ -79,7 +79,7 @@ class Deployment:
                 cwd=self.folder,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "FEDEM_DEPLOYMENT": str(self.folder), "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "EMFED_DEPLOYMENT": str(self.folder), "OMP_NUM_THREADS": "1"},
             )
         self._processes[name] = process
         return process
@@ -116,7 +116,7 @@ class Deployment:
                 with contextlib.suppress(OSError):
                     mine = (entry / "environ").read_bytes()
                     line = (entry / "cmdline").read_bytes()
-                    marked = b"FEDEM_DEPLOYMENT=" + os.fsencode(self.folder) + b"\0" in mine
+                    marked = b"EMFED_DEPLOYMENT=" + os.fsencode(self.folder) + b"\0" in mine
                     if marked and (not word or (home in mine and word.encode() in line)):
                         found.append(int(entry.name))
         return found
@@ -159,7 +159,7 @@ class Deployment:
             time.sleep(0.1)
 
     def wait(self, seconds: float) -> dict[str, Any]:
-        """Until ``fedem serve`` ends well; its summary."""
+        """Until ``emfed serve`` ends well; its summary."""
         end = time.monotonic() + seconds
         while self._processes["serve"].poll() is None:
             self._check(end, "the end")
@@ -198,12 +198,12 @@ class Deployment:
         """The same run in this process."""
         import warnings
 
-        import fedem
+        import emfed
 
         run = self.config.run
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", fedem.FedemWarning)
-            return fedem.fit(
+            warnings.simplefilter("ignore", emfed.EmfedWarning)
+            return emfed.fit(
                 self.config.model,
                 dict(sorted(self.tables.items())),
                 self.config.algorithm,

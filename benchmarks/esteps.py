@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from sklearn.mixture import GaussianMixture
 
-import fedem
+import emfed
 from benchmarks.pfl_peer import pfl_pass
 from benchmarks.rounds import K, data
 from benchmarks.timing import best_times
@@ -39,7 +39,7 @@ def bench_esteps() -> dict[str, dict[str, float]]:
 
 
 def _case(kind: str, k: int, rows: np.ndarray) -> dict[str, float]:
-    run = fedem.open_run(fedem.gaussian_mixture(k, kind), [rows])
+    run = emfed.open_run(emfed.gaussian_mixture(k, kind), [rows])
     model, params = run.model, run.params
     judge = GaussianMixture(
         k, covariance_type=kind, max_iter=1, init_params="random", random_state=0
@@ -51,7 +51,7 @@ def _case(kind: str, k: int, rows: np.ndarray) -> dict[str, float]:
     def ours() -> Any:
         return model.maximize(model.expected_statistics(rows, params))
 
-    out = best_times({"fedem": ours, "scikit-learn": sklearn_pass(judge, rows)})
+    out = best_times({"emfed": ours, "scikit-learn": sklearn_pass(judge, rows)})
     peer = pfl_pass(rows, model.to_user(params)) if kind == "diag" else None
     if peer is not None:
         seconds, means = peer

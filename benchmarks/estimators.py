@@ -13,7 +13,7 @@ from sklearn import datasets
 from sklearn.decomposition import PCA
 from sklearn.mixture import GaussianMixture
 
-import fedem
+import emfed
 from benchmarks.messages import mnist_rows
 
 KINDS = ("full", "tied", "diag", "spherical")
@@ -48,7 +48,7 @@ def _speed(rows: np.ndarray, kind: str) -> dict[str, Any]:
         warnings.simplefilter("ignore")
         first = GaussianMixture(COMPONENTS, covariance_type=kind, max_iter=1, random_state=0)
         first.fit(rows)
-        start = fedem.GaussianParameters(first.weights_, first.means_, first.covariances_)
+        start = emfed.GaussianParameters(first.weights_, first.means_, first.covariances_)
         peer = GaussianMixture(
             COMPONENTS,
             covariance_type=kind,
@@ -60,7 +60,7 @@ def _speed(rows: np.ndarray, kind: str) -> dict[str, Any]:
         )
         options: dict[str, Any] = {"covariance_type": kind, "start": start}
         contenders = {
-            "fedem": fedem.FederatedGaussianMixture(COMPONENTS, **options),
+            "emfed": emfed.FederatedGaussianMixture(COMPONENTS, **options),
             "sklearn": peer,
         }
         seconds = dict.fromkeys(contenders, np.inf)
@@ -95,10 +95,10 @@ def tables() -> Iterator[tuple[str, np.ndarray, int]]:
 def _pooled(kind: str, k: int, rows: np.ndarray, seed: int, n_init: int, split: int) -> float:
     """Where pooled EM ends from the default start, found by so many workers."""
     parts = np.array_split(rows[np.argsort(rows[:, 0], kind="stable")], split)
-    model = fedem.gaussian_mixture(k, kind)
-    run = fedem.open_run(model, parts, start="k-means", n_init=n_init, seed=seed)
+    model = emfed.gaussian_mixture(k, kind)
+    run = emfed.open_run(model, parts, start="k-means", n_init=n_init, seed=seed)
     start = run.model.to_user(run.params)
-    judge = fedem.FederatedGaussianMixture(k, covariance_type=kind, start=start, tol=1e-7)
+    judge = emfed.FederatedGaussianMixture(k, covariance_type=kind, start=start, tol=1e-7)
     return judge.fit(rows).score(rows)
 
 
@@ -176,12 +176,12 @@ def _default(
             groups = np.argsort(np.argsort(rows[:, 0], kind="stable")) * workers // len(rows)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ours = fedem.FederatedGaussianMixture(k, covariance_type=kind, random_state=seed)
+            ours = emfed.FederatedGaussianMixture(k, covariance_type=kind, random_state=seed)
             ours.fit(rows, groups=groups)
-            model = fedem.gaussian_mixture(k, kind)
-            run = fedem.open_run(model, rows, groups=groups, start="auto", seed=seed)
+            model = emfed.gaussian_mixture(k, kind)
+            run = emfed.open_run(model, rows, groups=groups, start="auto", seed=seed)
             start = run.model.to_user(run.params)
-            judge = fedem.fit(model, rows, start=start, nats=1e-8, rounds=10_000)
+            judge = emfed.fit(model, rows, start=start, nats=1e-8, rounds=10_000)
         gaps.append(judge.log_likelihood(rows) - ours.score(rows))
         told += not ours.converged_
     assert ours is not None

@@ -9,13 +9,13 @@ import time
 import warnings
 from typing import Any
 
-from fedem import FedemWarning
-from fedem.testing.networks import Outcome, try_plan
+from emfed import EmfedWarning
+from emfed.testing.networks import Outcome, try_plan
 
 
 def _try(seed: int) -> Outcome:
     logging.disable(logging.CRITICAL)  # refusals and spoiled messages are what is being tried
-    warnings.simplefilter("ignore", FedemWarning)
+    warnings.simplefilter("ignore", EmfedWarning)
     return try_plan(seed)
 
 

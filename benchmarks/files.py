@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-import fedem
+import emfed
 from benchmarks.timing import apart, peak_memory
 
 COLUMNS, GROUP = 20, 250_000
@@ -38,7 +38,7 @@ def make_file(path: Path, gigabytes: float) -> int:
 def measure(path: str, rounds: int = 3) -> dict[str, float]:
     """Fit the file in this process."""
     began = time.perf_counter()
-    result = fedem.fit(fedem.gaussian_mixture(10, "tied"), path, rounds=rounds, threads=1)
+    result = emfed.fit(emfed.gaussian_mixture(10, "tied"), path, rounds=rounds, threads=1)
     return {
         "rows": result.model.constants.samples,
         "seconds": time.perf_counter() - began,

@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from fedem.federations.flower.processes import free_port
+from emfed.federations.flower.processes import free_port
 
 GUIDE = Path(__file__).parent.parent / "docs" / "deployment.md"
 
@@ -29,7 +29,7 @@ def follow_guide(folder: Path, seconds: float = 600) -> dict[str, float]:
     exec(blocks("python")[0].replace('f"{name}.csv"', f'r"{folder}/" + f"{{name}}.csv"'), {})
     config = blocks("toml")[0].replace('host = "0.0.0.0"', 'host = "127.0.0.1"')
     (folder / "run.toml").write_text(config.replace("9400", port), encoding="utf-8")
-    scripts = Path(sys.executable).parent  # where `fedem` was installed
+    scripts = Path(sys.executable).parent  # where `emfed` was installed
     shell = {**os.environ, "PATH": f"{scripts}:{os.environ['PATH']}"}
     first, second = (text.replace("9400", port) for text in blocks("sh")[:2])
     began = time.monotonic()
@@ -68,5 +68,5 @@ def follow_guide(folder: Path, seconds: float = 600) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="fedem-guide-") as name:
+    with tempfile.TemporaryDirectory(prefix="emfed-guide-") as name:
         print(json.dumps(follow_guide(Path(name))))

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-import fedem
+import emfed
 from benchmarks.softimpute_peer import softimpute
-from fedem.imputation import Cells, FieldTable, Structure, impute
-from fedem.imputation.sweeps import Solver
+from emfed.imputation import Cells, FieldTable, Structure, impute
+from emfed.imputation.sweeps import Solver
 
 SEEDS = (0, 1, 2)
 PEER_SEED = 0
@@ -23,16 +23,16 @@ PENALTIES = (0.1, 0.5, 2.0, 8.0)
 
 
 def tables() -> Iterator[tuple[str, FieldTable]]:
-    """Simulated ones of the paper's size, and the real ones in the folder FEDEM_DATA."""
-    yield "simulated, 5,980", fedem.simulate_table(5980)
-    yield "simulated, 12,185", fedem.simulate_table(12_185)
-    folder = Path(os.environ.get("FEDEM_DATA", ""))
+    """Simulated ones of the paper's size, and the real ones in the folder EMFED_DATA."""
+    yield "simulated, 5,980", emfed.simulate_table(5980)
+    yield "simulated, 12,185", emfed.simulate_table(12_185)
+    folder = Path(os.environ.get("EMFED_DATA", ""))
     if (folder / "oystercatcher_monthly.csv.gz").exists():
-        columns = fedem.Columns(date=("year", "month"), observer=None)
+        columns = emfed.Columns(date=("year", "month"), observer=None)
         path = folder / "oystercatcher_monthly.csv.gz"
-        yield "oystercatcher", fedem.read_records(path, columns, groups=10)
+        yield "oystercatcher", emfed.read_records(path, columns, groups=10)
         path = folder / "bbs_wood_thrush.csv.gz"
-        birds = fedem.read_records(path, fedem.Columns(date="year"), bins="year", groups=40)
+        birds = emfed.read_records(path, emfed.Columns(date="year"), bins="year", groups=40)
         yield "wood thrush", birds
 
 
@@ -84,7 +84,7 @@ def additive(train: Cells, held: Cells, table: FieldTable) -> float:
 
 def bench_imputation(seeds: tuple[int, ...] = SEEDS) -> Iterator[dict[str, Any]]:
     """A row for each table and seed, as they are done."""
-    warnings.simplefilter("ignore", fedem.FedemWarning)
+    warnings.simplefilter("ignore", emfed.EmfedWarning)
     for name, table in tables():
         for seed in seeds:
             yield _row(name, table, seed)
@@ -99,7 +99,7 @@ def _row(name: str, whole: FieldTable, seed: int) -> dict[str, Any]:
     structure = result.solver.structure
     twenty = impute(table, rounds=20, seed=seed, structure=structure)
     half = impute(
-        table, rounds=20, seed=seed, structure=structure, participation=fedem.Bernoulli(0.5)
+        table, rounds=20, seed=seed, structure=structure, participation=emfed.Bernoulli(0.5)
     )
     pooled = Solver(table.family, structure, sweeps=1000, tolerance=1e-9).fit(train)
     best = rmse(pooled.theta(held.sites, held.times), held)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-import fedem
+import emfed
 from benchmarks.messages import even, mnist_rows
 from benchmarks.rounds import B, K, M, N, data
 from benchmarks.timing import best_times
@@ -16,17 +16,17 @@ from benchmarks.timing import best_times
 def bench_ledger() -> dict[str, float]:
     """A stacked round with and without the ledger."""
     rows = data()
-    workers = fedem.WorkerData(rows, np.arange(0, N * M + 1, M))
+    workers = emfed.WorkerData(rows, np.arange(0, N * M + 1, M))
     tasks = {}
     for label, operator in (
-        ("block quantisation", fedem.block_quantization(4)),
-        ("4 levels", fedem.Dithering(4)),
-        ("subtractive", fedem.SubtractiveDithering(0.25)),
+        ("block quantisation", emfed.block_quantization(4)),
+        ("4 levels", emfed.Dithering(4)),
+        ("subtractive", emfed.SubtractiveDithering(0.25)),
     ):
-        algorithm = fedem.FedEM(operator, step_size=0.01, batch_size=B, replacement=True)
+        algorithm = emfed.FedEM(operator, step_size=0.01, batch_size=B, replacement=True)
         for counted in (False, True):
-            run = fedem.open_run(
-                fedem.gaussian_mixture(K, "tied"), workers, algorithm, count_bytes=counted
+            run = emfed.open_run(
+                emfed.gaussian_mixture(K, "tied"), workers, algorithm, count_bytes=counted
             )
             tasks[f"{label}, ledger {'on' if counted else 'off'}"] = run.step
     return best_times(tasks, 1.0)
@@ -35,18 +35,18 @@ def bench_ledger() -> dict[str, float]:
 def runs() -> dict[str, Any]:
     """Uncompressed, up only, and both ways."""
     common: dict[str, Any] = {"step_size": 0.8, "in_metric": True}
-    single = fedem.Identity("float32")
+    single = emfed.Identity("float32")
     return {
-        "float32 both ways": fedem.FedEM(single, step_size=1.0, broadcast=single),
-        "4 levels up, float64 down": fedem.FedEM(fedem.Dithering(4), **common),
-        "4 levels up, 16 levels down": fedem.FedEM(
-            fedem.Dithering(4), broadcast=fedem.Dithering(16), **common
+        "float32 both ways": emfed.FedEM(single, step_size=1.0, broadcast=single),
+        "4 levels up, float64 down": emfed.FedEM(emfed.Dithering(4), **common),
+        "4 levels up, 16 levels down": emfed.FedEM(
+            emfed.Dithering(4), broadcast=emfed.Dithering(16), **common
         ),
-        "subtractive up and down": fedem.FedEM(
-            fedem.SubtractiveDithering(0.1),
+        "subtractive up and down": emfed.FedEM(
+            emfed.SubtractiveDithering(0.1),
             step_size=1.0,
             in_metric=True,
-            broadcast=fedem.SubtractiveDithering(0.005),
+            broadcast=emfed.SubtractiveDithering(0.005),
         ),
     }
 
@@ -57,19 +57,19 @@ def bench_mnist(rounds: int = 150, figure: Path | None = None) -> list[dict[str,
     if rows is None:
         return []
     workers = even(rows, 100)
-    model = fedem.gaussian_mixture(10, "tied")
-    start = fedem.fit(model, workers, rounds=3, seed=0).params
-    pooled = fedem.fit(model, workers, start=start, rounds=1500)
+    model = emfed.gaussian_mixture(10, "tied")
+    start = emfed.fit(model, workers, rounds=3, seed=0).params
+    pooled = emfed.fit(model, workers, start=start, rounds=1500)
     target = -pooled.log_likelihood(rows)
     table, curves = [], {}
     for name, algorithm in runs().items():
-        result = fedem.fit(
+        result = emfed.fit(
             model,
             workers,
             algorithm,
             start=start,
             rounds=rounds,
-            monitor=fedem.Monitor(mean_field=False),
+            monitor=emfed.Monitor(mean_field=False),
         )
         records = result.records[1:]
         gap = records.column("objective") - target
@@ -101,7 +101,7 @@ def _draw(curves: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    from fedem.reporting.figures import STYLE
+    from emfed.reporting.figures import STYLE
 
     colours = ["#000000", "#E69F00", "#0072B2", "#009E73"]
     with plt.rc_context(STYLE):

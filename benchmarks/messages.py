@@ -1,7 +1,7 @@
 """Encoded sizes of messages from real runs, beside their own entropy.
 
 For every operator, messages are taken from full-pass FedEM runs on the synthetic mixture, on MNIST
-(20 principal components, K=10 tied and K=5 full, where ``FEDEM_DATA`` has it) and on a generated
+(20 principal components, K=10 tied and K=5 full, where ``EMFED_DATA`` has it) and on a generated
 mixture with full covariances. "Entropy" is the order-0 empirical entropy of each message's own
 symbols; the size includes everything the decoder needs.
 """
@@ -16,26 +16,26 @@ from typing import Any
 
 import numpy as np
 
-import fedem
-from fedem.datasets.synthetic import START, TRUTH
-from fedem.protocols import Compressed
-from fedem.wire import decode_payload, encode_payload, payload_sizes
+import emfed
+from emfed.datasets.synthetic import START, TRUTH
+from emfed.protocols import Compressed
+from emfed.wire import decode_payload, encode_payload, payload_sizes
 
 OPERATORS: dict[str, Any] = {
-    "1 level": fedem.Dithering(1),
-    "4 levels": fedem.Dithering(4),
-    "16 levels": fedem.Dithering(16),
-    "subtractive, 0.25": fedem.SubtractiveDithering(0.25),
-    "subtractive, 1.0": fedem.SubtractiveDithering(1.0),
-    "rand-k (1/4)": fedem.RandomSparsification(0.25, fedem.Identity("float32")),
-    "rand-k, 4 levels": fedem.RandomSparsification(0.25, fedem.Dithering(4)),
+    "1 level": emfed.Dithering(1),
+    "4 levels": emfed.Dithering(4),
+    "16 levels": emfed.Dithering(16),
+    "subtractive, 0.25": emfed.SubtractiveDithering(0.25),
+    "subtractive, 1.0": emfed.SubtractiveDithering(1.0),
+    "rand-k (1/4)": emfed.RandomSparsification(0.25, emfed.Identity("float32")),
+    "rand-k, 4 levels": emfed.RandomSparsification(0.25, emfed.Dithering(4)),
 }
 
 
 def mnist_rows(rows: int = 70_000) -> np.ndarray | None:
     """The first 20 principal components of MNIST, shuffled; None without the data."""
-    path = Path(os.environ.get("FEDEM_DATA", "")) / "mnist.npz"
-    if "FEDEM_DATA" not in os.environ or not path.exists():
+    path = Path(os.environ.get("EMFED_DATA", "")) / "mnist.npz"
+    if "EMFED_DATA" not in os.environ or not path.exists():
         return None
     from sklearn.decomposition import PCA
 
@@ -44,22 +44,22 @@ def mnist_rows(rows: int = 70_000) -> np.ndarray | None:
     return np.random.default_rng(0).permutation(scores)[:rows]
 
 
-def even(rows: np.ndarray, workers: int) -> fedem.WorkerData:
+def even(rows: np.ndarray, workers: int) -> emfed.WorkerData:
     size = len(rows) // workers
-    return fedem.WorkerData(rows[: size * workers], np.arange(0, size * workers + 1, size))
+    return emfed.WorkerData(rows[: size * workers], np.arange(0, size * workers + 1, size))
 
 
-def settings() -> Iterator[tuple[str, Any, fedem.WorkerData, int, Any]]:
+def settings() -> Iterator[tuple[str, Any, emfed.WorkerData, int, Any]]:
     """Name, model, data, rounds and start."""
-    known = fedem.gaussian_mixture(2, "known", known_covariance=TRUTH.covariances)
-    yield "synthetic, q=6", known, fedem.synthetic_federation(0), 50, START
+    known = emfed.gaussian_mixture(2, "known", known_covariance=TRUTH.covariances)
+    yield "synthetic, q=6", known, emfed.synthetic_federation(0), 50, START
     rng = np.random.default_rng(0)
     rows = 3 * rng.normal(size=(4, 6))[rng.integers(4, size=20_000)] + rng.normal(size=(20_000, 6))
-    yield "generated full, q=112", fedem.gaussian_mixture(4, "full"), even(rows, 50), 30, None
+    yield "generated full, q=112", emfed.gaussian_mixture(4, "full"), even(rows, 50), 30, None
     digits = mnist_rows()
     if digits is not None:
-        yield "MNIST tied, q=210", fedem.gaussian_mixture(10, "tied"), even(digits, 100), 40, None
-        full = fedem.gaussian_mixture(5, "full")
+        yield "MNIST tied, q=210", emfed.gaussian_mixture(10, "tied"), even(digits, 100), 40, None
+        full = emfed.gaussian_mixture(5, "full")
         yield "MNIST full, q=1155", full, even(digits[:35_000], 50), 10, None
 
 
@@ -67,8 +67,8 @@ def collect(model: Any, data: Any, operator: Any, rounds: int, start: Any) -> An
     """Messages of a run, with the dither that both ends know."""
     messages: list[Compressed] = []
     dithers: list[Any] = []
-    algorithm = fedem.FedEM(operator, step_size=0.5, in_metric=True)
-    run = fedem.open_run(model, data, algorithm, start=start, count_bytes=False)
+    algorithm = emfed.FedEM(operator, step_size=0.5, in_metric=True)
+    run = emfed.open_run(model, data, algorithm, start=start, count_bytes=False)
     q, cls = run.model.layout.size, type(operator)
     compress = cls.compress
 

@@ -13,14 +13,14 @@ from hmmlearn import hmm
 from sklearn.decomposition import FactorAnalysis
 from sklearn.mixture import GaussianMixture
 
-import fedem
+import emfed
 from benchmarks.esteps import sklearn_pass
 from benchmarks.timing import best_times
 
 
 def opened(model: Any, rows: Any) -> tuple[Any, Any]:
     """The bound model, and parameters after one step."""
-    run = fedem.open_run(model, [rows], start_statistics="expected")
+    run = emfed.open_run(model, [rows], start_statistics="expected")
     return run.model, run.params
 
 
@@ -74,35 +74,35 @@ def bench_missing() -> dict[str, float]:
     """20,000 rows of 8 columns, one value in ten missing, full covariances."""
     rows = clusters(20_000, 8, 3)
     rows[np.random.default_rng(1).random(rows.shape) < 0.1] = np.nan
-    model, params = opened(fedem.gaussian_mixture(3, "full", missing=True), rows)
+    model, params = opened(emfed.gaussian_mixture(3, "full", missing=True), rows)
     few = rows[:500]
     loop = best_times({"row loop": row_loop(few, model.to_user(params))}, seconds=2)
-    ours = best_times({"fedem": our_pass(model, params, rows)}, seconds=2)
-    return {"fedem": ours["fedem"], "row loop": loop["row loop"] * len(rows) / len(few)}
+    ours = best_times({"emfed": our_pass(model, params, rows)}, seconds=2)
+    return {"emfed": ours["emfed"], "row loop": loop["row loop"] * len(rows) / len(few)}
 
 
 def bench_air() -> dict[str, float]:
     """All hours of twelve Beijing stations with their gaps, beside the same rows filled up."""
-    path = Path(os.environ.get("FEDEM_DATA", "")) / "beijing_air_quality.parquet"
+    path = Path(os.environ.get("EMFED_DATA", "")) / "beijing_air_quality.parquet"
     if not path.is_file():
         return {}
     names = ["PM2.5", "PM10", "SO2", "NO2", "CO", "O3", "TEMP", "PRES", "DEWP", "RAIN", "WSPM"]
-    torn = np.ascontiguousarray(fedem.ParquetRows(path, names).read(0, 420_768))
+    torn = np.ascontiguousarray(emfed.ParquetRows(path, names).read(0, 420_768))
     whole = np.where(np.isnan(torn), np.nanmean(torn, axis=0), torn)
-    model, params = opened(fedem.gaussian_mixture(5, "full", missing=True), torn)
-    plain, start = opened(fedem.gaussian_mixture(5, "full"), whole)
+    model, params = opened(emfed.gaussian_mixture(5, "full", missing=True), torn)
+    plain, start = opened(emfed.gaussian_mixture(5, "full"), whole)
     return best_times(
-        {"fedem": our_pass(model, params, torn), "without gaps": our_pass(plain, start, whole)}
+        {"emfed": our_pass(model, params, torn), "without gaps": our_pass(plain, start, whole)}
     )
 
 
 def bench_diagonal() -> dict[str, float]:
     """Gaussian columns of a mixed mixture, beside scikit-learn's diagonal mixture."""
     rows = clusters(70_000, 20, 10)
-    model, params = opened(fedem.mixed_mixture(10, "gaussian", missing=False), rows)
+    model, params = opened(emfed.mixed_mixture(10, "gaussian", missing=False), rows)
     judge = judge_mixture("diag", 10, rows)
     return best_times(
-        {"fedem": our_pass(model, params, rows), "scikit-learn": sklearn_pass(judge, rows)}
+        {"emfed": our_pass(model, params, rows), "scikit-learn": sklearn_pass(judge, rows)}
     )
 
 
@@ -111,9 +111,9 @@ def bench_diagonal_missing() -> dict[str, float]:
     rows = clusters(70_000, 20, 10)
     judge = judge_mixture("diag", 10, rows)
     torn = np.where(np.random.default_rng(1).random(rows.shape) < 0.1, np.nan, rows)
-    model, params = opened(fedem.mixed_mixture(10, "gaussian"), torn)
+    model, params = opened(emfed.mixed_mixture(10, "gaussian"), torn)
     return best_times(
-        {"fedem": our_pass(model, params, torn), "scikit-learn": sklearn_pass(judge, rows)}
+        {"emfed": our_pass(model, params, torn), "scikit-learn": sklearn_pass(judge, rows)}
     )
 
 
@@ -135,16 +135,16 @@ def bench_bernoulli() -> dict[str, float]:
     rng = np.random.default_rng(0)
     p = rng.uniform(0.1, 0.9, size=(5, 40))
     rows = (rng.random((70_000, 40)) < p[rng.integers(5, size=70_000)]).astype(float)
-    model, params = opened(fedem.mixed_mixture(5, "bernoulli", missing=False), rows)
+    model, params = opened(emfed.mixed_mixture(5, "bernoulli", missing=False), rows)
     theirs = numpy_classes(rows, np.full(5, 0.2), p)
-    return best_times({"fedem": our_pass(model, params, rows), "numpy": theirs})
+    return best_times({"emfed": our_pass(model, params, rows), "numpy": theirs})
 
 
 def bench_factors() -> dict[str, float]:
     """20,000 rows of 50 columns and 5 factors; scikit-learn's pass is one SVD."""
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(20_000, 5)) @ rng.normal(size=(5, 50)) + rng.normal(size=(20_000, 50))
-    model, params = opened(fedem.factor_analysis(5), rows)
+    model, params = opened(emfed.factor_analysis(5), rows)
 
     def judge(steps: int) -> Callable[[], object]:
         def run() -> object:
@@ -155,9 +155,9 @@ def bench_factors() -> dict[str, float]:
         return run
 
     times = best_times(
-        {"fedem": our_pass(model, params, rows), "one": judge(1), "three": judge(3)}, seconds=1.5
+        {"emfed": our_pass(model, params, rows), "one": judge(1), "three": judge(3)}, seconds=1.5
     )
-    return {"fedem": times["fedem"], "scikit-learn": (times["three"] - times["one"]) / 2}
+    return {"emfed": times["emfed"], "scikit-learn": (times["three"] - times["one"]) / 2}
 
 
 def bench_regressions() -> dict[str, float]:
@@ -168,7 +168,7 @@ def bench_regressions() -> dict[str, float]:
     mine = lines[rng.integers(3, size=len(x))]
     y = mine[:, 0] + (mine[:, 1:] * x).sum(axis=1) + rng.normal(size=len(x))
     rows = np.column_stack([x, y])
-    model, params = opened(fedem.regression_mixture(3), rows)
+    model, params = opened(emfed.regression_mixture(3), rows)
     user = model.to_user(params)
     design = np.column_stack([np.ones(len(x)), x])
 
@@ -184,7 +184,7 @@ def bench_regressions() -> dict[str, float]:
             out.append((line, shares[:, j] @ (y - design @ line) ** 2 / shares[:, j].sum()))
         return out
 
-    return best_times({"fedem": our_pass(model, params, rows), "numpy": theirs})
+    return best_times({"emfed": our_pass(model, params, rows), "numpy": theirs})
 
 
 def bench_markov(kind: str, count: int = 1000, steps: int = 100) -> dict[str, float]:
@@ -195,7 +195,7 @@ def bench_markov(kind: str, count: int = 1000, steps: int = 100) -> dict[str, fl
         rows = 3 * rng.normal(size=(4, 3))[labels] + rng.normal(size=(count, steps, 3))
     else:
         rows = rng.poisson(rng.uniform(1, 20, size=(4, 3))[labels]).astype(float)
-    model, params = opened(fedem.hidden_markov(4, kind), rows)
+    model, params = opened(emfed.hidden_markov(4, kind), rows)
     user = model.to_user(params)
     options: dict[str, Any] = {"n_components": 4, "n_iter": 1, "init_params": "", "tol": 0}
     flat, sizes = rows.reshape(-1, 3), [steps] * count
@@ -209,7 +209,7 @@ def bench_markov(kind: str, count: int = 1000, steps: int = 100) -> dict[str, fl
         judge.lambdas_ = user.poisson
         return _fitted(judge, user, flat.astype(int), sizes)
 
-    return best_times({"fedem": our_pass(model, params, rows), "hmmlearn": theirs})
+    return best_times({"emfed": our_pass(model, params, rows), "hmmlearn": theirs})
 
 
 def _fitted(judge: Any, user: Any, flat: np.ndarray, sizes: list[int]) -> object:

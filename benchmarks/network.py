@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.deployments import Deployment, mixture_tables
-from fedem.federations.flower.deployment import Link
-from fedem.federations.flower.keys import make_server_keys, make_site_key, read_public_key
-from fedem.federations.flower.processes import (
+from emfed.federations.flower.deployment import Link
+from emfed.federations.flower.keys import make_server_keys, make_site_key, read_public_key
+from emfed.federations.flower.processes import (
     Child,
     console_script,
     environment,
@@ -198,14 +198,14 @@ def bench_network(sizes: tuple[int, ...] = (1, 3, 10)) -> list[dict[str, Any]]:
     """One row per number of nodes; bytes are of one site in one round."""
     rows = []
     for nodes in sizes:
-        with tempfile.TemporaryDirectory(prefix="fedem-network-") as name:
+        with tempfile.TemporaryDirectory(prefix="emfed-network-") as name:
             folder = Path(name)
             mine = ours(folder / "ours", nodes)
             bare = empty(folder / "empty", nodes, round(mine["down"]))
         rows.append(
             {
                 "nodes": nodes,
-                "fedem": mine,
+                "emfed": mine,
                 "empty": bare,
                 "ratio": mine["seconds"] / bare["seconds"],
                 "overhead_up": mine["wire_up"] - mine["up"],

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-import fedem
+import emfed
 from benchmarks.timing import best_times
 
 N, M, D, K, B = 100, 700, 20, 10, 20
@@ -23,7 +23,7 @@ def data() -> np.ndarray:
 
 
 def floor(rows: np.ndarray) -> Callable[[], object]:
-    """Gather, two products, exponentials, random numbers and rounding of one round; no fedem."""
+    """Gather, two products, exponentials, random numbers and rounding of one round; no emfed."""
     rng = np.random.default_rng(1)
     slopes, intercepts = rng.normal(size=(K, D)), rng.normal(size=(K, 1))
     memories = rng.normal(size=(N, Q))
@@ -49,14 +49,14 @@ def floor(rows: np.ndarray) -> Callable[[], object]:
 
 def bench_rounds() -> dict[str, float]:
     rows = data()
-    workers = fedem.WorkerData(rows, np.arange(0, N * M + 1, M))
-    algorithm = fedem.FedEM(
-        fedem.block_quantization(4), step_size=0.01, batch_size=B, replacement=True
+    workers = emfed.WorkerData(rows, np.arange(0, N * M + 1, M))
+    algorithm = emfed.FedEM(
+        emfed.block_quantization(4), step_size=0.01, batch_size=B, replacement=True
     )
     tasks: dict[str, Callable[[], object]] = {"floor (numpy)": floor(rows)}
     for name in ("stacked", "loop"):
-        run = fedem.open_run(
-            fedem.gaussian_mixture(K, "tied"),
+        run = emfed.open_run(
+            emfed.gaussian_mixture(K, "tied"),
             workers,
             algorithm,
             federation=name,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-import fedem
+import emfed
 from benchmarks.timing import apart, peak_memory
 
 K, D, ROWS, ACTIVE = 10, 19, 10, 1000
@@ -23,12 +23,12 @@ def measure(workers: int, rounds: int = 40) -> dict[str, float]:
     rng = np.random.default_rng(0)
     rows = rng.standard_normal(size=(workers * ROWS, D), dtype=np.float32)
     rows += 2 * rng.standard_normal(size=(K, D), dtype=np.float32)[rng.integers(K, size=len(rows))]
-    data = fedem.WorkerData(rows, np.arange(0, workers * ROWS + 1, ROWS))
-    run = fedem.open_run(
-        fedem.gaussian_mixture(K, "tied"),
+    data = emfed.WorkerData(rows, np.arange(0, workers * ROWS + 1, ROWS))
+    run = emfed.open_run(
+        emfed.gaussian_mixture(K, "tied"),
         data,
-        fedem.FedEM(fedem.Dithering(4), step_size=0.1),
-        participation=fedem.FixedSize(ACTIVE),
+        emfed.FedEM(emfed.Dithering(4), step_size=0.1),
+        participation=emfed.FixedSize(ACTIVE),
     )
     times = []
     for _ in range(rounds):

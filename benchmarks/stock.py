@@ -7,12 +7,12 @@ import tempfile
 import time
 from pathlib import Path
 
-import fedem
+import emfed
 from benchmarks.deployments import difference, mixture_tables
 from benchmarks.network import flower, stock_node
-from fedem.federations.flower.config import read_config
-from fedem.federations.flower.hosting import write_app
-from fedem.federations.flower.processes import stop_all
+from emfed.federations.flower.config import read_config
+from emfed.federations.flower.hosting import write_app
+from emfed.federations.flower.processes import stop_all
 
 CONFIG = """
 [model]
@@ -36,10 +36,10 @@ output = "{folder}/model"
 
 
 def run_stock(folder: Path, rounds: int = 4, seconds: float = 300) -> dict[str, float]:
-    """The app that ``fedem serve --app`` writes, run unchanged; beside a run in one process."""
+    """The app that ``emfed serve --app`` writes, run unchanged; beside a run in one process."""
     app, tables = folder / "app", mixture_tables(3)
     write_app(app)
-    (app / "fedem.toml").write_text(CONFIG.format(rounds=rounds, folder=folder), encoding="utf-8")
+    (app / "emfed.toml").write_text(CONFIG.format(rounds=rounds, folder=folder), encoding="utf-8")
     children, began = [], time.monotonic()
     with flower(folder, len(tables)) as (link, counter):
         try:
@@ -56,8 +56,8 @@ def run_stock(folder: Path, rounds: int = 4, seconds: float = 300) -> dict[str, 
                 time.sleep(0.2)
         finally:
             stop_all(children)
-    config = read_config(app / "fedem.toml")
-    here = fedem.fit(
+    config = read_config(app / "emfed.toml")
+    here = emfed.fit(
         config.model,
         tables,
         config.algorithm,
@@ -70,5 +70,5 @@ def run_stock(folder: Path, rounds: int = 4, seconds: float = 300) -> dict[str, 
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="fedem-stock-") as name:
+    with tempfile.TemporaryDirectory(prefix="emfed-stock-") as name:
         print(json.dumps(run_stock(Path(name))))

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-import fedem
-from fedem import theory
+import emfed
+from emfed import theory
 
 D, M, KAPPA, ROUNDS = 10, 40, 0.5, 10_000
 
@@ -23,16 +23,16 @@ def settled(step: float, omega: float, n: int, p: float) -> dict[str, Any]:
     rows = rng.normal(size=(n, M, D))
     rows = (rows - rows.mean(axis=1, keepdims=True)) / rows.std(axis=1, keepdims=True)
     rows += 3 * rng.normal(size=(n, 1, D))
-    data = fedem.WorkerData(rows.reshape(n * M, D), np.arange(0, n * M + 1, M))
-    records = fedem.fit(
-        fedem.LinearGaussian(KAPPA),
+    data = emfed.WorkerData(rows.reshape(n * M, D), np.arange(0, n * M + 1, M))
+    records = emfed.fit(
+        emfed.LinearGaussian(KAPPA),
         data,
-        fedem.FedEM(
-            fedem.SubtractiveDithering(omega), step_size=step, batch_size=1, replacement=True
+        emfed.FedEM(
+            emfed.SubtractiveDithering(omega), step_size=step, batch_size=1, replacement=True
         ),
-        participation=fedem.Bernoulli(p),
+        participation=emfed.Bernoulli(p),
         rounds=ROUNDS,
-        monitor=fedem.Monitor(objective=False),
+        monitor=emfed.Monitor(objective=False),
         count_bytes=False,
     ).records
     setting = (step, KAPPA, KAPPA**2 * D, n, omega, p)

@@ -32,8 +32,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Browser:
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    """Real data: ``FEDEM_DATA``, by default the folder beside the checkout."""
-    path = Path(os.environ.get("FEDEM_DATA", ROOT.parent / "shared" / "data"))
+    """Real data: ``EMFED_DATA``, by default the folder beside the checkout."""
+    path = Path(os.environ.get("EMFED_DATA", ROOT.parent / "shared" / "data"))
     if not path.is_dir():
-        pytest.skip("no real data: set FEDEM_DATA to their folder")
+        pytest.skip("no real data: set EMFED_DATA to their folder")
     return path

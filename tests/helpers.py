@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-import fedem
-from fedem.models import COVARIANCES
-from fedem.protocols import Compressor, FloatArray
+import emfed
+from emfed.models import COVARIANCES
+from emfed.protocols import Compressor, FloatArray
 
 KINDS = (*COVARIANCES, "streamed")
 """Every covariance type, and tied with y y^T among the statistics."""
@@ -19,7 +19,7 @@ def make_model(kind: str, k: int = 3, d: int = 2, **options: Any) -> Any:
         options["known_covariance"] = 0.5 * np.eye(d) + 0.1
     if kind == "streamed":
         kind, options = "tied", options | {"second_moment": "statistic"}
-    return fedem.gaussian_mixture(k, kind, **options)
+    return emfed.gaussian_mixture(k, kind, **options)
 
 
 def make_data(
@@ -71,5 +71,5 @@ def rare(x: FloatArray, repeats: int) -> float:
 COMMON = {"weights": "samples", "seed": 3}
 
 
-def fit(model: Any, tables: Any, algorithm: Any = None, **options: Any) -> fedem.Result:
-    return fedem.fit(model, tables, algorithm, **{**COMMON, **options})
+def fit(model: Any, tables: Any, algorithm: Any = None, **options: Any) -> emfed.Result:
+    return emfed.fit(model, tables, algorithm, **{**COMMON, **options})

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-import fedem
-from fedem.imputation.row_owner import RowOwner
+import emfed
+from emfed.imputation.row_owner import RowOwner
 from tests.helpers import KINDS, make_data, make_model
 from tests.tables import FAMILIES, column, mixed_tables
 
@@ -27,7 +27,7 @@ class Entry:
 
 def _mixed(kind: str, missing: bool) -> Entry:
     return Entry(
-        lambda **options: fedem.mixed_mixture(2, FAMILIES[kind], missing=missing, **options),
+        lambda **options: emfed.mixed_mixture(2, FAMILIES[kind], missing=missing, **options),
         {"weight_concentration": 3.0, "prior_rows": 4.0},
         mixed_tables(kind, missing=0.15 if missing else 0.0),
     )
@@ -37,14 +37,14 @@ def _gaussian(kind: str, k: int) -> Entry:
     rng = np.random.default_rng(k)
     tables = [np.where(rng.random(t.shape) < 0.2, np.nan, t) for t in make_data(k, k=k, d=3)]
     return Entry(
-        lambda **options: fedem.gaussian_mixture(k, kind, missing=True, **options),
-        {"weight_concentration": 3.0, "covariance_prior": fedem.InverseWishart(5.0, 0.5)},
+        lambda **options: emfed.gaussian_mixture(k, kind, missing=True, **options),
+        {"weight_concentration": 3.0, "covariance_prior": emfed.InverseWishart(5.0, 0.5)},
         tables,
     )
 
 
 def _plain(kind: str) -> Entry:
-    prior = {} if kind == "known" else {"covariance_prior": fedem.InverseWishart(5.0, 0.5)}
+    prior = {} if kind == "known" else {"covariance_prior": emfed.InverseWishart(5.0, 0.5)}
     return Entry(
         lambda **options: make_model(kind, k=2, d=3, **options),
         {"weight_concentration": 3.0, **prior},
@@ -64,7 +64,7 @@ def _factors(make: Any, k: int) -> Entry:
         tables.append(centres[labels] + np.einsum("nij,nj->ni", loadings[labels], z) + noise)
     return Entry(
         lambda **options: make(2, k, **options),
-        {"weight_concentration": 3.0, "noise_prior": fedem.InverseWishart(5.0, 0.5)},
+        {"weight_concentration": 3.0, "noise_prior": emfed.InverseWishart(5.0, 0.5)},
         tables,
         warm=150,
     )
@@ -91,9 +91,9 @@ def _regressions(k: int) -> Entry:
         mine = lines[rng.integers(k, size=size)]
         y = mine[:, 0] + (mine[:, 1:] * x).sum(axis=1) + 0.4 * rng.normal(size=size)
         tables.append(np.column_stack([x[:, 0], y, x[:, 1]]))
-    priors = {"ridge": 2.0, "noise_prior": fedem.InverseWishart(5.0, 0.5)}
+    priors = {"ridge": 2.0, "noise_prior": emfed.InverseWishart(5.0, 0.5)}
     return Entry(
-        lambda **options: fedem.regression_mixture(k, target=1, **options),
+        lambda **options: emfed.regression_mixture(k, target=1, **options),
         {"weight_concentration": 3.0, **priors},
         tables,
         warm=2 if k > 1 else 0,  # one regression has nothing latent: one step is the answer
@@ -124,9 +124,9 @@ def _chains(families: Any, seed: int = 0) -> Entry:
             sequences.append(noisy)
         workers.append(sequences)
     return Entry(
-        lambda **options: fedem.hidden_markov(2, families, **options),
+        lambda **options: emfed.hidden_markov(2, families, **options),
         {"concentration": 2.0, "prior_rows": 4.0},
-        fedem.pad_sequences(workers),
+        emfed.pad_sequences(workers),
         warm=3,
     )
 
@@ -136,11 +136,11 @@ REGISTRY: dict[str, Entry] = {
     **{f"{kind} mixture": _mixed(kind, False) for kind in FAMILIES},
     **{f"{kind} mixture, NaN": _mixed(kind, True) for kind in FAMILIES},
     **{f"{kind} {k}, NaN": _gaussian(kind, k) for kind in ("full", "diag") for k in (1, 2)},
-    **{f"factors {k}": _factors(fedem.factor_analysis, k) for k in (1, 2)},
+    **{f"factors {k}": _factors(emfed.factor_analysis, k) for k in (1, 2)},
     "low rank, NaN": _low_rank(),
     **{f"regressions {k}": _regressions(k) for k in (1, 2)},
     "gaussian chain": _chains("gaussian"),
     "poisson chain": _chains("poisson"),
-    "mixed chain": _chains(["gaussian", "poisson", fedem.Categorical(3)]),
-    **{f"ppca {k}": _factors(fedem.ppca, k) for k in (1, 2)},
+    "mixed chain": _chains(["gaussian", "poisson", emfed.Categorical(3)]),
+    **{f"ppca {k}": _factors(emfed.ppca, k) for k in (1, 2)},
 }

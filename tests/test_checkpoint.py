@@ -15,21 +15,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedem
-from fedem.storage import load_checkpoint, save_checkpoint
+import emfed
+from emfed.storage import load_checkpoint, save_checkpoint
 from tests.helpers import KINDS, fit, make_data, make_model
 
 TABLES = make_data(2, sizes=(20, 9, 14, 30))
-QUANTISER = fedem.Dithering(2, block="row")
+QUANTISER = emfed.Dithering(2, block="row")
 ALGORITHMS: list[Any] = [
-    fedem.EM(),
-    fedem.FedEM(QUANTISER, step_size=0.3, batch_size=7, memory_start="mean-field"),
-    fedem.VRFedEM(QUANTISER, step_size=fedem.Decreasing(0.5), batch_size=5, inner_rounds=4),
+    emfed.EM(),
+    emfed.FedEM(QUANTISER, step_size=0.3, batch_size=7, memory_start="mean-field"),
+    emfed.VRFedEM(QUANTISER, step_size=emfed.Decreasing(0.5), batch_size=5, inner_rounds=4),
 ]
-OPTIONS: dict[str, Any] = {"participation": fedem.Bernoulli(0.7), "seed": 4}
+OPTIONS: dict[str, Any] = {"participation": emfed.Bernoulli(0.7), "seed": 4}
 
 
-def without_times(records: fedem.Records) -> list[Any]:
+def without_times(records: emfed.Records) -> list[Any]:
     columns = records.columns()
     del columns["seconds"]
     return list(columns.items())
@@ -42,7 +42,7 @@ def test_resumed_runs_continue_bit_for_bit(
     tmp_path: Path, algorithm: Any, federation: Any, cut: int
 ) -> None:
     path = tmp_path / "run.checkpoint"
-    common = {**OPTIONS, "federation": federation, "monitor": fedem.Monitor(3)}
+    common = {**OPTIONS, "federation": federation, "monitor": emfed.Monitor(3)}
     whole = fit(make_model("full"), TABLES, algorithm, rounds=20, **common)
     fit(make_model("full"), TABLES, algorithm, rounds=cut, checkpoint=path, **common)
     resumed = fit(
@@ -56,13 +56,13 @@ def test_resumed_runs_continue_bit_for_bit(
 def test_files_are_not_written_over(tmp_path: Path) -> None:
     precious = tmp_path / "precious.csv"
     precious.write_text("mine")
-    with pytest.raises(fedem.CheckpointError, match="is there already: use resume=True"):
+    with pytest.raises(emfed.CheckpointError, match="is there already: use resume=True"):
         fit(make_model("diag"), TABLES, rounds=1, checkpoint=precious)
     assert precious.read_text() == "mine"
-    with pytest.raises(fedem.CheckpointError, match="not a fedem checkpoint"):
+    with pytest.raises(emfed.CheckpointError, match="not an emfed checkpoint"):
         fit(make_model("diag"), TABLES, rounds=1, checkpoint=precious, resume=True)
     for path in ("", tmp_path):
-        with pytest.raises(fedem.SettingsError, match="must be the path of a file"):
+        with pytest.raises(emfed.SettingsError, match="must be the path of a file"):
             fit(make_model("diag"), TABLES, rounds=1, checkpoint=path)
 
 
@@ -78,8 +78,8 @@ def test_resume_without_a_checkpoint_starts_anew(tmp_path: Path) -> None:
     [
         ({"seed": 5}, "seed"),
         ({"weights": "uniform"}, "weights"),
-        ({"participation": fedem.Bernoulli(0.8)}, "participation"),
-        ({"algorithm": fedem.FedEM(QUANTISER, step_size=0.2)}, "algorithm"),
+        ({"participation": emfed.Bernoulli(0.8)}, "participation"),
+        ({"algorithm": emfed.FedEM(QUANTISER, step_size=0.2)}, "algorithm"),
         ({"model": make_model("diag", k=2)}, "model"),
         ({"tables": make_data(3, sizes=(20, 9, 14, 30))}, "data"),
         ({"tables": dict(zip("abcd", TABLES, strict=True))}, "workers"),
@@ -92,7 +92,7 @@ def test_a_checkpoint_of_another_run_is_refused(
     setup = {
         "model": make_model("diag"),
         "tables": TABLES,
-        "algorithm": fedem.FedEM(QUANTISER, step_size=0.3),
+        "algorithm": emfed.FedEM(QUANTISER, step_size=0.3),
         **OPTIONS,
     }
 
@@ -102,7 +102,7 @@ def test_a_checkpoint_of_another_run_is_refused(
         return fit(model, tables, algorithm, checkpoint=path, **arguments, **more)
 
     go(setup, rounds=3)
-    with pytest.raises(fedem.CheckpointError, match=f"another run, with other .*{names}"):
+    with pytest.raises(emfed.CheckpointError, match=f"another run, with other .*{names}"):
         go({**setup, **change}, rounds=5, resume=True)
 
 
@@ -119,9 +119,9 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path, kind: str) -> Non
         cases.append(whole[:position] + bytes([whole[position] ^ 0x41]) + whole[position + 1 :])
     for data in cases:
         path.write_bytes(data)
-        with pytest.raises(fedem.CheckpointError):
+        with pytest.raises(emfed.CheckpointError):
             load_checkpoint(path)
-    with pytest.raises(fedem.CheckpointError, match="no checkpoint at"):
+    with pytest.raises(emfed.CheckpointError, match="no checkpoint at"):
         load_checkpoint(tmp_path / "absent")
 
 
@@ -130,10 +130,10 @@ def test_other_safetensors_files_are_foreign(tmp_path: Path) -> None:
 
     path = tmp_path / "weights.safetensors"
     save_file({"a": np.ones(3)}, path)
-    with pytest.raises(fedem.CheckpointError, match="is not a fedem checkpoint"):
+    with pytest.raises(emfed.CheckpointError, match="is not an emfed checkpoint"):
         load_checkpoint(path)
-    save_file({"a": np.ones(3)}, path, metadata={"format": "fedem-checkpoint", "version": "99"})
-    with pytest.raises(fedem.CheckpointError, match="version 99"):
+    save_file({"a": np.ones(3)}, path, metadata={"format": "emfed-checkpoint", "version": "99"})
+    with pytest.raises(emfed.CheckpointError, match="version 99"):
         load_checkpoint(path)
 
 
@@ -151,21 +151,21 @@ def run_script(script: str, *arguments: str, **options: Any) -> subprocess.Compl
 FULL_DISK = """
     import resource, signal, sys
     import numpy as np
-    import fedem
+    import emfed
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     tables = [np.random.default_rng(i).normal(size=(30, 3)) for i in range(4)]
-    model = fedem.gaussian_mixture(2, "full")
+    model = emfed.gaussian_mixture(2, "full")
     path = sys.argv[1]
-    algorithm = fedem.FedEM(fedem.Dithering(2), step_size=0.3)
-    fedem.fit(model, tables, algorithm, rounds=5, checkpoint=path)
+    algorithm = emfed.FedEM(emfed.Dithering(2), step_size=0.3)
+    emfed.fit(model, tables, algorithm, rounds=5, checkpoint=path)
     before = open(path, "rb").read()
     def no_more_space(record):
         if record.round == 8:  # from now on the system refuses to write more than 1000 bytes
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
     try:
-        fedem.fit(model, tables, algorithm, rounds=50, checkpoint=path, checkpoint_every=10,
+        emfed.fit(model, tables, algorithm, rounds=50, checkpoint=path, checkpoint_every=10,
                   resume=True, callbacks=[no_more_space])
-    except fedem.CheckpointError as error:
+    except emfed.CheckpointError as error:
         print(error)
         print(error.result.records[-1].round, error.result.params.means.shape)
     print(open(path, "rb").read() == before)
@@ -198,7 +198,7 @@ def test_a_real_full_disk(tmp_path: Path) -> None:
         pytest.skip("cannot mount a small file system here; the size-limit test covers this")
     try:
         save_checkpoint(mount / "run", {"a": np.zeros(100)}, {"n": 1})
-        with pytest.raises(fedem.CheckpointError, match="No space left on device"):
+        with pytest.raises(emfed.CheckpointError, match="No space left on device"):
             save_checkpoint(mount / "run", {"a": np.zeros(100_000)}, {"n": 2})
         arrays, description = load_checkpoint(mount / "run")
         assert description == {"n": 1}
@@ -209,27 +209,27 @@ def test_a_real_full_disk(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there() -> None:
-    with pytest.raises(fedem.CheckpointError, match="cannot write .* No such file or directory"):
+    with pytest.raises(emfed.CheckpointError, match="cannot write .* No such file or directory"):
         fit(make_model("diag"), TABLES, rounds=1, checkpoint="/nowhere/at/all/run")
 
 
 def test_numbers_of_numpy_are_settings_too(tmp_path: Path) -> None:
-    algorithm = fedem.FedEM(
-        fedem.Dithering(np.int64(2)), step_size=np.float64(0.3), batch_size=np.int32(5)
+    algorithm = emfed.FedEM(
+        emfed.Dithering(np.int64(2)), step_size=np.float64(0.3), batch_size=np.int32(5)
     )
     options: dict[str, Any] = {
         "seed": np.int64(4),
-        "participation": fedem.FixedSize(np.int64(2)),
+        "participation": emfed.FixedSize(np.int64(2)),
         "checkpoint": tmp_path / "run",
     }
-    model = fedem.gaussian_mixture(np.int64(2), "diag")
+    model = emfed.gaussian_mixture(np.int64(2), "diag")
     fit(model, TABLES, algorithm, rounds=np.int64(3), **options)
     result = fit(model, TABLES, algorithm, rounds=5, resume=True, **options)
     assert result.records[-1].round == 5
 
 
 def test_an_error_in_mid_run_carries_what_was_reached() -> None:
-    def fail(record: fedem.RoundRecord) -> None:
+    def fail(record: emfed.RoundRecord) -> None:
         if record.round == 4:
             raise ValueError("mine")
 
@@ -240,20 +240,20 @@ def test_an_error_in_mid_run_carries_what_was_reached() -> None:
 
 def test_step_sizes_that_are_functions_are_told_apart(tmp_path: Path) -> None:
     def make(value: float) -> Any:
-        return fedem.FedEM(step_size=lambda k: value)
+        return emfed.FedEM(step_size=lambda k: value)
 
     path = tmp_path / "run"
     fit(make_model("diag"), TABLES, make(0.1), rounds=3, checkpoint=path)
-    with pytest.raises(fedem.CheckpointError, match="algorithm"):
+    with pytest.raises(emfed.CheckpointError, match="algorithm"):
         fit(make_model("diag"), TABLES, make(0.9), rounds=5, checkpoint=path, resume=True)
 
 
 def test_restoring_a_run_that_went_on_forgets_what_came_after(tmp_path: Path) -> None:
-    run = fedem.open_run(
+    run = emfed.open_run(
         make_model("diag"),
         TABLES,
         ALGORITHMS[1],
-        participation=fedem.FixedSize(1),
+        participation=emfed.FixedSize(1),
         seed=1,
     )
     run.step()
@@ -284,7 +284,7 @@ def ctrl_c_works() -> Iterator[None]:
 def test_ctrl_c_ends_after_the_round_with_what_was_reached(tmp_path: Path) -> None:
     path = tmp_path / "run"
 
-    def interrupt(record: fedem.RoundRecord) -> None:
+    def interrupt(record: emfed.RoundRecord) -> None:
         if record.round == 6:
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -316,7 +316,7 @@ def test_ctrl_c_ends_after_the_round_with_what_was_reached(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("ctrl_c_works")
 def test_a_second_ctrl_c_does_not_wait() -> None:
-    def impatient(record: fedem.RoundRecord) -> None:
+    def impatient(record: emfed.RoundRecord) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -325,7 +325,7 @@ def test_a_second_ctrl_c_does_not_wait() -> None:
 
 
 def test_runs_in_other_threads_leave_signals_alone() -> None:
-    out: list[fedem.Result] = []
+    out: list[emfed.Result] = []
     thread = threading.Thread(target=lambda: out.append(fit(make_model("diag"), TABLES, rounds=3)))
     thread.start()
     thread.join()

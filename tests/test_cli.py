@@ -14,12 +14,12 @@ from typing import Any
 import polars as pl
 import pytest
 
-import fedem
+import emfed
 
 
-def fedem_command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def emfed_command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", "from fedem.cli.main import main; main()", *arguments],
+        [sys.executable, "-c", "from emfed.cli.main import main; main()", *arguments],
         capture_output=True,
         text=True,
         timeout=120,
@@ -29,47 +29,47 @@ def fedem_command(*arguments: str, cwd: Path | None = None) -> subprocess.Comple
 
 
 def test_version_and_help() -> None:
-    assert fedem_command("--version").stdout.strip() == f"fedem {fedem.__version__}"
+    assert emfed_command("--version").stdout.strip() == f"emfed {emfed.__version__}"
     for arguments in (["--help"], ["-h"], []):
-        done = fedem_command(*arguments)
+        done = emfed_command(*arguments)
         assert "demo" in done.stdout + done.stderr
-    done = fedem_command("demo", "--help")
+    done = emfed_command("demo", "--help")
     assert done.returncode == 0
     assert "Examples:" in done.stdout
-    assert "fedem demo --epochs 50" in done.stdout
+    assert "emfed demo --epochs 50" in done.stdout
 
 
 def test_demo_writes_what_it_says(tmp_path: Path) -> None:
-    done = fedem_command("demo", "--epochs", "6", "--seed", "3", "--out", "here", cwd=tmp_path)
+    done = emfed_command("demo", "--epochs", "6", "--seed", "3", "--out", "here", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "seed 3" in done.stdout
     out = tmp_path / "here"
     names = {p.name for p in out.iterdir()}
     assert names == {
-        "fedem.csv",
-        "fedem.parquet",
-        "vr-fedem.csv",
-        "vr-fedem.parquet",
+        "emfed.csv",
+        "emfed.parquet",
+        "VR-FedEM.csv",
+        "VR-FedEM.parquet",
         "summary.json",
         "trajectories.png",
         "trajectories.svg",
     }
     assert (out / "trajectories.png").read_bytes()[:4] == b"\x89PNG"
     summary = json.loads((out / "summary.json").read_text())
-    frame = pl.read_parquet(out / "fedem.parquet")
+    frame = pl.read_parquet(out / "emfed.parquet")
     assert frame["round"][-1] == summary["algorithms"]["FedEM"]["rounds"]
     assert frame["epochs"][-1] >= 6
 
 
 def test_a_demo_that_ends_before_it_begins(tmp_path: Path) -> None:
-    done = fedem_command("demo", "--epochs", "1", "--out", str(tmp_path))
+    done = emfed_command("demo", "--epochs", "1", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
 
 
 def test_json_is_all_there_is_on_stdout(tmp_path: Path) -> None:
     outputs: list[Any] = []
     for _ in range(2):
-        done = fedem_command("demo", "--epochs", "4", "--out", str(tmp_path), "--json")
+        done = emfed_command("demo", "--epochs", "4", "--out", str(tmp_path), "--json")
         assert done.returncode == 0
         summary = json.loads(done.stdout)
         for row in summary["algorithms"].values():
@@ -92,7 +92,7 @@ def test_json_is_all_there_is_on_stdout(tmp_path: Path) -> None:
 def test_errors_are_one_line_with_an_exit_code(
     arguments: list[str], code: int, message: str
 ) -> None:
-    done = fedem_command(*arguments)
+    done = emfed_command(*arguments)
     assert done.returncode == code
     assert message in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
@@ -103,7 +103,7 @@ def test_ctrl_c_keeps_what_was_reached(tmp_path: Path) -> None:
         [
             sys.executable,
             "-c",
-            "from fedem.cli.main import main; main()",
+            "from emfed.cli.main import main; main()",
             *("demo", "--epochs", "1000000", "--out", str(tmp_path / "out")),
         ],
         stdout=subprocess.PIPE,

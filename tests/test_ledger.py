@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedem
-from fedem.compressors import COMPRESSORS
-from fedem.protocols import Compressed
-from fedem.random import Purpose, uniforms
-from fedem.wire import (
+import emfed
+from emfed.compressors import COMPRESSORS
+from emfed.protocols import Compressed
+from emfed.random import Purpose, uniforms
+from emfed.wire import (
     ENVELOPE,
     REPLY_ENVELOPE,
     REQUEST_ENVELOPE,
@@ -35,7 +35,7 @@ TABLES = make_data(1)
 N = len(TABLES)
 OPERATORS: list[Any] = [
     *(e for cls in COMPRESSORS.values() for e in cls.examples()),
-    fedem.Dithering(2, block="row"),
+    emfed.Dithering(2, block="row"),
 ]
 
 
@@ -45,8 +45,8 @@ def test_every_reply_is_encoded_decoded_and_counted(
     operator: Any, in_metric: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Round by round, each upload goes through real bytes; the ledger has their number."""
-    algorithm = fedem.FedEM(operator, step_size=0.2, batch_size=8, in_metric=in_metric)
-    run = fedem.open_run(make_model("full"), TABLES, algorithm, seed=1)
+    algorithm = emfed.FedEM(operator, step_size=0.2, batch_size=8, in_metric=in_metric)
+    run = emfed.open_run(make_model("full"), TABLES, algorithm, seed=1)
     q = run.model.layout.size
     operator = run.algorithm.compressor
     form = operator.form(q)
@@ -85,7 +85,7 @@ def test_every_reply_is_encoded_decoded_and_counted(
 
 def test_the_opening_is_charged() -> None:
     q, told = 9, 2 + 3  # tied, K=3, d=2: means, and packed second moments
-    algorithm = fedem.FedEM(fedem.Dithering(2), step_size=0.3, batch_size=5)
+    algorithm = emfed.FedEM(emfed.Dithering(2), step_size=0.3, batch_size=5)
     free = fit(make_model("tied"), TABLES, algorithm, rounds=1)
     header = Header(Kind.SUMMARY, 1, 0, 0, 2, told)
     summary = encode_summary(header, 30, np.zeros(told), "float64")
@@ -96,7 +96,7 @@ def test_the_opening_is_charged() -> None:
     exact = N * (floats_size(q) + ENVELOPE)
     assert paid.bytes_up == free.records[0].bytes_up + exact
     assert paid.evaluations == 142
-    memories = fedem.FedEM(fedem.Dithering(2), step_size=0.3, memory_start="mean-field")
+    memories = emfed.FedEM(emfed.Dithering(2), step_size=0.3, memory_start="mean-field")
     most = fit(make_model("tied"), TABLES, memories, rounds=1, start=start)
     assert most.records[0].bytes_up == paid.bytes_up + N * (floats_size(q) + REPLY_ENVELOPE)
     assert most.records[0].evaluations == 2 * 142
@@ -116,13 +116,13 @@ def test_the_opening_may_be_shorter(precision: Any, width: int, close: float) ->
     np.testing.assert_allclose(short.params.means, exact.params.means, atol=30 * close)
     again = fit(make_model("tied"), TABLES, rounds=30, opening_precision=precision)
     np.testing.assert_array_equal(again.statistics, short.statistics)
-    with pytest.raises(fedem.SettingsError, match="opening_precision must be one of"):
+    with pytest.raises(emfed.SettingsError, match="opening_precision must be one of"):
         fit(make_model("tied"), TABLES, rounds=1, opening_precision="half")
 
 
 def test_ledger_by_worker_and_kind() -> None:
-    algorithm = fedem.FedEM(fedem.Dithering(2), step_size=0.3, batch_size=5)
-    result = fit(make_model("diag"), TABLES, algorithm, rounds=20, participation=fedem.FixedSize(2))
+    algorithm = emfed.FedEM(emfed.Dithering(2), step_size=0.3, batch_size=5)
+    result = fit(make_model("diag"), TABLES, algorithm, rounds=20, participation=emfed.FixedSize(2))
     named = fit(make_model("diag"), dict(zip("abcd", TABLES, strict=True)), rounds=1)
     assert set(named.ledger.to_frame()["worker"]) == set("abcd")
     frame = result.ledger.to_frame()
@@ -139,29 +139,29 @@ def test_ledger_by_worker_and_kind() -> None:
 
 
 def test_lost_and_repeated_messages_cost_what_they_cost() -> None:
-    algorithm = fedem.FedEM(fedem.Dithering(2), step_size=0.3)
-    inner = fedem.StackedFederation(fedem.as_workers(TABLES))
-    plan = fedem.FaultPlan(seed=1, lose_request=0.5)
-    faulty = fedem.FaultyFederation(inner, plan)
+    algorithm = emfed.FedEM(emfed.Dithering(2), step_size=0.3)
+    inner = emfed.StackedFederation(emfed.as_workers(TABLES))
+    plan = emfed.FaultPlan(seed=1, lose_request=0.5)
+    faulty = emfed.FaultyFederation(inner, plan)
     result = fit(make_model("diag"), None, algorithm, federation=faulty, rounds=30, retries=1)
     asked = sum(r.asked for r in result.records[1:])
     summary = result.ledger.summary()["round"]
     assert summary["down"]["messages"] > asked  # those lost were sent, and sent again
     assert summary["up"]["messages"] == sum(r.answered for r in result.records[1:])
-    doubled = fedem.FaultyFederation(
-        fedem.StackedFederation(fedem.as_workers(TABLES)), fedem.FaultPlan(repeat_reply=1.0)
+    doubled = emfed.FaultyFederation(
+        emfed.StackedFederation(emfed.as_workers(TABLES)), emfed.FaultPlan(repeat_reply=1.0)
     )
     twice = fit(make_model("diag"), None, algorithm, federation=doubled, rounds=5)
     assert twice.ledger.summary()["round"]["up"]["messages"] == 2 * 5 * N
 
 
 def test_a_report_of_lost_memory_costs_an_envelope() -> None:
-    inner = fedem.StackedFederation(fedem.as_workers(TABLES))
-    network = fedem.FaultyFederation(inner, fedem.FaultPlan())
-    algorithm = fedem.FedEM(fedem.Dithering(2), step_size=0.3)
-    run = fedem.open_run(make_model("diag"), None, algorithm, federation=network)
+    inner = emfed.StackedFederation(emfed.as_workers(TABLES))
+    network = emfed.FaultyFederation(inner, emfed.FaultPlan())
+    algorithm = emfed.FedEM(emfed.Dithering(2), step_size=0.3)
+    run = emfed.open_run(make_model("diag"), None, algorithm, federation=network)
     run.step()
-    network.plan = fedem.FaultPlan(lose_disk=1.0)
+    network.plan = emfed.FaultPlan(lose_disk=1.0)
     record = run.step()
     assert record.answered == 0
     assert (record.payload_up, record.bytes_up) == (0, N * ENVELOPE)
@@ -169,7 +169,7 @@ def test_a_report_of_lost_memory_costs_an_envelope() -> None:
 
 
 def test_counting_can_be_left_out_and_changes_nothing_else() -> None:
-    algorithm = fedem.FedEM(fedem.Dithering(2), step_size=0.3, batch_size=5)
+    algorithm = emfed.FedEM(emfed.Dithering(2), step_size=0.3, batch_size=5)
     counted = fit(make_model("diag"), TABLES, algorithm, rounds=10)
     plain = fit(make_model("diag"), TABLES, algorithm, rounds=10, count_bytes=False)
     np.testing.assert_array_equal(counted.statistics, plain.statistics)
@@ -181,18 +181,18 @@ def test_counting_can_be_left_out_and_changes_nothing_else() -> None:
 
 def broadcasting(**options: Any) -> Any:
     common: dict[str, Any] = {
-        "compressor": fedem.SubtractiveDithering(0.2),
-        "broadcast": fedem.Dithering(8, np.inf, block="field"),
+        "compressor": emfed.SubtractiveDithering(0.2),
+        "broadcast": emfed.Dithering(8, np.inf, block="field"),
         "step_size": 0.5,
         "in_metric": True,
     }
-    return fedem.FedEM(**{**common, **options})
+    return emfed.FedEM(**{**common, **options})
 
 
 class Follower:
     """A worker's side of the broadcast: statistics from bytes alone."""
 
-    def __init__(self, run: fedem.Run) -> None:
+    def __init__(self, run: emfed.Run) -> None:
         self.run, self.q = run, run.model.layout.size
         self.operator = run.algorithm.broadcast
         self.form = self.operator.form(self.q)
@@ -224,18 +224,18 @@ class Follower:
 
 def test_workers_follow_the_broadcast_from_bytes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Present or away for a while, a worker has the server's statistics, bit for bit."""
-    run = fedem.open_run(
-        make_model("full"), TABLES, broadcasting(), seed=3, participation=fedem.FixedSize(3)
+    run = emfed.open_run(
+        make_model("full"), TABLES, broadcasting(), seed=3, participation=emfed.FixedSize(3)
     )
     follower = Follower(run)
-    compress = fedem.Dithering.compress
+    compress = emfed.Dithering.compress
     sent: list[Compressed] = []
 
     def watch(self: Any, vectors: Any, u: Any) -> Any:
         sent.append(compress(self, vectors, u))
         return sent[-1]
 
-    monkeypatch.setattr(fedem.Dithering, "compress", watch)
+    monkeypatch.setattr(emfed.Dithering, "compress", watch)
     here: dict[int, Any] = {}  # the statistics each worker had when it last answered
     when: dict[int, int] = {}
     resent = 0
@@ -276,13 +276,13 @@ def test_the_broadcast_converges_and_shrinks() -> None:
 
 
 def test_the_broadcast_survives_faults_and_checkpoints(tmp_path: Any) -> None:
-    plan = fedem.FaultPlan(seed=2, lose_request=0.2, lose_reply=0.2, lose_disk=0.02, reorder=True)
-    inner = fedem.StackedFederation(fedem.as_workers(TABLES))
-    run = fedem.open_run(
+    plan = emfed.FaultPlan(seed=2, lose_request=0.2, lose_reply=0.2, lose_disk=0.02, reorder=True)
+    inner = emfed.StackedFederation(emfed.as_workers(TABLES))
+    run = emfed.open_run(
         make_model("diag"),
         None,
         broadcasting(),
-        federation=fedem.FaultyFederation(inner, plan),
+        federation=emfed.FaultyFederation(inner, plan),
         seed=1,
     )
     for _ in range(60):
@@ -290,7 +290,7 @@ def test_the_broadcast_survives_faults_and_checkpoints(tmp_path: Any) -> None:
         full = floats_size(run.model.layout.size) * record.asked
         assert 0 < record.payload_down <= full
         assert run.model.inside(run.state.statistics)
-    options: dict[str, Any] = {"participation": fedem.Bernoulli(0.7), "seed": 4}
+    options: dict[str, Any] = {"participation": emfed.Bernoulli(0.7), "seed": 4}
     path = tmp_path / "run"
     whole = fit(make_model("full"), TABLES, broadcasting(), rounds=20, **options)
     fit(make_model("full"), TABLES, broadcasting(), rounds=7, checkpoint=path, **options)
@@ -311,5 +311,5 @@ def test_the_broadcast_survives_faults_and_checkpoints(tmp_path: Any) -> None:
 def test_an_envelope_is_refused_by_another_run() -> None:
     header = Header(Kind.SUMMARY, 1, 0, 0, 2, 3)
     data = encode_table(header, np.zeros(3))
-    with pytest.raises(fedem.WireError, match="another run"):
+    with pytest.raises(emfed.WireError, match="another run"):
         decode_reply(data, dataclasses.replace(header, run=2))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedem.datasets.mnist import (
+from emfed.datasets.mnist import (
     Digits,
     deal,
     load_mnist,
@@ -16,7 +16,7 @@ from fedem.datasets.mnist import (
     read_digits,
     save_digits,
 )
-from fedem.errors import DataError, SettingsError
+from emfed.errors import DataError, SettingsError
 
 
 def make_digits(rows: int = 400) -> Digits:
@@ -27,7 +27,7 @@ def make_digits(rows: int = 400) -> Digits:
 
 
 def test_files_are_read_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDEM_DATA", str(tmp_path))
+    monkeypatch.setenv("EMFED_DATA", str(tmp_path))
     with pytest.raises(DataError, match="has no mnist.npz"):
         load_mnist()
     digits = make_digits()
@@ -54,9 +54,9 @@ def test_without_files_and_network_the_message_says_what_to_do(
     def refuse(*arguments: Any, **options: Any) -> None:
         raise OSError("no route to host")
 
-    monkeypatch.delenv("FEDEM_DATA", raising=False)
+    monkeypatch.delenv("EMFED_DATA", raising=False)
     monkeypatch.setattr(sklearn.datasets, "fetch_openml", refuse)
-    with pytest.raises(DataError, match="no route to host.*Set FEDEM_DATA to a folder"):
+    with pytest.raises(DataError, match="no route to host.*Set EMFED_DATA to a folder"):
         load_mnist()
 
 
@@ -65,7 +65,7 @@ def test_the_download_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
     digits = make_digits()
     answer = (digits.rows.astype(np.int64), digits.labels.astype(str).astype(object))
-    monkeypatch.delenv("FEDEM_DATA", raising=False)
+    monkeypatch.delenv("EMFED_DATA", raising=False)
     monkeypatch.setattr(sklearn.datasets, "fetch_openml", lambda *a, **o: answer)
     loaded = load_mnist()
     np.testing.assert_array_equal(loaded.rows, digits.rows)
@@ -118,7 +118,7 @@ def test_equal_sizes_and_what_is_refused() -> None:
 
 
 def test_the_real_digits(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDEM_DATA", str(data_dir))
+    monkeypatch.setenv("EMFED_DATA", str(data_dir))
     digits = load_mnist()
     assert digits.rows.shape == (70_000, 784)
     assert digits.rows.any(axis=0).sum() == 719

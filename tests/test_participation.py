@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import fedem
-from fedem.algorithms.participation import PARTICIPATIONS
-from fedem.protocols import Participation
+import emfed
+from emfed.algorithms.participation import PARTICIPATIONS
+from emfed.protocols import Participation
 
 N = 40
 SCHEMES: list[Any] = [
-    fedem.Everyone(),
-    fedem.Bernoulli(0.3),
-    fedem.Bernoulli(1.0),
-    fedem.Bernoulli(np.linspace(0.05, 1.0, N)),
-    fedem.FixedSize(7),
-    fedem.FixedSize(N),
-    fedem.Schedule([range(0, N, 2), range(1, N, 2)], 0.5),
+    emfed.Everyone(),
+    emfed.Bernoulli(0.3),
+    emfed.Bernoulli(1.0),
+    emfed.Bernoulli(np.linspace(0.05, 1.0, N)),
+    emfed.FixedSize(7),
+    emfed.FixedSize(N),
+    emfed.Schedule([range(0, N, 2), range(1, N, 2)], 0.5),
 ]
 
 
@@ -41,16 +41,16 @@ def test_frequencies_are_the_declared_probabilities(scheme: Participation) -> No
         pairs += float(np.isin([0, 1], drawn).all())
     p = scheme.probabilities(np.arange(N), N)
     error = np.abs(hits / rounds - p) / np.sqrt(p * (1 - p) / rounds + 1e-12)
-    assert error.max() < 5 or isinstance(scheme, fedem.Schedule)
+    assert error.max() < 5 or isinstance(scheme, emfed.Schedule)
     np.testing.assert_allclose(hits / rounds, p, atol=0.04)
-    if isinstance(scheme, fedem.Bernoulli):  # independent draws, as the theorem assumes
+    if isinstance(scheme, emfed.Bernoulli):  # independent draws, as the theorem assumes
         both = p[0] * p[1]
         assert abs(pairs / rounds - both) < 5 * np.sqrt(both * (1 - both) / rounds) + 1e-9
 
 
 @given(st.integers(0, 2**40), st.integers(1, 10**9), st.floats(1e-6, 1), st.integers(1, 3000))
 def test_bernoulli_draws_are_valid_and_repeatable(seed: int, round_: int, p: float, n: int) -> None:
-    scheme = fedem.Bernoulli(p)
+    scheme = emfed.Bernoulli(p)
     drawn = scheme.draw(seed, round_, n)
     np.testing.assert_array_equal(drawn, scheme.draw(seed, round_, n))
     assert np.all(np.diff(drawn) > 0)
@@ -58,7 +58,7 @@ def test_bernoulli_draws_are_valid_and_repeatable(seed: int, round_: int, p: flo
 
 
 def test_rounds_differ_and_seeds_differ() -> None:
-    scheme = fedem.Bernoulli(0.5)
+    scheme = emfed.Bernoulli(0.5)
     base = scheme.draw(1, 1, 1000)
     assert not np.array_equal(base, scheme.draw(1, 2, 1000))
     assert not np.array_equal(base, scheme.draw(2, 1, 1000))
@@ -66,11 +66,11 @@ def test_rounds_differ_and_seeds_differ() -> None:
 
 def test_a_round_without_anyone_is_a_round() -> None:
     tables = [np.random.default_rng(i).normal(size=(9, 2)) for i in range(2)]
-    result = fedem.fit(
-        fedem.gaussian_mixture(2, "diag"),
+    result = emfed.fit(
+        emfed.gaussian_mixture(2, "diag"),
         tables,
-        fedem.FedEM(fedem.Dithering(), step_size=0.2),
-        participation=fedem.Bernoulli(0.05),
+        emfed.FedEM(emfed.Dithering(), step_size=0.2),
+        participation=emfed.Bernoulli(0.05),
         rounds=50,
     )
     answered = result.records.column("answered")[1:]

@@ -8,17 +8,17 @@ import sys
 
 import pytest
 
-import fedem
-from fedem import errors
+import emfed
+from emfed import errors
 
 
 def test_exported_names() -> None:
-    assert sorted(fedem.__all__) == sorted(
+    assert sorted(emfed.__all__) == sorted(
         "AutoEM Bernoulli Categorical Centres FederatedFactorAnalysis FederatedGaussianMixture "
         "FederatedImputer FederatedKMeans FederatedMixture Selection k_means select_components "
         "CheckpointError ChosenDithering Columns ContractError DataError Decreasing "
-        "Dithering EM Everyone FactorParameters FaultPlan FaultyFederation FedEM FedemError "
-        "FedemWarning FederationError FieldTable FixedSize GaussianParameters Identity Imputation "
+        "Dithering EM Everyone FactorParameters FaultPlan FaultyFederation FedEM EmfedError "
+        "EmfedWarning FederationError FieldTable FixedSize GaussianParameters Identity Imputation "
         "InverseWishart LinearGaussian LocalTransport LoopFederation MarkovParameters "
         "MixedParameters ModelFileError Monitor NumericalError ParquetRows ParticipationError "
         "Poisson RandomSparsification RayFederation Records RegressionParameters RemoteFederation "
@@ -30,13 +30,13 @@ def test_exported_names() -> None:
         "simulate_table "
         "synthetic_federation".split()
     )
-    for name in fedem.__all__:
-        assert hasattr(fedem, name)
+    for name in emfed.__all__:
+        assert hasattr(emfed, name)
 
 
-@pytest.mark.parametrize("name", [n for n in fedem.__all__ if n != "__version__"])
+@pytest.mark.parametrize("name", [n for n in emfed.__all__ if n != "__version__"])
 def test_exported_names_are_documented(name: str) -> None:
-    assert inspect.getdoc(getattr(fedem, name))
+    assert inspect.getdoc(getattr(emfed, name))
 
 
 def test_the_exception_tree_is_the_one_drawn() -> None:
@@ -44,15 +44,15 @@ def test_the_exception_tree_is_the_one_drawn() -> None:
     for name, value in vars(errors).items():
         if inspect.isclass(value) and issubclass(value, (Exception, Warning)):
             assert name in errors.__doc__
-            if value is not fedem.FedemError and not issubclass(value, Warning):
-                assert issubclass(value, fedem.FedemError)
-    assert issubclass(fedem.DataError, ValueError)
-    assert issubclass(fedem.SettingsError, ValueError)
+            if value is not emfed.EmfedError and not issubclass(value, Warning):
+                assert issubclass(value, emfed.EmfedError)
+    assert issubclass(emfed.DataError, ValueError)
+    assert issubclass(emfed.SettingsError, ValueError)
 
 
 def test_heavy_imports_are_lazy() -> None:
     script = (
-        "import sys, fedem, fedem.cli.main; "
+        "import sys, emfed, emfed.cli.main; "
         "print([m for m in ('scipy.stats', 'sklearn', 'polars', 'pandas', 'matplotlib', 'rich') "
         "if m in sys.modules])"
     )

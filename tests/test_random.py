@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedem.errors import SettingsError
-from fedem.random import (
+from emfed.errors import SettingsError
+from emfed.random import (
     Purpose,
     check_seed,
     choose,

@@ -11,11 +11,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-import fedem
+import emfed
 from tests.helpers import fit, make_data, make_model
 
 TABLES = make_data(1)
-ALGORITHM = fedem.FedEM(fedem.Dithering(2), step_size=0.3, batch_size=5)
+ALGORITHM = emfed.FedEM(emfed.Dithering(2), step_size=0.3, batch_size=5)
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,9 @@ def test_limits(limit: dict[str, Any], reason: str) -> None:
 
 
 def test_default_is_a_hundred_rounds_of_em() -> None:
-    result = fedem.fit(make_model("diag"), TABLES)
+    result = emfed.fit(make_model("diag"), TABLES)
     assert result.records[-1].round == 100
-    objective = fedem.fit(make_model("diag"), TABLES, monitor=fedem.Monitor()).records
+    objective = emfed.fit(make_model("diag"), TABLES, monitor=emfed.Monitor()).records
     values = objective.column("objective")[1:]
     assert np.all(np.diff(values) <= 1e-9)
 
@@ -62,18 +62,18 @@ def test_the_default_step_suits_the_compression() -> None:
     rows = np.concatenate(tables)
     start = fit(make_model("diag"), tables, rounds=200).params
     best = fit(make_model("diag"), tables, rounds=1, start=start).log_likelihood(rows)
-    for operator in (fedem.Dithering(), fedem.RandomSparsification(0.25)):
-        run = fedem.open_run(make_model("diag"), tables, fedem.FedEM(operator), start=start)
+    for operator in (emfed.Dithering(), emfed.RandomSparsification(0.25)):
+        run = emfed.open_run(make_model("diag"), tables, emfed.FedEM(operator), start=start)
         assert 0 < run.algorithm.step_size < 0.5
-        result = fit(make_model("diag"), tables, fedem.FedEM(operator), start=start, rounds=500)
+        result = fit(make_model("diag"), tables, emfed.FedEM(operator), start=start, rounds=500)
         assert result.log_likelihood(rows) > best - 0.02
-    assert fedem.open_run(make_model("diag"), tables, fedem.FedEM()).algorithm.step_size == 1.0
+    assert emfed.open_run(make_model("diag"), tables, emfed.FedEM()).algorithm.step_size == 1.0
 
 
 def test_a_tolerance_alone_is_a_limit() -> None:
     reached = fit(make_model("diag"), TABLES, tolerance=1e-12)
     assert reached.stopped == "tolerance"
-    with pytest.warns(fedem.FedemWarning, match="did not fall to the tolerance"):
+    with pytest.warns(emfed.EmfedWarning, match="did not fall to the tolerance"):
         missed = fit(make_model("diag"), TABLES, rounds=3, tolerance=1e-12)
     assert missed.stopped == "rounds"
 
@@ -91,7 +91,7 @@ def test_no_rounds_gives_the_start() -> None:
 
 
 def test_records_count_what_happened() -> None:
-    result = fit(make_model("diag"), TABLES, ALGORITHM, rounds=9, participation=fedem.FixedSize(3))
+    result = fit(make_model("diag"), TABLES, ALGORITHM, rounds=9, participation=emfed.FixedSize(3))
     records = result.records
     assert [r.round for r in records] == list(range(10))
     assert all(r.asked == r.answered == 3 for r in records[1:])
@@ -103,7 +103,7 @@ def test_records_count_what_happened() -> None:
 
 
 def test_evaluations_of_variance_reduction() -> None:
-    algorithm = fedem.VRFedEM(step_size=0.2, batch_size=4, inner_rounds=5)
+    algorithm = emfed.VRFedEM(step_size=0.2, batch_size=4, inner_rounds=5)
     records = fit(make_model("diag"), TABLES, algorithm, rounds=11).records
     # A full pass of everyone, then two mini-batches of 4 for each of 4 workers (K_CE, line 2475).
     want = [142, 32, 32, 32, 32] * 2 + [142]
@@ -111,7 +111,7 @@ def test_evaluations_of_variance_reduction() -> None:
 
 
 def test_records_to_csv_and_parquet(tmp_path: Path) -> None:
-    records = fit(make_model("diag"), TABLES, ALGORITHM, rounds=6, monitor=fedem.Monitor(2)).records
+    records = fit(make_model("diag"), TABLES, ALGORITHM, rounds=6, monitor=emfed.Monitor(2)).records
     records.to_csv(tmp_path / "r.csv")
     records.to_parquet(tmp_path / "r.parquet")
     frame = pl.read_parquet(tmp_path / "r.parquet")
@@ -123,15 +123,15 @@ def test_records_to_csv_and_parquet(tmp_path: Path) -> None:
     assert [int(r["round"]) for r in rows] == frame["round"].to_list()
     assert [float(r["squared_H"]) for r in rows[1:]] == frame["squared_H"].to_list()[1:]
     assert rows[2]["objective"] == ""
-    again = fedem.Records.from_columns(frame.to_dict(as_series=False))
+    again = emfed.Records.from_columns(frame.to_dict(as_series=False))
     assert again == records
     assert again[1:] == records[1:]
     assert "7 rounds" in repr(again)
 
 
 def test_diagnostics_are_the_definitions() -> None:
-    run = fedem.open_run(
-        make_model("diag"), TABLES, fedem.EM(), monitor=fedem.Monitor(), weights="uniform"
+    run = emfed.open_run(
+        make_model("diag"), TABLES, emfed.EM(), monitor=emfed.Monitor(), weights="uniform"
     )
     for _ in range(4):
         statistics, params = run.state.statistics, run.params
@@ -155,11 +155,11 @@ def test_weights_by_samples_give_the_pooled_fit_and_uniform_ones_do_not() -> Non
 
 def test_guard_hits_are_counted_and_survived() -> None:
     """A brutal quantiser with full steps: no NaN, no error, and the report says so."""
-    with pytest.warns(fedem.FedemWarning, match="rounds the step was shortened"):
+    with pytest.warns(emfed.EmfedWarning, match="rounds the step was shortened"):
         result = fit(
             make_model("full"),
             TABLES,
-            fedem.FedEM(fedem.RandomSparsification(1), step_size=1.0, memory_rate=0.0),
+            emfed.FedEM(emfed.RandomSparsification(1), step_size=1.0, memory_rate=0.0),
             rounds=50,
         )
     assert result.guard_hits > 0
@@ -181,12 +181,12 @@ def test_the_library_prints_nothing(
 def test_a_thousand_active_of_many_registered() -> None:
     """State of workers that never take part is never written."""
     rows = np.random.default_rng(0).normal(size=(60_000, 2))
-    data = fedem.WorkerData(rows, np.arange(0, 60_001, 3))
-    run = fedem.open_run(
-        fedem.gaussian_mixture(2, "tied"),
+    data = emfed.WorkerData(rows, np.arange(0, 60_001, 3))
+    run = emfed.open_run(
+        emfed.gaussian_mixture(2, "tied"),
         data,
-        fedem.FedEM(fedem.Dithering(), step_size=0.2),
-        participation=fedem.FixedSize(50),
+        emfed.FedEM(emfed.Dithering(), step_size=0.2),
+        participation=emfed.FixedSize(50),
     )
     for _ in range(10):
         run.step()
@@ -197,13 +197,13 @@ def test_a_thousand_active_of_many_registered() -> None:
 
 
 def test_bytes_are_counted_from_the_opening_on() -> None:
-    with pytest.warns(fedem.FedemWarning, match="the opening and the start took") as caught:
-        result = fedem.fit(make_model("tied"), TABLES, "auto", start="k-means", max_bytes=1)
+    with pytest.warns(emfed.EmfedWarning, match="the opening and the start took") as caught:
+        result = emfed.fit(make_model("tied"), TABLES, "auto", start="k-means", max_bytes=1)
     spent = result.bytes_up + result.bytes_down
     assert (result.stopped, result.rounds) == ("bytes", 0)
     assert f"took {spent} bytes" in str(caught[0].message)
     books = result.ledger.summary()
     assert books["start"]["up"]["payload"] > 0
     assert books["opening"]["down"]["payload"] > 0
-    more = fedem.fit(make_model("tied"), TABLES, "auto", start="k-means", max_bytes=spent + 1)
+    more = emfed.fit(make_model("tied"), TABLES, "auto", start="k-means", max_bytes=spent + 1)
     assert more.rounds == 1

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedem
-from fedem.datasets import tables as tables_module
-from fedem.datasets.sources import Source
+import emfed
+from emfed.datasets import tables as tables_module
+from emfed.datasets.sources import Source
 from tests.helpers import KINDS, make_data, make_model
 from tests.registry import REGISTRY
 
@@ -20,7 +20,7 @@ REPEATED = [np.repeat(t, w.astype(int), axis=0) for t, w in zip(TABLES, WEIGHTS,
 
 
 def reached(model: Any, data: Any, algorithm: Any = None, **options: Any) -> Any:
-    return fedem.fit(model, data, algorithm, rounds=12, seed=2, **options)
+    return emfed.fit(model, data, algorithm, rounds=12, seed=2, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -67,10 +67,10 @@ def test_every_way_to_give_them() -> None:
 
 
 def test_compressed_runs_weigh_too() -> None:
-    algorithm = fedem.FedEM(fedem.SubtractiveDithering(0.05), in_metric=True)
+    algorithm = emfed.FedEM(emfed.SubtractiveDithering(0.05), in_metric=True)
     options: dict[str, Any] = {"rounds": 80, "seed": 1}
-    weighted = fedem.fit(make_model("diag"), TABLES, algorithm, sample_weight=WEIGHTS, **options)
-    repeated = fedem.fit(make_model("diag"), REPEATED, algorithm, **options)
+    weighted = emfed.fit(make_model("diag"), TABLES, algorithm, sample_weight=WEIGHTS, **options)
+    repeated = emfed.fit(make_model("diag"), REPEATED, algorithm, **options)
     rows = np.concatenate(REPEATED)
     assert weighted.log_likelihood(rows) == pytest.approx(repeated.log_likelihood(rows), abs=1e-6)
 
@@ -112,13 +112,13 @@ def test_bad_weights_are_refused_in_words() -> None:
         (TABLES, [WEIGHTS[0], WEIGHTS[1], 0 * WEIGHTS[2]], "worker '2'.*zero"),
         ({"a": rows}, [WEIGHTS[0]], "a dict with the workers"),
         ({"a": rows}, {"b": WEIGHTS[0]}, "a dict with the workers"),
-        ([fedem.Stream(lambda k: rows)], np.ones(30), "tables in memory"),
+        ([emfed.Stream(lambda k: rows)], np.ones(30), "tables in memory"),
     ]
     for data, weights, words in cases:
-        with pytest.raises(fedem.DataError, match=words):
-            fedem.fit(make_model("full"), data, sample_weight=weights, rounds=1)
-    with pytest.raises(fedem.SettingsError, match="full passes"):
-        fedem.fit(make_model("full"), rows, fedem.FedEM(batch_size=5), sample_weight=np.ones(30))
-    network = fedem.StackedFederation(fedem.as_workers(TABLES))
-    with pytest.raises(fedem.SettingsError, match="its own data"):
-        fedem.fit(make_model("full"), None, federation=network, sample_weight=WEIGHTS)
+        with pytest.raises(emfed.DataError, match=words):
+            emfed.fit(make_model("full"), data, sample_weight=weights, rounds=1)
+    with pytest.raises(emfed.SettingsError, match="full passes"):
+        emfed.fit(make_model("full"), rows, emfed.FedEM(batch_size=5), sample_weight=np.ones(30))
+    network = emfed.StackedFederation(emfed.as_workers(TABLES))
+    with pytest.raises(emfed.SettingsError, match="its own data"):
+        emfed.fit(make_model("full"), None, federation=network, sample_weight=WEIGHTS)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.special import gammaln
 
-from fedem.compressors.precision import ULP, round_randomly, round_up
-from fedem.errors import WireError
-from fedem.protocols import Compressed, Form
-from fedem.wire import (
+from emfed.compressors.precision import ULP, round_randomly, round_up
+from emfed.errors import WireError
+from emfed.protocols import Compressed, Form
+from emfed.wire import (
     ENVELOPE,
     REPLY_ENVELOPE,
     REQUEST_ENVELOPE,
@@ -57,7 +57,7 @@ from fedem.wire import (
     support_size,
     unseal,
 )
-from fedem.wire.entropy import CHUNK, PARAMETERS, prior
+from emfed.wire.entropy import CHUNK, PARAMETERS, prior
 
 GOLDEN = Path(__file__).parent / "golden"
 bounds = st.sampled_from([1, 2, 4, 16, 100, 1000, 2**20, 2**30 - 1])
@@ -358,7 +358,7 @@ def control_messages(header: Header, numbers: Any) -> dict[str, bytes]:
         dataclasses.replace(header, kind=Kind.HELLO, dimension=0),
         {"model": {"model": "linear-gaussian", "kappa": 0.5}, "columns": ["x", "\u00e9"]},
     )
-    about = {"columns": ["x", "y"], "shapes": {"mean": [3]}, "software": "fedem 0"}
+    about = {"columns": ["x", "y"], "shapes": {"mean": [3]}, "software": "emfed 0"}
     join = Join(2**63 + 5, about, 700, numbers)
     return {
         "hello": hello,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[2] / "src" / "fedem"
+SOURCE = Path(__file__).parents[2] / "src" / "emfed"
 FILES = sorted(SOURCE.rglob("*.py"))
 
 # A part may import the parts named beside it, and itself.
@@ -297,9 +297,9 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute"
             names.add(node.module or "")
-            if node.module == "fedem":
-                names |= {f"fedem.{alias.name}" for alias in node.names}
-    return names - {"__future__", "fedem"}
+            if node.module == "emfed":
+                names |= {f"emfed.{alias.name}" for alias in node.names}
+    return names - {"__future__", "emfed"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
@@ -309,7 +309,7 @@ def test_imports_go_one_way(path: Path) -> None:
         return
     for name in imported(path):
         top, *rest = name.split(".")
-        if top == "fedem":
+        if top == "emfed":
             if part in ALLOWED:
                 wanted = rest[1] if rest[1:] and rest[1] in ENGINES else rest[0]
                 assert wanted in ALLOWED[part] | {part}, f"{part} may not import {name}"

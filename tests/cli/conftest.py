@@ -9,7 +9,7 @@ from tests.cli.shell import Shell, wards
 
 
 @pytest.fixture
-def fedem_shell(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> Shell:
+def emfed_shell(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> Shell:
     shell = Shell(tmp_path, capsys, monkeypatch)
     shell.write("wards.csv", wards())
     return shell

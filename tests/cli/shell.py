@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedem.cli.main import main
+from emfed.cli.main import main
 
-START = "import sys; sys.argv[0] = 'fedem'; from fedem.cli.main import main; main()"
+START = "import sys; sys.argv[0] = 'emfed'; from emfed.cli.main import main; main()"
 
 
 class Shell:
-    """Runs ``fedem`` in a folder; a process only where pipes and signals matter."""
+    """Runs ``emfed`` in a folder; a process only where pipes and signals matter."""
 
     def __init__(self, folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self._capsys = folder, capsys
@@ -34,7 +34,7 @@ class Shell:
         assert "Traceback" not in out + err
         if code in (1, 2):
             assert err.count("\n") == 1, err
-            assert err.startswith("fedem: ")
+            assert err.startswith("emfed: ")
         return code, out, err
 
     def process(self, *arguments: Any, **options: Any) -> subprocess.Popen[bytes]:

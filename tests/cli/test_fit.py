@@ -1,4 +1,4 @@
-"""``fedem fit`` and what reads its files, on real files, pipes and signals."""
+"""``emfed fit`` and what reads its files, on real files, pipes and signals."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ import numpy as np
 import polars as pl
 import pytest
 
-import fedem
-from fedem.cli.tape import Tape
+import emfed
+from emfed.cli.tape import Tape
 from tests.cli.shell import START, Shell
 
 NUMBERS = ("--columns", "age,pressure,stays")
 EXACT = ("--algorithm", "em", "--tolerance", 1e-10)
 
 
-def test_the_command_fits_what_python_fits(fedem_shell: Shell) -> None:
-    code, out, _ = fedem_shell(
+def test_the_command_fits_what_python_fits(emfed_shell: Shell) -> None:
+    code, out, _ = emfed_shell(
         "fit", "wards.csv", "-g", "hospital", *NUMBERS, "-k", 2, "--json", *EXACT
     )
     assert code == 0
     told = json.loads(out)
-    frame = pl.read_csv(fedem_shell.folder / "wards.csv")
-    result = fedem.fit(
-        fedem.gaussian_mixture(2),
+    frame = pl.read_csv(emfed_shell.folder / "wards.csv")
+    result = emfed.fit(
+        emfed.gaussian_mixture(2),
         frame.select("hospital", "age", "pressure", "stays"),
-        fedem.EM(),
+        emfed.EM(),
         groups="hospital",
         start="auto",
         tolerance=1e-10,
         rounds=2000,
     )
-    loaded = fedem.load(fedem_shell.folder / "model.fedem")
+    loaded = emfed.load(emfed_shell.folder / "model.emfed")
     np.testing.assert_allclose(loaded.params.means, result.params.means, rtol=1e-9)
     assert loaded.columns == ("age", "pressure", "stays")
     assert set(loaded.workers()["worker"]) == {"north", "Sankt Anna", "007"}
@@ -53,34 +53,34 @@ def test_the_command_fits_what_python_fits(fedem_shell: Shell) -> None:
     assert told["converged"] is True
 
 
-def test_a_summary_names_the_seed_and_the_files(fedem_shell: Shell) -> None:
-    code, out, err = fedem_shell(
-        "fit", "wards.csv", "-g", "hospital", *NUMBERS, "-o", "w.fedem", "--report", "w.html",
+def test_a_summary_names_the_seed_and_the_files(emfed_shell: Shell) -> None:
+    code, out, err = emfed_shell(
+        "fit", "wards.csv", "-g", "hospital", *NUMBERS, "-o", "w.emfed", "--report", "w.html",
         "--seed", 11,
     )  # fmt: skip
     assert code == 0
     assert re.search(r"seed\s+│\s+11\b", out)
-    assert "The model is w.fedem." in out
+    assert "The model is w.emfed." in out
     assert "The report is w.html." in out
     assert err == ""  # progress is for terminals
-    assert fedem.load(fedem_shell.folder / "w.fedem").seed == 11
-    code, out, err = fedem_shell("fit", "wards.csv", *NUMBERS, "--quiet")
+    assert emfed.load(emfed_shell.folder / "w.emfed").seed == 11
+    code, out, err = emfed_shell("fit", "wards.csv", *NUMBERS, "--quiet")
     assert (code, out, err) == (0, "", "")
 
 
-def test_a_range_of_components_is_chosen_from(fedem_shell: Shell) -> None:
+def test_a_range_of_components_is_chosen_from(emfed_shell: Shell) -> None:
     common = ("-g", "hospital", *NUMBERS, "--algorithm", "em", "--json", "--report", "r.html")
-    code, out, err = fedem_shell("fit", "wards.csv", "-k", "1:3", *common)
+    code, out, err = emfed_shell("fit", "wards.csv", "-k", "1:3", *common)
     assert code == 0, err
     told = json.loads(out)
     assert told["components"] == 2  # as many as there are
     assert [row["n_components"] for row in told["tried"]] == [1, 2, 3]
-    result = fedem.load(fedem_shell.folder / "model.fedem")
+    result = emfed.load(emfed_shell.folder / "model.emfed")
     assert result.facts is not None
     assert result.facts.settings["selection"] == {"criterion": "bic", "tried": told["tried"]}
-    rows = pl.read_csv(fedem_shell.folder / "wards.csv").select("age", "pressure", "stays")
+    rows = pl.read_csv(emfed_shell.folder / "wards.csv").select("age", "pressure", "stays")
     assert told["tried"][1]["bic"] == pytest.approx(result.bic(rows), rel=1e-6)
-    assert b"How many components" in (fedem_shell.folder / "r.html").read_bytes()
+    assert b"How many components" in (emfed_shell.folder / "r.html").read_bytes()
     # The curve is that of the winner, and ends where it ends.
     curve = -result.records.column("objective")
     curve = curve[np.isfinite(curve)]
@@ -90,13 +90,13 @@ def test_a_range_of_components_is_chosen_from(fedem_shell: Shell) -> None:
 
 
 def test_the_curve_is_what_a_monitor_would_have_told() -> None:
-    data = fedem.synthetic_federation(seed=1, workers=5)
-    model, algorithm = fedem.gaussian_mixture(2, weight_concentration=2.0), fedem.FedEM()
-    tape = Tape(fedem.StackedFederation(data))
-    taped = fedem.fit(model, None, algorithm, federation=tape, rounds=200, seed=3)
+    data = emfed.synthetic_federation(seed=1, workers=5)
+    model, algorithm = emfed.gaussian_mixture(2, weight_concentration=2.0), emfed.FedEM()
+    tape = Tape(emfed.StackedFederation(data))
+    taped = emfed.fit(model, None, algorithm, federation=tape, rounds=200, seed=3)
     told = tape.curve(taped, slice(0, len(taped.statistics))).records.column("objective")
-    watched = fedem.fit(
-        model, data, algorithm, rounds=200, seed=3, monitor=fedem.Monitor(mean_field=False)
+    watched = emfed.fit(
+        model, data, algorithm, rounds=200, seed=3, monitor=emfed.Monitor(mean_field=False)
     )
     np.testing.assert_array_equal(taped.statistics, watched.statistics)
     known = np.flatnonzero(np.isfinite(told))
@@ -104,54 +104,54 @@ def test_the_curve_is_what_a_monitor_would_have_told() -> None:
     np.testing.assert_allclose(told[known], watched.records.column("objective")[known], rtol=1e-12)
 
 
-def test_a_limit_before_convergence_has_an_exit_code(fedem_shell: Shell) -> None:
-    code, _, err = fedem_shell("fit", "wards.csv", *NUMBERS, "--rounds", 2, "--quiet")
+def test_a_limit_before_convergence_has_an_exit_code(emfed_shell: Shell) -> None:
+    code, _, err = emfed_shell("fit", "wards.csv", *NUMBERS, "--rounds", 2, "--quiet")
     assert code == 3
-    assert "not converged; model.fedem" in err
-    assert fedem.load(fedem_shell.folder / "model.fedem").rounds == 2
+    assert "not converged; model.emfed" in err
+    assert emfed.load(emfed_shell.folder / "model.emfed").rounds == 2
 
 
-def test_several_files_are_several_workers(fedem_shell: Shell) -> None:
-    frame = pl.read_csv(fedem_shell.folder / "wards.csv").select("hospital", "age", "pressure")
+def test_several_files_are_several_workers(emfed_shell: Shell) -> None:
+    frame = pl.read_csv(emfed_shell.folder / "wards.csv").select("hospital", "age", "pressure")
     for (name,), part in frame.group_by("hospital"):
-        part.drop("hospital").write_csv(fedem_shell.folder / f"{name}.csv")
+        part.drop("hospital").write_csv(emfed_shell.folder / f"{name}.csv")
     files = ["north.csv", "Sankt Anna.csv", "007.csv"]
-    assert fedem_shell("fit", *files, "-o", "files.fedem", "-q", *EXACT)[0] == 0
+    assert emfed_shell("fit", *files, "-o", "files.emfed", "-q", *EXACT)[0] == 0
     columns = ("--columns", "age,pressure", *EXACT)
-    assert fedem_shell("fit", "wards.csv", "-g", "hospital", *columns, "-q")[0] == 0
-    one, other = (fedem.load(fedem_shell.folder / f) for f in ("model.fedem", "files.fedem"))
+    assert emfed_shell("fit", "wards.csv", "-g", "hospital", *columns, "-q")[0] == 0
+    one, other = (emfed.load(emfed_shell.folder / f) for f in ("model.emfed", "files.emfed"))
     assert sorted(other.workers()["worker"]) == sorted(one.workers()["worker"])
     np.testing.assert_allclose(np.sort(one.params.means, 0), np.sort(other.params.means, 0), 1e-4)
-    code, _, err = fedem_shell("fit", *files, "-g", "hospital")
+    code, _, err = emfed_shell("fit", *files, "-g", "hospital")
     assert code == 2
     assert "one worker each" in err
-    assert fedem_shell("fit", "007.csv", "007.csv")[0] == 2
+    assert emfed_shell("fit", "007.csv", "007.csv")[0] == 2
 
 
-def test_csv_parquet_and_pipes_give_one_answer(fedem_shell: Shell) -> None:
-    frame = pl.read_csv(fedem_shell.folder / "wards.csv")
-    frame.sort("hospital").write_parquet(fedem_shell.folder / "wards.parquet")
-    frame.sort("hospital").write_csv(fedem_shell.folder / "sorted.csv")
+def test_csv_parquet_and_pipes_give_one_answer(emfed_shell: Shell) -> None:
+    frame = pl.read_csv(emfed_shell.folder / "wards.csv")
+    frame.sort("hospital").write_parquet(emfed_shell.folder / "wards.parquet")
+    frame.sort("hospital").write_csv(emfed_shell.folder / "sorted.csv")
     common = ("-g", "hospital", *NUMBERS, "-q")
-    assert fedem_shell("fit", "wards.parquet", *common, "-o", "a.fedem")[0] == 0
-    assert fedem_shell("fit", "sorted.csv", *common, "-o", "b.fedem")[0] == 0
-    made = {name: fedem.load(fedem_shell.folder / f"{name}.fedem").params for name in "ab"}
+    assert emfed_shell("fit", "wards.parquet", *common, "-o", "a.emfed")[0] == 0
+    assert emfed_shell("fit", "sorted.csv", *common, "-o", "b.emfed")[0] == 0
+    made = {name: emfed.load(emfed_shell.folder / f"{name}.emfed").params for name in "ab"}
     np.testing.assert_allclose(made["a"].means, made["b"].means, rtol=1e-12)
     for name in ("sorted.csv", "wards.parquet"):
-        with (fedem_shell.folder / name).open("rb") as file:
-            process = fedem_shell.process("fit", "-", *common, "-o", "c.fedem", stdin=file)
+        with (emfed_shell.folder / name).open("rb") as file:
+            process = emfed_shell.process("fit", "-", *common, "-o", "c.emfed", stdin=file)
             _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
-        piped = fedem.load(fedem_shell.folder / "c.fedem").params
+        piped = emfed.load(emfed_shell.folder / "c.emfed").params
         np.testing.assert_allclose(piped.means, made["a"].means, rtol=1e-12)
 
 
-def test_predictions_come_out_beside_the_rows(fedem_shell: Shell) -> None:
-    assert fedem_shell("fit", "wards.csv", "-g", "hospital", *NUMBERS, "-q")[0] == 0
-    result = fedem.load(fedem_shell.folder / "model.fedem")
-    frame = pl.read_csv(fedem_shell.folder / "wards.csv", schema_overrides={"hospital": pl.String})
+def test_predictions_come_out_beside_the_rows(emfed_shell: Shell) -> None:
+    assert emfed_shell("fit", "wards.csv", "-g", "hospital", *NUMBERS, "-q")[0] == 0
+    result = emfed.load(emfed_shell.folder / "model.emfed")
+    frame = pl.read_csv(emfed_shell.folder / "wards.csv", schema_overrides={"hospital": pl.String})
     rows = frame.select("age", "pressure", "stays")
-    code, out, _ = fedem_shell("predict", "model.fedem", "wards.csv", "--proba")
+    code, out, _ = emfed_shell("predict", "model.emfed", "wards.csv", "--proba")
     assert code == 0
     told = pl.read_csv(io.StringIO(out))
     assert told["component"].to_list() == result.predict(rows).tolist()
@@ -159,37 +159,37 @@ def test_predictions_come_out_beside_the_rows(fedem_shell: Shell) -> None:
     np.testing.assert_allclose(probabilities, result.predict_proba(rows), rtol=1e-12)
     np.testing.assert_allclose(told["log_likelihood"], result.score_samples(rows), rtol=1e-12)
     out_file = ("--keep", "-o", "x.parquet")
-    code, out, _ = fedem_shell("predict", "model.fedem", "wards.csv", *out_file, "--json")
+    code, out, _ = emfed_shell("predict", "model.emfed", "wards.csv", *out_file, "--json")
     assert code == 0
     assert sum(json.loads(out)["components"]) == 185
-    kept = pl.read_parquet(fedem_shell.folder / "x.parquet")
+    kept = pl.read_parquet(emfed_shell.folder / "x.parquet")
     assert kept["hospital"].to_list() == frame["hospital"].to_list()
     assert kept.columns[-3:] == ["component", "probability", "log_likelihood"]
     # Columns in another order, and others beside them, change nothing.
-    frame.select("ward", "stays", "pressure", "age").write_csv(fedem_shell.folder / "turned.csv")
-    _, turned, _ = fedem_shell("predict", "model.fedem", "turned.csv", "--proba")
+    frame.select("ward", "stays", "pressure", "age").write_csv(emfed_shell.folder / "turned.csv")
+    _, turned, _ = emfed_shell("predict", "model.emfed", "turned.csv", "--proba")
     assert pl.read_csv(io.StringIO(turned)).equals(told)
 
 
-def test_predictions_in_a_file_are_told_of_unless_quiet(fedem_shell: Shell) -> None:
-    assert fedem_shell("fit", "wards.csv", *NUMBERS, "-q")[0] == 0
-    into = ("predict", "model.fedem", "wards.csv", "-o", "p.csv")
-    assert fedem_shell(*into)[:2] == (0, "The components of 185 rows are in p.csv.\n")
-    assert fedem_shell(*into, "-q")[:2] == (0, "")
-    table = fedem_shell("predict", "model.fedem", "wards.csv", "-q")[1]
-    assert table == (fedem_shell.folder / "p.csv").read_text()
+def test_predictions_in_a_file_are_told_of_unless_quiet(emfed_shell: Shell) -> None:
+    assert emfed_shell("fit", "wards.csv", *NUMBERS, "-q")[0] == 0
+    into = ("predict", "model.emfed", "wards.csv", "-o", "p.csv")
+    assert emfed_shell(*into)[:2] == (0, "The components of 185 rows are in p.csv.\n")
+    assert emfed_shell(*into, "-q")[:2] == (0, "")
+    table = emfed_shell("predict", "model.emfed", "wards.csv", "-q")[1]
+    assert table == (emfed_shell.folder / "p.csv").read_text()
 
 
-def test_words_are_categories_in_fit_predict_and_impute(fedem_shell: Shell) -> None:
+def test_words_are_categories_in_fit_predict_and_impute(emfed_shell: Shell) -> None:
     types = ("--types", "ward=categorical,stays=poisson")
-    assert fedem_shell("fit", "wards.csv", "-g", "hospital", *types, "-q")[0] == 0
-    result = fedem.load(fedem_shell.folder / "model.fedem")
+    assert emfed_shell("fit", "wards.csv", "-g", "hospital", *types, "-q")[0] == 0
+    result = emfed.load(emfed_shell.folder / "model.emfed")
     assert result.facts is not None
     assert result.facts.settings["categories"] == {"ward": ["er", "icu"]}
-    frame = pl.read_csv(fedem_shell.folder / "wards.csv", infer_schema=False)
+    frame = pl.read_csv(emfed_shell.folder / "wards.csv", infer_schema=False)
     codes = frame.with_columns((pl.col("ward") == "icu").cast(pl.Float64))
     rows = codes.select(pl.col("age", "pressure", "stays", "ward").cast(pl.Float64))
-    code, out, _ = fedem_shell("predict", "model.fedem", "wards.csv")
+    code, out, _ = emfed_shell("predict", "model.emfed", "wards.csv")
     assert code == 0
     told = pl.read_csv(io.StringIO(out))
     np.testing.assert_allclose(told["log_likelihood"], result.score_samples(rows), rtol=1e-12)
@@ -198,8 +198,8 @@ def test_words_are_categories_in_fit_predict_and_impute(fedem_shell: Shell) -> N
         pl.when(pl.int_range(pl.len()) % 3 == 0).then(None).otherwise(pl.col("ward")).alias("ward"),
         pl.when(pl.int_range(pl.len()) % 4 == 0).then(None).otherwise(pl.col("age")).alias("age"),
     )
-    holes.write_csv(fedem_shell.folder / "holes.csv")
-    code, out, _ = fedem_shell("impute", "holes.csv", "--model", "model.fedem")
+    holes.write_csv(emfed_shell.folder / "holes.csv")
+    code, out, _ = emfed_shell("impute", "holes.csv", "--model", "model.emfed")
     assert code == 0
     filled = pl.read_csv(io.StringIO(out), infer_schema=False)
     assert filled.columns == frame.columns
@@ -208,7 +208,7 @@ def test_words_are_categories_in_fit_predict_and_impute(fedem_shell: Shell) -> N
     seen = holes["age"].is_not_null()
     assert filled["age"].filter(seen).to_list() == frame["age"].filter(seen).to_list()
     assert (filled["ward"] == frame["ward"]).mean() > 0.8
-    code, _, err = fedem_shell("predict", "model.fedem", fedem_shell.write("new.csv", NEW_WARD))
+    code, _, err = emfed_shell("predict", "model.emfed", emfed_shell.write("new.csv", NEW_WARD))
     assert code == 1
     assert "'surgery'" in err
 
@@ -216,34 +216,34 @@ def test_words_are_categories_in_fit_predict_and_impute(fedem_shell: Shell) -> N
 NEW_WARD = "age,pressure,stays,ward\n50,120,3,surgery\n"
 
 
-def test_imputation_by_a_fitted_model(fedem_shell: Shell) -> None:
-    frame = pl.read_csv(fedem_shell.folder / "wards.csv").select("age", "pressure", "stays")
+def test_imputation_by_a_fitted_model(emfed_shell: Shell) -> None:
+    frame = pl.read_csv(emfed_shell.folder / "wards.csv").select("age", "pressure", "stays")
     rng = np.random.default_rng(0)
     rows = np.where(rng.random((frame.height, 3)) < 0.2, np.nan, frame.to_numpy())
-    pl.DataFrame(rows, frame.columns, nan_to_null=True).write_csv(fedem_shell.folder / "torn.csv")
-    code, _, err = fedem_shell("fit", "torn.csv")
+    pl.DataFrame(rows, frame.columns, nan_to_null=True).write_csv(emfed_shell.folder / "torn.csv")
+    code, _, err = emfed_shell("fit", "torn.csv")
     assert code == 2
     assert "--missing" in err
-    assert fedem_shell("fit", "torn.csv", "--missing", "-q", "--rounds", 50)[0] in (0, 3)
-    result = fedem.load(fedem_shell.folder / "model.fedem")
-    made = ("impute", "torn.csv", "--model", "model.fedem", "--filled", "whole.parquet")
-    assert fedem_shell(*made, "--intervals", "--level", 0.8, "--json")[0] == 0
-    whole = pl.read_parquet(fedem_shell.folder / "whole.parquet")
+    assert emfed_shell("fit", "torn.csv", "--missing", "-q", "--rounds", 50)[0] in (0, 3)
+    result = emfed.load(emfed_shell.folder / "model.emfed")
+    made = ("impute", "torn.csv", "--model", "model.emfed", "--filled", "whole.parquet")
+    assert emfed_shell(*made, "--intervals", "--level", 0.8, "--json")[0] == 0
+    whole = pl.read_parquet(emfed_shell.folder / "whole.parquet")
     got = whole.select(pl.col("age", "pressure", "stays").cast(pl.Float64)).to_numpy()
     np.testing.assert_allclose(got, result.impute(rows), rtol=1e-12)
     low, high = result.impute_intervals(rows, 0.8)
     np.testing.assert_allclose(whole["age_low"], low[:, 0], rtol=1e-12)
     np.testing.assert_allclose(whole["stays_high"], high[:, 2], rtol=1e-12)
-    assert fedem_shell(*made, "--draws", 3, "--seed", 5)[0] == 0
-    several = pl.read_parquet(fedem_shell.folder / "whole.parquet")
+    assert emfed_shell(*made, "--draws", 3, "--seed", 5)[0] == 0
+    several = pl.read_parquet(emfed_shell.folder / "whole.parquet")
     assert several["draw"].to_list() == np.repeat(range(3), len(rows)).tolist()
     third = several.filter(pl.col("draw") == 2)["pressure"].cast(pl.Float64)
     np.testing.assert_allclose(third, result.impute_draws(rows, 3, 5)[2][:, 1], rtol=1e-12)
-    assert fedem_shell(*made, "--draws", 3, "--intervals")[0] == 2
-    assert fedem_shell("impute", "torn.csv", "--draws", 3)[0] == 2
-    plain = ("fit", "wards.csv", *NUMBERS, "-o", "plain.fedem", "-q")
-    assert fedem_shell(*plain)[0] == 0
-    code, _, err = fedem_shell("impute", "torn.csv", "--model", "plain.fedem")
+    assert emfed_shell(*made, "--draws", 3, "--intervals")[0] == 2
+    assert emfed_shell("impute", "torn.csv", "--draws", 3)[0] == 2
+    plain = ("fit", "wards.csv", *NUMBERS, "-o", "plain.emfed", "-q")
+    assert emfed_shell(*plain)[0] == 0
+    code, _, err = emfed_shell("impute", "torn.csv", "--model", "plain.emfed")
     assert code != 0
     assert "missing" in err
 
@@ -255,85 +255,85 @@ def test_imputation_by_a_fitted_model(fedem_shell: Shell) -> None:
         ("--model", "ppca", "--factors", 1, "-k", 1),
         ("--model", "regression", "--target", "pressure"),
         ("--model", "mixed"),
-        ("--algorithm", "fedem", "--compressor", "dithering:8", "-p", "0.8"),
-        ("--algorithm", "vr-fedem", "--batch", 20, "--compressor", "none"),
+        ("--algorithm", "FedEM", "--compressor", "dithering:8", "-p", "0.8"),
+        ("--algorithm", "VR-FedEM", "--batch", 20, "--compressor", "none"),
         ("--covariance", "tied", "--weights", "uniform"),
         ("--batch", 20, "-p", "0.7"),
     ],
     ids=str,
 )
-def test_models_and_algorithms(options: Any, fedem_shell: Shell) -> None:
+def test_models_and_algorithms(options: Any, emfed_shell: Shell) -> None:
     common = ("-g", "hospital", *NUMBERS, "--rounds", 20, "--report", "r.html", "--json")
-    code, out, err = fedem_shell("fit", "wards.csv", *common, *options)
+    code, out, err = emfed_shell("fit", "wards.csv", *common, *options)
     assert code in (0, 3), err
     assert json.loads(out)["log_likelihood"] < 0
-    assert fedem_shell("predict", "model.fedem", "wards.csv")[0] == 0
-    assert b"What left each site" in (fedem_shell.folder / "r.html").read_bytes()
+    assert emfed_shell("predict", "model.emfed", "wards.csv")[0] == 0
+    assert b"What left each site" in (emfed_shell.folder / "r.html").read_bytes()
 
 
-def test_one_worker_runs_em_and_follow_em_reaches_the_algorithm(fedem_shell: Shell) -> None:
+def test_one_worker_runs_em_and_follow_em_reaches_the_algorithm(emfed_shell: Shell) -> None:
     def algorithm(*options: Any) -> Any:
-        run = (*NUMBERS, "-q", "--rounds", 3, "-o", "a.fedem", *options)
-        assert fedem_shell("fit", "wards.csv", *run)[0] in (0, 3)
-        return fedem.load(fedem_shell.folder / "a.fedem").card["settings"]["algorithm"]
+        run = (*NUMBERS, "-q", "--rounds", 3, "-o", "a.emfed", *options)
+        assert emfed_shell("fit", "wards.csv", *run)[0] in (0, 3)
+        return emfed.load(emfed_shell.folder / "a.emfed").card["settings"]["algorithm"]
 
     assert algorithm() == {"algorithm": "em"}
     assert algorithm("--batch", 20)["batch_size"] == 20  # EM has no batches
     assert algorithm("-g", "hospital")["follow_em"] is False
     assert algorithm("-g", "hospital", "--follow-em")["follow_em"] is True
-    fedem_shell.write("fit.toml", 'groups = "hospital"\nfollow_em = true\n')
+    emfed_shell.write("fit.toml", 'groups = "hospital"\nfollow_em = true\n')
     assert algorithm("--config", "fit.toml")["follow_em"] is True
 
 
-def test_inspect_shows_the_card(fedem_shell: Shell) -> None:
+def test_inspect_shows_the_card(emfed_shell: Shell) -> None:
     run = ("--checkpoint", "run.checkpoint", "--rounds", 2, "-q")
-    assert fedem_shell("fit", "wards.csv", "-g", "hospital", *NUMBERS, *run)[0] == 3
-    code, out, _ = fedem_shell("inspect", "model.fedem")
+    assert emfed_shell("fit", "wards.csv", "-g", "hospital", *NUMBERS, *run)[0] == 3
+    code, out, _ = emfed_shell("inspect", "model.emfed")
     assert code == 0
     for words in ("# Model card", "column names: age, pressure, stays", "| Sankt Anna | 45 |"):
         assert words in out
-    text = fedem_shell("inspect", "run.checkpoint")[1]
+    text = emfed_shell("inspect", "run.checkpoint")[1]
     assert "- next round: 3\n- model\n  - model: gaussian-mixture\n" in text
     assert not set("{}[]'") & set(text)
-    code, out, _ = fedem_shell("inspect", "model.fedem", "--json", "--workers", "w.csv")
+    code, out, _ = emfed_shell("inspect", "model.emfed", "--json", "--workers", "w.csv")
     told = json.loads(out)
-    assert told["card"] == fedem.load(fedem_shell.folder / "model.fedem").card
-    assert pl.read_csv(fedem_shell.folder / "w.csv")["rows"].sum() == 185
-    code, out, _ = fedem_shell("inspect", "run.checkpoint", "--json")
+    assert told["card"] == emfed.load(emfed_shell.folder / "model.emfed").card
+    assert pl.read_csv(emfed_shell.folder / "w.csv")["rows"].sum() == 185
+    code, out, _ = emfed_shell("inspect", "run.checkpoint", "--json")
     assert code == 0
     assert json.loads(out)["round"] == 3
     resumed = (*NUMBERS, "--checkpoint", "run.checkpoint", "--resume", "-q")
-    assert fedem_shell("fit", "wards.csv", "-g", "hospital", *resumed)[0] == 0
+    assert emfed_shell("fit", "wards.csv", "-g", "hospital", *resumed)[0] == 0
     for file in ("wards.csv", "nowhere"):
-        code, _, err = fedem_shell("inspect", file)
+        code, _, err = emfed_shell("inspect", file)
         assert code == 1
         assert "model file" in err
 
 
-def test_inspect_prints_no_python(fedem_shell: Shell) -> None:
+def test_inspect_prints_no_python(emfed_shell: Shell) -> None:
     types = ("--types", "stays=poisson,ward=categorical", "-k", "1:2", "-q", "--rounds", 5)
     run = ("--checkpoint", "c.checkpoint", *types)
-    assert fedem_shell("fit", "wards.csv", "-g", "hospital", *run)[0] == 3
-    for file in ("model.fedem", "c.checkpoint"):
-        code, out, _ = fedem_shell("inspect", file)
+    assert emfed_shell("fit", "wards.csv", "-g", "hospital", *run)[0] == 3
+    for file in ("model.emfed", "c.checkpoint"):
+        code, out, _ = emfed_shell("inspect", file)
         assert code == 0
         assert "- ward: categorical (categories 2)" in out
         assert not set("{}[]'") & set(out)
-    out = fedem_shell("inspect", "model.fedem")[1]
+    out = emfed_shell("inspect", "model.emfed")[1]
     assert "  - tried\n    - n components 1; free parameters 6; log likelihood -12.0" in out
     assert "| no |" in out  # nobody is badly served
 
 
-def test_what_was_said_in_python_is_said_in_options(fedem_shell: Shell) -> None:
+def test_what_was_said_in_python_is_said_in_options(emfed_shell: Shell) -> None:
     run = ("fit", "wards.csv", *NUMBERS, "-q", "--rounds", 1, "--checkpoint", "c.checkpoint")
-    assert fedem_shell(*run)[0] == 3
-    code, _, err = fedem_shell(*run)
+    assert emfed_shell(*run)[0] == 3
+    code, _, err = emfed_shell(*run)
     assert code == 1
     assert "use --resume to continue it" in err
-    code, _, err = fedem_shell("fit", "wards.csv", *NUMBERS, "--resume")
+    code, _, err = emfed_shell("fit", "wards.csv", *NUMBERS, "--resume")
     assert code == 2
     assert "--resume needs --checkpoint" in err
-    code, _, err = fedem_shell(
+    code, _, err = emfed_shell(
         "fit", "wards.csv", *NUMBERS, "--model", "factors", "--start", "k-means"
     )
     assert code == 2
@@ -343,57 +343,57 @@ def test_what_was_said_in_python_is_said_in_options(fedem_shell: Shell) -> None:
 # Signals, disks, pipes.
 
 
-def test_ctrl_c_keeps_what_was_reached(fedem_shell: Shell) -> None:
+def test_ctrl_c_keeps_what_was_reached(emfed_shell: Shell) -> None:
     rng = np.random.default_rng(0)
-    pl.DataFrame(rng.normal(size=(20_000, 4))).write_parquet(fedem_shell.folder / "big.parquet")
-    process = fedem_shell.process(
+    pl.DataFrame(rng.normal(size=(20_000, 4))).write_parquet(emfed_shell.folder / "big.parquet")
+    process = emfed_shell.process(
         *("fit", "big.parquet", "-k", 8, "--tolerance", 0, "--rounds", 10**9, "--no-curve"),
         *("--checkpoint", "run.checkpoint", "--algorithm", "em"),
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 60
-    while not (fedem_shell.folder / "run.checkpoint").exists() and time.monotonic() < deadline:
+    while not (emfed_shell.folder / "run.checkpoint").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert b"interrupted; what was reached is in model.fedem" in errors
+    assert b"interrupted; what was reached is in model.emfed" in errors
     assert b"Traceback" not in errors
-    result = fedem.load(fedem_shell.folder / "model.fedem")
+    result = emfed.load(emfed_shell.folder / "model.emfed")
     assert result.stopped == "interrupted"
     assert result.rounds >= 100
-    assert fedem_shell("report", "model.fedem")[0] == 0
+    assert emfed_shell("report", "model.emfed")[0] == 0
 
 
-def test_a_full_disk_is_one_line_and_the_old_model_stands(fedem_shell: Shell) -> None:
+def test_a_full_disk_is_one_line_and_the_old_model_stands(emfed_shell: Shell) -> None:
     command = ("fit", "wards.csv", *NUMBERS, "--rounds", 3, "-q")
-    assert fedem_shell(*command)[0] == 3
-    before = (fedem_shell.folder / "model.fedem").read_bytes()
+    assert emfed_shell(*command)[0] == 3
+    before = (emfed_shell.folder / "model.emfed").read_bytes()
 
     def limit() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 
-    process = fedem_shell.process(*command, "--seed", 1, preexec_fn=limit)
+    process = emfed_shell.process(*command, "--seed", 1, preexec_fn=limit)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert b"cannot write the model file model.fedem: File too large" in errors
+    assert b"cannot write the model file model.emfed: File too large" in errors
     assert errors.count(b"\n") == 1
-    assert (fedem_shell.folder / "model.fedem").read_bytes() == before
+    assert (emfed_shell.folder / "model.emfed").read_bytes() == before
     with open("/dev/full", "wb") as full:  # noqa: PTH123
-        process = fedem_shell.process("predict", "model.fedem", "wards.csv", stdout=full)
+        process = emfed_shell.process("predict", "model.emfed", "wards.csv", stdout=full)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert b"No space left on device" in errors
     assert b"Traceback" not in errors
-    code, _, err = fedem_shell("fit", "wards.csv", *NUMBERS, "-o", "/dev/full")
+    code, _, err = emfed_shell("fit", "wards.csv", *NUMBERS, "-o", "/dev/full")
     assert code == 2
     assert "path of a file" in err
 
 
-def test_a_reader_that_leaves_is_no_error(fedem_shell: Shell) -> None:
-    assert fedem_shell("fit", "wards.csv", *NUMBERS, "--rounds", 3, "-q")[0] == 3
-    process = fedem_shell.process("predict", "model.fedem", "wards.csv")
+def test_a_reader_that_leaves_is_no_error(emfed_shell: Shell) -> None:
+    assert emfed_shell("fit", "wards.csv", *NUMBERS, "--rounds", 3, "-q")[0] == 3
+    process = emfed_shell.process("predict", "model.emfed", "wards.csv")
     assert process.stdout is not None
     process.stdout.close()
     assert process.stderr is not None
@@ -402,7 +402,7 @@ def test_a_reader_that_leaves_is_no_error(fedem_shell: Shell) -> None:
     assert errors == b""
 
 
-def test_progress_is_shown_on_a_terminal(fedem_shell: Shell) -> None:
+def test_progress_is_shown_on_a_terminal(emfed_shell: Shell) -> None:
     if shutil.which("script") is None:
         pytest.skip("no script(1) to make a terminal with")
     command = shlex.join(
@@ -414,7 +414,7 @@ def test_progress_is_shown_on_a_terminal(fedem_shell: Shell) -> None:
     done = subprocess.run(
         ["script", "-qec", command, "/dev/null"],
         capture_output=True,
-        cwd=fedem_shell.folder,
+        cwd=emfed_shell.folder,
         timeout=60,
         check=False,
     )

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import fedem
-from fedem.cli.help import EXIT_CODES
-from fedem.cli.progress import rounds_left, size
+import emfed
+from emfed.cli.help import EXIT_CODES
+from emfed.cli.progress import rounds_left, size
 from tests.cli.shell import Shell
 
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
@@ -21,36 +21,36 @@ COMMANDS = ("fit", "predict", "impute", "inspect", "report")
 HEADINGS = ("Fit and use models:", "The theory and the paper:", "A federation between machines:")
 
 
-def test_help_is_grouped_and_ends_with_exit_codes(fedem_shell: Shell) -> None:
-    code, out, _ = fedem_shell("--help")
+def test_help_is_grouped_and_ends_with_exit_codes(emfed_shell: Shell) -> None:
+    code, out, _ = emfed_shell("--help")
     assert code == 0
     at = [out.index(words) for words in HEADINGS]
     assert at == sorted(at)
     assert "\nCommands:" not in out
     for number, words in EXIT_CODES.items():
         assert re.search(rf"^\s+{number}  {re.escape(words)}$", out, re.MULTILINE)
-    _, out, _ = fedem_shell("fit", "--help")
+    _, out, _ = emfed_shell("fit", "--help")
     headings = ("Arguments:", "Output:", "Data:", "Model:", "Algorithm:", "Limits", "Run:")
     at = [out.index(words) for words in headings]
     assert at == sorted(at)
-    assert "fedem fit wards.csv --groups hospital --components 2:8" in out
+    assert "emfed fit wards.csv --groups hospital --components 2:8" in out
     assert "DATA..." in out.splitlines()[0]
     assert "  DATA...  CSV, TSV or Parquet, or - for a pipe" in out
 
 
-def test_a_typo_is_answered_once(fedem_shell: Shell) -> None:
-    code, _, err = fedem_shell("fitt")
+def test_a_typo_is_answered_once(emfed_shell: Shell) -> None:
+    code, _, err = emfed_shell("fitt")
     assert code == 2
-    assert err == "fedem: No such command 'fitt'. Did you mean 'fit'? See fedem --help.\n"
+    assert err == "emfed: No such command 'fitt'. Did you mean 'fit'? See emfed --help.\n"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_page_names_every_option_and_no_other(command: str, fedem_shell: Shell) -> None:
-    _, out, _ = fedem_shell(command, "--help")
+def test_the_page_names_every_option_and_no_other(command: str, emfed_shell: Shell) -> None:
+    _, out, _ = emfed_shell(command, "--help")
     lines = [line for line in out.splitlines() if re.match(r"\s+-", line)]
     real = {option for line in lines for option in re.findall(r"--[a-z][a-z-]+", line[:30])}
     text = PAGE.read_text(encoding="utf-8")
-    section = text.split(f"## fedem {command}\n")[1].split("\n## ")[0]
+    section = text.split(f"## emfed {command}\n")[1].split("\n## ")[0]
     told = set(re.findall(r"--[a-z][a-z-]+", section))
     assert real - told - {"--help"} == set()
     assert told - real - {"--help"} == set()
@@ -62,44 +62,44 @@ def test_the_page_has_the_exit_codes() -> None:
         assert f"| {number} | {words} |" in text
 
 
-def test_completion_in_a_shell(fedem_shell: Shell) -> None:
+def test_completion_in_a_shell(emfed_shell: Shell) -> None:
     def complete(*words: str) -> list[str]:
         environment = {
-            "_FEDEM_COMPLETE": "complete_bash",
+            "_EMFED_COMPLETE": "complete_bash",
             "COMP_WORDS": " ".join(words),
             "COMP_CWORD": str(len(words) - 1),
         }
-        process = fedem_shell.process(env=environment)
+        process = emfed_shell.process(env=environment)
         out, _ = process.communicate(timeout=60)
         return out.decode().split()
 
-    assert set(complete("fedem", "re")) == {"report", "reproduce"}
-    assert complete("fedem", "fit", "--cov") == ["--covariance"]
-    assert complete("fedem", "fit", "--covariance", "s") == ["spherical"]
-    assert set(complete("fedem", "fit", "--algorithm", "")) == {"auto", "em", "fedem", "vr-fedem"}
-    process = fedem_shell.process(env={"_FEDEM_COMPLETE": "source_bash"})
+    assert set(complete("emfed", "re")) == {"report", "reproduce"}
+    assert complete("emfed", "fit", "--cov") == ["--covariance"]
+    assert complete("emfed", "fit", "--covariance", "s") == ["spherical"]
+    assert set(complete("emfed", "fit", "--algorithm", "")) == {"auto", "em", "FedEM", "VR-FedEM"}
+    process = emfed_shell.process(env={"_EMFED_COMPLETE": "source_bash"})
     script, _ = process.communicate(timeout=60)
     checked = subprocess.run(["bash", "-n"], input=script, capture_output=True, check=False)
     assert checked.returncode == 0
     assert b"complete" in script
 
 
-def test_a_file_holds_all_options(fedem_shell: Shell) -> None:
-    fedem_shell.write(
+def test_a_file_holds_all_options(emfed_shell: Shell) -> None:
+    emfed_shell.write(
         "fit.toml",
         'data = ["wards.csv"]\ngroups = "hospital"\ncolumns = "age,pressure"\ncomponents = 3\n'
-        'rounds = 4\nmax_bytes = 1000000\nout = "c.fedem"\nseed = 3\njson = true\nnames = false\n',
+        'rounds = 4\nmax_bytes = 1000000\nout = "c.emfed"\nseed = 3\njson = true\nnames = false\n',
     )
-    code, out, _ = fedem_shell("fit", "--config", "fit.toml")
+    code, out, _ = emfed_shell("fit", "--config", "fit.toml")
     assert code == 3
     told = json.loads(out)
     assert (told["components"], told["rounds"], told["seed"]) == (3, 4, 3)
-    result = fedem.load(fedem_shell.folder / "c.fedem")
+    result = emfed.load(emfed_shell.folder / "c.emfed")
     assert result.facts is not None
     assert result.facts.settings["limits"]["bytes"] == 1_000_000
     assert result.workers()["worker"] == ["0", "1", "2"]
     # The command line has the last word.
-    code, out, _ = fedem_shell("fit", "--config", "fit.toml", "--seed", 9, "-k", 2)
+    code, out, _ = emfed_shell("fit", "--config", "fit.toml", "--seed", 9, "-k", 2)
     assert (json.loads(out)["components"], json.loads(out)["seed"]) == (2, 9)
 
 
@@ -116,12 +116,12 @@ def test_a_file_holds_all_options(fedem_shell: Shell) -> None:
         ("config = 'other.toml'", "no option 'config'"),
     ],
 )
-def test_mistakes_in_the_file_are_named(text: str, message: str, fedem_shell: Shell) -> None:
-    fedem_shell.write("fit.toml", text + "\n")
-    code, _, err = fedem_shell("fit", "wards.csv", "--config", "fit.toml")
+def test_mistakes_in_the_file_are_named(text: str, message: str, emfed_shell: Shell) -> None:
+    emfed_shell.write("fit.toml", text + "\n")
+    code, _, err = emfed_shell("fit", "wards.csv", "--config", "fit.toml")
     assert code == 2
     assert message in err
-    assert fedem_shell("fit", "wards.csv", "--config", "nowhere.toml")[0] == 2
+    assert emfed_shell("fit", "wards.csv", "--config", "nowhere.toml")[0] == 2
 
 
 def test_rounds_that_are_left() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedem.cli.main import main
+from emfed.cli.main import main
 
 
 @pytest.fixture

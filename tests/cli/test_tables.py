@@ -11,9 +11,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-import fedem
-from fedem.cli.intake import read_workers
-from fedem.cli.tables import listed, numbers, read_cells
+import emfed
+from emfed.cli.intake import read_workers
+from emfed.cli.tables import listed, numbers, read_cells
 from tests.cli.shell import Shell
 
 
@@ -63,27 +63,27 @@ BAD: dict[str, tuple[str | bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_files_are_refused_in_one_line(name: str, fedem_shell: Shell) -> None:
+def test_bad_files_are_refused_in_one_line(name: str, emfed_shell: Shell) -> None:
     text, message = BAD[name]
-    fedem_shell.write("bad.csv", text)
-    code, out, err = fedem_shell("fit", "bad.csv", "-k", 1)
+    emfed_shell.write("bad.csv", text)
+    code, out, err = emfed_shell("fit", "bad.csv", "-k", 1)
     assert code == 1, err
     assert message in err
     assert out == ""
-    assert not (fedem_shell.folder / "model.fedem").exists()
+    assert not (emfed_shell.folder / "model.emfed").exists()
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_one_row_and_one_column(kind: str, fedem_shell: Shell) -> None:
+def test_one_row_and_one_column(kind: str, emfed_shell: Shell) -> None:
     frame = pl.DataFrame({"a": [1.0], "b": [2.0]})
     if kind == "csv":
-        frame.write_csv(fedem_shell.folder / "one.csv")
+        frame.write_csv(emfed_shell.folder / "one.csv")
     else:
-        frame.write_parquet(fedem_shell.folder / "one.parquet")
-    code, _, err = fedem_shell("fit", f"one.{kind}", "-k", 2)
+        frame.write_parquet(emfed_shell.folder / "one.parquet")
+    code, _, err = emfed_shell("fit", f"one.{kind}", "-k", 2)
     assert code == 1
     assert "1 rows" in err
-    assert fedem_shell("fit", f"one.{kind}", "-k", 1, "-q", "--report", "r.html")[0] in (0, 1, 3)
+    assert emfed_shell("fit", f"one.{kind}", "-k", 1, "-q", "--report", "r.html")[0] in (0, 1, 3)
 
 
 @pytest.mark.parametrize(
@@ -101,11 +101,11 @@ def test_one_row_and_one_column(kind: str, fedem_shell: Shell) -> None:
         (["fit", "wards.csv", "-k", "many"], 2, "2:8"),
         (["fit", "wards.csv", "--model", "hmm"], 2, "--model must be one of"),
         (["fit", "wards.csv", "--algorithm", "sgd"], 2, "--algorithm must be one of"),
-        (["fit", "wards.csv", "--compressor", "zip", "--algorithm", "fedem"], 2, "zip"),
+        (["fit", "wards.csv", "--compressor", "zip", "--algorithm", "FedEM"], 2, "zip"),
         (["fit", "wards.csv", "--compressor", "none", "--algorithm", "em"], 2, "goes with"),
-        (["fit", "wards.csv", "--compressor", "none"], 2, "goes with --algorithm fedem"),
+        (["fit", "wards.csv", "--compressor", "none"], 2, "goes with --algorithm FedEM"),
         (["fit", "wards.csv", "--batch", "9", "--algorithm", "em"], 2, "--batch goes with"),
-        (["fit", "wards.csv", "--follow-em", "--algorithm", "fedem"], 2, "--algorithm auto, not"),
+        (["fit", "wards.csv", "--follow-em", "--algorithm", "FedEM"], 2, "--algorithm auto, not"),
         (["fit", "wards.csv", "--target", "age"], 2, "--target goes with --model regression"),
         (["fit", "wards.csv", "--factors", "2"], 2, "--factors goes with --model factors or ppca"),
         (["fit", "wards.csv", "--model", "ppca", "--covariance", "full"], 2, "not with ppca"),
@@ -116,28 +116,28 @@ def test_one_row_and_one_column(kind: str, fedem_shell: Shell) -> None:
         (["fit", "wards.csv", "--types", "floor=poisson"], 2, "no column 'floor'"),
         (["fit", "wards.csv", "--model", "regression"], 2, "--target"),
         (["fit", "wards.csv", "-o", "-"], 2, "path of a file"),
-        (["fit", "wards.csv", "-o", "no/where/m.fedem"], 2, "there is no folder"),
+        (["fit", "wards.csv", "-o", "no/where/m.emfed"], 2, "there is no folder"),
         (["fit", "wards.csv", "--report", "report.pdf"], 2, ".html"),
         (["fit", "wards.csv", "-p", "1.5"], 2, "participation"),
         (["fit"], 2, "DATA"),
         (["predict", "wards.csv", "wards.csv"], 1, "model file"),
-        (["predict", "nowhere.fedem", "wards.csv"], 1, "there is no model file"),
-        (["predict", "nowhere.fedem", "wards.csv", "--json"], 2, "--json takes stdout"),
-        (["report", "nowhere.fedem", "-o", "r.txt"], 2, ".html"),
+        (["predict", "nowhere.emfed", "wards.csv"], 1, "there is no model file"),
+        (["predict", "nowhere.emfed", "wards.csv", "--json"], 2, "--json takes stdout"),
+        (["report", "nowhere.emfed", "-o", "r.txt"], 2, ".html"),
     ],
 )
 def test_wrong_usage_is_one_line(
-    arguments: list[str], code: int, message: str, fedem_shell: Shell
+    arguments: list[str], code: int, message: str, emfed_shell: Shell
 ) -> None:
-    got, out, err = fedem_shell(*arguments)
+    got, out, err = emfed_shell(*arguments)
     assert got == code, err
     assert message in err
     assert out == ""
 
 
-def test_a_range_is_cut_to_what_the_rows_can_have(fedem_shell: Shell) -> None:
-    fedem_shell.write("five.csv", "a\n1\n2\n4\n8\n9\n")
-    code, out, err = fedem_shell("fit", "five.csv", "-k", "1:8", "--json")
+def test_a_range_is_cut_to_what_the_rows_can_have(emfed_shell: Shell) -> None:
+    emfed_shell.write("five.csv", "a\n1\n2\n4\n8\n9\n")
+    code, out, err = emfed_shell("fit", "five.csv", "-k", "1:8", "--json")
     assert code == 0, err
     told = json.loads(out)
     assert [row["n_components"] for row in told["tried"]] == [1, 2, 3, 4, 5]
@@ -150,7 +150,7 @@ def test_workers_keep_their_names_and_rows_without_one_are_refused(tmp_path: Pat
     intake = read_workers([str(path)], "site", None, None)
     assert sorted(intake.workers.names) == ["007", "7", "NA"]
     path.write_text("site,a\n007,1\n,2\n")
-    with pytest.raises(fedem.DataError, match="row 2: no worker"):
+    with pytest.raises(emfed.DataError, match="row 2: no worker"):
         read_workers([str(path)], "site", None, None)
 
 
@@ -160,7 +160,7 @@ def test_families_of_columns(tmp_path: Path) -> None:
     intake = read_workers([str(path)], None, None, "stays=poisson:days,w=categorical")
     kinds: Any = intake.families
     assert list(kinds) == ["a", "stays", "days", "w"]
-    assert kinds["stays"] == fedem.Poisson(exposure="days")
+    assert kinds["stays"] == emfed.Poisson(exposure="days")
     assert kinds["days"] == "exposure"
-    assert kinds["w"] == fedem.Categorical(2)
+    assert kinds["w"] == emfed.Categorical(2)
     assert intake.categories == {"w": ["9", "10"]}  # numbers in their order

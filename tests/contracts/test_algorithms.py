@@ -9,34 +9,34 @@ import array_api_strict
 import numpy as np
 import pytest
 
-import fedem
-from fedem.algorithms import ALGORITHMS
-from fedem.federations import FEDERATIONS
+import emfed
+from emfed.algorithms import ALGORITHMS
+from emfed.federations import FEDERATIONS
 from tests.helpers import KINDS, fit, make_data, make_model
 
 OPERATORS: dict[str, Any] = {
-    "identity": fedem.Identity(),
-    "dithering": fedem.Dithering(levels=2, block="row"),
-    "rand-k": fedem.RandomSparsification(0.5, fedem.Dithering(4)),
-    "subtractive": fedem.SubtractiveDithering(0.3),
+    "identity": emfed.Identity(),
+    "dithering": emfed.Dithering(levels=2, block="row"),
+    "rand-k": emfed.RandomSparsification(0.5, emfed.Dithering(4)),
+    "subtractive": emfed.SubtractiveDithering(0.3),
 }
 
 
 def variants(name: str) -> list[Any]:
     """The ways an algorithm can be set up that the tests go through."""
     if name == "em":
-        return [fedem.EM()]
+        return [emfed.EM()]
     if name == "auto":
-        return [fedem.AutoEM(), fedem.AutoEM(follow_em=True), fedem.AutoEM(batch_size=10)]
+        return [emfed.AutoEM(), emfed.AutoEM(follow_em=True), emfed.AutoEM(batch_size=10)]
     size = {"batch_size": 10}
     cls = ALGORITHMS[name]
     out = [
         cls(operator, step_size=0.2, in_metric=operator_name == "subtractive", **size)
         for operator_name, operator in OPERATORS.items()
     ]
-    out.append(cls(fedem.Dithering(4), step_size=0.3, memory_start="mean-field", **size))
-    out.append(cls(fedem.Dithering(4), step_size=0.3, replacement=True, **size))
-    out.append(cls(fedem.Dithering(4), step_size=fedem.Decreasing(0.8), memory_rate=0.0, **size))
+    out.append(cls(emfed.Dithering(4), step_size=0.3, memory_start="mean-field", **size))
+    out.append(cls(emfed.Dithering(4), step_size=0.3, replacement=True, **size))
+    out.append(cls(emfed.Dithering(4), step_size=emfed.Decreasing(0.8), memory_rate=0.0, **size))
     return out
 
 
@@ -49,7 +49,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 @each_kind
 def test_loop_and_stacked_give_the_same_trajectory(algorithm: Any, kind: str) -> None:
     tables = make_data(2, sizes=(30, 18, 13, 30, 21, 30))
-    participation = fedem.Bernoulli([0.9, 0.5, 1.0, 0.6, 0.7, 0.8])
+    participation = emfed.Bernoulli([0.9, 0.5, 1.0, 0.6, 0.7, 0.8])
     runs = [
         fit(
             make_model(kind),
@@ -83,11 +83,11 @@ def test_rows_may_live_on_another_array_namespace(algorithm: Any) -> None:
 
 @each
 def test_memories_add_up_after_every_round(algorithm: Any) -> None:
-    run = fedem.open_run(
+    run = emfed.open_run(
         make_model("diag"),
         make_data(3),
         algorithm,
-        participation=fedem.Bernoulli(0.6),
+        participation=emfed.Bernoulli(0.6),
         weights="uniform",
         seed=5,
     )
@@ -103,7 +103,7 @@ def test_memories_add_up_after_every_round(algorithm: Any) -> None:
 
 @each
 def test_steps_do_not_change_their_input(algorithm: Any) -> None:
-    run = fedem.open_run(make_model("full"), make_data(3), algorithm, seed=5)
+    run = emfed.open_run(make_model("full"), make_data(3), algorithm, seed=5)
     run.step()
     state = run.state
     copies = state.statistics.copy(), state.control.copy()
@@ -119,15 +119,15 @@ def test_description_is_plain_json(algorithm: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["fedem", "vr-fedem", "auto"])
+@pytest.mark.parametrize("name", ["FedEM", "VR-FedEM", "auto"])
 def test_compressed_runs_reach_the_pooled_optimum(kind: str, name: str) -> None:
     """With full local information and memories, compression noise dies out."""
     tables = make_data(3, sizes=(40, 25, 60, 33), spread=6.0)
     start = fit(make_model(kind), tables, rounds=20, seed=1).params  # in one basin
     pooled = fit(make_model(kind), tables, rounds=400, start=start)
-    size = {"batch_size": 1000, "inner_rounds": 5} if name == "vr-fedem" else {}
+    size = {"batch_size": 1000, "inner_rounds": 5} if name == "VR-FedEM" else {}
     settings: dict[str, Any] = {
-        "compressor": fedem.SubtractiveDithering(0.2),
+        "compressor": emfed.SubtractiveDithering(0.2),
         "step_size": 0.5,
         "in_metric": True,
     }

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedem.compressors import COMPRESSORS, Dithering, Identity, block_quantization
-from fedem.errors import SettingsError
-from fedem.protocols import Compressed, Compressor, FloatArray, Layout
-from fedem.wire import decode_payload, encode_payload, payload_sizes
+from emfed.compressors import COMPRESSORS, Dithering, Identity, block_quantization
+from emfed.errors import SettingsError
+from emfed.protocols import Compressed, Compressor, FloatArray, Layout
+from emfed.wire import decode_payload, encode_payload, payload_sizes
 from tests.helpers import bias_in_sigmas, quantise_many
 
 EXAMPLES = [example for cls in COMPRESSORS.values() for example in cls.examples()]

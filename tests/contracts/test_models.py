@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fedem
-from fedem.models import GaussianParameters
-from fedem.protocols import FloatArray
-from fedem.testing import check_model
+import emfed
+from emfed.models import GaussianParameters
+from emfed.protocols import FloatArray
+from emfed.testing import check_model
 from tests.helpers import KINDS, bind, make_data, make_model
 
 each = pytest.mark.parametrize("kind", KINDS)
 PRIORS: list[dict[str, Any]] = [
     {"covariance_floor": 0.0},
     {"weight_concentration": 3.0},
-    {"covariance_prior": fedem.InverseWishart(5.0, 0.5)},
+    {"covariance_prior": emfed.InverseWishart(5.0, 0.5)},
     {"covariance_floor": 0.3},
 ]
 each_prior = pytest.mark.parametrize("options", PRIORS, ids=["plain", "dirichlet", "iw", "floor"])
@@ -170,7 +170,7 @@ def test_blocks_do_not_show(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = np.concatenate(tables)
     whole = model.expected_statistics(rows, params), model.log_likelihood(rows, params)
     summary = model.summary(rows)
-    monkeypatch.setattr("fedem.models.mixture.BLOCK_ELEMENTS", 16)
+    monkeypatch.setattr("emfed.models.mixture.BLOCK_ELEMENTS", 16)
     np.testing.assert_allclose(model.expected_statistics(rows, params), whole[0], atol=1e-13)
     assert model.log_likelihood(rows, params) == pytest.approx(float(whole[1]))
     for name, value in model.summary(rows).items():
@@ -281,7 +281,7 @@ def test_large_means_do_not_cancel(kind: str) -> None:
 @settings(max_examples=25)
 @given(seed=st.integers(0, 10_000), size=st.sampled_from([0.1, 1.0, 30.0]))
 def test_guard_keeps_the_domain(kind: str, seed: int, size: float) -> None:
-    from fedem.algorithms.steps import shorten
+    from emfed.algorithms.steps import shorten
 
     model, tables, params = setup(kind, seed)
     statistics = pooled(model, tables, params)
@@ -309,12 +309,12 @@ def test_a_dying_component_does_not_freeze_the_others(kind: str, trial: int) -> 
     rng = np.random.default_rng(trial)
     centres = 6 * rng.normal(size=(4, 8))
     rows = centres[rng.integers(4, size=400)] + rng.normal(size=(400, 8))
-    result = fedem.fit(
-        fedem.gaussian_mixture(8, kind),
+    result = emfed.fit(
+        emfed.gaussian_mixture(8, kind),
         [rows[:150], rows[150:]],
         rounds=1500,
         seed=trial,
-        monitor=fedem.Monitor(every=1499, objective=False),
+        monitor=emfed.Monitor(every=1499, objective=False),
     )
     assert result.records[-1].step_size > 0.1
     assert result.records[-1].squared_H is not None
@@ -329,16 +329,16 @@ def test_singular_data_never_escape_as_linear_algebra_errors(kind: str, floor: f
     base = rng.normal(size=(60, 2))
     collinear = np.column_stack([base, base.sum(axis=1)])
     doubled = np.concatenate([np.tile(base[:1], (50, 1)), base[:10]])
-    model = fedem.gaussian_mixture(3, kind, covariance_floor=floor)
+    model = emfed.gaussian_mixture(3, kind, covariance_floor=floor)
     for rows in (collinear, doubled):
         parts = [rows[:20], rows[20:]]
         if kind in ("tied", "streamed") and floor == 0 and rows is collinear:
-            with pytest.raises(fedem.SettingsError, match="combinations of others"):
-                fedem.fit(model, parts, rounds=150)
+            with pytest.raises(emfed.SettingsError, match="combinations of others"):
+                emfed.fit(model, parts, rounds=150)
             continue
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", fedem.FedemWarning)
-            result = fedem.fit(model, parts, rounds=150)
+            warnings.simplefilter("ignore", emfed.EmfedWarning)
+            result = emfed.fit(model, parts, rounds=150)
         assert np.isfinite(result.statistics).all()
 
 

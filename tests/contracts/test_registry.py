@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedem
-from fedem.testing import check_model
+import emfed
+from emfed.testing import check_model
 from tests.registry import REGISTRY
 
 each = pytest.mark.parametrize("name", REGISTRY)
 ALGORITHMS: dict[str, Any] = {
-    "em": fedem.EM(),
-    "fedem": fedem.FedEM(fedem.Dithering(4, block="row"), step_size=0.2),
-    "fedem in metric": fedem.FedEM(fedem.Dithering(4, block="row"), step_size=0.2, in_metric=True),
-    "mini-batches": fedem.FedEM(fedem.Dithering(8, block="row"), step_size=0.1, batch_size=8),
-    "vr-fedem": fedem.VRFedEM(
-        fedem.Dithering(8, block="row"), step_size=0.1, batch_size=8, inner_rounds=5
+    "em": emfed.EM(),
+    "FedEM": emfed.FedEM(emfed.Dithering(4, block="row"), step_size=0.2),
+    "emfed in metric": emfed.FedEM(emfed.Dithering(4, block="row"), step_size=0.2, in_metric=True),
+    "mini-batches": emfed.FedEM(emfed.Dithering(8, block="row"), step_size=0.1, batch_size=8),
+    "VR-FedEM": emfed.VRFedEM(
+        emfed.Dithering(8, block="row"), step_size=0.1, batch_size=8, inner_rounds=5
     ),
 }
 
@@ -35,14 +35,14 @@ def test_the_contract_is_kept(name: str, priors: bool) -> None:
 def test_loop_and_stacked_agree_under_partial_participation(name: str, algorithm: str) -> None:
     entry = REGISTRY[name]
     options: dict[str, Any] = {
-        "participation": fedem.Bernoulli(0.7),
+        "participation": emfed.Bernoulli(0.7),
         "rounds": 12,
         "seed": 5,
         "start_statistics": "expected",
         "start": None,
     }
     results = [
-        fedem.fit(entry.make(), entry.tables, ALGORITHMS[algorithm], federation=where, **options)
+        emfed.fit(entry.make(), entry.tables, ALGORITHMS[algorithm], federation=where, **options)
         for where in ("loop", "stacked")
     ]
     statistics = [result.statistics for result in results]
@@ -56,22 +56,22 @@ def test_compressed_federation_reaches_the_pooled_optimum(name: str) -> None:
     """Full local passes, compressed, partial: where EM on the pooled rows ends."""
     entry = REGISTRY[name]
     rows = np.concatenate(entry.tables)
-    start = fedem.fit(entry.make(), [rows], rounds=entry.warm).params
+    start = emfed.fit(entry.make(), [rows], rounds=entry.warm).params
     common: dict[str, Any] = {
         "start": start,
         "start_statistics": "parameters",
         "tolerance": 1e-14,
         "count_bytes": False,
     }
-    pooled = fedem.fit(entry.make(), [rows], rounds=2000, **common)
-    got = fedem.fit(
+    pooled = emfed.fit(entry.make(), [rows], rounds=2000, **common)
+    got = emfed.fit(
         entry.make(),
         entry.tables,
-        fedem.FedEM(fedem.Dithering(16, block="row"), step_size=0.7),
+        emfed.FedEM(emfed.Dithering(16, block="row"), step_size=0.7),
         rounds=600,
-        participation=fedem.Bernoulli(0.9),
+        participation=emfed.Bernoulli(0.9),
         **common,
     )
     assert got.log_likelihood(rows) == pytest.approx(pooled.log_likelihood(rows), abs=1e-6)
-    before = fedem.fit(entry.make(), [rows], rounds=0, **common)
+    before = emfed.fit(entry.make(), [rows], rounds=0, **common)
     assert got.log_likelihood(rows) > before.log_likelihood(rows)

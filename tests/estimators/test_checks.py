@@ -6,19 +6,19 @@ from typing import Any
 
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-import fedem
+import emfed
 
 ESTIMATORS = [
-    fedem.FederatedGaussianMixture(),
-    fedem.FederatedGaussianMixture(2, covariance_type="tied"),
-    fedem.FederatedGaussianMixture("1:2", covariance_type="diag", missing=True),
-    fedem.FederatedMixture(),
-    fedem.FederatedMixture(2, n_init=2),
-    fedem.FederatedFactorAnalysis(),
-    fedem.FederatedImputer(),
-    fedem.FederatedImputer(2, covariance_type="diag"),
-    fedem.FederatedImputer(rank=2),
-    fedem.FederatedKMeans(),
+    emfed.FederatedGaussianMixture(),
+    emfed.FederatedGaussianMixture(2, covariance_type="tied"),
+    emfed.FederatedGaussianMixture("1:2", covariance_type="diag", missing=True),
+    emfed.FederatedMixture(),
+    emfed.FederatedMixture(2, n_init=2),
+    emfed.FederatedFactorAnalysis(),
+    emfed.FederatedImputer(),
+    emfed.FederatedImputer(2, covariance_type="diag"),
+    emfed.FederatedImputer(rank=2),
+    emfed.FederatedKMeans(),
 ]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from sklearn import datasets
 
-import fedem
+import emfed
 
 TABLES = {
     "wine": (datasets.load_wine().data, 3, "diag", 5),
@@ -37,14 +37,14 @@ def test_the_default_ends_where_pooled_em_ends(name: str) -> None:
         groups = np.random.default_rng(seed).integers(workers, size=len(rows))
         if seed % 2:  # unlike each other
             groups = np.argsort(np.argsort(rows[:, 0])) * workers // len(rows)
-        model = fedem.gaussian_mixture(k, kind)
+        model = emfed.gaussian_mixture(k, kind)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ours = fedem.FederatedGaussianMixture(k, covariance_type=kind, random_state=seed)
+            ours = emfed.FederatedGaussianMixture(k, covariance_type=kind, random_state=seed)
             ours.fit(rows, groups=groups)
-            run = fedem.open_run(model, rows, groups=groups, start="auto", seed=seed)
+            run = emfed.open_run(model, rows, groups=groups, start="auto", seed=seed)
             start = run.model.to_user(run.params)
-            pooled = fedem.fit(model, rows, start=start, nats=1e-7, rounds=5000)
+            pooled = emfed.fit(model, rows, start=start, nats=1e-7, rounds=5000)
         assert ours.converged_
         good += ours.score(rows) >= pooled.log_likelihood(rows) - 1e-3
     assert good >= 9
@@ -53,7 +53,7 @@ def test_the_default_ends_where_pooled_em_ends(name: str) -> None:
 def test_a_fit_that_did_not_converge_says_so() -> None:
     rows, k, kind, workers = TABLES["hastie"]
     groups = np.arange(len(rows)) % workers
-    mixture = fedem.FederatedGaussianMixture(k, covariance_type=kind, max_iter=5, random_state=0)
+    mixture = emfed.FederatedGaussianMixture(k, covariance_type=kind, max_iter=5, random_state=0)
     with pytest.warns(UserWarning, match="did not converge in 5 rounds"):
         mixture.fit(rows, groups=groups)
     assert not mixture.converged_

@@ -16,8 +16,8 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-import fedem
-from fedem.estimators import NotConverged
+import emfed
+from emfed.estimators import NotConverged
 from tests.helpers import make_data
 
 KINDS = ("full", "tied", "diag", "spherical")
@@ -25,7 +25,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 ROWS = np.concatenate(make_data(2, sizes=(150, 150), k=3, d=3, spread=1.5))
 
 
-def from_sklearn(kind: str, k: int = 3) -> tuple[fedem.GaussianParameters, Any]:
+def from_sklearn(kind: str, k: int = 3) -> tuple[emfed.GaussianParameters, Any]:
     """A start, and where scikit-learn ends from it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -40,14 +40,14 @@ def from_sklearn(kind: str, k: int = 3) -> tuple[fedem.GaussianParameters, Any]:
             tol=1e-10,
             max_iter=5000,
         ).fit(ROWS)
-    return fedem.GaussianParameters(first.weights_, first.means_, first.covariances_), peer
+    return emfed.GaussianParameters(first.weights_, first.means_, first.covariances_), peer
 
 
 @each_kind
 @pytest.mark.parametrize("groups", [None, np.arange(len(ROWS)) % 4], ids=["alone", "four"])
 def test_ends_where_scikit_learn_ends(kind: str, groups: Any) -> None:
     start, peer = from_sklearn(kind)
-    ours = fedem.FederatedGaussianMixture(
+    ours = emfed.FederatedGaussianMixture(
         3, covariance_type=kind, start=start, tol=1e-9, algorithm="em"
     )
     ours.fit(ROWS, groups=groups)
@@ -60,7 +60,7 @@ def test_ends_where_scikit_learn_ends(kind: str, groups: Any) -> None:
 
 @each_kind
 def test_to_sklearn_answers_alike(kind: str) -> None:
-    ours = fedem.FederatedGaussianMixture(3, covariance_type=kind).fit(ROWS)
+    ours = emfed.FederatedGaussianMixture(3, covariance_type=kind).fit(ROWS)
     theirs = ours.to_sklearn()
     np.testing.assert_array_equal(ours.predict(ROWS), theirs.predict(ROWS))
     np.testing.assert_allclose(ours.predict_proba(ROWS), theirs.predict_proba(ROWS), atol=1e-10)
@@ -72,7 +72,7 @@ def test_to_sklearn_answers_alike(kind: str) -> None:
 
 
 def test_samples_look_like_the_rows() -> None:
-    fitted = fedem.FederatedGaussianMixture(3, random_state=3).fit(ROWS)
+    fitted = emfed.FederatedGaussianMixture(3, random_state=3).fit(ROWS)
     drawn, labels = fitted.sample(40_000)
     np.testing.assert_allclose(drawn.mean(axis=0), ROWS.mean(axis=0), atol=0.1)
     np.testing.assert_allclose(np.cov(drawn.T), np.cov(ROWS.T), atol=0.25)
@@ -81,8 +81,8 @@ def test_samples_look_like_the_rows() -> None:
 
 
 def test_random_state_means_for_samples_what_it_means_in_scikit_learn() -> None:
-    factors = fedem.FederatedFactorAnalysis(1).fit(ROWS)
-    for fitted in (fedem.FederatedGaussianMixture(3).fit(ROWS), factors):
+    factors = emfed.FederatedFactorAnalysis(1).fit(ROWS)
+    for fitted in (emfed.FederatedGaussianMixture(3).fit(ROWS), factors):
         first, second = (np.asarray(fitted.sample(5)[0]) for _ in range(2))
         assert not np.array_equal(first, second)
         np.random.seed(3)
@@ -96,7 +96,7 @@ def test_random_state_means_for_samples_what_it_means_in_scikit_learn() -> None:
 def test_the_number_of_components_is_found_in_one_run() -> None:
     rows, _ = datasets.make_blobs(900, 3, centers=4, random_state=2)
     for given, criterion in (("2:6", "bic"), (range(2, 7), "icl")):
-        fitted = fedem.FederatedGaussianMixture(given, criterion=criterion)
+        fitted = emfed.FederatedGaussianMixture(given, criterion=criterion)
         fitted.fit(rows, groups=np.arange(900) % 3)
         assert fitted.n_components_ == len(fitted.weights_) == 4
         assert [row["n_components"] for row in fitted.selection_.table] == [2, 3, 4, 5, 6]
@@ -106,8 +106,8 @@ def test_the_number_of_components_is_found_in_one_run() -> None:
 
 
 def test_warm_start_goes_on() -> None:
-    once = fedem.FederatedGaussianMixture(3, tol=1e-8).fit(ROWS)
-    again = fedem.FederatedGaussianMixture(3, tol=1e-8, max_iter=4, warm_start=True)
+    once = emfed.FederatedGaussianMixture(3, tol=1e-8).fit(ROWS)
+    again = emfed.FederatedGaussianMixture(3, tol=1e-8, max_iter=4, warm_start=True)
     scores = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -119,31 +119,31 @@ def test_warm_start_goes_on() -> None:
 
 
 def test_changed_settings_are_no_ground_to_go_on_from() -> None:
-    warm = fedem.FederatedGaussianMixture(3, warm_start=True).fit(ROWS)
+    warm = emfed.FederatedGaussianMixture(3, warm_start=True).fit(ROWS)
     warm.set_params(n_components=2)
-    with pytest.raises(fedem.SettingsError, match="n_components from 3 to 2: put that back"):
+    with pytest.raises(emfed.SettingsError, match="n_components from 3 to 2: put that back"):
         warm.fit(ROWS)
     warm.set_params(n_components=3, covariance_type="diag")
-    with pytest.raises(fedem.SettingsError, match="covariance from 'full' to 'diag'"):
+    with pytest.raises(emfed.SettingsError, match="covariance from 'full' to 'diag'"):
         warm.fit(ROWS)
     warm.set_params(covariance_type="full", covariance_floor=1e-5).fit(ROWS)  # that may change
-    with pytest.raises(fedem.SettingsError, match="columns from 3 to 1"):
+    with pytest.raises(emfed.SettingsError, match="columns from 3 to 1"):
         warm.fit(ROWS[:, :1])
     warm.set_params(n_components="2:3")
-    with pytest.warns(fedem.FedemWarning, match="starts anew"):
+    with pytest.warns(emfed.EmfedWarning, match="starts anew"):
         warm.fit(ROWS)
-    online = fedem.FederatedGaussianMixture(3).partial_fit(ROWS)
+    online = emfed.FederatedGaussianMixture(3).partial_fit(ROWS)
     online.set_params(n_components=2)
-    with pytest.raises(fedem.SettingsError, match="partial_fit.*n_components from 3 to 2"):
+    with pytest.raises(emfed.SettingsError, match="partial_fit.*n_components from 3 to 2"):
         online.partial_fit(ROWS)
     assert online.set_params(n_components=3).partial_fit(ROWS).n_batches_ == 2
-    analysis = fedem.FederatedFactorAnalysis(1, warm_start=True).fit(ROWS)
+    analysis = emfed.FederatedFactorAnalysis(1, warm_start=True).fit(ROWS)
     assert analysis.fit(ROWS).converged_
 
 
 def test_batches_keep_the_column_of_workers() -> None:
     table = pd.DataFrame(ROWS, columns=["x", "y", "z"]).assign(site=np.arange(len(ROWS)) % 3)
-    online = fedem.FederatedGaussianMixture(2).partial_fit(table, groups="site")
+    online = emfed.FederatedGaussianMixture(2).partial_fit(table, groups="site")
     online.partial_fit(table.drop(columns="site"))
     assert online.groups_column_ == "site"
     assert len(online.predict(table)) == len(table)
@@ -153,7 +153,7 @@ def test_batches_keep_the_column_of_workers() -> None:
 
 def test_it_says_when_it_has_not_converged() -> None:
     with pytest.warns(NotConverged, match="max_iter") as caught:
-        fitted = fedem.FederatedGaussianMixture(3, max_iter=2, start="moments").fit(ROWS)
+        fitted = emfed.FederatedGaussianMixture(3, max_iter=2, start="moments").fit(ROWS)
     assert issubclass(caught[0].category, sklearn.exceptions.ConvergenceWarning)
     assert not fitted.converged_
     assert fitted.n_iter_ == fitted.n_rounds_ == 2
@@ -163,11 +163,11 @@ def test_several_starts_find_what_one_misses() -> None:
     rows, _ = datasets.make_blobs(1200, 2, centers=12, cluster_std=0.5, random_state=3)
     options: dict[str, Any] = {"start": "moments", "covariance_type": "spherical"}
     one = [
-        fedem.FederatedGaussianMixture(12, random_state=s, **options).fit(rows).score(rows)
+        emfed.FederatedGaussianMixture(12, random_state=s, **options).fit(rows).score(rows)
         for s in range(4)
     ]
     many = [
-        fedem.FederatedGaussianMixture(12, n_init=8, random_state=s, **options).fit(rows)
+        emfed.FederatedGaussianMixture(12, n_init=8, random_state=s, **options).fit(rows)
         for s in range(4)
     ]
     assert np.mean([m.score(rows) for m in many]) > np.mean(one) + 0.03
@@ -182,7 +182,7 @@ def test_online_em_learns_from_batches(kind: str) -> None:
     def batch(count: int) -> Any:
         return centres[rng.integers(3, size=count)] + rng.normal(size=(count, 2))
 
-    fitted = fedem.FederatedGaussianMixture(3, covariance_type=kind)
+    fitted = emfed.FederatedGaussianMixture(3, covariance_type=kind)
     for _ in range(40):
         fitted.partial_fit(batch(200), groups=rng.integers(4, size=200))
     assert fitted.n_batches_ == 40
@@ -195,38 +195,38 @@ def test_online_em_learns_from_batches(kind: str) -> None:
 
 def test_a_fit_goes_on_in_batches() -> None:
     for kind in KINDS:
-        fitted = fedem.FederatedGaussianMixture(2, covariance_type=kind, tol=1e-9).fit(ROWS)
+        fitted = emfed.FederatedGaussianMixture(2, covariance_type=kind, tol=1e-9).fit(ROWS)
         before = fitted.score(ROWS)
         for _ in range(3):
             fitted.partial_fit(ROWS)  # the same rows: it stays where it is
         assert fitted.score(ROWS) == pytest.approx(before, abs=1e-6)
-    assert not hasattr(fedem.FederatedGaussianMixture("1:3"), "partial_fit")
+    assert not hasattr(emfed.FederatedGaussianMixture("1:3"), "partial_fit")
 
 
 def test_pipelines_grids_and_routed_groups() -> None:
     groups = np.arange(len(ROWS)) % 3
     with sklearn.config_context(enable_metadata_routing=True):
-        mixture = fedem.FederatedGaussianMixture(2).set_fit_request(groups=True)
+        mixture = emfed.FederatedGaussianMixture(2).set_fit_request(groups=True)
         pipeline = Pipeline([("scale", StandardScaler()), ("mixture", mixture)])
         pipeline.fit(ROWS, groups=groups)
         assert pipeline["mixture"].result_.ledger.counts.shape[-1] == 3
         assert pipeline.predict(ROWS).shape == (len(ROWS),)
-    plain = make_pipeline(StandardScaler(), fedem.FederatedGaussianMixture(2)).fit(ROWS)
+    plain = make_pipeline(StandardScaler(), emfed.FederatedGaussianMixture(2)).fit(ROWS)
     assert plain[-1].result_.ledger.counts.shape[-1] == 1
-    grid = GridSearchCV(fedem.FederatedGaussianMixture(), {"n_components": [1, 3]}, cv=2)
+    grid = GridSearchCV(emfed.FederatedGaussianMixture(), {"n_components": [1, 3]}, cv=2)
     assert grid.fit(ROWS).best_params_ == {"n_components": 3}
 
 
 def test_missing_values_are_integrated_out() -> None:
     holes = np.where(np.random.default_rng(1).random(ROWS.shape) < 0.1, np.nan, ROWS)
-    fitted = fedem.FederatedGaussianMixture(3, missing=True).fit(holes, groups=np.arange(300) % 2)
-    whole = fedem.FederatedGaussianMixture(3).fit(ROWS)
+    fitted = emfed.FederatedGaussianMixture(3, missing=True).fit(holes, groups=np.arange(300) % 2)
+    whole = emfed.FederatedGaussianMixture(3).fit(ROWS)
     assert fitted.score(ROWS) > whole.score(ROWS) - 0.1
     with pytest.raises(ValueError, match="NaN"):
         whole.predict(holes)
 
 
 def test_repr_and_params_are_scikit_learns() -> None:
-    fitted = fedem.FederatedGaussianMixture("2:8", covariance_type="diag")
+    fitted = emfed.FederatedGaussianMixture("2:8", covariance_type="diag")
     assert repr(fitted) == "FederatedGaussianMixture(covariance_type='diag', n_components='2:8')"
     assert clone(fitted).get_params() == fitted.get_params()

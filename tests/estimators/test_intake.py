@@ -10,8 +10,8 @@ import polars as pl
 import pytest
 from scipy import sparse
 
-import fedem
-from fedem.protocols import FloatArray
+import emfed
+from emfed.protocols import FloatArray
 from tests.helpers import make_data
 
 NAMES = ["height", "weight"]
@@ -20,8 +20,8 @@ ROWS = np.concatenate(TABLES)
 SITES = np.repeat(["a", "b", "c"], [40, 55, 30])
 
 
-def estimator(**options: Any) -> fedem.FederatedGaussianMixture:
-    return fedem.FederatedGaussianMixture(2, random_state=1, **options)
+def estimator(**options: Any) -> emfed.FederatedGaussianMixture:
+    return emfed.FederatedGaussianMixture(2, random_state=1, **options)
 
 
 def answers(fitted: Any, rows: Any = ROWS) -> FloatArray:
@@ -67,9 +67,9 @@ def test_columns_are_matched_by_name_across_workers(frame: Any) -> None:
         answers(fitted, frame(dict(zip(NAMES, ROWS.T, strict=True)))), reference
     )
     other = frame({"height": TABLES[1][:, 0], "age": TABLES[1][:, 1]})
-    with pytest.raises(fedem.DataError, match=r"worker '1'.*missing \['weight'\], extra \['age'\]"):
+    with pytest.raises(emfed.DataError, match=r"worker '1'.*missing \['weight'\], extra \['age'\]"):
         estimator().fit([tables[0], other])
-    with pytest.raises(fedem.DataError, match="some workers name their columns"):
+    with pytest.raises(emfed.DataError, match="some workers name their columns"):
         estimator().fit([tables[0], TABLES[1]])
 
 
@@ -105,17 +105,17 @@ def test_settings_are_checked_at_fit_not_before() -> None:
         ({"random_state": -1}, "random_state"),
     ]
     for options, words in bad:
-        with pytest.raises(fedem.SettingsError, match=words):
-            fedem.FederatedGaussianMixture("2:3", **options).fit(ROWS)
+        with pytest.raises(emfed.SettingsError, match=words):
+            emfed.FederatedGaussianMixture("2:3", **options).fit(ROWS)
     for components in ("two", "5:2", 0, [], "2:x"):
-        with pytest.raises(fedem.SettingsError, match="components"):
-            fedem.FederatedGaussianMixture(components).fit(ROWS)
+        with pytest.raises(emfed.SettingsError, match="components"):
+            emfed.FederatedGaussianMixture(components).fit(ROWS)
 
 
-@pytest.mark.parametrize("algorithm", ["em", "fedem", "vr-fedem", fedem.AutoEM()])
+@pytest.mark.parametrize("algorithm", ["em", "FedEM", "VR-FedEM", emfed.AutoEM()])
 def test_follow_em_is_refused_where_it_would_do_nothing(algorithm: Any) -> None:
     follower = estimator(algorithm=algorithm, follow_em=True)
-    with pytest.raises(fedem.SettingsError, match="follow_em goes with algorithm 'auto'"):
+    with pytest.raises(emfed.SettingsError, match="follow_em goes with algorithm 'auto'"):
         follower.fit(ROWS, groups=SITES)
     follower.set_params(algorithm="auto").fit(ROWS)  # alone, EM follows itself
 
@@ -123,7 +123,7 @@ def test_follow_em_is_refused_where_it_would_do_nothing(algorithm: Any) -> None:
 def test_workers_with_bad_tables_are_named() -> None:
     holes = np.where(ROWS[:9] > 2, np.nan, ROWS[:9])
     for bad, words in ((ROWS[:0], "worker 'b' has no rows"), (holes, "worker 'b': .*NaN")):
-        with pytest.raises(fedem.DataError, match=words):
+        with pytest.raises(emfed.DataError, match=words):
             estimator().fit({"a": ROWS, "b": bad})
 
 
@@ -131,19 +131,19 @@ def test_answers_are_for_one_table() -> None:
     fitted = estimator().fit(ROWS)
     for tables in ({"a": ROWS}, [ROWS, ROWS]):
         for ask in (fitted.predict, fitted.score_samples, fitted.bic):
-            with pytest.raises(fedem.DataError, match="expected one table of rows; got a"):
+            with pytest.raises(emfed.DataError, match="expected one table of rows; got a"):
                 ask(tables)
-    with pytest.raises(fedem.DataError, match="expected numbers; got an object of type dict"):
+    with pytest.raises(emfed.DataError, match="expected numbers; got an object of type dict"):
         fitted.result_.predict({"a": ROWS})
 
 
 def test_a_range_is_cut_to_what_the_rows_can_have() -> None:
     for fit in (
-        lambda: fedem.FederatedGaussianMixture("1:8").fit(ROWS[:5]).selection_,
-        lambda: fedem.select_components(fedem.gaussian_mixture(1), ROWS[:5], "1:8", rounds=9),
+        lambda: emfed.FederatedGaussianMixture("1:8").fit(ROWS[:5]).selection_,
+        lambda: emfed.select_components(emfed.gaussian_mixture(1), ROWS[:5], "1:8", rounds=9),
     ):
-        with pytest.warns(fedem.FedemWarning, match="5 rows cannot have 6, 7, 8 components"):
+        with pytest.warns(emfed.EmfedWarning, match="5 rows cannot have 6, 7, 8 components"):
             found = fit()
         assert list(found.results) == [1, 2, 3, 4, 5]
-    with pytest.raises(fedem.DataError, match="5 rows"):
-        fedem.FederatedGaussianMixture("6:8").fit(ROWS[:5])
+    with pytest.raises(emfed.DataError, match="5 rows"):
+        emfed.FederatedGaussianMixture("6:8").fit(ROWS[:5])

@@ -14,8 +14,8 @@ from sklearn.impute import SimpleImputer
 from sklearn.linear_model import Ridge
 from sklearn.pipeline import make_pipeline
 
-import fedem
-from fedem import FederatedImputer
+import emfed
+from emfed import FederatedImputer
 
 
 class Table:
@@ -67,8 +67,8 @@ def test_a_federation_ends_where_one_worker_ends() -> None:
     assert table.error(reference) < 0.36
     assert table.error(reference) < 0.4 * table.error(SimpleImputer().fit_transform(table.given))
     bytes_ = {}
-    limits = {"auto": (1e-6, 5e-3), "em": (1e-6, 5e-3), "fedem": (1e-3, 2e-2)}
-    for algorithm, (tol, within) in (limits | {"vr-fedem": (1e-3, 2e-2)}).items():
+    limits = {"auto": (1e-6, 5e-3), "em": (1e-6, 5e-3), "FedEM": (1e-3, 2e-2)}
+    for algorithm, (tol, within) in (limits | {"VR-FedEM": (1e-3, 2e-2)}).items():
         imputer = FederatedImputer(rank=3, tol=tol, algorithm=algorithm)
         filled = imputer.fit(table.given, groups=table.groups).transform(table.given)
         assert imputer.converged_
@@ -251,8 +251,8 @@ def test_intervals_draws_and_model_files(tmp_path: Path) -> None:
     assert np.abs(away).max() < 0.2
     half = (high - low)[table.holes] / 2 / 1.6449
     np.testing.assert_allclose(draws.std(axis=0)[table.holes] / half, 1, atol=0.3)
-    result.save(tmp_path / "low.fedem")
-    loaded = fedem.load(tmp_path / "low.fedem")
+    result.save(tmp_path / "low.emfed")
+    loaded = emfed.load(tmp_path / "low.emfed")
     np.testing.assert_array_equal(loaded.impute(table.given), result.impute(table.given))
 
 
@@ -278,7 +278,7 @@ def test_intervals_draws_and_model_files(tmp_path: Path) -> None:
     ],
 )
 def test_what_does_not_apply_is_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(fedem.SettingsError, match=words):
+    with pytest.raises(emfed.SettingsError, match=words):
         FederatedImputer(**({"rank": 2} | options)).fit(Table(20, columns=5).given)
 
 
@@ -286,15 +286,15 @@ def test_tables_that_cannot_be_used() -> None:
     table = Table(20, columns=5)
     frame = pd.DataFrame(table.given, columns=list("abcde"))
     with pytest.raises(
-        fedem.DataError, match=r"rank=6 .* n_samples=20 .* n_features=5 .* at most 5"
+        emfed.DataError, match=r"rank=6 .* n_samples=20 .* n_features=5 .* at most 5"
     ):
         FederatedImputer(rank=6).fit(frame)
-    with pytest.raises(fedem.DataError, match="rank=4 .* at most 3"):
+    with pytest.raises(emfed.DataError, match="rank=4 .* at most 3"):
         FederatedImputer(rank=4).fit(table.given[:3])
-    with pytest.raises(fedem.DataError, match="single value in column 'c'"):
+    with pytest.raises(emfed.DataError, match="single value in column 'c'"):
         FederatedImputer(rank=2).fit(frame.assign(c=np.nan), groups=table.groups)
     for imputer in (FederatedImputer(rank=2), FederatedImputer()):
-        with pytest.raises(fedem.DataError, match="single value in column 2"):
+        with pytest.raises(emfed.DataError, match="single value in column 2"):
             imputer.fit(frame.assign(c=np.nan).to_numpy())
     with pytest.raises(ValueError, match="infinity"):
         FederatedImputer(rank=2).fit(frame.replace(frame.iloc[0, 0], np.inf).fillna(np.inf))
@@ -303,11 +303,11 @@ def test_tables_that_cannot_be_used() -> None:
         fitted.transform(frame.fillna(np.inf))
     with pytest.raises(ValueError, match="feature"):
         fitted.transform(frame[list("abcd")])
-    with pytest.raises(fedem.DataError, match="1e140"):
+    with pytest.raises(emfed.DataError, match="1e140"):
         FederatedImputer(rank=2).fit(np.where(table.holes, 1e200, table.whole))
 
 
-@pytest.mark.filterwarnings("ignore:column 3 .* one single value:fedem.FedemWarning")
+@pytest.mark.filterwarnings("ignore:column 3 .* one single value:emfed.EmfedWarning")
 def test_constant_columns_and_single_ones() -> None:
     table = Table(60, 12, columns=5)
     for value, groups in ((7.5, None), (7.5, table.groups), (1e-9, None), (1e-9, table.groups)):

@@ -14,7 +14,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.impute import SimpleImputer
 from sklearn.metrics import adjusted_rand_score
 
-import fedem
+import emfed
 
 SITES = np.arange(150) % 3
 
@@ -36,7 +36,7 @@ def counts_and_kinds(seed: int = 0, rows: int = 600) -> tuple[Any, Any]:
 FAMILIES = {
     "visits": "poisson",
     "smokes": "bernoulli",
-    "ward": fedem.Categorical(3),
+    "ward": emfed.Categorical(3),
     "age": "gaussian",
 }
 
@@ -45,7 +45,7 @@ def test_a_mixture_of_any_families() -> None:
     table, labels = counts_and_kinds()
     table = table.astype(float)
     table.iloc[::7, 0] = np.nan
-    fitted = fedem.FederatedMixture("1:3", families=FAMILIES, n_init=2, algorithm="em")
+    fitted = emfed.FederatedMixture("1:3", families=FAMILIES, n_init=2, algorithm="em")
     fitted.fit(table, groups=np.arange(600) % 4)
     assert fitted.n_components_ == 2
     assert adjusted_rand_score(labels, fitted.predict(table)) > 0.85
@@ -54,7 +54,7 @@ def test_a_mixture_of_any_families() -> None:
     drawn, _ = fitted.sample(5000)
     np.testing.assert_allclose(drawn.mean(axis=0), table.mean(), rtol=0.06)
     assert set(np.unique(drawn[:, 2])) <= {0.0, 1.0, 2.0}
-    online = fedem.FederatedMixture(2, families=FAMILIES)
+    online = emfed.FederatedMixture(2, families=FAMILIES)
     for start in range(0, 600, 100):
         online.partial_fit(table.iloc[start : start + 100])
     assert online.score(table) > fitted.score(table) - 0.5
@@ -63,7 +63,7 @@ def test_a_mixture_of_any_families() -> None:
 def test_factors_are_those_of_scikit_learn() -> None:
     rows = datasets.load_wine().data
     rows = (rows - rows.mean(axis=0)) / rows.std(axis=0)
-    ours = fedem.FederatedFactorAnalysis(3, tol=1e-9, max_iter=20_000, algorithm="em")
+    ours = emfed.FederatedFactorAnalysis(3, tol=1e-9, max_iter=20_000, algorithm="em")
     ours.fit(rows, groups=np.arange(len(rows)) % 4)
     theirs = FactorAnalysis(3, tol=1e-10, max_iter=20_000, svd_method="lapack").fit(rows)
     assert ours.score(rows) == pytest.approx(theirs.score(rows), abs=1e-6)
@@ -83,7 +83,7 @@ def test_imputation_beats_the_mean_and_keeps_what_was_seen() -> None:
     gone = np.isnan(holes)
     frame = pd.DataFrame(holes, columns=list("abcd"))
     for options in ({}, {"n_components": "1:3"}, {"families": "gaussian", "n_components": 3}):
-        imputer = fedem.FederatedImputer(**options).set_output(transform="pandas")
+        imputer = emfed.FederatedImputer(**options).set_output(transform="pandas")
         filled = imputer.fit(frame, groups=SITES).transform(frame)
         assert list(filled.columns) == list(imputer.get_feature_names_out()) == list("abcd")
         np.testing.assert_array_equal(filled.to_numpy()[~gone], rows[~gone])
@@ -95,7 +95,7 @@ def test_imputation_beats_the_mean_and_keeps_what_was_seen() -> None:
 def test_k_means_is_as_good_as_scikit_learns() -> None:
     for seed in range(3):
         rows, _ = datasets.make_blobs(1000, 4, centers=7, cluster_std=2.0, random_state=seed)
-        ours = fedem.FederatedKMeans(7, n_init=3).fit(rows, groups=np.arange(1000) % 5)
+        ours = emfed.FederatedKMeans(7, n_init=3).fit(rows, groups=np.arange(1000) % 5)
         theirs = KMeans(7, n_init=3, random_state=seed).fit(rows)
         assert ours.inertia_ < 1.02 * theirs.inertia_
         assert ours.inertia_ == pytest.approx(-ours.score(rows), rel=1e-6)
@@ -109,25 +109,25 @@ def test_k_means_is_as_good_as_scikit_learns() -> None:
 def test_k_means_of_workers_labels_their_tables() -> None:
     rows, _ = datasets.make_blobs(300, 2, centers=3, random_state=0)
     tables = {"a": rows[:100], "b": rows[100:]}
-    fitted = fedem.FederatedKMeans(3).fit(tables)
+    fitted = emfed.FederatedKMeans(3).fit(tables)
     assert [len(labels) for labels in fitted.labels_] == [100, 200]
 
 
 def test_columns_are_called_by_their_names() -> None:
     table, _ = counts_and_kinds(rows=60)
     table = table[["age", "visits"]].astype(float).assign(unit=3.0)
-    with pytest.warns(fedem.FedemWarning, match=r"^column 'unit' holds one single value"):
-        fedem.FederatedGaussianMixture(1).fit(table)
-    with pytest.warns(fedem.FedemWarning, match=r"^column 2 \(counting from 0\) holds one single"):
-        fedem.FederatedGaussianMixture(1).fit(table.to_numpy())
+    with pytest.warns(emfed.EmfedWarning, match=r"^column 'unit' holds one single value"):
+        emfed.FederatedGaussianMixture(1).fit(table)
+    with pytest.warns(emfed.EmfedWarning, match=r"^column 2 \(counting from 0\) holds one single"):
+        emfed.FederatedGaussianMixture(1).fit(table.to_numpy())
     empty = table.assign(unit=np.nan)
     for made in (
-        fedem.FederatedGaussianMixture(1, missing=True),
-        fedem.FederatedMixture(1, families="gaussian"),
+        emfed.FederatedGaussianMixture(1, missing=True),
+        emfed.FederatedMixture(1, families="gaussian"),
     ):
-        with pytest.raises(fedem.DataError, match="nobody has a single value in column 'unit'"):
+        with pytest.raises(emfed.DataError, match="nobody has a single value in column 'unit'"):
             made.fit(empty)
-    fitted = fedem.FederatedMixture(1, families="gaussian").fit(table[["age", "visits"]])
+    fitted = emfed.FederatedMixture(1, families="gaussian").fit(table[["age", "visits"]])
     assert list(fitted.parameters_) == ["age", "visits"]
 
 
@@ -135,17 +135,17 @@ def test_every_estimator_saves_what_it_fitted(tmp_path: Any) -> None:
     table, _ = counts_and_kinds(rows=90)
     rows = table[["age", "visits"]].astype(float)
     for made in (
-        fedem.FederatedGaussianMixture("1:2"),
-        fedem.FederatedMixture(2, families={"age": "gaussian", "visits": "poisson"}),
-        fedem.FederatedFactorAnalysis(1),
-        fedem.FederatedImputer(2),
-        fedem.FederatedKMeans(2),
+        emfed.FederatedGaussianMixture("1:2"),
+        emfed.FederatedMixture(2, families={"age": "gaussian", "visits": "poisson"}),
+        emfed.FederatedFactorAnalysis(1),
+        emfed.FederatedImputer(2),
+        emfed.FederatedKMeans(2),
     ):
         with pytest.raises(NotFittedError):
-            made.save(tmp_path / "none.fedem")
+            made.save(tmp_path / "none.emfed")
         made.fit(rows, groups=np.arange(90) % 3)
-        made.save(tmp_path / "m.fedem", names=False)
-        loaded = fedem.load(tmp_path / "m.fedem")
+        made.save(tmp_path / "m.emfed", names=False)
+        loaded = emfed.load(tmp_path / "m.emfed")
         assert loaded.columns == ("age", "visits")
         np.testing.assert_array_equal(loaded.score_samples(rows), made.result_.score_samples(rows))
 
@@ -153,9 +153,9 @@ def test_every_estimator_saves_what_it_fitted(tmp_path: Any) -> None:
 def test_some_workers_take_part_in_a_round() -> None:
     table, _ = counts_and_kinds()
     rows, groups = table[["age", "visits"]].astype(float), np.arange(600) % 10
-    whole = fedem.FederatedGaussianMixture(2).fit(rows, groups=groups)
-    for given in (0.5, fedem.Bernoulli(0.5)):
-        fitted = fedem.FederatedGaussianMixture(2, participation=given).fit(rows, groups=groups)
+    whole = emfed.FederatedGaussianMixture(2).fit(rows, groups=groups)
+    for given in (0.5, emfed.Bernoulli(0.5)):
+        fitted = emfed.FederatedGaussianMixture(2, participation=given).fit(rows, groups=groups)
         asked = [record.asked for record in fitted.records_ if record.round]
         assert 3 < np.mean(asked) < 7
         assert fitted.score(rows) == pytest.approx(whole.score(rows), abs=1e-4)
@@ -164,7 +164,7 @@ def test_some_workers_take_part_in_a_round() -> None:
         ({"participation": "half"}, "participation"),
         ({"participation": 0.5, "algorithm": "em"}, "compressed algorithm"),
     ):
-        with pytest.raises(fedem.SettingsError, match=words):
-            fedem.FederatedGaussianMixture(2, **options).fit(rows, groups=groups)
-    with pytest.raises(fedem.SettingsError, match="several workers"):
-        fedem.FederatedFactorAnalysis(1, participation=0.5).fit(rows)
+        with pytest.raises(emfed.SettingsError, match=words):
+            emfed.FederatedGaussianMixture(2, **options).fit(rows, groups=groups)
+    with pytest.raises(emfed.SettingsError, match="several workers"):
+        emfed.FederatedFactorAnalysis(1, participation=0.5).fit(rows)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fedem.errors import SettingsError
-from fedem.experiments import NAMES, Job, load_experiment
-from fedem.experiments.config import packaged, read_config
-from fedem.experiments.settings import Settings, as_plain
+from emfed.errors import SettingsError
+from emfed.experiments import NAMES, Job, load_experiment
+from emfed.experiments.config import packaged, read_config
+from emfed.experiments.settings import Settings, as_plain
 
 GOOD = """
 title = "T"

@@ -1,4 +1,4 @@
-"""``fedem reproduce ebird``: trends with LOESS, errors, and the printed algorithm beside them."""
+"""``emfed reproduce ebird``: trends with LOESS, errors, and the printed algorithm beside them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-import fedem
-from fedem.experiments import load_experiment, reproduce
-from fedem.experiments.ebird import whole_years
-from fedem.experiments.smoothing import loess
+import emfed
+from emfed.experiments import load_experiment, reproduce
+from emfed.experiments.ebird import whole_years
+from emfed.experiments.smoothing import loess
 from tests.imputation.test_ebird import line, write
 
 SMALL = """
@@ -92,7 +92,7 @@ def test_a_download_of_one_s_own(tmp_path: Path) -> None:
 def test_runs_whose_data_are_not_here_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FEDEM_DATA", str(tmp_path))
+    monkeypatch.setenv("EMFED_DATA", str(tmp_path))
     assert not any("thrush" in run for run in load_experiment("ebird").runs)
     (tmp_path / "bbs_wood_thrush.csv.gz").touch()
     assert any("thrush" in run for run in load_experiment("ebird").runs)
@@ -105,7 +105,7 @@ def test_loess_keeps_a_parabola_and_says_what_to_install(monkeypatch: pytest.Mon
     noisy = y + 20 * np.random.default_rng(0).normal(size=200)
     assert np.abs(loess(x, noisy) - y).mean() < 0.5 * np.abs(noisy - y).mean()
     monkeypatch.setitem(sys.modules, "skmisc.loess", None)
-    with pytest.raises(fedem.DataError, match=r"pip install 'fedem\[loess\]'"):
+    with pytest.raises(emfed.DataError, match="pip install scikit-misc"):
         loess(x, y)
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedem.errors import DataError, SettingsError
-from fedem.experiments import NAMES, load_experiment, reproduce
+from emfed.errors import DataError, SettingsError
+from emfed.experiments import NAMES, load_experiment, reproduce
 from tests.reporting.browser import Browser
-from tests.test_cli import fedem_command
+from tests.test_cli import emfed_command
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -22,7 +22,7 @@ def test_quick_version_holds(
 ) -> None:
     experiment = load_experiment(name, quick=True)
     if experiment.needs_mnist:
-        monkeypatch.setenv("FEDEM_DATA", str(request.getfixturevalue("data_dir")))
+        monkeypatch.setenv("EMFED_DATA", str(request.getfixturevalue("data_dir")))
     result = reproduce([name], tmp_path, quick=True)
     failed = [v for v in result.verdicts if not v.holds]
     assert not failed
@@ -52,7 +52,7 @@ step_size = 0.1
 batch_size = 5
 [runs.FedEM]
 [runs.VR-FedEM]
-algorithm = "vr-fedem"
+algorithm = "VR-FedEM"
 """
 
 
@@ -61,7 +61,7 @@ def test_a_claim_that_fails_shows_in_the_exit_code(tmp_path: Path) -> None:
     config.write_text(CONFIG)
     arguments = ("reproduce", "synthetic", "--config", str(config), "--jobs", "1")
     arguments = (*arguments, "--out", str(tmp_path / "out"))
-    done = fedem_command(*arguments)
+    done = emfed_command(*arguments)
     assert done.returncode == 1
     assert "fails" in done.stdout
     assert "holds" in done.stdout
@@ -70,7 +70,7 @@ def test_a_claim_that_fails_shows_in_the_exit_code(tmp_path: Path) -> None:
     by_name = {v["name"]: v for v in summary["verdicts"]}
     assert by_name["VR-FedEM comes near a fixed point"]["holds"] is False
     assert 'class="fails"' in (tmp_path / "out" / "report.html").read_text()
-    again = fedem_command(*arguments, "--json")
+    again = emfed_command(*arguments, "--json")
     assert again.returncode == 1
     printed = json.loads(again.stdout)
     assert printed["verdicts"] == summary["verdicts"]
@@ -89,7 +89,7 @@ def test_the_report_in_a_browser(browser: Browser, tmp_path: Path, width: int) -
 
 
 def test_the_command_lists_and_refuses(tmp_path: Path) -> None:
-    listed = fedem_command("reproduce", "--list")
+    listed = emfed_command("reproduce", "--list")
     assert listed.returncode == 0
     assert all(name in listed.stdout for name in NAMES)
     for arguments, message in (
@@ -98,7 +98,7 @@ def test_the_command_lists_and_refuses(tmp_path: Path) -> None:
         (["reproduce", "synthetic", "--jobs", "0"], "jobs"),
         (["reproduce", "synthetic", "--config", "nowhere.toml"], "nowhere.toml"),
     ):
-        done = fedem_command(*arguments, cwd=tmp_path)
+        done = emfed_command(*arguments, cwd=tmp_path)
         assert done.returncode == 2, done.stderr
         assert message in done.stderr
         assert "Traceback" not in done.stderr
@@ -114,7 +114,7 @@ def test_seeds_count_from_the_one_given(tmp_path: Path) -> None:
 
 
 def test_without_data_others_still_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDEM_DATA", str(tmp_path))
+    monkeypatch.setenv("EMFED_DATA", str(tmp_path))
     with pytest.raises(DataError, match="has no mnist.npz"):
         reproduce(["mnist"], tmp_path / "alone", quick=True)
     result = reproduce(["mnist", "one_worker"], tmp_path / "both", quick=True)

@@ -13,10 +13,10 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
-from fedem.errors import FedemError, SettingsError
-from fedem.experiments import Job, reproduce, runner
-from fedem.experiments.jobs import run_job
-from fedem.experiments.settings import Settings
+from emfed.errors import EmfedError, SettingsError
+from emfed.experiments import Job, reproduce, runner
+from emfed.experiments.jobs import run_job
+from emfed.experiments.settings import Settings
 
 JOBS = [
     Job("e", name, Settings(workers=5, rows=20, rounds=30, step_size=step, monitor=5), seed)
@@ -35,7 +35,7 @@ step_size = 0.01
 batch_size = 5
 [runs.FedEM]
 [runs.VR-FedEM]
-algorithm = "vr-fedem"
+algorithm = "VR-FedEM"
 """
 
 
@@ -72,7 +72,7 @@ def test_what_is_there_is_not_run_again(alone: Path, monkeypatch: pytest.MonkeyP
 def test_a_job_that_fails_is_named(tmp_path: Path, processes: int) -> None:
     bad = Settings(workers=1, rows=1, rounds=2)  # two components, one row
     jobs = [Job("e", f"bad {k}", bad, k) for k in range(2)]
-    with pytest.raises(FedemError, match="use fewer components") as caught:
+    with pytest.raises(EmfedError, match="use fewer components") as caught:
         runner.run_jobs(jobs, tmp_path, processes, lambda job, share: None)
     if processes == 2:
         assert "e, bad" in str(caught.value)
@@ -89,7 +89,7 @@ def test_a_process_that_dies_is_named(tmp_path: Path) -> None:
             assert child.pid is not None
             os.kill(child.pid, signal.SIGKILL)
 
-    with pytest.raises(FedemError, match="the process of e, r., seed . died"):
+    with pytest.raises(EmfedError, match="the process of e, r., seed . died"):
         runner.run_jobs(slow, tmp_path, 2, kill_once)
 
 
@@ -114,7 +114,7 @@ def start(out: Path, config: Path, *more: str) -> subprocess.Popen[str]:
         [
             sys.executable,
             "-c",
-            "from fedem.cli.main import main; main()",
+            "from emfed.cli.main import main; main()",
             *("reproduce", "synthetic", "--config", str(config), "--out", str(out), *more),
         ],
         stdout=subprocess.PIPE,

@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from fedem.errors import FedemError, SettingsError
-from fedem.experiments import NAMES, verdicts
-from fedem.experiments.config import packaged
+from emfed.errors import EmfedError, SettingsError
+from emfed.experiments import NAMES, verdicts
+from emfed.experiments.config import packaged
 
 
 def judged(
@@ -70,7 +70,7 @@ def test_wrong_expectations_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
         judged(monkeypatch, {"atmost": 1}, [5.0])
     text = json.dumps({"seeds": [0], "verdicts": [{"name": "n", "measure": "q", "at_most": 1}]})
     monkeypatch.setattr(verdicts, "packaged", lambda name, file: text)
-    with pytest.raises(FedemError, match="no measure 'q'"):
+    with pytest.raises(EmfedError, match="no measure 'q'"):
         verdicts.judge("x", {"m": [1.0]}, False)
 
 

@@ -20,22 +20,22 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-import fedem
-from fedem.algorithms import ALGORITHMS
-from fedem.cli.main import main
-from fedem.descriptions import plain
-from fedem.errors import FedemError, SettingsError
-from fedem.federations.flower import keys
-from fedem.federations.flower.client import look_first, open_site, write_site
-from fedem.federations.flower.config import read_config
-from fedem.federations.flower.deployment import Link, Node, split_address
-from fedem.federations.flower.joining import Guest, explain, prepare, read_rules
-from fedem.federations.flower.processes import Child
-from fedem.federations.flower.server import alone, orphaned
-from fedem.federations.flower.superlink import HEADER, LocalOnly
-from fedem.federations.flower.transport import GridTransport
-from fedem.federations.remote import RemoteFederation, SiteRules, Transport
-from fedem.wire import LARGEST_PAYLOAD, Header, Kind, Reason, encode_refusal, encode_text
+import emfed
+from emfed.algorithms import ALGORITHMS
+from emfed.cli.main import main
+from emfed.descriptions import plain
+from emfed.errors import EmfedError, SettingsError
+from emfed.federations.flower import keys
+from emfed.federations.flower.client import look_first, open_site, write_site
+from emfed.federations.flower.config import read_config
+from emfed.federations.flower.deployment import Link, Node, split_address
+from emfed.federations.flower.joining import Guest, explain, prepare, read_rules
+from emfed.federations.flower.processes import Child
+from emfed.federations.flower.server import alone, orphaned
+from emfed.federations.flower.superlink import HEADER, LocalOnly
+from emfed.federations.flower.transport import GridTransport
+from emfed.federations.remote import RemoteFederation, SiteRules, Transport
+from emfed.wire import LARGEST_PAYLOAD, Header, Kind, Reason, encode_refusal, encode_text
 
 
 class Command:
@@ -252,11 +252,11 @@ GOOD = '[model]\nkind = "gaussian-mixture"\nn_components = 2\n'
 def test_a_configuration(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(
-        GOOD + '[algorithm]\nkind = "vr-fedem"\ncompressor = "sparse:0.5"\n[run]\nrounds = 7\n'
+        GOOD + '[algorithm]\nkind = "VR-FedEM"\ncompressor = "sparse:0.5"\n[run]\nrounds = 7\n'
         '[sites]\nexpected = 5\ncolumns = ["a", "b"]\n[server]\nport = 9500\n'
     )
     config = read_config(path)
-    assert isinstance(config.algorithm, fedem.VRFedEM)
+    assert isinstance(config.algorithm, emfed.VRFedEM)
     assert (config.run.rounds, config.sites.fewest, config.server.port) == (7, 3, 9500)
     assert config.columns == ("a", "b")
     assert config.place("output") == tmp_path / "model"
@@ -318,9 +318,9 @@ def test_data_are_looked_at_before_anyone_is_called(tmp_path: Path, suffix: str)
     path = tmp_path / f"rows.{suffix}"
     frame = TABLE.with_columns(name=pl.lit("x"))
     frame.write_csv(path) if suffix == "csv" else frame.write_parquet(path)
-    with pytest.raises(FedemError, match="name"):
+    with pytest.raises(EmfedError, match="name"):
         prepare(tmp_path, path, None)
-    with pytest.raises(FedemError, match="no column 'c'"):
+    with pytest.raises(EmfedError, match="no column 'c'"):
         prepare(tmp_path, path, ["a", "c"])
     write_site(tmp_path, prepare(tmp_path, path, ["b", "a"]), SiteRules(), ["b", "a"])
     site = open_site(tmp_path)
@@ -346,8 +346,8 @@ def test_a_rehearsal_sends_a_refusal_and_shows_the_rest(tmp_path: Path) -> None:
                 sent.append(look_first(tmp_path, message))
                 yield key, sent[-1]
 
-    with pytest.raises(FedemError, match="0 workers joined"):
-        RemoteFederation(Rehearsing(), attempts=1).open(fedem.gaussian_mixture(2))
+    with pytest.raises(EmfedError, match="0 workers joined"):
+        RemoteFederation(Rehearsing(), attempts=1).open(emfed.gaussian_mixture(2))
     lines = [json.loads(x) for x in (tmp_path / "dry-run.jsonl").read_text().splitlines()]
     kinds = [line["kind"] for line in lines]
     assert kinds[0] == "join"
@@ -369,7 +369,7 @@ def test_a_second_join_leaves_the_first_ones_files_alone(command: Command, tmp_p
     with alone(folder / "join.lock") as mine:
         assert mine
         code, _, said = command(*join)
-    assert (code, "another `fedem join` works in" in said) == (1, True)
+    assert (code, "another `emfed join` works in" in said) == (1, True)
     assert {name: (folder / name).read_bytes() for name in before} == before
 
 
@@ -404,7 +404,7 @@ def test_a_rehearsal_takes_the_columns_that_the_run_names(
     )
     write_site(tmp_path, prepare(tmp_path, tmp_path / "rows.csv", None), SiteRules(), None)
     about = {
-        "model": plain(fedem.gaussian_mixture(2).describe()),
+        "model": plain(emfed.gaussian_mixture(2).describe()),
         "columns": ["height", "weight"],
     }
     hello = encode_text(Header(Kind.HELLO, 1, 1, 0, 0, 0), about)
@@ -445,23 +445,23 @@ def test_commands_fail_in_one_line(
 
 
 def test_what_a_supernode_said() -> None:
-    with pytest.raises(FedemError, match=r"not the server that ca\.pem stands for"):
+    with pytest.raises(EmfedError, match=r"not the server that ca\.pem stands for"):
         explain("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed", 1)
     assert "does not know this site's key" in explain("[code: 2004] Failed", 1)
     assert "code 7" in explain("", 7)
 
 
 def test_without_flower_the_extra_is_named() -> None:
-    script = "import sys; sys.modules['flwr'] = None; import fedem.federations.flower"
+    script = "import sys; sys.modules['flwr'] = None; import emfed.federations.flower"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert "pip install 'fedem[flower]'" in done.stderr
+    assert "pip install '.[flower]'" in done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such signal")
 def test_children_go_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     script = (
         "import os, sys, time; from pathlib import Path; "
-        "from fedem.federations.flower.processes import Child; "
+        "from emfed.federations.flower.processes import Child; "
         "c = Child('x', [sys.executable, '-c', 'import time; time.sleep(60)'], os.environ, "
         f"Path({str(tmp_path / 'log')!r})); c.start(); print(c.process.pid, flush=True); "
         "time.sleep(60)"
@@ -491,14 +491,14 @@ def test_a_program_knows_when_its_host_is_gone(tmp_path: Path) -> None:
 def test_an_orphan_lets_go_of_its_lock(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(GOOD)
     script = (
-        "import sys, time; from pathlib import Path; from fedem.federations.flower import server; "
+        "import sys, time; from pathlib import Path; from emfed.federations.flower import server; "
         "server.GridTransport = lambda grid: time.sleep(60); "
         f"server.run_server(None, server.read_config({str(tmp_path / 'run.toml')!r}))"
     )
     (tmp_path / "run").mkdir()
     lock = tmp_path / "run" / "host.lock"
     lock.write_text("first")
-    variables = {**os.environ, "FEDEM_HOST": "first"}
+    variables = {**os.environ, "EMFED_HOST": "first"}
     with alone(lock), subprocess.Popen([sys.executable, "-c", script], env=variables) as orphan:
         server = tmp_path / "run" / "logs" / "server.log"
         end = time.monotonic() + 60
@@ -515,7 +515,7 @@ def test_commands_that_start_nothing(command: Command, tmp_path: Path) -> None:
     assert json.loads(command("serve", "run.toml", "--check")[1])["model"]["n_components"] == 2
     assert command("serve", "run.toml", "--app", "app")[0] == 0
     written = {str(path.relative_to(tmp_path / "app")) for path in (tmp_path / "app").rglob("*.*")}
-    assert {"fedem.toml", "pyproject.toml", "fedem_app/server.py"} <= written
+    assert {"emfed.toml", "pyproject.toml", "emfed_app/server.py"} <= written
     for arguments in (
         ["server", "--host", "em.example.org"],
         ["site", "oslo"],
@@ -549,14 +549,14 @@ def test_a_folder_belongs_to_one_run(command: Command, tmp_path: Path) -> None:
 def test_a_second_server_waits_for_the_first_and_says_so(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedem.federations.flower.hosting.HANDOVER", 1.5)
+    monkeypatch.setattr("emfed.federations.flower.hosting.HANDOVER", 1.5)
     (tmp_path / "run.toml").write_text(GOOD)
     (tmp_path / "run").mkdir()
     with alone(tmp_path / "run" / "host.lock") as mine:
         assert mine
         code, said, error = command("serve", "run.toml", "--insecure")
     assert code == 1
-    assert "waiting: another `fedem serve` works in" in said
+    assert "waiting: another `emfed serve` works in" in said
     assert "stop it, or give this run a folder" in error
     finished = {"state": "finished", "round": 9, "rounds": 9, "up": 1500, "down": 0, "stages": 3}
     (tmp_path / "run" / "status.json").write_text(json.dumps(finished))

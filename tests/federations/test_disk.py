@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedem import LocalTransport, RemoteFederation, RoundRecord, Site
-from fedem.federations.remote.store import KEPT_RUNS
-from fedem.storage import DISK
-from fedem.wire import Kind, peek
+from emfed import LocalTransport, RemoteFederation, RoundRecord, Site
+from emfed.federations.remote.store import KEPT_RUNS
+from emfed.storage import DISK
+from emfed.wire import Kind, peek
 from tests.federations.test_protocol import (
     KEYS,
     TABLES,

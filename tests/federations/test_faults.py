@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedem
-from fedem.algorithms import memory
-from fedem.federations.remote.store import SiteStore
-from fedem.storage import Disk, write_atomic
-from fedem.testing.disks import Killed, SimulatedDisk
-from fedem.testing.networks import (
+import emfed
+from emfed.algorithms import memory
+from emfed.federations.remote.store import SiteStore
+from emfed.storage import Disk, write_atomic
+from emfed.testing.disks import Killed, SimulatedDisk
+from emfed.testing.networks import (
     Case,
     Dice,
     FaultyTransport,
@@ -25,9 +25,9 @@ from fedem.testing.networks import (
     try_plan,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore::fedem.FedemWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
 TABLES = {f"w{i}": np.arange(6.0).reshape(3, 2) * (i + 1) - i for i in range(3)}
-QUANTISER = fedem.Dithering(2)
+QUANTISER = emfed.Dithering(2)
 
 
 @pytest.fixture(autouse=True)
@@ -46,16 +46,16 @@ def test_random_fault_plans(chunk: int) -> None:
 
 
 def trial(algorithm: Any, plan: NetworkPlan | None = None, rounds: int = 4, **case: Any) -> Trial:
-    settings = {"participation": fedem.Everyone(), "everyone": True} | case
-    given = Case(fedem.LinearGaussian(0.8), TABLES, algorithm, rounds=rounds, **settings)
+    settings = {"participation": emfed.Everyone(), "everyone": True} | case
+    given = Case(emfed.LinearGaussian(0.8), TABLES, algorithm, rounds=rounds, **settings)
     return Trial(5, given, FaultyTransport(TABLES, plan or NetworkPlan(), Dice(5)))
 
 
 ALGORITHMS = {
-    "fedem": fedem.FedEM(QUANTISER, memory_start="mean-field"),
-    "vr": fedem.VRFedEM(QUANTISER, batch_size=2, inner_rounds=3),
-    "auto": fedem.AutoEM(),
-    "broadcast": fedem.FedEM(QUANTISER, broadcast=fedem.Identity("float32")),
+    "FedEM": emfed.FedEM(QUANTISER, memory_start="mean-field"),
+    "vr": emfed.VRFedEM(QUANTISER, batch_size=2, inner_rounds=3),
+    "auto": emfed.AutoEM(),
+    "broadcast": emfed.FedEM(QUANTISER, broadcast=emfed.Identity("float32")),
 }
 
 
@@ -101,7 +101,7 @@ def some_plan_fails() -> bool:
         try:
             if not try_plan(seed).good:
                 return True
-        except fedem.FedemError:
+        except emfed.EmfedError:
             return True
     return False
 
@@ -122,7 +122,7 @@ def test_the_plans_find_files_that_are_not_synced(monkeypatch: pytest.MonkeyPatc
     def hasty(path: Path, data: bytes, disk: Disk) -> None:
         disk.replace(disk.create(path, data), path)
 
-    monkeypatch.setattr("fedem.storage.sealed.write_atomic", hasty)
+    monkeypatch.setattr("emfed.storage.sealed.write_atomic", hasty)
     assert some_plan_fails()
 
 
@@ -146,13 +146,13 @@ def test_the_plans_find_workers_that_answer_before_they_write(
 def test_the_plans_find_a_server_that_speaks_before_it_writes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    save = fedem.Run.save
+    save = emfed.Run.save
 
-    def rarely(run: fedem.Run, path: Any, disk: Any) -> None:
+    def rarely(run: emfed.Run, path: Any, disk: Any) -> None:
         if run.state.round % 3 == 0:
             save(run, path, disk)
 
-    monkeypatch.setattr(fedem.Run, "save", rarely)
+    monkeypatch.setattr(emfed.Run, "save", rarely)
     assert some_plan_fails()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.deployments import Deployment, difference, mixture_tables
 
-from fedem.federations.flower.keys import make_server_keys, make_site_key
+from emfed.federations.flower.keys import make_server_keys, make_site_key
 
 CONFIG = """
 [model]
@@ -18,7 +18,7 @@ kind = "gaussian-mixture"
 n_components = 2
 
 [algorithm]
-kind = "fedem"
+kind = "FedEM"
 compressor = "dithering:4"
 step_size = 0.5
 
@@ -53,7 +53,7 @@ def test_three_sites_over_tls_through_a_kill(tmp_path: Path) -> None:
             deployment.tables["s0"].write_parquet(folder / f"{name}.parquet")
         deployment.start()
         deployment.wait_for_round(1, 120)
-        secret = {"x_fedem_secret": (folder / "run" / "control.secret").read_text()}
+        secret = {"x_emfed_secret": (folder / "run" / "control.secret").read_text()}
         elsewhere = {"X_Forwarded_For": "192.0.2.7"}
         for path in ("/docs", "/v1/control/list-nodes", "/v1/runtime/acquire-task"):
             assert status_of(deployment, path, **secret, **elsewhere) == 403

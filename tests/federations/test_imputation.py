@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-import fedem
-from fedem import LocalTransport, RemoteFederation, Site
-from fedem.imputation import Structure, impute
-from fedem.imputation.fit import QUANTISER_OF_TIMES
-from fedem.imputation.site_owner import COLUMNS, SiteOwner, worker_rows
+import emfed
+from emfed import LocalTransport, RemoteFederation, Site
+from emfed.imputation import Structure, impute
+from emfed.imputation.fit import QUANTISER_OF_TIMES
+from emfed.imputation.site_owner import COLUMNS, SiteOwner, worker_rows
 from tests.imputation.tables import small_table
 from tests.imputation.test_modes import owned
 
@@ -28,10 +28,10 @@ def test_site_owners_elsewhere_come_to_the_same_table(tmp_path: Path) -> None:
         mine = cells[table.offsets[i] : table.offsets[i + 1]]
         sites[key] = Site(pl.DataFrame(mine, schema=list(COLUMNS)), tmp_path / key)
     model = SiteOwner(table.bins.count, structure.rank, structure.penalty, structure.smoothing)
-    there = fedem.fit(
+    there = emfed.fit(
         model,
         None,
-        fedem.FedEM(QUANTISER_OF_TIMES),
+        emfed.FedEM(QUANTISER_OF_TIMES),
         federation=RemoteFederation(LocalTransport(sites)),
         rounds=25,
         seed=3,

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedem
-from fedem import LocalTransport, RemoteFederation, Site, SiteRules
-from fedem.federations.remote import bind_constants, pack_constants
-from fedem.federations.remote.rules import GuardedRows, Refusal
-from fedem.models.several import Several
+import emfed
+from emfed import LocalTransport, RemoteFederation, Site, SiteRules
+from emfed.federations.remote import bind_constants, pack_constants
+from emfed.federations.remote.rules import GuardedRows, Refusal
+from emfed.models.several import Several
 from tests.federations.test_trajectories import Scales
 from tests.helpers import make_data, make_model
 
@@ -32,7 +32,7 @@ def run(where: Path, rules: SiteRules, model: Any = None, **options: Any) -> Rem
     federation = RemoteFederation(LocalTransport(sites), attempts=1)
     chosen = {"rounds": 6, "seed": 4} | options
     algorithm = chosen.pop("algorithm", None)
-    result = fedem.fit(
+    result = emfed.fit(
         make_model("diag") if model is None else model,
         None,
         algorithm,
@@ -72,7 +72,7 @@ def ask(site: Site, model: Any, questions: int) -> tuple[int, int]:
         federation.tell(constants)
         shapes = {name: values.shape[1:] for name, values in opening.summaries.items()}
         bound = bind_constants(model, constants, shapes)
-        federation.begin(bound, fedem.EM(), 0)  # a monitor's questions: no answer is no error
+        federation.begin(bound, emfed.EM(), 0)  # a monitor's questions: no answer is no error
         answers = [
             getattr(federation, kind)(bound, bound.start(0), np.ones(1)) for _ in range(questions)
         ]
@@ -108,7 +108,7 @@ def test_no_likelihood_of_a_small_group(tmp_path: Path) -> None:
         rules = SiteRules(smallest_group=smallest)
         site = Site(rows, tmp_path / str(smallest), rules=rules)
         federation = RemoteFederation(LocalTransport({"a": site}), attempts=1)
-        start = fedem.GaussianParameters([0.5, 0.5], [[0, 0], [30, 30]], np.ones((2, 2)))
+        start = emfed.GaussianParameters([0.5, 0.5], [[0, 0], [30, 30]], np.ones((2, 2)))
         model = make_model("diag", k=2)
         opening = federation.open(model)
         constants = pack_constants(model, opening, np.ones(1))
@@ -126,16 +126,16 @@ def test_small_groups_are_not_told_of(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     near, far = rng.normal(size=(40, 2)), rng.normal(size=(2, 2)) + 30
     rows = {"a": np.concatenate([near[:20], far]), "b": near[20:], "c": far + 1}
-    start = fedem.GaussianParameters([0.5, 0.5], [[0, 0], [30, 30]], np.ones((2, 2)))
+    start = emfed.GaussianParameters([0.5, 0.5], [[0, 0], [30, 30]], np.ones((2, 2)))
     for smallest, heard in ((3, [2, 2, 2]), (2, [3, 3, 3])):
         folder = tmp_path / str(smallest)
         rules = SiteRules(smallest_group=smallest)
         sites = {k: Site(t, folder / k, rules=rules if k == "a" else None) for k, t in rows.items()}
         federation = RemoteFederation(LocalTransport(sites), attempts=1)
-        result = fedem.fit(
+        result = emfed.fit(
             make_model("diag", k=2),
             None,
-            fedem.EM(),
+            emfed.EM(),
             federation=federation,
             start=start,
             start_statistics="parameters",
@@ -147,11 +147,11 @@ def test_small_groups_are_not_told_of(tmp_path: Path) -> None:
 
 def test_small_groups_of_a_batch_and_of_the_start(tmp_path: Path) -> None:
     rules = SiteRules(smallest_group=6)
-    algorithm = fedem.FedEM(batch_size=5, step_size=0.1)
+    algorithm = emfed.FedEM(batch_size=5, step_size=0.1)
     federation = run(tmp_path, rules, algorithm=algorithm, model=make_model("diag", k=1))
     assert federation.answers == [3] * 6
-    start = fedem.fit(make_model("diag"), TABLES, rounds=5, seed=4).params
-    with pytest.raises(fedem.ParticipationError, match="start needs"):
+    start = emfed.fit(make_model("diag"), TABLES, rounds=5, seed=4).params
+    with pytest.raises(emfed.ParticipationError, match="start needs"):
         run(tmp_path / "2", SiteRules(smallest_group=20), start=start)
 
 
@@ -161,7 +161,7 @@ def test_columns_hardly_seen_are_not_described(tmp_path: Path) -> None:
     site = Site(rows, tmp_path / "a", rules=SiteRules(smallest_group=5))
     sites = {"a": site, "b": Site(TABLES[1], tmp_path / "b")}
     federation = RemoteFederation(LocalTransport(sites))
-    fedem.fit(make_model("diag", missing=True), None, federation=federation, rounds=1)
+    emfed.fit(make_model("diag", missing=True), None, federation=federation, rounds=1)
     assert "no group as small" in federation.refusals["a"]
 
 
@@ -183,8 +183,8 @@ def test_rare_codes_are_not_described(rare: str, tmp_path: Path) -> None:
     ones = np.arange(60) % 2 if rare == "category" else few if rare == "one" else ~few
     wait = rng.gamma(2.0, size=60)  # its summary lies beside that of the codes
     rows = np.column_stack([wait, rng.normal(size=60), codes, ones]).astype(float)
-    families = ["gamma", "gaussian", fedem.Categorical(3), "bernoulli"]
-    model = fedem.mixed_mixture(1, families)
+    families = ["gamma", "gaussian", emfed.Categorical(3), "bernoulli"]
+    model = emfed.mixed_mixture(1, families)
     assert not hello(rows, model, 3, tmp_path / "3")
     assert "no group as small" in hello(rows, model, 4, tmp_path / "4")["a"]
 
@@ -193,7 +193,7 @@ def group_sizes(model: Any, rows: Any, seed: int) -> tuple[Any, Any]:
     """The bound model's statistics where EM ends, and the sizes of the groups they tell of."""
     summary = {name: values[None] for name, values in model.summary(rows).items()}
     bound = model.bind(summary, np.array([len(rows)]), np.ones(1))
-    params = fedem.fit(model, [rows], fedem.EM(), rounds=30, seed=seed).params
+    params = emfed.fit(model, [rows], emfed.EM(), rounds=30, seed=seed).params
     statistics = bound.expected_statistics(rows, bound.from_user(params))
     sizes = np.sort(bound.group_shares(statistics)) * len(rows)
     for smallest in range(1, 8):
@@ -203,14 +203,14 @@ def group_sizes(model: Any, rows: Any, seed: int) -> tuple[Any, Any]:
     return bound, sizes
 
 
-@pytest.mark.parametrize("family", ["bernoulli", fedem.Categorical(2)])
+@pytest.mark.parametrize("family", ["bernoulli", emfed.Categorical(2)])
 def test_rare_codes_of_a_component_are_not_told_of(family: Any) -> None:
     """Two components far apart: a code that is common in all, and rare in one of them."""
     near = np.arange(80) < 40
     place = np.where(near, 0.0, 1000.0) + np.random.default_rng(0).normal(size=80)
     codes = np.where(near, np.arange(80) < 5, np.arange(80) < 60).astype(float)
     rows = np.column_stack([place, codes])
-    bound, sizes = group_sizes(fedem.mixed_mixture(2, ["gaussian", family], missing=False), rows, 1)
+    bound, sizes = group_sizes(emfed.mixed_mixture(2, ["gaussian", family], missing=False), rows, 1)
     np.testing.assert_allclose(sizes, [5, 20, 20, 35, 40, 40], atol=1e-6)
     twice = Several((bound, bound))
     statistics = bound.expected_statistics(rows, bound.start(0))
@@ -224,7 +224,7 @@ def test_states_and_transitions_are_counted() -> None:
     states[:4] = 1  # four sequences begin in the other state
     states[:3, 5:] = 0  # of which three leave it
     rows = (states * 1000 + np.random.default_rng(0).normal(size=states.shape))[..., None]
-    _, sizes = group_sizes(fedem.hidden_markov(2, "gaussian"), rows, 1)
+    _, sizes = group_sizes(emfed.hidden_markov(2, "gaussian"), rows, 1)
     steps = [2.5, 9.5]  # of ten each; as often as states and as values seen
     changes = [0, 3, 12 + 9, 72 + 12]
     np.testing.assert_allclose(sizes, np.sort([*steps, *steps, 4, 8, *changes]), atol=1e-6)
@@ -240,7 +240,7 @@ def test_states_and_transitions_are_counted() -> None:
     ],
 )
 def test_bad_rules(bad: dict[str, Any]) -> None:
-    with pytest.raises(fedem.SettingsError):
+    with pytest.raises(emfed.SettingsError):
         SiteRules(**bad)
 
 
@@ -251,13 +251,13 @@ def test_the_journal_has_every_message(tmp_path: Path) -> None:
         for key, table in zip(KEYS, TABLES, strict=True)
     }
     scales = Scales(LocalTransport({"a": sites["a"]}))
-    fedem.fit(
+    emfed.fit(
         make_model("diag"),
         None,
-        fedem.FedEM(fedem.Dithering(3)),
+        emfed.FedEM(emfed.Dithering(3)),
         federation=RemoteFederation(scales),
         rounds=4,
-        monitor=fedem.Monitor(every=2),
+        monitor=emfed.Monitor(every=2),
     )
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     kinds = [line["kind"] for line in lines]
@@ -276,8 +276,8 @@ def test_the_journal_has_every_message(tmp_path: Path) -> None:
 
 
 def test_a_rehearsal_shows_what_would_be_sent(tmp_path: Path) -> None:
-    model, algorithm = make_model("diag"), fedem.FedEM(fedem.Dithering(3))
-    shown = fedem.rehearse(model, algorithm, TABLES[0])
+    model, algorithm = make_model("diag"), emfed.FedEM(emfed.Dithering(3))
+    shown = emfed.rehearse(model, algorithm, TABLES[0])
     assert [entry["kind"] for entry in shown] == ["join", "reply", "reply"]
     assert "24 rows" in shown[0]["content"]
     journal = tmp_path / "sent.jsonl"
@@ -286,18 +286,18 @@ def test_a_rehearsal_shows_what_would_be_sent(tmp_path: Path) -> None:
         for key, table in zip(KEYS, TABLES, strict=True)
     }
     federation = RemoteFederation(LocalTransport(sites))
-    fedem.fit(model, None, algorithm, federation=federation, rounds=2)
+    emfed.fit(model, None, algorithm, federation=federation, rounds=2)
     sent = [json.loads(line) for line in journal.read_text().splitlines()]
     assert sent[0]["bytes"] == shown[0]["bytes"]
     for real, rehearsed in zip(sent[1:], shown[1:], strict=True):
         assert abs(real["bytes"] - rehearsed["bytes"]) <= 6
-    refused = fedem.rehearse(model, algorithm, TABLES[0], rules=SiteRules(models=()))
+    refused = emfed.rehearse(model, algorithm, TABLES[0], rules=SiteRules(models=()))
     assert [entry["kind"] for entry in refused] == ["refusal"]
 
 
 def test_data_of_several_workers_are_no_sites(tmp_path: Path) -> None:
-    with pytest.raises(fedem.DataError, match="one worker"):
-        Site(fedem.as_workers(TABLES), tmp_path)
+    with pytest.raises(emfed.DataError, match="one worker"):
+        Site(emfed.as_workers(TABLES), tmp_path)
 
 
 def test_files_and_frames(tmp_path: Path) -> None:
@@ -312,11 +312,11 @@ def test_files_and_frames(tmp_path: Path) -> None:
     named = {k: pl.DataFrame(t, schema=["x", "y"]) for k, t in tables.items()}
     sites = {k: Site(t, tmp_path / k) for k, t in named.items()}
     sites["a"] = Site(tmp_path / "rows.parquet", tmp_path / "a")
-    sites["b"] = Site(fedem.Stream(lambda round_: named["b"]), tmp_path / "b", columns=["x", "y"])
+    sites["b"] = Site(emfed.Stream(lambda round_: named["b"]), tmp_path / "b", columns=["x", "y"])
     options: dict[str, Any] = {"rounds": 5, "seed": 1}
-    here = fedem.fit(make_model("diag"), named, **options)
+    here = emfed.fit(make_model("diag"), named, **options)
     federation = RemoteFederation(LocalTransport(sites), columns=["x", "y"])
-    there = fedem.fit(make_model("diag"), None, federation=federation, **options)
+    there = emfed.fit(make_model("diag"), None, federation=federation, **options)
     np.testing.assert_allclose(there.statistics, here.statistics, atol=1e-9)
-    with pytest.raises(fedem.DataError, match="missing"):
+    with pytest.raises(emfed.DataError, match="missing"):
         Site(named["a"], tmp_path / "z", columns=["x", "w"])

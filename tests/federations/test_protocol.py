@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fedem
-from fedem import LocalTransport, RemoteFederation, Site, Transport
-from fedem.descriptions import plain
-from fedem.federations.remote.site import mark
-from fedem.federations.remote.store import SiteStore
-from fedem.wire import (
+import emfed
+from emfed import LocalTransport, RemoteFederation, Site, Transport
+from emfed.descriptions import plain
+from emfed.federations.remote.site import mark
+from emfed.federations.remote.store import SiteStore
+from emfed.wire import (
     Header,
     Kind,
     Reason,
@@ -38,7 +38,7 @@ from tests.helpers import make_data, make_model
 
 TABLES = make_data(6, sizes=(24, 18, 30, 22), spread=8.0)
 KEYS = [f"site {i}" for i in range(len(TABLES))]
-ALGORITHM = fedem.FedEM(fedem.Dithering(3, block="row"), step_size=0.5, in_metric=True)
+ALGORITHM = emfed.FedEM(emfed.Dithering(3, block="row"), step_size=0.5, in_metric=True)
 Post = tuple[str, bytes]
 
 
@@ -68,14 +68,14 @@ class Tampered(Transport):
                 yield from self.up(key, self.sites[key].step(request))
 
 
-def fit(federation: RemoteFederation, **options: Any) -> fedem.Result:
+def fit(federation: RemoteFederation, **options: Any) -> emfed.Result:
     chosen = {"rounds": 10, "seed": 4} | options
-    return fedem.fit(make_model("diag", k=2), None, ALGORITHM, federation=federation, **chosen)
+    return emfed.fit(make_model("diag", k=2), None, ALGORITHM, federation=federation, **chosen)
 
 
-def undisturbed(tables: Any = TABLES, **options: Any) -> fedem.Result:
+def undisturbed(tables: Any = TABLES, **options: Any) -> emfed.Result:
     chosen = {"rounds": 10, "seed": 4, "federation": "loop"} | options
-    return fedem.fit(make_model("diag", k=2), tables, ALGORITHM, **chosen)
+    return emfed.fit(make_model("diag", k=2), tables, ALGORITHM, **chosen)
 
 
 def kind_of(message: bytes) -> Kind:
@@ -83,7 +83,7 @@ def kind_of(message: bytes) -> Kind:
     header, body = peek(message)
     if header.kind is not Kind.BUNDLE:
         return header.kind
-    from fedem.wire import decode_bundle
+    from emfed.wire import decode_bundle
 
     return peek(decode_bundle(body)[-1])[0].kind
 
@@ -177,7 +177,7 @@ def test_hostile_bytes_get_a_reason_and_change_nothing(tmp_path: Path) -> None:
     deep = b"[" * 100_000
     hostile = [
         b"",
-        b"FEDM",
+        b"EMFD",
         bytes(44),
         messages[-1][:-1],
         messages[-1] + b"\0",
@@ -249,7 +249,7 @@ def test_no_reply_makes_the_server_raise(data: Any, tmp_path_factory: Any) -> No
 
 
 def test_a_join_that_lies_about_its_shapes_is_left_out(tmp_path: Path) -> None:
-    from fedem.wire import encode_join
+    from emfed.wire import encode_join
 
     def lie(key: str, message: bytes) -> list[Post]:
         header, body = peek(message)
@@ -392,7 +392,7 @@ def test_another_release_is_refused_with_a_reason_and_the_run_goes_on(tmp_path: 
 
     federation = RemoteFederation(Tampered(make_sites(tmp_path), newer))
     result = fit(federation)
-    assert "another release of fedem" in federation.refusals[KEYS[3]]
+    assert "another release of emfed" in federation.refusals[KEYS[3]]
     np.testing.assert_allclose(result.statistics, undisturbed(TABLES[:3]).statistics, atol=1e-9)
 
 
@@ -456,7 +456,7 @@ def test_a_model_nobody_could_build_is_refused_before_anything_is_sent(tmp_path:
         def describe(self) -> dict[str, Any]:
             return {"model": "of my own"}
 
-    with pytest.raises(fedem.SettingsError, match="unknown model"):
+    with pytest.raises(emfed.SettingsError, match="unknown model"):
         RemoteFederation(LocalTransport(make_sites(tmp_path))).open(Odd(2))
 
 
@@ -481,7 +481,7 @@ def test_a_round_with_too_few_answers_is_asked_again_then_given_up(tmp_path: Pat
     transport = Tampered(make_sites(tmp_path), down)
     federation = RemoteFederation(transport, tmp_path / "server", minimum=3, attempts=4, pause=0)
     checkpoint = tmp_path / "server" / "run.checkpoint"
-    with pytest.raises(fedem.ParticipationError, match="2 workers answered, 3 are needed"):
+    with pytest.raises(emfed.ParticipationError, match="2 workers answered, 3 are needed"):
         fit(federation, checkpoint=checkpoint)
     assert [asked.count(key) for key in KEYS] == [4, 4, 1, 1]
     transport.down = lambda key, message: message
@@ -498,7 +498,7 @@ def test_enough_answers_close_a_round(tmp_path: Path) -> None:
 
 def test_fewer_may_be_asked_than_needed(tmp_path: Path) -> None:
     federation = RemoteFederation(LocalTransport(make_sites(tmp_path)), minimum=4)
-    result = fit(federation, participation=fedem.FixedSize(2))
+    result = fit(federation, participation=emfed.FixedSize(2))
     assert {r.answered for r in result.records[1:]} == {2}
 
 
@@ -519,7 +519,7 @@ def test_retries_ask_the_silent_again(tmp_path: Path) -> None:
 def test_too_few_members_are_told_why(tmp_path: Path) -> None:
     tables = dict(zip(KEYS, [np.full((3, 2), np.nan)] * 4, strict=True))
     federation = RemoteFederation(LocalTransport(make_sites(tmp_path, tables)), minimum=2)
-    with pytest.raises(fedem.ParticipationError, match="(?s)0 workers joined.*its log says why"):
+    with pytest.raises(emfed.ParticipationError, match="(?s)0 workers joined.*its log says why"):
         fit(federation)
 
 
@@ -527,19 +527,19 @@ def test_too_few_members_are_told_why(tmp_path: Path) -> None:
     "bad", [{"deadline": 0}, {"minimum": 0}, {"attempts": 0}, {"deadline": float("nan")}]
 )
 def test_bad_settings(bad: dict[str, Any]) -> None:
-    with pytest.raises(fedem.SettingsError):
+    with pytest.raises(emfed.SettingsError):
         RemoteFederation(LocalTransport({}), **bad)
 
 
 def test_bad_company() -> None:
-    with pytest.raises(fedem.SettingsError, match="transport"):
+    with pytest.raises(emfed.SettingsError, match="transport"):
         RemoteFederation({})
     remote = RemoteFederation(LocalTransport({}))
-    with pytest.raises(fedem.SettingsError, match="Transport"):
-        fedem.FaultyFederation(remote, fedem.FaultPlan())
-    with pytest.raises(fedem.SettingsError, match="opening_precision"):
+    with pytest.raises(emfed.SettingsError, match="Transport"):
+        emfed.FaultyFederation(remote, emfed.FaultPlan())
+    with pytest.raises(emfed.SettingsError, match="opening_precision"):
         fit(remote, opening_precision="float32")
-    with pytest.raises(fedem.ParticipationError, match="0 workers joined"):
+    with pytest.raises(emfed.ParticipationError, match="0 workers joined"):
         fit(remote)
 
 
@@ -573,8 +573,8 @@ def test_a_server_that_comes_back_goes_on_bit_for_bit(tmp_path: Path) -> None:
 def test_a_folder_of_another_model_is_not_continued(tmp_path: Path) -> None:
     transport = LocalTransport(make_sites(tmp_path))
     fit(RemoteFederation(transport, tmp_path / "server"), rounds=1)
-    with pytest.raises(fedem.CheckpointError, match="another model"):
-        fedem.fit(
+    with pytest.raises(emfed.CheckpointError, match="another model"):
+        emfed.fit(
             make_model("full"),
             None,
             federation=RemoteFederation(transport, tmp_path / "server"),
@@ -616,7 +616,7 @@ def test_what_a_site_keeps(tmp_path: Path) -> None:
     assert joined is not None
     assert state is not None
     assert (joined.number, joined.count) == (0, len(TABLES[0]))
-    assert json.loads(joined.algorithm)["algorithm"]["algorithm"] == "fedem"
+    assert json.loads(joined.algorithm)["algorithm"]["algorithm"] == "FedEM"
     assert state.round == 4
     assert int(state.rows["committed_round"][0]) == 3
 

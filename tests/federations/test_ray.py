@@ -19,17 +19,17 @@ import numpy as np
 import polars as pl
 import pytest
 
-import fedem
-from fedem.federations.shards import Shard, divide
+import emfed
+from emfed.federations.shards import Shard, divide
 from tests.helpers import fit, make_data, make_model
 
-ray = pytest.importorskip("ray", reason="no Ray for this Python: pip install 'fedem[ray]'")
+ray = pytest.importorskip("ray", reason="no Ray for this Python: pip install ray")
 
 SIZES = (20, 9, 14, 30, 41, 9, 12)
 TABLES = make_data(2, sizes=SIZES)
-QUANTISER = fedem.Dithering(2, block="row")
-FEDEM = fedem.FedEM(QUANTISER, step_size=0.3, batch_size=7, memory_start="mean-field")
-VRFEDEM = fedem.VRFedEM(QUANTISER, step_size=0.3, batch_size=5, inner_rounds=4)
+QUANTISER = emfed.Dithering(2, block="row")
+FEDEM = emfed.FedEM(QUANTISER, step_size=0.3, batch_size=7, memory_start="mean-field")
+VRFEDEM = emfed.VRFedEM(QUANTISER, step_size=0.3, batch_size=5, inner_rounds=4)
 
 
 @pytest.fixture(scope="module")
@@ -49,18 +49,18 @@ def user_ray() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def federation(user_ray: None) -> Iterator[fedem.RayFederation]:
-    with fedem.RayFederation(TABLES, actors=3) as made:
+def federation(user_ray: None) -> Iterator[emfed.RayFederation]:
+    with emfed.RayFederation(TABLES, actors=3) as made:
         yield made
 
 
-def records(result: fedem.Result) -> dict[str, Any]:
+def records(result: emfed.Result) -> dict[str, Any]:
     columns = dict(result.records.columns())
     del columns["seconds"]
     return columns
 
 
-def assert_same_run(ours: fedem.Result, stacked: fedem.Result) -> None:
+def assert_same_run(ours: emfed.Result, stacked: emfed.Result) -> None:
     np.testing.assert_allclose(ours.statistics, stacked.statistics, rtol=0, atol=1e-9)
     np.testing.assert_array_equal(ours.ledger.counts, stacked.ledger.counts)
     mine, other = records(ours), records(stacked)
@@ -79,27 +79,27 @@ def assert_same_run(ours: fedem.Result, stacked: fedem.Result) -> None:
 @pytest.mark.parametrize(
     ("kind", "algorithm", "options"),
     [
-        ("full", fedem.EM(), {}),
-        ("full", FEDEM, {"participation": fedem.Bernoulli(0.7)}),
-        ("tied", VRFEDEM, {"participation": fedem.FixedSize(2), "weights": "uniform"}),
-        ("diag", fedem.FedEM(fedem.SubtractiveDithering(0.1), step_size=0.5, simulations=3), {}),
-        ("diag", fedem.FedEM(QUANTISER, step_size=0.5, broadcast=QUANTISER), {"retries": 1}),
+        ("full", emfed.EM(), {}),
+        ("full", FEDEM, {"participation": emfed.Bernoulli(0.7)}),
+        ("tied", VRFEDEM, {"participation": emfed.FixedSize(2), "weights": "uniform"}),
+        ("diag", emfed.FedEM(emfed.SubtractiveDithering(0.1), step_size=0.5, simulations=3), {}),
+        ("diag", emfed.FedEM(QUANTISER, step_size=0.5, broadcast=QUANTISER), {"retries": 1}),
     ],
-    ids=["em", "fedem", "vr-fedem", "simulated", "broadcast"],
+    ids=["em", "FedEM", "VR-FedEM", "simulated", "broadcast"],
 )
 def test_same_seed_same_trajectory(
-    federation: fedem.RayFederation, kind: str, algorithm: Any, options: dict[str, Any]
+    federation: emfed.RayFederation, kind: str, algorithm: Any, options: dict[str, Any]
 ) -> None:
-    options = {"rounds": 25, "monitor": fedem.Monitor(5), **options}
+    options = {"rounds": 25, "monitor": emfed.Monitor(5), **options}
     stacked = fit(make_model(kind), TABLES, algorithm, **options)
     assert_same_run(
         fit(make_model(kind), None, algorithm, federation=federation, **options), stacked
     )
 
 
-def test_checkpoints_resume_in_either(federation: fedem.RayFederation, tmp_path: Path) -> None:
+def test_checkpoints_resume_in_either(federation: emfed.RayFederation, tmp_path: Path) -> None:
     options: dict[str, Any] = {
-        "participation": fedem.Bernoulli(0.7),
+        "participation": emfed.Bernoulli(0.7),
         "checkpoint": tmp_path / "run",
     }
     fit(make_model("full"), None, FEDEM, rounds=7, federation=federation, **options)
@@ -111,12 +111,12 @@ def test_checkpoints_resume_in_either(federation: fedem.RayFederation, tmp_path:
     assert_same_run(resumed, fit(make_model("full"), TABLES, FEDEM, rounds=20, **options))
 
 
-def test_faults_above_ray(federation: fedem.RayFederation) -> None:
-    plan = fedem.FaultPlan(3, lose_reply=0.2, repeat_request=0.2, lose_disk=0.05, reorder=True)
+def test_faults_above_ray(federation: emfed.RayFederation) -> None:
+    plan = emfed.FaultPlan(3, lose_reply=0.2, repeat_request=0.2, lose_disk=0.05, reorder=True)
     results = []
-    for inner in (federation, fedem.StackedFederation(fedem.as_workers(TABLES))):
-        faulty = fedem.FaultyFederation(inner, plan)
-        run = fedem.open_run(make_model("diag"), None, FEDEM, federation=faulty)
+    for inner in (federation, emfed.StackedFederation(emfed.as_workers(TABLES))):
+        faulty = emfed.FaultyFederation(inner, plan)
+        run = emfed.open_run(make_model("diag"), None, FEDEM, federation=faulty)
         gaps = [(run.step(), run.memory_gap)[1] for _ in range(30)]
         results.append((run.state, gaps))
     (ours, our_gaps), (stacked, gaps) = results
@@ -133,17 +133,17 @@ def test_actors_open_their_own_files_and_agree_on_columns(tmp_path: Path) -> Non
         frame = pl.DataFrame({"ab"[j]: table[:, j] for j in order})
         paths[f"site {index}"] = tmp_path / f"{index}.parquet"
         frame.write_parquet(paths[f"site {index}"])
-    with fedem.RayFederation(paths, actors=2) as federation:
+    with emfed.RayFederation(paths, actors=2) as federation:
         result = fit(make_model("full"), None, rounds=5, federation=federation)
     stacked = fit(make_model("full"), paths, rounds=5)
     assert_same_run(result, stacked)
     assert result.columns == ("a", "b")
     pl.DataFrame({"a": [1.0], "c": [2.0]}).write_parquet(paths["site 6"])
-    with pytest.raises(fedem.DataError, match="worker 'site 6'.* expected the columns .*'a', 'b'"):
-        fedem.RayFederation(paths, actors=4)
+    with pytest.raises(emfed.DataError, match="worker 'site 6'.* expected the columns .*'a', 'b'"):
+        emfed.RayFederation(paths, actors=4)
     paths["site 2"].unlink()
-    with pytest.raises((fedem.DataError, FileNotFoundError), match=r"2\.parquet"):
-        fedem.RayFederation(paths, actors=2)
+    with pytest.raises((emfed.DataError, FileNotFoundError), match=r"2\.parquet"):
+        emfed.RayFederation(paths, actors=2)
 
 
 def test_rows_mapped_from_a_file_stay_there(user_ray: None, tmp_path: Path) -> None:
@@ -151,34 +151,34 @@ def test_rows_mapped_from_a_file_stay_there(user_ray: None, tmp_path: Path) -> N
     offsets = np.concatenate([[0], np.cumsum(SIZES)])
     mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
     for rows in (mapped, np.asarray(mapped), mapped[: int(offsets[-1])]):
-        portions = divide(fedem.WorkerData(rows, offsets), None, 3)
+        portions = divide(emfed.WorkerData(rows, offsets), None, 3)
         assert {type(part.data).__name__ for part in portions.parts} == {"Mapped"}
         for part, start in zip(portions.parts, portions.edges, strict=False):
             shard = Shard(part.first, part.data)
             shard.ready()
             np.testing.assert_array_equal(shard.federation.data.worker(0), TABLES[start])
-    with fedem.RayFederation(fedem.WorkerData(mapped, offsets)) as other:
+    with emfed.RayFederation(emfed.WorkerData(mapped, offsets)) as other:
         result = fit(make_model("full"), None, FEDEM, rounds=5, federation=other)
     assert_same_run(result, fit(make_model("full"), TABLES, FEDEM, rounds=5))
     for rows in (mapped[:, ::-1], np.load(tmp_path / "rows.npy", mmap_mode="c"), np.array(mapped)):
-        portions = divide(fedem.WorkerData(rows, offsets), None, 3)
-        assert all(isinstance(part.data, fedem.WorkerData) for part in portions.parts)
+        portions = divide(emfed.WorkerData(rows, offsets), None, 3)
+        assert all(isinstance(part.data, emfed.WorkerData) for part in portions.parts)
 
 
 @pytest.mark.usefixtures("user_ray")
 def test_groups_names_and_bad_rows() -> None:
     rows, groups = np.concatenate(TABLES), np.repeat([f"w{i}" for i in range(7)], SIZES)
-    with fedem.RayFederation(rows, groups, actors=2) as federation:
+    with emfed.RayFederation(rows, groups, actors=2) as federation:
         result = fit(make_model("diag"), None, rounds=3, federation=federation)
     assert_same_run(result, fit(make_model("diag"), rows, groups=groups, rounds=3))
     bad = [t.copy() for t in TABLES]
     bad[5][3, 1] = np.inf
     message = "worker '5'.* row 3"
-    with pytest.raises(fedem.DataError, match=message):
+    with pytest.raises(emfed.DataError, match=message):
         fit(make_model("diag"), bad, rounds=3)
     with (
-        fedem.RayFederation(bad, actors=2) as federation,
-        pytest.raises(fedem.DataError, match=message),
+        emfed.RayFederation(bad, actors=2) as federation,
+        pytest.raises(emfed.DataError, match=message),
     ):
         fit(make_model("diag"), None, rounds=3, federation=federation)
 
@@ -190,13 +190,13 @@ def test_settings_are_checked() -> None:
         ({"deadline": 0}, "deadline must lie in"),
         ({"address": "10.1.2.3:4"}, "uses the Ray at .* already"),
     ):
-        with pytest.raises(fedem.SettingsError, match=message):
-            fedem.RayFederation(TABLES, **options)
-    federation = fedem.RayFederation(TABLES[:2], actors=50)
+        with pytest.raises(emfed.SettingsError, match=message):
+            emfed.RayFederation(TABLES, **options)
+    federation = emfed.RayFederation(TABLES[:2], actors=50)
     assert len(federation.processes) == 2
     federation.close()
     federation.close()
-    with pytest.raises(fedem.FederationError, match="is closed"):
+    with pytest.raises(emfed.FederationError, match="is closed"):
         fit(make_model("diag"), None, rounds=1, federation=federation)
 
 
@@ -213,8 +213,8 @@ def test_actors_that_find_no_place_are_an_error_and_not_a_hang() -> None:
             assert ray.get(others[-1].here.remote(), timeout=60)
         quiet = 0 if free else quiet + 1
         time.sleep(0.5)
-    with pytest.raises(fedem.FederationError, match="each takes one CPU, and 0 of 8 are free"):
-        fedem.RayFederation(TABLES, start_timeout=2)
+    with pytest.raises(emfed.FederationError, match="each takes one CPU, and 0 of 8 are free"):
+        emfed.RayFederation(TABLES, start_timeout=2)
     for other in others:
         ray.kill(other)
 
@@ -224,7 +224,7 @@ def test_portions_are_even_and_none_is_empty() -> None:
     for _ in range(200):
         sizes = rng.integers(1, 50, size=rng.integers(1, 12)) ** rng.integers(1, 3)
         count = int(rng.integers(1, 15))
-        data = fedem.WorkerData(
+        data = emfed.WorkerData(
             np.arange(sizes.sum() * 2.0).reshape(-1, 2), np.concatenate([[0], np.cumsum(sizes)])
         )
         portions = divide(data, None, count)
@@ -242,22 +242,22 @@ def test_portions_are_even_and_none_is_empty() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "how"),
     [
-        (fedem.EM(), signal.SIGSTOP),
-        (fedem.FedEM(QUANTISER, step_size=0.2), signal.SIGKILL),
-        (fedem.VRFedEM(QUANTISER, step_size=0.2, batch_size=5, inner_rounds=2), signal.SIGKILL),
+        (emfed.EM(), signal.SIGSTOP),
+        (emfed.FedEM(QUANTISER, step_size=0.2), signal.SIGKILL),
+        (emfed.VRFedEM(QUANTISER, step_size=0.2, batch_size=5, inner_rounds=2), signal.SIGKILL),
     ],
-    ids=["em stuck", "fedem killed", "vr-fedem killed"],
+    ids=["em stuck", "emfed killed", "VR-FedEM killed"],
 )
 def test_an_actor_that_is_lost_costs_a_generation_and_nothing_else(
     algorithm: Any, how: signal.Signals
 ) -> None:
     deadline = 3.0 if how == signal.SIGSTOP else None
-    start = fedem.fit(make_model("diag"), TABLES, rounds=20).params
-    with fedem.RayFederation(TABLES, actors=2, deadline=deadline) as federation:
-        run = fedem.open_run(
+    start = emfed.fit(make_model("diag"), TABLES, rounds=20).params
+    with emfed.RayFederation(TABLES, actors=2, deadline=deadline) as federation:
+        run = emfed.open_run(
             make_model("diag"), None, algorithm, federation=federation, start=start
         )
-        undisturbed = fedem.open_run(make_model("diag"), TABLES, algorithm, start=start)
+        undisturbed = emfed.open_run(make_model("diag"), TABLES, algorithm, start=start)
         first = federation.processes
         for round_ in range(1, 401):
             if round_ == 5:
@@ -269,7 +269,7 @@ def test_an_actor_that_is_lost_costs_a_generation_and_nothing_else(
                 assert run.memory_gap < 1e-12
         assert federation.processes[0] == first[0]
         assert federation.processes[1] != first[1]
-    tolerance = 1e-8 if not isinstance(algorithm, fedem.VRFedEM) else 0.02
+    tolerance = 1e-8 if not isinstance(algorithm, emfed.VRFedEM) else 0.02
     np.testing.assert_allclose(
         run.state.statistics, undisturbed.state.statistics, rtol=0, atol=tolerance
     )
@@ -282,12 +282,12 @@ def test_an_actor_that_dies_again_and_again_is_an_error() -> None:
             os._exit(1)
         return TABLES[0]
 
-    streams = [fedem.Stream(deadly), fedem.Stream(lambda round_: TABLES[1])]
+    streams = [emfed.Stream(deadly), emfed.Stream(lambda round_: TABLES[1])]
     with (
-        fedem.RayFederation(streams, actors=2) as federation,
-        pytest.raises(fedem.FederationError, match="lost 3 times in a row") as caught,
+        emfed.RayFederation(streams, actors=2) as federation,
+        pytest.raises(emfed.FederationError, match="lost 3 times in a row") as caught,
     ):
-        fit(make_model("diag"), None, fedem.FedEM(step_size=0.5), federation=federation)
+        fit(make_model("diag"), None, emfed.FedEM(step_size=0.5), federation=federation)
     assert caught.value.result.records[-1].round == 2
 
 
@@ -321,7 +321,7 @@ SCRIPT = """
     import os, signal, sys, time
     from pathlib import Path
     import numpy as np
-    import fedem
+    import emfed
 
     def descendants():
         parents = {}
@@ -360,8 +360,8 @@ SCRIPT = """
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     tables = [np.random.default_rng(i).normal(size=(30, 3)) for i in range(4)]
-    result = fedem.fit(
-        fedem.gaussian_mixture(2, "diag"), tables, rounds=int(sys.argv[1]), callbacks=[tell],
+    result = emfed.fit(
+        emfed.gaussian_mixture(2, "diag"), tables, rounds=int(sys.argv[1]), callbacks=[tell],
         federation="ray",
     )
     print(result.stopped, flush=True)
@@ -395,19 +395,19 @@ def without_usage_setting() -> dict[str, str]:
 BY_ADDRESS = """
     import os, signal, sys
     import numpy as np
-    import fedem
+    import emfed
     tables = [np.random.default_rng(i).normal(size=(30, 3)) for i in range(5)]
-    model = fedem.gaussian_mixture(2, "diag")
-    algorithm = fedem.FedEM(fedem.Dithering(2), step_size=0.3)
-    stacked = fedem.fit(model, tables, algorithm, rounds=20)
-    with fedem.RayFederation(tables, actors=2, address=sys.argv[1]) as federation:
-        with fedem.RayFederation(tables, actors=1, address=sys.argv[1]) as second:
-            alone = fedem.fit(model, None, algorithm, rounds=20, federation=second)
-        result = fedem.fit(model, None, algorithm, rounds=20, federation=federation)
+    model = emfed.gaussian_mixture(2, "diag")
+    algorithm = emfed.FedEM(emfed.Dithering(2), step_size=0.3)
+    stacked = emfed.fit(model, tables, algorithm, rounds=20)
+    with emfed.RayFederation(tables, actors=2, address=sys.argv[1]) as federation:
+        with emfed.RayFederation(tables, actors=1, address=sys.argv[1]) as second:
+            alone = emfed.fit(model, None, algorithm, rounds=20, federation=second)
+        result = emfed.fit(model, None, algorithm, rounds=20, federation=federation)
         print(np.abs(result.statistics - stacked.statistics).max() < 1e-9)
         print(np.abs(alone.statistics - stacked.statistics).max() < 1e-9)
         os.kill(federation.processes[0], signal.SIGKILL)
-        again = fedem.fit(model, None, algorithm, rounds=20, federation=federation)
+        again = emfed.fit(model, None, algorithm, rounds=20, federation=federation)
         print(np.abs(again.statistics - stacked.statistics).max() < 1e-9)
     import ray
     print(ray.is_initialized())
@@ -416,13 +416,13 @@ BY_ADDRESS = """
 
 ANOTHER = """
     import numpy as np, ray
-    import fedem
+    import emfed
     tables = [np.random.default_rng(i).normal(size=(30, 3)) for i in range(4)]
-    forgotten = fedem.RayFederation(tables)
+    forgotten = emfed.RayFederation(tables)
     ray.shutdown()
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    with fedem.RayFederation(tables) as federation:
-        print(fedem.fit(fedem.gaussian_mixture(2, "diag"), None, federation=federation).rounds)
+    with emfed.RayFederation(tables) as federation:
+        print(emfed.fit(emfed.gaussian_mixture(2, "diag"), None, federation=federation).rounds)
         print(ray.available_resources().get("CPU", 0))
     forgotten.close()
     print(ray.is_initialized())
@@ -473,13 +473,13 @@ def test_a_running_cluster_by_its_address() -> None:
 NOBODY = """
     import sys
     import numpy as np
-    import fedem
+    import emfed
     address = sys.argv[1] if len(sys.argv) > 1 else None
     if address is None:
         sys.modules["ray"] = None
     try:
-        fedem.RayFederation([np.ones((3, 2))], address=address)
-    except fedem.FedemError as error:
+        emfed.RayFederation([np.ones((3, 2))], address=address)
+    except emfed.EmfedError as error:
         print(type(error).__name__, error)
 """
 
@@ -487,7 +487,7 @@ NOBODY = """
 def test_without_ray_or_cluster_the_message_says_what_to_do() -> None:
     out, err = start(NOBODY).communicate(timeout=60)
     assert "SettingsError" in out, err
-    assert "pip install 'fedem[ray]'" in out
+    assert "pip install ray" in out
     began = time.monotonic()
     out, err = start(NOBODY, f"127.0.0.1:{free_port()}").communicate(timeout=60)
     assert "FederationError no Ray answers at" in out, err

@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedem
-from fedem import LocalTransport, Site, SiteRules, Transport, serve
-from fedem.federations.flower.server import save_fit
-from fedem.serving import Served
-from fedem.wire import Kind, Reason, encode_refusal, peek
+import emfed
+from emfed import LocalTransport, Site, SiteRules, Transport, serve
+from emfed.federations.flower.server import save_fit
+from emfed.serving import Served
+from emfed.wire import Kind, Reason, encode_refusal, peek
 from tests.federations.test_trajectories import Scales
 from tests.helpers import make_data, make_model
 
 TABLES = make_data(6, sizes=(24, 18, 30, 22), spread=8.0)
 KEYS = list("abcd")
-ALGORITHM = fedem.FedEM(fedem.Dithering(3, block="row"), step_size=0.5, in_metric=True)
+ALGORITHM = emfed.FedEM(emfed.Dithering(3, block="row"), step_size=0.5, in_metric=True)
 
 
 class Changing(Transport):
@@ -43,7 +43,7 @@ class Changing(Transport):
         for key in [k for k in messages if k in self.workers()]:
             yield key, self.sites[key].step(messages[key])
 
-    def tick(self, record: fedem.RoundRecord) -> None:
+    def tick(self, record: emfed.RoundRecord) -> None:
         self.round += record.round > 0
 
 
@@ -55,17 +55,17 @@ def sites(where: Path, rules: SiteRules | None = None) -> dict[str, Site]:
 
 
 def optimum(tables: list[Any], kind: str, start: Any) -> Any:
-    return fedem.fit(make_model(kind, k=2), tables, rounds=400, start=start).params
+    return emfed.fit(make_model(kind, k=2), tables, rounds=400, start=start).params
 
 
 @pytest.mark.parametrize("kind", ["tied", "diag"])
 def test_newcomers_are_let_in_and_the_answer_is_that_of_all(kind: str, tmp_path: Path) -> None:
     """For tied covariances the second moment of all data must be told anew."""
-    start = fedem.fit(make_model(kind, k=2), TABLES, rounds=30, seed=4).params
+    start = emfed.fit(make_model(kind, k=2), TABLES, rounds=30, seed=4).params
     transport = Changing(sites(tmp_path), lambda k: KEYS if k >= 15 else KEYS[:3])
     served = serve(
         make_model(kind, k=2),
-        fedem.EM(),
+        emfed.EM(),
         transport,
         tmp_path / "server",
         start=start,
@@ -154,7 +154,7 @@ def test_a_newcomer_with_other_columns_is_refused_and_ends_no_stage(tmp_path: Pa
 
 
 def test_who_leaves_for_good_is_no_longer_counted(tmp_path: Path) -> None:
-    start = fedem.fit(make_model("tied", k=2), TABLES, rounds=30, seed=4).params
+    start = emfed.fit(make_model("tied", k=2), TABLES, rounds=30, seed=4).params
     transport = LocalTransport(sites(tmp_path, SiteRules(largest_rounds=6)))
     served = serve(
         make_model("tied", k=2), ALGORITHM, transport, tmp_path / "s", start=start, rounds=100
@@ -225,7 +225,7 @@ def test_what_a_killed_server_was_writing_is_removed(tmp_path: Path) -> None:
 
 def test_too_few_left_end_the_run(tmp_path: Path) -> None:
     transport = LocalTransport(sites(tmp_path, SiteRules(largest_rounds=3)))
-    with pytest.raises(fedem.ParticipationError, match="3 workers joined; at least 4"):
+    with pytest.raises(emfed.ParticipationError, match="3 workers joined; at least 4"):
         serve(
             make_model("diag"), ALGORITHM, transport, tmp_path / "s", rounds=20, minimum=4, pause=0
         )
@@ -238,7 +238,7 @@ def test_a_second_call_goes_on(tmp_path: Path) -> None:
     first = serve(model, ALGORITHM, transport, tmp_path / "s", rounds=5, **options)
     second = serve(model, ALGORITHM, transport, tmp_path / "s", rounds=12, **options)
     assert (first.rounds, second.rounds) == (5, 12)
-    whole = fedem.fit(
+    whole = emfed.fit(
         model, dict(zip(KEYS, TABLES, strict=True)), ALGORITHM, rounds=12, federation="loop", seed=4
     )
     np.testing.assert_allclose(second.result.statistics, whole.statistics, atol=1e-9)
@@ -344,7 +344,7 @@ def serve_once(where: Path, rounds: int) -> None:
 def test_kill_9_of_workers_and_of_the_server(tmp_path: Path) -> None:
     """At random moments, many times; with full local passes the answer is the undisturbed one."""
     rounds, rng, kills = 20, np.random.default_rng(3), 0
-    clean = fedem.fit(
+    clean = emfed.fit(
         make_model("diag", k=2),
         dict(zip(KEYS, TABLES, strict=True)),
         ALGORITHM,
@@ -369,7 +369,7 @@ def test_kill_9_of_workers_and_of_the_server(tmp_path: Path) -> None:
 def test_kill_9_of_workers(tmp_path: Path) -> None:
     pipes, rng, kills = Pipes(tmp_path), np.random.default_rng(4), [0]
 
-    def kill(record: fedem.RoundRecord) -> None:
+    def kill(record: emfed.RoundRecord) -> None:
         if record.round % 2 and pipes.processes:
             pipes.kill(KEYS[int(rng.integers(4))])
             kills[0] += 1
@@ -385,7 +385,7 @@ def test_kill_9_of_workers(tmp_path: Path) -> None:
         seed=4,
     )
     pipes.close()
-    clean = fedem.fit(
+    clean = emfed.fit(
         make_model("diag", k=2),
         dict(zip(KEYS, TABLES, strict=True)),
         ALGORITHM,

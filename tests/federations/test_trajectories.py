@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedem
-from fedem.compressors import Dithering, Identity, RandomSparsification, SubtractiveDithering
-from fedem.descriptions import build_algorithm, build_compressor, build_model, plain
-from fedem.federations.remote import (
+import emfed
+from emfed.compressors import Dithering, Identity, RandomSparsification, SubtractiveDithering
+from emfed.descriptions import build_algorithm, build_compressor, build_model, plain
+from emfed.federations.remote import (
     LocalTransport,
     RemoteFederation,
     Site,
@@ -20,7 +20,7 @@ from fedem.federations.remote import (
     bind_constants,
     pack_constants,
 )
-from fedem.protocols import Opening
+from emfed.protocols import Opening
 from tests.helpers import KINDS, make_data, make_model
 from tests.registry import REGISTRY
 
@@ -57,15 +57,15 @@ def sites(tables: list[Any], where: Path) -> dict[str, Site]:
 
 def both(
     model: Any, tables: list[Any], algorithm: Any, where: Path, local: str = "loop", **options: Any
-) -> tuple[fedem.Result, fedem.Result]:
+) -> tuple[emfed.Result, emfed.Result]:
     options = {"rounds": ROUNDS, "seed": 9} | options
     named = {f"site {i}": t for i, t in enumerate(tables)}
-    here = fedem.fit(model, named, algorithm, federation=local, **options)
+    here = emfed.fit(model, named, algorithm, federation=local, **options)
     network = RemoteFederation(LocalTransport(sites(tables, where)))
-    return here, fedem.fit(model, None, algorithm, federation=network, **options)
+    return here, emfed.fit(model, None, algorithm, federation=network, **options)
 
 
-def agree(here: fedem.Result, there: fedem.Result) -> None:
+def agree(here: emfed.Result, there: emfed.Result) -> None:
     np.testing.assert_allclose(there.statistics, here.statistics, rtol=0, atol=1e-9)
     for name, values in here.params.arrays().items():
         np.testing.assert_allclose(getattr(there.params, name), values, rtol=1e-9, atol=1e-9)
@@ -81,26 +81,26 @@ def agree(here: fedem.Result, there: fedem.Result) -> None:
 
 
 ALGORITHMS: dict[str, Any] = {
-    "em": fedem.EM(),
-    "fedem": fedem.FedEM(Dithering(3, block="row"), step_size=0.3, batch_size=5),
-    "mean field": fedem.FedEM(Dithering(3), step_size=0.3, memory_start="mean-field"),
-    "simulated": fedem.FedEM(Dithering(3), step_size=0.3, simulations=2, batch_size=4),
-    "vr": fedem.VRFedEM(Dithering(3), step_size=0.3, batch_size=4, inner_rounds=5),
-    "vr, mean field": fedem.VRFedEM(
+    "em": emfed.EM(),
+    "FedEM": emfed.FedEM(Dithering(3, block="row"), step_size=0.3, batch_size=5),
+    "mean field": emfed.FedEM(Dithering(3), step_size=0.3, memory_start="mean-field"),
+    "simulated": emfed.FedEM(Dithering(3), step_size=0.3, simulations=2, batch_size=4),
+    "vr": emfed.VRFedEM(Dithering(3), step_size=0.3, batch_size=4, inner_rounds=5),
+    "vr, mean field": emfed.VRFedEM(
         SubtractiveDithering(0.3),
-        step_size=fedem.Decreasing(0.5),
+        step_size=emfed.Decreasing(0.5),
         batch_size=4,
         inner_rounds=5,
         memory_start="mean-field",
         in_metric=True,
     ),
-    "auto": fedem.AutoEM(),
-    "auto, batches": fedem.AutoEM(batch_size=4),
-    "function": fedem.FedEM(Dithering(2), step_size=lambda k: 0.5 / k),
+    "auto": emfed.AutoEM(),
+    "auto, batches": emfed.AutoEM(batch_size=4),
+    "function": emfed.FedEM(Dithering(2), step_size=lambda k: 0.5 / k),
 }
 
 
-@pytest.mark.filterwarnings("ignore::fedem.FedemWarning")
+@pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
 @pytest.mark.parametrize("local", ["stacked", "loop"])
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_the_network_follows_the_loop_and_the_stack(name: str, local: str, tmp_path: Path) -> None:
@@ -111,40 +111,40 @@ def test_the_network_follows_the_loop_and_the_stack(name: str, local: str, tmp_p
             ALGORITHMS[name],
             tmp_path,
             local,
-            participation=fedem.Bernoulli(0.7),
+            participation=emfed.Bernoulli(0.7),
         )
     )
 
 
-@pytest.mark.filterwarnings("ignore::fedem.FedemWarning")
+@pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
 def test_every_compressor_both_ways(compressor: Any, tmp_path: Path) -> None:
     """Uploads and quantised steps; workers that missed some get the statistics in full."""
-    algorithm = fedem.FedEM(compressor, step_size=0.1, broadcast=compressor, in_metric=True)
+    algorithm = emfed.FedEM(compressor, step_size=0.1, broadcast=compressor, in_metric=True)
     agree(
-        *both(make_model("diag"), TABLES, algorithm, tmp_path, participation=fedem.Bernoulli(0.6))
+        *both(make_model("diag"), TABLES, algorithm, tmp_path, participation=emfed.Bernoulli(0.6))
     )
 
 
-@pytest.mark.filterwarnings("ignore::fedem.FedemWarning")
+@pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
 @pytest.mark.parametrize("name", list(REGISTRY))
 def test_every_model(name: str, tmp_path: Path) -> None:
     entry = REGISTRY[name]
-    algorithm = fedem.FedEM(Dithering(4), step_size=0.2)
+    algorithm = emfed.FedEM(Dithering(4), step_size=0.2)
     agree(*both(entry.make(**entry.priors), entry.tables, algorithm, tmp_path, rounds=5))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_given_start_and_a_monitor(kind: str, tmp_path: Path) -> None:
     model = make_model(kind, k=2)
-    start = fedem.fit(model, TABLES, rounds=3, seed=1).params
+    start = emfed.fit(model, TABLES, rounds=3, seed=1).params
     here, there = both(
         model,
         TABLES,
         None,
         tmp_path,
         start=start,
-        monitor=fedem.Monitor(every=5),
+        monitor=emfed.Monitor(every=5),
         weights="uniform",
     )
     agree(here, there)
@@ -158,14 +158,14 @@ def test_a_given_start_and_a_monitor(kind: str, tmp_path: Path) -> None:
 def test_the_ledger_holds_every_byte_that_crosses(tmp_path: Path) -> None:
     scales = Scales(LocalTransport(sites(TABLES, tmp_path)))
     federation = RemoteFederation(scales)
-    algorithm = fedem.FedEM(Dithering(3), memory_start="mean-field", broadcast=Identity("float32"))
-    result = fedem.fit(
+    algorithm = emfed.FedEM(Dithering(3), memory_start="mean-field", broadcast=Identity("float32"))
+    result = emfed.fit(
         make_model("tied"),
         None,
         algorithm,
         federation=federation,
-        participation=fedem.Bernoulli(0.6),
-        monitor=fedem.Monitor(every=3),
+        participation=emfed.Bernoulli(0.6),
+        monitor=emfed.Monitor(every=3),
         rounds=12,
         seed=2,
     )
@@ -211,9 +211,9 @@ def test_models_travel_as_descriptions(name: str) -> None:
         (build_model, {"model": ["full"]}),
         (build_compressor, {"compressor": "identity", "precision": "int8"}),
         (build_algorithm, plain(ALGORITHMS["function"].describe())),
-        (build_algorithm, plain(ALGORITHMS["fedem"].describe()) | {"compressor": None}),
+        (build_algorithm, plain(ALGORITHMS["FedEM"].describe()) | {"compressor": None}),
     ],
 )
 def test_what_cannot_be_made_is_refused_in_words(build: Any, description: Any) -> None:
-    with pytest.raises(fedem.SettingsError):
+    with pytest.raises(emfed.SettingsError):
         build(description)

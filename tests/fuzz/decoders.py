@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedem.errors import WireError
-from fedem.protocols import Form
-from fedem.wire import (
+from emfed.errors import WireError
+from emfed.protocols import Form
+from emfed.wire import (
     Header,
     Kind,
     decode_bundle,

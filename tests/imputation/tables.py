@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from fedem.imputation import Cells, FieldTable, Structure, simulate_table
-from fedem.imputation.bins import Bins
-from fedem.imputation.families import Family, as_family
-from fedem.imputation.sweeps import Solver
-from fedem.imputation.table import Intake, build_table
+from emfed.imputation import Cells, FieldTable, Structure, simulate_table
+from emfed.imputation.bins import Bins
+from emfed.imputation.families import Family, as_family
+from emfed.imputation.sweeps import Solver
+from emfed.imputation.table import Intake, build_table
 
 
 def small_table(

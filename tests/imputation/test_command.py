@@ -1,4 +1,4 @@
-"""``fedem impute``, as a shell sees it."""
+"""``emfed impute``, as a shell sees it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-import fedem
-from tests.test_cli import fedem_command
+import emfed
+from tests.test_cli import emfed_command
 
 
 @pytest.fixture
 def counts(tmp_path: Path) -> Path:
-    table = fedem.simulate_table(600, observers=30, sites=12, months=24, family="gaussian", seed=1)
+    table = emfed.simulate_table(600, observers=30, sites=12, months=24, family="gaussian", seed=1)
     cells = table.pooled
     frame = pl.DataFrame(
         {
@@ -32,7 +32,7 @@ def counts(tmp_path: Path) -> Path:
 def test_it_writes_a_trend_records_a_summary_and_the_filled_table(counts: Path) -> None:
     out, filled = counts.parent / "out", counts.parent / "filled.parquet"
     arguments = ["impute", str(counts), "--observer", "who", "--out", str(out)]
-    done = fedem_command(*arguments, "--filled", str(filled), "--rank", "1", "--penalty", "2")
+    done = emfed_command(*arguments, "--filled", str(filled), "--rank", "1", "--penalty", "2")
     assert done.returncode == 0, done.stderr
     assert "kB up per worker" in done.stdout
     names = {p.name for p in out.iterdir()}
@@ -55,7 +55,7 @@ def test_it_writes_a_trend_records_a_summary_and_the_filled_table(counts: Path) 
 def test_json_is_all_there_is_on_stdout_and_seeds_repeat(counts: Path) -> None:
     arguments = ["impute", str(counts), "--observer", "who", "--out", str(counts.parent / "o")]
     arguments += ["--rank", "0", "--json", "--seed", "3", "-p", "0.6", "--groups", "3"]
-    first, second = (fedem_command(*arguments) for _ in range(2))
+    first, second = (emfed_command(*arguments) for _ in range(2))
     assert json.loads(first.stdout) == json.loads(second.stdout)
     assert json.loads(first.stdout)["workers"] == 3
 
@@ -65,10 +65,10 @@ def test_errors_are_one_line_with_an_exit_code(counts: Path) -> None:
     lines[4] = lines[4].rsplit(",", 1)[0] + ",-3"
     counts.write_text("\n".join(lines) + "\n")
     out = ["--out", str(counts.parent / "o"), "--observer", "who"]
-    done = fedem_command("impute", str(counts), "--family", "poisson", *out)
+    done = emfed_command("impute", str(counts), "--family", "poisson", *out)
     assert done.returncode == 1
     assert "line 5: the value is not a whole number >= 0 (got '-3')" in done.stderr
-    fine = fedem_command("impute", str(counts), "--skip-bad", "--rank", "0", "--json", *out)
+    fine = emfed_command("impute", str(counts), "--skip-bad", "--rank", "0", "--json", *out)
     assert json.loads(fine.stdout)["intake"]["bad"] == {"value": 1}
     for arguments, code, text in (
         ([str(counts), "--mode", "best", "--skip-bad"], 2, "mode must be one of"),
@@ -76,6 +76,6 @@ def test_errors_are_one_line_with_an_exit_code(counts: Path) -> None:
         ([str(counts), "--filled", "t.xls"], 2, "--filled must end in .csv or .parquet"),
         ([str(counts.parent / "no.csv")], 1, "there is no such file"),
     ):
-        done = fedem_command("impute", *arguments, *out)
+        done = emfed_command("impute", *arguments, *out)
         assert done.returncode == code, done.stderr
         assert text in done.stderr

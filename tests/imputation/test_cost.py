@@ -8,14 +8,14 @@ import tracemalloc
 
 import numpy as np
 
-from fedem.imputation import FieldTable, Structure
-from fedem.imputation.bins import Bins
-from fedem.imputation.families import as_family
-from fedem.imputation.fit import QUANTISER_OF_CELLS
-from fedem.imputation.observed import ObservedRun
-from fedem.imputation.supports import Settings
-from fedem.imputation.sweeps import Solver
-from fedem.imputation.table import Intake, build_table
+from emfed.imputation import FieldTable, Structure
+from emfed.imputation.bins import Bins
+from emfed.imputation.families import as_family
+from emfed.imputation.fit import QUANTISER_OF_CELLS
+from emfed.imputation.observed import ObservedRun
+from emfed.imputation.supports import Settings
+from emfed.imputation.sweeps import Solver
+from emfed.imputation.table import Intake, build_table
 
 LARGE = """
 import numpy as np
@@ -44,7 +44,7 @@ def random_table(sites: int, times: int, records: int, workers: int = 10) -> Fie
 
 
 def fit(table: FieldTable) -> ObservedRun:
-    from fedem import Everyone
+    from emfed import Everyone
 
     solver = Solver(table.family, Structure(2, 5.0, smoothing=1.0), sweeps=2)
     run = ObservedRun(table, solver, Settings(QUANTISER_OF_CELLS, Everyone()), 0)

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import fedem
-from fedem.imputation import read_ebird
+import emfed
+from emfed.imputation import read_ebird
 
 HEADER = (
     "GLOBAL UNIQUE IDENTIFIER,COMMON NAME,SCIENTIFIC NAME,OBSERVATION COUNT,COUNTRY,COUNTRY CODE,"
@@ -121,14 +121,14 @@ def test_regions_dates_and_bins(observations: Path) -> None:
 
 
 def test_what_it_says_of_a_file_that_will_not_do(observations: Path, tmp_path: Path) -> None:
-    with pytest.raises(fedem.DataError, match="several species .'Anas platyrhynchos', 'Buteo"):
+    with pytest.raises(emfed.DataError, match="several species .'Anas platyrhynchos', 'Buteo"):
         read_ebird(observations)
-    with pytest.raises(fedem.DataError, match="no observation of Dodo in any region"):
+    with pytest.raises(emfed.DataError, match="no observation of Dodo in any region"):
         read_ebird(observations, species="Dodo")
-    with pytest.raises(fedem.DataError, match="no column 'COMMON NAME'"):
+    with pytest.raises(emfed.DataError, match="no column 'COMMON NAME'"):
         read_ebird(write(tmp_path / "x.txt", [], ["SPECIES"]))
     bad = write(tmp_path / "bad.txt", [line("S1", "3"), line("S2", "2", date="May 2019")])
-    with pytest.raises(fedem.DataError, match="line 3: the date is not one .got 'May 2019'"):
+    with pytest.raises(emfed.DataError, match="line 3: the date is not one .got 'May 2019'"):
         read_ebird(bad)
-    with pytest.warns(fedem.FedemWarning, match="left out"):
+    with pytest.warns(emfed.EmfedWarning, match="left out"):
         assert read_ebird(bad, bad_rows="skip").intake.bad == {"date": 1}

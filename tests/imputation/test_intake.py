@@ -11,8 +11,8 @@ import pandas as pd
 import polars as pl
 import pytest
 
-import fedem
-from fedem.imputation import Columns, FieldTable, read_records
+import emfed
+from emfed.imputation import Columns, FieldTable, read_records
 
 
 def rows(**changes: Any) -> dict[str, list[Any]]:
@@ -88,10 +88,10 @@ def test_exposure_is_the_weight_of_poisson_counts() -> None:
     data = frame().with_columns(hours=pl.Series([1.0, 0.5, 2.0, 1.5, 1.0]))
     table = read_records(data, Columns(exposure="hours"), family="poisson")
     assert table.pooled.weights.sum() == pytest.approx(6.0)
-    with pytest.raises(fedem.SettingsError, match="exposure goes with the Poisson family"):
+    with pytest.raises(emfed.SettingsError, match="exposure goes with the Poisson family"):
         read_records(data, Columns(exposure="hours"))
     bad = data.with_columns(hours=pl.Series([1.0, 0.0, 2.0, 1.5, 1.0]))
-    with pytest.raises(fedem.DataError, match=r"row 1: the exposure is not a number > 0 \(got 0.0"):
+    with pytest.raises(emfed.DataError, match=r"row 1: the exposure is not a number > 0 \(got 0.0"):
         read_records(bad, Columns(exposure="hours"), family="poisson")
 
 
@@ -99,7 +99,7 @@ def test_missing_values_are_counted() -> None:
     table = read_records(frame(count=["3", "NA", "", None, "7"]))
     assert (table.intake.rows, table.intake.used, table.intake.missing) == (5, 2, 3)
     assert len(table.sites) == 3  # the wood was visited; it is asked about like the others
-    with pytest.warns(fedem.FedemWarning, match="1 of 3 sites have no record, the first 'wood'"):
+    with pytest.warns(emfed.EmfedWarning, match="1 of 3 sites have no record, the first 'wood'"):
         table.warn()
 
 
@@ -116,10 +116,10 @@ def test_a_malformed_date_on_line_10001_is_named(tmp_path: Path) -> None:
     )
     data.write_csv(tmp_path / "t.csv")
     with pytest.raises(
-        fedem.DataError, match=r"1 of 12000 rows .*line 10001: the date is not one "
+        emfed.DataError, match=r"1 of 12000 rows .*line 10001: the date is not one "
     ):
         read_records(tmp_path / "t.csv")
-    with pytest.warns(fedem.FedemWarning, match="line 10001"):
+    with pytest.warns(emfed.EmfedWarning, match="line 10001"):
         table = read_records(tmp_path / "t.csv", bad_rows="skip")
     assert table.intake.bad == {"date": 1}
     assert "'2004-13-01'" in table.intake.examples[0]
@@ -139,7 +139,7 @@ def test_a_malformed_date_on_line_10001_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_bad_rows_are_named(changes: dict[str, Any], family: str, message: str) -> None:
-    with pytest.raises(fedem.DataError, match=message):
+    with pytest.raises(emfed.DataError, match=message):
         read_records(frame(**changes), family=family)
 
 
@@ -148,7 +148,7 @@ def test_duplicated_keys_are_refused_or_kept() -> None:
         observer=["ann"] * 5, site=["pond"] * 5, date=["2004-05-01"] * 2 + ["2004-05-02"] * 3
     )
     with pytest.raises(
-        fedem.DataError, match="observer 'ann' at site 'pond' on 2004-05-01 has 2 records"
+        emfed.DataError, match="observer 'ann' at site 'pond' on 2004-05-01 has 2 records"
     ):
         read_records(twice)
     assert read_records(twice, duplicates="keep").pooled.weights.tolist() == [5]
@@ -156,7 +156,7 @@ def test_duplicated_keys_are_refused_or_kept() -> None:
 
 def test_an_observer_in_two_workers_is_refused() -> None:
     data = frame().with_columns(club=pl.Series(["x", "x", "y", "y", "x"]))
-    with pytest.raises(fedem.DataError, match="observer 'ann' is in 2 workers \\('x', 'y'\\)"):
+    with pytest.raises(emfed.DataError, match="observer 'ann' is in 2 workers \\('x', 'y'\\)"):
         read_records(data, Columns(worker="club"))
     fine = read_records(data, Columns(worker="club", observer=None))
     assert list(fine.workers) == ["x", "y"]
@@ -164,7 +164,7 @@ def test_an_observer_in_two_workers_is_refused() -> None:
 
 def test_one_worker_with_everything_and_empty_months_are_told() -> None:
     table = read_records(frame(observer=["ann"] * 5))
-    with pytest.warns(fedem.FedemWarning) as seen:
+    with pytest.warns(emfed.EmfedWarning) as seen:
         table.warn()
     texts = [str(w.message) for w in seen]
     assert any("one worker, 'ann', holds every record" in text for text in texts)
@@ -172,43 +172,43 @@ def test_one_worker_with_everything_and_empty_months_are_told() -> None:
 
 
 def test_what_cannot_be_a_table(tmp_path: Path) -> None:
-    with pytest.raises(fedem.DataError, match="no column 'date'; there are 'observer', 'site'"):
+    with pytest.raises(emfed.DataError, match="no column 'date'; there are 'observer', 'site'"):
         read_records(frame().drop("date"))
-    with pytest.raises(fedem.DataError, match="there is no such file"):
+    with pytest.raises(emfed.DataError, match="there is no such file"):
         read_records(tmp_path / "none.csv")
-    with pytest.raises(fedem.DataError, match="expected a .csv, .tsv, .txt or .parquet"):
+    with pytest.raises(emfed.DataError, match="expected a .csv, .tsv, .txt or .parquet"):
         read_records(tmp_path / "t.xlsx")
-    with pytest.raises(fedem.DataError, match="expected a file, a polars or a pandas frame"):
+    with pytest.raises(emfed.DataError, match="expected a file, a polars or a pandas frame"):
         read_records([1, 2, 3])
-    with pytest.raises(fedem.DataError, match="no record with a value"):
+    with pytest.raises(emfed.DataError, match="no record with a value"):
         read_records(frame(count=[None] * 5))
     for option, value in (("bins", "day"), ("bad_rows", "drop"), ("since", "May")):
-        with pytest.raises(fedem.SettingsError, match=option):
+        with pytest.raises(emfed.SettingsError, match=option):
             read_records(frame(), **{option: value})
-    with pytest.raises(fedem.SettingsError, match="family must be one of"):
+    with pytest.raises(emfed.SettingsError, match="family must be one of"):
         read_records(frame(), family="normal")
     (tmp_path / "b.parquet").write_bytes(b"not parquet at all")
-    with pytest.raises(fedem.DataError, match="cannot be read"):
+    with pytest.raises(emfed.DataError, match="cannot be read"):
         read_records(tmp_path / "b.parquet")
 
 
 def test_groups_are_random_even_and_seeded() -> None:
-    table = fedem.simulate_table(2000, observers=100, sites=50, months=24, groups=7, seed=1)
+    table = emfed.simulate_table(2000, observers=100, sites=50, months=24, groups=7, seed=1)
     assert len(table.workers) == 7
-    again = fedem.simulate_table(2000, observers=100, sites=50, months=24, groups=7, seed=1)
+    again = emfed.simulate_table(2000, observers=100, sites=50, months=24, groups=7, seed=1)
     assert same(table, again)
     assert table.pooled.weights.sum() == 2000
-    with pytest.raises(fedem.SettingsError, match="7 workers cannot make 8 groups"):
+    with pytest.raises(emfed.SettingsError, match="7 workers cannot make 8 groups"):
         table.regroup(8)
 
 
 def test_a_split_shares_no_cell() -> None:
-    table = fedem.simulate_table(2000, observers=100, sites=50, months=24, seed=1)
+    table = emfed.simulate_table(2000, observers=100, sites=50, months=24, seed=1)
     rest, held = table.split(0.1, seed=3)
     assert held.size == round(0.1 * table.pooled.size)
     assert not np.isin(rest.keys, held.keys).any()
     assert rest.pooled.weights.sum() + held.weights.sum() == 2000
-    with pytest.raises(fedem.SettingsError, match="share"):
+    with pytest.raises(emfed.SettingsError, match="share"):
         table.split(1.5)
 
 
@@ -222,5 +222,5 @@ def test_real_tables(data_dir: Path) -> None:
     )
     assert waders.shape == (138, 240)
     assert waders.intake.missing == 33_120 - 13_240
-    with pytest.raises(fedem.DataError, match="line 48: the site is missing"):
+    with pytest.raises(emfed.DataError, match="line 48: the site is missing"):
         read_records(data_dir / "nz_seabirds_at_sea.csv.gz", Columns(site="site_1deg"))

@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import fedem
-from fedem.imputation import Columns, FieldTable, Structure, impute, read_records
-from fedem.imputation.cell import CellRun
-from fedem.imputation.site_owner import COLUMNS, SiteOwner, worker_rows
-from fedem.imputation.supports import Settings
-from fedem.imputation.sweeps import Solver
+import emfed
+from emfed.imputation import Columns, FieldTable, Structure, impute, read_records
+from emfed.imputation.cell import CellRun
+from emfed.imputation.site_owner import COLUMNS, SiteOwner, worker_rows
+from emfed.imputation.supports import Settings
+from emfed.imputation.sweeps import Solver
 from tests.imputation.tables import pooled_error, small_table
 
 
 def owned(table: FieldTable) -> FieldTable:
     """The same records, each site in one worker."""
-    from fedem.imputation.table import build_table
+    from emfed.imputation.table import build_table
 
     return build_table(
         table.family,
@@ -39,7 +39,7 @@ def test_cell_ends_where_one_more_step_changes_nothing() -> None:
     """theta = T(theta + residuals / w), worked out with dense tables."""
     table = small_table(records=300)
     structure = Structure(2, 2.0, effects=False)
-    settings = Settings(fedem.Identity(), fedem.Everyone())
+    settings = Settings(emfed.Identity(), emfed.Everyone())
     run = CellRun(table, Solver(table.family, structure), settings, 0)
     for _ in range(600):
         run.step()
@@ -77,9 +77,9 @@ def test_cell_chooses_rank_and_penalty_from_its_memories() -> None:
 
 
 def test_cell_refuses_what_it_cannot_do() -> None:
-    with pytest.raises(fedem.SettingsError, match="mode 'cell' is for the Gaussian family"):
+    with pytest.raises(emfed.SettingsError, match="mode 'cell' is for the Gaussian family"):
         impute(small_table("poisson"), mode="cell", rounds=1)
-    with pytest.raises(fedem.SettingsError, match="an offset alone: no effects"):
+    with pytest.raises(emfed.SettingsError, match="an offset alone: no effects"):
         impute(small_table(), mode="cell", structure=Structure(2), rounds=1)
 
 
@@ -119,11 +119,11 @@ def test_site_owner_s_statistics_are_the_posterior_moments() -> None:
 
 def test_em_with_site_owners_never_lowers_the_likelihood() -> None:
     table = owned(small_table(records=250))
-    data = fedem.WorkerData(worker_rows(table), table.offsets, list(table.workers), COLUMNS)
+    data = emfed.WorkerData(worker_rows(table), table.offsets, list(table.workers), COLUMNS)
     for options in ({}, {"smoothing": 2.0, "seasonality": 1.0}):
         model = SiteOwner(table.bins.count, rank=2, ridge=0.5, **options)
-        monitor = fedem.Monitor(mean_field=False)
-        result = fedem.fit(model, data, rounds=60, federation="loop", monitor=monitor)
+        monitor = emfed.Monitor(mean_field=False)
+        result = emfed.fit(model, data, rounds=60, federation="loop", monitor=monitor)
         values = result.records.column("objective")[1:]
         assert np.all(np.diff(values) < 1e-10)
         assert values[-1] < values[0] - 0.1
@@ -131,18 +131,18 @@ def test_em_with_site_owners_never_lowers_the_likelihood() -> None:
 
 def test_site_owner_in_loop_and_stacked_is_the_same_run() -> None:
     table = owned(small_table(records=250))
-    data = fedem.WorkerData(worker_rows(table), table.offsets, list(table.workers), COLUMNS)
+    data = emfed.WorkerData(worker_rows(table), table.offsets, list(table.workers), COLUMNS)
     loop, stacked = (
-        fedem.fit(SiteOwner(table.bins.count, 2), data, fedem.EM(), rounds=5, federation=name)
+        emfed.fit(SiteOwner(table.bins.count, 2), data, emfed.EM(), rounds=5, federation=name)
         for name in ("loop", "stacked")
     )
     assert np.allclose(loop.statistics, stacked.statistics, rtol=1e-9)
 
 
 def test_site_owner_names_a_site_with_two_owners() -> None:
-    with pytest.raises(fedem.DataError, match="needs each site in one worker; 's0' is in 'w0'"):
+    with pytest.raises(emfed.DataError, match="needs each site in one worker; 's0' is in 'w0'"):
         impute(small_table(), mode="site-owner", rounds=1)
-    with pytest.raises(fedem.SettingsError, match="Gaussian"):
+    with pytest.raises(emfed.SettingsError, match="Gaussian"):
         impute(owned(small_table("poisson")), mode="site-owner", rounds=1)
 
 
@@ -165,5 +165,5 @@ def test_oystercatchers_by_site_owners(data_dir: Path) -> None:
 def test_settings_of_modes_are_taken_as_given() -> None:
     table = small_table()
     assert impute(table, mode="cell", rank=1, penalty=0.0, rounds=2).solver.structure.penalty == 0
-    with pytest.raises(fedem.SettingsError, match="takes no site_covariates"):
+    with pytest.raises(emfed.SettingsError, match="takes no site_covariates"):
         impute(table, mode="cell", site_covariates=np.ones((3, 2)), rounds=1)

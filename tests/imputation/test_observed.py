@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedem
-from fedem.imputation import Columns, FieldTable, Structure, impute, read_records
-from fedem.imputation.fit import QUANTISER_OF_CELLS
-from fedem.imputation.observed import ObservedRun
-from fedem.imputation.supports import Settings, Supports, own_rates
-from fedem.imputation.sweeps import Solver
-from fedem.ledger import Ledger
-from fedem.protocols import Compressed, Form
-from fedem.random import Purpose, uniforms
-from fedem.wire import ENVELOPE, encode_payload, encode_support
+import emfed
+from emfed.imputation import Columns, FieldTable, Structure, impute, read_records
+from emfed.imputation.fit import QUANTISER_OF_CELLS
+from emfed.imputation.observed import ObservedRun
+from emfed.imputation.supports import Settings, Supports, own_rates
+from emfed.imputation.sweeps import Solver
+from emfed.ledger import Ledger
+from emfed.protocols import Compressed, Form
+from emfed.random import Purpose, uniforms
+from emfed.wire import ENVELOPE, encode_payload, encode_support
 from tests.imputation.tables import paper_size, pooled_error, small_table
 
 STRUCTURE = Structure(2, 0.9, 0.5, 0.5, smoothing=10.0, seasonality=30.0)
@@ -27,7 +27,7 @@ STRUCTURE = Structure(2, 0.9, 0.5, 0.5, smoothing=10.0, seasonality=30.0)
 def make_run(table: FieldTable, **options: Any) -> ObservedRun:
     settings: dict[str, Any] = {
         "compressor": QUANTISER_OF_CELLS,
-        "participation": fedem.Everyone(),
+        "participation": emfed.Everyone(),
     }
     return ObservedRun(
         table, Solver(table.family, Structure(1)), Settings(**{**settings, **options}), 0
@@ -35,7 +35,7 @@ def make_run(table: FieldTable, **options: Any) -> ObservedRun:
 
 
 def test_without_compression_one_round_is_the_pooled_sums() -> None:
-    run = make_run(small_table(), compressor=fedem.Identity())
+    run = make_run(small_table(), compressor=emfed.Identity())
     run.step()
     assert np.allclose(run.seen().sums, run.table.pooled.sums)
     assert np.array_equal(run.seen().weights, run.table.pooled.weights)
@@ -44,7 +44,7 @@ def test_without_compression_one_round_is_the_pooled_sums() -> None:
 @pytest.mark.parametrize("rate", [None, 0.3])
 def test_memories_are_exact_and_reach_the_sums(rate: float | None) -> None:
     table = small_table(workers=8, records=600)
-    run = make_run(table, participation=fedem.Bernoulli(0.6), memory_rate=rate)
+    run = make_run(table, participation=emfed.Bernoulli(0.6), memory_rate=rate)
     for _ in range(40):
         run.step()
         assert run.exchange.memory_gap() < 1e-12
@@ -57,7 +57,7 @@ def test_estimates_are_unbiased() -> None:
     table = small_table()
     estimates = []
     for seed in range(400):
-        settings = Settings(QUANTISER_OF_CELLS, fedem.Bernoulli(0.5))
+        settings = Settings(QUANTISER_OF_CELLS, emfed.Bernoulli(0.5))
         run = ObservedRun(table, Solver(table.family, Structure(0)), settings, seed)
         estimates.append(run.exchange.gather(1, table.values)[0])
     sample = np.array(estimates)
@@ -106,7 +106,7 @@ def test_a_worker_s_own_rate_lies_above_the_worst_vector_s() -> None:
     assert np.all(rates > worst)
     assert np.array_equal(rates * 64, np.rint(rates * 64))
     assert (
-        own_rates(fedem.RandomSparsification(0.5, QUANTISER_OF_CELLS), x, 0.1)[0].tolist()
+        own_rates(emfed.RandomSparsification(0.5, QUANTISER_OF_CELLS), x, 0.1)[0].tolist()
         == [0.1] * 5
     )
     assert own_rates(QUANTISER_OF_CELLS, np.zeros((1, 256)), worst)[0] == 1
@@ -142,7 +142,7 @@ def test_eight_rounds_reach_the_pooled_error_at_the_paper_s_size(family: str, li
         if family == "log1p":
             more = impute(table, structure=structure, rounds=20, seed=seed)
             assert 100 * (more.score(held) / pooled - 1) < 0.1
-            half = fedem.Bernoulli(0.5)
+            half = emfed.Bernoulli(0.5)
             some = impute(table, structure=structure, rounds=20, seed=seed, participation=half)
             assert 100 * (some.score(held) / pooled - 1) < 1
 
@@ -150,7 +150,7 @@ def test_eight_rounds_reach_the_pooled_error_at_the_paper_s_size(family: str, li
 def test_five_kilobytes_a_worker_at_the_paper_s_size() -> None:
     """Eight rounds, support, counts and every envelope included, for the busiest worker."""
     for seed in (0, 1, 2):
-        result = impute(fedem.simulate_table(12_185, seed=seed), structure=STRUCTURE, rounds=8)
+        result = impute(emfed.simulate_table(12_185, seed=seed), structure=STRUCTURE, rounds=8)
         up = result.ledger.counts[:, 0, 1:].sum(axis=(0, 1))
         assert up.max() <= 5000
         assert result.bytes_down / 10 < 600  # requests carry nothing
@@ -166,7 +166,7 @@ def test_oystercatchers_reach_the_pooled_error(data_dir: Path) -> None:
         pooled = pooled_error(table, structure, held)
         eight, twenty = (impute(table, structure=structure, rounds=k, seed=seed) for k in (8, 20))
         half = impute(
-            table, structure=structure, rounds=20, seed=seed, participation=fedem.Bernoulli(0.5)
+            table, structure=structure, rounds=20, seed=seed, participation=emfed.Bernoulli(0.5)
         )
         assert 100 * (eight.score(held) / pooled - 1) < 0.5
         assert 100 * (twenty.score(held) / pooled - 1) < 0.1
@@ -192,5 +192,5 @@ def test_limits_callbacks_and_settings() -> None:
         ({"structure": 2}, "structure must be something like"),
         ({"rank": -1}, "rank must be a whole number"),
     ):
-        with pytest.raises(fedem.SettingsError, match=text):
+        with pytest.raises(emfed.SettingsError, match=text):
             impute(table, **{"rounds": 1, **options})

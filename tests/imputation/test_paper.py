@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedem
-from fedem.imputation import FieldTable, Structure, impute
-from fedem.imputation.paper import PaperRun
-from fedem.imputation.sweeps import Solver
-from fedem.random import Purpose, choose_distinct, uniforms
+import emfed
+from emfed.imputation import FieldTable, Structure, impute
+from emfed.imputation.paper import PaperRun
+from emfed.imputation.sweeps import Solver
+from emfed.random import Purpose, choose_distinct, uniforms
 from tests.imputation.tables import small_table
 
 GAMMA, ALPHA, BATCH, RANK, SEED = 0.3, 0.2, 16, 2, 11
-QUANTISER = fedem.block_quantization(4)
+QUANTISER = emfed.block_quantization(4)
 
 
 def literal(table: FieldTable, rounds: int) -> tuple[Any, Any, Any, Any]:
@@ -84,7 +84,7 @@ def test_it_equals_the_printed_pseudo_code_entry_by_entry() -> None:
 
 
 def test_the_settings_of_the_paper_hardly_move() -> None:
-    table = fedem.simulate_table(5980, seed=0)
+    table = emfed.simulate_table(5980, seed=0)
     result = impute(table, mode="paper", rounds=15)
     assert result.records[-1].step_size == 1e-4
     assert np.abs(result.params.sites).max() * np.abs(result.params.times).max() < 1e-2
@@ -94,9 +94,9 @@ def test_the_settings_of_the_paper_hardly_move() -> None:
 
 def test_what_it_refuses() -> None:
     table = small_table()
-    with pytest.raises(fedem.SettingsError, match="batch must be 'grid' or 'observations'"):
+    with pytest.raises(emfed.SettingsError, match="batch must be 'grid' or 'observations'"):
         run_of(table, batch="rows")
-    with pytest.raises(fedem.SettingsError, match="full participation"):
-        impute(table, mode="paper", participation=fedem.Bernoulli(0.5))
-    with pytest.raises(fedem.SettingsError, match="Gaussian, with factors alone"):
+    with pytest.raises(emfed.SettingsError, match="full participation"):
+        impute(table, mode="paper", participation=emfed.Bernoulli(0.5))
+    with pytest.raises(emfed.SettingsError, match="Gaussian, with factors alone"):
         impute(small_table("poisson"), mode="paper", rounds=1)

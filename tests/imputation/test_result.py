@@ -9,21 +9,21 @@ import numpy as np
 import polars as pl
 import pytest
 
-import fedem
-from fedem.imputation import FAMILIES, Structure, choose, impute, read_records
+import emfed
+from emfed.imputation import FAMILIES, Structure, choose, impute, read_records
 from tests.imputation.tables import paper_size, pooled_error, small_table
 
 SMOOTH = Structure(2, 0.9, 0.5, 0.5, smoothing=10.0, seasonality=30.0)
 
 
 @pytest.fixture(scope="module")
-def fitted() -> fedem.Imputation:
-    table = fedem.simulate_table(4000, observers=200, sites=150, months=60, seed=2)
+def fitted() -> emfed.Imputation:
+    table = emfed.simulate_table(4000, observers=200, sites=150, months=60, seed=2)
     return impute(table, structure=SMOOTH, rounds=6)
 
 
 def test_the_choice_finds_rank_where_there_is_some_and_none_where_there_is_none() -> None:
-    rich = fedem.simulate_table(4000, observers=200, sites=150, months=60, seed=2).pooled
+    rich = emfed.simulate_table(4000, observers=200, sites=150, months=60, seed=2).pooled
     choice = choose(rich, FAMILIES["gaussian"])
     assert choice.structure.rank >= 1
     rng = np.random.default_rng(0)
@@ -46,17 +46,17 @@ def test_the_chosen_structure_beats_the_additive_fit_at_the_paper_s_size() -> No
     assert result.bytes_up == sent  # cross-validation costs no bytes
 
 
-def test_estimates_by_name_and_by_index(fitted: fedem.Imputation) -> None:
+def test_estimates_by_name_and_by_index(fitted: emfed.Imputation) -> None:
     names = fitted.predict(["site003", "site010"], ["1977-02", "1980-12"])
     assert np.array_equal(names, fitted.predict([3, 10], [1, 47]))
     assert np.all(names >= 0)
-    with pytest.raises(fedem.DataError, match="no site 'pond'; the first is 'site000'"):
+    with pytest.raises(emfed.DataError, match="no site 'pond'; the first is 'site000'"):
         fitted.predict(["pond"], [0])
-    with pytest.raises(fedem.DataError, match=r"time indices must lie in 0..59"):
+    with pytest.raises(emfed.DataError, match=r"time indices must lie in 0..59"):
         fitted.predict([0], [60])
 
 
-def test_the_trend_is_the_sum_of_the_dense_table(fitted: fedem.Imputation) -> None:
+def test_the_trend_is_the_sum_of_the_dense_table(fitted: emfed.Imputation) -> None:
     trend = fitted.trend(draws=30)
     dense = np.expm1(np.maximum(fitted.params.dense(np.arange(150)), 0))
     assert np.allclose(trend["estimate"], dense.sum(axis=0))
@@ -69,7 +69,7 @@ def test_the_trend_is_the_sum_of_the_dense_table(fitted: fedem.Imputation) -> No
 
 @pytest.mark.parametrize("family", ["log1p", "poisson", "bernoulli"])
 def test_intervals_cover_and_draws_agree_with_them(family: str) -> None:
-    table, held = fedem.simulate_table(
+    table, held = emfed.simulate_table(
         6000, observers=300, sites=100, months=60, family=family, seed=4
     ).split(0.1, 4)
     scale = {"log1p": 1.0, "poisson": 8.0, "bernoulli": 0.3}[family]
@@ -89,7 +89,7 @@ def test_intervals_cover_and_draws_agree_with_them(family: str) -> None:
     assert np.mean(wide[1] - wide[0]) >= np.mean(high - low)
 
 
-def test_draws_differ_and_are_seeded(fitted: fedem.Imputation) -> None:
+def test_draws_differ_and_are_seeded(fitted: emfed.Imputation) -> None:
     a = fitted.draws([0, 1, 2], [3, 4, 5], count=4)
     assert np.array_equal(a, fitted.draws([0, 1, 2], [3, 4, 5], count=4))
     assert a.std(axis=0).min() >= 0
@@ -97,7 +97,7 @@ def test_draws_differ_and_are_seeded(fitted: fedem.Imputation) -> None:
     assert np.array_equal(a, np.rint(a))  # counts
 
 
-def test_the_filled_table_as_csv_and_parquet(fitted: fedem.Imputation, tmp_path: Path) -> None:
+def test_the_filled_table_as_csv_and_parquet(fitted: emfed.Imputation, tmp_path: Path) -> None:
     fitted.write(tmp_path / "t.csv", level=0.8)
     fitted.write(tmp_path / "t.parquet")
     csv, parquet = pl.read_csv(tmp_path / "t.csv"), pl.read_parquet(tmp_path / "t.parquet")
@@ -106,12 +106,12 @@ def test_the_filled_table_as_csv_and_parquet(fitted: fedem.Imputation, tmp_path:
     assert np.allclose(csv["estimate"], parquet["estimate"])
     assert csv["observed"].null_count() == 150 * 60 - fitted.cells.size
     assert np.all(csv["lower"].to_numpy() <= csv["upper"].to_numpy())
-    with pytest.raises(fedem.SettingsError, match="ends in .csv or .parquet"):
+    with pytest.raises(emfed.SettingsError, match="ends in .csv or .parquet"):
         fitted.write(tmp_path / "t.txt")
 
 
 def test_new_sites_get_rows_from_their_own_records() -> None:
-    whole = fedem.simulate_table(8000, observers=200, sites=120, months=60, seed=3)
+    whole = emfed.simulate_table(8000, observers=200, sites=120, months=60, seed=3)
     names = np.array(whole.sites)
     known = np.isin(whole.site, np.arange(40, 120))
     base = replace(whole.keep(known), sites=names[40:].tolist(), site=whole.keep(known).site - 40)
@@ -131,7 +131,7 @@ def test_new_sites_get_rows_from_their_own_records() -> None:
 
 
 def test_new_dates_follow_the_season_or_are_refused() -> None:
-    table = fedem.simulate_table(8000, observers=200, sites=60, months=72, seed=3)
+    table = emfed.simulate_table(8000, observers=200, sites=60, months=72, seed=3)
     early = table.keep(table.time < 60)
     early = replace(early, bins=replace(table.bins, count=60))
     result = impute(early, structure=SMOOTH, rounds=8)
@@ -143,13 +143,13 @@ def test_new_dates_follow_the_season_or_are_refused() -> None:
     level = np.sqrt(np.mean((mean - mean.mean()) ** 2))
     assert np.sqrt(np.mean((mean - guess) ** 2)) < 0.85 * level
     stiff = impute(early, structure=Structure(1), rounds=2)
-    with pytest.raises(fedem.SettingsError, match="need a fit with smoothing or seasonality"):
+    with pytest.raises(emfed.SettingsError, match="need a fit with smoothing or seasonality"):
         stiff.transform(table)
     yearly = read_records(
         pl.DataFrame({"observer": ["a"], "site": ["b"], "date": ["2000"], "count": [1]}),
         bins="year",
     )
-    with pytest.raises(fedem.DataError, match="one column a month, these records one a year"):
+    with pytest.raises(emfed.DataError, match="one column a month, these records one a year"):
         result.transform(yearly)
 
 
@@ -164,7 +164,7 @@ def test_covariates_in_a_fit() -> None:
     assert np.allclose(
         result.params.dense(np.arange(20))[3, 4], result.params.theta(np.array([3]), np.array([4]))
     )
-    with pytest.raises(fedem.SettingsError, match="cannot be carried"):
+    with pytest.raises(emfed.SettingsError, match="cannot be carried"):
         result.transform(table)
     for bad, text in (
         (climate.head(5), "15 are absent, first 's0'"),
@@ -172,13 +172,13 @@ def test_covariates_in_a_fit() -> None:
         (climate.with_columns(height=pl.lit("tall")), "must be numbers"),
         (np.full(20, np.nan), "covariates of site 's0' are not all finite"),
     ):
-        with pytest.raises(fedem.DataError, match=text):
+        with pytest.raises(emfed.DataError, match=text):
             impute(table, structure=Structure(1), rounds=1, site_covariates=bad)
 
 
 def test_wood_thrush_is_ten_percent_better_than_additive(data_dir: Path) -> None:
     birds = read_records(
-        data_dir / "bbs_wood_thrush.csv.gz", fedem.Columns(date="year"), bins="year", groups=40
+        data_dir / "bbs_wood_thrush.csv.gz", emfed.Columns(date="year"), bins="year", groups=40
     )
     table, held = birds.split(0.1, 0)
     result = impute(table, structure=Structure(6, 6.0, 0.1, 0.1, smoothing=30.0), rounds=8)
@@ -190,9 +190,9 @@ def test_wood_thrush_is_ten_percent_better_than_additive(data_dir: Path) -> None
 def test_transform_minds_the_family_and_says_what_it_leaves_out() -> None:
     table = small_table()
     result = impute(table, rank=1, rounds=3)
-    with pytest.raises(fedem.DataError, match="with the family of the fit"):
+    with pytest.raises(emfed.DataError, match="with the family of the fit"):
         result.transform(small_table("poisson"))
-    with pytest.warns(fedem.FedemWarning, match="sites that the fit knows were left out"):
+    with pytest.warns(emfed.EmfedWarning, match="sites that the fit knows were left out"):
         result.transform(table)
 
 

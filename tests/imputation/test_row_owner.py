@@ -12,13 +12,13 @@ import numpy as np
 import polars as pl
 import pytest
 
-import fedem
-from fedem import LocalTransport, RemoteFederation, Site
-from fedem.descriptions import build_model
-from fedem.imputation.owners import SHRINK
-from fedem.imputation.row_owner import RowOwner
-from fedem.imputation.site_owner import SiteOwner
-from fedem.models.parameters import Frame
+import emfed
+from emfed import LocalTransport, RemoteFederation, Site
+from emfed.descriptions import build_model
+from emfed.imputation.owners import SHRINK
+from emfed.imputation.row_owner import RowOwner
+from emfed.imputation.site_owner import SiteOwner
+from emfed.models.parameters import Frame
 from tests.registry import REGISTRY
 
 TABLES = REGISTRY["low rank, NaN"].tables
@@ -58,9 +58,9 @@ def test_the_likelihood_is_that_of_the_gaussian_it_implies() -> None:
     model = bound(RowOwner(2), rows)
     params = model.start(1)
     user = model.to_user(params)
-    gaussian = fedem.GaussianParameters(user.weights, user.means, user.covariances())
-    full = fedem.fit(
-        fedem.gaussian_mixture(1, missing=True),
+    gaussian = emfed.GaussianParameters(user.weights, user.means, user.covariances())
+    full = emfed.fit(
+        emfed.gaussian_mixture(1, missing=True),
         [rows],
         rounds=0,
         start=gaussian,
@@ -123,10 +123,10 @@ def test_owners_elsewhere_come_to_the_same_fit(tmp_path: Path) -> None:
     names = [f"c{j}" for j in range(TABLES[0].shape[1])]
     frames = {f"w{i}": pl.DataFrame(t, schema=names) for i, t in enumerate(TABLES)}
     options: dict[str, Any] = {"rounds": 15, "seed": 4}
-    here = fedem.fit(RowOwner(2), frames, "auto", **options)
+    here = emfed.fit(RowOwner(2), frames, "auto", **options)
     sites = {key: Site(frame, tmp_path / key) for key, frame in frames.items()}
     federation = RemoteFederation(LocalTransport(sites))
-    there = fedem.fit(RowOwner(2), None, "auto", federation=federation, **options)
+    there = emfed.fit(RowOwner(2), None, "auto", federation=federation, **options)
     rows = np.concatenate(TABLES)
     np.testing.assert_allclose(here.impute(rows), there.impute(rows), rtol=1e-9)
     assert here.ledger.summary()["round"] == there.ledger.summary()["round"]
@@ -134,29 +134,29 @@ def test_owners_elsewhere_come_to_the_same_fit(tmp_path: Path) -> None:
 
 
 def test_bad_settings_and_starts() -> None:
-    with pytest.raises(fedem.SettingsError, match="rank"):
+    with pytest.raises(emfed.SettingsError, match="rank"):
         RowOwner(0)
-    with pytest.raises(fedem.FedemError, match="does not know its data yet"):
+    with pytest.raises(emfed.EmfedError, match="does not know its data yet"):
         RowOwner(2).start(0)
     model = bound(RowOwner(2), np.concatenate(TABLES))
     good = model.to_user(model.start(0))
-    with pytest.raises(fedem.SettingsError, match=r"start loadings: .* \(1, 6, 2\)"):
+    with pytest.raises(emfed.SettingsError, match=r"start loadings: .* \(1, 6, 2\)"):
         model.from_user(replace(good, loadings=good.loadings[..., :1]))
-    with pytest.raises(fedem.SettingsError, match="start noise"):
+    with pytest.raises(emfed.SettingsError, match="start noise"):
         model.from_user(replace(good, noise=-good.noise))
 
 
 @pytest.mark.parametrize("model", [SiteOwner(5, 2), RowOwner(2)], ids=["cells", "rows"])
 def test_a_model_file_brings_back_owners_without_their_module(model: Any, tmp_path: Path) -> None:
-    """`fedem serve` leaves one of every model it can fit."""
+    """`emfed serve` leaves one of every model it can fit."""
     rng = np.random.default_rng(4)
     table = rng.normal(size=(30, 2)) @ rng.normal(size=(2, 5)) + 0.1 * rng.normal(size=(30, 5))
     cells = np.argwhere(rng.random(table.shape) < 0.7)
     long = np.column_stack([cells, np.ones(len(cells)), table[tuple(cells.T)]])
     tables = [long[:60], long[60:]] if isinstance(model, SiteOwner) else [table[:9], table[9:]]
-    result = fedem.fit(model, tables, rounds=5)
-    result.save(tmp_path / "owners.fedem")
-    script = "import fedem, sys; print(repr(fedem.load(sys.argv[1]).statistics.tolist()))"
-    command = [sys.executable, "-c", script, str(tmp_path / "owners.fedem")]
+    result = emfed.fit(model, tables, rounds=5)
+    result.save(tmp_path / "owners.emfed")
+    script = "import emfed, sys; print(repr(emfed.load(sys.argv[1]).statistics.tolist()))"
+    command = [sys.executable, "-c", script, str(tmp_path / "owners.emfed")]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert told.strip() == repr(result.statistics.tolist())

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-import fedem
-from fedem.imputation import FAMILIES, Structure
-from fedem.imputation.covariates import read_covariates
-from fedem.imputation.sweeps import Solver, leading
+import emfed
+from emfed.imputation import FAMILIES, Structure
+from emfed.imputation.covariates import read_covariates
+from emfed.imputation.sweeps import Solver, leading
 from tests.imputation.tables import small_table
 
 STRUCTURES = [
@@ -114,7 +114,7 @@ def test_covariates_find_a_slope_that_effects_would_have_to_learn_site_by_site()
         table.family, Structure(0, 1, 5.0, 5.0), covariates, sweeps=300, tolerance=1e-10
     ).fit(lifted.pooled)
     assert params.coefficients[0] / altitude.std() == pytest.approx(2.0, abs=0.25)
-    with pytest.raises(fedem.DataError, match="expected 80 rows, one per site"):
+    with pytest.raises(emfed.DataError, match="expected 80 rows, one per site"):
         read_covariates(table, np.ones(7), None)
 
 
@@ -134,8 +134,8 @@ def test_a_table_of_one_value_leaves_nothing_to_factor(mode: str) -> None:
     table = small_table()
     flat = replace(table, values=2.0 * table.weights)
     structure = Structure(2, 1.0, effects=mode == "observed")
-    result = fedem.impute(
-        flat, mode=mode, structure=structure, rounds=3, compressor=fedem.Identity()
+    result = emfed.impute(
+        flat, mode=mode, structure=structure, rounds=3, compressor=emfed.Identity()
     )
     assert np.isfinite(result.trend()["estimate"]).all()
     if mode != "paper":

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedem
+import emfed
 from tests.registry import REGISTRY
 
 
 def _fitted(name: str, priors: bool = False) -> tuple[Any, Any]:
     entry = REGISTRY[name]
     model = entry.make(**(entry.priors if priors else {}))
-    return fedem.fit(model, entry.tables, rounds=60, count_bytes=False), entry.tables[2]
+    return emfed.fit(model, entry.tables, rounds=60, count_bytes=False), entry.tables[2]
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -73,7 +73,7 @@ def test_it_ends_at_the_optimum_of_own_rows_and_prior(name: str, priors: bool) -
 def test_one_gaussian_is_the_conjugate_answer(kind: Any) -> None:
     rng = np.random.default_rng(3)
     tables = [rng.normal(size=(200, 3)) * [1, 2, 3] + h for h in range(4)]
-    result = fedem.fit(fedem.gaussian_mixture(1, kind, covariance_floor=0), tables, rounds=3)
+    result = emfed.fit(emfed.gaussian_mixture(1, kind, covariance_floor=0), tables, rounds=3)
     rows, worth = rng.normal(size=(30, 3)) + 5, 70.0
     adapted = result.adapt(rows, worth).params
     mean = result.params.means[0]
@@ -98,12 +98,12 @@ def test_small_workers_that_differ_are_served_best_by_it() -> None:
         return centres[labels] + shifts[worker] + rng.normal(size=(count, 4))
 
     tables = [draw(w, 40) for w in range(12)]
-    model = fedem.gaussian_mixture(3, "full", covariance_floor=1e-2)
-    result = fedem.fit(model, tables, "auto", start="k-means")
+    model = emfed.gaussian_mixture(3, "full", covariance_floor=1e-2)
+    result = emfed.fit(model, tables, "auto", start="k-means")
     found = []
     for w, rows in enumerate(tables):
         new = draw(w, 2000)
-        alone = fedem.fit(model, [rows], start=result.params, rounds=200, nats=1e-6)
+        alone = emfed.fit(model, [rows], start=result.params, rounds=200, nats=1e-6)
         mine = result.adapt(rows, 40)
         found.append([r.log_likelihood(new) for r in (mine, result, alone)])
     mine_, common, alone_ = np.array(found).T
@@ -114,8 +114,8 @@ def test_small_workers_that_differ_are_served_best_by_it() -> None:
 def test_it_can_be_saved_and_says_what_it_is(tmp_path: Path) -> None:
     result, rows = _fitted("mixed mixture, NaN")
     adapted = result.adapt(rows, 25)
-    adapted.save(tmp_path / "mine.fedem")
-    loaded = fedem.load(tmp_path / "mine.fedem")
+    adapted.save(tmp_path / "mine.emfed")
+    loaded = emfed.load(tmp_path / "mine.emfed")
     np.testing.assert_array_equal(loaded.impute(rows), adapted.impute(rows))
     assert loaded.card["settings"]["adapted"] == {"rows": len(rows), "worth": 25}
     again = result.adapt(rows, 25)
@@ -127,16 +127,16 @@ def test_one_row_is_enough_and_what_is_wrong_is_said() -> None:
     moved = result.adapt(rows[:1], 50)
     assert np.isfinite(moved.log_likelihood(rows))
     altered = replace(result, summary={"mean": np.zeros(7)})
-    with pytest.raises(fedem.DataError, match="altered"):
+    with pytest.raises(emfed.DataError, match="altered"):
         altered.adapt(rows)
     for worth in (0, -1, np.inf, np.nan):
-        with pytest.raises(fedem.SettingsError, match="worth"):
+        with pytest.raises(emfed.SettingsError, match="worth"):
             result.adapt(rows, worth)
-    with pytest.raises(fedem.DataError, match="columns"):
+    with pytest.raises(emfed.DataError, match="columns"):
         result.adapt(rows[:, :2])
-    with pytest.raises(fedem.DataError, match="rows"):
+    with pytest.raises(emfed.DataError, match="rows"):
         result.adapt(rows[:0])
     torn = rows.copy()
     torn[3, 1] = np.nan
-    with pytest.raises(fedem.DataError, match="nan"):
+    with pytest.raises(emfed.DataError, match="nan"):
         result.adapt(torn)

@@ -7,30 +7,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedem
-from fedem.models.sampling import entropy
+import emfed
+from emfed.models.sampling import entropy
 from tests.helpers import bind, make_data, make_model
 from tests.registry import REGISTRY
 
 K, D = 3, 4
-MIXED = ["gaussian", "poisson", "bernoulli", fedem.Categorical(4)]
+MIXED = ["gaussian", "poisson", "bernoulli", emfed.Categorical(4)]
 BY_HAND: list[tuple[Any, int]] = [
-    (fedem.gaussian_mixture(K, "full"), 2 + 3 * 4 + 3 * 10),
-    (fedem.gaussian_mixture(K, "tied"), 2 + 3 * 4 + 10),
-    (fedem.gaussian_mixture(K, "diag"), 2 + 3 * 4 + 3 * 4),
-    (fedem.gaussian_mixture(K, "spherical"), 2 + 3 * 4 + 3),
-    (fedem.gaussian_mixture(K, "known", known_covariance=np.eye(D)), 2 + 3 * 4),
-    (fedem.gaussian_mixture(K, "full", missing=True), 2 + 3 * 4 + 3 * 10),
-    (fedem.factor_analysis(2), 4 + (8 - 1) + 4),
-    (fedem.ppca(2), 4 + (8 - 1) + 1),
-    (fedem.factor_analysis(1, K), 2 + 3 * (4 + 4 + 4)),
-    (fedem.mixed_mixture(K, "gaussian"), 2 + 3 * 8),
-    (fedem.mixed_mixture(K, "gamma"), 2 + 3 * 8),
-    (fedem.mixed_mixture(K, "exponential"), 2 + 3 * 4),
-    (fedem.mixed_mixture(K, MIXED), 2 + 3 * (2 + 1 + 1 + 3)),
-    (fedem.regression_mixture(K), 2 + 3 * (3 + 1 + 1)),
-    (fedem.k_means(K), 12),
-    (fedem.LinearGaussian(), 4),
+    (emfed.gaussian_mixture(K, "full"), 2 + 3 * 4 + 3 * 10),
+    (emfed.gaussian_mixture(K, "tied"), 2 + 3 * 4 + 10),
+    (emfed.gaussian_mixture(K, "diag"), 2 + 3 * 4 + 3 * 4),
+    (emfed.gaussian_mixture(K, "spherical"), 2 + 3 * 4 + 3),
+    (emfed.gaussian_mixture(K, "known", known_covariance=np.eye(D)), 2 + 3 * 4),
+    (emfed.gaussian_mixture(K, "full", missing=True), 2 + 3 * 4 + 3 * 10),
+    (emfed.factor_analysis(2), 4 + (8 - 1) + 4),
+    (emfed.ppca(2), 4 + (8 - 1) + 1),
+    (emfed.factor_analysis(1, K), 2 + 3 * (4 + 4 + 4)),
+    (emfed.mixed_mixture(K, "gaussian"), 2 + 3 * 8),
+    (emfed.mixed_mixture(K, "gamma"), 2 + 3 * 8),
+    (emfed.mixed_mixture(K, "exponential"), 2 + 3 * 4),
+    (emfed.mixed_mixture(K, MIXED), 2 + 3 * (2 + 1 + 1 + 3)),
+    (emfed.regression_mixture(K), 2 + 3 * (3 + 1 + 1)),
+    (emfed.k_means(K), 12),
+    (emfed.LinearGaussian(), 4),
 ]
 
 
@@ -43,7 +43,7 @@ def test_free_parameters_are_those_counted_by_hand(model: Any, count: int) -> No
     rows = np.column_stack([rows, rng.integers(4, size=60) + 1.0])
     if isinstance(model.describe().get("families"), list):  # zeros are for counts and categories
         rows = rows - [0, 1, 1, 1]
-    result = fedem.fit(model, [rows], rounds=1)
+    result = emfed.fit(model, [rows], rounds=1)
     assert result.free_parameters == count
 
 
@@ -67,7 +67,7 @@ def test_one_pass_gives_what_three_give(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["full", "tied", "diag", "spherical", "known"])
 def test_samples_have_the_moments_of_the_model(kind: str) -> None:
-    result = fedem.fit(make_model(kind), make_data(3), rounds=10)
+    result = emfed.fit(make_model(kind), make_data(3), rounds=10)
     rows, labels = result.sample(60_000, seed=5)
     params = result.params
     for j in range(3):
@@ -86,9 +86,9 @@ def test_samples_have_the_moments_of_the_model(kind: str) -> None:
 
 def test_models_without_an_answer_say_so() -> None:
     rng = np.random.default_rng(0)
-    result = fedem.fit(fedem.regression_mixture(2), [rng.normal(size=(50, 3))], rounds=2)
-    with pytest.raises(fedem.SettingsError, match="does not draw samples"):
+    result = emfed.fit(emfed.regression_mixture(2), [rng.normal(size=(50, 3))], rounds=2)
+    with pytest.raises(emfed.SettingsError, match="does not draw samples"):
         result.sample(3)
     for bad in (0, -1, 1.5):
-        with pytest.raises(fedem.SettingsError, match="count"):
+        with pytest.raises(emfed.SettingsError, match="count"):
             result.sample(bad)

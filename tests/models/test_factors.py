@@ -11,7 +11,7 @@ from scipy import optimize
 from scipy.stats import multivariate_normal
 from sklearn.decomposition import PCA, FactorAnalysis
 
-import fedem
+import emfed
 from tests.helpers import bind
 from tests.registry import REGISTRY
 
@@ -67,8 +67,8 @@ def test_statistics_are_moments_of_the_latent_factors(name: str) -> None:
 def test_federated_factor_analysis_ends_where_sklearn_ends() -> None:
     entry, _, rows, _ = setup("factors 1")
     judge = FactorAnalysis(2, tol=1e-14, max_iter=20_000, svd_method="lapack").fit(rows)
-    got = fedem.fit(
-        entry.make(), entry.tables, fedem.FedEM(), rounds=4000, tolerance=1e-20, count_bytes=False
+    got = emfed.fit(
+        entry.make(), entry.tables, emfed.FedEM(), rounds=4000, tolerance=1e-20, count_bytes=False
     )
     assert got.log_likelihood(rows) == pytest.approx(judge.score(rows), abs=1e-6)
     np.testing.assert_allclose(got.params.noise[0], judge.noise_variance_, rtol=1e-3)
@@ -82,8 +82,8 @@ def test_federated_factor_analysis_ends_where_sklearn_ends() -> None:
 def test_federated_ppca_ends_where_sklearn_ends() -> None:
     entry, _, rows, _ = setup("ppca 1")
     judge = PCA(2, svd_solver="full").fit(rows)
-    got = fedem.fit(
-        entry.make(), entry.tables, fedem.FedEM(), rounds=4000, tolerance=1e-20, count_bytes=False
+    got = emfed.fit(
+        entry.make(), entry.tables, emfed.FedEM(), rounds=4000, tolerance=1e-20, count_bytes=False
     )
     # scikit-learn's noise divides by n - 1 where the maximum of the likelihood divides by n.
     values, vectors = np.linalg.eigh(np.cov(rows.T, bias=True))
@@ -100,9 +100,9 @@ def test_federated_ppca_ends_where_sklearn_ends() -> None:
 def test_an_optimiser_of_the_mixture_ends_where_federated_em_ends() -> None:
     tables = [table[:, :4] for table in REGISTRY["factors 2"].tables]
     rows = np.concatenate(tables)
-    start = fedem.fit(fedem.factor_analysis(1, 2), [rows], rounds=100).params
+    start = emfed.fit(emfed.factor_analysis(1, 2), [rows], rounds=100).params
     options = {"rounds": 4000, "tolerance": 1e-19, "count_bytes": False, "start": start}
-    got = fedem.fit(fedem.factor_analysis(1, 2), tables, fedem.FedEM(), **options)
+    got = emfed.fit(emfed.factor_analysis(1, 2), tables, emfed.FedEM(), **options)
     model = got.model
     shapes = {name: value.shape for name, value in start.arrays().items()}
 
@@ -138,7 +138,7 @@ def test_the_rotation_is_the_documented_one(name: str) -> None:
         assert np.all(np.diff(np.diagonal(matrix)) < 0)
         assert np.all(loadings[np.abs(loadings).argmax(axis=0), range(2)] > 0)
     turn = np.linalg.qr(np.random.default_rng(0).normal(size=(2, 2)))[0]
-    turned = fedem.FactorParameters(
+    turned = emfed.FactorParameters(
         params.weights, params.means, params.loadings @ turn, params.noise
     )
     np.testing.assert_allclose(model.to_user(turned).loadings, user.loadings, atol=1e-8)
@@ -148,12 +148,12 @@ def test_the_rotation_is_the_documented_one(name: str) -> None:
 
 def test_bad_settings_and_rows_are_told() -> None:
     rows = np.random.default_rng(0).normal(size=(20, 3))
-    with pytest.raises(fedem.DataError, match="needs more columns"):
-        fedem.fit(fedem.factor_analysis(3), rows)
-    with pytest.raises(fedem.SettingsError, match="n_factors"):
-        fedem.factor_analysis(0)
-    with pytest.raises(fedem.SettingsError, match="the scale must be a number"):
-        fedem.ppca(1, noise_prior=fedem.InverseWishart(3.0, np.eye(3)))
-    wrong = fedem.FactorParameters(np.ones(1), np.zeros((1, 3)), np.zeros((1, 3, 2)), np.ones(3))
-    with pytest.raises(fedem.SettingsError, match=r"start noise: expected .* \(1, 3\)"):
-        fedem.fit(fedem.factor_analysis(2), rows, start=wrong)
+    with pytest.raises(emfed.DataError, match="needs more columns"):
+        emfed.fit(emfed.factor_analysis(3), rows)
+    with pytest.raises(emfed.SettingsError, match="n_factors"):
+        emfed.factor_analysis(0)
+    with pytest.raises(emfed.SettingsError, match="the scale must be a number"):
+        emfed.ppca(1, noise_prior=emfed.InverseWishart(3.0, np.eye(3)))
+    wrong = emfed.FactorParameters(np.ones(1), np.zeros((1, 3)), np.zeros((1, 3, 2)), np.ones(3))
+    with pytest.raises(emfed.SettingsError, match=r"start noise: expected .* \(1, 3\)"):
+        emfed.fit(emfed.factor_analysis(2), rows, start=wrong)

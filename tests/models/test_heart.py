@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-import fedem
+import emfed
 from tests.real import HEART, heart_disease
 
 FAMILIES = list(HEART.values())
-CATEGORIES = [isinstance(family, fedem.Categorical) for family in FAMILIES]
+CATEGORIES = [isinstance(family, emfed.Categorical) for family in FAMILIES]
 K, PRIOR = 5, 8.0
 
 
@@ -37,8 +37,8 @@ def alone(parts: list[Any], fallback: list[Any]) -> Any:
     for part, filled in zip(parts, fallback, strict=True):
         seen = ~np.isnan(part).all(axis=0)
         mine = [family for family, there in zip(FAMILIES, seen, strict=True) if there]
-        model = fedem.mixed_mixture(K, mine, prior_rows=PRIOR)
-        result = fedem.fit(model, [part[:, seen]], rounds=80)
+        model = emfed.mixed_mixture(K, mine, prior_rows=PRIOR)
+        result = emfed.fit(model, [part[:, seen]], rounds=80)
         filled = filled.copy()
         filled[:, seen] = result.impute(part[:, seen])
         out.append(filled)
@@ -47,12 +47,12 @@ def alone(parts: list[Any], fallback: list[Any]) -> Any:
 
 def together(parts: list[Any], seed: int, site: bool = False) -> Any:
     """One federated mixture, compressed; with ``site`` the hospital's number is a column."""
-    families = [*FAMILIES, fedem.Categorical(len(parts))] if site else FAMILIES
+    families = [*FAMILIES, emfed.Categorical(len(parts))] if site else FAMILIES
     numbers = [np.full((len(part), 1), float(h)) for h, part in enumerate(parts)]
     tables = [np.hstack(pair) for pair in zip(parts, numbers, strict=True)] if site else parts
-    algorithm = fedem.FedEM(fedem.Dithering(8, block="row"), step_size=0.5)
-    model = fedem.mixed_mixture(K, families, prior_rows=PRIOR)
-    result = fedem.fit(model, tables, algorithm, rounds=120, seed=seed, count_bytes=False)
+    algorithm = emfed.FedEM(emfed.Dithering(8, block="row"), step_size=0.5)
+    model = emfed.mixed_mixture(K, families, prior_rows=PRIOR)
+    result = emfed.fit(model, tables, algorithm, rounds=120, seed=seed, count_bytes=False)
     return result.impute(np.concatenate(tables))[:, : len(FAMILIES)]
 
 
@@ -100,7 +100,7 @@ def compare(
     return np.array(found)
 
 
-def predicted(result: fedem.Result, rows: Any) -> list[Any]:
+def predicted(result: emfed.Result, rows: Any) -> list[Any]:
     """Of each column the means, or the probabilities of codes, of all rows."""
     shares = result.predict_proba(rows)
     columns = result.model.by_column(result.params).values()
@@ -121,9 +121,9 @@ def singly_alone(parts: list[Any], k: int, starts: int) -> Any:
     for part, out in zip(parts, means, strict=True):
         seen = ~np.isnan(part).all(axis=0)
         mine = [family for family, there in zip(FAMILIES, seen, strict=True) if there]
-        model = fedem.mixed_mixture(k, mine, prior_rows=5.0)
+        model = emfed.mixed_mixture(k, mine, prior_rows=5.0)
         fits = [
-            fedem.fit(model, [part[:, seen]], rounds=300, nats=1e-5, seed=s) for s in range(starts)
+            emfed.fit(model, [part[:, seen]], rounds=300, nats=1e-5, seed=s) for s in range(starts)
         ]
         out[:, seen] = filled(part[:, seen], [predicted(fit, part[:, seen]) for fit in fits])
     return np.concatenate(means)
@@ -131,9 +131,9 @@ def singly_alone(parts: list[Any], k: int, starts: int) -> Any:
 
 def singly_together(parts: list[Any], k: int, starts: int, worth: float = 50.0) -> Any:
     """Federated and compressed mixtures, which each hospital adapts to its rows."""
-    model = fedem.mixed_mixture(k, FAMILIES, prior_rows=5.0)
+    model = emfed.mixed_mixture(k, FAMILIES, prior_rows=5.0)
     fits = [
-        fedem.fit(model, parts, "auto", nats=1e-5, seed=s, count_bytes=False) for s in range(starts)
+        emfed.fit(model, parts, "auto", nats=1e-5, seed=s, count_bytes=False) for s in range(starts)
     ]
     adapted = ([fit.adapt(part, worth) for fit in fits] for part in parts)
     pairs = zip(parts, adapted, strict=True)

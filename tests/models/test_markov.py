@@ -11,8 +11,8 @@ import pytest
 from hmmlearn import hmm
 from scipy.stats import norm, poisson
 
-import fedem
-from fedem.models.chains import filtered_log_densities, smooth
+import emfed
+from emfed.models.chains import filtered_log_densities, smooth
 from tests.helpers import bind
 
 
@@ -54,9 +54,9 @@ def judge_of(kind: str, start: Any, rounds: int) -> Any:
 @pytest.mark.parametrize("rounds", [1, 5, 60])
 def test_the_trajectory_is_hmmlearns(kind: str, rounds: int) -> None:
     lists = sequences(1, counts=kind == "poisson")
-    tables = fedem.pad_sequences(lists)
+    tables = emfed.pad_sequences(lists)
     flat = [s for worker in lists for s in worker]
-    model = fedem.hidden_markov(3, kind, floor=0.0)
+    model = emfed.hidden_markov(3, kind, floor=0.0)
     opened = bind(model, tables)
     start = opened.to_user(opened.start(4))
     judge = judge_of(kind, start, rounds)
@@ -69,7 +69,7 @@ def test_the_trajectory_is_hmmlearns(kind: str, rounds: int) -> None:
         judge.fit(rows, sizes)
         want = judge.score(rows, sizes)
         posteriors = judge.predict_proba(rows, sizes)
-    got = fedem.fit(model, tables, fedem.FedEM(), start=start, rounds=rounds - 1)
+    got = emfed.fit(model, tables, emfed.FedEM(), start=start, rounds=rounds - 1)
     whole = np.concatenate(tables)
     assert got.log_likelihood(whole) * len(flat) == pytest.approx(want, rel=1e-9)
     np.testing.assert_allclose(got.params.transitions, judge.transmat_, atol=1e-8)
@@ -110,8 +110,8 @@ def test_missing_values_and_padding_against_all_paths() -> None:
             np.array([[nan, nan], [0.2, 1], [-1.0, 0]]),
         ]
     ]
-    tables = fedem.pad_sequences(lists)
-    model = bind(fedem.hidden_markov(2, ["gaussian", "poisson"]), tables)
+    tables = emfed.pad_sequences(lists)
+    model = bind(emfed.hidden_markov(2, ["gaussian", "poisson"]), tables)
     params = model.start(3)
     params = type(params)(
         **{
@@ -148,39 +148,39 @@ def test_long_sequences_do_not_underflow() -> None:
 
 
 def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    tables = fedem.pad_sequences(sequences())
+    tables = emfed.pad_sequences(sequences())
     rows = np.concatenate(tables)
-    model = bind(fedem.hidden_markov(3), tables)
+    model = bind(emfed.hidden_markov(3), tables)
     params = model.start(0)
     whole = model.expected_statistics(rows, params), model.score_samples(rows, params)
-    monkeypatch.setattr("fedem.models.markov.BLOCK_ELEMENTS", 100)
+    monkeypatch.setattr("emfed.models.markov.BLOCK_ELEMENTS", 100)
     np.testing.assert_allclose(model.expected_statistics(rows, params), whole[0], atol=1e-13)
     np.testing.assert_allclose(model.score_samples(rows, params), whole[1], atol=1e-10)
 
 
 def test_sequences_are_padded_and_bad_ones_told() -> None:
     short, long = np.ones((2, 1)), np.zeros((4, 1))
-    alone = fedem.pad_sequences([short, long])
+    alone = emfed.pad_sequences([short, long])
     assert alone.shape == (2, 4, 1)
     assert np.isnan(alone[0, 2:]).all()
-    named = fedem.pad_sequences({"a": [short], "b": [long, short]})
+    named = emfed.pad_sequences({"a": [short], "b": [long, short]})
     assert {name: array.shape for name, array in named.items()} == {"a": (1, 4, 1), "b": (2, 4, 1)}
     for bad, words in (
         ([], "expected a list of sequences"),
         ([np.ones(3)], r"expected sequences \(time, columns\)"),
         ([np.ones((2, 1)), np.ones((2, 2))], "different numbers of columns"),
     ):
-        with pytest.raises(fedem.DataError, match=words):
-            fedem.pad_sequences(bad)
-    model = fedem.hidden_markov(2, "poisson")
+        with pytest.raises(emfed.DataError, match=words):
+            emfed.pad_sequences(bad)
+    model = emfed.hidden_markov(2, "poisson")
     for data, words in (
         (np.ones((5, 2)), r"expected sequences \(sequences, time, columns\)"),
         (np.full((3, 2, 1), np.nan), "sequence 0 has no value at all"),
         (np.full((3, 2, 1), 0.5), "sequence 0: row 0, column 0 is 0.5"),
         (np.ones((3, 1, 1)), "no chain to fit"),
     ):
-        with pytest.raises(fedem.DataError, match=words):
-            fedem.fit(model, [data])
+        with pytest.raises(emfed.DataError, match=words):
+            emfed.fit(model, [data])
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
@@ -199,7 +199,7 @@ def test_long_sequences_cut_into_pieces_give_the_same(
     weights = rng.uniform(size=(2, 3))
     cut = smooth(logs, initial, transitions, length, weights)
     value = filtered_log_densities(logs, initial, transitions)
-    monkeypatch.setattr("fedem.models.chains.SIDE_BY_SIDE", 1)
+    monkeypatch.setattr("emfed.models.chains.SIDE_BY_SIDE", 1)
     whole = smooth(logs, initial, transitions, length, weights)
     for mine, theirs in zip(cut, whole, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-9)

@@ -9,7 +9,7 @@ import pytest
 from scipy import optimize
 from scipy.stats import multivariate_normal, norm
 
-import fedem
+import emfed
 from tests.helpers import bind, make_data
 
 both = pytest.mark.parametrize("kind", ["full", "diag"])
@@ -60,7 +60,7 @@ def row_by_row(rows: Any, user: Any) -> tuple[Any, Any, Any]:
 def test_patterns_give_what_a_row_loop_gives(kind: str) -> None:
     tables = torn()
     rows = np.concatenate(tables)
-    model = bind(fedem.gaussian_mixture(2, kind, missing=True, covariance_floor=0.0), tables)
+    model = bind(emfed.gaussian_mixture(2, kind, missing=True, covariance_floor=0.0), tables)
     params = model.maximize(model.expected_statistics(rows, model.start(0)))
     densities, means, second = row_by_row(rows, model.to_user(params))
     np.testing.assert_allclose(model.score_samples(rows, params), densities, atol=1e-9)
@@ -75,8 +75,8 @@ def test_patterns_give_what_a_row_loop_gives(kind: str) -> None:
 @both
 def test_complete_rows_are_the_plain_mixture(kind: str) -> None:
     tables = make_data(3)
-    plain = fedem.fit(fedem.gaussian_mixture(3, kind), tables, rounds=30)
-    got = fedem.fit(fedem.gaussian_mixture(3, kind, missing=True), tables, rounds=30)
+    plain = emfed.fit(emfed.gaussian_mixture(3, kind), tables, rounds=30)
+    got = emfed.fit(emfed.gaussian_mixture(3, kind, missing=True), tables, rounds=30)
     np.testing.assert_allclose(got.statistics, plain.statistics, atol=1e-10)
     rows = np.concatenate(tables)
     np.testing.assert_allclose(got.predict_proba(rows), plain.predict_proba(rows), atol=1e-9)
@@ -87,11 +87,11 @@ def test_complete_rows_are_the_plain_mixture(kind: str) -> None:
 def test_blocks_and_stacks_do_not_show(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = torn(1)
     rows = np.concatenate(tables)
-    model = bind(fedem.gaussian_mixture(2, kind, missing=True), tables)
+    model = bind(emfed.gaussian_mixture(2, kind, missing=True), tables)
     params = model.start(0)
     whole = model.expected_statistics(rows, params), model.score_samples(rows, params)
-    monkeypatch.setattr("fedem.models.patterns.BLOCK_ELEMENTS", 50)
-    monkeypatch.setattr("fedem.models.patterns.STACK_ELEMENTS", 20)
+    monkeypatch.setattr("emfed.models.patterns.BLOCK_ELEMENTS", 50)
+    monkeypatch.setattr("emfed.models.patterns.STACK_ELEMENTS", 20)
     np.testing.assert_allclose(model.expected_statistics(rows, params), whole[0], atol=1e-12)
     np.testing.assert_allclose(model.score_samples(rows, params), whole[1], atol=1e-12)
 
@@ -100,18 +100,18 @@ def test_blocks_and_stacks_do_not_show(kind: str, monkeypatch: pytest.MonkeyPatc
 def test_an_optimiser_of_the_likelihood_ends_where_federated_em_ends(k: int) -> None:
     tables = torn(4, share=0.15, k=k)
     rows, d = np.concatenate(tables), 3
-    model = fedem.gaussian_mixture(k, "full", missing=True, covariance_floor=0.0)
-    start = fedem.fit(model, tables, rounds=10, seed=2).params  # in the basin of one optimum
-    got = fedem.fit(model, tables, fedem.FedEM(), start=start, rounds=3000, tolerance=1e-22)
+    model = emfed.gaussian_mixture(k, "full", missing=True, covariance_floor=0.0)
+    start = emfed.fit(model, tables, rounds=10, seed=2).params  # in the basin of one optimum
+    got = emfed.fit(model, tables, emfed.FedEM(), start=start, rounds=3000, tolerance=1e-22)
     lower = np.tril_indices(d)
 
-    def split(x: Any) -> fedem.GaussianParameters:
+    def split(x: Any) -> emfed.GaussianParameters:
         root = np.zeros((k, d, d))
         root[:, lower[0], lower[1]] = x[k + k * d :].reshape(k, -1)
         logits = x[:k] - x[:k].max()
         weights = np.exp(logits) / np.exp(logits).sum()
         means = x[k : k + k * d].reshape(k, d)
-        return fedem.GaussianParameters(weights, means, root @ np.swapaxes(root, 1, 2))
+        return emfed.GaussianParameters(weights, means, root @ np.swapaxes(root, 1, 2))
 
     root = np.linalg.cholesky(start.covariances)[:, lower[0], lower[1]]
     begin = np.concatenate([np.log(start.weights), start.means.ravel(), root.ravel()])
@@ -132,7 +132,7 @@ def test_an_optimiser_of_the_likelihood_ends_where_federated_em_ends(k: int) -> 
 def test_imputations_are_means_and_draws_and_intervals_of_the_posterior(kind: str) -> None:
     tables = torn(5)
     rows = np.concatenate(tables)
-    result = fedem.fit(fedem.gaussian_mixture(2, kind, missing=True), tables, rounds=60)
+    result = emfed.fit(emfed.gaussian_mixture(2, kind, missing=True), tables, rounds=60)
     holes = np.isnan(rows)
     filled = result.impute(rows)
     assert np.isfinite(filled).all()
@@ -155,7 +155,7 @@ def test_one_gaussian_imputes_by_regression() -> None:
     x = rng.normal(size=4000)
     rows = np.column_stack([x, 2 * x + 0.5 * rng.normal(size=4000)])
     rows[::3, 1] = np.nan
-    result = fedem.fit(fedem.gaussian_mixture(1, missing=True), [rows], rounds=50)
+    result = emfed.fit(emfed.gaussian_mixture(1, missing=True), [rows], rounds=50)
     mu, sigma = result.params.means[0], result.params.covariances[0]
     want = mu[1] + sigma[0, 1] / sigma[0, 0] * (rows[::3, 0] - mu[0])
     np.testing.assert_allclose(result.impute(rows)[::3, 1], want, atol=1e-9)
@@ -166,10 +166,10 @@ def test_one_gaussian_imputes_by_regression() -> None:
 
 
 def test_settings_and_rows_that_cannot_be() -> None:
-    with pytest.raises(fedem.SettingsError, match="goes with covariance 'full' or 'diag'"):
-        fedem.gaussian_mixture(2, "tied", missing=True)
-    model = fedem.gaussian_mixture(1, missing=True)
-    with pytest.raises(fedem.DataError, match="row 1, column 0 is inf"):
-        fedem.fit(model, [[1.0, 2.0], [np.inf, 1.0]])
-    with pytest.raises(fedem.DataError, match="nobody has a single value in column 1"):
-        fedem.fit(model, np.column_stack([np.arange(9.0), np.full(9, np.nan)]))
+    with pytest.raises(emfed.SettingsError, match="goes with covariance 'full' or 'diag'"):
+        emfed.gaussian_mixture(2, "tied", missing=True)
+    model = emfed.gaussian_mixture(1, missing=True)
+    with pytest.raises(emfed.DataError, match="row 1, column 0 is inf"):
+        emfed.fit(model, [[1.0, 2.0], [np.inf, 1.0]])
+    with pytest.raises(emfed.DataError, match="nobody has a single value in column 1"):
+        emfed.fit(model, np.column_stack([np.arange(9.0), np.full(9, np.nan)]))

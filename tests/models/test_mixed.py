@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
-import fedem
-from fedem.models.categories import clip_simplex
-from fedem.models.durations import _shape
-from fedem.models.families import log_gamma
+import emfed
+from emfed.models.categories import clip_simplex
+from emfed.models.durations import _shape
+from emfed.models.families import log_gamma
 from tests.helpers import bind
 from tests.tables import FAMILIES, mixed_tables
 
@@ -23,7 +23,7 @@ each = pytest.mark.parametrize("kind", FAMILIES)
 
 def setup(kind: str, missing: float = 0.2, **options: Any) -> tuple[Any, Any, Any]:
     tables = mixed_tables(kind, missing=missing)
-    model = bind(fedem.mixed_mixture(2, FAMILIES[kind], **options), tables)
+    model = bind(emfed.mixed_mixture(2, FAMILIES[kind], **options), tables)
     rows = np.concatenate(tables)
     return model, rows, model.maximize(model.expected_statistics(rows, model.start(0)))
 
@@ -34,7 +34,7 @@ def log_density(family: Any, mine: Any, j: int, y: float, exposure: float) -> fl
         return stats.norm(mine["mean"][j], np.sqrt(mine["variance"][j])).logpdf(y)
     if family == "poisson":
         return stats.poisson(mine["rate"][j]).logpmf(y)
-    if isinstance(family, fedem.Poisson):
+    if isinstance(family, emfed.Poisson):
         return stats.poisson(mine["rate"][j] * exposure).logpmf(y)
     if family == "bernoulli":
         return stats.bernoulli(mine["probability"][j]).logpmf(y)
@@ -93,7 +93,7 @@ LINKS: dict[str, Any] = {
 """Parameters to unconstrained numbers, and back."""
 
 
-def unpacked(kind: str, vector: Any, shapes: Any) -> fedem.MixedParameters:
+def unpacked(kind: str, vector: Any, shapes: Any) -> emfed.MixedParameters:
     arrays, at = {}, 0
     for name, shape in shapes.items():
         size = int(np.prod(shape))
@@ -102,11 +102,11 @@ def unpacked(kind: str, vector: Any, shapes: Any) -> fedem.MixedParameters:
     arrays["weights"] = arrays["weights"] / arrays["weights"].sum()
     first = 0
     for family in FAMILIES[kind][: 3 if kind == "categorical" else None]:
-        if isinstance(family, fedem.Categorical):
+        if isinstance(family, emfed.Categorical):
             mine = arrays["categorical"][:, first : first + family.categories]
             mine /= mine.sum(axis=1, keepdims=True)
             first += family.categories
-    return fedem.MixedParameters(**arrays)
+    return emfed.MixedParameters(**arrays)
 
 
 @each
@@ -115,10 +115,10 @@ def test_an_optimiser_of_the_likelihood_ends_where_federated_em_ends(kind: str) 
     few = slice(3 if kind == "categorical" else None)  # a gradient costs a pass per parameter
     tables = [table[:, few] for table in mixed_tables(kind, missing=0.15)]
     rows = np.concatenate(tables)
-    model = fedem.mixed_mixture(2, FAMILIES[kind][few], floor=1e-9)
-    start = fedem.fit(model, [rows], rounds=3).params
-    got = fedem.fit(
-        model, tables, fedem.FedEM(), start=start, rounds=2000, tolerance=1e-22, count_bytes=False
+    model = emfed.mixed_mixture(2, FAMILIES[kind][few], floor=1e-9)
+    start = emfed.fit(model, [rows], rounds=3).params
+    got = emfed.fit(
+        model, tables, emfed.FedEM(), start=start, rounds=2000, tolerance=1e-22, count_bytes=False
     )
     shapes = {name: value.shape for name, value in start.arrays().items()}
     vector = np.concatenate([LINKS[n][0](v).ravel() for n, v in start.arrays().items()])
@@ -137,13 +137,13 @@ def test_an_optimiser_of_the_likelihood_ends_where_federated_em_ends(kind: str) 
 def test_gaussian_columns_are_a_diagonal_mixture() -> None:
     tables = mixed_tables("gaussian")
     rows = np.concatenate(tables)
-    diagonal = fedem.fit(fedem.gaussian_mixture(2, "diag"), tables, rounds=200, seed=1)
+    diagonal = emfed.fit(emfed.gaussian_mixture(2, "diag"), tables, rounds=200, seed=1)
     start = diagonal.model.to_user(diagonal.model.start(1))
-    mine = fedem.MixedParameters(
+    mine = emfed.MixedParameters(
         weights=start.weights, gaussian=np.stack([start.means, start.covariances], axis=-1)
     )
-    model = fedem.mixed_mixture(2, ["gaussian", "gaussian"])
-    got = fedem.fit(model, tables, start=mine, start_statistics="parameters", rounds=200)
+    model = emfed.mixed_mixture(2, ["gaussian", "gaussian"])
+    got = emfed.fit(model, tables, start=mine, start_statistics="parameters", rounds=200)
     assert got.log_likelihood(rows) == pytest.approx(diagonal.log_likelihood(rows), abs=1e-9)
     np.testing.assert_allclose(got.params.gaussian[..., 0], diagonal.params.means, atol=1e-6)
 
@@ -152,7 +152,7 @@ def test_gaussian_columns_are_a_diagonal_mixture() -> None:
 def test_imputations_are_means_and_draws_and_intervals_of_the_posterior(kind: str) -> None:
     tables = mixed_tables(kind, seed=3, sizes=(150, 250))
     rows = np.concatenate(tables)
-    result = fedem.fit(fedem.mixed_mixture(2, FAMILIES[kind]), tables, rounds=100)
+    result = emfed.fit(emfed.mixed_mixture(2, FAMILIES[kind]), tables, rounds=100)
     holes = np.random.default_rng(0).random(rows.shape) < 0.3
     holes[:, [f == "exposure" for f in FAMILIES[kind]]] = False
     torn = np.where(holes, np.nan, rows)
@@ -167,7 +167,7 @@ def test_imputations_are_means_and_draws_and_intervals_of_the_posterior(kind: st
         if family == "exposure" or not where.any():
             continue
         mine = draws[:, where, c]
-        if isinstance(family, fedem.Categorical):
+        if isinstance(family, emfed.Categorical):
             assert np.isnan(low[where, c]).all()
             codes = np.arange(family.categories)
             modes = (mine[..., None] == codes).mean(axis=0).argmax(axis=-1)
@@ -188,18 +188,18 @@ def test_imputations_are_means_and_draws_and_intervals_of_the_posterior(kind: st
     [
         (["poisson"], [[1.5]], "expected a whole number >= 0, or NaN"),
         (["bernoulli"], [[2.0]], "expected 0 or 1"),
-        ([fedem.Categorical(3)], [[3.0]], "expected a code 0, 1"),
+        ([emfed.Categorical(3)], [[3.0]], "expected a code 0, 1"),
         (["gamma"], [[0.0]], "expected a finite number > 0"),
         (["exponential"], [[-1.0]], "expected a finite number >= 0"),
         (["gaussian"], [[np.inf]], "expected a finite number"),
-        ([fedem.Poisson(exposure=1), "exposure"], [[1.0, 0.0]], "expected a positive exposure"),
+        ([emfed.Poisson(exposure=1), "exposure"], [[1.0, 0.0]], "expected a positive exposure"),
         (["gaussian", "gaussian"], [[1.0]], "expected 2 columns; got 1"),
         (["gaussian", "poisson"], [[1.0, np.nan]] * 9, "nobody has a single value in column 1"),
     ],
 )
 def test_bad_values_are_named(families: Any, rows: Any, words: str) -> None:
-    with pytest.raises(fedem.DataError, match=words):
-        fedem.fit(fedem.mixed_mixture(1, families), np.array(rows), rounds=2)
+    with pytest.raises(emfed.DataError, match=words):
+        emfed.fit(emfed.mixed_mixture(1, families), np.array(rows), rounds=2)
 
 
 def test_bad_settings_are_told() -> None:
@@ -207,15 +207,15 @@ def test_bad_settings_are_told() -> None:
         (["normal"], "must be one of gaussian"),
         ([], "one family per column"),
         (["exposure"], "at least one column"),
-        ([fedem.Poisson(exposure=3)], "no such column"),
-        ([fedem.Poisson(exposure=1), "gaussian"], "must have the family"),
+        ([emfed.Poisson(exposure=3)], "no such column"),
+        ([emfed.Poisson(exposure=1), "gaussian"], "must have the family"),
     ):
-        with pytest.raises(fedem.SettingsError, match=words):
-            fedem.mixed_mixture(2, families)
-    with pytest.raises(fedem.DataError, match="no NaN, as missing=False"):
-        fedem.fit(fedem.mixed_mixture(1, ["gaussian"], missing=False), np.full((9, 1), np.nan))
-    result = fedem.fit(fedem.gaussian_mixture(1, "diag"), np.eye(3), rounds=1)
-    with pytest.raises(fedem.SettingsError, match="no missing values to impute"):
+        with pytest.raises(emfed.SettingsError, match=words):
+            emfed.mixed_mixture(2, families)
+    with pytest.raises(emfed.DataError, match="no NaN, as missing=False"):
+        emfed.fit(emfed.mixed_mixture(1, ["gaussian"], missing=False), np.full((9, 1), np.nan))
+    result = emfed.fit(emfed.gaussian_mixture(1, "diag"), np.eye(3), rounds=1)
+    with pytest.raises(emfed.SettingsError, match="no missing values to impute"):
         result.impute(np.eye(3))
 
 
@@ -224,19 +224,19 @@ def test_columns_are_known_by_name() -> None:
 
     rng = np.random.default_rng(0)
     frame = pl.DataFrame({"visits": rng.poisson(3, 60), "age": rng.normal(50, 9, 60)})
-    model = fedem.mixed_mixture(1, {"visits": "poisson", "age": "gaussian"})
-    result = fedem.fit(model, frame, rounds=5)
+    model = emfed.mixed_mixture(1, {"visits": "poisson", "age": "gaussian"})
+    result = emfed.fit(model, frame, rounds=5)
     named = result.model.by_column(result.params)
     assert named["visits"]["rate"] == pytest.approx(frame["visits"].mean())
     assert named["age"]["mean"] == pytest.approx(frame["age"].mean())
-    with pytest.raises(fedem.DataError, match="in this order"):
-        fedem.fit(model, frame[["age", "visits"]], rounds=1)
+    with pytest.raises(emfed.DataError, match="in this order"):
+        emfed.fit(model, frame[["age", "visits"]], rounds=1)
 
 
 def test_a_worker_that_never_saw_a_column_is_no_trouble() -> None:
     tables = mixed_tables("mixed", missing=0.1)
     tables[1][:, 0] = np.nan
-    result = fedem.fit(fedem.mixed_mixture(2, FAMILIES["mixed"]), tables, rounds=30)
+    result = emfed.fit(emfed.mixed_mixture(2, FAMILIES["mixed"]), tables, rounds=30)
     assert np.isfinite(result.impute(tables[1])).all()
 
 
@@ -267,15 +267,15 @@ def test_metric_whitens_the_complete_data_statistics(kind: str) -> None:
 def test_compression_in_the_metric_ends_closer(kind: str) -> None:
     tables = mixed_tables(kind, missing=0.1)
     rows = np.concatenate(tables)
-    start = fedem.fit(fedem.mixed_mixture(2, FAMILIES[kind]), tables, rounds=3).params
-    pooled = fedem.fit(fedem.mixed_mixture(2, FAMILIES[kind]), tables, start=start, rounds=200)
+    start = emfed.fit(emfed.mixed_mixture(2, FAMILIES[kind]), tables, rounds=3).params
+    pooled = emfed.fit(emfed.mixed_mixture(2, FAMILIES[kind]), tables, start=start, rounds=200)
     best, ends = pooled.log_likelihood(rows), []
     for metric in (False, True):
-        algorithm = fedem.FedEM(
-            fedem.Dithering(1, block="row"), step_size=0.3, memory_rate=0.0, in_metric=metric
+        algorithm = emfed.FedEM(
+            emfed.Dithering(1, block="row"), step_size=0.3, memory_rate=0.0, in_metric=metric
         )
-        run = fedem.open_run(
-            fedem.mixed_mixture(2, FAMILIES[kind]), tables, algorithm, start=start, seed=3
+        run = emfed.open_run(
+            emfed.mixed_mixture(2, FAMILIES[kind]), tables, algorithm, start=start, seed=3
         )
         gaps = []
         for _ in range(80):

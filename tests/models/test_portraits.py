@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedem
-from fedem.models.portraits import Portrait, portray, principal_plane, width_of
+import emfed
+from emfed.models.portraits import Portrait, portray, principal_plane, width_of
 from tests.registry import REGISTRY
 
 
-def fitted(name: str) -> tuple[fedem.Result, Any]:
+def fitted(name: str) -> tuple[emfed.Result, Any]:
     entry = REGISTRY[name]
-    return fedem.fit(entry.make(), entry.tables, rounds=20), np.concatenate(entry.tables)
+    return emfed.fit(entry.make(), entry.tables, rounds=20), np.concatenate(entry.tables)
 
 
 @pytest.mark.parametrize("name", REGISTRY)

@@ -9,24 +9,24 @@ from pathlib import Path
 
 import numpy as np
 
-import fedem
+import emfed
 from tests.real import AIR, air_quality
 
 SCRIPT = """
 import json, sys
 from pathlib import Path
 import polars, scipy.special
-import fedem
+import emfed
 from benchmarks.timing import peak_memory
 from tests.real import AIR, air_quality
 
 stations = air_quality(Path(sys.argv[1]))
-model = fedem.gaussian_mixture(4, "full", missing=True)
-algorithm = fedem.FedEM(fedem.Dithering(8, block="row"), in_metric=True, step_size=0.5)
-fedem.fit(model, {"one": next(iter(stations.values()))}, algorithm, rounds=2)
+model = emfed.gaussian_mixture(4, "full", missing=True)
+algorithm = emfed.FedEM(emfed.Dithering(8, block="row"), in_metric=True, step_size=0.5)
+emfed.fit(model, {"one": next(iter(stations.values()))}, algorithm, rounds=2)
 before = peak_memory()
-workers = fedem.WorkerTables(list(stations.values()), list(stations), tuple(AIR))  # in their file
-result = fedem.fit(model, workers, algorithm, rounds=8, seed=1)
+workers = emfed.WorkerTables(list(stations.values()), list(stations), tuple(AIR))  # in their file
+result = emfed.fit(model, workers, algorithm, rounds=8, seed=1)
 print(json.dumps({
     "rows": int(sum(rows.shape[0] for rows in stations.values())),
     "before": before,
@@ -62,8 +62,8 @@ def test_air_quality_is_imputed_better_than_by_means(data_dir: Path) -> None:
     stations = dict(zip(sites, np.split(torn, cuts), strict=True))
     errors = {}
     for k in (1, 4):
-        model = fedem.gaussian_mixture(k, "full", missing=True)
-        result = fedem.fit(model, stations, fedem.FedEM(), rounds=25, count_bytes=False)
+        model = emfed.gaussian_mixture(k, "full", missing=True)
+        result = emfed.fit(model, stations, emfed.FedEM(), rounds=25, count_bytes=False)
         spread = np.nanstd(torn, axis=0)
         gap = ((result.impute(torn) - rows) / spread)[held]
         errors[k] = float((gap**2).mean())

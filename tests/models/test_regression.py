@@ -12,7 +12,7 @@ from scipy import optimize
 from scipy.special import logsumexp
 from scipy.stats import norm
 
-import fedem
+import emfed
 from tests.helpers import bind
 from tests.registry import REGISTRY
 
@@ -33,7 +33,7 @@ def log_density(user: Any, rows: Any) -> Any:
 def test_likelihood_is_the_density_of_scipy(k: int) -> None:
     tables = REGISTRY[f"regressions {k}"].tables
     rows = np.concatenate(tables)
-    model = bind(fedem.regression_mixture(k, target=1), tables)
+    model = bind(emfed.regression_mixture(k, target=1), tables)
     params = model.maximize(model.expected_statistics(rows, model.start(0)))
     want = log_density(model.to_user(params), rows)
     np.testing.assert_allclose(model.score_samples(rows, params), want, rtol=1e-9)
@@ -47,7 +47,7 @@ def test_one_federated_regression_is_that_of_statsmodels() -> None:
     tables = REGISTRY["regressions 1"].tables
     x, y = columns(np.concatenate(tables))
     judge = sm.OLS(y, sm.add_constant(x)).fit()
-    got = fedem.fit(fedem.regression_mixture(1, target=1), tables, fedem.FedEM(), rounds=3)
+    got = emfed.fit(emfed.regression_mixture(1, target=1), tables, emfed.FedEM(), rounds=3)
     np.testing.assert_allclose(
         np.append(got.params.intercepts, got.params.coefficients), judge.params, rtol=1e-9
     )
@@ -60,7 +60,7 @@ def test_ridge_is_that_of_sklearn() -> None:
 
     tables = REGISTRY["regressions 1"].tables
     x, y = columns(np.concatenate(tables))
-    got = fedem.fit(fedem.regression_mixture(1, target=1, ridge=7.0), tables, rounds=3)
+    got = emfed.fit(emfed.regression_mixture(1, target=1, ridge=7.0), tables, rounds=3)
     judge = Ridge(alpha=7.0).fit((x - x.mean(axis=0)) / x.std(axis=0), y)
     np.testing.assert_allclose(got.params.coefficients[0] * x.std(axis=0), judge.coef_, rtol=1e-9)
 
@@ -68,13 +68,13 @@ def test_ridge_is_that_of_sklearn() -> None:
 def test_an_optimiser_of_the_likelihood_ends_where_federated_em_ends() -> None:
     tables = REGISTRY["regressions 2"].tables
     rows = np.concatenate(tables)
-    model = fedem.regression_mixture(2, target=1)
-    start = fedem.fit(model, [rows], rounds=5, seed=1).params
-    got = fedem.fit(model, tables, fedem.FedEM(), start=start, rounds=2000, tolerance=1e-22)
+    model = emfed.regression_mixture(2, target=1)
+    start = emfed.fit(model, [rows], rounds=5, seed=1).params
+    got = emfed.fit(model, tables, emfed.FedEM(), start=start, rounds=2000, tolerance=1e-22)
 
-    def split(z: Any) -> fedem.RegressionParameters:
+    def split(z: Any) -> emfed.RegressionParameters:
         weights = np.exp(z[:2]) / np.exp(z[:2]).sum()
-        return fedem.RegressionParameters(weights, z[2:4], z[4:8].reshape(2, 2), np.exp(z[8:]))
+        return emfed.RegressionParameters(weights, z[2:4], z[4:8].reshape(2, 2), np.exp(z[8:]))
 
     begin = np.concatenate(
         [
@@ -94,13 +94,13 @@ def test_an_optimiser_of_the_likelihood_ends_where_federated_em_ends() -> None:
 
 def test_bad_settings_and_rows_are_told() -> None:
     rows = np.random.default_rng(0).normal(size=(20, 3))
-    with pytest.raises(fedem.DataError, match="a target at position 5"):
-        fedem.fit(fedem.regression_mixture(2, target=5), rows)
-    with pytest.raises(fedem.DataError, match="columns of x"):
-        fedem.fit(fedem.regression_mixture(2), rows[:, :1])
-    with pytest.raises(fedem.SettingsError, match="ridge"):
-        fedem.regression_mixture(2, ridge=-1)
+    with pytest.raises(emfed.DataError, match="a target at position 5"):
+        emfed.fit(emfed.regression_mixture(2, target=5), rows)
+    with pytest.raises(emfed.DataError, match="columns of x"):
+        emfed.fit(emfed.regression_mixture(2), rows[:, :1])
+    with pytest.raises(emfed.SettingsError, match="ridge"):
+        emfed.regression_mixture(2, ridge=-1)
     twice = np.column_stack([rows[:, 0], rows[:, 0], rows[:, 1]])
-    with pytest.raises(fedem.SettingsError, match="combinations of others"):
-        fedem.fit(fedem.regression_mixture(1), twice)
-    assert np.isfinite(fedem.fit(fedem.regression_mixture(1, ridge=1.0), twice).statistics).all()
+    with pytest.raises(emfed.SettingsError, match="combinations of others"):
+        emfed.fit(emfed.regression_mixture(1), twice)
+    assert np.isfinite(emfed.fit(emfed.regression_mixture(1, ridge=1.0), twice).statistics).all()

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedem
-from fedem.errors import FedemWarning
-from fedem.federations import FEDERATIONS
-from fedem.limits import SLOWEST, WINDOW, remaining
+import emfed
+from emfed.errors import EmfedWarning
+from emfed.federations import FEDERATIONS
+from emfed.limits import SLOWEST, WINDOW, remaining
 from tests.helpers import make_data, make_model
 
 CENTRES = np.array([[-4.0, 0.0], [4.0, 0.0], [0.0, 6.0]])
@@ -27,9 +27,9 @@ def pooled(model: Any, tables: list[Any]) -> tuple[Any, float]:
     """A start that is off, and the log-likelihood where EM ends from it."""
     shape = {"tied": 4 * np.eye(2), "diag": np.full((3, 2), 4.0)}
     covariances = shape.get(model.describe()["covariance"], np.tile(4 * np.eye(2), (3, 1, 1)))
-    start = fedem.GaussianParameters(np.full(3, 1 / 3), 0.6 * CENTRES + 1, covariances)
+    start = emfed.GaussianParameters(np.full(3, 1 / 3), 0.6 * CENTRES + 1, covariances)
     rows = np.concatenate(tables)
-    return start, fedem.fit(model, tables, rounds=500, start=start).log_likelihood(rows)
+    return start, emfed.fit(model, tables, rounds=500, start=start).log_likelihood(rows)
 
 
 @pytest.mark.parametrize("kind", ["tied", "diag", "full"])
@@ -38,33 +38,33 @@ def test_absent_workers_cost_time_and_nothing_else(kind: str, p: float) -> None:
     tables = unlike()
     model = make_model(kind)
     start, best = pooled(model, tables)
-    got = fedem.fit(
+    got = emfed.fit(
         model,
         tables,
         "auto",
         start=start,
-        participation=fedem.Bernoulli(p),
+        participation=emfed.Bernoulli(p),
         rounds=int(60 / p),
         seed=3,
     )
     assert got.log_likelihood(np.concatenate(tables)) == pytest.approx(best, abs=1e-6)
 
 
-@pytest.mark.parametrize("algorithm", [fedem.AutoEM(), fedem.AutoEM(batch_size=15)])
+@pytest.mark.parametrize("algorithm", [emfed.AutoEM(), emfed.AutoEM(batch_size=15)])
 def test_stops_by_itself_near_the_pooled_answer_for_a_tenth_of_the_bytes(algorithm: Any) -> None:
     tables = unlike(workers=30, rows=60)
     model = make_model("full")
     start, best = pooled(model, tables)
-    exact = fedem.Identity("float32")
-    whole = fedem.fit(
+    exact = emfed.Identity("float32")
+    whole = emfed.fit(
         model,
         tables,
-        fedem.FedEM(exact, step_size=1.0, in_metric=True, broadcast=exact),
+        emfed.FedEM(exact, step_size=1.0, in_metric=True, broadcast=exact),
         start=start,
         nats=1e-4,
         rounds=500,
     )
-    got = fedem.fit(model, tables, algorithm, start=start, seed=2)
+    got = emfed.fit(model, tables, algorithm, start=start, seed=2)
     assert got.converged
     assert got.stopped == "nats"
     assert got.log_likelihood(np.concatenate(tables)) == pytest.approx(best, abs=1e-3)
@@ -73,30 +73,30 @@ def test_stops_by_itself_near_the_pooled_answer_for_a_tenth_of_the_bytes(algorit
 
 
 def test_a_run_cut_short_says_what_may_be_left() -> None:
-    with pytest.warns(FedemWarning, match="before it converged to 1e-09 nats a sample"):
-        result = fedem.fit(make_model("diag"), make_data(3), "auto", nats=1e-9, rounds=8)
+    with pytest.warns(EmfedWarning, match="before it converged to 1e-09 nats a sample"):
+        result = emfed.fit(make_model("diag"), make_data(3), "auto", nats=1e-9, rounds=8)
     assert not result.converged
 
 
 def test_what_remains_is_a_geometric_series() -> None:
-    def record(round_: int, gain: float | None, **changes: Any) -> fedem.RoundRecord:
+    def record(round_: int, gain: float | None, **changes: Any) -> emfed.RoundRecord:
         known: dict[str, Any] = {
-            name: 0 for name in fedem.RoundRecord.__dataclass_fields__ if name != "gain"
+            name: 0 for name in emfed.RoundRecord.__dataclass_fields__ if name != "gain"
         }
-        return fedem.RoundRecord(
+        return emfed.RoundRecord(
             **known | {"round": round_, "asked": 3, "answered": 3} | changes, gain=gain
         )
 
     for rate in (0.5, 0.9, 0.999):
         gains = [rate**j for j in range(1, 11)]
-        records = fedem.Records(record(j + 1, gain) for j, gain in enumerate(gains))
+        records = emfed.Records(record(j + 1, gain) for j, gain in enumerate(gains))
         expected = gains[-3] / (1 - min(rate, SLOWEST))
         assert remaining(records) == pytest.approx(expected)
     assert remaining(records[: WINDOW - 1]) == np.inf
     for spoiled in ({"answered": 0}, {"guard_hits": 1}, {"round": 0}):
         last = record(**{"round_": 11} | {"gain": 1e-9} | spoiled_record(spoiled))
-        assert remaining(fedem.Records([*records, last])) == np.inf
-    assert remaining(fedem.Records([*records, record(11, None)])) == np.inf
+        assert remaining(emfed.Records([*records, last])) == np.inf
+    assert remaining(emfed.Records([*records, record(11, None)])) == np.inf
 
 
 def spoiled_record(changes: dict[str, int]) -> dict[str, int]:
@@ -105,9 +105,9 @@ def spoiled_record(changes: dict[str, int]) -> dict[str, int]:
 
 
 def test_statistics_stay_where_they_are_while_nobody_answers() -> None:
-    inner = FEDERATIONS["stacked"](fedem.as_workers(make_data(3)))
-    silent = fedem.FaultyFederation(inner, fedem.FaultPlan(lose_reply=1.0))
-    run = fedem.open_run(make_model("diag"), None, "auto", federation=silent)
+    inner = FEDERATIONS["stacked"](emfed.as_workers(make_data(3)))
+    silent = emfed.FaultyFederation(inner, emfed.FaultPlan(lose_reply=1.0))
+    run = emfed.open_run(make_model("diag"), None, "auto", federation=silent)
     before = run.state.statistics
     for _ in range(5):
         run.step()
@@ -119,17 +119,17 @@ def test_lost_disks_lost_replies_and_crashes_leave_the_answer(p: float | None) -
     tables = unlike(workers=8)
     model = make_model("diag")
     start, best = pooled(model, tables)
-    plan = fedem.FaultPlan(
+    plan = emfed.FaultPlan(
         seed=5, lose_reply=0.1, repeat_request=0.2, crash_after_persist=0.1, lose_disk=0.002
     )
-    faulty = fedem.FaultyFederation(FEDERATIONS["stacked"](fedem.as_workers(tables)), plan)
-    run = fedem.open_run(
+    faulty = emfed.FaultyFederation(FEDERATIONS["stacked"](emfed.as_workers(tables)), plan)
+    run = emfed.open_run(
         model,
         None,
         "auto",
         federation=faulty,
         start=start,
-        participation=None if p is None else fedem.Bernoulli(p),
+        participation=None if p is None else emfed.Bernoulli(p),
         seed=1,
     )
     gaps = []
@@ -146,7 +146,7 @@ def test_gains_are_what_em_steps_are_worth() -> None:
     """Near the optimum the log-likelihood grows by between gain and twice gain."""
     tables = make_data(3, sizes=(200, 150), spread=2.0)
     model = make_model("full")
-    result = fedem.fit(model, tables, rounds=400, monitor=fedem.Monitor(mean_field=False))
+    result = emfed.fit(model, tables, rounds=400, monitor=emfed.Monitor(mean_field=False))
     records = [r for r in result.records if r.round > 0]
     checked = 0
     for a, b in pairwise(records):
@@ -160,10 +160,10 @@ def test_gains_are_what_em_steps_are_worth() -> None:
 
 
 def test_settings_are_checked() -> None:
-    with pytest.raises(fedem.SettingsError, match="batch_size"):
-        fedem.AutoEM(batch_size=0)
-    with pytest.raises(fedem.SettingsError, match="'auto'"):
-        fedem.fit(make_model("diag"), make_data(3), "automatic")
+    with pytest.raises(emfed.SettingsError, match="batch_size"):
+        emfed.AutoEM(batch_size=0)
+    with pytest.raises(emfed.SettingsError, match="'auto'"):
+        emfed.fit(make_model("diag"), make_data(3), "automatic")
 
 
 @pytest.mark.parametrize("p", [0.3, 0.1])
@@ -174,9 +174,9 @@ def test_convergence_is_true_of_partial_participation(p: float) -> None:
     tables = [centres[rng.integers(3, size=80)] + rng.normal(size=(80, 2)) for _ in range(20)]
     model = make_model("diag")
     start, _ = pooled(model, tables)
-    part = fedem.Bernoulli(p)
-    got = fedem.fit(model, tables, "auto", start=start, participation=part, seed=1, nats=1e-4)
+    part = emfed.Bernoulli(p)
+    got = emfed.fit(model, tables, "auto", start=start, participation=part, seed=1, nats=1e-4)
     assert got.converged
     rows = np.concatenate(tables)
-    better = fedem.fit(model, [rows], start=got.params, nats=1e-9, rounds=5000)
+    better = emfed.fit(model, [rows], start=got.params, nats=1e-9, rounds=5000)
     assert better.log_likelihood(rows) - got.log_likelihood(rows) < 1e-3

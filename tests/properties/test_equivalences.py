@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fedem
-from fedem.algorithms.steps import batch_indices
-from fedem.random import Purpose, uniforms
+import emfed
+from emfed.algorithms.steps import batch_indices
+from emfed.random import Purpose, uniforms
 from tests.helpers import KINDS, bind, fit, make_data, make_model
 from tests.literal import literal_fedem, literal_vr_fedem
 
@@ -32,8 +32,8 @@ def test_uncompressed_full_fedem_is_em_for_any_memory_rate(
 ) -> None:
     tables = make_data(seed % 50)
     options: dict[str, Any] = {"rounds": 15, "seed": seed, "weights": weights}
-    em = fit(make_model(kind), tables, fedem.EM(), **options)
-    algorithm = fedem.FedEM(memory_rate=rate, memory_start=start)
+    em = fit(make_model(kind), tables, emfed.EM(), **options)
+    algorithm = emfed.FedEM(memory_rate=rate, memory_start=start)
     got = fit(make_model(kind), tables, algorithm, **options)
     np.testing.assert_allclose(got.statistics, em.statistics, atol=1e-9)
 
@@ -51,17 +51,17 @@ def test_full_batch_vr_fedem_is_fedem_with_full_passes(
 ) -> None:
     tables = make_data(seed % 50)
     common: dict[str, Any] = {
-        "compressor": fedem.Dithering(4, block="row"),
+        "compressor": emfed.Dithering(4, block="row"),
         "step_size": 0.1,
         "memory_start": start,
     }
     options: dict[str, Any] = {
         "rounds": 12,
         "seed": seed,
-        "participation": fedem.Bernoulli(p),
+        "participation": emfed.Bernoulli(p),
     }
-    plain = fit(make_model(kind), tables, fedem.FedEM(**common), **options)
-    reduced = fedem.VRFedEM(batch_size=60, inner_rounds=inner, replacement=False, **common)
+    plain = fit(make_model(kind), tables, emfed.FedEM(**common), **options)
+    reduced = emfed.VRFedEM(batch_size=60, inner_rounds=inner, replacement=False, **common)
     got = fit(make_model(kind), tables, reduced, **options)
     np.testing.assert_allclose(got.statistics, plain.statistics, rtol=1e-7, atol=1e-7)
 
@@ -92,10 +92,10 @@ def spider_em(
 def test_one_worker_without_compression_is_spider_em(kind: str, replacement: bool) -> None:
     rows = make_data(5, sizes=(80,))[0]
     seed, gamma, inner, rounds = 11, 0.3, 6, 25
-    algorithm = fedem.VRFedEM(
+    algorithm = emfed.VRFedEM(
         step_size=gamma, batch_size=10, inner_rounds=inner, replacement=replacement
     )
-    run = fedem.open_run(make_model(kind), [rows], algorithm, seed=seed)
+    run = emfed.open_run(make_model(kind), [rows], algorithm, seed=seed)
     start = run.state.statistics
     for _ in range(rounds):
         run.step()
@@ -108,7 +108,7 @@ def test_one_worker_without_compression_is_spider_em(kind: str, replacement: boo
     np.testing.assert_allclose(run.state.statistics, want, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", ["fedem", "vr-fedem"])
+@pytest.mark.parametrize("name", ["FedEM", "VR-FedEM"])
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("replacement", [True, False])
 def test_literal_transcription_of_the_paper(name: str, weights: str, replacement: bool) -> None:
@@ -116,8 +116,8 @@ def test_literal_transcription_of_the_paper(name: str, weights: str, replacement
     tables = make_data(8, sizes=(12, 20, 9, 15, 30))
     n, k, d, rounds, seed, size, inner = 5, 3, 2, 20, 77, 6, 4
     probabilities = np.array([0.9, 0.5, 1.0, 0.7, 0.6])
-    participation = fedem.Bernoulli(probabilities)
-    operator = fedem.Dithering(2, np.inf, block=4)
+    participation = emfed.Bernoulli(probabilities)
+    operator = emfed.Dithering(2, np.inf, block=4)
     common: dict[str, Any] = {
         "compressor": operator,
         "step_size": 0.2,
@@ -127,9 +127,9 @@ def test_literal_transcription_of_the_paper(name: str, weights: str, replacement
         "replacement": replacement,
     }
     algorithm = (
-        fedem.FedEM(**common) if name == "fedem" else fedem.VRFedEM(inner_rounds=inner, **common)
+        emfed.FedEM(**common) if name == "FedEM" else emfed.VRFedEM(inner_rounds=inner, **common)
     )
-    run = fedem.open_run(
+    run = emfed.open_run(
         make_model("known"),
         tables,
         algorithm,
@@ -157,7 +157,7 @@ def test_literal_transcription_of_the_paper(name: str, weights: str, replacement
         return participation.draw(seed, round_, n).tolist()
 
     arguments = (inside, run.weights, probabilities, sigma, k, s0, v0, 0.2, 0.4, rounds)
-    if name == "fedem":
+    if name == "FedEM":
         want = literal_fedem(*arguments, active, batch, quantise)
     else:
         want = literal_vr_fedem(*arguments, inner, active, batch, quantise)
@@ -174,7 +174,7 @@ def test_literal_transcription_of_the_paper(name: str, weights: str, replacement
 def test_statistics_travel_in_the_frame() -> None:
     """Compression acts on standardised statistics: units do not change the answer."""
     tables = make_data(1)
-    algorithm = fedem.FedEM(fedem.Dithering(2), step_size=0.3)
+    algorithm = emfed.FedEM(emfed.Dithering(2), step_size=0.3)
     a = fit(make_model("full"), tables, algorithm, rounds=20)
     b = fit(make_model("full"), [t * [1e3, 1e-3] + 5 for t in tables], algorithm, rounds=20)
     np.testing.assert_allclose(a.statistics, b.statistics, atol=1e-8)

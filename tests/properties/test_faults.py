@@ -1,4 +1,4 @@
-"""Memories are exact under faults: the invariant of `fedem.algorithms.memory`, and what follows."""
+"""Memories are exact under faults: the invariant of `emfed.algorithms.memory`, and what follows."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedem
-import fedem.protocols
-from fedem.algorithms import memory
-from fedem.errors import ServerCrash
-from fedem.federations import FEDERATIONS
+import emfed
+import emfed.protocols
+from emfed.algorithms import memory
+from emfed.errors import ServerCrash
+from emfed.federations import FEDERATIONS
 from tests.helpers import make_data, make_model
 
 TABLES = make_data(6, sizes=(12, 9, 15, 9, 11), spread=8.0)
-QUANTISER = fedem.Dithering(3, block="row")
+QUANTISER = emfed.Dithering(3, block="row")
 ALGORITHMS = {
-    "fedem": fedem.FedEM(QUANTISER, step_size=0.3, batch_size=5),
-    "fedem-full": fedem.FedEM(QUANTISER, step_size=0.5, memory_start="mean-field"),
-    "vr-fedem": fedem.VRFedEM(QUANTISER, step_size=0.3, batch_size=4, inner_rounds=5),
-    "em": fedem.EM(),
+    "FedEM": emfed.FedEM(QUANTISER, step_size=0.3, batch_size=5),
+    "FedEM-full": emfed.FedEM(QUANTISER, step_size=0.5, memory_start="mean-field"),
+    "VR-FedEM": emfed.VRFedEM(QUANTISER, step_size=0.3, batch_size=4, inner_rounds=5),
+    "em": emfed.EM(),
 }
 FAULTS = (
     "lose_request",
@@ -37,18 +37,18 @@ FAULTS = (
 
 def open_faulty(
     algorithm: Any,
-    plan: fedem.FaultPlan,
+    plan: emfed.FaultPlan,
     *,
     federation: str = "stacked",
     kind: str = "diag",
     **options: Any,
-) -> fedem.Run:
-    inner = FEDERATIONS[federation](fedem.as_workers(TABLES))
-    faulty = fedem.FaultyFederation(inner, plan)
-    return fedem.open_run(make_model(kind), None, algorithm, federation=faulty, seed=9, **options)
+) -> emfed.Run:
+    inner = FEDERATIONS[federation](emfed.as_workers(TABLES))
+    faulty = emfed.FaultyFederation(inner, plan)
+    return emfed.open_run(make_model(kind), None, algorithm, federation=faulty, seed=9, **options)
 
 
-def step_through_crashes(run: fedem.Run) -> fedem.RoundRecord:
+def step_through_crashes(run: emfed.Run) -> emfed.RoundRecord:
     """A crashed server comes back with what it had persisted, and repeats the round."""
     while True:
         try:
@@ -57,10 +57,10 @@ def step_through_crashes(run: fedem.Run) -> fedem.RoundRecord:
             continue
 
 
-def random_plan(seed: int) -> fedem.FaultPlan:
+def random_plan(seed: int) -> emfed.FaultPlan:
     rng = np.random.default_rng(seed)
     rates = {name: float(rng.choice([0, 0.1, 0.4])) for name in FAULTS}
-    return fedem.FaultPlan(
+    return emfed.FaultPlan(
         seed=seed,
         **rates,
         crash_server=float(rng.choice([0, 0.2])),
@@ -79,7 +79,7 @@ def test_invariant_under_a_thousand_fault_plans(chunk: int) -> None:
             random_plan(seed),
             federation="loop" if seed % 10 == 0 else "stacked",
             kind=("diag", "tied", "full")[seed % 3],
-            participation=fedem.Bernoulli(float(rng.uniform(0.4, 1))),
+            participation=emfed.Bernoulli(float(rng.uniform(0.4, 1))),
             weights="uniform" if seed % 2 else "samples",
             retries=int(rng.integers(3)),
         )
@@ -90,7 +90,7 @@ def test_invariant_under_a_thousand_fault_plans(chunk: int) -> None:
 
 def test_the_check_of_the_invariant_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that commit on sending, not on acceptance, drift at the first lost reply."""
-    plan = fedem.FaultPlan(seed=1, lose_reply=0.3)
+    plan = emfed.FaultPlan(seed=1, lose_reply=0.3)
     stage = memory.stage
 
     def commit_on_send(
@@ -102,7 +102,7 @@ def test_the_check_of_the_invariant_can_fail(monkeypatch: pytest.MonkeyPatch) ->
         return staged | {"control": control, "pending_rate": 0 * staged["pending_rate"]}
 
     monkeypatch.setattr(memory, "stage", commit_on_send)
-    run = open_faulty(ALGORITHMS["fedem"], plan)
+    run = open_faulty(ALGORITHMS["FedEM"], plan)
     gaps = []
     for _ in range(20):
         run.step()
@@ -117,7 +117,7 @@ def test_repeats_reordering_and_crashes_change_nothing(name: str, federation: st
 
     (Worker by worker. Stacked, rounding depends on who is computed together.)
     """
-    plan = fedem.FaultPlan(
+    plan = emfed.FaultPlan(
         seed=3,
         repeat_request=0.4,
         repeat_reply=0.4,
@@ -127,9 +127,9 @@ def test_repeats_reordering_and_crashes_change_nothing(name: str, federation: st
         crash_server=0.3,
         reorder=True,
     )
-    participation = fedem.Bernoulli(0.7)
+    participation = emfed.Bernoulli(0.7)
     common: dict[str, Any] = {"participation": participation, "federation": federation}
-    clean = open_faulty(ALGORITHMS[name], fedem.FaultPlan(), **common)
+    clean = open_faulty(ALGORITHMS[name], emfed.FaultPlan(), **common)
     faulty = open_faulty(ALGORITHMS[name], plan, retries=200, **common)
     atol = 0.0 if federation == "loop" else 1e-10
     for _ in range(30):
@@ -143,13 +143,13 @@ def test_repeats_reordering_and_crashes_change_nothing(name: str, federation: st
         assert a.answered == b.answered == a.asked
 
 
-@pytest.mark.parametrize("name", ["fedem-full", "vr-fedem"])
+@pytest.mark.parametrize("name", ["FedEM-full", "VR-FedEM"])
 def test_losses_act_as_absence_and_the_end_point_is_the_same(name: str) -> None:
     algorithm = replace(ALGORITHMS[name], step_size=0.2)
-    plan = fedem.FaultPlan(seed=4, lose_request=0.1, lose_reply=0.2, delay_request=0.1)
-    start = fedem.fit(make_model("tied"), TABLES, rounds=30, seed=9).params  # one attractor
+    plan = emfed.FaultPlan(seed=4, lose_request=0.1, lose_reply=0.2, delay_request=0.1)
+    start = emfed.fit(make_model("tied"), TABLES, rounds=30, seed=9).params  # one attractor
     ends = []
-    for faults in (fedem.FaultPlan(), plan):
+    for faults in (emfed.FaultPlan(), plan):
         run = open_faulty(algorithm, faults, kind="tied", start=start)
         answered = [run.step().answered for _ in range(1500)]
         ends.append(run.state.statistics)
@@ -158,11 +158,11 @@ def test_losses_act_as_absence_and_the_end_point_is_the_same(name: str) -> None:
     np.testing.assert_allclose(ends[1], ends[0], atol=1e-8)
 
 
-@pytest.mark.parametrize("name", ["fedem", "fedem-full", "vr-fedem"])
+@pytest.mark.parametrize("name", ["FedEM", "FedEM-full", "VR-FedEM"])
 def test_a_lost_disk_opens_a_new_generation(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the loss and its discovery V cannot be right; after it, it is exact again."""
     wiped: list[tuple[int, int]] = []
-    wipe = fedem.FaultyFederation._wipe
+    wipe = emfed.FaultyFederation._wipe
 
     def watch(self: Any, workers: Any) -> None:
         wiped.extend((int(w), run.state.generation) for w in workers)
@@ -171,8 +171,8 @@ def test_a_lost_disk_opens_a_new_generation(name: str, monkeypatch: pytest.Monke
     exact = discoveries = 0
     for seed in range(60):
         plan = replace(random_plan(seed), lose_disk=0.03)
-        run = open_faulty(ALGORITHMS[name], plan, participation=fedem.Bernoulli(0.8))
-        monkeypatch.setattr(fedem.FaultyFederation, "_wipe", watch)
+        run = open_faulty(ALGORITHMS[name], plan, participation=emfed.Bernoulli(0.8))
+        monkeypatch.setattr(emfed.FaultyFederation, "_wipe", watch)
         wiped.clear()
         for _ in range(25):
             generation = run.state.generation
@@ -184,8 +184,8 @@ def test_a_lost_disk_opens_a_new_generation(name: str, monkeypatch: pytest.Monke
             if run.state.generation > generation:
                 discoveries += 1
                 assert run.memory_gap == 0
-        run.federation.plan = fedem.FaultPlan()  # the network heals; every loss is found out
-        run.participation = fedem.Everyone()
+        run.federation.plan = emfed.FaultPlan()  # the network heals; every loss is found out
+        run.participation = emfed.Everyone()
         for _ in range(8):
             run.step()
         assert run.memory_gap < 1e-12, f"plan {seed}"
@@ -195,7 +195,7 @@ def test_a_lost_disk_opens_a_new_generation(name: str, monkeypatch: pytest.Monke
 
 def test_a_reply_to_a_closed_round_is_refused() -> None:
     run = open_faulty(
-        ALGORITHMS["fedem"], fedem.FaultPlan(seed=5, delay_reply=1.0, longest_delay=1)
+        ALGORITHMS["FedEM"], emfed.FaultPlan(seed=5, delay_reply=1.0, longest_delay=1)
     )
     for _ in range(6):
         record = run.step()
@@ -210,8 +210,8 @@ def test_memory_transitions_one_by_one() -> None:
     columns = memory.columns(2)
     rows = {n: np.full((1, *c.shape), c.fill, dtype=c.dtype) for n, c in columns.items()}
 
-    def ask(round_: int, accepted: int, generation: int = 0) -> fedem.protocols.Request:
-        return fedem.protocols.Request(
+    def ask(round_: int, accepted: int, generation: int = 0) -> emfed.protocols.Request:
+        return emfed.protocols.Request(
             round_, generation, "round", np.zeros(2), None, np.array([0]), np.array([accepted])
         )
 

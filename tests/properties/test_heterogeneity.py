@@ -6,31 +6,31 @@ from typing import Any
 
 import numpy as np
 
-import fedem
-from fedem.datasets.synthetic import START, TRUTH
+import emfed
+from emfed.datasets.synthetic import START, TRUTH
 
 PAPER: dict[str, Any] = {
-    "compressor": fedem.block_quantization(4),
+    "compressor": emfed.block_quantization(4),
     "step_size": 1e-2,
     "memory_rate": 1e-2,
     "memory_start": "mean-field",
     "replacement": True,
 }
-FEDEM = fedem.FedEM(batch_size=20, **PAPER)
-VR_FEDEM = fedem.VRFedEM(batch_size=5, inner_rounds=20, **PAPER)
+FEDEM = emfed.FedEM(batch_size=20, **PAPER)
+VR_FEDEM = emfed.VRFedEM(batch_size=5, inner_rounds=20, **PAPER)
 
 
 def squared_h(algorithm: Any, split: Any, seed: int, epochs: float) -> Any:
-    result = fedem.fit(
-        fedem.gaussian_mixture(2, "known", known_covariance=TRUTH.covariances),
-        fedem.synthetic_federation(seed, split=split),
+    result = emfed.fit(
+        emfed.gaussian_mixture(2, "known", known_covariance=TRUTH.covariances),
+        emfed.synthetic_federation(seed, split=split),
         algorithm,
         start=START,
         weights="uniform",
-        participation=fedem.Bernoulli(0.75),
+        participation=emfed.Bernoulli(0.75),
         epochs=epochs,
         seed=seed,
-        monitor=fedem.Monitor(every=10, objective=False),
+        monitor=emfed.Monitor(every=10, objective=False),
     )
     values = result.records.column("squared_h")
     return values[np.isfinite(values)]
@@ -40,7 +40,7 @@ def test_memories_undo_heterogeneity() -> None:
     """Workers sorted by component: at least 4 times lower |h|^2 than without memories."""
     with_memories, without = [], []
     for seed in range(5):
-        naive = fedem.FedEM(batch_size=20, **{**PAPER, "memory_rate": 0.0})
+        naive = emfed.FedEM(batch_size=20, **{**PAPER, "memory_rate": 0.0})
         for out, algorithm in ((with_memories, FEDEM), (without, naive)):
             values = squared_h(algorithm, "sorted", seed, epochs=250)
             out.append(values[len(values) // 2 :].mean())

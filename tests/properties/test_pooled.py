@@ -10,14 +10,14 @@ import pytest
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 
-import fedem
+import emfed
 from tests.helpers import make_data
 
 SKLEARN_KINDS = ("full", "tied", "diag", "spherical")
 SIZES = (13, 200, 75, 40, 1, 151)
 
 
-def sklearn_fit(rows: Any, kind: str, start: fedem.GaussianParameters, rounds: int) -> Any:
+def sklearn_fit(rows: Any, kind: str, start: emfed.GaussianParameters, rounds: int) -> Any:
     """scikit-learn's EM from the same start: no regularisation, as good as no tolerance."""
     inverse = {"diag": lambda c: 1 / c, "spherical": lambda c: 1 / c}.get(kind, np.linalg.inv)
     judge = GaussianMixture(
@@ -35,7 +35,7 @@ def sklearn_fit(rows: Any, kind: str, start: fedem.GaussianParameters, rounds: i
         return judge.fit(rows)
 
 
-def start_for(rows: Any, kind: str, k: int) -> fedem.GaussianParameters:
+def start_for(rows: Any, kind: str, k: int) -> emfed.GaussianParameters:
     d = rows.shape[1]
     centres = np.quantile(rows, np.linspace(0.1, 0.9, k), axis=0)
     covariance = {
@@ -45,7 +45,7 @@ def start_for(rows: Any, kind: str, k: int) -> fedem.GaussianParameters:
         "spherical": np.full(k, rows.var(axis=0).mean()),
     }[kind]
     assert covariance.shape[-1] in (d, k)
-    return fedem.GaussianParameters(np.full(k, 1 / k), centres, covariance)
+    return emfed.GaussianParameters(np.full(k, 1 / k), centres, covariance)
 
 
 @pytest.mark.parametrize("kind", SKLEARN_KINDS)
@@ -55,9 +55,9 @@ def test_uncompressed_fedem_ends_where_sklearn_ends(kind: str, offset: float) ->
     rows = np.concatenate(tables)
     start = start_for(rows, kind, 3)
     judge = sklearn_fit(rows, kind, start, 1500)
-    model = fedem.gaussian_mixture(3, kind, covariance_floor=0.0)
-    got = fedem.fit(
-        model, tables, fedem.FedEM(fedem.Identity()), start=start, rounds=1500, weights="samples"
+    model = emfed.gaussian_mixture(3, kind, covariance_floor=0.0)
+    got = emfed.fit(
+        model, tables, emfed.FedEM(emfed.Identity()), start=start, rounds=1500, weights="samples"
     )
     assert got.log_likelihood(rows) == pytest.approx(judge.score(rows), abs=1e-6)
     np.testing.assert_allclose(got.params.means, judge.means_, rtol=1e-4, atol=1e-3)
@@ -70,11 +70,11 @@ def test_the_whole_trajectory_is_sklearns(kind: str) -> None:
     tables = make_data(12, SIZES, k=3, d=2)
     rows = np.concatenate(tables)
     start = start_for(rows, kind, 3)
-    model = fedem.gaussian_mixture(3, kind, covariance_floor=0.0)
+    model = emfed.gaussian_mixture(3, kind, covariance_floor=0.0)
     for rounds in (1, 2, 5, 10):
         judge = sklearn_fit(rows, kind, start, rounds)
         # S_0 is the first E-step and T its M-step; each round adds one of both.
-        got = fedem.fit(model, tables, start=start, rounds=rounds - 1, weights="samples")
+        got = emfed.fit(model, tables, start=start, rounds=rounds - 1, weights="samples")
         np.testing.assert_allclose(got.params.means, judge.means_, atol=1e-8)
         np.testing.assert_allclose(got.params.covariances, judge.covariances_, atol=1e-8)
 
@@ -87,12 +87,12 @@ def test_uniform_weights_on_unequal_workers_keep_covariances_positive(kind: str,
     tables[1] = tables[1] * 0.1 + 20
     tables[3] = tables[3] * 0.1 - 20
     for algorithm in (
-        fedem.EM(),
-        fedem.FedEM(fedem.Dithering(4, block="row"), step_size=0.5),
+        emfed.EM(),
+        emfed.FedEM(emfed.Dithering(4, block="row"), step_size=0.5),
     ):
         seen: list[float] = []
-        run = fedem.open_run(
-            fedem.gaussian_mixture(3, kind), tables, algorithm, weights="uniform", seed=seed
+        run = emfed.open_run(
+            emfed.gaussian_mixture(3, kind), tables, algorithm, weights="uniform", seed=seed
         )
         for _ in range(60):
             run.step()

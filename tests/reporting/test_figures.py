@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedem.reporting import Figure, Panel, Series, aligned, band, draw, render, spread
-from fedem.reporting.figures import DASHES, MARKERS, PALETTE
+from emfed.reporting import Figure, Panel, Series, aligned, band, draw, render, spread
+from emfed.reporting.figures import DASHES, MARKERS, PALETTE
 
 
 def example(labels: int = 3) -> Figure:

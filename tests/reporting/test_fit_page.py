@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedem
-from fedem.reporting import fit_page, render_page
+import emfed
+from emfed.reporting import fit_page, render_page
 from tests.registry import REGISTRY
 from tests.reporting.browser import Browser
 
@@ -24,16 +24,16 @@ def sites(count: int = 6, seed: int = 0) -> dict[str, Any]:
     return tables
 
 
-def fitted(**options: Any) -> fedem.Result:
+def fitted(**options: Any) -> emfed.Result:
     settings: dict[str, Any] = {
-        "participation": fedem.Bernoulli(0.8),
-        "monitor": fedem.Monitor(mean_field=False),
+        "participation": emfed.Bernoulli(0.8),
+        "monitor": emfed.Monitor(mean_field=False),
         "closing": True,
         "rounds": 25,
         "start": "k-means",
     }
-    settings["algorithm"] = fedem.FedEM(fedem.SubtractiveDithering(0.2), in_metric=True)
-    return fedem.fit(fedem.gaussian_mixture(2), sites(), **(settings | options))
+    settings["algorithm"] = emfed.FedEM(emfed.SubtractiveDithering(0.2), in_metric=True)
+    return emfed.fit(emfed.gaussian_mixture(2), sites(), **(settings | options))
 
 
 def text_of(html: str) -> str:
@@ -43,8 +43,8 @@ def text_of(html: str) -> str:
 def test_the_page_says_what_happened(tmp_path: Path) -> None:
     result = fitted()
     html = render_page(fit_page(result))
-    result.save(tmp_path / "m.fedem")
-    assert render_page(fit_page(fedem.load(tmp_path / "m.fedem"))) == html  # the file is enough
+    result.save(tmp_path / "m.emfed")
+    assert render_page(fit_page(emfed.load(tmp_path / "m.emfed"))) == html  # the file is enough
     assert "<script" not in html
     words = text_of(html)
     for sentence in (
@@ -77,7 +77,7 @@ def test_the_page_says_what_averages_over_few_rows_are(rows: int, words: str, ot
     tables = sites()
     tables.popitem()
     tables["small"] = tables["site 0"][:rows]
-    page = fit_page(fedem.fit(fedem.gaussian_mixture(1), tables, rounds=1))
+    page = fit_page(emfed.fit(emfed.gaussian_mixture(1), tables, rounds=1))
     assert words in page.text[0]
     text = " ".join(page.sections[0].text)
     assert words in text
@@ -100,7 +100,7 @@ def test_axes_that_count_have_whole_numbers_and_none_an_offset() -> None:
 def test_a_good_fit_is_called_one() -> None:
     tables = sites()
     tables.popitem()
-    result = fedem.fit(fedem.gaussian_mixture(2), tables, tolerance=1e-10, closing=True)
+    result = emfed.fit(emfed.gaussian_mixture(2), tables, tolerance=1e-10, closing=True)
     words = text_of(render_page(fit_page(result)))
     assert "The fit converged" in words
     assert "fits every site about as well as it claims to" in words
@@ -111,10 +111,10 @@ def test_a_good_fit_is_called_one() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "exact"),
     [
-        (fedem.EM(), True),
-        (fedem.FedEM(fedem.Identity()), True),
-        (fedem.FedEM(fedem.Dithering(4)), False),
-        (fedem.AutoEM(), False),
+        (emfed.EM(), True),
+        (emfed.FedEM(emfed.Identity()), True),
+        (emfed.FedEM(emfed.Dithering(4)), False),
+        (emfed.AutoEM(), False),
     ],
     ids=["em", "identity", "dithering", "auto"],
 )
@@ -126,8 +126,8 @@ def test_only_what_was_exact_is_called_exact(algorithm: Any, exact: bool) -> Non
 
 
 def test_results_that_know_little_have_a_page() -> None:
-    result = fedem.fit(
-        fedem.gaussian_mixture(1), np.random.default_rng(0).normal(size=(50, 1)), rounds=0
+    result = emfed.fit(
+        emfed.gaussian_mixture(1), np.random.default_rng(0).normal(size=(50, 1)), rounds=0
     )
     words = text_of(render_page(fit_page(result)))
     assert "did not end by asking the sites" in words
@@ -137,7 +137,7 @@ def test_results_that_know_little_have_a_page() -> None:
 @pytest.mark.parametrize("name", REGISTRY)
 def test_every_model_has_a_page(name: str) -> None:
     entry = REGISTRY[name]
-    result = fedem.fit(entry.make(**entry.priors), entry.tables, rounds=4, closing=True)
+    result = emfed.fit(entry.make(**entry.priors), entry.tables, rounds=4, closing=True)
     page = fit_page(result)
     headings = [section.heading for section in page.sections]
     assert headings[0] == "What left each site"
@@ -153,8 +153,8 @@ def _numbers(shape: str) -> int:
 def test_a_range_of_components_is_in_the_page() -> None:
     tables = sites()
     tables.popitem()
-    found = fedem.select_components(fedem.gaussian_mixture(1), tables, "1:3", rounds=30)
-    from fedem.cli.fit import with_setting
+    found = emfed.select_components(emfed.gaussian_mixture(1), tables, "1:3", rounds=30)
+    from emfed.cli.fit import with_setting
 
     told = {"criterion": "bic", "tried": [dict(row) for row in found.table]}
     words = text_of(render_page(fit_page(with_setting(found.best, "selection", told))))
@@ -164,8 +164,8 @@ def test_a_range_of_components_is_in_the_page() -> None:
 
 def test_ten_thousand_sites_have_a_page_of_bounded_size() -> None:
     rng = np.random.default_rng(0)
-    data = fedem.as_workers(rng.normal(size=(40_000, 2)), groups=np.arange(40_000) // 4)
-    result = fedem.fit(fedem.gaussian_mixture(2, "diag"), data, rounds=3, closing=True)
+    data = emfed.as_workers(rng.normal(size=(40_000, 2)), groups=np.arange(40_000) // 4)
+    result = emfed.fit(emfed.gaussian_mixture(2, "diag"), data, rounds=3, closing=True)
     html = render_page(fit_page(result))
     assert len(html) < 2_000_000
     assert "400 of 10,000" in html

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedem.reporting import Figure, Page, Panel, Section, Series, Table, render_page
+from emfed.reporting import Figure, Page, Panel, Section, Series, Table, render_page
 from tests.reporting.browser import Browser
 
 X = np.linspace(1, 5, 9)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from sklearn import datasets
 
-import fedem
-from fedem.candidates import contenders
-from fedem.fitting import result_of
-from fedem.models.several import Several
-from fedem.opening import open_run
-from fedem.selection import part_of, read_range
+import emfed
+from emfed.candidates import contenders
+from emfed.fitting import result_of
+from emfed.models.several import Several
+from emfed.opening import open_run
+from emfed.selection import part_of, read_range
 from tests.helpers import make_data
 from tests.registry import REGISTRY
 
@@ -24,12 +24,12 @@ SITES = {"a": ROWS[:100], "b": ROWS[100:350], "c": ROWS[350:]}
 
 @pytest.mark.parametrize(
     "algorithm",
-    [None, fedem.FedEM(fedem.SubtractiveDithering(0.05), in_metric=True)],
-    ids=["em", "fedem"],
+    [None, emfed.FedEM(emfed.SubtractiveDithering(0.05), in_metric=True)],
+    ids=["em", "FedEM"],
 )
 def test_the_table_is_that_of_pooled_rows(algorithm: Any) -> None:
-    model = fedem.gaussian_mixture(1, "diag")
-    found = fedem.select_components(model, SITES, "2:6", algorithm=algorithm, rounds=40)
+    model = emfed.gaussian_mixture(1, "diag")
+    found = emfed.select_components(model, SITES, "2:6", algorithm=algorithm, rounds=40)
     assert found.n_components == 4
     assert list(found.results) == [2, 3, 4, 5, 6]
     for row, (k, result) in zip(found.table, found.results.items(), strict=True):
@@ -43,9 +43,9 @@ def test_the_table_is_that_of_pooled_rows(algorithm: Any) -> None:
 
 
 def test_candidates_share_rounds_and_messages() -> None:
-    model = fedem.gaussian_mixture(1, "diag")
-    found = fedem.select_components(model, SITES, "2:6", rounds=20)
-    alone = fedem.fit(fedem.gaussian_mixture(6, "diag"), SITES, rounds=20, start="auto")
+    model = emfed.gaussian_mixture(1, "diag")
+    found = emfed.select_components(model, SITES, "2:6", rounds=20)
+    alone = emfed.fit(emfed.gaussian_mixture(6, "diag"), SITES, rounds=20, start="auto")
     books, one = found.best.ledger.summary(), alone.ledger.summary()
     # 20 rounds for all, and one exchange at the end about their likelihoods
     assert books["round"]["up"]["messages"] == one["round"]["up"]["messages"] + 3
@@ -58,8 +58,8 @@ def test_a_function_makes_the_models_too_and_icl_wants_distinct_ones() -> None:
     skew = np.concatenate([rng.gamma(2, size=(500, 1)), 14 + rng.gamma(2, size=(500, 1))])
     tables = np.array_split(rng.permutation(skew), 4)
     found = {
-        name: fedem.select_components(
-            lambda k: fedem.mixed_mixture(k, "gaussian", missing=False),
+        name: emfed.select_components(
+            lambda k: emfed.mixed_mixture(k, "gaussian", missing=False),
             tables,
             [1, 2, 3, 4],
             criterion=name,
@@ -76,11 +76,11 @@ def test_hidden_markov_models_and_missing_values_can_be_selected() -> None:
         np.where(np.random.default_rng(j).random(t.shape) < 0.1, np.nan, t)
         for j, t in enumerate(SITES.values())
     ]
-    missing = fedem.gaussian_mixture(1, "full", missing=True)
-    assert fedem.select_components(missing, holes, "3:5", rounds=30).n_components == 4
+    missing = emfed.gaussian_mixture(1, "full", missing=True)
+    assert emfed.select_components(missing, holes, "3:5", rounds=30).n_components == 4
     entry = REGISTRY["gaussian chain"]
-    found = fedem.select_components(
-        fedem.hidden_markov(1, "gaussian"), entry.tables, [1, 2], rounds=20
+    found = emfed.select_components(
+        emfed.hidden_markov(1, "gaussian"), entry.tables, [1, 2], rounds=20
     )
     assert [row["free_parameters"] for row in found.table] == [4, 11]
 
@@ -91,19 +91,19 @@ def test_ranges_are_read_and_nonsense_refused() -> None:
     assert read_range(7) == [7]
     assert read_range(np.array([5, 2, 5])) == [2, 5]
     for bad in ("4:2", "a:b", "3", [], 0, [1.5], "1:2:3"):
-        with pytest.raises(fedem.SettingsError, match="components"):
+        with pytest.raises(emfed.SettingsError, match="components"):
             read_range(bad)
-    with pytest.raises(fedem.SettingsError, match="criterion"):
-        fedem.select_components(fedem.gaussian_mixture(1), SITES, criterion="r2")
-    with pytest.raises(fedem.SettingsError, match="no number of components"):
-        fedem.select_components(fedem.LinearGaussian(), make_data(0))
+    with pytest.raises(emfed.SettingsError, match="criterion"):
+        emfed.select_components(emfed.gaussian_mixture(1), SITES, criterion="r2")
+    with pytest.raises(emfed.SettingsError, match="no number of components"):
+        emfed.select_components(emfed.LinearGaussian(), make_data(0))
 
 
 def test_candidates_that_cannot_be_chosen_are_dropped() -> None:
-    model = fedem.gaussian_mixture(1, "diag")
+    model = emfed.gaussian_mixture(1, "diag")
     options: dict[str, Any] = {"algorithm": "auto", "nats": 1e-6, "rounds": 2000}
     found, whole = (
-        fedem.select_components(model, SITES, "2:6", drop=drop, **options) for drop in (True, False)
+        emfed.select_components(model, SITES, "2:6", drop=drop, **options) for drop in (True, False)
     )
     assert found.n_components == whole.n_components == 4
     assert found.best.converged
@@ -120,13 +120,13 @@ def test_candidates_that_cannot_be_chosen_are_dropped() -> None:
 
 @pytest.mark.parametrize(
     "algorithm",
-    [fedem.AutoEM(), fedem.AutoEM(batch_size=20), fedem.FedEM(fedem.Dithering(4), in_metric=True)],
-    ids=["auto", "batches", "fedem"],
+    [emfed.AutoEM(), emfed.AutoEM(batch_size=20), emfed.FedEM(emfed.Dithering(4), in_metric=True)],
+    ids=["auto", "batches", "FedEM"],
 )
 @pytest.mark.parametrize("share", [1.0, 0.6])
 def test_memories_are_exact_when_candidates_go(algorithm: Any, share: float) -> None:
-    several = Several(tuple(fedem.gaussian_mixture(k, "diag") for k in (2, 4, 6)), watched=False)
-    part = fedem.Everyone() if share == 1 else fedem.Bernoulli(share)
+    several = Several(tuple(emfed.gaussian_mixture(k, "diag") for k in (2, 4, 6)), watched=False)
+    part = emfed.Everyone() if share == 1 else emfed.Bernoulli(share)
     run = open_run(several, SITES, algorithm, start="auto", participation=part)
     for _ in range(5):
         run.step()
@@ -139,14 +139,14 @@ def test_memories_are_exact_when_candidates_go(algorithm: Any, share: float) -> 
     for _ in range(60):
         run.step()
     assert run.memory_gap < 1e-12
-    alone = fedem.fit(fedem.gaussian_mixture(4, "diag"), SITES, rounds=300, start="auto")
+    alone = emfed.fit(emfed.gaussian_mixture(4, "diag"), SITES, rounds=300, start="auto")
     ours = part_of(result_of(run, "rounds"), 0)
     assert ours.log_likelihood(ROWS) == pytest.approx(alone.log_likelihood(ROWS), abs=1e-3)
 
 
 def test_who_can_still_be_chosen() -> None:
-    models = [fedem.gaussian_mixture(k, "diag") for k in (1, 2, 3)]
-    fitted = [fedem.fit(model, ROWS, rounds=5, start="auto") for model in models]
+    models = [emfed.gaussian_mixture(k, "diag") for k in (1, 2, 3)]
+    fitted = [emfed.fit(model, ROWS, rounds=5, start="auto") for model in models]
     bound = [result.model for result in fitted]
     params = [result.model.maximize(result.statistics) for result in fitted]
     values = np.array([[-9.0, 0.0], [-8.0, 0.1], [-8.0, 0.2]])

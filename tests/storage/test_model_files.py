@@ -17,28 +17,28 @@ from hypothesis import strategies as st
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-import fedem
-from fedem.models.registry import CLASSES
-from fedem.storage import load_checkpoint, save_checkpoint
-from fedem.storage.sealed import _digest
+import emfed
+from emfed.models.registry import CLASSES
+from emfed.storage import load_checkpoint, save_checkpoint
+from emfed.storage.sealed import _digest
 from tests.helpers import make_data
 from tests.registry import REGISTRY
 
 each = pytest.mark.parametrize("name", REGISTRY)
 
 
-def fitted(name: str = "full", **options: Any) -> tuple[fedem.Result, Any]:
+def fitted(name: str = "full", **options: Any) -> tuple[emfed.Result, Any]:
     entry = REGISTRY[name]
     options = {"rounds": 5, "closing": True} | options
-    result = fedem.fit(entry.make(**entry.priors), entry.tables, **options)
+    result = emfed.fit(entry.make(**entry.priors), entry.tables, **options)
     return result, np.concatenate(entry.tables)
 
 
 @each
 def test_what_was_saved_answers_bit_for_bit(name: str, tmp_path: Path) -> None:
-    result, rows = fitted(name, algorithm=fedem.FedEM(fedem.Dithering(8), step_size=0.3))
-    result.save(tmp_path / "m.fedem")
-    again = fedem.load(tmp_path / "m.fedem")
+    result, rows = fitted(name, algorithm=emfed.FedEM(emfed.Dithering(8), step_size=0.3))
+    result.save(tmp_path / "m.emfed")
+    again = emfed.load(tmp_path / "m.emfed")
     assert type(again.model) is type(result.model)
     assert again.model.describe() == result.model.describe()
     for key, value in result.params.arrays().items():
@@ -79,7 +79,7 @@ def test_all_workers_but_one_are_well_served() -> None:
     rng = np.random.default_rng(0)
     tables = {f"site {i}": rng.normal(size=(200, 2)) for i in range(6)}
     tables["far"] = 6 + 4 * rng.normal(size=(20, 2))
-    result = fedem.fit(fedem.gaussian_mixture(1), tables, rounds=3, closing=True)
+    result = emfed.fit(emfed.gaussian_mixture(1), tables, rounds=3, closing=True)
     table = result.workers()
     bad = [n for n, b in zip(table["worker"], table["badly_served"], strict=True) if b]
     assert bad == ["far"]
@@ -90,8 +90,8 @@ def test_a_rare_or_wide_component_is_no_bad_service() -> None:
     rng = np.random.default_rng(0)
     tables = {f"site {i}": rng.normal(size=(200, 2)) for i in range(6)}
     tables["wide"] = 60 + 9 * rng.normal(size=(100, 2))
-    model = fedem.gaussian_mixture(2)
-    result = fedem.fit(model, tables, tolerance=1e-10, closing=True, start="k-means")
+    model = emfed.gaussian_mixture(2)
+    result = emfed.fit(model, tables, tolerance=1e-10, closing=True, start="k-means")
     table = result.workers()
     assert table["log_likelihood"][-1] < min(table["log_likelihood"][:-1]) - 4
     assert not any(table["badly_served"])
@@ -104,14 +104,14 @@ def test_a_site_with_more_or_fewer_values_missing_is_judged_by_what_it_has() -> 
     for table, share in zip(tables[1:], (0.2, 0.5, 0.7), strict=True):
         table[rng.random(table.shape) < share] = np.nan
     tables[3][:, 1] = np.nan  # a whole column
-    model = fedem.gaussian_mixture(1, missing=True)
-    result = fedem.fit(model, tables, tolerance=1e-10, closing=True)
+    model = emfed.gaussian_mixture(1, missing=True)
+    result = emfed.fit(model, tables, tolerance=1e-10, closing=True)
     table = result.workers()
     assert np.ptp(table["log_likelihood"]) > 4
     assert not any(table["badly_served"])
     np.testing.assert_allclose(table["log_likelihood"], table["expected"], atol=0.3)
     tables[2] = tables[2] * 3 + 5
-    result = fedem.fit(model, tables, rounds=0, start=result.params, closing=True)
+    result = emfed.fit(model, tables, rounds=0, start=result.params, closing=True)
     assert result.workers()["badly_served"] == [False, False, True, False]
 
 
@@ -119,11 +119,11 @@ def test_what_to_expect_is_right() -> None:
     """Rows that the model draws have the log-likelihood it expects, component by component."""
     rng = np.random.default_rng(3)
     tables = [rng.normal(size=(3000, 2)), 8 + 3 * rng.normal(size=(1000, 2))]
-    model = fedem.gaussian_mixture(2, "diag")
-    result = fedem.fit(model, tables, tolerance=1e-10, start="k-means")
+    model = emfed.gaussian_mixture(2, "diag")
+    result = emfed.fit(model, tables, tolerance=1e-10, start="k-means")
     rows, labels = result.sample(20_000, seed=5)
     parts = [rows[labels == k] for k in (0, 1)]
-    drawn = fedem.fit(model, parts, rounds=0, start=result.params, closing=True)
+    drawn = emfed.fit(model, parts, rounds=0, start=result.params, closing=True)
     assert drawn.facts is not None
     assert drawn.facts.scores is not None
     np.testing.assert_allclose(drawn.facts.scores[:, 0], drawn.facts.scores[:, 2], atol=0.06)
@@ -131,9 +131,9 @@ def test_what_to_expect_is_right() -> None:
 
 
 def test_the_card_says_what_a_reader_must_know(tmp_path: Path) -> None:
-    result, _ = fitted(seed=7, participation=fedem.Bernoulli(0.5), rounds=20)
-    result.save(tmp_path / "m.fedem")
-    card = fedem.load(tmp_path / "m.fedem").card
+    result, _ = fitted(seed=7, participation=emfed.Bernoulli(0.5), rounds=20)
+    result.save(tmp_path / "m.emfed")
+    card = emfed.load(tmp_path / "m.emfed").card
     assert card["seed"] == 7
     assert card["data"]["workers"] == 4
     assert card["data"]["columns"] == 3
@@ -142,25 +142,25 @@ def test_the_card_says_what_a_reader_must_know(tmp_path: Path) -> None:
     assert card["bytes"]["round"]["up"]["payload"] > 0
     assert 0 < card["participation"]["answered"] < 80
     assert card["convergence"]["stopped"] == "rounds"
-    assert set(card["software"]) >= {"fedem", "python", "numpy", "scipy"}
+    assert set(card["software"]) >= {"emfed", "python", "numpy", "scipy"}
     assert card["created"].endswith("Z")
     json.dumps(card, allow_nan=False)
     # Any reader of safetensors sees the same card and the parameters.
     from safetensors import safe_open
 
-    with safe_open(tmp_path / "m.fedem", framework="numpy") as file:
+    with safe_open(tmp_path / "m.emfed", framework="numpy") as file:
         assert json.loads(file.metadata()["description"])["card"] == card
         np.testing.assert_array_equal(file.get_tensor("params/means"), result.params.means)
 
 
 def test_workers_may_stay_unnamed(tmp_path: Path) -> None:
     tables = {"Sankt Anna, Größe": make_data()[0], "Ω": make_data()[1]}
-    result = fedem.fit(fedem.gaussian_mixture(2), tables, rounds=2)
-    result.save(tmp_path / "named.fedem")
-    assert fedem.load(tmp_path / "named.fedem").workers()["worker"] == list(tables)
-    result.save(tmp_path / "unnamed.fedem", names=False)
-    assert fedem.load(tmp_path / "unnamed.fedem").workers()["worker"] == ["0", "1"]
-    content = (tmp_path / "unnamed.fedem").read_bytes()
+    result = emfed.fit(emfed.gaussian_mixture(2), tables, rounds=2)
+    result.save(tmp_path / "named.emfed")
+    assert emfed.load(tmp_path / "named.emfed").workers()["worker"] == list(tables)
+    result.save(tmp_path / "unnamed.emfed", names=False)
+    assert emfed.load(tmp_path / "unnamed.emfed").workers()["worker"] == ["0", "1"]
+    content = (tmp_path / "unnamed.emfed").read_bytes()
     assert "Größe".encode() not in content
     assert b"Gr\\u00f6" not in content
 
@@ -170,25 +170,25 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
     class Mine(CLASSES["gaussian-mixture/full"]):
         pass
 
-    result = fedem.fit(Mine(2), make_data(), rounds=3)
-    with pytest.raises(fedem.ModelFileError, match="savable"):
-        result.save(tmp_path / "m.fedem")
+    result = emfed.fit(Mine(2), make_data(), rounds=3)
+    with pytest.raises(emfed.ModelFileError, match="savable"):
+        result.save(tmp_path / "m.emfed")
     assert not list(tmp_path.iterdir())
-    fedem.savable(Mine, "mine")
+    emfed.savable(Mine, "mine")
     try:
-        result.save(tmp_path / "m.fedem")
+        result.save(tmp_path / "m.emfed")
         rows = np.concatenate(make_data())
         np.testing.assert_array_equal(
-            fedem.load(tmp_path / "m.fedem").predict(rows), result.predict(rows)
+            emfed.load(tmp_path / "m.emfed").predict(rows), result.predict(rows)
         )
-        with pytest.raises(fedem.SettingsError, match="another class"):
-            fedem.savable(CLASSES["gaussian-mixture/full"], "mine")
+        with pytest.raises(emfed.SettingsError, match="another class"):
+            emfed.savable(CLASSES["gaussian-mixture/full"], "mine")
     finally:
         del CLASSES["mine"]
-    with pytest.raises(fedem.ModelFileError, match="'mine', which is not known here"):
-        fedem.load(tmp_path / "m.fedem")
-    with pytest.raises(fedem.SettingsError, match="dataclass"):
-        fedem.savable(int)
+    with pytest.raises(emfed.ModelFileError, match="'mine', which is not known here"):
+        emfed.load(tmp_path / "m.emfed")
+    with pytest.raises(emfed.SettingsError, match="dataclass"):
+        emfed.savable(int)
 
 
 def test_arrays_keep_their_shapes(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_arrays_keep_their_shapes(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    path = tmp_path_factory.mktemp("whole") / "m.fedem"
+    path = tmp_path_factory.mktemp("whole") / "m.emfed"
     fitted()[0].save(path)
     return path.read_bytes()
 
@@ -224,9 +224,9 @@ def test_damaged_files_are_refused(whole: bytes, tmp_path: Path, data: Any) -> N
     else:
         place = data.draw(st.integers(0, len(whole) - 1))
         damaged[place] ^= data.draw(st.integers(1, 255))
-    (tmp_path / "bad.fedem").write_bytes(bytes(damaged))
-    with pytest.raises(fedem.ModelFileError):
-        fedem.load(tmp_path / "bad.fedem")
+    (tmp_path / "bad.emfed").write_bytes(bytes(damaged))
+    with pytest.raises(emfed.ModelFileError):
+        emfed.load(tmp_path / "bad.emfed")
 
 
 def forged(whole: bytes, change: Any) -> bytes:
@@ -248,8 +248,11 @@ def field(description: Any, *path: str) -> Any:
 
 FORGERIES: dict[str, tuple[Any, str]] = {
     "version": (lambda m, a, d: m.update(version="2"), "version 2; this release reads version 1"),
-    "format": (lambda m, a, d: m.update(format="other"), "not a fedem model file"),
-    "checkpoint": (lambda m, a, d: m.update(format="fedem-checkpoint"), "it is a fedem checkpoint"),
+    "format": (lambda m, a, d: m.update(format="other"), "not an emfed model file"),
+    "checkpoint": (
+        lambda m, a, d: m.update(format="emfed-checkpoint"),
+        "it is an emfed checkpoint",
+    ),
     "type": (lambda m, a, d: d["model"].update(type="os.system"), "not known here"),
     "not a model": (lambda m, a, d: d.update(model=5), "no model"),
     "a field more": (lambda m, a, d: d["model"]["fields"].update(x=1), "fields"),
@@ -291,10 +294,10 @@ FORGERIES: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", FORGERIES)
 def test_forged_files_are_refused(name: str, whole: bytes, tmp_path: Path) -> None:
     change, message = FORGERIES[name]
-    (tmp_path / "bad.fedem").write_bytes(forged(whole, change))
-    with pytest.raises(fedem.ModelFileError, match=message) as caught:
-        fedem.load(tmp_path / "bad.fedem")
-    assert "bad.fedem" in str(caught.value)
+    (tmp_path / "bad.emfed").write_bytes(forged(whole, change))
+    with pytest.raises(emfed.ModelFileError, match=message) as caught:
+        emfed.load(tmp_path / "bad.emfed")
+    assert "bad.emfed" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -303,36 +306,36 @@ def test_forged_files_are_refused(name: str, whole: bytes, tmp_path: Path) -> No
 )
 def test_other_files_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(content)
-    with pytest.raises(fedem.ModelFileError, match="model file"):
-        fedem.load(tmp_path / "other")
-    with pytest.raises(fedem.ModelFileError, match="there is no model file"):
-        fedem.load(tmp_path / "nowhere")
-    with pytest.raises(fedem.ModelFileError, match="folder or a device"):
-        fedem.load(tmp_path)
+    with pytest.raises(emfed.ModelFileError, match="model file"):
+        emfed.load(tmp_path / "other")
+    with pytest.raises(emfed.ModelFileError, match="there is no model file"):
+        emfed.load(tmp_path / "nowhere")
+    with pytest.raises(emfed.ModelFileError, match="folder or a device"):
+        emfed.load(tmp_path)
 
 
 def test_a_hostile_header_costs_no_memory(whole: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "bad.fedem"
+    path = tmp_path / "bad.emfed"
     with path.open("wb") as file:
         file.write((4 << 30).to_bytes(8, "little"))
         file.truncate(5 << 30)  # takes no room on disk
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(fedem.ModelFileError, match="first bytes"):
-        fedem.load(path)
+    with pytest.raises(emfed.ModelFileError, match="first bytes"):
+        emfed.load(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
 
 
 def test_a_full_disk_leaves_the_old_file(whole: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "m.fedem"
+    path = tmp_path / "m.emfed"
     path.write_bytes(whole)
     script = (
-        "import resource, signal, sys, fedem\n"
-        f"result = fedem.load({str(path)!r})\n"
+        "import resource, signal, sys, emfed\n"
+        f"result = emfed.load({str(path)!r})\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         "try:\n"
         f"    result.save({str(path)!r})\n"
-        "except fedem.ModelFileError as error:\n"
+        "except emfed.ModelFileError as error:\n"
         "    print(error)\n"
     )
     done = subprocess.run(
@@ -341,4 +344,4 @@ def test_a_full_disk_leaves_the_old_file(whole: bytes, tmp_path: Path) -> None:
     assert "cannot write the model file" in done.stdout
     assert "untouched" in done.stdout
     assert path.read_bytes() == whole
-    assert [p.name for p in tmp_path.iterdir()] == ["m.fedem"]
+    assert [p.name for p in tmp_path.iterdir()] == ["m.emfed"]

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedem
-from fedem.models.covariances import Diagonal
-from fedem.testing import CHECKS, check_model
+import emfed
+from emfed.models.covariances import Diagonal
+from emfed.testing import CHECKS, check_model
 from tests.helpers import make_data
 
 
-class SumsNotMeans(fedem.LinearGaussian):
+class SumsNotMeans(emfed.LinearGaussian):
     def expected_statistics(self, data: Any, params: Any, weights: Any = None) -> Any:
         total = data.shape[-2] if weights is None else weights.sum(axis=-1)[..., None]
         return total * super().expected_statistics(data, params, weights)
 
 
-class LongShot(fedem.LinearGaussian):
+class LongShot(emfed.LinearGaussian):
     """T goes half as far again as it should."""
 
     def maximize(self, statistics: Any) -> Any:
@@ -52,17 +52,17 @@ class SinglePrecision(Diagonal):
         return super().features(xp, rows.astype(np.float32) * rows.dtype.type(1 / 3) * 3)
 
 
-class OneWorkerOnly(fedem.LinearGaussian):
+class OneWorkerOnly(emfed.LinearGaussian):
     def expected_statistics(self, data: Any, params: Any, weights: Any = None) -> Any:
         return super().expected_statistics(data.reshape(-1, data.shape[-1]), params, weights)
 
 
-class ForgetsWeights(fedem.LinearGaussian):
+class ForgetsWeights(emfed.LinearGaussian):
     def expected_statistics(self, data: Any, params: Any, weights: Any = None) -> Any:
         return super().expected_statistics(data, params)
 
 
-class Shifted(fedem.LinearGaussian):
+class Shifted(emfed.LinearGaussian):
     """The E-step pulls towards a place of its own."""
 
     def expected_statistics(self, data: Any, params: Any, weights: Any = None) -> Any:
@@ -87,23 +87,23 @@ def test_a_broken_model_is_caught_and_told(model: Any, check: str, words: str) -
     report = check_model(model, make_data(0), raises=False)
     assert check in report.broken
     assert words in report.broken[check]
-    with pytest.raises(fedem.ContractError, match=type(model).__name__) as caught:
+    with pytest.raises(emfed.ContractError, match=type(model).__name__) as caught:
         check_model(model, make_data(0))
     assert words in str(caught.value)
 
 
 def test_a_good_model_keeps_everything() -> None:
-    report = check_model(fedem.LinearGaussian(0.5), make_data(0))
+    report = check_model(emfed.LinearGaussian(0.5), make_data(0))
     assert report.kept == tuple(CHECKS)
     assert not report.broken
     assert "ok      em descends" in str(report)
 
 
 def test_what_is_no_model_is_told() -> None:
-    with pytest.raises(fedem.SettingsError, match="model must be something like"):
+    with pytest.raises(emfed.SettingsError, match="model must be something like"):
         check_model("gaussian", make_data(0))
-    with pytest.raises(fedem.DataError, match="at least 8 rows"):
-        check_model(fedem.LinearGaussian(0.5), make_data(0)[0][:5])
+    with pytest.raises(emfed.DataError, match="at least 8 rows"):
+        check_model(emfed.LinearGaussian(0.5), make_data(0)[0][:5])
 
 
 def test_checks_say_what_they_expect() -> None:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import fedem
-from fedem import theory
-from fedem.models import LinearGaussian, Location
-from fedem.theory import Problem
+import emfed
+from emfed import theory
+from emfed.models import LinearGaussian, Location
+from emfed.theory import Problem
 
 constants = st.fixed_dictionaries(
     {
@@ -131,29 +131,29 @@ def test_inner_rounds_minimise_the_conditional_expectations() -> None:
 def test_steps_beyond_the_theorem_are_refused() -> None:
     problem = Problem(10, 1.0, 1.0, 1.0)
     largest = theory.fedem_step_limit(problem, 1.0).largest
-    with pytest.raises(fedem.SettingsError, match="gamma_max"):
+    with pytest.raises(emfed.SettingsError, match="gamma_max"):
         theory.fedem_bound(problem, 1.01 * largest, 10, 1.0)
-    with pytest.raises(fedem.SettingsError, match="1 / \\(1 \\+ omega\\)"):
+    with pytest.raises(emfed.SettingsError, match="1 / \\(1 \\+ omega\\)"):
         theory.fedem_bound(problem, 0.1 * largest, 10, 1.0, rate=0.6)
-    with pytest.raises(fedem.SettingsError, match="Lambda_star"):
+    with pytest.raises(emfed.SettingsError, match="Lambda_star"):
         theory.vr_bounds(problem, 10.0, 10, 10, 1.0, 3)
     for bad in ({"v_min": 0.0}, {"gap": -1.0}, {"variance": [1.0, 2.0]}, {"lipschitz": np.nan}):
-        with pytest.raises(fedem.SettingsError):
+        with pytest.raises(emfed.SettingsError):
             Problem(**({"workers": 3, "lipschitz": 1.0, "smoothness": 1.0, "gap": 1.0} | bad))
 
 
 def test_omega_and_its_norm() -> None:
-    model = fedem.gaussian_mixture(2, "tied")
-    run = fedem.open_run(model, np.random.default_rng(0).normal(size=(50, 2)))
+    model = emfed.gaussian_mixture(2, "tied")
+    run = emfed.open_run(model, np.random.default_rng(0).normal(size=(50, 2)))
     layout = run.model.layout
-    exact = theory.omega_of(fedem.RandomSparsification(0.5), layout, in_metric=True)
+    exact = theory.omega_of(emfed.RandomSparsification(0.5), layout, in_metric=True)
     assert exact == theory.Omega(1.0, "metric", True)
-    assert theory.omega_of(fedem.SubtractiveDithering(0.3), layout).exact
-    bound = theory.omega_of(fedem.block_quantization(4), layout)
+    assert theory.omega_of(emfed.SubtractiveDithering(0.3), layout).exact
+    bound = theory.omega_of(emfed.block_quantization(4), layout)
     assert bound.value == pytest.approx(1.0)
     assert bound.norm == "euclidean"
     assert not bound.exact
-    assert theory.omega_of(fedem.Identity(), 7) == theory.Omega(0.0, "euclidean", True)
+    assert theory.omega_of(emfed.Identity(), 7) == theory.Omega(0.0, "euclidean", True)
 
 
 # Runs on the model whose constants are known.
@@ -161,35 +161,35 @@ def test_omega_and_its_norm() -> None:
 D, M, KAPPA = 10, 40, 0.5
 
 
-def _workers(n: int, seed: int) -> tuple[fedem.WorkerData, float]:
+def _workers(n: int, seed: int) -> tuple[emfed.WorkerData, float]:
     """Heterogeneous workers, and sigma^2 of one row, the same for all of them."""
     rows = np.random.default_rng(seed).normal(size=(n, M, D))
     rows = (rows - rows.mean(axis=1, keepdims=True)) / rows.std(axis=1, keepdims=True)
     rows += 3 * np.random.default_rng(seed + 1).normal(size=(n, 1, D))
-    return fedem.WorkerData(rows.reshape(n * M, D), np.arange(0, n * M + 1, M)), KAPPA**2 * D
+    return emfed.WorkerData(rows.reshape(n * M, D), np.arange(0, n * M + 1, M)), KAPPA**2 * D
 
 
-def _averages(algorithm: Any, data: fedem.WorkerData, seeds: int, rounds: int, p: float) -> Any:
+def _averages(algorithm: Any, data: emfed.WorkerData, seeds: int, rounds: int, p: float) -> Any:
     """Means over rounds and seeds of |h|^2 and |H|^2."""
     values = []
     for seed in range(seeds):
-        records = fedem.fit(
+        records = emfed.fit(
             LinearGaussian(KAPPA),
             data,
             algorithm,
             start=Location(np.full(D, 3.0)),
             start_statistics="parameters",
-            participation=fedem.Bernoulli(p),
+            participation=emfed.Bernoulli(p),
             rounds=rounds,
             seed=seed,
-            monitor=fedem.Monitor(objective=False),
+            monitor=emfed.Monitor(objective=False),
             count_bytes=False,
         ).records
         values.append([records.average("squared_h"), records.average("squared_H")])
     return np.mean(values, axis=0)
 
 
-def _problem(data: fedem.WorkerData, variance: float) -> tuple[Problem, float]:
+def _problem(data: emfed.WorkerData, variance: float) -> tuple[Problem, float]:
     """All constants in closed form, and G_0 / n for memories at zero."""
     means = data.rows.reshape(data.size, M, D).mean(axis=1)
     start = np.full(D, 3.0)
@@ -202,10 +202,10 @@ def _problem(data: fedem.WorkerData, variance: float) -> tuple[Problem, float]:
 def test_theorem_1_holds_in_runs(n: int, p: float, start: Any) -> None:
     data, sigma2 = _workers(n, n)
     problem, zero = _problem(data, sigma2 / 4)
-    operator = fedem.RandomSparsification(5)  # omega = 1, exactly
+    operator = emfed.RandomSparsification(5)  # omega = 1, exactly
     for share in (1.0, 0.2):
         step = share * theory.fedem_step_limit(problem, 1.0, p).largest
-        algorithm = fedem.FedEM(
+        algorithm = emfed.FedEM(
             operator, step_size=step, batch_size=4, replacement=True, memory_start=start
         )
         measured, _ = _averages(algorithm, data, 20, 200, p)
@@ -222,8 +222,8 @@ def test_theorem_2_holds_in_runs() -> None:
     batch = theory.vr_batch(inner, 1.0)
     step = theory.vr_step(problem, 1.0, inner, batch)
     for start in ("mean-field", "zero"):
-        algorithm = fedem.VRFedEM(
-            fedem.RandomSparsification(5),
+        algorithm = emfed.VRFedEM(
+            emfed.RandomSparsification(5),
             step_size=step,
             batch_size=batch,
             inner_rounds=inner,
@@ -252,16 +252,16 @@ def test_theorem_2_holds_in_runs() -> None:
 def test_the_noise_floor(step: float, omega: float, n: int, p: float) -> None:
     """|h|^2 settles within 15% of the formula, and within 8% of the exact moments."""
     data, sigma2 = _workers(n, 7)
-    operator = fedem.SubtractiveDithering(omega)
-    algorithm = fedem.FedEM(operator, step_size=step, batch_size=1, replacement=True)
-    records = fedem.fit(
+    operator = emfed.SubtractiveDithering(omega)
+    algorithm = emfed.FedEM(operator, step_size=step, batch_size=1, replacement=True)
+    records = emfed.fit(
         LinearGaussian(KAPPA),
         data,
         algorithm,
-        participation=fedem.Bernoulli(p),
+        participation=emfed.Bernoulli(p),
         rounds=8000,
         seed=1,
-        monitor=fedem.Monitor(objective=False),
+        monitor=emfed.Monitor(objective=False),
         count_bytes=False,
     ).records
     measured = records[2000:].average("squared_h")

@@ -8,12 +8,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-import fedem
-from fedem import theory
-from fedem.datasets.files import parquet_labels, parquet_workers
-from fedem.datasets.synthetic import START, TRUTH
-from fedem.datasets.tables import WorkerTables
-from fedem.models import LinearGaussian, Location
+import emfed
+from emfed import theory
+from emfed.datasets.files import parquet_labels, parquet_workers
+from emfed.datasets.synthetic import START, TRUTH
+from emfed.datasets.tables import WorkerTables
+from emfed.models import LinearGaussian, Location
 
 
 def test_known_constants_are_found() -> None:
@@ -43,21 +43,21 @@ def test_known_constants_are_found() -> None:
 def test_the_descent_inequality_holds_where_it_was_measured(kind: str, in_metric: bool) -> None:
     """W(s + g h) <= W(s) - g v_min |h|^2 + g^2 L_W |h|^2 / 2, and W falls no faster than v_max."""
     known = {"known_covariance": TRUTH.covariances} if kind == "known" else {}
-    model = fedem.gaussian_mixture(2, kind, **known)
-    data = fedem.synthetic_federation(0)
+    model = emfed.gaussian_mixture(2, kind, **known)
+    data = emfed.synthetic_federation(0)
     found = theory.estimate_problem(model, data, in_metric=in_metric, points=4)
     problem = found.problem
     assert problem.v_min > 0
     assert found.directions == found.layout.size - 1  # masses sum to one
-    run = fedem.open_run(model, data)
+    run = emfed.open_run(model, data)
     for _ in range(4):
         point = run.state.statistics
         field = run.federation.mean_statistics(run.model, run.params, run.weights) - point
         end = run.model.maximize(point)
-        metric = run.model.metric(end) if in_metric else fedem.protocols.IdentityMetric()
+        metric = run.model.metric(end) if in_metric else emfed.protocols.IdentityMetric()
         size = float((metric.whiten(field) ** 2).sum())
 
-        def objective(s: np.ndarray, run: fedem.Run = run) -> float:
+        def objective(s: np.ndarray, run: emfed.Run = run) -> float:
             return -run.federation.mean_log_likelihood(
                 run.model, run.model.maximize(s), run.weights
             )
@@ -73,8 +73,8 @@ def test_the_descent_inequality_holds_where_it_was_measured(kind: str, in_metric
 
 def test_the_metric_is_b_at_the_end_of_the_path() -> None:
     """Whitened by the complete-data Fisher information, B is about the identity."""
-    model = fedem.gaussian_mixture(2, "known", known_covariance=TRUTH.covariances)
-    data = fedem.synthetic_federation(0)
+    model = emfed.gaussian_mixture(2, "known", known_covariance=TRUTH.covariances)
+    data = emfed.synthetic_federation(0)
     plain, white = (
         theory.estimate_problem(
             model, data, start=START, weights="uniform", points=2, in_metric=metric
@@ -93,10 +93,10 @@ def test_sharp_and_light_components_are_measured_or_named() -> None:
         complaint = ""
         try:
             found = theory.estimate_problem(
-                fedem.gaussian_mixture(5, "full"), rows, points=2, seed=seed
+                emfed.gaussian_mixture(5, "full"), rows, points=2, seed=seed
             )
             assert 0 < found.problem.v_min < found.problem.v_max
-        except fedem.DataError as error:
+        except emfed.DataError as error:
             complaint = str(error)
         assert not complaint or "collapsed" in complaint
 
@@ -115,7 +115,7 @@ def test_files_are_sampled_too(tmp_path: Path) -> None:
     sites = np.repeat(["a", "b", "c"], 100)
     path = tmp_path / "s.parquet"
     pl.DataFrame({"x": rows[:, 0], "y": rows[:, 1], "site": sites}).write_parquet(path)
-    whole = fedem.ParquetRows(path, ["x", "y"])
+    whole = emfed.ParquetRows(path, ["x", "y"])
     tables = WorkerTables(*parquet_workers(whole, "site", parquet_labels(path, "site")))
     for data in (tables, path):
         groups = "site" if data is path else None
@@ -125,12 +125,12 @@ def test_files_are_sampled_too(tmp_path: Path) -> None:
 
 def test_many_workers_and_rows_are_sampled() -> None:
     rng = np.random.default_rng(1)
-    data = fedem.WorkerData(rng.normal(size=(3000, 2)), np.arange(0, 3001, 10))
+    data = emfed.WorkerData(rng.normal(size=(3000, 2)), np.arange(0, 3001, 10))
     found = theory.estimate_problem(LinearGaussian(0.5), data, rows=200, points=1)
     assert found.rows == 200
     assert len(found.problem.weights) == 300
     assert found.problem.spread_lipschitz == pytest.approx(0.5 / np.sqrt(300), rel=1e-6)
     few = theory.estimate_problem(
-        fedem.gaussian_mixture(3, "full"), rng.normal(size=(500, 3)), directions=5, points=1
+        emfed.gaussian_mixture(3, "full"), rng.normal(size=(500, 3)), directions=5, points=1
     )
     assert few.directions == 5

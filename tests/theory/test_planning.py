@@ -10,11 +10,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-import fedem
-from fedem import theory
-from fedem.cli.main import main
-from fedem.protocols import Layout
-from fedem.wire import REPLY_ENVELOPE, floats_size
+import emfed
+from emfed import theory
+from emfed.cli.main import main
+from emfed.protocols import Layout
+from emfed.wire import REPLY_ENVELOPE, floats_size
 
 
 def estimate(n: int = 100, variance: float = 1.0) -> theory.Estimate:
@@ -24,16 +24,16 @@ def estimate(n: int = 100, variance: float = 1.0) -> theory.Estimate:
 
 
 def test_a_plan_holds_what_the_theorems_say() -> None:
-    found, operator = estimate(), fedem.RandomSparsification(0.25)
+    found, operator = estimate(), emfed.RandomSparsification(0.25)
     plan = theory.plan(found, operator, participation=0.5, batch_size=10, epsilon=1e-2)
     problem = found.with_batch(10)
     assert plan.omega == pytest.approx(50 / 12 - 1)
     assert plan.omega_exact
-    assert plan.fedem.rounds == theory.fedem_rounds(problem, 1e-2, plan.omega, 0.5).needed
-    bound = theory.fedem_bound(problem, plan.fedem.step_size, plan.fedem.rounds, plan.omega, 0.5)
+    assert plan.emfed.rounds == theory.fedem_rounds(problem, 1e-2, plan.omega, 0.5).needed
+    bound = theory.fedem_bound(problem, plan.emfed.step_size, plan.emfed.rounds, plan.omega, 0.5)
     assert bound <= 1e-2 * 1.001
-    assert plan.fedem.memory_rate == pytest.approx(12 / 50)
-    vr = plan.vr_fedem
+    assert plan.emfed.memory_rate == pytest.approx(12 / 50)
+    vr = plan.vr_fed_em
     noise = theory.participating(plan.omega, 0.5)
     assert vr.inner_rounds == theory.vr_inner_rounds(200, noise)
     assert vr.batch_size == theory.vr_batch(vr.inner_rounds, noise)
@@ -42,49 +42,49 @@ def test_a_plan_holds_what_the_theorems_say() -> None:
 
 
 def test_bytes_of_a_plan_are_those_of_a_run() -> None:
-    data = fedem.synthetic_federation(0)
-    model = fedem.gaussian_mixture(2, "full")
+    data = emfed.synthetic_federation(0)
+    model = emfed.gaussian_mixture(2, "full")
     found = theory.estimate_problem(model, data, points=1)
-    operator = fedem.Dithering(4)
+    operator = emfed.Dithering(4)
     plan = theory.plan(found, operator, epsilon=1e-2)
-    result = fedem.fit(model, data, fedem.FedEM(operator, step_size=0.5), rounds=50)
+    result = emfed.fit(model, data, emfed.FedEM(operator, step_size=0.5), rounds=50)
     rounds = result.records[1:]
     measured = rounds.average("payload_up") / 100
     assert plan.message_bytes == pytest.approx(measured, rel=0.15)
-    assert plan.fedem.bytes_down / plan.fedem.rounds == rounds.average("bytes_down") / 100
+    assert plan.emfed.bytes_down / plan.emfed.rounds == rounds.average("bytes_down") / 100
 
 
 def test_memories_at_zero_cost_rounds_and_those_at_the_mean_field_bytes() -> None:
     found = dataclasses.replace(estimate(4), memory_error=3.0)
-    operator = fedem.RandomSparsification(0.1)
+    operator = emfed.RandomSparsification(0.1)
     zero = theory.plan(found, operator, epsilon=1e-2)
     field = theory.plan(found, operator, epsilon=1e-2, memory_start="mean-field")
-    assert zero.fedem.rounds > field.fedem.rounds
-    assert zero.vr_fedem.rounds > field.vr_fedem.rounds
+    assert zero.emfed.rounds > field.emfed.rounds
+    assert zero.vr_fed_em.rounds > field.vr_fed_em.rounds
     for plan, error in ((zero, 3.0), (field, 0.0)):
-        advice, problem = plan.fedem, found.problem
+        advice, problem = plan.emfed, found.problem
         bound = theory.fedem_bound(
             problem, advice.step_size, advice.rounds, plan.omega, memory_error=error
         )
         assert bound <= 1e-2 * 1.001
-        vr = plan.vr_fedem
+        vr = plan.vr_fed_em
         outer = vr.rounds // vr.inner_rounds
         settings = (problem, vr.step_size, vr.inner_rounds, outer, plan.omega, vr.batch_size)
         assert theory.vr_bounds(*settings, memory_error=error)[1] <= 1e-2 * 1.001
-    extra = field.fedem.bytes_up - field.fedem.rounds * zero.fedem.bytes_up / zero.fedem.rounds
+    extra = field.emfed.bytes_up - field.emfed.rounds * zero.emfed.bytes_up / zero.emfed.rounds
     assert extra == floats_size(50) + REPLY_ENVELOPE
-    with pytest.raises(fedem.SettingsError, match="memory_start"):
+    with pytest.raises(emfed.SettingsError, match="memory_start"):
         theory.plan(found, operator, memory_start="one")
 
 
 def test_conditional_expectations_are_those_of_a_run() -> None:
-    data = fedem.WorkerData(
+    data = emfed.WorkerData(
         np.random.default_rng(0).normal(size=(2000, 2)), np.arange(0, 2001, 100)
     )
-    algorithm = fedem.VRFedEM(batch_size=1, inner_rounds=50)
+    algorithm = emfed.VRFedEM(batch_size=1, inner_rounds=50)
     for p in (1.0, 0.1):
-        result = fedem.fit(
-            fedem.LinearGaussian(), data, algorithm, rounds=500, participation=fedem.Bernoulli(p)
+        result = emfed.fit(
+            emfed.LinearGaussian(), data, algorithm, rounds=500, participation=emfed.Bernoulli(p)
         )
         spent = sum(record.evaluations for record in result.records[1:])
         assert theory.vr_evaluations(500, 50, 20, 100, 1, p) == pytest.approx(spent, rel=0.05)
@@ -93,28 +93,28 @@ def test_conditional_expectations_are_those_of_a_run() -> None:
 def test_at_the_optimum_nothing_is_slowed_down() -> None:
     found = estimate()
     at_rest = dataclasses.replace(found, problem=dataclasses.replace(found.problem, gap=0.0))
-    plan = theory.plan(at_rest, fedem.Dithering(4))
-    assert (plan.fedem.rounds, plan.fedem.slowdown) == (1, 1.0)
+    plan = theory.plan(at_rest, emfed.Dithering(4))
+    assert (plan.emfed.rounds, plan.emfed.slowdown) == (1, 1.0)
 
 
 def test_many_workers_make_compression_free_and_few_do_not() -> None:
-    operator = fedem.RandomSparsification(0.1)
+    operator = emfed.RandomSparsification(0.1)
     many = theory.plan(estimate(100_000), operator, epsilon=1e-2)
     few = theory.plan(estimate(2), operator, epsilon=1e-2)
-    assert (many.fedem.step_regime, many.fedem.slowdown) == ("smoothness", 1)
-    assert few.fedem.step_regime == "compression"
-    assert few.fedem.slowdown > 10
+    assert (many.emfed.step_regime, many.emfed.slowdown) == ("smoothness", 1)
+    assert few.emfed.step_regime == "compression"
+    assert few.emfed.slowdown > 10
     noisy = theory.plan(estimate(2, 1e6), operator, batch_size=1, epsilon=1e-4)
-    assert noisy.fedem.noise_regime == "high noise"
+    assert noisy.emfed.noise_regime == "high noise"
 
 
 def test_bad_plans_are_refused() -> None:
-    with pytest.raises(fedem.SettingsError, match="200 rows"):
-        theory.plan(estimate(), fedem.Identity(), batch_size=201)
-    with pytest.raises(fedem.SettingsError, match="estimate_problem"):
-        theory.plan(None, fedem.Identity())  # a wrong type on purpose
-    with pytest.raises(fedem.SettingsError, match="epsilon"):
-        theory.plan(estimate(), fedem.Identity(), epsilon=0.0)
+    with pytest.raises(emfed.SettingsError, match="200 rows"):
+        theory.plan(estimate(), emfed.Identity(), batch_size=201)
+    with pytest.raises(emfed.SettingsError, match="estimate_problem"):
+        theory.plan(None, emfed.Identity())  # a wrong type on purpose
+    with pytest.raises(emfed.SettingsError, match="epsilon"):
+        theory.plan(estimate(), emfed.Identity(), epsilon=0.0)
 
 
 def test_the_command_plans_for_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

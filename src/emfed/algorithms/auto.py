@@ -1,0 +1,314 @@
+"""EM for few bytes and without knobs: every setting follows from what a worker sees.
+
+The paper's algorithms take small steps so that their theorems hold. This one is meant for a
+federation of organisations, where a full local pass is cheap and a message is dear; it stands
+beside them, outside Theorem 1.
+
+* *One scale.* Innovations are quantised in the model's metric, whitened by parameters that both
+  ends know.
+* *Noise that is chosen.* With subtractive dither E|Q(x) - x|^2 = omega |x|^2 is picked, not
+  bounded. A worker takes as much as full steps stand. Noise in H moves S, which moves s-bar_i,
+  which must be sent again: omega (1 + omega) = n / (`CAUTION` L^2) keeps the gain of that loop
+  at 1 / `CAUTION`, the shape of Theorem 1's limit at step 1 (line 605), with L^2 the worker's own
+  squared Lipschitz constant, measured from round to round. While innovations are large, the noise
+  of H is at most `BUDGET` besides, so that it cannot push EM into another basin.
+* *Momentum when close.* Near an optimum EM is gradient descent at step 1 in the metric, its
+  Hessian's eigenvalues in (0, 1]. Nesterov's momentum, restarted when it points the wrong way
+  (O'Donoghue and Candes, 2015), then needs no constants. Far away plain steps keep EM's basin.
+* *Bold with many, faithful with few.* The budget and the place where momentum begins shrink with
+  the number of workers: few are organisations, whose bits are few anyway and whose answer should
+  be the one that pooling gives.
+* *Steps are broadcast*, quantised the same way.
+
+With partial participation a memory follows s-bar_i and not h_i, and H sums the memories of all: a
+worker that is away stands for itself with what it last said, as in the incremental EM of Neal and
+Hinton (1998). No term is divided by p, so absence costs staleness and no noise, and the step stays
+1. A worker's memory is kept relative to the S it was first asked at (its anchor); one that was
+never heard has no say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self, final
+
+import numpy as np
+
+from emfed.algorithms import memory, spider, steps
+from emfed.compressors import ChosenDithering
+from emfed.errors import check_count
+from emfed.protocols import (
+    ALONE,
+    Algorithm,
+    Column,
+    Crowd,
+    FloatArray,
+    IntArray,
+    Layout,
+    Model,
+    Oracle,
+    Replies,
+    Request,
+    Rows,
+    ServerState,
+    StepInfo,
+)
+
+CAUTION = 24.0
+MANY = 75.0
+"""Workers from which on the next two are what they say; fewer are held closer to EM's own path."""
+BUDGET, LEAST_BUDGET = 0.01, 1e-5
+"""Nats per sample, about, that noise may cost a step while steps are large."""
+NEAR, NEAREST = 0.1, 0.003
+"""|H|^2 in the metric below which momentum is worth its risk."""
+MOST_MOMENTUM = 0.8
+COARSEST_STEP = 0.02
+"""The noise of the broadcast: one message serves all, so it may be fine."""
+LEAST_CURVATURE = 0.3
+_OPERATOR = ChosenDithering()
+
+
+@final
+@dataclass(frozen=True)
+class AutoEM(Algorithm):
+    """Everything follows from the data, the number of workers and their participation.
+
+    ``follow_em`` takes little noise and no momentum, so that the run ends where pooled EM ends even
+    where optima lie close together: few or small workers, many components. ``batch_size`` replaces
+    full local passes by mini-batches between full passes every ``inner_rounds`` rounds (SPIDER, as
+    in VR-FedEM); a quarter of the rows or more does as well as full passes. The other two fields
+    are filled in by `resolve`.
+    """
+
+    follow_em: bool = False
+    batch_size: int | None = None
+    inner_rounds: int = 4
+    share: float | None = None
+    """sum w_i^2: the weight of one worker, were all equal."""
+    incremental: bool | None = None
+    """Whether memories follow s-bar_i, for partial participation."""
+
+    name: ClassVar[str] = "auto"
+
+    def __post_init__(self) -> None:
+        check_count("inner_rounds", self.inner_rounds)
+        if self.batch_size is not None:
+            check_count("batch_size", self.batch_size)
+
+    @property
+    def broadcasts_steps(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def revisits_rows(self) -> bool:
+        """For differences on one batch."""
+        return self.batch_size is not None
+
+    @property
+    def needs_start_round(self) -> bool:
+        """Memories start at zero: sending them as floats costs more than it saves."""
+        return False
+
+    def resolve(self, layout: Layout, crowd: Crowd = ALONE) -> Self:
+        """What the crowd of workers says."""
+        return replace(self, share=1 / crowd.effective, incremental=crowd.probability < 1)
+
+    def columns(self, q: int) -> dict[str, Column]:
+        """The memory's; where the worker was last asked, what it saw there, and L^2."""
+        columns = memory.columns(q) | {
+            "place": Column((q,), np.float64),
+            "seen": Column((q,), np.float64),
+            "curvature": Column((), np.float64),
+            "anchor": Column((q,), np.float64),
+        }
+        return columns if self.batch_size is None else columns | spider.columns(q)
+
+    def worker_step(
+        self, model: Model, seed: int, rows: Rows, request: Request, oracle: Oracle
+    ) -> tuple[Rows, Replies]:
+        """Evaluate, choose the noise, quantise, keep pending, send."""
+        received = memory.receive(rows, request)
+        rows, fresh = received.rows, received.fresh
+        if len(fresh):
+            rows, estimates, cost = self._estimate(model, seed, rows, request, oracle, fresh)
+            anchors = self._anchors(rows, request, fresh)
+            targets = estimates - anchors
+            curvature = _curvature(model, rows, request, fresh, targets + anchors * self._follows)
+            rows = steps.stage_upload(
+                model, self._up(curvature), seed, rows, request, fresh, targets, cost
+            )
+            rows = memory.update(
+                rows,
+                fresh,
+                {
+                    "place": np.broadcast_to(request.statistics, targets.shape),
+                    "seen": targets + anchors * self._follows,
+                    "curvature": curvature,
+                    "anchor": anchors,
+                },
+            )
+        return rows, memory.replies(rows, request, received)
+
+    @property
+    def _follows(self) -> float:
+        """1 where memories follow s-bar_i, 0 where they follow h_i."""
+        return 1.0 if self.incremental else 0.0
+
+    def _estimate(
+        self, model: Model, seed: int, rows: Rows, request: Request, oracle: Oracle, fresh: IntArray
+    ) -> tuple[Rows, FloatArray, IntArray]:
+        if self.batch_size is None:
+            return rows, oracle.full(request.params, fresh), oracle.counts[fresh]
+        return spider.estimate(
+            model, seed, rows, request, oracle, fresh, self.batch_size, False, self.inner_rounds
+        )
+
+    def _anchors(self, rows: Rows, request: Request, fresh: IntArray) -> FloatArray:
+        """S itself; or what it was when the server first accepted something from a worker."""
+        if not self.incremental:
+            return np.broadcast_to(request.statistics, (len(fresh), len(request.statistics)))
+        new = request.accepted[fresh] < 0
+        return np.where(new[:, None], request.statistics, rows["anchor"][fresh])
+
+    def _up(self, curvature: FloatArray) -> steps.Channel:
+        """The loop's bound on the noise, and the budget's."""
+        assert self.share is not None
+        noise = (np.sqrt(1 + 4 / (CAUTION * self.share * curvature)) - 1) / 2
+        return steps.Channel(
+            ChosenDithering(noise, self._budget / self.share), None, in_metric=True
+        )
+
+    @property
+    def _budget(self) -> float:
+        """Of the noise of H."""
+        return LEAST_BUDGET if self.follow_em else max(LEAST_BUDGET, BUDGET * self._boldness**2)
+
+    @property
+    def _boldness(self) -> float:
+        """1 for many workers, less for few."""
+        assert self.share is not None
+        return min(1.0, 1 / (MANY * self.share))
+
+    def read_upload(
+        self, model: Model, seed: int, request: Request, evaluations: int, payload: bytes
+    ) -> Replies:
+        """Decode: a message says all that its noise depends on."""
+        channel = steps.Channel(_OPERATOR, None, in_metric=True)
+        return steps.read_upload(model, channel, seed, request, evaluations, payload)
+
+    def follow(
+        self, model: Model, seed: int, round_: int, statistics: FloatArray, step: bytes
+    ) -> FloatArray:
+        """The quantised step, as the server made it."""
+        channel = steps.Channel(_OPERATOR, None, in_metric=True)
+        return steps.follow(model, channel, seed, round_, statistics, step)
+
+    def server_step(
+        self,
+        model: Model,
+        seed: int,
+        state: ServerState,
+        request: Request,
+        replies: Replies,
+        weights: FloatArray,
+        probabilities: FloatArray,
+    ) -> tuple[ServerState, StepInfo]:
+        """H, the momentum, and the step. If nobody answered, S stays."""
+        extras = dict(state.extras)
+        mean_field = state.control + weights @ replies.values
+        if self.incremental:
+            extras |= _hear(state, request, replies, weights)
+            mean_field = mean_field + extras["anchors"] - extras["heard"] * state.statistics
+        gain = steps.worth(model, request, mean_field)
+        moved, hits = steps.Moved(state.statistics, 0.0, 0), 0
+        if len(replies.workers):
+            move, extras = self._move(model, state, request, mean_field, gain, extras)
+            operator = ChosenDithering(COARSEST_STEP, self._budget)
+            down = steps.Channel(operator, None, in_metric=True)
+            moved = steps.move_by(model, seed, state, request, move, down)
+            hits = moved.hits
+            if hits:  # momentum led out of the domain
+                extras["age"] = np.zeros(())
+        new = ServerState(
+            state.round + 1,
+            state.generation,
+            moved.statistics,
+            state.control + (weights * replies.rates) @ replies.values,
+            extras,
+        )
+        if self.incremental:  # H tells of those who answered alone; the others' memories cancel
+            gain /= max(float(weights.sum()), 1e-12) ** 2
+        squared = float(mean_field @ mean_field)
+        return new, StepInfo(squared, moved.factor, hits, moved.sent, moved.wire, gain)
+
+    def _move(
+        self,
+        model: Model,
+        state: ServerState,
+        request: Request,
+        mean_field: FloatArray,
+        gain: float,
+        extras: dict[str, FloatArray],
+    ) -> tuple[FloatArray, dict[str, FloatArray]]:
+        """H, and some of the way from the point that the last step led to, while it helps."""
+        ahead = state.statistics + mean_field
+        run = ahead - extras.get("ahead", ahead)
+        energy = 0.7 * float(extras.get("energy", 2 * gain)) + 0.3 * 2 * gain
+        age = float(extras.get("age", 0.0))
+        near = max(NEAREST, NEAR * self._boldness)
+        calm = energy < near and not self.incremental and not self.follow_em
+        if calm:
+            metric = model.metric(request.params)
+            calm = float(metric.whiten(run) @ metric.whiten(mean_field)) > 0
+        age = age + 1 if calm else 0.0
+        move = mean_field + min(age / (age + 3), MOST_MOMENTUM) * run
+        if age and not _inside(model, state.statistics, move):
+            age, move = 0.0, mean_field
+        extras = extras | {"ahead": ahead, "energy": np.array(energy), "age": np.array(age)}
+        return move, extras
+
+    def forget(self, state: ServerState) -> ServerState:
+        """With the memories go the anchors."""
+        return replace(super().forget(state), extras={})
+
+    def describe(self) -> dict[str, Any]:
+        """All settings."""
+        settings = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {"algorithm": self.name} | settings
+
+
+def _inside(model: Model, statistics: FloatArray, move: FloatArray) -> bool:
+    """Whether the whole move stays where T is defined."""
+    with np.errstate(all="ignore"):  # outside, numbers may be anything
+        return model.inside(model.protect(statistics, statistics + move))
+
+
+def _hear(
+    state: ServerState, request: Request, replies: Replies, weights: FloatArray
+) -> dict[str, FloatArray]:
+    """The weight of those ever heard, and the sum of their anchors."""
+    asked = np.searchsorted(request.workers, replies.workers)
+    new = float(weights[request.accepted[asked] < 0].sum())
+    anchors = state.extras.get("anchors", np.zeros_like(state.statistics))
+    return {
+        "heard": np.array(float(state.extras.get("heard", 0.0)) + new),
+        "anchors": anchors + new * state.statistics,
+    }
+
+
+def _curvature(
+    model: Model, rows: Rows, request: Request, fresh: IntArray, seen: FloatArray
+) -> FloatArray:
+    """L^2 of each worker: |change of what it sees|^2 / |change of S|^2, a decaying maximum."""
+    metric = model.metric(request.params)
+    before = rows["curvature"][fresh]
+    known = before > 0
+    moved = metric.whiten(request.statistics - rows["place"][fresh])
+    changed = metric.whiten(seen - rows["seen"][fresh])
+    length = (moved**2).sum(axis=1)
+    usable = known & (length > 0)
+    ratio = (changed**2).sum(axis=1) / np.where(usable, length, 1.0)
+    before = np.where(known, before, 1.0)
+    now = np.where(usable, np.maximum(ratio, 0.8 * before + 0.2 * ratio), before)
+    return np.maximum(now, LEAST_CURVATURE)

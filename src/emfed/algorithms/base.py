@@ -1,0 +1,207 @@
+"""What FedEM and VR-FedEM have in common: all but the local estimate S_i."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field, replace
+from math import sqrt
+from typing import Any, ClassVar, Literal, Self, final
+
+from emfed.algorithms import memory, steps
+from emfed.compressors import Identity
+from emfed.errors import SettingsError, check_count, check_range, check_type
+from emfed.protocols import (
+    ALONE,
+    Algorithm,
+    Compressor,
+    Crowd,
+    FloatArray,
+    IntArray,
+    Layout,
+    Model,
+    Oracle,
+    Replies,
+    Request,
+    Rows,
+    ServerState,
+    StepInfo,
+)
+
+
+@dataclass(frozen=True)
+class CompressedEM(Algorithm):
+    """EM in expectation space with compressed uploads and control-variate memories.
+
+    ``step_size`` is gamma, a number or a function of the round; None chooses one from the
+    compression, the participation and the number of workers. ``memory_rate`` is alpha: None
+    means 1 / (1 + omega), 0 switches memories off (the naive method the paper warns of).
+    ``memory_start`` is ``"zero"``, or ``"mean-field"`` for V_i = h_i(S_0) at the cost of one exact
+    upload. ``batch_size`` None means the full local pass; mini-batches are drawn with or without
+    ``replacement``. ``in_metric`` compresses in the metric that the model supplies instead of the
+    Euclidean one. ``broadcast`` compresses the other way too: workers that were there in the last
+    rounds are sent quantised steps, others the statistics in full.
+    """
+
+    compressor: Compressor = field(default_factory=Identity)
+    step_size: steps.StepSize | None = None
+    memory_rate: float | None = None
+    memory_start: Literal["zero", "mean-field"] = "zero"
+    batch_size: int | None = None
+    replacement: bool = False
+    in_metric: bool = False
+    broadcast: Compressor | None = None
+
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_type("compressor", self.compressor, Compressor, "Dithering(levels=4)")
+        if self.broadcast is not None:
+            check_type("broadcast", self.broadcast, Compressor, "SubtractiveDithering(0.05)")
+        if self.step_size is not None:
+            steps.check_step_size(self.step_size)
+        if self.memory_rate is not None:
+            hint = "0 switches memories off; None means 1 / (1 + omega)."
+            check_range("memory_rate", self.memory_rate, 0, 1, hint=hint)
+        if self.memory_start not in ("zero", "mean-field"):
+            raise SettingsError(
+                f"memory_start must be 'zero' or 'mean-field'; got {self.memory_start!r}."
+            )
+        if self.batch_size is not None:
+            check_count("batch_size", self.batch_size)
+        self.check_settings()
+
+    @abstractmethod
+    def check_settings(self) -> None:
+        """Check what the algorithm adds."""
+
+    @abstractmethod
+    def estimate(
+        self, model: Model, seed: int, rows: Rows, request: Request, oracle: Oracle, fresh: IntArray
+    ) -> tuple[Rows, FloatArray, IntArray]:
+        """S_i at the positions ``fresh``: the rows it changes, the estimates, their cost."""
+
+    @property
+    @final
+    def broadcasts_steps(self) -> bool:
+        """With a broadcast compressor."""
+        return self.broadcast is not None
+
+    @property
+    @final
+    def rows_at_once(self) -> int:
+        """A mini-batch."""
+        return self.batch_size or 0
+
+    @property
+    @final
+    def needs_start_round(self) -> bool:
+        """For memories started at the mean field."""
+        return self.memory_start == "mean-field" and self.memory_rate != 0
+
+    @final
+    def resolve(self, layout: Layout, crowd: Crowd = ALONE) -> Self:
+        """Blocks of the layout, and what was left open.
+
+        alpha = 1 / (1 + omega), as in the theorems. gamma = min(1, sqrt(n / (2 w (1 + w)))) with
+        w = (1 + omega) / p - 1 and n the effective number of workers: the shape of Theorem 1's
+        second limit (line 605, and line 1270 for p) without its unknown constants, so a rule of
+        thumb and no more.
+        """
+        compressor = self.compressor.resolve(layout)
+        omega = compressor.omega(layout.size)
+        rate = 1 / (1 + omega) if self.memory_rate is None else self.memory_rate
+        step = self.step_size
+        if step is None:
+            noise = (1 + omega) / crowd.probability - 1
+            step = min(1.0, sqrt(crowd.effective / max(2 * noise * (1 + noise), 1e-12)))
+        down = None if self.broadcast is None else self.broadcast.resolve(layout)
+        return replace(
+            self, compressor=compressor, memory_rate=rate, step_size=step, broadcast=down
+        )
+
+    @final
+    def worker_step(
+        self, model: Model, seed: int, rows: Rows, request: Request, oracle: Oracle
+    ) -> tuple[Rows, Replies]:
+        """Estimate, subtract S and V_i, compress, keep pending, send."""
+        received = memory.receive(rows, request)
+        rows = received.rows
+        if len(received.fresh):
+            rows, estimates, cost = self.estimate(
+                model, seed, rows, request, oracle, received.fresh
+            )
+            rows = steps.stage_upload(
+                model,
+                self._up(),
+                seed,
+                rows,
+                request,
+                received.fresh,
+                estimates - request.statistics,
+                cost,
+            )
+        return rows, memory.replies(rows, request, received)
+
+    def _up(self) -> steps.Channel:
+        assert self.memory_rate is not None
+        return steps.Channel(self.compressor, self.memory_rate, self.in_metric)
+
+    def _down(self) -> steps.Channel | None:
+        if self.broadcast is None:
+            return None
+        return steps.Channel(self.broadcast, 0.0, self.in_metric)
+
+    @final
+    def read_upload(
+        self, model: Model, seed: int, request: Request, evaluations: int, payload: bytes
+    ) -> Replies:
+        """Decode, with the operator and the uniforms that the worker used."""
+        return steps.read_upload(model, self._up(), seed, request, evaluations, payload)
+
+    @final
+    def follow(
+        self, model: Model, seed: int, round_: int, statistics: FloatArray, step: bytes
+    ) -> FloatArray:
+        """The quantised step, as the server made it."""
+        down = self._down()
+        if down is None:
+            return super().follow(model, seed, round_, statistics, step)
+        return steps.follow(model, down, seed, round_, statistics, step)
+
+    @final
+    def server_step(
+        self,
+        model: Model,
+        seed: int,
+        state: ServerState,
+        request: Request,
+        replies: Replies,
+        weights: FloatArray,
+        probabilities: FloatArray,
+    ) -> tuple[ServerState, StepInfo]:
+        """H, S and V of Algorithm 1."""
+        assert self.step_size is not None
+        step = steps.step_at(self.step_size, max(1, state.round))
+        return steps.advance(
+            model,
+            seed,
+            state,
+            request,
+            replies,
+            weights,
+            probabilities,
+            step,
+            self._down(),
+            gauge=self.in_metric,
+        )
+
+    @final
+    def describe(self) -> dict[str, Any]:
+        """All settings."""
+        settings = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return settings | {
+            "algorithm": self.name,
+            "compressor": self.compressor.describe(),
+            "broadcast": None if self.broadcast is None else self.broadcast.describe(),
+            "step_size": None if self.step_size is None else steps.describe_step(self.step_size),
+        }

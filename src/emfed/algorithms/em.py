@@ -1,0 +1,90 @@
+"""EM itself, distributed without compression: the reference for everything else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, final
+
+from emfed.algorithms import memory, steps
+from emfed.compressors import Identity
+from emfed.protocols import (
+    ALONE,
+    Algorithm,
+    Column,
+    Crowd,
+    FloatArray,
+    Layout,
+    Model,
+    Oracle,
+    Replies,
+    Request,
+    Rows,
+    ServerState,
+    StepInfo,
+)
+
+_EXACT = steps.Channel(Identity(), memory_rate=0.0, in_metric=False)
+
+
+@final
+@dataclass(frozen=True)
+class EM(Algorithm):
+    """S <- sum_i w_i s-bar_i(T(S)). A worker that does not answer leaves its share of S as is."""
+
+    name: ClassVar[str] = "em"
+
+    @property
+    def broadcasts_steps(self) -> bool:
+        """Workers get the statistics in full."""
+        return False
+
+    @property
+    def needs_start_round(self) -> bool:
+        """There are no memories."""
+        return False
+
+    def resolve(self, layout: Layout, crowd: Crowd = ALONE) -> Self:
+        """Nothing depends on the layout."""
+        return self
+
+    def columns(self, q: int) -> dict[str, Column]:
+        """FedEM's; the memories stay at zero."""
+        return memory.columns(q)
+
+    def worker_step(
+        self, model: Model, seed: int, rows: Rows, request: Request, oracle: Oracle
+    ) -> tuple[Rows, Replies]:
+        """Upload s-bar_i(T(S)) - S, exactly."""
+        received = memory.receive(rows, request)
+        fresh, rows = received.fresh, received.rows
+        if len(fresh):
+            fields = oracle.full(request.params, fresh) - request.statistics
+            rows = steps.stage_upload(
+                model, _EXACT, seed, rows, request, fresh, fields, oracle.counts[fresh]
+            )
+        return rows, memory.replies(rows, request, received)
+
+    def read_upload(
+        self, model: Model, seed: int, request: Request, evaluations: int, payload: bytes
+    ) -> Replies:
+        """The floats."""
+        return steps.read_upload(model, _EXACT, seed, request, evaluations, payload)
+
+    def server_step(
+        self,
+        model: Model,
+        seed: int,
+        state: ServerState,
+        request: Request,
+        replies: Replies,
+        weights: FloatArray,
+        probabilities: FloatArray,
+    ) -> tuple[ServerState, StepInfo]:
+        """A full step."""
+        return steps.advance(
+            model, seed, state, request, replies, weights, probabilities, 1.0, gauge=True
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """The name."""
+        return {"algorithm": self.name}

@@ -1,0 +1,168 @@
+"""Control-variate memories that stay exact under faults.
+
+A worker keeps its last upload pending and adds it to V_i only when a later request says that the
+server accepted that very round; otherwise it drops it. The server, which moved V by the same
+upload, persists before it says so. Hence, at every moment and under any loss, repetition, delay
+or crash,
+
+    V = sum_i w_i (V_i + rate_i pending_i [the server accepted round_i]).
+
+Every transition of that state is in this file. A worker's columns:
+
+``control``          V_i
+``pending``          the decoded upload Q(Delta_i) of round ``pending_round``
+``pending_rate``     the memory rate alpha that goes with it
+``pending_round``    the last round answered, -1 before the first
+``committed_round``  the last round known to be accepted, -1 if none
+``generation``       which generation of memories this is
+``evaluations``, ``pending_bytes``   what the pending upload cost, to tell it again
+
+A request of generation g > ``generation`` starts all memories anew at zero: the server's answer
+to a worker that lost its disk (it does not keep a replica of each V_i; the choice costs a few
+rounds of convergence in a rare event instead of n q numbers at the server always).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from emfed.protocols import BoolArray, Column, FloatArray, IntArray, Replies, Request, Rows
+
+
+def columns(q: int) -> dict[str, Column]:
+    """The columns above."""
+    return {
+        "control": Column((q,), np.float64),
+        "pending": Column((q,), np.float64),
+        "pending_rate": Column((), np.float64),
+        "pending_round": Column((), np.int64, -1),
+        "committed_round": Column((), np.int64, -1),
+        "generation": Column((), np.int64),
+        "evaluations": Column((), np.int64),
+        "pending_bytes": Column((), np.int64),
+    }
+
+
+@dataclass(frozen=True)
+class Received:
+    """How a batch of workers takes a request: positions by what they must do."""
+
+    rows: Rows
+    """The workers' state with pending uploads committed or dropped, for those in ``fresh``."""
+    fresh: IntArray
+    """These compute a new upload."""
+    again: IntArray
+    """These have answered this round before and repeat themselves."""
+    lost: IntArray
+    """These cannot match what the server accepted: their memory is gone or old."""
+
+
+def receive(rows: Rows, request: Request) -> Received:
+    """Take a request: settle the pending upload, or repeat it, or ignore an old request."""
+    behind = rows["generation"] < request.generation
+    if behind.any():
+        rows = _restart(rows, behind, request.generation)
+    seen = rows["pending_round"]
+    # A new generation forgets what was accepted, not which requests are old.
+    new = (request.round > seen) & (rows["generation"] == request.generation)
+    accepted = new & (request.accepted == seen) & (seen >= 0)
+    dropped = new & ~accepted & (request.accepted == rows["committed_round"])
+    lost = new & ~accepted & ~dropped
+    return Received(
+        _settle(rows, accepted),
+        fresh=np.flatnonzero(accepted | dropped),
+        again=np.flatnonzero((request.round == seen) & ~behind),
+        lost=np.flatnonzero(lost),
+    )
+
+
+def _restart(rows: Rows, behind: BoolArray, generation: int) -> Rows:
+    """Memories at zero; the pending upload counts for nothing any more."""
+    keep = ~behind
+    return rows | {
+        "control": rows["control"] * keep[:, None],
+        "pending": rows["pending"] * keep[:, None],
+        "committed_round": np.where(behind, -1, rows["committed_round"]),
+        "generation": np.where(behind, generation, rows["generation"]),
+    }
+
+
+def _settle(rows: Rows, accepted: BoolArray) -> Rows:
+    """V_i += rate * pending where the server accepted it (Algorithm 1, line upV)."""
+    gain = np.where(accepted, rows["pending_rate"], 0.0)[:, None]
+    return rows | {
+        "control": rows["control"] + gain * rows["pending"] if gain.any() else rows["control"],
+        "committed_round": np.where(accepted, rows["pending_round"], rows["committed_round"]),
+    }
+
+
+def stage(
+    rows: Rows,
+    fresh: IntArray,
+    round_: int,
+    values: FloatArray,
+    rate: float | FloatArray,
+    evaluations: IntArray,
+    sizes: IntArray,
+) -> Rows:
+    """Keep new uploads as pending, all at once: what is persisted before a reply leaves."""
+    new = {
+        "pending": values,
+        "pending_rate": np.full(len(fresh), rate),
+        "pending_round": np.full(len(fresh), round_),
+        "evaluations": evaluations,
+        "pending_bytes": sizes,
+    }
+    return update(rows, fresh, new)
+
+
+def update(rows: Rows, positions: IntArray, new: Rows) -> Rows:
+    """Rows with some positions of some columns replaced; the old ones are untouched."""
+    if len(positions) == len(rows["generation"]):
+        return rows | new
+    out = dict(rows)
+    for name, value in new.items():
+        out[name] = rows[name].copy()
+        out[name][positions] = value
+    return out
+
+
+def replies(rows: Rows, request: Request, received: Received) -> Replies:
+    """What the workers send: the pending uploads of this round, new or repeated."""
+    again = len(received.again) > 0
+    send = np.union1d(received.fresh, received.again) if again else received.fresh
+    # New uploads of all need no copy; anything else may share memory with the store.
+    pick = slice(None) if len(received.fresh) == len(request.workers) else send
+    return Replies(
+        workers=request.workers[pick],
+        rounds=np.full(len(send), request.round),
+        values=rows["pending"][pick],
+        rates=rows["pending_rate"][pick],
+        evaluations=rows["evaluations"][pick],
+        bytes_up=rows["pending_bytes"][pick],
+        lost_memory=request.workers[received.lost],
+    )
+
+
+def gap(
+    control: FloatArray,
+    generation: int,
+    accepted: IntArray,
+    weights: FloatArray,
+    workers: IntArray,
+    rows: Rows,
+) -> float:
+    """The relative violation of the invariant at the top of this file; zero up to rounding.
+
+    ``workers`` and ``rows`` are all workers that have a state, as `Federation.worker_rows` gives.
+    """
+    current = rows["generation"] == generation
+    taken = current & (accepted[workers] == rows["pending_round"]) & (rows["pending_round"] >= 0)
+    waiting = taken & (rows["committed_round"] != rows["pending_round"])
+    memories = rows["control"] * current[:, None]
+    memories = memories + np.where(waiting, rows["pending_rate"], 0.0)[:, None] * rows["pending"]
+    total = weights[workers] @ memories
+    size = np.linalg.norm(control) + weights[workers] @ np.linalg.norm(memories, axis=1)
+    return float(np.linalg.norm(control - total) / size) if size > 0 else 0.0

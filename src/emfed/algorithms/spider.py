@@ -1,0 +1,76 @@
+"""The SPIDER estimate of s-bar_i: a full pass now and then, differences on mini-batches between.
+
+A worker keeps the pair (S_i, theta_ref), where theta_ref are the parameters at which S_i was last
+evaluated. Its next difference runs from theta_ref to the current parameters. The pair changes once
+per round it answers, together with the pending upload, and stands even if that upload is lost; at
+its first active round of an outer loop the worker makes a full pass instead.
+
+theta_ref is kept as the statistics it is T of.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from emfed.algorithms import memory, steps
+from emfed.protocols import Column, FloatArray, IntArray, Model, Oracle, Request, Rows
+
+
+def columns(q: int) -> dict[str, Column]:
+    """The pair (S_i, theta_ref) with the outer loop it belongs to."""
+    return {
+        "estimate": Column((q,), np.float64),
+        "reference": Column((q,), np.float64),
+        "reference_round": Column((), np.int64, -1),
+        "outer": Column((), np.int64, -1),
+    }
+
+
+def estimate(
+    model: Model,
+    seed: int,
+    rows: Rows,
+    request: Request,
+    oracle: Oracle,
+    fresh: IntArray,
+    batch_size: int,
+    replacement: bool,
+    inner_rounds: int,
+) -> tuple[Rows, FloatArray, IntArray]:
+    """S_i of Algorithm 2, line DS:localS, or a full pass where the outer loop is new."""
+    outer = (request.round - 1) // inner_rounds
+    # Where nothing was accepted yet, an answer must follow from the request alone: a worker
+    # that lost its disk and is asked again could not know that it had a pair before.
+    new = (rows["outer"][fresh] != outer) | (request.accepted[fresh] < 0)
+    estimates = np.empty((len(fresh), len(request.statistics)))
+    cost = np.empty(len(fresh), dtype=np.int64)
+    if new.any():
+        estimates[new] = oracle.full(request.params, fresh[new])
+        cost[new] = oracle.counts[fresh[new]]
+    if not new.all():
+        old = fresh[~new]
+        batch = steps.draw_batch(seed, request, oracle, old, batch_size, replacement)
+        now = model.expected_statistics(batch.data, request.params, batch.weights)
+        reference = _references(model, rows, old)
+        then = model.expected_statistics(batch.data, reference, batch.weights)
+        estimates[~new] = rows["estimate"][old] + (now - then)
+        cost[~new] = 2 * batch.evaluations
+    pair = {
+        "estimate": estimates,
+        "reference": np.broadcast_to(request.statistics, estimates.shape),
+        "reference_round": np.full(len(fresh), request.round),
+        "outer": np.full(len(fresh), outer),
+    }
+    return memory.update(rows, fresh, pair), estimates, cost
+
+
+def _references(model: Model, rows: Rows, positions: IntArray) -> Any:
+    """theta_ref of each worker; computed once per distinct round, and shared if there is one."""
+    rounds = rows["reference_round"][positions]
+    _, first, which = np.unique(rounds, return_index=True, return_inverse=True)
+    references = rows["reference"][positions[first]]
+    if len(first) == 1:
+        return model.maximize(references[0])
+    return model.maximize(references).take(which)

@@ -1,0 +1,369 @@
+"""What the algorithms share: step sizes, mini-batches, the innovation, and the server's update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import numpy as np
+
+from emfed.algorithms import memory
+from emfed.compressors import Identity
+from emfed.errors import NumericalError, check_range
+from emfed.protocols import (
+    Compressed,
+    Compressor,
+    FloatArray,
+    IdentityMetric,
+    IntArray,
+    Model,
+    Oracle,
+    Replies,
+    Request,
+    Rows,
+    ServerState,
+    StepInfo,
+)
+from emfed.random import Purpose, choose, choose_distinct, uniforms
+from emfed.wire import decode_payload, encode_payload, payload_sizes
+
+StepSize = float | Callable[[int], float]
+"""gamma: one number, or a function of the round (which counts from 1)."""
+
+_STEP_HINT = "EM itself is step 1; beyond 2 even a linear problem diverges."
+
+
+@final
+@dataclass(frozen=True)
+class Decreasing:
+    """gamma_k = first * (offset / (offset + k - 1))**power; online EM takes power in (1/2, 1]."""
+
+    first: float = 1.0
+    power: float = 0.6
+    offset: float = 10.0
+
+    def __post_init__(self) -> None:
+        check_range("Decreasing first", self.first, 0, 2, open_low=True, open_high=True)
+        check_range("Decreasing power", self.power, 0, 1)
+        check_range("Decreasing offset", self.offset, 0, np.inf, open_low=True)
+
+    def __call__(self, round_: int) -> float:
+        """The step of this round."""
+        return float(self.first * (self.offset / (self.offset + round_ - 1)) ** self.power)
+
+
+def check_step_size(step_size: StepSize) -> None:
+    """Refuse a constant step outside (0, 2)."""
+    if not callable(step_size):
+        check_range("step_size", step_size, 0, 2, open_low=True, open_high=True, hint=_STEP_HINT)
+
+
+def step_at(step_size: StepSize, round_: int) -> float:
+    """gamma of a round, checked."""
+    if not callable(step_size):
+        return float(step_size)
+    return check_range(
+        f"step_size({round_})",
+        step_size(round_),
+        0,
+        2,
+        open_low=True,
+        open_high=True,
+        hint=_STEP_HINT,
+    )
+
+
+def describe_step(step_size: StepSize) -> Any:
+    """A number, the settings of `Decreasing`, or a function's name and some of its values."""
+    if isinstance(step_size, Decreasing):
+        return {"first": step_size.first, "power": step_size.power, "offset": step_size.offset}
+    if callable(step_size):
+        name = getattr(step_size, "__qualname__", type(step_size).__qualname__)
+        return {"function": name, "values": [float(step_size(k)) for k in (1, 2, 10, 100, 1000)]}
+    return float(step_size)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A mini-batch of each worker: rows, 0/1 weights where some only pad, and what it costs."""
+
+    data: Any
+    weights: FloatArray | None
+    evaluations: IntArray
+
+
+def draw_batch(
+    seed: int, request: Request, oracle: Oracle, positions: IntArray, size: int, replacement: bool
+) -> Batch:
+    """Local rows drawn at random; without replacement, a worker with too few takes them all."""
+    workers, counts = request.workers[positions], oracle.counts[positions]
+    indices, weights = batch_indices(seed, request.round, workers, counts, size, replacement)
+    cost = np.full(len(counts), size) if replacement else np.minimum(counts, size)
+    return Batch(oracle.take(indices, positions), weights, cost)
+
+
+def batch_indices(
+    seed: int, round_: int, workers: IntArray, counts: IntArray, size: int, replacement: bool
+) -> tuple[IntArray, FloatArray | None]:
+    """Row indices ``(workers, b)``, and 0/1 weights if some workers have fewer rows than others."""
+    if replacement:
+        return choose(uniforms(seed, round_, Purpose.BATCH, workers, size), counts), None
+    width = min(size, int(counts.max()))
+    indices = np.broadcast_to(np.arange(width), (len(workers), width)).copy()
+    large = np.flatnonzero(counts > size)
+    if len(large):
+        u = uniforms(seed, round_, Purpose.BATCH, workers[large], size)
+        indices[large] = choose_distinct(u, counts[large])
+    if np.all(counts >= width):
+        return indices, None
+    real = np.arange(width) < counts[:, None]
+    return np.where(real, indices, 0), real.astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Channel:
+    """How an innovation leaves a worker."""
+
+    compressor: Compressor
+    memory_rate: float | None
+    """alpha; None takes the operator's, message by message."""
+    in_metric: bool
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A batch of vectors as both ends know them after they were sent."""
+
+    values: FloatArray
+    rates: FloatArray
+    sizes: IntArray
+    """Payload bytes of each, if they are counted."""
+    payload: bytes = b""
+    """The payload itself, where the request asks for bytes: then there is one vector."""
+
+
+def stage_upload(
+    model: Model,
+    channel: Channel,
+    seed: int,
+    rows: Rows,
+    request: Request,
+    fresh: IntArray,
+    targets: FloatArray,
+    evaluations: IntArray,
+) -> Rows:
+    """Delta_i, what V_i lacks of its target, compressed and kept as pending (Algorithm 1, worker).
+
+    The target is S_i - S, or whatever else the memories are to follow.
+    """
+    workers = request.workers[fresh]
+    innovations = targets - rows["control"][fresh]
+    if not np.isfinite(innovations).all():
+        bad = int(workers[~np.isfinite(innovations).all(axis=1)][0])
+        raise NumericalError(
+            f"worker {bad}, round {request.round}: the E-step gave a number that is not finite."
+        )
+    channel = _channel_of(channel, request)
+    sent = transmit(model, channel, seed, request, Purpose.COMPRESSION, workers, innovations)
+    rows = memory.stage(
+        rows, fresh, request.round, sent.values, sent.rates, evaluations, sent.sizes
+    )
+    if not request.encode:
+        return rows
+    return rows | {"payload": np.frombuffer(sent.payload, dtype=np.uint8)[None]}
+
+
+def _channel_of(channel: Channel, request: Request) -> Channel:
+    """In the start round h_i(S_0) itself goes up, as floats."""
+    return Channel(Identity(), 1.0, False) if request.kind == "start" else channel
+
+
+def read_upload(
+    model: Model, channel: Channel, seed: int, request: Request, evaluations: int, payload: bytes
+) -> Replies:
+    """The inverse of `stage_upload` for the one worker of a request: what the server reads."""
+    channel = _channel_of(channel, request)
+    sent = receive(model, channel, seed, request, Purpose.COMPRESSION, request.workers, payload)
+    return Replies(
+        workers=request.workers,
+        rounds=np.array([request.round]),
+        values=sent.values,
+        rates=sent.rates,
+        evaluations=np.array([evaluations]),
+        bytes_up=np.array([len(payload)]),
+    )
+
+
+def transmit(
+    model: Model,
+    channel: Channel,
+    seed: int,
+    request: Request,
+    purpose: Purpose,
+    streams: IntArray,
+    vectors: FloatArray,
+) -> Sent:
+    """Compress and send a batch of vectors."""
+    q, operator = vectors.shape[-1], channel.compressor
+    metric = model.metric(request.params) if channel.in_metric else IdentityMetric()
+    u = uniforms(seed, request.round, purpose, streams, operator.draws(q))
+    message = operator.compress(metric.whiten(vectors), u)
+    values = metric.unwhiten(operator.decompress(message, u, q))
+    rates = _rates(channel, message, u, q)
+    form, dither = operator.form(q), operator.dither(u, q)
+    if request.encode:
+        payload = encode_payload(message.take(0), form, None if dither is None else dither[0])
+        return Sent(values, rates, np.array([len(payload)]), payload)
+    if not request.count_bytes:
+        return Sent(values, rates, np.zeros(len(vectors), dtype=np.int64))
+    return Sent(values, rates, payload_sizes(message, form, dither))
+
+
+def _rates(channel: Channel, message: Compressed, u: FloatArray, q: int) -> FloatArray:
+    if channel.memory_rate is None:
+        return channel.compressor.rate(message, u, q)
+    return np.full(len(message.reals), channel.memory_rate)
+
+
+def receive(
+    model: Model,
+    channel: Channel,
+    seed: int,
+    request: Request,
+    purpose: Purpose,
+    streams: IntArray,
+    payload: bytes,
+) -> Sent:
+    """One vector from the payload that `transmit` made of it."""
+    q, operator = len(request.statistics), channel.compressor
+    u = uniforms(seed, request.round, purpose, streams, operator.draws(q))
+    dither = operator.dither(u, q)
+    message = decode_payload(payload, operator.form(q), None if dither is None else dither[0])
+    metric = model.metric(request.params) if channel.in_metric else IdentityMetric()
+    whole = Compressed(message.reals[None], message.symbols[None].astype(np.int32))
+    values = metric.unwhiten(operator.decompress(whole, u, q))
+    return Sent(values, _rates(channel, whole, u, q), np.array([len(payload)]))
+
+
+SERVER = np.zeros(1, dtype=np.int64)
+"""The stream of the broadcast."""
+
+
+def follow(
+    model: Model, channel: Channel, seed: int, round_: int, statistics: FloatArray, step: bytes
+) -> FloatArray:
+    """S after a round from S before it: a worker's side of the broadcast in `advance`."""
+    if not step:
+        return statistics
+    params = model.maximize(statistics) if channel.in_metric else None
+    request = Request(round_, 0, "round", statistics, params, SERVER, SERVER)
+    sent = receive(model, channel, seed, request, Purpose.BROADCAST, SERVER, step[1:])
+    return model.protect(statistics, statistics + 0.5 ** step[0] * sent.values[0])
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Where a step led: the statistics, by which factor it was shortened, and what it costs."""
+
+    statistics: FloatArray
+    factor: float
+    hits: int
+    sent: int = 0
+    """Bytes of the broadcast, with one for how often the guard halved the step."""
+    wire: bytes = b""
+
+
+def move_by(
+    model: Model,
+    seed: int,
+    state: ServerState,
+    request: Request,
+    move: FloatArray,
+    broadcast: Channel | None,
+) -> Moved:
+    """Move S inside the domain.
+
+    With a broadcast channel the step itself is compressed, and S moves by what workers will decode:
+    S is then known to them exactly, and there is no second memory to keep.
+    """
+    if broadcast is None:
+        return Moved(*shorten(model, state.statistics, move))
+    sent = transmit(model, broadcast, seed, request, Purpose.BROADCAST, SERVER, move[None])
+    statistics, factor, hits = shorten(model, state.statistics, sent.values[0])
+    if factor == 0:  # nothing moved, and nothing is sent
+        return Moved(statistics, factor, hits)
+    wire = bytes([hits]) + sent.payload if sent.payload else b""
+    return Moved(statistics, factor, hits, int(sent.sizes[0]) + 1, wire)
+
+
+def advance(
+    model: Model,
+    seed: int,
+    state: ServerState,
+    request: Request,
+    replies: Replies,
+    weights: FloatArray,
+    probabilities: FloatArray,
+    step: float,
+    broadcast: Channel | None = None,
+    gauge: bool = False,
+) -> tuple[ServerState, StepInfo]:
+    """H = V + sum (w_i / p_i) Q_i, S += gamma H, V += sum w_i alpha_i Q_i (Algorithm 1, server).
+
+    A chosen worker that did not answer counts as not drawn: its term is absent and p_i is not
+    corrected. Its memory is where it was on both sides, so the fixed point stays h = 0. V moves
+    even when the guard shortens the step.
+    """
+    if request.kind == "start":  # V_i = h_i(S_0); S does not move
+        probabilities, step = np.ones(len(weights)), 0.0
+    mean_field = state.control + (weights / probabilities) @ replies.values
+    moved = Moved(state.statistics, 1.0, 0)
+    if step:
+        moved = move_by(model, seed, state, request, step * mean_field, broadcast)
+    new = replace(
+        state,
+        round=state.round + 1,
+        statistics=moved.statistics,
+        control=state.control + (weights * replies.rates) @ replies.values,
+    )
+    gain = worth(model, request, mean_field) if gauge and step else None
+    return new, StepInfo(
+        float(mean_field @ mean_field),
+        moved.factor * step,
+        moved.hits,
+        moved.sent,
+        moved.wire,
+        gain,
+    )
+
+
+def worth(model: Model, request: Request, mean_field: FloatArray) -> float:
+    """What an EM step is worth, in nats per sample and to second order: |H|^2 / 2 in the metric."""
+    white = model.metric(request.params).whiten(mean_field)
+    return float(white @ white) / 2
+
+
+def shorten(
+    model: Model, statistics: FloatArray, move: FloatArray
+) -> tuple[FloatArray, float, int]:
+    """Where the move leads inside the model's domain, the factor it was shortened by, and halvings.
+
+    The domain is open and the statistics are inside, so halving ends; once inside, one more
+    halving keeps a distance from the boundary. What the model can keep alive by itself (a mixture:
+    a component that explains less than one sample) does not hold up the rest. A move so hostile
+    that 2**-60 of it still leaves the domain is not made at all.
+    """
+    with np.errstate(all="ignore"):  # outside the domain, numbers may be anything
+        for hits in range(61):
+            factor = 0.5**hits
+            after = model.protect(statistics, statistics + factor * move)
+            if model.inside(after):
+                break
+        else:
+            return statistics, 0.0, 61
+        if hits:
+            closer = model.protect(statistics, statistics + factor / 2 * move)
+            if model.inside(closer):
+                return closer, factor / 2, hits + 1
+    return after, factor, hits

@@ -1,0 +1,187 @@
+"""``emfed predict``, ``adapt`` and ``impute --model``: what a model file and a table give."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from emfed.cli.tables import PIPE, check_output, numbers, read_cells, text_of, write_table
+from emfed.errors import DataError, SettingsError
+from emfed.fitting import threads_of
+from emfed.models.markov import HiddenMarkov
+from emfed.protocols import FloatArray
+from emfed.results import Result, load
+
+
+def run_predict(
+    model: str,
+    data: str,
+    out: str,
+    keep: bool,
+    proba: bool,
+    threads: int | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Component, its probability and the log-likelihood of every row."""
+    _check_streams(out, as_json, [model, data])
+    result = load(model)
+    if not hasattr(result.model, "responsibilities"):
+        raise SettingsError(f"{model} has no components to tell: {result.model.describe()}.")
+    frame, rows = _read(result, data)
+    with threads_of(threads):
+        shares, scores = result.predict_proba(rows), result.score_samples(rows)
+    best = np.argmax(shares, axis=1)
+    told: dict[str, Any] = {
+        "component": best,
+        "probability": shares[np.arange(len(best)), best],
+        "log_likelihood": scores,
+    }
+    if proba:
+        told |= {f"probability_{k}": shares[:, k] for k in range(shares.shape[1])}
+    write_table(_beside(frame, told) if keep else told, out)
+    if as_json:
+        summary = {
+            "model": model,
+            "seed": result.seed,
+            "rows": len(best),
+            "components": np.bincount(best, minlength=shares.shape[1]).tolist(),
+            "log_likelihood": float(scores.mean()),
+            "out": out,
+        }
+        print(json.dumps(summary, allow_nan=False))  # noqa: T201
+    elif not quiet and out != PIPE:
+        print(f"The components of {len(best)} rows are in {out}.")  # noqa: T201
+
+
+def run_adapt(
+    model: str, data: str, out: str, worth: float, threads: int | None, quiet: bool, as_json: bool
+) -> None:
+    """The model fitted to one worker's rows, in a file of its own."""
+    check_output(out, "--out", suffixes=(), keep=[model, data])
+    if out == PIPE:
+        raise SettingsError("--out must be a file: a model is not text.")
+    result = load(model)
+    _, rows = _read(result, data)
+    with threads_of(threads):
+        adapted = result.adapt(rows, worth)
+        before, after = result.log_likelihood(rows), adapted.log_likelihood(rows)
+    adapted.save(out)
+    if as_json:
+        summary = {
+            "model": model,
+            "rows": len(rows),
+            "worth": worth,
+            "log_likelihood_before": before,
+            "log_likelihood": after,
+            "out": out,
+        }
+        print(json.dumps(summary, allow_nan=False))  # noqa: T201
+    elif not quiet:
+        print(  # noqa: T201
+            f"log-likelihood of {len(rows)} rows: {before:.6g} before, {after:.6g} now, per row\n"
+            f"The adapted model is {out}."
+        )
+
+
+def run_fill(
+    model: str,
+    data: str,
+    out: str,
+    draws: int,
+    intervals: bool,
+    level: float,
+    seed: int,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """A table with its empty cells filled in by a fitted model."""
+    _check_streams(out, as_json, [model, data], "--filled")
+    if draws and intervals:
+        raise SettingsError("--draws and --intervals do not go together: draws are the intervals.")
+    result = load(model)
+    if not hasattr(result.model, "impute"):
+        raise SettingsError(f"{model} knows no missing values: fit it with --missing or --types.")
+    frame, rows = _read(result, data)
+    names = _columns_of(result, frame)
+    with threads_of(threads):
+        if draws:
+            each = result.impute_draws(rows, draws, seed)
+            tables = [_filled(result, frame, names, one) for one in each]
+            told: dict[str, Any] = {"draw": np.repeat(np.arange(draws), len(rows))}
+            for name in tables[0]:
+                told[name] = [value for table in tables for value in table[name]]
+        else:
+            told = _filled(result, frame, names, result.impute(rows))
+            if intervals:
+                low, high = result.impute_intervals(rows, level)
+                for j, name in enumerate(names):
+                    told |= {f"{name}_low": low[:, j], f"{name}_high": high[:, j]}
+    write_table(told, out)
+    if as_json:
+        summary = {
+            "model": model,
+            "rows": len(rows),
+            "filled": int(np.isnan(rows).sum()),
+            "draws": draws,
+            "seed": seed,
+            "out": out,
+        }
+        print(json.dumps(summary, allow_nan=False))  # noqa: T201
+
+
+def _check_streams(out: str, as_json: bool, keep: Sequence[str], option: str = "--out") -> None:
+    check_output(out, option, keep=keep)
+    if as_json and out == PIPE:
+        raise SettingsError(f"--json takes stdout: write the table to a file with {option}.")
+
+
+def _columns_of(result: Result, frame: Any) -> Sequence[str]:
+    return result.columns if result.columns is not None else list(frame.columns)
+
+
+def _read(result: Result, data: str) -> tuple[Any, FloatArray]:
+    """All cells, and the columns that the model knows as numbers."""
+    if isinstance(result.model, HiddenMarkov):
+        raise SettingsError("a hidden Markov model reads sequences: use emfed.load in Python.")
+    frame = read_cells(data)
+    known = {} if result.facts is None else result.facts.settings.get("categories", {})
+    where = "the input" if data == PIPE else data
+    width = result.card["data"]["columns"]
+    if result.columns is None and width != len(frame.columns):
+        raise DataError(f"{where} has {len(frame.columns)} columns; the model knows {width}.")
+    return frame, numbers(frame, _columns_of(result, frame), where, known)
+
+
+def _beside(frame: Any, told: dict[str, Any]) -> dict[str, Any]:
+    """The input's columns, then what was told; names that are taken get an underscore."""
+    columns = {name: frame[name] for name in frame.columns}
+    for name, values in told.items():
+        while name in columns:
+            name += "_"
+        columns[name] = values
+    return columns
+
+
+def _filled(result: Result, frame: Any, names: Sequence[str], rows: FloatArray) -> dict[str, Any]:
+    """The input with the model's columns whole: what was there stays as it was written."""
+    import polars as pl
+
+    known = {} if result.facts is None else result.facts.settings.get("categories", {})
+    out: dict[str, Any] = {name: frame[name] for name in frame.columns}
+    for j, name in enumerate(names):
+        values: list[Any] = rows[:, j].tolist()
+        if name in known:
+            values = [known[name][int(code)] for code in values]
+        series = frame[name]
+        if series.dtype == pl.String:
+            was = text_of(series).to_list()
+            out[name] = [
+                new if old is None else old for old, new in zip(was, map(str, values), strict=True)
+            ]
+        else:
+            out[name] = values
+    return out

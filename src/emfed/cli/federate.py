@@ -1,0 +1,270 @@
+"""``emfed serve``, ``emfed join`` and ``emfed status``: a federation between machines."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from emfed.cli.help import Command, examples
+
+BETWEEN = "A federation between machines"
+
+
+def serve(
+    config: Annotated[Path, typer.Argument(help="What to fit, as TOML; docs/deployment.md.")],
+    host: Annotated[
+        str | None, typer.Option(help="The address to listen on; the file's if left out.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="The port; the file's if left out.")] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="No TLS, no keys: on this machine only, for trials.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Read the configuration, say what it means, and stop.")
+    ] = False,
+    app_folder: Annotated[
+        Path | None,
+        typer.Option("--app", help="Write a Flower app for `flwr run` here, and stop."),
+    ] = None,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print each change of state as a line of JSON.")
+    ] = False,
+) -> None:
+    """Fit a model over a network: wait for sites, make rounds, write the model.
+
+    Started again after a crash it goes on where it was. Ctrl-C stops it; the same command resumes.
+    """
+    from dataclasses import replace
+
+    from emfed.federations.flower.config import read_config
+    from emfed.federations.flower.hosting import Host, write_app
+    from emfed.federations.flower.processes import terminated_as_interrupted
+    from emfed.federations.flower.server import log_to
+
+    settings = read_config(config)
+    place = settings.server
+    place = replace(place, host=host or place.host, port=port or place.port)
+    settings = replace(settings, server=place)
+    if app_folder is not None:
+        write_app(app_folder)
+        (app_folder / "emfed.toml").write_bytes(config.read_bytes())
+        typer.echo(f"wrote {app_folder}; run it with: flwr run {app_folder}")
+        return
+    if check:
+        typer.echo(json.dumps(_described(settings), indent=1))
+        return
+    server = Host(settings, insecure=insecure)
+    log_to(settings.place("folder") / "logs" / "serve.log")
+    with terminated_as_interrupted():
+        try:
+            server.run(_Progress(json_output))
+        except KeyboardInterrupt:
+            typer.echo("emfed: interrupted; the same command goes on from here", err=True)
+            raise typer.Exit(130) from None
+    if not json_output:
+        typer.echo(f"the model is in {settings.place('output')}/")
+
+
+def _described(settings: Any) -> dict[str, Any]:
+    return {
+        "model": settings.model.describe(),
+        "algorithm": settings.algorithm.describe(),
+        "run": vars(settings.run),
+        "sites": vars(settings.sites),
+        "server": vars(settings.server),
+    }
+
+
+class _Progress:
+    """Says what changed since it was last told."""
+
+    def __init__(self, json_output: bool) -> None:
+        self._json, self._last = json_output, ""
+        self._refusals: set[str] = set()
+
+    def __call__(self, status: dict[str, Any]) -> None:
+        """Print a line if there is news."""
+        if not self._json:
+            refusals = refusal_lines(status)
+            for refusal in refusals:
+                if refusal not in self._refusals:
+                    typer.echo(refusal)
+            self._refusals = set(refusals)
+        line = json.dumps(status) if self._json else status_line(status)
+        if line and line != self._last:
+            self._last = line
+            typer.echo(line)
+
+
+def refusal_lines(status: dict[str, Any]) -> list[str]:
+    """Who does not take part, and why."""
+    return [f"{site} refuses: {why}" for site, why in (status.get("refusals") or {}).items()]
+
+
+def status_line(status: dict[str, Any]) -> str:
+    """Where a run stands, in one line."""
+    state = status.get("state")
+    if state == "waiting":
+        return f"waiting: {status.get('why', '')}"
+    if state == "failed":
+        return f"failed: {status.get('error', '')}"
+    if state == "running" and "round" not in status:
+        return "the run begins"
+    if state not in ("running", "finished"):
+        return ""
+    squared = status.get("squared_H")
+    size = "" if squared is None else f", |H|² {squared:.2e}"
+    head = "finished: " if state == "finished" else ""
+    stages = status.get("stages", 1)
+    tail = f", in {stages} stages" if stages > 1 else ""
+    asked = status.get("asked")  # not known just after a resumption
+    answers = f"{status.get('answered', 0)} of {asked} sites answered, " if asked else ""
+    return (
+        f"{head}round {status.get('round', 0)} of {status.get('rounds', '?')}{size}, {answers}"
+        f"{status.get('up', 0) / 1000:.1f} kB up, {status.get('down', 0) / 1000:.1f} kB down{tail}"
+    )
+
+
+def join(
+    address: Annotated[str, typer.Argument(help="The server's, like em.example.org:9400.")],
+    data: Annotated[Path, typer.Option(help="This site's rows: .csv, .tsv or .parquet.")],
+    ca: Annotated[Path, typer.Option(help="The server's ca.pem, got by a way you trust.")] = Path(
+        "ca.pem"
+    ),
+    key: Annotated[
+        Path | None, typer.Option(help="This site's private key, of `emfed keys site NAME`.")
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Columns to use, 'age,height'; all if left out.")
+    ] = None,
+    rules: Annotated[
+        Path | None, typer.Option(help="This site's own rules, as TOML; docs/deployment.md.")
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Where this site keeps memory and logs; site-NAME if left out."),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Show what would be sent, send nothing but a refusal."),
+    ] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="No TLS, no key: to this machine only, for trials.")
+    ] = False,
+) -> None:
+    """Take part with this site's rows: statistics leave, rows do not.
+
+    Runs until Ctrl-C, through crashes of its own and of the server. Every message that leaves is
+    shown here and kept in FOLDER/messages.jsonl.
+    """
+    from emfed.federations.flower.joining import Guest, read_rules
+    from emfed.federations.flower.processes import terminated_as_interrupted
+    from emfed.federations.flower.server import log_to
+
+    where = folder or Path(f"site-{key.stem if key is not None else 'trial'}")
+    if dry_run:
+        where /= "dry-run"  # the site itself may be at work, with other data or rules
+    guest = Guest(
+        address,
+        where,
+        data,
+        None if insecure else ca,
+        None if insecure else key,
+        None if columns is None else [name.strip() for name in columns.split(",")],
+        read_rules(rules),
+        dry_run=dry_run,
+    )
+    guest.check()
+    log_to(where / "logs" / "join.log")
+    with terminated_as_interrupted():
+        try:
+            guest.run(lambda kind, words: typer.echo(f"{_clock()} {kind}: {words}"))
+        except KeyboardInterrupt:
+            sent = (
+                "nothing but refusals was sent"
+                if dry_run
+                else f"what was sent is in {guest.journal}"
+            )
+            typer.echo(f"emfed: stopped; {sent}", err=True)
+            raise typer.Exit(130) from None
+
+
+def _clock() -> str:
+    return time.strftime("%H:%M:%S")
+
+
+def status(
+    where: Annotated[
+        Path, typer.Argument(help="The server's configuration or folder, or a site's folder.")
+    ] = Path("run"),
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say where a run stands. Exit code 0: finished or under way, 1: failed or nothing there."""
+    from emfed.federations.flower.server import LOCK, alone, read_status
+
+    folder = where
+    if where.is_file():
+        from emfed.federations.flower.config import read_config
+
+        folder = read_config(where).place("folder")
+    if (folder / "site.json").exists():
+        _site_status(folder, json_output)
+        return
+    found = read_status(folder)
+    if not found:
+        typer.echo(f"emfed: {folder} holds no run", err=True)
+        raise typer.Exit(1)
+    with alone(folder / LOCK) as gone:
+        pass
+    found["working"] = not gone
+    typer.echo(json.dumps(found) if json_output else status_line(found))
+    for refusal in [] if json_output else refusal_lines(found):
+        typer.echo(refusal)
+    if not json_output and gone and found["state"] in ("running", "waiting"):
+        typer.echo("no server works on it now; `emfed serve` goes on from here")
+    if found["state"] == "failed":
+        raise typer.Exit(1)
+
+
+def _site_status(folder: Path, json_output: bool) -> None:
+    """What left a site: messages and bytes by kind, and the last one."""
+    journal = folder / "messages.jsonl"
+    lines = journal.read_text(encoding="utf-8").splitlines() if journal.exists() else []
+    entries = [json.loads(line) for line in lines if line.endswith("}")]
+    kinds: dict[str, dict[str, int]] = {}
+    for entry in entries:
+        row = kinds.setdefault(entry["kind"], {"messages": 0, "bytes": 0})
+        row["messages"] += 1
+        row["bytes"] += entry["bytes"]
+    if json_output:
+        typer.echo(json.dumps({"sent": kinds, "last": entries[-1] if entries else None}))
+        return
+    for kind, row in kinds.items():
+        typer.echo(f"{kind}\t{row['messages']} messages\t{row['bytes']} bytes")
+    if entries:
+        from emfed.federations.flower.joining import describe
+
+        typer.echo(f"last: {entries[-1]['time']} {describe(entries[-1])}")
+    else:
+        typer.echo("nothing was sent")
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Give the main command its share."""
+    for function, epilog in (
+        (serve, examples("emfed serve run.toml", "emfed serve run.toml --host 0.0.0.0")),
+        (
+            join,
+            examples(
+                "emfed join em.example.org:9400 --data rows.csv --key oslo.key",
+                "emfed join em.example.org:9400 --data rows.parquet --key oslo.key \\",
+                "    --rules rules.toml --dry-run",
+            ),
+        ),
+        (status, examples("emfed status run.toml", "emfed status site-oslo")),
+    ):
+        app.command(cls=Command, epilog=epilog, rich_help_panel=BETWEEN)(function)

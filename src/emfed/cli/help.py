@@ -1,0 +1,107 @@
+"""Plain help in groups: commands and options under headings, examples as they are typed.
+
+Plain, because drawing boxes would import rich, which takes longer than everything else together.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_UNCONVERGED = 0, 1, 2, 3
+EXIT_INTERRUPTED, EXIT_CLOSED_PIPE = 130, 141
+EXIT_CODES = {
+    EXIT_OK: "done",
+    EXIT_ERROR: "failed: data, a file, the disk or the numbers",
+    EXIT_USAGE: "wrong usage: an option, or options that contradict each other",
+    EXIT_UNCONVERGED: "fit: the model is written, but a limit came before convergence",
+    EXIT_INTERRUPTED: "interrupted by Ctrl-C; what was reached is kept",
+    EXIT_CLOSED_PIPE: "whoever read the output has gone",
+}
+
+
+def examples(*lines: str, before: str = "") -> str:
+    """An epilog: a sentence if any, then examples one to a line, not wrapped."""
+    typed = "\n".join(f"  {line}" for line in lines)
+    return f"{before}\n\nExamples:\n\n\b\n{typed}" if before else f"Examples:\n\n\b\n{typed}"
+
+
+OPTIONS = {"resume": "resume", "missing": "missing", "start": "start", "n_init": "starts"}
+"""Arguments of `emfed.fit` that messages speak of, and the options that they are here."""
+
+
+def spoken(message: str) -> str:
+    """A message of the library in the words of the command line: ``resume=True`` is --resume."""
+
+    def option(found: re.Match[str]) -> str:
+        name, value = OPTIONS[found[1]], found[2].strip("'")
+        return f"--{name}" if value == "True" else f"--{name} {value}"
+
+    return re.sub(rf"\b({'|'.join(OPTIONS)})=(True|\d+|'[\w-]+')", option, message)
+
+
+def exit_codes() -> str:
+    """The table for the end of ``emfed --help``."""
+    rows = "\n".join(f"  {code:>3}  {words}" for code, words in EXIT_CODES.items())
+    return f"Exit codes:\n\n\b\n{rows}"
+
+
+def _argument(param: Any) -> str:
+    return str(param.metavar or param.name).upper() + ("..." if param.nargs == -1 else "")
+
+
+def _declared(function: Any, name: str) -> str:
+    """An argument's help as its annotation has it: some releases of click drop typer's."""
+    hints = typing.get_type_hints(inspect.unwrap(function), include_extras=True)
+    return str(getattr(hints[name].__metadata__[0], "help", None) or "")
+
+
+class Command(TyperCommand):
+    """A command whose options stand under the headings they were given."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Arguments by their names, those that may be left out in brackets."""
+        pieces = [self.options_metavar or ""]
+        for param in self.get_params(ctx):
+            if param.param_type_name == "argument":
+                name = _argument(param)
+                pieces.append(name if param.required else f"[{name}]")
+        return pieces
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Arguments first, then each heading in the order of its first option."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is None:
+                continue
+            heading = getattr(param, "rich_help_panel", None) or "Options"
+            if param.param_type_name == "argument":
+                words = getattr(param, "help", "") or _declared(self.callback, param.name)
+                heading, record = "Arguments", (_argument(param), words)
+            # typer escapes brackets for rich, which does not draw this
+            sections.setdefault(heading, []).append((record[0], record[1].replace("\\[", "[")))
+        for heading, rows in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+
+class Group(TyperGroup):
+    """The commands under the headings they were given, each with its whole first sentence."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """One heading after the other."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command: Any = self.get_command(ctx, name)
+            if command is not None and not command.hidden:
+                heading = getattr(command, "rich_help_panel", None) or "Commands"
+                first = (command.help or "").strip().split("\n\n")[0].replace("\n", " ")
+                sections.setdefault(heading, []).append((name, first))
+        for heading, rows in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)

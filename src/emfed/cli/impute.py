@@ -1,0 +1,204 @@
+"""``emfed impute``: a long table of records in, a trend and a filled table out."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from emfed.algorithms import Bernoulli, Everyone
+from emfed.compressors.words import parse_compressor
+from emfed.errors import EmfedWarning, SettingsError
+from emfed.imputation import Columns, FieldTable, Imputation, impute, read_ebird, read_records
+from emfed.imputation.bins import Unit
+from emfed.imputation.fit import ROUNDS, Mode
+from emfed.records import RoundRecord
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line said."""
+
+    data: Path
+    out: Path
+    filled: Path | None
+    columns: Columns
+    ebird: bool
+    sampling: Path | None
+    species: str | None
+    region: str | None
+    family: str
+    bins: str
+    since: str | None
+    until: str | None
+    groups: int | None
+    skip: bool
+    keep: bool
+    mode: str
+    rank: int | None
+    penalty: float | None
+    rounds: int | None
+    participation: float
+    compressor: str | None
+    level: float
+    seed: int
+    json_output: bool
+
+
+def run_impute(options: Options) -> bool:
+    """Read, fit, write, print; returns whether Ctrl-C cut it short."""
+    if options.filled is not None and options.filled.suffix not in (".csv", ".parquet"):
+        raise SettingsError(f"--filled must end in .csv or .parquet; got {options.filled}.")
+    console = Console(stderr=True, quiet=options.json_output)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", EmfedWarning)
+        with console.status("reading the records"):
+            table = _read(options)
+        result = _fit(table, options, console)
+    remarks = [str(w.message) for w in caught if issubclass(w.category, EmfedWarning)]
+    summary = _summary(result, options, remarks)
+    options.out.mkdir(parents=True, exist_ok=True)
+    _write(result, summary, options)
+    if options.json_output:
+        print(json.dumps(summary))  # noqa: T201
+    else:
+        _print(Console(), result, summary, options)
+    return result.stopped == "interrupted"
+
+
+def columns_of(site: str, date: str, value: str, observer: str, worker: str, exposure: str) -> Any:
+    """The columns as the command line names them: empty is none, a comma parts year and month."""
+    year, _, month = date.partition(",")
+    return Columns(
+        site=site,
+        date=(year.strip(), month.strip()) if month else date,
+        value=value,
+        observer=observer or None,
+        worker=worker or None,
+        exposure=exposure or None,
+    )
+
+
+def _read(options: Options) -> FieldTable:
+    bins = cast(Unit, options.bins)
+    common: dict[str, Any] = {
+        "family": options.family,
+        "bins": bins,
+        "since": options.since,
+        "until": options.until,
+        "bad_rows": "skip" if options.skip else "raise",
+        "groups": options.groups,
+        "seed": options.seed,
+    }
+    if options.ebird:
+        return read_ebird(
+            options.data,
+            options.sampling,
+            species=options.species,
+            region=options.region,
+            **common,
+        )
+    for name in ("sampling", "species", "region"):
+        if getattr(options, name) is not None:
+            raise SettingsError(f"--{name} goes with --ebird.")
+    duplicates: Any = "keep" if options.keep else "raise"
+    return read_records(options.data, options.columns, duplicates=duplicates, **common)
+
+
+def _fit(table: FieldTable, options: Options, console: Console) -> Imputation:
+    chosen = options.compressor
+    share = options.participation
+    bar = Progress(
+        TextColumn("round {task.completed}/{task.total}"),
+        BarColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[detail]}"),
+        console=console,
+    )
+    with bar as progress:
+        total = options.rounds or ROUNDS.get(options.mode)
+        task = progress.add_task("", total=total, detail="")
+
+        def show(record: RoundRecord) -> None:
+            text = f"|H|² {record.squared_H:.1e}, then rank and penalty"
+            progress.update(task, completed=record.round, detail=text)
+
+        return impute(
+            table,
+            mode=cast(Mode, options.mode),
+            rank=options.rank,
+            penalty=options.penalty,
+            rounds=options.rounds,
+            participation=Everyone() if share == 1 else Bernoulli(share),
+            compressor=None if chosen is None else parse_compressor(chosen),
+            seed=options.seed,
+            callbacks=[show],
+        )
+
+
+def _summary(result: Imputation, options: Options, remarks: list[str]) -> dict[str, Any]:
+    table, workers = result.table, len(result.table.workers)
+    return {
+        "seed": options.seed,
+        "mode": result.mode,
+        "family": table.family.describe(),
+        "sites": len(table.sites),
+        "times": table.bins.count,
+        "first": table.bins.label(0),
+        "last": table.bins.label(table.bins.count - 1),
+        "workers": workers,
+        "observed_cells": int(result.cells.size),
+        "intake": table.intake.describe(),
+        "structure": vars(result.solver.structure),
+        "rank": result.params.rank,
+        "dispersion": result.dispersion,
+        "rounds": result.rounds,
+        "stopped": result.stopped,
+        "bytes_up_per_worker": result.bytes_up / workers,
+        "bytes_down_per_worker": result.bytes_down / workers,
+        "remarks": remarks,
+    }
+
+
+def _write(result: Imputation, summary: dict[str, Any], options: Options) -> None:
+    out = options.out
+    result.write_trend([out / "trend.csv", out / "trend.parquet"], draws=20, level=options.level)
+    result.records.to_csv(out / "records.csv")
+    result.records.to_parquet(out / "records.parquet")
+    (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    if options.filled is not None:
+        result.write(options.filled, options.level)
+
+
+def _print(console: Console, result: Imputation, summary: dict[str, Any], options: Options) -> None:
+    table = Table(title=f"{summary['sites']} sites x {summary['times']} times", show_header=False)
+    cells = summary["sites"] * summary["times"]
+    intake = result.table.intake
+    for name, value in (
+        ("from, to", f"{summary['first']}, {summary['last']}"),
+        ("records read, used", f"{intake.rows}, {intake.used}"),
+        ("without a value", str(intake.missing)),
+        ("bad rows left out", str(sum(intake.bad.values()))),
+        (
+            "cells observed",
+            f"{summary['observed_cells']} ({summary['observed_cells'] / cells:.2%})",
+        ),
+        ("workers", str(summary["workers"])),
+        ("mode, family", f"{summary['mode']}, {summary['family']['family']}"),
+        ("rank", str(summary["rank"])),
+        ("rounds", str(summary["rounds"])),
+        ("kB up per worker", f"{summary['bytes_up_per_worker'] / 1000:.2f}"),
+    ):
+        table.add_row(name, value)
+    console.print(table)
+    for remark in summary["remarks"]:
+        console.print(f"note: {remark}", highlight=False)
+    console.print(f"Trend, records and summary.json are in {options.out}/")
+    if options.filled is not None:
+        console.print(f"The filled table is {options.filled}.")

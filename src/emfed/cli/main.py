@@ -1,0 +1,422 @@
+"""The ``emfed`` command. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from emfed._version import __version__
+from emfed.cli import commands
+from emfed.cli.federate import BETWEEN, add_commands
+from emfed.cli.help import (
+    EXIT_ERROR,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_USAGE,
+    Command,
+    Group,
+    examples,
+    exit_codes,
+    spoken,
+)
+from emfed.cli.keys import keys_app
+
+app = typer.Typer(
+    name="emfed",
+    cls=Group,
+    help="Federated Expectation-Maximization: fit latent-variable models on data that may not be "
+    "pooled. Workers send compressed statistics, never rows.",
+    epilog=examples(
+        "emfed fit wards.csv --groups hospital --components 2:8 -o wards.emfed",
+        "emfed predict wards.emfed new.csv",
+        "emfed report wards.emfed -o report.html",
+    )
+    + "\n\n"
+    + exit_codes(),
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"emfed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    pass
+
+
+commands.register(app)
+PAPER, WITH_MODEL = "The theory and the paper", "With a fitted model"
+
+
+@app.command(
+    cls=Command,
+    rich_help_panel=PAPER,
+    epilog=examples("emfed demo", "emfed demo --epochs 50 --seed 7 --out /tmp/demo --json"),
+)
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for figure, tables and summary.")] = Path(
+        "demo"
+    ),
+    epochs: Annotated[
+        float, typer.Option(min=0.1, help="Passes over all data, for each algorithm.")
+    ] = 500.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of data and algorithms.")] = 0,
+    split: Annotated[
+        str, typer.Option(help="How rows are spread over workers: 'random' or 'sorted'.")
+    ] = "random",
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the linear algebra.")] = 1,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")
+    ] = False,
+) -> None:
+    """Run FedEM and VR-FedEM side by side on the paper's synthetic mixture.
+
+    100 workers hold 100 rows each of a two-component mixture in the plane; three quarters of them
+    take part in a round and send their statistics in three symbols.
+    """
+    from emfed.cli.demo import run_demo
+
+    if run_demo(out, epochs, seed, split, threads, json_output):
+        typer.echo(f"emfed: interrupted; what was reached is in {out}/", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+@app.command(
+    cls=Command,
+    rich_help_panel=PAPER,
+    epilog=examples(
+        "emfed plan",
+        "emfed plan wards.csv --groups hospital --components 4 --covariance tied",
+        "emfed plan wards.csv --groups hospital --compressor subtractive:0.1 --metric \\",
+        "    --participation 0.5 --batch 50 --epsilon 1e-3 --json",
+    ),
+)
+def plan(
+    data: Annotated[
+        Path | None,
+        typer.Argument(help="CSV or Parquet; without it, the paper's synthetic mixture."),
+    ] = None,
+    groups: Annotated[
+        str | None, typer.Option(help="The column that names the worker of a row.")
+    ] = None,
+    components: Annotated[
+        int | None,
+        typer.Option(
+            "--components", "-k", min=1, help="Mixture components of DATA; 2 if left out."
+        ),
+    ] = None,
+    covariance: Annotated[
+        str | None,
+        typer.Option(help="Of DATA: full, diag, spherical or tied; full if left out."),
+    ] = None,
+    compressor: Annotated[
+        str,
+        typer.Option(help="none, dithering:LEVELS, block:SIZE, subtractive:NOISE or sparse:SHARE."),
+    ] = "block:4",
+    participation: Annotated[
+        float,
+        typer.Option(
+            "--participation", "-p", help="The probability that a worker takes part in a round."
+        ),
+    ] = 1.0,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="FedEM's mini-batch; all rows if left out.")
+    ] = None,
+    epsilon: Annotated[float, typer.Option(help="The mean |h|² to reach.")] = 1e-4,
+    metric: Annotated[
+        bool, typer.Option("--metric", help="Compress in the model's metric.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the start and the sample.")] = 0,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the linear algebra.")] = 1,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print everything as JSON, and nothing else.")
+    ] = False,
+) -> None:
+    """Say what the theory promises for a data set: steps, batches, rounds, bytes, regime.
+
+    Measures the constants of the paper's theorems along EM's path on a sample of the rows.
+    """
+    from emfed.cli.plan import run_plan
+
+    run_plan(
+        data,
+        groups,
+        components,
+        covariance,
+        compressor,
+        participation,
+        batch,
+        epsilon,
+        metric,
+        seed,
+        threads,
+        json_output,
+    )
+
+
+@app.command(
+    cls=Command,
+    rich_help_panel=PAPER,
+    epilog=examples(
+        "emfed reproduce synthetic",
+        "emfed reproduce mnist --quick",
+        "emfed reproduce all --out results --jobs 4",
+        before="Exit code 1 if a claim fails or an experiment could not be run.",
+    ),
+)
+def reproduce(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(help="'synthetic', 'mnist', 'ebird', an ablation (see --list), or 'all'."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for report, figures and records; reproduction/NAME if left out."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A small version, in seconds.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="The first of the seeds.")] = 0,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes; as many as there are cores if left out.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Your own config.toml in place of the experiment's.", exists=True),
+    ] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="Name the experiments.")] = False,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")
+    ] = False,
+) -> None:
+    """Redo the paper's experiments, and ablations of what it argues in words.
+
+    Leaves report.html, figures, records and summary.json in the folder. If it was cut short, the
+    same command keeps the runs that were finished. MNIST is read from the folder that EMFED_DATA
+    names, or downloaded.
+    """
+    from emfed.cli.reproduce import list_experiments, run_reproduce
+
+    if show_list:
+        list_experiments()
+        return
+    try:
+        holds = run_reproduce(what or [], out, quick, seed, jobs, config, json_output)
+    except KeyboardInterrupt:
+        typer.echo(
+            "emfed: interrupted; the same command keeps the runs that were finished", err=True
+        )
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    if not holds:
+        raise typer.Exit(EXIT_ERROR)
+
+
+@app.command(
+    cls=Command,
+    rich_help_panel=commands.PANEL,
+    epilog=examples(
+        "emfed impute new.csv --model wards.emfed --filled whole.csv",
+        "emfed impute counts.csv",
+        "emfed impute waders.csv --date year,month --observer '' --filled filled.parquet",
+        "emfed impute ebd_FR.txt --ebird --sampling ebd_sampling_FR.txt --species Mallard \\",
+        "    --groups 10",
+    ),
+)
+def impute(
+    data: Annotated[
+        str,
+        typer.Argument(
+            help="CSV, TSV or Parquet: with --model a table with empty cells (- for a pipe), "
+            "else one row per record."
+        ),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Fill the empty cells of DATA by this model file.", rich_help_panel=WITH_MODEL
+        ),
+    ] = None,
+    draws: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="So many random completions, one below the other.",
+            rich_help_panel=WITH_MODEL,
+        ),
+    ] = 0,
+    intervals: Annotated[
+        bool,
+        typer.Option(
+            "--intervals",
+            help="Add the ends of predictive intervals, at --level.",
+            rich_help_panel=WITH_MODEL,
+        ),
+    ] = False,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads of the linear algebra.", rich_help_panel=WITH_MODEL),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for trend, records and summary.")] = Path(
+        "imputed"
+    ),
+    filled: Annotated[
+        str | None,
+        typer.Option(
+            help="Write every cell of the table here, .csv or .parquet: it may be large. With "
+            "--model, - prints it, which is the default."
+        ),
+    ] = None,
+    site: Annotated[str, typer.Option(help="The column of sites.")] = "site",
+    date: Annotated[str, typer.Option(help="The column of dates, or two: 'year,month'.")] = "date",
+    value: Annotated[str, typer.Option(help="The column of counts or values.")] = "count",
+    observer: Annotated[
+        str, typer.Option(help="The column of observers; '' if none.")
+    ] = "observer",
+    worker: Annotated[
+        str, typer.Option(help="The column of workers, if not the observer (or the site).")
+    ] = "",
+    exposure: Annotated[str, typer.Option(help="The column of exposures (Poisson).")] = "",
+    ebird: Annotated[
+        bool, typer.Option("--ebird", help="DATA is in the eBird Basic Dataset's format.")
+    ] = False,
+    sampling: Annotated[
+        Path | None, typer.Option(help="eBird's sampling events, for zeros.")
+    ] = None,
+    species: Annotated[str | None, typer.Option(help="eBird: common or scientific name.")] = None,
+    region: Annotated[
+        str | None, typer.Option(help="eBird: country or state, name or code.")
+    ] = None,
+    family: Annotated[str, typer.Option(help="log1p, gaussian, poisson or bernoulli.")] = "log1p",
+    bins: Annotated[str, typer.Option(help="month, week or year.")] = "month",
+    since: Annotated[str | None, typer.Option(help="The first day, like 2004-07-31.")] = None,
+    until: Annotated[str | None, typer.Option(help="The last day.")] = None,
+    groups: Annotated[
+        int | None, typer.Option(min=1, help="Put the workers at random into so many groups.")
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave bad rows out and count them.")
+    ] = False,
+    keep_duplicates: Annotated[
+        bool,
+        typer.Option("--keep-duplicates", help="Take repeated keys as records of their own."),
+    ] = False,
+    mode: Annotated[str, typer.Option(help="observed, cell, paper or site-owner.")] = "observed",
+    rank: Annotated[int | None, typer.Option(min=0, help="Chosen if left out.")] = None,
+    penalty: Annotated[float | None, typer.Option(min=0, help="Chosen if left out.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds; as many as the mode needs if left out.")
+    ] = None,
+    participation: Annotated[
+        float, typer.Option("--participation", "-p", help="Share of workers in a round.")
+    ] = 1.0,
+    compressor: Annotated[
+        str | None,
+        typer.Option(help="none, dithering:LEVELS, block:SIZE, subtractive:NOISE, sparse:SHARE."),
+    ] = None,
+    level: Annotated[float, typer.Option(min=0.01, max=0.999, help="Of intervals.")] = 0.9,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of groups and algorithm.")] = 0,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")
+    ] = False,
+) -> None:
+    """Fill a table: empty cells by a fitted model, or sites x time from records of many observers.
+
+    With --model, the cells that a table lacks are what the model expects given the others.
+    Without, DATA holds records of sites and times; rank and penalties are chosen by
+    cross-validation on what the server knows, and a trend is drawn.
+    """
+    if model is not None:
+        from emfed.cli.apply import run_fill
+
+        run_fill(model, data, filled or "-", draws, intervals, level, seed, threads, json_output)
+        return
+    if draws or intervals or threads:
+        raise typer.BadParameter("--draws, --intervals and --threads go with --model.")
+    from emfed.cli.impute import Options, columns_of, run_impute
+
+    columns = columns_of(site, date, value, observer, worker, exposure)
+    options = Options(
+        data=Path(data),
+        out=out,
+        filled=None if filled is None else Path(filled),
+        columns=columns,
+        ebird=ebird,
+        sampling=sampling,
+        species=species,
+        region=region,
+        family=family,
+        bins=bins,
+        since=since,
+        until=until,
+        groups=groups,
+        skip=skip_bad,
+        keep=keep_duplicates,
+        mode=mode,
+        rank=rank,
+        penalty=penalty,
+        rounds=rounds,
+        participation=participation,
+        compressor=compressor,
+        level=level,
+        seed=seed,
+        json_output=json_output,
+    )
+    if run_impute(options):
+        typer.echo(f"emfed: interrupted; what was reached is in {out}/", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+add_commands(app)
+app.add_typer(keys_app, name="keys", rich_help_panel=BETWEEN)
+_UsageError: Any = typer.BadParameter.__base__  # of click, which typer may carry under its own name
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; errors are one line on stderr and an exit code."""
+    from emfed.errors import EmfedError, SettingsError
+
+    try:
+        code = app(arguments, prog_name="emfed", standalone_mode=False)
+    except _UsageError as error:
+        _complain_of_usage(error)
+    except SettingsError as error:
+        _fail(spoken(str(error)), EXIT_USAGE)
+    except EmfedError as error:
+        _fail(spoken(str(error)), EXIT_ERROR)
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        _fail(f"{error.strerror or error}{where}", EXIT_ERROR)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted", EXIT_INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else EXIT_OK)
+
+
+def _complain_of_usage(error: Any) -> NoReturn:
+    """What click has to say, in our one line; a bare ``emfed`` shows its help."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        typer.echo(error.ctx.get_help(), err=True)
+        sys.exit(EXIT_USAGE)
+    path = error.ctx.command_path if error.ctx is not None else "emfed"
+    # click and typer both suggest what was meant, in the same words
+    sentences = dict.fromkeys(re.split(r"(?<=[.?!])\s+", error.format_message().strip()))
+    words = " ".join(sentences)
+    _fail(f"{words}{'' if words.endswith(('.', '?', '!')) else '.'} See {path} --help.", EXIT_USAGE)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    typer.echo("emfed: " + " ".join(message.split()), err=True)
+    sys.exit(code)

@@ -1,0 +1,59 @@
+"""No compression, or merely shorter floats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from emfed.compressors.precision import ULP, Precision, check_precision, round_randomly
+from emfed.protocols import Compressed, Compressor, FloatArray, Form
+
+
+@final
+@dataclass(frozen=True)
+class Identity(Compressor):
+    """Sends every number: as float64, or rounded at random to float32 or bfloat16."""
+
+    precision: Precision = "float64"
+
+    def __post_init__(self) -> None:
+        check_precision("precision", self.precision)
+
+    def draws(self, q: int) -> int:
+        """One uniform per number where there is something to round."""
+        return 0 if self.precision == "float64" else q
+
+    def compress(self, vectors: FloatArray, uniforms: FloatArray) -> Compressed:
+        """The numbers."""
+        symbols = np.empty((*vectors.shape[:-1], 0), dtype=np.int32)
+        return Compressed(round_randomly(vectors, self.precision, uniforms), symbols)
+
+    def decompress(self, message: Compressed, uniforms: FloatArray, q: int) -> FloatArray:
+        """The numbers."""
+        return message.reals
+
+    def form(self, q: int) -> Form:
+        """q reals."""
+        return Form(q, 0)
+
+    def omega(self, q: int) -> float:
+        """Zero, or a quarter of the squared distance of neighbours."""
+        return ULP[self.precision] ** 2 / 4
+
+    def variance(self, vectors: FloatArray) -> FloatArray | None:
+        """Zero for float64."""
+        return np.zeros(vectors.shape[:-1]) if self.precision == "float64" else None
+
+    def describe(self) -> dict[str, Any]:
+        """The precision."""
+        return {"compressor": "identity", "precision": self.precision}
+
+    @classmethod
+    def examples(cls) -> Iterator[Compressor]:
+        """The three precisions."""
+        yield cls()
+        yield cls("float32")
+        yield cls("bfloat16")

@@ -1,0 +1,1 @@
+"""A Flower app around emfed; change what you like."""

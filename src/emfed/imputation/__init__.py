@@ -1,0 +1,30 @@
+"""Federated low-rank imputation: fill a sites x time table without pooling its records."""
+
+from emfed.imputation.choice import Choice, choose
+from emfed.imputation.ebird import read_ebird
+from emfed.imputation.families import FAMILIES, Family, Gaussian
+from emfed.imputation.fit import impute
+from emfed.imputation.intake import Columns, read_records
+from emfed.imputation.lowrank import Cells, Structure, TableParameters
+from emfed.imputation.result import Imputation
+from emfed.imputation.simulate import simulate_table
+from emfed.imputation.table import FieldTable, Intake
+
+__all__ = [
+    "FAMILIES",
+    "Cells",
+    "Choice",
+    "Columns",
+    "Family",
+    "FieldTable",
+    "Gaussian",
+    "Imputation",
+    "Intake",
+    "Structure",
+    "TableParameters",
+    "choose",
+    "impute",
+    "read_ebird",
+    "read_records",
+    "simulate_table",
+]

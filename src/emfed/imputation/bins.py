@@ -1,0 +1,51 @@
+"""Dates to time bins and back: months, weeks (from Monday) or years, numbered without gaps."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+from emfed.errors import SettingsError
+
+Unit = Literal["month", "week", "year"]
+UNITS: tuple[Unit, ...] = ("month", "week", "year")
+_MONDAY = datetime.date(1970, 1, 5)
+
+
+def check_unit(unit: str) -> None:
+    """Refuse anything but the three names."""
+    if unit not in UNITS:
+        raise SettingsError(f"bins must be one of {', '.join(UNITS)}; got {unit!r}.")
+
+
+def ordinal(dates: Any, unit: Unit) -> Any:
+    """The number of the bin of each date, as a polars expression."""
+    if unit == "year":
+        return dates.dt.year().cast(int)
+    if unit == "month":
+        return dates.dt.year().cast(int) * 12 + dates.dt.month().cast(int) - 1
+    return (dates - _MONDAY).dt.total_days() // 7
+
+
+@final
+@dataclass(frozen=True)
+class Bins:
+    """Consecutive bins from ``first`` on."""
+
+    unit: Unit
+    first: int
+    count: int
+
+    def label(self, index: int) -> str:
+        """``2004``, ``2004-07``, or the Monday of a week."""
+        number = self.first + index
+        if self.unit == "year":
+            return str(number)
+        if self.unit == "month":
+            return f"{number // 12:04d}-{number % 12 + 1:02d}"
+        return (_MONDAY + datetime.timedelta(weeks=number)).isoformat()
+
+    def labels(self) -> list[str]:
+        """All of them, in order."""
+        return [self.label(index) for index in range(self.count)]

@@ -1,0 +1,167 @@
+"""Rank and penalties by cross-validation on what the server knows: it costs no bytes.
+
+The cells are cut at random into folds; each structure is fitted to all folds but one and judged on
+that one by its deviance. The search goes one setting at a time, from a middling structure on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, final
+
+import numpy as np
+
+from emfed.errors import check_count
+from emfed.imputation.families import Family
+from emfed.imputation.lowrank import Cells, Covariates, Structure
+from emfed.imputation.sweeps import Solver
+from emfed.random import Purpose, uniforms
+
+logger = logging.getLogger(__name__)
+RANKS = (1, 2, 3, 4, 6, 8)
+SHARES = (0.1, 0.2, 0.35, 0.6, 1.0)
+"""Penalties of the factors, in units of the largest singular value that noise alone would have."""
+EFFECTS = (0.1, 0.5, 2.0)
+SMOOTHING = ((0.0, 0.0), (10.0, 0.0), (10.0, 30.0), (30.0, 30.0), (100.0, 100.0))
+"""Penalties of effects, and of differences along time (lag 1, lag 12), for one observation."""
+_GAIN = 1e-3
+"""A further factor must lower the deviance by this share to be worth having."""
+
+
+@final
+@dataclass(frozen=True)
+class Choice:
+    """The structure chosen, and every one that was tried with its held-out deviance."""
+
+    structure: Structure
+    tried: tuple[tuple[Structure, float], ...] = field(repr=False)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """One row per structure tried."""
+        return [{**vars(structure), "deviance": score} for structure, score in self.tried]
+
+
+@final
+class Search:
+    """Structures of one table, judged by held-out deviance, each once."""
+
+    def __init__(
+        self,
+        cells: Cells,
+        family: Family,
+        covariates: Covariates | None = None,
+        *,
+        folds: int = 3,
+        seed: int = 0,
+    ) -> None:
+        check_count("folds", folds, 2)
+        self.cells, self.family, self.covariates, self.seed = cells, family, covariates, seed
+        u = uniforms(seed, 0, Purpose.CELLS, np.zeros(1, dtype=np.int64), cells.size)[0]
+        self._fold = (u * folds).astype(np.int64)
+        self._folds, self.tried = folds, dict[Structure, float]()
+
+    def score(self, structure: Structure) -> float:
+        """Mean deviance per unit of weight on cells that were left out."""
+        if structure not in self.tried:
+            total = 0.0
+            for fold in range(self._folds):
+                out = self.cells.take(np.flatnonzero(self._fold == fold))
+                rest = self.cells.take(np.flatnonzero(self._fold != fold))
+                solver = self._solver(structure)
+                theta = solver.fit(rest).theta(out.sites, out.times)
+                total += float(self.family.deviance(theta, out.sums, out.weights).sum())
+            self.tried[structure] = total / float(self.cells.weights.sum())
+            logger.debug("%s: held-out deviance %.5f", structure, self.tried[structure])
+        return self.tried[structure]
+
+    def _solver(self, structure: Structure) -> Solver:
+        return Solver(
+            self.family, structure, self.covariates, sweeps=25, tolerance=1e-4, seed=self.seed
+        )
+
+    def units(self) -> tuple[float, float]:
+        """What one unit of penalty is: for effects, and for factors.
+
+        For effects the dispersion of the additive fit (1 for the Gaussian, whose penalties are
+        ratios of variances). For factors the largest singular value of noise on these cells: the
+        root mean square of their scores times sqrt(cells per site) + sqrt(cells per time).
+        """
+        solver = self._solver(Structure(rank=0))
+        params = solver.fit(self.cells)
+        theta = params.theta(self.cells.sites, self.cells.times)
+        score = self.cells.sums - self.cells.weights * self.family.mean(theta)
+        gain = self.cells.weights * self.family.variance(theta)
+        rows, columns = (len(np.unique(i)) for i in (self.cells.sites, self.cells.times))
+        root = np.sqrt(self.cells.size)
+        noise = float(np.sqrt(np.mean(score**2)) * root * (rows**-0.5 + columns**-0.5))
+        spread = float((score**2).sum() / gain.sum())
+        return 1.0 if self.family.quadratic else max(1.0, spread), max(noise, 1e-9)
+
+
+def choose(
+    cells: Cells,
+    family: Family,
+    covariates: Covariates | None = None,
+    *,
+    rank: int | None = None,
+    penalty: float | None = None,
+    effects: bool = True,
+    seasons: bool = True,
+    folds: int = 3,
+    seed: int = 0,
+) -> Choice:
+    """The structure with the least held-out deviance; ``rank`` and ``penalty`` may be given."""
+    search = Search(cells, family, covariates, folds=folds, seed=seed)
+    unit, noise = search.units()
+    here = Structure(
+        rank=2 if rank is None else rank,
+        penalty=float(0.35 * noise if penalty is None else penalty),
+        site_penalty=0.5 * unit,
+        time_penalty=0.5 * unit,
+        effects=effects,
+    )
+    if effects:
+        here = _best(search, here, (replace(here, **_smooth(s, unit)) for s in _lags(seasons)))
+    if rank is None:
+        here = _climb(search, here)
+    if penalty is None and here.rank:
+        here = _best(search, here, (replace(here, penalty=s * noise) for s in SHARES))
+    if rank is None and here.rank:
+        here = _climb(search, here)
+    if effects:
+        here = _best(search, here, (replace(here, **_smooth(s, unit)) for s in _lags(seasons)))
+        here = _best(search, here, (replace(here, site_penalty=s * unit) for s in EFFECTS))
+        here = _best(search, here, (replace(here, time_penalty=s * unit) for s in EFFECTS))
+    return Choice(here, tuple(search.tried.items()))
+
+
+def _lags(seasons: bool) -> Iterator[tuple[float, float]]:
+    """Pairs of lag 1 and lag 12; without seasons, lag 1 alone."""
+    return iter(dict.fromkeys(pair if seasons else (pair[0], 0.0) for pair in SMOOTHING))
+
+
+def _smooth(pair: tuple[float, float], unit: float) -> dict[str, Any]:
+    return {"smoothing": pair[0] * unit, "seasonality": pair[1] * unit}
+
+
+def _best(search: Search, here: Structure, others: Iterator[Structure]) -> Structure:
+    """The best of these; ``here`` among equals."""
+    return min([here, *others], key=search.score)
+
+
+def _climb(search: Search, here: Structure) -> Structure:
+    """Ranks upward while they pay, from 0 on: fewer factors among near equals."""
+    best, stale = replace(here, rank=0), 0
+    for rank in RANKS:
+        if rank >= min(search.cells.shape):
+            break
+        other = replace(here, rank=rank)
+        if search.score(other) < (1 - _GAIN) * search.score(best):
+            best, stale = other, 0
+        else:
+            stale += 1
+        if stale == 2:
+            break
+    return best

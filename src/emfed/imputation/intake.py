@@ -1,0 +1,428 @@
+"""Long tables in: one row per record, checked line by line, reduced to cells as they stream."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+
+from emfed.errors import DataError, EmfedWarning, SettingsError
+from emfed.imputation.bins import Bins, Unit, check_unit, ordinal
+from emfed.imputation.families import Family, Gaussian, as_family
+from emfed.imputation.table import FieldTable, Intake, build_table
+
+logger = logging.getLogger(__name__)
+_MISSING = ("", "NA", "NaN", "nan", "null", "None")
+_SHOWN = 5
+_REASONS = {
+    "site": "the site is missing",
+    "observer": "the observer is missing",
+    "worker": "the worker is missing",
+    "date": "the date is not one",
+    "value": "the value is not {expected}",
+    "exposure": "the exposure is not a number > 0",
+}
+
+
+@final
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of a long table say what.
+
+    ``date`` is a column of dates (``2004-07-31``, ``2004-07`` or ``2004``), or two columns for
+    year and month. ``observer`` may be None. ``worker`` names who holds a record: by default its
+    observer, or its site where there is no observer.
+    """
+
+    site: str = "site"
+    date: str | tuple[str, str] = "date"
+    value: str = "count"
+    observer: str | None = "observer"
+    worker: str | None = None
+    exposure: str | None = None
+
+    @property
+    def holder(self) -> str:
+        """The column that names a record's worker."""
+        return self.worker or self.observer or self.site
+
+    def names(self) -> list[str]:
+        """All of them, each once."""
+        date = [self.date] if isinstance(self.date, str) else list(self.date)
+        some = [self.site, *date, self.value, self.observer, self.worker, self.exposure]
+        return list(dict.fromkeys(name for name in some if name is not None))
+
+
+def read_records(
+    source: Any,
+    columns: Columns | None = None,
+    *,
+    family: str | Family = "log1p",
+    bins: Unit = "month",
+    since: str | None = None,
+    until: str | None = None,
+    bad_rows: Literal["raise", "skip"] = "raise",
+    duplicates: Literal["raise", "keep"] = "raise",
+    groups: int | None = None,
+    seed: int = 0,
+) -> FieldTable:
+    """A long table (observer, site, date, count) as the cells of each worker.
+
+    ``source`` is a CSV, TSV (perhaps gzipped) or Parquet file, a polars frame, lazy or not, or a
+    pandas frame. Files are read lazily: a table larger than memory streams, and only its cells
+    stay. ``since`` and ``until`` are dates, both included. ``groups`` puts the workers at random
+    into so many groups (the paper puts 2,465 observers into 10).
+
+    Rows that cannot be read raise a `DataError` naming their lines; ``bad_rows="skip"`` counts them
+    in ``table.intake`` and warns instead. A second record of one observer at one site on one day
+    is refused unless ``duplicates="keep"``; without an observer, of one worker at one site. Rows
+    without a value are counted as missing.
+    """
+    columns, family = columns or Columns(), as_family(family)
+    check_unit(bins)
+    for name, value, choices in (
+        ("bad_rows", bad_rows, ("raise", "skip")),
+        ("duplicates", duplicates, ("raise", "keep")),
+    ):
+        if value not in choices:
+            raise SettingsError(f"{name} must be one of {', '.join(choices)}; got {value!r}.")
+    if columns.exposure is not None and family.name != "poisson":
+        raise SettingsError(f"exposure goes with the Poisson family, not with {family.name}.")
+    frame, unit = scan(source, columns.names())
+    named = frame.select(
+        "line",
+        site=_text(columns.site),
+        date=_date(columns.date),
+        value=_text(columns.value),
+        observer=_text(columns.observer or columns.holder),
+        worker=_text(columns.holder),
+        exposure=_number(columns.exposure) if columns.exposure else _one(),
+    )
+    table = reduce_records(
+        named,
+        family,
+        bins,
+        since=since,
+        until=until,
+        skip=bad_rows == "skip",
+        unique=duplicates == "raise",
+        counted=columns.exposure is None,
+        unit=unit,
+    )
+    return table if groups is None else table.regroup(groups, seed)
+
+
+def scan(source: Any, names: Sequence[str]) -> tuple[Any, str]:
+    """A lazy frame of the columns named, with ``line``, and what a line is called."""
+    import polars as pl
+    from polars.exceptions import PolarsError
+
+    unit, first = "row", 0
+    if isinstance(source, (str, Path)):
+        path = Path(source)
+        suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+        if suffix.lower() not in (".csv", ".tsv", ".txt", ".parquet"):
+            raise DataError(f"{path}: expected a .csv, .tsv, .txt or .parquet file.")
+        if not path.is_file():
+            raise DataError(f"{path}: there is no such file.")
+        if suffix.lower() == ".parquet":
+            frame = pl.scan_parquet(path)
+        else:
+            comma = "," if suffix.lower() == ".csv" else "\t"
+            # Every column as text: a bad entry must be named, not guessed away.
+            frame = pl.scan_csv(
+                path,
+                separator=comma,
+                infer_schema=False,
+                quote_char='"' if comma == "," else None,
+            )
+            unit, first = "line", 2
+    elif isinstance(source, pl.LazyFrame):
+        frame = source
+    elif isinstance(source, pl.DataFrame):
+        frame = source.lazy()
+    elif hasattr(source, "columns") and hasattr(source, "to_numpy"):
+        frame = _from_pandas(source, names).lazy()
+    else:
+        raise DataError(
+            "expected a file, a polars or a pandas frame with one row per record; got "
+            f"{type(source).__name__}."
+        )
+    try:
+        present = frame.collect_schema().names()
+    except (PolarsError, OSError) as error:
+        raise DataError(f"{source}: cannot be read ({error}).") from None
+    absent = [name for name in names if name not in present]
+    if absent:
+        raise DataError(
+            f"no column {absent[0]!r}; there are {', '.join(map(repr, present[:12]))}. "
+            "Name the columns with Columns(...)."
+        )
+    if "line" in names:
+        raise DataError("a column called 'line' cannot be used: rename it first.")
+    return frame.select(*names).with_row_index("line", offset=first), unit
+
+
+def _from_pandas(source: Any, names: Sequence[str]) -> Any:
+    """The columns named as a polars frame, without pyarrow."""
+    import polars as pl
+
+    columns: dict[str, Any] = {}
+    for name in source.columns:
+        if str(name) in names:
+            series = source[name]
+            plain = series.to_numpy()
+            if plain.dtype.kind == "O":
+                missing = series.isna()
+                plain = [None if gone else str(v) for v, gone in zip(series, missing, strict=True)]
+            columns[str(name)] = plain
+    return pl.DataFrame(columns)
+
+
+def reduce_records(
+    frame: Any,
+    family: Family,
+    unit_of_time: Unit,
+    *,
+    since: str | None,
+    until: str | None,
+    skip: bool,
+    unique: bool,
+    counted: bool,
+    unit: str,
+    extra: Intake | None = None,
+) -> FieldTable:
+    """Checked rows (line, site, date, value, observer, worker, exposure) to a table."""
+    import polars as pl
+
+    rows = _checked(frame, family)
+    for bound, text in (("since", since), ("until", until)):
+        if text is not None:
+            day = _day(bound, text)
+            inside = pl.col("day") >= day if bound == "since" else pl.col("day") <= day
+            rows = rows.filter(inside | pl.col("day").is_null())
+    intake = _count(rows, family, skip, unit, extra or Intake(0, 0))
+    good = rows.filter(pl.col("reason").is_null() & ~pl.col("missing"))
+    if unique:
+        _refuse_duplicates(good, unit)
+    _refuse_two_workers(good)
+    number = ordinal(pl.col("day"), unit_of_time)
+    cells = collect(
+        good.with_columns(time=number)
+        .group_by("worker", "site", "time")
+        .agg(pl.col("exposure").sum(), _forward(family).sum().alias("total"))
+    )
+    if cells.height == 0:
+        raise DataError("the table has no record with a value: nothing can be fitted.")
+    every = collect(rows.select("site").unique()).drop_nulls()["site"].sort()
+    workers = cells["worker"].unique().sort()
+    time = cells["time"].to_numpy().astype(np.int64)
+    span = Bins(unit_of_time, int(time.min()), int(time.max() - time.min()) + 1)
+    return build_table(
+        family,
+        every.to_list(),
+        span,
+        workers.to_list(),
+        workers.search_sorted(cells["worker"]).to_numpy().astype(np.int64),
+        every.search_sorted(cells["site"]).to_numpy().astype(np.int64),
+        time - span.first,
+        cells["exposure"].to_numpy().astype(np.float64),
+        cells["total"].to_numpy().astype(np.float64),
+        intake,
+        counted=counted,
+    )
+
+
+def collect(frame: Any) -> Any:
+    """Run a lazy query in batches."""
+    from polars.exceptions import PolarsError
+
+    try:
+        return frame.collect(engine="streaming")
+    except PolarsError as error:
+        raise DataError(f"the table cannot be read ({error}).") from None
+
+
+def _text(name: str) -> Any:
+    import polars as pl
+
+    text = pl.col(name).cast(pl.String).str.strip_chars()
+    return pl.when(text.is_in(_MISSING)).then(None).otherwise(text)
+
+
+def _number(name: str) -> Any:
+    import polars as pl
+
+    return _text(name).cast(pl.Float64, strict=False)
+
+
+def _one() -> Any:
+    import polars as pl
+
+    return pl.lit(1.0)
+
+
+def _date(name: str | tuple[str, str]) -> Any:
+    """ISO text: of one column, or of year and month."""
+    import polars as pl
+
+    if isinstance(name, str):
+        return _text(name)
+    year, month = (_text(part) for part in name)
+    return pl.concat_str([year, month.str.zfill(2)], separator="-")
+
+
+def _day(name: str, text: str) -> Any:
+    """A bound of the dates."""
+    import datetime
+
+    try:
+        return datetime.date.fromisoformat(text)
+    except (TypeError, ValueError):
+        raise SettingsError(f"{name} must be a date like '2004-07-31'; got {text!r}.") from None
+
+
+def _checked(frame: Any, family: Family) -> Any:
+    """Rows with their day, number, whether the value is missing, and why they are bad."""
+    import polars as pl
+
+    shaped = pl.col("date").str.contains(r"^(1[5-9]|2[01])\d\d(-\d\d(-\d\d([T ].*)?)?)?$")
+    whole = pl.when(shaped).then(pl.col("date").str.slice(0, 10))
+    padded = (
+        pl.when(whole.str.len_chars() == 4)
+        .then(whole + "-01-01")
+        .when(whole.str.len_chars() == 7)
+        .then(whole + "-01")
+        .otherwise(whole)
+    )
+    number = pl.col("value").cast(pl.Float64, strict=False)
+    wrong = number.is_null() | ~number.is_finite()
+    if family.name == "poisson":
+        wrong = wrong | (number < 0) | (number != number.round())
+    elif family.name == "bernoulli" or (isinstance(family, Gaussian) and family.scale == "log1p"):
+        wrong = wrong | (number < 0)
+    rows = frame.with_columns(
+        day=padded.str.to_date("%Y-%m-%d", strict=False),
+        number=number,
+        missing=pl.col("value").is_null(),
+        wrong=wrong,
+    )
+    reason = (
+        pl.when(pl.col("site").is_null())
+        .then(pl.lit("site"))
+        .when(pl.col("observer").is_null())
+        .then(pl.lit("observer"))
+        .when(pl.col("worker").is_null())
+        .then(pl.lit("worker"))
+        .when(pl.col("day").is_null())
+        .then(pl.lit("date"))
+        .when(~pl.col("missing") & pl.col("wrong"))
+        .then(pl.lit("value"))
+        .when(~(pl.col("exposure") > 0).fill_null(False) | ~pl.col("exposure").is_finite())
+        .then(pl.lit("exposure"))
+    )
+    return rows.with_columns(reason=reason)
+
+
+def _forward(family: Family) -> Any:
+    """A record's value in the family's scale; `Family.forward` as an expression."""
+    import polars as pl
+
+    number = pl.col("number")
+    if family.name == "bernoulli":
+        return (number > 0).cast(pl.Float64)
+    if isinstance(family, Gaussian) and family.scale == "log1p":
+        return number.log1p()
+    return number
+
+
+def _count(rows: Any, family: Family, skip: bool, unit: str, intake: Intake) -> Intake:
+    """What became of the rows; raises for bad ones unless they are to be skipped."""
+    import polars as pl
+
+    sums = collect(
+        rows.select(
+            rows=pl.len(),
+            missing=(pl.col("missing") & pl.col("reason").is_null()).sum(),
+            used=(~pl.col("missing") & pl.col("reason").is_null()).sum(),
+        )
+    ).row(0, named=True)
+    intake = replace(
+        intake,
+        rows=intake.rows + sums["rows"],
+        used=int(sums["used"]),
+        missing=intake.missing + int(sums["missing"]),
+    )
+    bad = rows.filter(pl.col("reason").is_not_null())
+    reasons = collect(bad.group_by("reason").agg(pl.len())).sort("reason")
+    if reasons.height == 0:
+        return intake
+    first = collect(
+        bad.select("line", "reason", "site", "observer", "worker", "date", "value", "exposure")
+        .sort("line")
+        .head(_SHOWN)
+    )
+    examples = tuple(_example(row, family, unit) for row in first.iter_rows(named=True))
+    counts = {str(reason): int(number) for reason, number in reasons.iter_rows()}
+    total = sum(counts.values())
+    message = f"{total} of {intake.rows} rows cannot be used: {'; '.join(examples)}" + (
+        "; and more." if total > _SHOWN else "."
+    )
+    if not skip:
+        raise DataError(f"{message} Mend them, or use bad_rows='skip' to leave them out.")
+    warnings.warn(f"{message} They were left out.", EmfedWarning, stacklevel=4)
+    return replace(intake, bad=counts, examples=examples)
+
+
+def _example(row: dict[str, Any], family: Family, unit: str) -> str:
+    reason = row["reason"]
+    text = _REASONS[reason].format(expected=family.expected)
+    return f"{unit} {row['line']}: {text} (got {row[reason]!r})"
+
+
+def _refuse_duplicates(rows: Any, unit: str) -> None:
+    """One observer, one site, one day: one record."""
+    import polars as pl
+
+    keys = ["observer", "site", "day"]
+    twice = collect(
+        rows.group_by(keys)
+        .agg(
+            pl.len().alias("times"),
+            pl.col("line").min().alias("first"),
+            pl.col("line").max().alias("last"),
+        )
+        .filter(pl.col("times") > 1)
+    )
+    if twice.height:
+        row = twice.sort("first").row(0, named=True)
+        raise DataError(
+            f"{twice.height} keys are there more than once: observer {row['observer']!r} at site "
+            f"{row['site']!r} on {row['day']} has {row['times']} records ({unit}s {row['first']} "
+            f"to {row['last']}). Add them up beforehand, or use duplicates='keep' to take each "
+            "as a record of its own."
+        )
+
+
+def _refuse_two_workers(rows: Any) -> None:
+    """An observer's records are in one place."""
+    import polars as pl
+
+    split = collect(
+        rows.group_by("observer")
+        .agg(pl.col("worker").unique().alias("workers"))
+        .filter(pl.col("workers").list.len() > 1)
+    )
+    if split.height:
+        row = split.sort("observer").row(0, named=True)
+        names = ", ".join(repr(name) for name in sorted(row["workers"])[:3])
+        raise DataError(
+            f"observer {row['observer']!r} is in {len(row['workers'])} workers ({names}): an "
+            f"observer's records belong to one. {split.height} observers are like that; give each "
+            "a name per worker, or name another column of workers."
+        )

@@ -1,0 +1,177 @@
+"""The parameters of a table, and the observed cells they are fitted to.
+
+theta_jl = offset + x_j beta + x_l gamma + a_j + b_l + u_j . v_l, for site j and time l; a and b are
+the effects, x the covariates, u and v the factors. Nothing here is ever sites x times large.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import final
+
+import numpy as np
+
+from emfed.errors import check_count, check_range
+from emfed.protocols import FloatArray, IntArray
+
+_EMPTY = np.empty((0, 0))
+
+
+def add_up(index: IntArray, values: FloatArray, size: int) -> FloatArray:
+    """Values added by index: out[index[i]] += values[i]."""
+    return np.asarray(np.bincount(index, values, minlength=size), dtype=np.float64)
+
+
+@final
+@dataclass(frozen=True)
+class Structure:
+    """Rank, and what is penalised how much: half the penalty times the sum of squares.
+
+    ``penalty`` acts on the factors, ``site_penalty`` and ``time_penalty`` on the effects (which
+    ``effects=False`` leaves out, as the paper does). ``smoothing`` acts on differences of
+    neighbouring times, of effects and factors alike, and ``seasonality`` on differences at lag 12.
+    Penalties are in units of one observation's weight.
+    """
+
+    rank: int = 2
+    penalty: float = 2.0
+    site_penalty: float = 0.5
+    time_penalty: float = 0.5
+    smoothing: float = 0.0
+    seasonality: float = 0.0
+    effects: bool = True
+
+    def __post_init__(self) -> None:
+        check_count("rank", self.rank, 0)
+        for name in ("penalty", "site_penalty", "time_penalty", "smoothing", "seasonality"):
+            check_range(name, getattr(self, name), 0, np.inf, open_high=True)
+
+    @property
+    def width(self) -> int:
+        """Unknowns of a site, and of a time: its factors and its effect."""
+        return self.rank + int(self.effects)
+
+    @property
+    def smooth(self) -> bool:
+        """Whether times are tied to each other."""
+        return self.smoothing > 0 or self.seasonality > 0
+
+    def ridge(self, effect: float) -> FloatArray:
+        """The penalty of each unknown of a row."""
+        tail = [effect] if self.effects else []
+        return np.array([self.penalty] * self.rank + tail)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """Observed cells, each once, by site and then time: their weights and sums of values."""
+
+    sites: IntArray
+    times: IntArray
+    weights: FloatArray
+    sums: FloatArray
+    shape: tuple[int, int]
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return len(self.sites)
+
+    @cached_property
+    def keys(self) -> IntArray:
+        """Positions in the table, row by row."""
+        return self.sites * self.shape[1] + self.times
+
+    def take(self, index: IntArray) -> Cells:
+        """Some of them."""
+        return Cells(
+            self.sites[index],
+            self.times[index],
+            self.weights[index],
+            self.sums[index],
+            self.shape,
+        )
+
+    def with_sums(self, sums: FloatArray) -> Cells:
+        """The same cells with other sums."""
+        return replace(self, sums=sums)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Covariates:
+    """What is known of sites and of times beforehand: one row each, standardised by the caller."""
+
+    sites: FloatArray = field(default_factory=lambda: _EMPTY)
+    times: FloatArray = field(default_factory=lambda: _EMPTY)
+
+    @property
+    def count(self) -> int:
+        """How many coefficients they have."""
+        return self.sites.shape[1] + self.times.shape[1]
+
+    def design(self, sites: IntArray, times: IntArray) -> FloatArray:
+        """One row per cell named."""
+        parts = []
+        if self.sites.shape[1]:
+            parts.append(self.sites[sites])
+        if self.times.shape[1]:
+            parts.append(self.times[times])
+        return np.concatenate(parts, axis=1) if parts else np.empty((len(sites), 0))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class TableParameters:
+    """theta as an offset, rows of sites, rows of times and coefficients of covariates.
+
+    A row holds the factors and, with effects, the effect as its last entry.
+    """
+
+    offset: float
+    sites: FloatArray
+    times: FloatArray
+    effects: bool
+    coefficients: FloatArray = field(default_factory=lambda: np.empty(0))
+    covariates: Covariates = field(default_factory=Covariates)
+
+    @property
+    def rank(self) -> int:
+        """The number of factors."""
+        return self.sites.shape[1] - int(self.effects)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Sites and times."""
+        return len(self.sites), len(self.times)
+
+    def base(self, sites: IntArray, times: IntArray) -> FloatArray:
+        """The offset and what covariates add."""
+        out = np.full(len(sites), self.offset)
+        if len(self.coefficients):
+            out += self.covariates.design(sites, times) @ self.coefficients
+        return out
+
+    def theta(self, sites: IntArray, times: IntArray) -> FloatArray:
+        """theta at the cells named."""
+        out, rank = self.base(sites, times), self.rank
+        for k in range(rank):
+            out += self.sites[sites, k] * self.times[times, k]
+        if self.effects:
+            out += self.sites[sites, rank] + self.times[times, rank]
+        return out
+
+    def dense(self, sites: IntArray) -> FloatArray:
+        """theta of these sites at all times: ``(len(sites), times)``."""
+        rank, out = self.rank, np.full((len(sites), len(self.times)), self.offset)
+        out += self.sites[sites, :rank] @ self.times[:, :rank].T
+        if self.effects:
+            out += self.sites[sites, rank:] + self.times[:, rank]
+        split = self.covariates.sites.shape[1]
+        if split:
+            out += (self.covariates.sites[sites] @ self.coefficients[:split])[:, None]
+        if self.covariates.times.shape[1]:
+            out += self.covariates.times @ self.coefficients[split:]
+        return out

@@ -1,0 +1,97 @@
+"""A table of the paper's size, drawn: birds of one species in a country, by site and month.
+
+Visits are as uneven as real ones: few sites and observers make most records, and recent months
+have more than early ones. Log-abundance is a site effect, a season, a trend, and site-specific
+amplitudes of both: rank 2 beyond the additive part.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emfed.errors import check_count
+from emfed.imputation.bins import Bins
+from emfed.imputation.families import Family, as_family
+from emfed.imputation.lowrank import TableParameters
+from emfed.imputation.table import FieldTable, Intake, build_table
+from emfed.protocols import FloatArray, IntArray
+from emfed.random import Purpose, check_seed, normals, uniforms
+
+PAPER = {"observers": 2465, "sites": 9721, "months": 525}
+"""The table of the paper (line 1108); 525 months is a size, not a period."""
+BUZZARD, MALLARD = 5980, 12185
+"""Records of its two species."""
+_FIRST = 1977 * 12
+_NOISE = 0.5
+
+
+def simulated_truth(sites: int, months: int, seed: int) -> TableParameters:
+    """The log-abundance that the records are drawn from."""
+    z = normals(seed, 0, Purpose.SIMULATION, np.zeros(1, dtype=np.int64), 3 * sites)[0]
+    site, season, trend = z.reshape(3, sites)
+    month = np.arange(months)
+    year = month / max(1, months - 1) - 0.5
+    cycle = np.cos(2 * np.pi * (month % 12 - 1) / 12)
+    rows = np.stack([0.9 * season, 1.3 * trend, 0.9 * site], axis=1)
+    columns = np.stack([cycle, year, 0.4 * cycle + 0.8 * year], axis=1)
+    return TableParameters(1.6, rows, columns, effects=True)
+
+
+def simulate_table(
+    records: int = MALLARD,
+    *,
+    observers: int = PAPER["observers"],
+    sites: int = PAPER["sites"],
+    months: int = PAPER["months"],
+    groups: int = 10,
+    family: str | Family = "log1p",
+    seed: int = 0,
+) -> FieldTable:
+    """Records of observers in random groups, which are the workers."""
+    family = as_family(family)
+    for name, number in (
+        ("records", records),
+        ("observers", observers),
+        ("sites", sites),
+        ("months", months),
+    ):
+        check_count(name, number)
+    check_seed(seed)
+    truth = simulated_truth(sites, months, seed)
+    u = uniforms(seed, 0, Purpose.SIMULATION, np.arange(1, 5), records)
+    observer = _pick(_zipf(observers, 0.5), u[0])
+    site = _pick(_zipf(sites, 1.0), u[1])
+    month = _pick(0.3 + np.linspace(0, 1, months), u[2])
+    noise = normals(seed, 0, Purpose.SIMULATION, np.arange(10, 11), records)[0]
+    theta = truth.theta(site, month) + _NOISE * noise
+    if family.name == "gaussian" and family.forward(np.ones(1))[0] == 1:
+        values = theta
+    else:
+        values = family.forward(as_family("poisson").draw(theta, 1.0, u[3]))
+    names = [f"site{index:0{len(str(sites))}d}" for index in range(sites)]
+    people = [f"observer{index:0{len(str(observers))}d}" for index in range(observers)]
+    table = build_table(
+        family,
+        names,
+        Bins("month", _FIRST, months),
+        people,
+        observer,
+        site,
+        month,
+        np.ones(records),
+        values,
+        Intake(records, records),
+    )
+    return table.regroup(groups, seed)
+
+
+def _zipf(count: int, power: float) -> FloatArray:
+    """Weights that fall like a power of the rank."""
+    return np.asarray((1.0 + np.arange(count)) ** -power)
+
+
+def _pick(weights: FloatArray, uniform: FloatArray) -> IntArray:
+    """Indices with probabilities in proportion to the weights."""
+    running = np.cumsum(weights)
+    index = np.searchsorted(running, uniform * running[-1], side="right")
+    return np.minimum(index, len(weights) - 1).astype(np.int64)

@@ -1,0 +1,231 @@
+"""Records of many observers, reduced to cells: what each worker knows of its own table.
+
+A worker's cell has a weight (how many records, or their exposure) and the sum of their values in
+the scale of the family. That is all a fit needs, and it is all that is kept of the records.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, final
+
+import numpy as np
+
+from emfed.errors import DataError, EmfedWarning, SettingsError, check_count, check_range
+from emfed.imputation.bins import Bins
+from emfed.imputation.families import Family
+from emfed.imputation.lowrank import Cells, add_up
+from emfed.protocols import FloatArray, IntArray
+from emfed.random import Purpose, check_seed, uniforms
+
+logger = logging.getLogger(__name__)
+_ZERO = np.zeros(1, dtype=np.int64)
+
+
+@final
+@dataclass(frozen=True)
+class Intake:
+    """What became of the rows that were read: nothing is dropped without being counted here."""
+
+    rows: int
+    """Rows read, after the filters that were asked for."""
+    used: int
+    """Rows that are in the table."""
+    missing: int = 0
+    """Rows without a value."""
+    uncounted: int = 0
+    """Rows that say present and give no number (eBird's X), where a number is needed."""
+    shared: int = 0
+    """Rows that repeat a checklist shared by a group (eBird)."""
+    zeros: int = 0
+    """Zeros filled in from complete checklists without the species (eBird)."""
+    bad: dict[str, int] = field(default_factory=dict)
+    """Rows that could not be read, by reason."""
+    examples: tuple[str, ...] = ()
+    """The first of them, with their line numbers."""
+
+    def describe(self) -> dict[str, Any]:
+        """Plain types."""
+        return {**vars(self), "examples": list(self.examples)}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class FieldTable:
+    """Cells of every worker, worker by worker, each sorted by site and then time.
+
+    ``values`` are sums over a cell's records in the family's scale, ``weights`` their number or
+    exposure. Worker c holds ``offsets[c]`` to ``offsets[c + 1]``.
+    """
+
+    family: Family
+    sites: Sequence[str]
+    bins: Bins
+    workers: Sequence[str]
+    offsets: IntArray
+    site: IntArray
+    time: IntArray
+    weights: FloatArray
+    values: FloatArray
+    intake: Intake
+    counted: bool = True
+    """Whether weights are numbers of records (and not exposures)."""
+
+    def __post_init__(self) -> None:
+        if not len(self.site):
+            raise DataError("the table has no record with a value: nothing can be fitted.")
+
+    def __repr__(self) -> str:
+        rows, columns = self.shape
+        return (
+            f"<FieldTable of {rows} sites x {columns} {self.bins.unit}s, {len(self.workers)} "
+            f"workers, {len(self.site)} cells, {self.intake.used} records>"
+        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Sites and times."""
+        return len(self.sites), self.bins.count
+
+    @property
+    def records(self) -> int:
+        """Records that are in the table."""
+        return self.intake.used
+
+    @cached_property
+    def keys(self) -> IntArray:
+        """Position of each cell in the table, row by row."""
+        return self.site * self.bins.count + self.time
+
+    @cached_property
+    def pooled(self) -> Cells:
+        """All workers' cells together: what a federation must not see, for comparisons."""
+        keys, place = np.unique(self.keys, return_inverse=True)
+        return Cells(
+            keys // self.bins.count,
+            keys % self.bins.count,
+            add_up(place, self.weights, len(keys)),
+            add_up(place, self.values, len(keys)),
+            self.shape,
+        )
+
+    def split(self, share: float = 0.1, seed: int = 0) -> tuple[FieldTable, Cells]:
+        """The table without a random share of its observed cells, and those cells."""
+        check_range("share", share, 0, 1, open_low=True, open_high=True)
+        cells = self.pooled
+        u = uniforms(check_seed(seed), 0, Purpose.HOLDOUT, _ZERO, cells.size)[0]
+        count = max(1, round(share * cells.size))
+        if count >= cells.size:
+            raise SettingsError(f"share={share} of {cells.size} observed cells leaves none to fit.")
+        out = np.zeros(cells.size, dtype=np.bool_)
+        out[np.argpartition(u, count)[:count]] = True
+        held = cells.take(np.flatnonzero(out))
+        return self.keep(~np.isin(self.keys, held.keys)), held
+
+    def keep(self, kept: Any) -> FieldTable:
+        """Some of the cells; a worker with none of them leaves."""
+        owner = np.repeat(np.arange(len(self.workers)), np.diff(self.offsets))[kept]
+        left, counts = np.unique(owner, return_counts=True)
+        return replace(
+            self,
+            workers=[self.workers[c] for c in left],
+            offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            site=self.site[kept],
+            time=self.time[kept],
+            weights=self.weights[kept],
+            values=self.values[kept],
+        )
+
+    def regroup(self, count: int, seed: int = 0) -> FieldTable:
+        """The workers put at random into ``count`` groups, each a worker from now on."""
+        check_count("groups", count)
+        n = len(self.workers)
+        if count > n:
+            raise SettingsError(f"{n} workers cannot make {count} groups.")
+        order = np.argsort(uniforms(check_seed(seed), 0, Purpose.GROUPING, _ZERO, n)[0])
+        group = np.empty(n, dtype=np.int64)
+        group[order] = np.arange(n) % count  # sizes differ by one at most
+        owner = np.repeat(group, np.diff(self.offsets))
+        names = [str(number) for number in range(count)]
+        return build_table(
+            self.family,
+            self.sites,
+            self.bins,
+            names,
+            owner,
+            self.site,
+            self.time,
+            self.weights,
+            self.values,
+            self.intake,
+            counted=self.counted,
+        )
+
+    def warn(self) -> None:
+        """Say what a user should know before a fit: empty rows and columns, a lone worker."""
+        rows, columns = self.shape
+        empty = rows - len(np.unique(self.site)), columns - len(np.unique(self.time))
+        for number, what, names, seen in (
+            (empty[0], "site", self.sites, self.site),
+            (empty[1], self.bins.unit, self.bins.labels() if empty[1] else (), self.time),
+        ):
+            if number:
+                first = np.setdiff1d(np.arange(len(names)), seen)[0]
+                warnings.warn(
+                    f"{number} of {len(names)} {what}s have no record, the first {names[first]!r}: "
+                    "their estimates rest on the rest of the table alone.",
+                    EmfedWarning,
+                    stacklevel=3,
+                )
+        if len(self.workers) == 1:
+            warnings.warn(
+                f"one worker, {self.workers[0]!r}, holds every record: nothing is federated. Name "
+                "the column of the workers if there are several.",
+                EmfedWarning,
+                stacklevel=3,
+            )
+
+
+def build_table(
+    family: Family,
+    sites: Sequence[str],
+    bins: Bins,
+    workers: Sequence[str],
+    worker: IntArray,
+    site: IntArray,
+    time: IntArray,
+    weights: FloatArray,
+    values: FloatArray,
+    intake: Intake,
+    *,
+    counted: bool = True,
+) -> FieldTable:
+    """A table from rows ``(worker, site, time, weight, value)``, cells seen twice added up."""
+    if len(worker) == 0:
+        raise DataError("the table has no record with a value: nothing can be fitted.")
+    size = len(sites) * bins.count
+    keys = site * bins.count + time
+    order = np.lexsort((keys, worker))
+    worker, keys = worker[order], keys[order]
+    first = np.flatnonzero(np.r_[True, (np.diff(worker) > 0) | (np.diff(keys) > 0)])
+    cells, owner = keys[first], worker[first]
+    if cells.min() < 0 or cells.max() >= size:
+        raise DataError(f"a record lies outside the {len(sites)} x {bins.count} table.")
+    present, counts = np.unique(owner, return_counts=True)
+    return FieldTable(
+        family,
+        sites,
+        bins,
+        [workers[c] for c in present],
+        np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        cells // bins.count,
+        cells % bins.count,
+        np.add.reduceat(weights[order], first),
+        np.add.reduceat(values[order], first),
+        intake,
+        counted,
+    )

@@ -1,0 +1,68 @@
+"""A common model fitted to one worker's rows: MAP, with the common model as the prior.
+
+The prior is conjugate: what ``worth`` rows drawn from the common model would add to the statistics.
+With ``n`` rows of its own, a worker iterates
+
+    s <- (n s-bar(T(s)) + worth s_0) / (n + worth),    s_0 = E[s(y, z)] under the common model,
+
+which is EM for the likelihood of its own rows plus ``worth`` times the expected complete-data
+log-likelihood under the common model. It holds for every model of the contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from emfed.errors import DataError
+from emfed.protocols import FloatArray, Model
+
+STEPS = 1000
+LEFT = 1e-6
+"""Nats per row that may be left to gain."""
+
+
+def adapt(
+    model: Model,
+    statistics: FloatArray,
+    summary: Mapping[str, FloatArray],
+    rows: Any,
+    worth: float,
+) -> tuple[Model, FloatArray]:
+    """The model bound to these rows and the common ones, and its statistics at the optimum.
+
+    ``model``, ``statistics`` and ``summary`` (of all rows, as the opening exchange told) are those
+    of the common fit.
+    """
+    n = len(rows)
+    share = worth / (n + worth)
+    user = model.to_user(model.maximize(statistics))
+    told = model.summary(rows)
+    if {n: np.shape(a) for n, a in told.items()} != {n: np.shape(a) for n, a in summary.items()}:
+        raise DataError(
+            "the summary of all rows that came with the model is not one of such rows: the model "
+            "file was altered, or is of another release. Fit the model again."
+        )
+    both = {name: np.stack([told[name], summary[name]]) for name in told}
+    counts, weights = np.array([n, int(np.ceil(worth))]), np.array([1 - share, share])
+    own = model.bind(both, counts, weights)
+    # A prior that does not know the number of rows is in T already: at S, T gives theta.
+    common = statistics if own is model else own.statistics_of(own.from_user(user))
+    return own, _climb(own, common, rows, share)
+
+
+def _climb(model: Model, common: FloatArray, rows: Any, share: float) -> FloatArray:
+    """EM from the common model's statistics until little is left to gain."""
+    statistics, theta, gain = common, model.maximize(common), np.inf
+    for _ in range(STEPS):
+        own = model.expected_statistics(rows, theta)
+        statistics, before = (1 - share) * own + share * common, theta
+        theta = model.maximize(statistics)
+        last = gain
+        gain = float(model.surrogate(statistics, before) - model.surrogate(statistics, theta))
+        # Gains are taken to go on falling as they did last.
+        if gain / (1 - min(gain / last, 0.99)) < LEFT:
+            break
+    return statistics

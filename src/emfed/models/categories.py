@@ -1,0 +1,190 @@
+"""Families of codes: Bernoulli and categorical."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import numpy as np
+
+from emfed.errors import check_count
+from emfed.models.families import Family
+from emfed.protocols import FloatArray
+
+
+def clip_simplex(p: FloatArray, floor: float) -> FloatArray:
+    """Probabilities with those below the floor raised to it and the others scaled: exact."""
+    low = floor / p.shape[-1]
+    raised = p <= low
+    for _ in range(p.shape[-1]):
+        free = np.where(raised, 0.0, p)
+        left = 1 - low * raised.sum(axis=-1, keepdims=True)
+        total = free.sum(axis=-1, keepdims=True)
+        p = np.where(raised, low, free * left / np.where(total > 0, total, 1.0))
+        again = raised | (p <= low)
+        if np.array_equal(again, raised):
+            break
+        raised = again
+    return p
+
+
+@final
+@dataclass(frozen=True)
+class Bernoulli(Family):
+    """0 or 1: the probability of 1."""
+
+    name: ClassVar[str] = "bernoulli"
+    whole: ClassVar[bool] = True
+    names: ClassVar[tuple[str, ...]] = ("probability",)
+    support: ClassVar[str] = "0 or 1"
+
+    def allowed(self, xp: Any, y: Any) -> Any:
+        """0 or 1."""
+        return (y == 0) | (y == 1)
+
+    def typical(self, mean: FloatArray, extra: FloatArray, scale: FloatArray) -> FloatArray:
+        """The share of ones."""
+        return mean[..., None]
+
+    def expand(self, xp: Any, z: Any, exposure: Any) -> Sequence[Any]:
+        """The value itself."""
+        return (z,)
+
+    def natural(self, theta: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """The log-odds."""
+        return -np.log1p(-theta[..., 0]), np.log(theta / (1 - theta))
+
+    def base(self, xp: Any, y: Any, exposure: Any, scale: Any) -> Any:
+        """Nothing."""
+        return xp.zeros_like(y)
+
+    def estimate(self, mass: FloatArray, moments: FloatArray, floor: float) -> FloatArray:
+        """The share of ones."""
+        return np.clip(moments / mass[..., None], floor / 2, 1 - floor / 2)
+
+    def expected(self, theta: FloatArray) -> FloatArray:
+        """The probability."""
+        return theta
+
+    def covariance(self, theta: FloatArray, scale: FloatArray) -> FloatArray:
+        """p (1 - p), not too small."""
+        return np.maximum(theta * (1 - theta), 0.01)[..., None]
+
+    def begin(self, draws: FloatArray, typical: FloatArray) -> FloatArray:
+        """Log-odds around those of all data."""
+        share = np.clip(typical, 0.01, 0.99)
+        return 1 / (1 + np.exp(-np.log(share / (1 - share)) - draws[..., :1]))
+
+    def proper(self, theta: FloatArray) -> bool:
+        """Probabilities."""
+        return bool(np.all((theta > 0) & (theta < 1)))
+
+    def mean(self, theta: FloatArray, exposure: FloatArray) -> FloatArray:
+        """The probability of 1."""
+        return theta[..., 0]
+
+    def draw(self, theta: FloatArray, exposure: FloatArray, u: FloatArray) -> FloatArray:
+        """1 above the probability of 0."""
+        return (u > 1 - theta[..., 0]).astype(np.float64)
+
+    def cdf(self, theta: FloatArray, exposure: FloatArray, y: FloatArray) -> FloatArray:
+        """A step at 0 and one at 1."""
+        return np.where(y < 0, 0.0, np.where(y < 1, 1 - theta[..., 0], 1.0))
+
+
+@final
+@dataclass(frozen=True)
+class Categorical(Family):
+    """One of ``categories`` codes 0, 1, ...: their probabilities."""
+
+    categories: int
+    name: ClassVar[str] = "categorical"
+    whole: ClassVar[bool] = True
+    filler: ClassVar[float] = -1.0
+    names: ClassVar[tuple[str, ...]] = ("probabilities",)
+    support: ClassVar[str] = "a code 0, 1, ... below the number of categories"
+
+    def __post_init__(self) -> None:
+        check_count("categories", self.categories, 2)
+
+    @property
+    def divides(self) -> bool:
+        """The counts of the categories say the mass."""
+        return False
+
+    @property
+    def width(self) -> int:
+        """An indicator of each category."""
+        return self.categories
+
+    @property
+    def size(self) -> int:
+        """A probability of each category."""
+        return self.categories
+
+    def allowed(self, xp: Any, y: Any) -> Any:
+        """Codes."""
+        return (y >= 0) & (y < self.categories) & (y == xp.floor(y))
+
+    def extra(self, xp: Any, y: Any) -> Any | None:
+        """Indicators, for the frequencies."""
+        return xp.stack([xp.astype(y == code, xp.float64) for code in range(self.categories)])
+
+    def typical(self, mean: FloatArray, extra: FloatArray, scale: FloatArray) -> FloatArray:
+        """The frequencies."""
+        return extra
+
+    def expand(self, xp: Any, z: Any, exposure: Any) -> Sequence[Any]:
+        """Indicators."""
+        return [xp.astype(z == code, xp.float64) for code in range(self.categories)]
+
+    def natural(self, theta: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Logarithms."""
+        return np.zeros(theta.shape[:-1]), np.log(theta)
+
+    def base(self, xp: Any, y: Any, exposure: Any, scale: Any) -> Any:
+        """Nothing."""
+        return xp.zeros_like(y)
+
+    def estimate(self, mass: FloatArray, moments: FloatArray, floor: float) -> FloatArray:
+        """Frequencies, none below the floor."""
+        shares = moments / moments.sum(axis=-1, keepdims=True)
+        return clip_simplex(shares, floor) if floor > 0 else shares
+
+    def valid(self, mass: FloatArray, moments: FloatArray, floor: float) -> bool:
+        """Some mass, and without a floor in every category."""
+        if floor == 0 and np.any(moments <= 0):
+            return False
+        return bool(np.all(moments.sum(axis=-1) > 1e-12))
+
+    def expected(self, theta: FloatArray) -> FloatArray:
+        """The probabilities."""
+        return theta
+
+    def covariance(self, theta: FloatArray, scale: FloatArray) -> FloatArray:
+        """The diagonal alone, not too small: counts sum to the mass, the whole is singular."""
+        return np.maximum(theta, 0.01)[..., None] * np.eye(self.categories)
+
+    def begin(self, draws: FloatArray, typical: FloatArray) -> FloatArray:
+        """Frequencies of all data, disturbed."""
+        p = np.maximum(typical, 0.01) * np.exp(0.7 * draws)
+        return p / p.sum(axis=-1, keepdims=True)
+
+    def proper(self, theta: FloatArray) -> bool:
+        """Probabilities."""
+        return bool(np.all(theta > 0) and np.allclose(theta.sum(axis=-1), 1, atol=1e-6))
+
+    def mean(self, theta: FloatArray, exposure: FloatArray) -> FloatArray:
+        """The likeliest code."""
+        return np.argmax(theta, axis=-1).astype(np.float64)
+
+    def draw(self, theta: FloatArray, exposure: FloatArray, u: FloatArray) -> FloatArray:
+        """By inversion."""
+        below = np.cumsum(theta, axis=-1)[..., :-1]
+        return (u[..., None] > below).sum(axis=-1).astype(np.float64)
+
+    def cdf(self, theta: FloatArray, exposure: FloatArray, y: FloatArray) -> FloatArray:
+        """Of the codes, in their order."""
+        reached = np.arange(self.categories) <= y[..., None]
+        return np.asarray((theta * reached).sum(axis=-1))

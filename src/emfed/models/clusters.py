@@ -1,0 +1,295 @@
+"""k-means: rows count for the nearest centre alone, so only cluster sums and counts travel.
+
+The statistics are ``mass`` (shares of rows) and ``first`` (their sums) of each cluster; T is the
+mean of each. Lloyd's algorithm is then EM in expectation space with a hard E-step, so all
+of the package's algorithms, compressors and federations run it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self, final
+
+import numpy as np
+from array_api_compat import array_namespace, device
+
+from emfed.errors import DataError, EmfedError, SettingsError, check_count, check_type
+from emfed.models.components import SMALLEST_MASS
+from emfed.models.mixture import blocks, to_numpy
+from emfed.models.parameters import Frame, common_frame
+from emfed.models.rows import check_rows, combine_moments, moments, total_weight
+from emfed.protocols import FloatArray, IntArray, Layout, Model, Parameters
+from emfed.random import Purpose, normals
+
+
+@final
+@dataclass(frozen=True)
+class Centres(Parameters):
+    """The centres of the clusters, ``(K, d)``."""
+
+    centres: FloatArray
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "centres", np.asarray(self.centres, dtype=np.float64))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Clusters(Model):
+    """k-means in the user's units or, ``standardised``, in those of each column; see `k_means`."""
+
+    n_components: int
+    standardised: bool = False
+    fill: bool = False
+    """Whether NaN counts as the common mean: rough, but enough to start other models."""
+    smallest: int = 1
+    """Clusters with fewer of a worker's rows are left out of what it says."""
+    frame: Frame | None = None
+    samples: int = 0
+    variance: float = 0.0
+    """The mean squared distance to the common mean, in the frame."""
+
+    def __post_init__(self) -> None:
+        check_count("n_clusters", self.n_components)
+
+    @property
+    def _frame(self) -> Frame:
+        if self.frame is None:
+            raise EmfedError("this model does not know its data yet: use emfed.fit, or bind().")
+        return self.frame
+
+    @property
+    def n_features(self) -> int:
+        """The number of columns d."""
+        return len(self._frame.origin)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """``mass`` and ``first``."""
+        k, d = self.n_components, self.n_features
+        return Layout((("mass", (k,)), ("first", (k, d))))
+
+    def check(
+        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
+    ) -> None:
+        """Finite numbers."""
+        check_rows(data, where, columns, None if self.frame is None else self.n_features, first)
+
+    def evaluate(
+        self, data: Any, params: Centres, weights: Any | None = None
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Statistics, minus the mean squared distance to the centres, and no entropy.
+
+        Up to the spread of a worker's rows, which over all workers is a known constant, the
+        distance follows from the statistics: one pass is enough.
+        """
+        statistics = self.expected_statistics(data, params, weights)
+        value = -2 * self.surrogate(statistics, params) - self.variance
+        return statistics, value, np.zeros_like(value)
+
+    def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
+        """Mean and variances."""
+        mean, scatter = moments(data, weights, full=False)
+        return {"mean": mean, "scatter": scatter}
+
+    def combine(
+        self, summaries: Mapping[str, FloatArray], shares: FloatArray
+    ) -> dict[str, FloatArray]:
+        """Mean and variances of a union."""
+        return combine_moments(summaries, shares, full=False)
+
+    def bind(
+        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
+    ) -> Self:
+        """Common origin and scale: one for all columns unless they are standardised."""
+        samples = int(counts.sum())
+        if self.n_components > samples:
+            raise DataError(
+                f"n_clusters={self.n_components}, but all workers together have {samples} rows: "
+                "use fewer clusters."
+            )
+        whole = self.combine(summaries, weights)
+        kind = "diag" if self.standardised else "spherical"
+        frame = common_frame(whole["mean"], whole["scatter"], kind, floored=True)
+        variance = float((whole["scatter"] / frame.scale**2).sum())
+        return dataclasses.replace(self, frame=frame, samples=samples, variance=variance)
+
+    @classmethod
+    def within(cls, frame: Frame, count: int, samples: int) -> Clusters:
+        """Clusters in a frame that another model has already been bound to."""
+        one_scale = bool(np.all(frame.scale == frame.scale[0]))
+        d = float(len(frame.origin))
+        return cls(count, not one_scale, frame=frame, samples=samples, variance=d)
+
+    def clusters(self, count: int) -> Clusters:
+        """Itself, with so many clusters."""
+        return dataclasses.replace(self, n_components=count)
+
+    def start_at(self, mass: FloatArray, centres: FloatArray, spread: FloatArray) -> Centres:
+        """The centres."""
+        return Centres(centres)
+
+    # The E-step.
+
+    def _assigned(
+        self, data: Any, params: Centres, weights: Any | None
+    ) -> Iterator[tuple[Any, Any, Any]]:
+        """Blocks of rows in the frame ``(..., m, d)``, scores ``(..., m, K)``, and weights.
+
+        The score <z, c> - |c|^2 / 2 is largest at the nearest centre.
+        """
+        xp, where = array_namespace(data), device(data)
+        origin = xp.asarray(self._frame.origin, device=where)
+        inverse = xp.asarray(1 / self._frame.scale, device=where)
+        centres = xp.asarray(np.swapaxes(params.centres, -1, -2), device=where)
+        half = xp.asarray(0.5 * (params.centres**2).sum(axis=-1)[..., None, :], device=where)
+        for rows, w in blocks(data, weights, self.n_features + self.n_components):
+            z = (xp.astype(rows, xp.float64) - origin) * inverse
+            z = xp.where(xp.isnan(z), 0.0, z) if self.fill else z
+            yield z, z @ centres - half, w
+
+    def expected_statistics(
+        self, data: Any, params: Centres, weights: Any | None = None
+    ) -> FloatArray:
+        """Shares and sums of each cluster."""
+        xp, mass, sums, rows = array_namespace(data), 0.0, 0.0, 0.0
+        clusters = xp.arange(self.n_components, device=device(data))
+        for z, scores, w in self._assigned(data, params, weights):
+            nearest = xp.argmax(scores, axis=-1)
+            member = xp.astype(nearest[..., None, :] == clusters[:, None], xp.float64)
+            if self.smallest > 1:
+                real = member if w is None else member * xp.astype(w > 0, xp.float64)[..., None, :]
+                rows = rows + xp.sum(real, axis=-1)
+            member = member if w is None else member * w[..., None, :]
+            mass = mass + xp.sum(member, axis=-1)
+            sums = sums + member @ z
+        count = total_weight(data, weights)[..., None]
+        parts = {"mass": to_numpy(mass) / count, "first": to_numpy(sums) / count[..., None]}
+        if self.smallest > 1:
+            told = to_numpy(rows) >= self.smallest
+            parts = {"mass": parts["mass"] * told, "first": parts["first"] * told[..., None]}
+        return self.layout.join(parts)
+
+    def responsibilities(self, data: Any, params: Centres) -> FloatArray:
+        """1 for the nearest centre."""
+        xp = array_namespace(data)
+        found = [to_numpy(xp.argmax(s, axis=-1)) for _, s, _ in self._assigned(data, params, None)]
+        nearest = np.concatenate(found, axis=-1).astype(np.int64)
+        return np.eye(self.n_components)[nearest]
+
+    def distances(self, data: Any, params: Centres) -> FloatArray:
+        """From each row to each centre, in the frame, ``(..., rows, K)``.
+
+        By differences: products would lose half the digits of small distances.
+        """
+        parts = []
+        for z, _, _ in self._assigned(data, params, None):
+            away = to_numpy(z)[..., None] - np.swapaxes(params.centres, -1, -2)[..., None, :, :]
+            parts.append(np.sqrt((away * away).sum(axis=-2)))
+        return np.concatenate(parts, axis=-2)
+
+    def score_samples(self, data: Any, params: Centres) -> FloatArray:
+        """Minus the squared distance to the nearest centre, in the frame."""
+        return -(self.distances(data, params).min(axis=-1) ** 2)
+
+    def log_likelihood(self, data: Any, params: Centres, weights: Any | None = None) -> FloatArray:
+        """Minus the (weighted) mean squared distance: not a likelihood, but what rises."""
+        values = self.score_samples(data, params)
+        if weights is None:
+            return np.asarray(values.mean(axis=-1))
+        w = to_numpy(weights)
+        return np.asarray((values * w).sum(axis=-1) / w.sum(axis=-1))
+
+    # The M-step.
+
+    def maximize(self, statistics: FloatArray) -> Centres:
+        """The mean of each cluster."""
+        parts = self.layout.split(np.asarray(statistics, dtype=np.float64))
+        return Centres(parts["first"] / parts["mass"][..., None])
+
+    def surrogate(self, statistics: FloatArray, params: Centres) -> FloatArray:
+        """Half the mean squared distance, up to a constant."""
+        parts = self.layout.split(np.asarray(statistics, dtype=np.float64))
+        squares = 0.5 * parts["mass"] * (params.centres**2).sum(axis=-1)
+        return (squares - (parts["first"] * params.centres).sum(axis=-1)).sum(axis=-1)
+
+    def inertia(self, statistics: FloatArray) -> float:
+        """The mean squared distance of rows to the means of their clusters, in the frame."""
+        parts = self.layout.split(np.asarray(statistics, dtype=np.float64))
+        between = (parts["first"] ** 2).sum(axis=-1) / parts["mass"]
+        return self.variance - float(between.sum())
+
+    def penalty(self, params: Centres) -> float:
+        """None."""
+        return 0.0
+
+    def inside(self, statistics: FloatArray) -> bool:
+        """Every cluster has some mass."""
+        finite = np.all(np.isfinite(statistics))
+        return bool(finite and np.all(statistics[..., : self.n_components] >= SMALLEST_MASS))
+
+    def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
+        """A cluster without rows stays where it is, with a trace of mass."""
+        gone = after[self.layout.slices["mass"]] < 2 * SMALLEST_MASS
+        if not gone.any():
+            return after
+        old, new = self.layout.split(before), self.layout.split(after.copy())
+        share = 2 * SMALLEST_MASS / old["mass"][gone]
+        for name, value in new.items():
+            value[gone] = old[name][gone] * share[(..., *(None,) * (value.ndim - 1))]
+        return self.layout.join(new)
+
+    # Starts and units.
+
+    def start(self, seed: int) -> Centres:
+        """Drawn around the common mean with the spread of all data."""
+        k, d = self.n_components, self.n_features
+        draws = normals(seed, 0, Purpose.START, np.zeros(1, dtype=np.int64), k * d)
+        return Centres(draws.reshape(k, d) * np.sqrt(self.variance / d))
+
+    def statistics_of(self, params: Centres) -> FloatArray:
+        """Clusters of equal mass."""
+        k = params.centres.shape[-2]
+        mass = np.full(params.centres.shape[:-1], 1 / k)
+        return self.layout.join({"mass": mass, "first": params.centres / k})
+
+    def to_user(self, params: Centres) -> Centres:
+        """Centres in the user's units."""
+        return Centres(params.centres * self._frame.scale + self._frame.origin)
+
+    def from_user(self, params: Centres) -> Centres:
+        """Checked centres in the frame's units."""
+        check_type("start", params, Centres, "Centres(centres)")
+        expected = (self.n_components, self.n_features)
+        if params.centres.shape != expected or not np.isfinite(params.centres).all():
+            raise SettingsError(
+                f"start centres: expected finite numbers of shape {expected}; got shape "
+                f"{params.centres.shape}."
+            )
+        return Centres((params.centres - self._frame.origin) / self._frame.scale)
+
+    def free_parameters(self) -> int:
+        """The centres."""
+        return self.n_components * self.n_features
+
+    def describe(self) -> dict[str, Any]:
+        """The settings."""
+        return {
+            "model": "k-means",
+            "n_clusters": self.n_components,
+            "standardised": self.standardised,
+            "fill": self.fill,
+            "smallest": self.smallest,
+        }
+
+
+def k_means(n_clusters: int, *, standardised: bool = False) -> Clusters:
+    """k-means: fit it like any model, by `EM` (Lloyd's algorithm) or compressed.
+
+    Distances are in the user's units or, ``standardised``, in standard deviations of each column.
+    Only cluster sums and counts leave a worker.
+    """
+    return Clusters(n_clusters, standardised)

@@ -1,0 +1,444 @@
+"""A table whose columns each have a family of their own, any entry of which may be missing.
+
+`Columns` is what mixed-type mixtures and Markov chains share: given the component (or state), the
+columns are independent. Its features are those of each family, zero where a value is missing, and
+for columns with missing values an indicator that carries the normaliser A: what was not seen
+neither counts nor costs. Statistics are ``observed`` (the mass of each such column) and
+``moments``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, final
+
+import numpy as np
+from array_api_compat import array_namespace, device
+
+from emfed.errors import DataError, SettingsError
+from emfed.models.categories import Bernoulli, Categorical
+from emfed.models.durations import Exponential, Gamma
+from emfed.models.families import Family, Gaussian, Poisson
+from emfed.models.mixture import blocks, to_numpy
+from emfed.models.naming import column_name
+from emfed.models.rows import combine_seen, seen_moments, total_weight
+from emfed.protocols import FloatArray, IntArray, Parameters
+
+EXPOSURE = "exposure"
+"""What a column is called that only says how much a count was exposed to."""
+NAMED: dict[str, Family] = {
+    f.name: f for f in (Gaussian(), Poisson(), Bernoulli(), Exponential(), Gamma())
+}
+ARRAYS = (*NAMED, Categorical.name)
+
+
+def _none() -> FloatArray:
+    return np.empty(0)
+
+
+@dataclass(frozen=True)
+class ColumnParameters(Parameters):
+    """Parameters of each family's columns, in the order of the table; ``(K, ...)`` each.
+
+    ``gaussian`` ``(K, c, 2)`` holds means and variances, ``poisson`` ``(K, c)`` rates,
+    ``bernoulli`` ``(K, c)`` probabilities, ``exponential`` ``(K, c)`` means, ``gamma``
+    ``(K, c, 2)`` shapes and means, ``categorical`` ``(K, n)`` the probabilities of the categories
+    of all categorical columns, one column after the other. All may share leading axes.
+    """
+
+    gaussian: FloatArray = field(default_factory=_none)
+    poisson: FloatArray = field(default_factory=_none)
+    bernoulli: FloatArray = field(default_factory=_none)
+    exponential: FloatArray = field(default_factory=_none)
+    gamma: FloatArray = field(default_factory=_none)
+    categorical: FloatArray = field(default_factory=_none)
+
+    def __post_init__(self) -> None:
+        for name, value in self.arrays().items():
+            object.__setattr__(self, name, np.asarray(value, dtype=np.float64))
+
+
+@final
+@dataclass(frozen=True)
+class Group:
+    """Columns of one family, and of their exposures; where their parameters and features lie."""
+
+    family: Family
+    columns: IntArray
+    exposures: IntArray | None
+    array: str
+    """The name of their array among the parameters."""
+    first: int
+    """Where they begin in it."""
+
+    @property
+    def width(self) -> int:
+        """All features of the group."""
+        return len(self.columns) * self.family.width
+
+    def read(self, params: ColumnParameters) -> FloatArray:
+        """theta of the group, ``(..., K, c, size)``."""
+        whole, c, size = getattr(params, self.array), len(self.columns), self.family.size
+        if self.array == Categorical.name:
+            return whole[..., None, self.first : self.first + size]
+        part = whole if size > 1 else whole[..., None]
+        return part[..., self.first : self.first + c, :]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ColumnBound:
+    """What the opening exchange told of the columns."""
+
+    observed: FloatArray
+    origin: FloatArray
+    scale: FloatArray
+    typical: tuple[FloatArray, ...]
+    """The mean of t(z) over all data, group by group."""
+    mean: FloatArray
+    spread: FloatArray
+    """Mean and standard deviation of each column's values, whatever its family."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """The families of a table's columns; `bind` gives the ones that know their frame."""
+
+    families: tuple[Family | str, ...]
+    names: tuple[str, ...] | None = None
+    floor: float = 1e-6
+    missing: bool = True
+    every: bool = False
+    """Whether the one family is that of every column, however many there are."""
+    bound: ColumnBound | None = None
+
+    @classmethod
+    def of(cls, given: Any, floor: float, missing: bool = True) -> Columns:
+        """From a dict of names and families, a list of families, or one for every column."""
+        if isinstance(given, (str, Family)):
+            return cls((_family(given),), None, floor, missing, every=True)
+        names = tuple(given) if isinstance(given, Mapping) else None
+        values = list(given.values()) if isinstance(given, Mapping) else list(given)
+        if not values:
+            raise SettingsError("families must be a list or dict with one family per column.")
+        return cls(tuple(_family(value) for value in values), names, floor, missing)
+
+    def __post_init__(self) -> None:
+        for group in self.groups:  # exposures are found, and are exposures
+            for position in () if group.exposures is None else group.exposures.tolist():
+                if self.families[position] != EXPOSURE:
+                    raise SettingsError(
+                        f"Poisson(exposure={position}): that column must have the family "
+                        f"{EXPOSURE!r}; it has {self.families[position]!r}."
+                    )
+        if not self.groups:
+            raise SettingsError("families: expected at least one column that is no exposure.")
+
+    def describe(self) -> Any:
+        """The families as they were given: one, a list, or pairs with names; plain JSON types."""
+        plain = [_describe(family) for family in self.families]
+        if self.names is not None:
+            return [list(pair) for pair in zip(self.names, plain, strict=True)]
+        return plain[0] if self.every else plain
+
+    @property
+    def count(self) -> int:
+        """The number of columns."""
+        return len(self.families)
+
+    def fit_to(self, width: int) -> Columns:
+        """The families of a table of this width."""
+        if not self.every:
+            return self
+        return dataclasses.replace(self, families=self.families * width, every=False)
+
+    def _position(self, column: str | int) -> int:
+        where = list(self.names or ())
+        if isinstance(column, str) and column in where:
+            return where.index(column)
+        if not isinstance(column, str) and 0 <= column < self.count:
+            return int(column)
+        raise SettingsError(f"Poisson(exposure={column!r}): there is no such column.")
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """Columns that are computed together: by family; categorical ones each alone."""
+        found: dict[Any, list[int]] = {}
+        for position, family in enumerate(self.families):
+            if isinstance(family, Family):
+                exposed = isinstance(family, Poisson) and family.exposure is not None
+                alone = position if isinstance(family, Categorical) else exposed
+                found.setdefault((ARRAYS.index(family.name), alone), []).append(position)
+        groups, first = [], dict.fromkeys(ARRAYS, 0)
+        for (which, _), positions in sorted(found.items()):
+            family = self.families[positions[0]]
+            assert isinstance(family, Family)
+            exposures = None
+            if isinstance(family, Poisson) and family.exposure is not None:
+                each = [self.families[p] for p in positions]
+                named = [f.exposure for f in each if isinstance(f, Poisson)]
+                exposures = np.array([self._position(e) for e in named if e is not None])
+            name = ARRAYS[which]
+            columns = np.array(positions, dtype=np.int64)
+            groups.append(Group(family, columns, exposures, name, first[name]))
+            first[name] += family.size if isinstance(family, Categorical) else len(positions)
+        return tuple(groups)
+
+    def free_parameters(self) -> int:
+        """Of one component: probabilities of categories sum to one."""
+        return sum(
+            len(g.columns) * (g.family.size - isinstance(g.family, Categorical))
+            for g in self.groups
+        )
+
+    # The opening exchange.
+
+    def check(self, data: Any, where: str, columns: Sequence[str] | None, first: int) -> None:
+        """Raise `DataError` unless every entry is NaN or one its family can give."""
+        if columns is not None and self.names is not None and tuple(columns) != self.names:
+            raise DataError(
+                f"{where}: expected the columns {list(self.names)} in this order; got "
+                f"{list(columns)}."
+            )
+        xp = array_namespace(data)
+        for rows, _ in blocks(data, None, data.shape[-1]):
+            for group in self.groups:
+                y = xp.astype(_columns(xp, rows, group.columns), xp.float64, copy=False)
+                bad = ~group.family.allowed(xp, y)
+                bad = bad & ~xp.isnan(y) if self.missing else bad
+                self._complain(rows, bad, group.columns, group.family.support, where, first)
+                if group.exposures is not None:
+                    e = xp.astype(_columns(xp, rows, group.exposures), xp.float64, copy=False)
+                    bad = ~(xp.isnan(e) | ((e > 0) & (e <= 1e140)))
+                    words = "a positive exposure"
+                    self._complain(rows, bad, group.exposures, words, where, first)
+            first += rows.shape[-2]
+
+    def _complain(
+        self, rows: Any, bad: Any, columns: IntArray, words: str, where: str, first: int
+    ) -> None:
+        """Name the first bad entry of ``(..., m, c)``."""
+        if not bool(array_namespace(bad).any(bad)):
+            return
+        *_, row, which = np.argwhere(to_numpy(bad) != 0)[0].tolist()
+        column = int(columns[which])
+        name = str(column) if self.names is None else repr(self.names[column])
+        value = float(to_numpy(rows)[..., row, column].ravel()[0])
+        tail = "or NaN for a missing value" if self.missing else "and no NaN, as missing=False"
+        raise DataError(
+            f"{where}: row {first + row}, column {name} is {value}; expected {words}, {tail}."
+        )
+
+    def summary(self, data: Any, weights: Any | None) -> dict[str, FloatArray]:
+        """Shares of values seen, means and variances of each column, and what families add."""
+        observed, mean, scatter = seen_moments(data, weights)
+        xp = array_namespace(data)
+        extra: list[Any] = [0.0] * len(self.groups)
+        for rows, w in blocks(data, weights, data.shape[-1]):
+            for i, group in enumerate(self.groups):
+                y = xp.astype(_columns(xp, rows, group.columns), xp.float64)
+                seen = ~xp.isnan(y)
+                values = group.family.extra(xp, xp.where(seen, y, group.family.filler))
+                if values is not None:
+                    values = xp.where(seen, values, 0.0)
+                    values = values if w is None else values * w[..., None]
+                    extra[i] = extra[i] + xp.sum(values, axis=-2)
+        total = total_weight(data, weights)[..., None]
+        parts = []
+        for i, group in enumerate(self.groups):
+            if not isinstance(extra[i], float):
+                sums = np.moveaxis(to_numpy(extra[i]), 0, -1)  # (..., c, e)
+                seen_share = np.maximum(observed[..., group.columns], 1e-300)[..., None]
+                parts.append((sums / total[..., None] / seen_share).reshape(*sums.shape[:-2], -1))
+        out = {"observed": observed, "mean": mean, "scatter": scatter}
+        return out | ({"extra": np.concatenate(parts, axis=-1)} if parts else {})
+
+    def _owners(self) -> IntArray:
+        """The column of each number of ``extra``."""
+        owners = []
+        for group in self.groups:
+            per = {Categorical.name: group.family.width, Gamma.name: 1}.get(group.array, 0)
+            owners.append(np.repeat(group.columns, per))
+        return np.concatenate(owners)
+
+    def combine(
+        self, summaries: Mapping[str, FloatArray], shares: FloatArray
+    ) -> dict[str, FloatArray]:
+        """The summary of a union: means are weighted by what was seen."""
+        out = combine_seen(summaries, shares)
+        if "extra" in summaries:
+            seen = (shares[:, None] * summaries["observed"])[:, self._owners()]
+            total = np.maximum(seen.sum(axis=0), 1e-300)
+            out["extra"] = (seen * summaries["extra"]).sum(axis=0) / total
+        return out
+
+    def bind(self, summaries: Mapping[str, FloatArray], weights: FloatArray) -> Columns:
+        """Origin and scale of each column, and typical statistics."""
+        whole = self.combine(summaries, weights)
+        never = [j for j in range(self.count) if whole["observed"][j] <= 0]
+        if never:
+            name = repr(self.names[never[0]]) if self.names else column_name(never[0])
+            raise DataError(f"nobody has a single value in column {name}: leave it out.")
+        origin, scale = np.zeros(self.count), np.ones(self.count)
+        for j, family in enumerate(self.families):
+            if family == EXPOSURE:
+                scale[j] = whole["mean"][j]
+        typical, done = [], 0
+        for group in self.groups:
+            c = group.columns
+            origin[c], scale[c] = group.family.frame(whole["mean"][c], whole["scatter"][c])
+            width = {Categorical.name: group.family.width, Gamma.name: len(c)}.get(group.array, 0)
+            extra = whole.get("extra", _none())[done : done + width].reshape(len(c), -1)
+            done += width
+            centre = (whole["mean"][c] - origin[c]) / scale[c]
+            typical.append(group.family.typical(centre, extra, scale[c]))
+        spread = np.sqrt(np.where(whole["scatter"] > 0, whole["scatter"], 1.0))
+        bound = ColumnBound(whole["observed"], origin, scale, tuple(typical), whole["mean"], spread)
+        return dataclasses.replace(self, bound=bound)
+
+    @property
+    def constants(self) -> ColumnBound:
+        """What `bind` was told."""
+        assert self.bound is not None
+        return self.bound
+
+    # Features and natural parameters.
+
+    @cached_property
+    def partial(self) -> tuple[IntArray, ...]:
+        """Group by group, which of its columns need a mass of their own: with NaN, all that can."""
+        return tuple(
+            np.arange(len(g.columns) if self.missing and g.family.divides else 0, dtype=np.int64)
+            for g in self.groups
+        )
+
+    @cached_property
+    def widths(self) -> tuple[int, int]:
+        """The numbers of moments and of masses of columns."""
+        return sum(g.width for g in self.groups), sum(len(p) for p in self.partial)
+
+    def features(self, xp: Any, rows: Any) -> Any:
+        """``(m, columns)`` to moments' features, then masses, ``(features, m)``."""
+        moments, masses = self.widths
+        shape = (moments + masses, rows.shape[0])
+        out = xp.empty(shape, dtype=xp.float64, device=device(rows))  # filled once, never joined
+        place, mass = 0, moments
+        for group, partial in zip(self.groups, self.partial, strict=True):
+            _, seen, z, exposure = self._placed(xp, rows, group)
+            found = list(group.family.expand(xp, z, exposure))
+            there = None if seen is True else xp.astype(seen, xp.float64)
+            for number, part in enumerate(found):
+                lines = slice(place + number, place + group.width, len(found))
+                out[lines, :] = part if there is None else part * there
+            place += group.width
+            if len(partial):
+                out[mass : mass + len(partial), :] = 1.0 if there is None else there
+                mass += len(partial)
+        return out
+
+    def _placed(self, xp: Any, rows: Any, group: Group) -> tuple[Any, Any, Any, Any]:
+        """Raw values, whether seen (True: all), values in the frame, and exposures; ``(c, m)``."""
+        known, where = self.constants, device(rows)
+        y = _by_column(xp, rows, group.columns)
+        origin, scale = known.origin[group.columns], known.scale[group.columns]
+        z = y
+        if np.any(origin != 0) or np.any(scale != 1):
+            z = y - xp.asarray(origin[:, None], device=where)
+            z *= xp.asarray(1 / scale[:, None], device=where)
+        seen: Any = True
+        if self.missing:
+            seen = ~xp.isnan(y)
+            if bool(xp.all(seen)):
+                seen = True
+            else:
+                z = xp.where(seen, z, group.family.filler)
+        if group.exposures is None:
+            return y, seen, z, None
+        exposure = _by_column(xp, rows, group.exposures)
+        exposure = exposure / xp.asarray(known.scale[group.exposures][:, None], device=where)
+        if self.missing:  # a count that was exposed to nobody knows what says nothing
+            seen = ~xp.isnan(exposure) & seen
+            exposure = xp.where(seen, exposure, 1.0)
+        return y, seen, z, exposure
+
+    def base(self, xp: Any, rows: Any) -> Any:
+        """The part of log p of each row that no parameter changes, ``(m,)``."""
+        total: Any = 0.0
+        for group in self.groups:
+            y, seen, _, exposure = self._placed(xp, rows, group)
+            scale = xp.asarray(
+                self.constants.scale[group.columns][:, None], device=device(rows), dtype=xp.float64
+            )
+            if seen is True:
+                value = group.family.base(xp, y, exposure, scale)
+            else:
+                value = group.family.base(xp, xp.where(seen, y, 0.0), exposure, scale)
+                value = xp.where(seen, value, 0.0)
+            total = total + xp.sum(value, axis=0)
+        return total
+
+    def natural(self, params: ColumnParameters) -> tuple[FloatArray, FloatArray]:
+        """What the columns add to intercepts ``(..., K)``, and slopes ``(..., K, features)``."""
+        slopes, masses, intercept = [], [], 0.0
+        for group, partial in zip(self.groups, self.partial, strict=True):
+            theta = group.read(params)
+            a, slope = group.family.natural(theta, self.constants.scale[group.columns])
+            complete = np.setdiff1d(np.arange(len(group.columns)), partial)
+            intercept = intercept - a[..., complete].sum(axis=-1)
+            masses.append(-a[..., partial])
+            slopes.append(slope.reshape(*slope.shape[:-2], -1))
+        return np.asarray(intercept), np.concatenate([*slopes, *masses], axis=-1)
+
+    def pieces(
+        self, mass: FloatArray, moments: FloatArray, observed: FloatArray
+    ) -> Iterator[tuple[int, Group, FloatArray, FloatArray]]:
+        """Each group with its masses ``(..., K, c)`` and moments ``(..., K, c, width)``."""
+        at = seen = 0
+        for index, (group, partial) in enumerate(zip(self.groups, self.partial, strict=True)):
+            c = len(group.columns)
+            part = moments[..., at : at + group.width]
+            part = part.reshape(*part.shape[:-1], c, group.family.width)
+            masses = np.repeat(mass[..., None], c, axis=-1)
+            masses[..., partial] = observed[..., seen : seen + len(partial)]
+            at, seen = at + group.width, seen + len(partial)
+            yield index, group, masses, part
+
+
+def _family(given: Any) -> Family | str:
+    if isinstance(given, Family):
+        return given
+    if isinstance(given, str) and given == EXPOSURE:
+        return EXPOSURE
+    if isinstance(given, str) and given in NAMED:
+        return NAMED[given]
+    raise SettingsError(
+        f"a column's family must be one of {', '.join(NAMED)}, {EXPOSURE}, Categorical(n) or "
+        f"Poisson(exposure=...); got {given!r}."
+    )
+
+
+def _describe(family: Family | str) -> Any:
+    """A family's name, with its settings where it has any."""
+    if isinstance(family, str):
+        return family
+    named: Any = family  # each family is a dataclass
+    settings = {f.name: getattr(family, f.name) for f in dataclasses.fields(named)}
+    return {"family": family.name, **settings} if settings else family.name
+
+
+def _by_column(xp: Any, rows: Any, columns: IntArray) -> Any:
+    """Some columns of ``(m, d)`` as float64 ``(c, m)``, each contiguous: what follows is by row."""
+    picked = xp.astype(xp.matrix_transpose(_columns(xp, rows, columns)), xp.float64, copy=False)
+    return xp.reshape(xp.reshape(picked, (-1,)), picked.shape)
+
+
+def _columns(xp: Any, rows: Any, columns: IntArray) -> Any:
+    """Some columns of ``(..., m, d)``; a view where they lie side by side."""
+    low, high = int(columns[0]), int(columns[-1]) + 1
+    if high - low == len(columns):
+        return rows[..., low:high]
+    return xp.take(rows, xp.asarray(columns, device=device(rows)), axis=-1)

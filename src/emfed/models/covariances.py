@@ -1,0 +1,443 @@
+"""The five covariance types of a Gaussian mixture, one final class each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, final
+
+import numpy as np
+from array_api_compat import device, is_numpy_array
+
+from emfed.errors import SettingsError
+from emfed.models.gaussian import GaussianMixture
+from emfed.models.matrices import (
+    is_positive_definite,
+    outer,
+    pack,
+    raise_eigenvalues,
+    triangle,
+    unpack,
+)
+from emfed.models.parameters import GaussianParameters
+from emfed.protocols import FloatArray, Layout
+
+
+def _invert(matrices: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Inverses and log determinants of positive definite matrices, by Cholesky."""
+    root = np.linalg.cholesky(matrices)
+    inverse_root = np.linalg.inv(root)
+    log_det = 2 * np.log(np.diagonal(root, axis1=-2, axis2=-1)).sum(axis=-1)
+    return np.swapaxes(inverse_root, -1, -2) @ inverse_root, log_det
+
+
+class _Matrices(GaussianMixture):
+    """Covariances that are matrices."""
+
+    def lift(self, covariances: FloatArray) -> FloatArray:
+        """Eigenvalues below the floor raised to it."""
+        return raise_eigenvalues(covariances, self.covariance_floor)
+
+    def all_positive(self, covariances: FloatArray, slack: float = 0.0) -> bool:
+        """By Cholesky."""
+        return is_positive_definite(covariances + slack * np.eye(self.n_features))
+
+    def precisions(self, params: GaussianParameters) -> tuple[FloatArray, FloatArray]:
+        """Inverse matrices and log determinants."""
+        return _invert(params.covariances)
+
+    def prior_terms(self, params: GaussianParameters) -> float:
+        """The inverse-Wishart log density, summed over the covariances, over N."""
+        precisions, log_det = self.precisions(params)
+        inner = (precisions * self.prior_scale()).sum(axis=(-1, -2))
+        return float(0.5 * np.sum(self.prior_weight(self.n_features) * log_det + inner))
+
+
+class _Shared(_Matrices):
+    """One matrix for all components: second moments of single rows do not travel."""
+
+    @property
+    def shared_covariance(self) -> bool:
+        """Yes."""
+        return True
+
+    def second_shape(self, d: int) -> None:
+        """No second moments among the statistics."""
+        return None
+
+    def second_of(self, params: GaussianParameters) -> None:
+        """No second moments among the statistics."""
+        return None
+
+    def expand(self, xp: Any, z: Any) -> Any:
+        """The rows alone: the quadratic form is common to all components and cancels."""
+        return z
+
+    def slopes(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
+        """Sigma^-1 mu."""
+        return params.means @ precisions
+
+    def squared_means(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
+        """mu^T Sigma^-1 mu."""
+        return ((params.means @ precisions) * params.means).sum(axis=-1)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Known(_Shared):
+    """A covariance given by the user: only weights and means are fitted."""
+
+    matrix: FloatArray = field(default_factory=lambda: np.empty((0, 0)))
+    kind: ClassVar[str] = "known"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        m = self.matrix
+        if m.ndim != 2 or m.shape[0] != m.shape[1] or not np.all(np.isfinite(m)):
+            raise SettingsError(
+                f"known_covariance must be a square matrix of finite numbers; got shape {m.shape}."
+            )
+        if not np.allclose(m, m.T) or not is_positive_definite(m):
+            raise SettingsError("known_covariance must be symmetric and positive definite.")
+        if self.covariance_prior is not None:
+            raise SettingsError("covariance='known' has no covariance to put a prior on.")
+
+    def covariances_from(self, mass: FloatArray, means: FloatArray, second: Any) -> FloatArray:
+        """The given matrix, whatever the statistics."""
+        return np.broadcast_to(self._inner(), (*mass.shape[:-1], *self.matrix.shape))
+
+    def lift(self, covariances: FloatArray) -> FloatArray:
+        """The given matrix stands."""
+        return covariances
+
+    def settle(self, params: GaussianParameters) -> GaussianParameters:
+        """The known covariance, whatever the start says."""
+        return GaussianParameters(params.weights, params.means, self._inner())
+
+    def start_from(self, draws: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """The given matrix."""
+        return draws, self._inner()
+
+    def _inner(self) -> FloatArray:
+        scale = self.constants.frame.scale
+        if self.matrix.shape != (len(scale), len(scale)):
+            raise SettingsError(
+                f"known_covariance is {self.matrix.shape[0]} x {self.matrix.shape[0]}, but the "
+                f"data have {len(scale)} columns."
+            )
+        return self.matrix / np.outer(scale, scale)
+
+    def describe(self) -> dict[str, Any]:
+        """The settings and the matrix."""
+        return {**super().describe(), "known_covariance": self.matrix.tolist()}
+
+
+class _Tied(_Shared):
+    """One covariance for all components."""
+
+    kind: ClassVar[str] = "tied"
+
+    def covariances_from(self, mass: FloatArray, means: FloatArray, second: Any) -> FloatArray:
+        """The second moment of all data less that of the means (line 3705)."""
+        whole = self.constants.second_moment if second is None else unpack(second, means.shape[-1])
+        inner = whole - np.swapaxes(means * mass[..., None], -1, -2) @ means
+        if self.covariance_prior is None:
+            return inner
+        return (inner + self.prior_scale()) / (1 + self.prior_weight(self.n_features))
+
+    def start_from(self, draws: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Means with at most half the spread of all data in any direction; the rest is within."""
+        whole = self.constants.second_moment
+        values, vectors = np.linalg.eigh(whole)
+        root = (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
+        shrink = np.sqrt(0.5 / np.linalg.eigvalsh(draws.T @ draws / len(draws)).max())
+        means = min(1.0, float(shrink)) * draws @ root
+        within = whole - means.T @ means / len(means)
+        return means, raise_eigenvalues(within, max(self.covariance_floor, 1e-12))
+
+    def settle(self, params: GaussianParameters) -> GaussianParameters:
+        """As given."""
+        return params
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Tied(_Tied):
+    """The data's second moment is a constant, which travels once."""
+
+    @property
+    def fixed_data(self) -> bool:
+        """A stream has no such constant."""
+        return True
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class StreamedTied(_Tied):
+    """The second moment is one more statistic: for streams, which have no constant one."""
+
+    @cached_property
+    def layout(self) -> Layout:
+        """``mass``, ``first``, and ``total``, the upper triangle of the mean of y y^T."""
+        k, d = self.n_components, self.n_features
+        return Layout((("mass", (k,)), ("first", (k, d)), ("total", (d * (d + 1) // 2,))))
+
+    def common(self, xp: Any, features: Any, weights: Any) -> Any:
+        """Sums of y y^T, flat."""
+        weighted = features if weights is None else features * weights[..., None, :]
+        products = weighted @ xp.matrix_transpose(features)
+        return xp.reshape(products, (*products.shape[:-2], products.shape[-1] ** 2))
+
+    def assemble(self, mass: FloatArray, moments: FloatArray, extra: Any = None) -> FloatArray:
+        """Mass, first moments, and the triangle of the sums above."""
+        square = (*extra.shape[:-1], self.n_features, self.n_features)
+        total = pack(extra.reshape(square))
+        return self.layout.join({"mass": mass, "first": moments, "total": total})
+
+    def statistics_of(self, params: GaussianParameters) -> FloatArray:
+        """mass = pi, first = pi mu, total = Sigma + sum of pi mu mu^T."""
+        first = params.weights[..., None] * params.means
+        total = params.covariances + np.swapaxes(first, -1, -2) @ params.means
+        parts = {"mass": params.weights, "first": first, "total": pack(total)}
+        return self.layout.join(parts)
+
+    def describe(self) -> dict[str, Any]:
+        """The settings, and what sets this model apart."""
+        return {**super().describe(), "second_moment": "statistic"}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Full(_Matrices):
+    """A covariance matrix per component."""
+
+    kind: ClassVar[str] = "full"
+
+    def settle(self, params: GaussianParameters) -> GaussianParameters:
+        """As given."""
+        return params
+
+    @property
+    def shared_covariance(self) -> bool:
+        """No."""
+        return False
+
+    @property
+    def wide(self) -> bool:
+        """Whether rows are whitened for each component instead of multiplied out.
+
+        With many columns and few components, a product of d x d matrices for each component costs
+        less than making d^2 / 2 features of each row (measured: from about five columns for each).
+        """
+        return self.n_features >= max(20, 5 * self.n_components)
+
+    @property
+    def row_width(self) -> int:
+        """The columns alone where there are many."""
+        return self.n_features if self.wide else self.feature_count
+
+    def beyond(self, xp: Any, params: GaussianParameters, where: Any) -> Any:
+        """-1/2 z^T Sigma^-1 z, by a whitening for each component."""
+        if not self.wide:
+            return None
+        roots = xp.asarray(np.linalg.inv(np.linalg.cholesky(params.covariances)), device=where)
+
+        def quadratic(z: Any) -> Any:
+            parts = []
+            for k in range(self.n_components):
+                white = roots[..., k, :, :] @ z
+                parts.append(xp.sum(white * white, axis=-2))
+            return -0.5 * xp.stack(parts, axis=-2)
+
+        return quadratic
+
+    def moments(self, xp: Any, shares: Any, features: Any) -> Any:
+        """Sums of z and of the upper triangle of z z^T, a product for each component."""
+        if not self.wide:
+            return super().moments(xp, shares, features)
+        rows, columns, _ = triangle(self.n_features)
+        across = xp.matrix_transpose(features)
+        first = shares @ across
+        cells = xp.asarray(rows * self.n_features + columns, device=device(features))
+        second = []
+        for k in range(self.n_components):
+            products = (features * shares[..., k : k + 1, :]) @ across
+            flat = xp.reshape(products, (*products.shape[:-2], self.n_features**2))
+            second.append(xp.take(flat, cells, axis=-1))
+        return xp.concat([first, xp.stack(second, axis=-2)], axis=-1)
+
+    def second_shape(self, d: int) -> tuple[int, ...]:
+        """The upper triangle."""
+        return (d * (d + 1) // 2,)
+
+    def second_of(self, params: GaussianParameters) -> FloatArray:
+        """Sigma + mu mu^T."""
+        return pack(params.covariances + outer(params.means, params.means))
+
+    def expand(self, xp: Any, z: Any) -> Any:
+        """The rows, then the upper triangle of their outer product."""
+        d, m = z.shape
+        if self.wide:
+            return z
+        if not is_numpy_array(z):
+            return xp.concat([z, *(z[j : j + 1, :] * z[j:, :] for j in range(d))], axis=0)
+        out = np.empty((d + d * (d + 1) // 2, m))  # the same without a second copy
+        out[:d] = z
+        stop = d
+        for j in range(d):
+            start, stop = stop, stop + d - j
+            np.multiply(out[j], out[j:d], out=out[start:stop])
+        return out
+
+    def slopes(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
+        """Sigma^-1 mu, then -1/2 of the precision (off the diagonal twice that)."""
+        linear = (precisions @ params.means[..., None])[..., 0]
+        _, _, diagonal = triangle(self.n_features)
+        quadratic = pack(precisions) * np.where(diagonal, -0.5, -1.0)
+        return np.concatenate([linear, quadratic], axis=-1)
+
+    def squared_means(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
+        """mu^T Sigma^-1 mu."""
+        return np.einsum("...i,...ij,...j->...", params.means, precisions, params.means)
+
+    def covariances_from(self, mass: FloatArray, means: FloatArray, second: Any) -> FloatArray:
+        """Scatter about the mean, over the mass."""
+        scatter = self.scatter(second, mass, means)
+        if self.covariance_prior is None:
+            return scatter / mass[..., None, None]
+        count = mass + self.prior_weight(self.n_features)
+        return (scatter + self.prior_scale()) / count[..., None, None]
+
+    def start_from(self, draws: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Unit variances in the frame."""
+        return draws, np.tile(np.eye(self.n_features), (self.n_components, 1, 1))
+
+
+class _Variances(GaussianMixture):
+    """Covariances that are variances, one per component and column or one per component."""
+
+    def settle(self, params: GaussianParameters) -> GaussianParameters:
+        """As given."""
+        return params
+
+    @property
+    def shared_covariance(self) -> bool:
+        """No."""
+        return False
+
+    def lift(self, covariances: FloatArray) -> FloatArray:
+        """Variances below the floor raised to it."""
+        floor = self.covariance_floor
+        return np.maximum(covariances, floor) if floor > 0 else covariances
+
+    def all_positive(self, covariances: FloatArray, slack: float = 0.0) -> bool:
+        """All variances exceed minus the slack."""
+        return bool(np.all(covariances > -slack))
+
+    def prior_scales(self) -> FloatArray:
+        """The diagonal of the prior's scale."""
+        return np.diagonal(self.prior_scale())
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Diagonal(_Variances):
+    """A variance per component and column."""
+
+    kind: ClassVar[str] = "diag"
+
+    def second_shape(self, d: int) -> tuple[int, ...]:
+        """One square per column."""
+        return (d,)
+
+    def second_of(self, params: GaussianParameters) -> FloatArray:
+        """sigma^2 + mu^2."""
+        return params.covariances + params.means**2
+
+    def expand(self, xp: Any, z: Any) -> Any:
+        """The rows and their squares."""
+        if not is_numpy_array(z):
+            return xp.concat([z, z * z], axis=0)
+        out = np.empty((2 * z.shape[0], z.shape[1]))
+        out[: len(z)] = z
+        np.multiply(out[: len(z)], out[: len(z)], out=out[len(z) :])
+        return out
+
+    def precisions(self, params: GaussianParameters) -> tuple[FloatArray, FloatArray]:
+        """Reciprocals, and sums of logarithms."""
+        return 1 / params.covariances, np.log(params.covariances).sum(axis=-1)
+
+    def slopes(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
+        """mu / sigma^2 and -1 / (2 sigma^2)."""
+        return np.concatenate([params.means * precisions, -0.5 * precisions], axis=-1)
+
+    def squared_means(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
+        """sum of mu^2 / sigma^2."""
+        return (params.means**2 * precisions).sum(axis=-1)
+
+    def covariances_from(self, mass: FloatArray, means: FloatArray, second: Any) -> FloatArray:
+        """Mean square less squared mean."""
+        if self.covariance_prior is None:
+            return second / mass[..., None] - means**2
+        scatter = second - mass[..., None] * means**2
+        return (scatter + self.prior_scales()) / (mass + self.prior_weight(1))[..., None]
+
+    def prior_terms(self, params: GaussianParameters) -> float:
+        """One-dimensional inverse-Wishart densities, summed."""
+        v = params.covariances
+        return float(0.5 * np.sum(self.prior_weight(1) * np.log(v) + self.prior_scales() / v))
+
+    def start_from(self, draws: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Unit variances in the frame."""
+        return draws, np.ones((self.n_components, self.n_features))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Spherical(_Variances):
+    """One variance per component."""
+
+    kind: ClassVar[str] = "spherical"
+
+    def second_shape(self, d: int) -> tuple[int, ...]:
+        """One number: the squared length."""
+        return ()
+
+    def second_of(self, params: GaussianParameters) -> FloatArray:
+        """d sigma^2 + |mu|^2."""
+        return self.n_features * params.covariances + (params.means**2).sum(axis=-1)
+
+    def expand(self, xp: Any, z: Any) -> Any:
+        """The rows and their squared lengths."""
+        return xp.concat([z, xp.sum(z * z, axis=0, keepdims=True)], axis=0)
+
+    def precisions(self, params: GaussianParameters) -> tuple[FloatArray, FloatArray]:
+        """Reciprocals, and d times the logarithm."""
+        return 1 / params.covariances, self.n_features * np.log(params.covariances)
+
+    def slopes(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
+        """mu / sigma^2 and -1 / (2 sigma^2)."""
+        p = precisions[..., None]
+        return np.concatenate([params.means * p, -0.5 * p], axis=-1)
+
+    def squared_means(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
+        """|mu|^2 / sigma^2."""
+        return (params.means**2).sum(axis=-1) * precisions
+
+    def covariances_from(self, mass: FloatArray, means: FloatArray, second: Any) -> FloatArray:
+        """Mean squared distance to the mean, per column."""
+        scatter = second - mass * (means**2).sum(axis=-1)
+        if self.covariance_prior is None:
+            return scatter / (mass * self.n_features)
+        count = mass * self.n_features + self.prior_weight(1)
+        return (scatter + self.prior_scales().mean()) / count
+
+    def prior_terms(self, params: GaussianParameters) -> float:
+        """One-dimensional inverse-Wishart densities, summed."""
+        v = params.covariances
+        scale = self.prior_scales().mean()
+        return float(0.5 * np.sum(self.prior_weight(1) * np.log(v) + scale / v))
+
+    def start_from(self, draws: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Unit variances in the frame."""
+        return draws, np.ones(self.n_components)

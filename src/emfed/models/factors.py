@@ -1,0 +1,419 @@
+"""Factor analysis, probabilistic PCA, and mixtures of them.
+
+    y = mu + L z + e,   z ~ N(0, I_r),   e ~ N(0, diag(psi))     (PCA: all psi equal)
+
+in each component. Statistics are, times responsibility: ``mass``, ``latent`` (z z^T), ``factor``
+(z), ``first`` (y), ``cross`` (y z^T) and ``squares`` (y^2). T is the regression of y on (z, 1):
+
+    [L mu] = [cross first] G^-1,   G = [[latent, factor], [factor^T, mass]],
+    psi = (squares - diag([L mu] [cross first]^T)) / mass.
+
+Factors are known up to a rotation. In the user's units L^T psi^-1 L is diagonal and falling, and
+the largest loading of each factor is positive; the statistics keep the rotation they started with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self, final
+
+import numpy as np
+from array_api_compat import array_namespace, device
+
+from emfed.errors import DataError, EmfedError, SettingsError, check_count, check_range, check_type
+from emfed.models.components import SMALLEST_MASS, keep_dying, normalised
+from emfed.models.loadings import FactorParameters, Posterior, rotate
+from emfed.models.matrices import is_positive_definite, pack, unpack
+from emfed.models.mixture import blocks, to_numpy
+from emfed.models.parameters import Frame, GaussianParameters, InverseWishart, common_frame
+from emfed.models.rows import check_rows, combine_moments, moments, total_weight
+from emfed.models.sampling import entropy, sample_gaussian
+from emfed.protocols import FloatArray, IntArray, Layout, Model
+from emfed.random import Purpose, normals
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class FactorMixture(Model):
+    """Factor analysers, or with ``isotropic`` noise PCAs: see `factor_analysis` and `ppca`."""
+
+    n_factors: int
+    n_components: int = 1
+    isotropic: bool = False
+    noise_floor: float = 1e-6
+    weight_concentration: float = 1.0
+    noise_prior: InverseWishart | None = None
+    frame: Frame | None = None
+    samples: int = 0
+
+    def __post_init__(self) -> None:
+        check_count("n_factors", self.n_factors)
+        check_count("n_components", self.n_components)
+        check_range("noise_floor", self.noise_floor, 0, 1, open_high=True)
+        check_range("weight_concentration", self.weight_concentration, 1, np.inf, open_high=True)
+        if self.noise_prior is not None:
+            check_type("noise_prior", self.noise_prior, InverseWishart, "InverseWishart(dof=5)")
+            if np.ndim(self.noise_prior.scale):
+                raise SettingsError("noise_prior: the scale must be a number, of the variances.")
+
+    @property
+    def _frame(self) -> Frame:
+        if self.frame is None:
+            raise EmfedError("this model does not know its data yet: use emfed.fit, or bind().")
+        return self.frame
+
+    @property
+    def n_features(self) -> int:
+        """The number of columns d."""
+        return len(self._frame.origin)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """mass, latent, factor, first, cross, squares."""
+        k, d, r = self.n_components, self.n_features, self.n_factors
+        return Layout(
+            (
+                ("mass", (k,)),
+                ("latent", (k, r * (r + 1) // 2)),
+                ("factor", (k, r)),
+                ("first", (k, d)),
+                ("cross", (k, r, d)),
+                ("squares", (k, d)),
+            )
+        )
+
+    def check(
+        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
+    ) -> None:
+        """Finite numbers, and more columns than factors."""
+        expected = None if self.frame is None else self.n_features
+        check_rows(data, where, columns, expected, first)
+        if self.n_factors >= data.shape[1]:
+            raise DataError(
+                f"{where}: n_factors={self.n_factors} needs more columns than that; got "
+                f"{data.shape[1]}."
+            )
+
+    def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
+        """Mean and variances."""
+        mean, scatter = moments(data, weights, full=False)
+        return {"mean": mean, "scatter": scatter}
+
+    def combine(
+        self, summaries: Mapping[str, FloatArray], shares: FloatArray
+    ) -> dict[str, FloatArray]:
+        """Mean and variances of a union."""
+        return combine_moments(summaries, shares, full=False)
+
+    def bind(
+        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
+    ) -> Self:
+        """Common origin and scale: one scale for all columns where the noise is isotropic."""
+        whole = self.combine(summaries, weights)
+        kind = "spherical" if self.isotropic else "diag"
+        frame = common_frame(whole["mean"], whole["scatter"], kind, floored=self.noise_floor > 0)
+        return dataclasses.replace(self, frame=frame, samples=int(counts.sum()))
+
+    # The E-step.
+
+    def _joint(
+        self, data: Any, params: FactorParameters, at: Posterior, weights: Any | None = None
+    ) -> Iterator[tuple[Any, Any, Any, Any]]:
+        """Blocks of rows in the frame ``(..., d, m)``, U y - u ``(..., K, r, m)``, logits, weights.
+
+        Logits are those of log p(y, component) in the frame.
+        """
+        xp, where = array_namespace(data), device(data)
+        k, r, d = self.n_components, self.n_factors, self.n_features
+        origin = xp.asarray(self._frame.origin[:, None], device=where)
+        inverse = xp.asarray(1 / self._frame.scale[:, None], device=where)
+        flat = at.white.reshape(*at.white.shape[:-3], k * r, d)
+        white = xp.asarray(flat, device=where)
+        offset = xp.asarray(at.offset[..., None], device=where)
+        precision = 1 / params.noise
+        linear = xp.asarray(params.means * precision, device=where)
+        quadratic = xp.asarray(-0.5 * precision, device=where)
+        constant = np.log(params.weights) - 0.5 * (
+            at.log_det + (params.means**2 * precision).sum(axis=-1) + d * np.log(2 * np.pi)
+        )
+        constants = xp.asarray(constant[..., None], device=where)
+        for rows, w in blocks(data, weights, d + k * (r + 1)):
+            y = (xp.matrix_transpose(xp.astype(rows, xp.float64)) - origin) * inverse
+            v = white @ y
+            v = xp.reshape(v, (*v.shape[:-2], k, r, v.shape[-1])) - offset
+            logits = linear @ y + quadratic @ (y * y) + constants + 0.5 * xp.sum(v * v, axis=-2)
+            yield y, v, logits, w
+
+    def expected_statistics(
+        self, data: Any, params: FactorParameters, weights: Any | None = None
+    ) -> FloatArray:
+        """s-bar(theta): moments of U y - u, turned into those of z at the end."""
+        xp, at = array_namespace(data), Posterior.at(params)
+        sums: dict[str, Any] = dict.fromkeys(("mass", "latent", "factor", "first", "cross"), 0.0)
+        sums["squares"] = 0.0
+        for y, v, logits, w in self._joint(data, params, at, weights):
+            shares = xp.exp(logits - xp.max(logits, axis=-2, keepdims=True))
+            total = xp.sum(shares, axis=-2, keepdims=True)
+            shares = shares / total if w is None else shares * (w[..., None, :] / total)
+            weighted = v * shares[..., None, :]
+            flat = xp.reshape(weighted, (*weighted.shape[:-3], -1, weighted.shape[-1]))
+            rows = xp.matrix_transpose(y)
+            sums["mass"] = sums["mass"] + xp.sum(shares, axis=-1)
+            sums["latent"] = sums["latent"] + weighted @ xp.matrix_transpose(v)
+            sums["factor"] = sums["factor"] + xp.sum(weighted, axis=-1)
+            sums["first"] = sums["first"] + shares @ rows
+            sums["cross"] = sums["cross"] + flat @ rows
+            sums["squares"] = sums["squares"] + shares @ (rows * rows)
+        return self._assemble({n: to_numpy(s) for n, s in sums.items()}, at.root, data, weights)
+
+    def _assemble(
+        self, sums: dict[str, FloatArray], root: FloatArray, data: Any, weights: Any | None
+    ) -> FloatArray:
+        """Sums over rows to means of statistics: z = R v, and its covariance R R^T."""
+        k, d, r = self.n_components, self.n_features, self.n_factors
+        count = total_weight(data, weights)[..., None]
+        turned = np.swapaxes(root, -1, -2)
+        latent = root @ sums["latent"] @ turned
+        latent = latent + sums["mass"][..., None, None] * (root @ turned)
+        cross = root @ sums["cross"].reshape(*sums["mass"].shape[:-1], k, r, d)
+        factor = (root @ sums["factor"][..., None])[..., 0]
+        parts = {**sums, "latent": pack(latent), "cross": cross, "factor": factor}
+        return self.layout.join(parts) / count
+
+    def responsibilities(self, data: Any, params: FactorParameters) -> FloatArray:
+        """p(component | row), ``(..., rows, K)``."""
+        parts = []
+        for _, _, logits, _ in self._joint(data, params, Posterior.at(params)):
+            joint = to_numpy(logits)
+            shares = np.exp(joint - joint.max(axis=-2, keepdims=True))
+            parts.append(np.swapaxes(shares / shares.sum(axis=-2, keepdims=True), -1, -2))
+        return np.concatenate(parts, axis=-2)
+
+    def score_samples(self, data: Any, params: FactorParameters) -> FloatArray:
+        """log p of each row, in the user's units."""
+        parts = []
+        for _, _, logits, _ in self._joint(data, params, Posterior.at(params)):
+            parts.append(np.logaddexp.reduce(to_numpy(logits), axis=-2))
+        return np.asarray(np.concatenate(parts, axis=-1) - np.log(self._frame.scale).sum())
+
+    def log_likelihood(
+        self, data: Any, params: FactorParameters, weights: Any | None = None
+    ) -> FloatArray:
+        """The (weighted) mean of log p, in the user's units."""
+        values = self.score_samples(data, params)
+        if weights is None:
+            return np.asarray(values.mean(axis=-1))
+        w = to_numpy(weights)
+        return np.asarray((values * w).sum(axis=-1) / w.sum(axis=-1))
+
+    def factors(self, data: Any, params: FactorParameters) -> FloatArray:
+        """E[z | row, component] in the rotation of `to_user`, ``(..., rows, K, r)``."""
+        loadings = self.to_user(params).loadings / self._frame.scale[:, None]
+        turned = dataclasses.replace(params, loadings=loadings)
+        at = Posterior.at(turned)
+        parts = []
+        for _, v, _, _ in self._joint(data, turned, at):
+            z = at.root @ to_numpy(v)
+            parts.append(np.moveaxis(z, -1, -3))
+        return np.concatenate(parts, axis=-3)
+
+    # The M-step.
+
+    def _regression(
+        self, statistics: FloatArray
+    ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """mass, G, [cross first] ``(..., K, r + 1, d)`` and squares."""
+        parts = self.layout.split(np.asarray(statistics, dtype=np.float64))
+        factor = parts["factor"][..., None]
+        top = np.concatenate([unpack(parts["latent"], self.n_factors), factor], axis=-1)
+        last = np.concatenate([np.swapaxes(factor, -1, -2), parts["mass"][..., None, None]], -1)
+        gram = np.concatenate([top, last], axis=-2)
+        both = np.concatenate([parts["cross"], parts["first"][..., None, :]], axis=-2)
+        return parts["mass"], gram, both, parts["squares"]
+
+    def _prior(self) -> tuple[float, float]:
+        """What the prior adds to the count and to the scatter of each noise variance; over N."""
+        if self.noise_prior is None:
+            return 0.0, 0.0
+        scale = float(self.noise_prior.scale)
+        return (self.noise_prior.dof + 2) / self.samples, scale / self.samples
+
+    def _raw(self, statistics: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """[L mu]^T and noise before the floor."""
+        mass, gram, both, squares = self._regression(statistics)
+        solution: FloatArray = np.asarray(np.linalg.solve(gram, both), dtype=np.float64)
+        scatter = squares - (solution * both).sum(axis=-2)
+        count, extra = self._prior()
+        if not self.isotropic:
+            return solution, (scatter + extra) / (mass + count)[..., None]
+        d = self.n_features
+        whole = (scatter.sum(axis=-1) + extra) / (mass * d + count)
+        return solution, np.repeat(whole[..., None], d, axis=-1)
+
+    def maximize(self, statistics: FloatArray) -> FactorParameters:
+        """T(s): a regression, exact."""
+        mass = statistics[..., : self.n_components]
+        solution, noise = self._raw(statistics)
+        r = self.n_factors
+        loadings = np.swapaxes(solution[..., :r, :], -1, -2)
+        weights = normalised(mass, (self.weight_concentration - 1) / self.samples)
+        floor = self.noise_floor
+        noise = np.maximum(noise, floor) if floor else noise
+        return FactorParameters(weights, solution[..., r, :], loadings, noise)
+
+    def inside(self, statistics: FloatArray) -> bool:
+        """Positive masses, G positive definite, and no noise below minus the floor."""
+        if not np.all(np.isfinite(statistics)):
+            return False
+        if np.any(statistics[..., : self.n_components] < SMALLEST_MASS):
+            return False
+        mass, gram, _, _ = self._regression(statistics)
+        if not is_positive_definite(gram / mass[..., None, None] - 1e-12 * np.eye(gram.shape[-1])):
+            return False
+        _, noise = self._raw(statistics)
+        return bool(np.all(noise > (-self.noise_floor or 1e-14)))
+
+    def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
+        """Components that explain less than one sample do not hold up the others."""
+        return keep_dying(self.layout, before, after, self.samples)
+
+    def surrogate(self, statistics: FloatArray, params: FactorParameters) -> FloatArray:
+        """psi + R - <s, phi> in the frame's units, up to a constant."""
+        mass, gram, both, squares = self._regression(statistics)
+        w = np.concatenate([params.loadings, params.means[..., None]], axis=-1)  # (..., K, d, r+1)
+        crossed = (w * np.swapaxes(both, -1, -2)).sum(axis=-1)
+        scatter = squares - 2 * crossed + ((w @ gram) * w).sum(axis=-1)
+        value = (mass[..., None] * np.log(params.noise) + scatter / params.noise).sum(axis=(-1, -2))
+        return 0.5 * value - (mass * np.log(params.weights)).sum(axis=-1) + self.penalty(params)
+
+    def penalty(self, params: FactorParameters) -> float:
+        """Dirichlet on the weights, inverse-Wishart in one dimension on each noise variance."""
+        pseudo = (self.weight_concentration - 1) / self.samples
+        count, extra = self._prior()
+        noise = params.noise[..., :1] if self.isotropic else params.noise
+        value = 0.5 * float((count * np.log(noise) + extra / noise).sum())
+        return value - pseudo * float(np.log(params.weights).sum())
+
+    # Starts and units.
+
+    def start(self, seed: int) -> FactorParameters:
+        """Random loadings that explain half of the variances; means spread if there are several."""
+        k, d, r = self.n_components, self.n_features, self.n_factors
+        draws = normals(seed, 0, Purpose.START, np.zeros(1, dtype=np.int64), k * d * (r + 1))[0]
+        means, loadings = draws[: k * d].reshape(k, d), draws[k * d :].reshape(k, d, r)
+        means = means if k > 1 else np.zeros_like(means)
+        noise = np.full((k, d), 0.5)
+        return FactorParameters(np.full(k, 1 / k), means, loadings * np.sqrt(0.5 / r), noise)
+
+    def statistics_of(self, params: FactorParameters) -> FloatArray:
+        """E[s(y, z)]: y z^T has mean L, z z^T the identity."""
+        weights, r = params.weights, self.n_factors
+        w = weights[..., None]
+        squares = params.means**2 + (params.loadings**2).sum(axis=-1) + params.noise
+        identity = np.broadcast_to(pack(np.eye(r)), (*weights.shape, r * (r + 1) // 2))
+        parts = {
+            "mass": weights,
+            "latent": w * identity,
+            "factor": np.zeros((*weights.shape, r)),
+            "first": w * params.means,
+            "cross": w[..., None] * np.swapaxes(params.loadings, -1, -2),
+            "squares": w * squares,
+        }
+        return self.layout.join(parts)
+
+    def to_user(self, params: FactorParameters) -> FactorParameters:
+        """The user's units, and the documented rotation."""
+        origin, scale = self._frame.origin, self._frame.scale
+        loadings = rotate(params.loadings * scale[:, None], params.noise * scale**2)
+        means = params.means * scale + origin
+        return FactorParameters(params.weights, means, loadings, params.noise * scale**2)
+
+    def from_user(self, params: FactorParameters) -> FactorParameters:
+        """Check parameters given in the user's units and bring them into the frame."""
+        check_type("start", params, FactorParameters, "FactorParameters(weights, means, ...)")
+        k, d, r = self.n_components, self.n_features, self.n_factors
+        shapes = {"weights": (k,), "means": (k, d), "loadings": (k, d, r), "noise": (k, d)}
+        for name, value in params.arrays().items():
+            if value.shape != shapes[name] or not np.isfinite(value).all():
+                raise SettingsError(
+                    f"start {name}: expected finite numbers of shape {shapes[name]}; got shape "
+                    f"{value.shape}."
+                )
+        if np.any(params.noise <= 0) or np.any(params.weights <= 0):
+            raise SettingsError("start: weights and noise variances must be positive.")
+        origin, scale = self._frame.origin, self._frame.scale
+        noise = params.noise / scale**2
+        if self.isotropic:
+            noise = np.repeat(noise.mean(axis=-1, keepdims=True), d, axis=-1)
+        loadings = params.loadings / scale[:, None]
+        return FactorParameters(params.weights, (params.means - origin) / scale, loadings, noise)
+
+    def free_parameters(self) -> int:
+        """Weights, means, loadings up to a rotation, and noise."""
+        k, d, r = self.n_components, self.n_features, self.n_factors
+        loadings = d * r - r * (r - 1) // 2
+        return k - 1 + k * (d + loadings + (1 if self.isotropic else d))
+
+    def sample(
+        self, params: FactorParameters, count: int, seed: int
+    ) -> tuple[FloatArray, IntArray]:
+        """From the Gaussian mixture that this is once the factors are integrated out."""
+        user = self.to_user(params)
+        whole = GaussianParameters(user.weights, user.means, user.covariances())
+        return sample_gaussian(whole, "full", count, seed)
+
+    def evaluate(
+        self, data: Any, params: FactorParameters, weights: Any | None = None
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """In three passes."""
+        statistics, likelihood, _ = super().evaluate(data, params, weights)
+        return statistics, likelihood, entropy(self.responsibilities(data, params), weights)
+
+    def describe(self) -> dict[str, Any]:
+        """The settings."""
+        prior = self.noise_prior
+        return {
+            "model": "ppca" if self.isotropic else "factor-analysis",
+            "n_factors": self.n_factors,
+            "n_components": self.n_components,
+            "noise_floor": self.noise_floor,
+            "weight_concentration": self.weight_concentration,
+            "noise_prior": None if prior is None else [prior.dof, float(prior.scale)],
+        }
+
+
+def factor_analysis(
+    n_factors: int,
+    n_components: int = 1,
+    *,
+    noise_floor: float = 1e-6,
+    weight_concentration: float = 1.0,
+    noise_prior: InverseWishart | None = None,
+) -> FactorMixture:
+    """Factor analysis, or with ``n_components`` > 1 a mixture of factor analysers.
+
+    No noise variance falls below ``noise_floor`` times the variance of its column.
+    ``weight_concentration`` >= 1 is a Dirichlet prior on the weights, ``noise_prior`` an
+    `InverseWishart` (in one dimension) on each noise variance.
+    """
+    options = (noise_floor, weight_concentration, noise_prior)
+    return FactorMixture(n_factors, n_components, False, *options)
+
+
+def ppca(
+    n_factors: int,
+    n_components: int = 1,
+    *,
+    noise_floor: float = 1e-6,
+    weight_concentration: float = 1.0,
+    noise_prior: InverseWishart | None = None,
+) -> FactorMixture:
+    """Probabilistic PCA, or a mixture of them: factor analysis with one noise variance for all.
+
+    The options are those of `factor_analysis`.
+    """
+    options = (noise_floor, weight_concentration, noise_prior)
+    return FactorMixture(n_factors, n_components, True, *options)

@@ -1,0 +1,75 @@
+"""Gaussian mixtures by name."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from emfed.errors import SettingsError
+from emfed.models.covariances import Diagonal, Full, Known, Spherical, StreamedTied, Tied
+from emfed.models.gaussian import GaussianMixture
+from emfed.models.missing import MissingGaussianMixture
+from emfed.models.parameters import InverseWishart
+from emfed.protocols import FloatArray
+
+COVARIANCES: dict[str, type[GaussianMixture]] = {
+    cls.kind: cls for cls in (Full, Diagonal, Spherical, Tied, Known)
+}
+"""Every covariance type by name."""
+
+
+def gaussian_mixture(
+    n_components: int,
+    covariance: str = "full",
+    *,
+    known_covariance: FloatArray | None = None,
+    covariance_floor: float = 1e-6,
+    weight_concentration: float = 1.0,
+    covariance_prior: InverseWishart | None = None,
+    second_moment: Literal["constant", "statistic"] = "constant",
+    missing: bool = False,
+) -> GaussianMixture | MissingGaussianMixture:
+    """A Gaussian mixture with covariance ``full``, ``diag``, ``spherical``, ``tied`` or ``known``.
+
+    ``known`` needs ``known_covariance``, ``(d, d)`` in the user's units. No eigenvalue of a
+    covariance falls below ``covariance_floor`` times the variance of the columns over all data (0
+    switches that off). ``weight_concentration`` >= 1 is a symmetric Dirichlet prior on the weights,
+    ``covariance_prior`` an `InverseWishart` on the covariances.
+
+    For ``tied``, ``second_moment`` says whether the data's second moment is a ``constant`` of the
+    opening exchange or a ``statistic`` of every message, which streams need.
+
+    With ``missing=True`` (``full`` and ``diag``) NaN is a value missing at random, handled exactly:
+    fit, likelihood and responsibilities use what was seen, and a result can `impute`.
+    """
+    if missing:
+        if covariance not in ("full", "diag"):
+            raise SettingsError(
+                f"missing=True goes with covariance 'full' or 'diag'; got {covariance!r}."
+            )
+        settings = (covariance_floor, weight_concentration, covariance_prior)
+        return MissingGaussianMixture(COVARIANCES[covariance](n_components, *settings))
+    if str(covariance) not in COVARIANCES:
+        names = ", ".join(COVARIANCES)
+        raise SettingsError(f"covariance must be one of {names}; got {covariance!r}.")
+    cls = COVARIANCES[covariance]
+    common = (n_components, covariance_floor, weight_concentration, covariance_prior)
+    if second_moment not in ("constant", "statistic") or (
+        second_moment == "statistic" and cls is not Tied
+    ):
+        raise SettingsError(
+            "second_moment must be 'constant', or 'statistic' for covariance='tied'; got "
+            f"{second_moment!r} for {covariance!r}."
+        )
+    if cls is Known:
+        if known_covariance is None:
+            raise SettingsError("covariance='known' needs known_covariance, a (d, d) matrix.")
+        try:
+            matrix = np.asarray(known_covariance, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise SettingsError("known_covariance must be a (d, d) matrix of numbers.") from None
+        return Known(*common, matrix=matrix)
+    if known_covariance is not None:
+        raise SettingsError(f"known_covariance goes with covariance='known', not {covariance!r}.")
+    return StreamedTied(*common) if second_moment == "statistic" else cls(*common)

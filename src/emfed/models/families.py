@@ -1,0 +1,344 @@
+"""What one column may be: the exponential families of mixed-type mixtures and Markov chains.
+
+A family describes a group of c columns at once, in a frame in which z = (y - origin) / scale:
+
+    log p(y) = <t(z), slopes(theta)> - A(theta) + base(y)
+
+Moments are means of t, ``(..., K, c, width)``; ``mass`` is the share of samples that were seen,
+``(..., K, c)``; parameters theta are ``(..., K, c, size)``. Estimates keep away from the boundary
+by a relative ``floor``, as a constraint: they are the exact minimisers under it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import numpy as np
+
+from emfed.protocols import FloatArray
+
+
+def log_gamma(xp: Any, x: Any) -> Any:
+    """log Gamma(x) of x >= 1 to rounding, by Stirling's series at x + 8, in the array API."""
+    product = x
+    for step in range(1, 8):
+        product = product * (x + step)
+    y = x + 8.0
+    inverse = 1 / (y * y)
+    series = 1 / 156 * inverse
+    for coefficient in (-691 / 360360, 1 / 1188, -1 / 1680, 1 / 1260, -1 / 360):
+        series = (series + coefficient) * inverse
+    series = (series + 1 / 12) / y
+    return (y - 0.5) * xp.log(y) - y + 0.5 * float(np.log(2 * np.pi)) + series - xp.log(product)
+
+
+def symmetric(first: FloatArray, off: FloatArray, second: FloatArray) -> FloatArray:
+    """2 x 2 matrices from their entries."""
+    rows = [np.stack([first, off], axis=-1), np.stack([off, second], axis=-1)]
+    return np.stack(rows, axis=-2)
+
+
+class Family(ABC):
+    """One exponential family, for a group of columns."""
+
+    name: ClassVar[str]
+    names: ClassVar[tuple[str, ...]]
+    """What the parameters are called."""
+    whole: ClassVar[bool] = False
+    """Whether values are whole numbers."""
+    filler: ClassVar[float] = 0.0
+    """A value that `expand` can take in place of a missing one."""
+    support: ClassVar[str]
+    """Which values are allowed, in words."""
+
+    @property
+    def width(self) -> int:
+        """The length of t(z)."""
+        return 1
+
+    @property
+    def size(self) -> int:
+        """The number of parameters of a column."""
+        return len(self.names)
+
+    @property
+    def divides(self) -> bool:
+        """Whether T divides by the mass: whether A is not zero."""
+        return True
+
+    @abstractmethod
+    def allowed(self, xp: Any, y: Any) -> Any:
+        """Which finite values the family can give."""
+
+    def extra(self, xp: Any, y: Any) -> Any | None:
+        """What `typical` needs the mean of besides y, ``(e, c, m)``."""
+        return None
+
+    def frame(self, mean: FloatArray, scatter: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Origin and scale of columns with this mean and variance."""
+        return np.zeros_like(mean), np.ones_like(mean)
+
+    @abstractmethod
+    def typical(self, mean: FloatArray, extra: FloatArray, scale: FloatArray) -> FloatArray:
+        """The mean of t(z) over all data, ``(c, width)``, given those of z and `extra`."""
+
+    @abstractmethod
+    def expand(self, xp: Any, z: Any, exposure: Any) -> Sequence[Any]:
+        """t(z) of ``(c, m)`` values: ``width`` arrays of that shape."""
+
+    @abstractmethod
+    def natural(self, theta: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """A(theta) ``(..., K, c)`` and slopes ``(..., K, c, width)``."""
+
+    @abstractmethod
+    def base(self, xp: Any, y: Any, exposure: Any, scale: Any) -> Any:
+        """The part of log p(y) that no parameter changes; scale is ``(c, 1)``."""
+
+    @abstractmethod
+    def estimate(self, mass: FloatArray, moments: FloatArray, floor: float) -> FloatArray:
+        """T: the parameters that fit mean statistics best."""
+
+    def valid(self, mass: FloatArray, moments: FloatArray, floor: float) -> bool:
+        """Whether `estimate` is at home here; masses are known to be positive."""
+        return True
+
+    @abstractmethod
+    def expected(self, theta: FloatArray) -> FloatArray:
+        """E[t(z)] at these parameters, for a typical exposure."""
+
+    @abstractmethod
+    def covariance(self, theta: FloatArray, scale: FloatArray) -> FloatArray:
+        """Cov[t(z)], ``(..., K, c, width, width)``: positive definite, for the metric alone."""
+
+    @abstractmethod
+    def begin(self, draws: FloatArray, typical: FloatArray) -> FloatArray:
+        """Starting parameters around the typical ones; draws are normal, ``(K, c, width)``."""
+
+    def leave(self, theta: FloatArray, origin: FloatArray, scale: FloatArray) -> FloatArray:
+        """The frame's units to the user's."""
+        return theta
+
+    def enter(self, theta: FloatArray, origin: FloatArray, scale: FloatArray) -> FloatArray:
+        """The user's units to the frame's."""
+        return theta
+
+    @abstractmethod
+    def proper(self, theta: FloatArray) -> bool:
+        """Whether these are parameters at all."""
+
+    @abstractmethod
+    def mean(self, theta: FloatArray, exposure: FloatArray) -> FloatArray:
+        """E[y] in the user's units, ``(...)`` for ``(..., size)``; of categories, the likeliest."""
+
+    @abstractmethod
+    def draw(self, theta: FloatArray, exposure: FloatArray, u: FloatArray) -> FloatArray:
+        """The quantile u in the user's units, for each of ``(..., size)`` parameters."""
+
+    @abstractmethod
+    def cdf(self, theta: FloatArray, exposure: FloatArray, y: FloatArray) -> FloatArray:
+        """The distribution function, whose inverse is `draw`."""
+
+
+@final
+@dataclass(frozen=True)
+class Gaussian(Family):
+    """Real numbers: mean and variance."""
+
+    name: ClassVar[str] = "gaussian"
+    names: ClassVar[tuple[str, ...]] = ("mean", "variance")
+    support: ClassVar[str] = "a finite number of at most 1e140"
+
+    @property
+    def width(self) -> int:
+        """z and its square."""
+        return 2
+
+    def allowed(self, xp: Any, y: Any) -> Any:
+        """Not too large to be squared."""
+        return xp.abs(y) <= 1e140
+
+    def frame(self, mean: FloatArray, scatter: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Mean and standard deviation."""
+        constant = np.sqrt(scatter) <= 4e-16 * np.abs(mean)
+        return mean, np.sqrt(np.where(constant, 1.0, scatter))
+
+    def typical(self, mean: FloatArray, extra: FloatArray, scale: FloatArray) -> FloatArray:
+        """Mean zero, square one: that is the frame."""
+        return np.stack([mean, np.ones_like(mean)], axis=-1)
+
+    def expand(self, xp: Any, z: Any, exposure: Any) -> Sequence[Any]:
+        """z and its square."""
+        return z, z * z
+
+    def natural(self, theta: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """mu / v and -1 / 2v."""
+        mean, variance = theta[..., 0], theta[..., 1]
+        a = 0.5 * (mean**2 / variance + np.log(variance))
+        return a, np.stack([mean / variance, -0.5 / variance], axis=-1)
+
+    def base(self, xp: Any, y: Any, exposure: Any, scale: Any) -> Any:
+        """The constants of the density."""
+        return xp.zeros_like(y) - 0.5 * float(np.log(2 * np.pi)) - xp.log(scale)
+
+    def estimate(self, mass: FloatArray, moments: FloatArray, floor: float) -> FloatArray:
+        """Mean, and mean square less squared mean."""
+        mean = moments[..., 0] / mass
+        return np.stack([mean, np.maximum(moments[..., 1] / mass - mean**2, floor)], axis=-1)
+
+    def valid(self, mass: FloatArray, moments: FloatArray, floor: float) -> bool:
+        """No variance below minus the floor."""
+        mean = moments[..., 0] / mass
+        return bool(np.all(moments[..., 1] / mass - mean**2 > (-floor or 1e-14)))
+
+    def expected(self, theta: FloatArray) -> FloatArray:
+        """mu and mu^2 + v."""
+        return np.stack([theta[..., 0], theta[..., 0] ** 2 + theta[..., 1]], axis=-1)
+
+    def covariance(self, theta: FloatArray, scale: FloatArray) -> FloatArray:
+        """Of z and z^2."""
+        mean, v = theta[..., 0], theta[..., 1]
+        return symmetric(v, 2 * mean * v, 2 * v**2 + 4 * mean**2 * v)
+
+    def begin(self, draws: FloatArray, typical: FloatArray) -> FloatArray:
+        """Means with the spread of the data, unit variances."""
+        return np.stack([draws[..., 0], np.ones(draws.shape[:-1])], axis=-1)
+
+    def leave(self, theta: FloatArray, origin: FloatArray, scale: FloatArray) -> FloatArray:
+        """Moved and scaled."""
+        return np.stack([theta[..., 0] * scale + origin, theta[..., 1] * scale**2], axis=-1)
+
+    def enter(self, theta: FloatArray, origin: FloatArray, scale: FloatArray) -> FloatArray:
+        """The inverse of `leave`."""
+        return np.stack([(theta[..., 0] - origin) / scale, theta[..., 1] / scale**2], axis=-1)
+
+    def proper(self, theta: FloatArray) -> bool:
+        """Positive variances."""
+        return bool(np.all(theta[..., 1] > 0))
+
+    def mean(self, theta: FloatArray, exposure: FloatArray) -> FloatArray:
+        """mu."""
+        return theta[..., 0]
+
+    def draw(self, theta: FloatArray, exposure: FloatArray, u: FloatArray) -> FloatArray:
+        """By inversion."""
+        from scipy.special import ndtri
+
+        return theta[..., 0] + np.sqrt(theta[..., 1]) * ndtri(u)
+
+    def cdf(self, theta: FloatArray, exposure: FloatArray, y: FloatArray) -> FloatArray:
+        """Of the normal distribution."""
+        from scipy.special import ndtr
+
+        return np.asarray(ndtr((y - theta[..., 0]) / np.sqrt(theta[..., 1])))
+
+
+@final
+@dataclass(frozen=True)
+class Poisson(Family):
+    """Counts: rate, per unit of the column ``exposure`` (its name or position) if given."""
+
+    exposure: str | int | None = None
+    name: ClassVar[str] = "poisson"
+    whole: ClassVar[bool] = True
+    names: ClassVar[tuple[str, ...]] = ("rate",)
+    support: ClassVar[str] = "a whole number >= 0"
+
+    @property
+    def width(self) -> int:
+        """The count and, where there is one, the exposure."""
+        return 1 if self.exposure is None else 2
+
+    @property
+    def divides(self) -> bool:
+        """With an exposure, T divides by its sum."""
+        return self.exposure is None
+
+    def allowed(self, xp: Any, y: Any) -> Any:
+        """Counts."""
+        return (y >= 0) & (y == xp.floor(y)) & (y < 2.0**53)
+
+    def frame(self, mean: FloatArray, scatter: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Counts in units of their mean."""
+        return np.zeros_like(mean), np.where(mean > 0, mean, 1.0)
+
+    def typical(self, mean: FloatArray, extra: FloatArray, scale: FloatArray) -> FloatArray:
+        """The mean; a typical exposure is one."""
+        pair = [mean] if self.exposure is None else [mean, np.ones_like(mean)]
+        return np.stack(pair, axis=-1)
+
+    def expand(self, xp: Any, z: Any, exposure: Any) -> Sequence[Any]:
+        """Count and exposure."""
+        return (z,) if self.exposure is None else (z, exposure)
+
+    def natural(self, theta: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """log rate, with the rate as A or times the exposure."""
+        rate = theta[..., 0]
+        log = scale * np.log(rate)
+        if self.exposure is None:
+            return scale * rate, log[..., None]
+        return np.zeros_like(rate), np.stack([log, -scale * rate], axis=-1)
+
+    def base(self, xp: Any, y: Any, exposure: Any, scale: Any) -> Any:
+        """y log(scale exposure) - log y!."""
+        unit = xp.log(scale) if self.exposure is None else xp.log(scale * exposure)
+        return y * unit - log_gamma(xp, y + 1)
+
+    def estimate(self, mass: FloatArray, moments: FloatArray, floor: float) -> FloatArray:
+        """Counts over exposure."""
+        below = mass if self.exposure is None else moments[..., 1]
+        return np.maximum(moments[..., :1] / below[..., None], floor)
+
+    def valid(self, mass: FloatArray, moments: FloatArray, floor: float) -> bool:
+        """Some exposure."""
+        return self.exposure is None or bool(np.all(moments[..., 1] > 1e-12))
+
+    def expected(self, theta: FloatArray) -> FloatArray:
+        """The rate, at exposure one."""
+        if self.exposure is None:
+            return theta
+        return np.concatenate([theta, np.ones_like(theta)], axis=-1)
+
+    def covariance(self, theta: FloatArray, scale: FloatArray) -> FloatArray:
+        """Of the count in units of its mean; exposures vary by about one."""
+        spread = theta[..., 0] / scale
+        if self.exposure is None:
+            return spread[..., None, None]
+        return symmetric(spread, np.zeros_like(spread), np.ones_like(spread))
+
+    def begin(self, draws: FloatArray, typical: FloatArray) -> FloatArray:
+        """Rates within a factor of about two of the mean."""
+        return np.maximum(typical[:, :1], 1e-3) * np.exp(0.5 * draws[..., :1])
+
+    def leave(self, theta: FloatArray, origin: FloatArray, scale: FloatArray) -> FloatArray:
+        """Times the scale."""
+        return theta * scale[..., None]
+
+    def enter(self, theta: FloatArray, origin: FloatArray, scale: FloatArray) -> FloatArray:
+        """Over the scale."""
+        return theta / scale[..., None]
+
+    def proper(self, theta: FloatArray) -> bool:
+        """Positive rates."""
+        return bool(np.all(theta > 0))
+
+    def mean(self, theta: FloatArray, exposure: FloatArray) -> FloatArray:
+        """Rate times exposure."""
+        return theta[..., 0] * exposure
+
+    def draw(self, theta: FloatArray, exposure: FloatArray, u: FloatArray) -> FloatArray:
+        """By inversion: the smallest count whose distribution function reaches u."""
+        from scipy.special import pdtr, pdtrik
+
+        rate = theta[..., 0] * exposure
+        count = np.maximum(np.ceil(pdtrik(u, rate)), 0.0)
+        count = np.where(pdtr(count, rate) < u, count + 1, count)
+        return np.where((count > 0) & (pdtr(np.maximum(count - 1, 0), rate) >= u), count - 1, count)
+
+    def cdf(self, theta: FloatArray, exposure: FloatArray, y: FloatArray) -> FloatArray:
+        """Of the Poisson distribution."""
+        from scipy.special import pdtr
+
+        return np.where(y < 0, 0.0, pdtr(np.floor(np.maximum(y, 0)), theta[..., 0] * exposure))

@@ -1,0 +1,440 @@
+"""Gaussian mixtures: what the five covariance types share (paper, supplement, lines 3581-3824).
+
+Statistics are ``mass`` (mean responsibilities), ``first`` (responsibility times y) and, except
+for ``known`` and ``tied``, ``second`` (responsibility times the squares or products of y). T
+follows from them alone, with two constants from the opening exchange: the number of samples,
+which scales priors, and for ``tied`` the weighted second moment of all data (reading: the same
+w_i as everywhere, or the covariance may leave the positive cone).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from array_api_compat import device
+
+from emfed.errors import (
+    DataError,
+    EmfedError,
+    SettingsError,
+    check_count,
+    check_range,
+    check_type,
+)
+from emfed.models.clusters import Clusters
+from emfed.models.components import SMALLEST_MASS, keep_dying
+from emfed.models.matrices import outer, unpack
+from emfed.models.metric import GaussianMetric
+from emfed.models.mixture import MixtureModel
+from emfed.models.parameters import (
+    Frame,
+    GaussianParameters,
+    InverseWishart,
+    check_start,
+    common_frame,
+)
+from emfed.models.rows import check_rows, combine_moments, moments
+from emfed.models.sampling import covariance_parameters, sample_gaussian
+from emfed.protocols import FloatArray, IntArray, Layout
+from emfed.random import Purpose, normals
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """What the opening exchange told: the frame, the sample count, the second moment if asked."""
+
+    frame: Frame
+    samples: int
+    second_moment: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianMixture(MixtureModel):
+    """What the covariance types share; `emfed.gaussian_mixture` makes one.
+
+    ``covariance_floor`` is the smallest eigenvalue of a covariance, relative to the variance of
+    the columns; ``weight_concentration`` >= 1 is a symmetric Dirichlet prior on the weights.
+    """
+
+    n_components: int
+    covariance_floor: float = 1e-6
+    weight_concentration: float = 1.0
+    covariance_prior: InverseWishart | None = None
+    bound: Bound | None = None
+
+    kind: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_count("n_components", self.n_components)
+        check_range("covariance_floor", self.covariance_floor, 0, 1, open_high=True)
+        if 0 < self.covariance_floor < 1e-12:
+            raise SettingsError(
+                f"covariance_floor must be 0 or at least 1e-12, where doubles can tell it from 0; "
+                f"got {self.covariance_floor}."
+            )
+        if self.covariance_prior is not None:
+            check_type(
+                "covariance_prior", self.covariance_prior, InverseWishart, "InverseWishart(dof=5)"
+            )
+        check_range("weight_concentration", self.weight_concentration, 1, np.inf, open_high=True)
+
+    # What a covariance type says of itself.
+
+    @abstractmethod
+    def second_shape(self, d: int) -> tuple[int, ...] | None:
+        """The shape of ``second`` for one component, None where second moments do not travel."""
+
+    @abstractmethod
+    def covariances_from(self, mass: FloatArray, means: FloatArray, second: Any) -> FloatArray:
+        """The covariances of T before the floor; ``second`` is None where none travels."""
+
+    @abstractmethod
+    def lift(self, covariances: FloatArray) -> FloatArray:
+        """The covariances with the floor applied."""
+
+    @abstractmethod
+    def all_positive(self, covariances: FloatArray, slack: float = 0.0) -> bool:
+        """Whether all eigenvalues of all covariances exceed ``-slack``."""
+
+    @abstractmethod
+    def precisions(self, params: GaussianParameters) -> tuple[FloatArray, FloatArray]:
+        """Inverse covariances, in the covariances' shape, and log determinants of covariances."""
+
+    @abstractmethod
+    def prior_terms(self, params: GaussianParameters) -> float:
+        """The inverse-Wishart part of R(theta)."""
+
+    @abstractmethod
+    def start_from(self, draws: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Means and covariances to start from, given standard normal draws ``(K, d)``.
+
+        Their `statistics_of` must lie inside the domain.
+        """
+
+    # Binding.
+
+    @property
+    def constants(self) -> Bound:
+        """What `bind` was told."""
+        if self.bound is None:
+            raise EmfedError(
+                "this model does not know its data yet: call bind() with the workers' summaries, "
+                "or emfed.fit, which does."
+            )
+        return self.bound
+
+    @property
+    def n_features(self) -> int:
+        """The number of columns d."""
+        return len(self.constants.frame.origin)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """``mass``, ``first`` and, where second moments travel, ``second``."""
+        k, d = self.n_components, self.n_features
+        fields: list[tuple[str, tuple[int, ...]]] = [("mass", (k,)), ("first", (k, d))]
+        second = self.second_shape(d)
+        if second is not None:
+            fields.append(("second", (k, *second)))
+        return Layout(tuple(fields))
+
+    def check(
+        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
+    ) -> None:
+        """Raise `DataError` where rows are missing, misshapen or not finite."""
+        expected = None if self.bound is None else self.n_features
+        check_rows(data, where, columns, expected, first)
+
+    def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
+        """Mean and, about it, second moments: all that leaves a worker before the first round."""
+        mean, scatter = moments(data, weights, full=self.kind == "tied")
+        return {"mean": mean, "scatter": scatter}
+
+    def combine(
+        self, summaries: Mapping[str, FloatArray], shares: FloatArray
+    ) -> dict[str, FloatArray]:
+        """Mean and second moments about it, of all parts together."""
+        return combine_moments(summaries, shares, full=self.kind == "tied")
+
+    def bind(
+        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
+    ) -> Self:
+        """Common origin and scale, the constants of T, and what they rule out."""
+        samples = int(counts.sum())
+        if self.n_components > samples:
+            raise DataError(
+                f"n_components={self.n_components}, but all workers together have {samples} "
+                "rows: use fewer components."
+            )
+        whole = self.combine(summaries, weights)
+        origin, d = whole["mean"], len(whole["mean"])
+        if self.kind == "tied":
+            moment = unpack(whole["scatter"], d)
+            spread = np.diagonal(moment)
+        else:
+            spread, moment = whole["scatter"], np.empty(0)
+        frame = common_frame(origin, spread, self.kind, floored=self.covariance_floor > 0)
+        if self.kind == "tied":
+            moment = moment / np.outer(frame.scale, frame.scale)
+        return dataclasses.replace(self, bound=Bound(frame, samples, moment))
+
+    # The E-step.
+
+    @property
+    def feature_count(self) -> int:
+        """d, plus the length of the second moments of one row where they travel."""
+        second = self.second_shape(self.n_features)
+        return self.n_features + (0 if second is None else int(np.prod(second)))
+
+    def features(self, xp: Any, rows: Any) -> Any:
+        """Rows in the frame, then the squares or products that the covariance type needs."""
+        frame = self.constants.frame
+        origin = xp.asarray(frame.origin[:, None], device=device(rows))
+        inverse = xp.asarray(1 / frame.scale[:, None], device=device(rows))
+        if rows.dtype != xp.float64:
+            rows = xp.astype(rows, xp.float64)
+        return self.expand(xp, (xp.matrix_transpose(rows) - origin) * inverse)
+
+    @abstractmethod
+    def expand(self, xp: Any, z: Any) -> Any:
+        """f(z), ``(d, m) -> (feature_count, m)``: rows in the frame, then their second moments."""
+
+    @abstractmethod
+    def slopes(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
+        """B of the model: coefficients of the features, ``(..., K, feature_count)``."""
+
+    @abstractmethod
+    def squared_means(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
+        """mu^T Sigma^-1 mu, ``(..., K)``."""
+
+    @property
+    @abstractmethod
+    def shared_covariance(self) -> bool:
+        """Whether one covariance serves all components: its log det is then in the carrier."""
+
+    def natural(self, params: GaussianParameters) -> tuple[FloatArray, FloatArray]:
+        """phi(theta): for shared covariances without what is common to all components."""
+        precisions, log_det = self.precisions(params)
+        c = np.log(params.weights) - 0.5 * self.squared_means(params, precisions)
+        if not self.shared_covariance:
+            c = c - 0.5 * log_det
+        return c, self.slopes(params, precisions)
+
+    def carrier(self, params: GaussianParameters) -> Callable[[Any, Any], Any]:
+        """The constants of the density in user units and, where shared, the quadratic form."""
+        d = self.n_features
+        constant = float(-0.5 * d * np.log(2 * np.pi) - np.log(self.constants.frame.scale).sum())
+        if not self.shared_covariance:
+            return lambda xp, features: constant
+        factor = np.linalg.inv(np.linalg.cholesky(params.covariances))
+        log_det = -2 * np.log(np.diagonal(factor, axis1=-2, axis2=-1)).sum(axis=-1)[..., None]
+
+        def quadratic(xp: Any, features: Any) -> Any:
+            white = xp.asarray(factor, device=device(features)) @ features
+            half = xp.asarray(0.5 * log_det, device=device(features))
+            return constant - half - 0.5 * xp.sum(white * white, axis=-2)
+
+        return quadratic
+
+    def assemble(self, mass: FloatArray, moments: FloatArray, extra: Any = None) -> FloatArray:
+        """The statistics vector: mass, first moments, second moments."""
+        d = self.n_features
+        parts = {"mass": mass, "first": moments[..., :d]}
+        if moments.shape[-1] > d:
+            shape = self.layout.fields[2][1]
+            lead = moments.shape[:-2]
+            parts["second"] = moments[..., d:].reshape(*lead, *shape)
+        return self.layout.join(parts)
+
+    # The M-step.
+
+    @property
+    def _pseudo_mass(self) -> float:
+        """(concentration - 1) / N, what the Dirichlet prior adds to each component's mass."""
+        return (self.weight_concentration - 1) / self.constants.samples
+
+    def _raw(self, statistics: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        parts = self.layout.split(statistics)
+        mass = parts["mass"]
+        means = parts["first"] / mass[..., None]
+        second = parts.get("second", parts.get("total"))
+        return mass, means, self.covariances_from(mass, means, second)
+
+    def maximize(self, statistics: FloatArray) -> GaussianParameters:
+        """T(s), paper eq. (update) at line 3700; weights are normalised, means are ratios."""
+        mass, means, covariances = self._raw(np.asarray(statistics, dtype=np.float64))
+        weights = mass + self._pseudo_mass
+        weights = weights / weights.sum(axis=-1, keepdims=True)
+        return GaussianParameters(weights, means, self.lift(covariances))
+
+    def inside(self, statistics: FloatArray) -> bool:
+        """Every mass is positive and no eigenvalue lies below minus the floor."""
+        if not np.all(np.isfinite(statistics)):
+            return False
+        if np.any(statistics[..., : self.n_components] < SMALLEST_MASS):
+            return False
+        _, _, covariances = self._raw(statistics)
+        # Without a floor, an eigenvalue that doubles cannot tell from zero is none.
+        slack = self.covariance_floor or -1e-14
+        return bool(np.all(np.isfinite(covariances))) and self.all_positive(covariances, slack)
+
+    def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
+        """Components that explain less than one sample do not hold up the others."""
+        return keep_dying(self.layout, before, after, self.constants.samples, common=("total",))
+
+    def surrogate(self, statistics: FloatArray, params: GaussianParameters) -> FloatArray:
+        """psi(theta) + R(theta) - <s, phi(theta)> in the frame's units, up to a constant."""
+        parts = self.layout.split(np.asarray(statistics, dtype=np.float64))
+        c, slopes = self.natural(params)
+        d = self.n_features
+        value = -(parts["mass"] * c).sum(axis=-1)
+        value = value - (parts["first"] * slopes[..., :d]).sum(axis=(-1, -2))
+        if "second" in parts:
+            second = parts["second"].reshape(*parts["mass"].shape, -1)
+            value = value - (second * slopes[..., d:]).sum(axis=(-1, -2))
+        if self.shared_covariance:
+            precision, log_det = self.precisions(params)
+            value = value + 0.5 * log_det
+            if self.kind == "tied":
+                whole = (
+                    unpack(parts["total"], d) if "total" in parts else self.constants.second_moment
+                )
+                value = value + 0.5 * (precision * whole).sum(axis=(-1, -2))
+        return value + self.penalty(params)
+
+    def penalty(self, params: GaussianParameters) -> float:
+        """R(theta): the negative log priors divided by the number of samples."""
+        value = self.prior_terms(params) if self.covariance_prior is not None else 0.0
+        if self._pseudo_mass:
+            value -= self._pseudo_mass * float(np.log(params.weights).sum())
+        return value
+
+    # Starts, metric, units.
+
+    def start(self, seed: int) -> GaussianParameters:
+        """Means drawn around the common mean with the spread of all data; equal weights."""
+        k, d = self.n_components, self.n_features
+        draws = normals(seed, 0, Purpose.START, np.zeros(1, dtype=np.int64), k * d)
+        return GaussianParameters(np.full(k, 1 / k), *self.start_from(draws.reshape(k, d)))
+
+    def clusters(self, count: int) -> Clusters:
+        """In the model's own frame."""
+        return Clusters.within(self.constants.frame, count, self.constants.samples)
+
+    def start_at(
+        self, mass: FloatArray, centres: FloatArray, spread: FloatArray
+    ) -> GaussianParameters:
+        """Clusters of one shape, with the variances within them."""
+        if self.shared_covariance:
+            shapes = self.lift(self.covariances_from(mass, centres, None))
+        else:
+            shape = {"full": np.diag(spread), "diag": spread}.get(self.kind, spread.mean())
+            shapes = np.stack([shape] * len(mass))
+        return GaussianParameters(mass, centres, shapes)
+
+    def metric(self, params: GaussianParameters) -> GaussianMetric:
+        """The Fisher metric of the complete-data model at these parameters."""
+        return GaussianMetric.at(params, self.kind, self.layout)
+
+    def statistics_of(self, params: GaussianParameters) -> FloatArray:
+        """mass = pi, first = pi mu, second = pi (Sigma + mu mu^T)."""
+        parts = {"mass": params.weights, "first": params.weights[..., None] * params.means}
+        second = self.second_of(params)
+        if second is not None:
+            extra = (None,) * (second.ndim - params.weights.ndim)
+            parts["second"] = params.weights[(..., *extra)] * second
+        return self.layout.join(parts)
+
+    @abstractmethod
+    def second_of(self, params: GaussianParameters) -> FloatArray | None:
+        """E[second moments of y | component], ``(..., K, *second)``."""
+
+    def to_user(self, params: GaussianParameters) -> GaussianParameters:
+        """Parameters in the user's units."""
+        return self.constants.frame.leave(params, self.kind)
+
+    def from_user(self, params: GaussianParameters) -> GaussianParameters:
+        """Check parameters given in the user's units and bring them into the frame."""
+        check_start(params, self.n_components, self.n_features, self.kind)
+        inner = self.constants.frame.enter(params, self.kind)
+        matrices = inner.covariances
+        symmetric = (
+            matrices.ndim < 2
+            or self.kind == "diag"
+            or np.allclose(matrices, np.swapaxes(matrices, -1, -2))
+        )
+        if not symmetric or not self.all_positive(matrices):
+            raise SettingsError("start covariances must be symmetric and positive definite.")
+        return self.settle(inner)
+
+    @abstractmethod
+    def settle(self, params: GaussianParameters) -> GaussianParameters:
+        """Starting parameters with what the model already knows put in."""
+
+    def remarks(self, params: GaussianParameters) -> list[str]:
+        """Whether the covariance floor holds up some component."""
+        floor = self.covariance_floor
+        if floor == 0 or self.all_positive(params.covariances, -1.001 * floor):
+            return []
+        return [
+            f"covariance_floor={floor:g} (relative to the variance of the columns) holds up some "
+            "covariance: a component has collapsed (fewer components, another start, or less "
+            "compression noise may help), or outliers or sentinel values inflate the variances "
+            "(treat those first), or the floor is too high."
+        ]
+
+    def describe(self) -> dict[str, Any]:
+        """The settings; the data's constants are told apart by the run's fingerprint."""
+        prior = self.covariance_prior
+        return {
+            "model": "gaussian-mixture",
+            "covariance": self.kind,
+            "n_components": self.n_components,
+            "covariance_floor": self.covariance_floor,
+            "weight_concentration": self.weight_concentration,
+            "covariance_prior": None
+            if prior is None
+            else {"dof": prior.dof, "scale": np.asarray(prior.scale).tolist()},
+        }
+
+    def free_parameters(self) -> int:
+        """Weights, means and covariances."""
+        k, d = self.n_components, self.n_features
+        return k - 1 + k * d + covariance_parameters(self.kind, k, d)
+
+    def sample(self, params: Any, count: int, seed: int) -> tuple[FloatArray, IntArray]:
+        """A component for each row, then the row."""
+        return sample_gaussian(self.to_user(params), self.kind, count, seed)
+
+    def prior_scale(self) -> FloatArray:
+        """The inverse-Wishart scale matrix in the frame's units, divided by N."""
+        assert self.covariance_prior is not None
+        scale = np.asarray(self.covariance_prior.scale, dtype=np.float64)
+        frame = self.constants.frame
+        if scale.ndim == 0:
+            matrix = float(scale) * np.eye(self.n_features)
+        elif scale.shape == (self.n_features,) * 2:
+            matrix = scale / np.outer(frame.scale, frame.scale)
+        else:
+            raise SettingsError(
+                f"InverseWishart scale must be a number or a {self.n_features} x "
+                f"{self.n_features} matrix; got shape {scale.shape}."
+            )
+        return matrix / self.constants.samples
+
+    def prior_weight(self, dimension: int) -> float:
+        """(dof + dimension + 1) / N, what the prior adds to the count of a covariance."""
+        assert self.covariance_prior is not None
+        return (self.covariance_prior.dof + dimension + 1) / self.constants.samples
+
+    @staticmethod
+    def scatter(second: FloatArray, mass: FloatArray, means: FloatArray) -> FloatArray:
+        """sum of responsibility (y - mu)(y - mu)^T from raw second moments, as matrices."""
+        d = means.shape[-1]
+        return unpack(second, d) - mass[..., None, None] * outer(means, means)

@@ -1,0 +1,123 @@
+"""A latent model whose constants are all known: the yardstick for the theory.
+
+    y = z + e,   z ~ N(theta, I),   e ~ N(0, (1 / kappa - 1) I)
+
+The statistic is z itself, E[z | y; theta] = (1 - kappa) theta + kappa y, and T(s) = s. So the mean
+field is affine, h(s) = kappa (mean of y - s), and in assumptions A4 to A6 of the paper
+W(s) = kappa |s - mean of y|^2 / 2 + constant, B(s) = I, v_min = v_max = 1, L = L_i = L_W = kappa.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, final
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from emfed.errors import EmfedError, check_range
+from emfed.models.rows import check_rows, moments
+from emfed.protocols import FloatArray, IntArray, Layout, Model, Parameters
+from emfed.random import Purpose, normals
+
+
+@final
+@dataclass(frozen=True)
+class Location(Parameters):
+    """theta of a `LinearGaussian`."""
+
+    mean: FloatArray
+
+
+@final
+@dataclass(frozen=True)
+class LinearGaussian(Model):
+    """The mean of rows seen through noise; ``kappa`` in (0, 1] is the share of signal in a row."""
+
+    kappa: float = 0.5
+    n_features: int | None = None
+
+    def __post_init__(self) -> None:
+        check_range("kappa", self.kappa, 0, 1, open_low=True)
+
+    @property
+    def layout(self) -> Layout:
+        """The mean of z."""
+        if self.n_features is None:
+            raise EmfedError("this model does not know its data yet: use emfed.fit, or bind().")
+        return Layout((("mean", (self.n_features,)),))
+
+    def check(
+        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
+    ) -> None:
+        """Finite numbers."""
+        check_rows(data, where, columns, self.n_features, first)
+
+    def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
+        """Nothing that T needs; the width of the mean tells the dimension."""
+        return {"mean": moments(data, weights, full=False)[0]}
+
+    def combine(
+        self, summaries: Mapping[str, FloatArray], shares: FloatArray
+    ) -> dict[str, FloatArray]:
+        """The mean of the means."""
+        return {"mean": shares @ summaries["mean"]}
+
+    def bind(
+        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
+    ) -> Self:
+        """The dimension."""
+        return dataclasses.replace(self, n_features=summaries["mean"].shape[-1])
+
+    def expected_statistics(
+        self, data: Any, params: Location, weights: Any | None = None
+    ) -> FloatArray:
+        """(1 - kappa) theta + kappa times the mean of y."""
+        mean, _ = moments(data, weights, full=False)
+        return (1 - self.kappa) * params.mean + self.kappa * mean
+
+    def maximize(self, statistics: FloatArray) -> Location:
+        """T(s) = s."""
+        return Location(np.asarray(statistics, dtype=np.float64))
+
+    def surrogate(self, statistics: FloatArray, params: Location) -> FloatArray:
+        """|theta|^2 / 2 - <s, theta>."""
+        return np.asarray((params.mean * (0.5 * params.mean - statistics)).sum(axis=-1))
+
+    def log_likelihood(self, data: Any, params: Location, weights: Any | None = None) -> FloatArray:
+        """y is N(theta, I / kappa)."""
+        mean, scatter = moments(data, weights, full=False)
+        distance = scatter.sum(axis=-1) + ((mean - params.mean) ** 2).sum(axis=-1)
+        return -0.5 * (self.kappa * distance + mean.shape[-1] * np.log(2 * np.pi / self.kappa))
+
+    def score_samples(self, data: Any, params: Location) -> FloatArray:
+        """The log density of each row."""
+        rows = array_namespace(data).expand_dims(data, axis=-2)
+        return self.log_likelihood(rows, params)
+
+    def penalty(self, params: Location) -> float:
+        """None."""
+        return 0.0
+
+    def inside(self, statistics: FloatArray) -> bool:
+        """T is defined everywhere."""
+        return bool(np.all(np.isfinite(statistics)))
+
+    def start(self, seed: int) -> Location:
+        """Standard normal."""
+        zero = np.zeros(1, dtype=np.int64)
+        return Location(normals(seed, 0, Purpose.START, zero, self.layout.size)[0])
+
+    def statistics_of(self, params: Location) -> FloatArray:
+        """theta."""
+        return params.mean
+
+    def free_parameters(self) -> int:
+        """The mean."""
+        return self.layout.size
+
+    def describe(self) -> dict[str, Any]:
+        """kappa."""
+        return {"model": "linear-gaussian", "kappa": self.kappa}

@@ -1,0 +1,411 @@
+"""Hidden Markov models over sequences held by workers.
+
+A worker's rows are sequences: an array ``(sequences, time, columns)``. A sequence ends with the
+last step at which anything was seen, so shorter ones are filled up with NaN; NaN before that is a
+missing value. Given the state, columns are independent and each has a family of its own.
+
+The E-step is the scaled forward-backward pass (Rabiner 1989), all sequences at once, a loop over
+time. Statistics are means over sequences: ``initial`` states and, divided by the mean length,
+``mass`` (steps in each state), ``transitions``, ``moments`` and ``observed``. numpy only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self, final
+
+import numpy as np
+
+from emfed.errors import DataError, EmfedError, SettingsError, check_count, check_range, check_type
+from emfed.models import emissions
+from emfed.models.categories import clip_simplex
+from emfed.models.chains import filtered_log_densities, lengths, smooth
+from emfed.models.columns import ColumnParameters, Columns
+from emfed.models.components import SMALLEST_MASS, keep_dying
+from emfed.models.groups import code_shares, seen_shares
+from emfed.models.mixture import to_numpy
+from emfed.models.spreads import ColumnMetric
+from emfed.protocols import FloatArray, IntArray, Layout, Model
+from emfed.random import Purpose, normals
+
+BLOCK_ELEMENTS = 1 << 20
+"""Doubles in the features of the sequences that run together."""
+
+
+@final
+@dataclass(frozen=True)
+class MarkovParameters(ColumnParameters):
+    """Probabilities ``initial`` ``(K,)`` and ``transitions`` ``(K, K)``, and the columns' own."""
+
+    initial: FloatArray = dataclasses.field(default_factory=lambda: np.empty(0))
+    transitions: FloatArray = dataclasses.field(default_factory=lambda: np.empty(0))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class HiddenMarkov(Model):
+    """A hidden Markov model; `hidden_markov` makes one."""
+
+    n_states: int
+    columns: Columns
+    concentration: float = 1.0
+    prior_rows: float = 0.0
+    samples: int = 0
+    length: float = 0.0
+    """The mean length of a sequence."""
+
+    def __post_init__(self) -> None:
+        check_count("n_states", self.n_states)
+        check_range("concentration", self.concentration, 1, np.inf, open_high=True)
+        check_range("prior_rows", self.prior_rows, 0, np.inf, open_high=True)
+
+    @property
+    def allows_missing(self) -> bool:
+        """NaN is a missing value."""
+        return True
+
+    @cached_property
+    def layout(self) -> Layout:
+        """mass, initial, transitions, moments, observed."""
+        if not self.samples:
+            raise EmfedError("this model does not know its data yet: use emfed.fit, or bind().")
+        k, (moments, observed) = self.n_states, self.columns.widths
+        return Layout(
+            (
+                ("mass", (k,)),
+                ("initial", (k,)),
+                ("transitions", (k, k)),
+                ("moments", (k, moments)),
+                ("observed", (k, observed)),
+            )
+        )
+
+    # The opening exchange.
+
+    def check(
+        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
+    ) -> None:
+        """Sequences in which something was seen, each entry NaN or one its family can give."""
+        if data.ndim != 3 or 0 in data.shape:
+            raise DataError(
+                f"{where}: expected sequences (sequences, time, columns), short ones filled up "
+                f"with NaN (see pad_sequences); got shape {tuple(data.shape)}."
+            )
+        rows = to_numpy(data)
+        if not self.columns.every and rows.shape[-1] != self.columns.count:
+            raise DataError(
+                f"{where}: expected {self.columns.count} columns; got {rows.shape[-1]}."
+            )
+        empty = np.flatnonzero(lengths(~np.isnan(rows)) == 0)
+        if len(empty):
+            raise DataError(f"{where}: sequence {first + int(empty[0])} has no value at all.")
+        families = self.columns.fit_to(rows.shape[-1])
+        with contextlib.suppress(DataError):  # or find the sequence, for the message
+            families.check(rows.reshape(-1, rows.shape[-1]), where, columns, 0)
+            return
+        for number, sequence in enumerate(rows):
+            families.check(sequence, f"{where}, sequence {first + number}", columns, 0)
+
+    def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
+        """The mean length, and of all steps what `Columns` tells."""
+        rows = to_numpy(data)
+        *lead, n, t, d = rows.shape
+        length = lengths(~np.isnan(rows))
+        w = np.ones((*lead, n)) if weights is None else to_numpy(weights)
+        steps = (np.arange(t) < length[..., None]) * w[..., None]
+        columns = self.columns.fit_to(d)
+        flat = rows.reshape(*lead, n * t, d)
+        told = columns.summary(flat, steps.reshape(*lead, n * t))
+        mean = (length * w).sum(axis=-1) / w.sum(axis=-1)
+        return {"length": mean[..., None], **told}
+
+    def combine(
+        self, summaries: Mapping[str, FloatArray], shares: FloatArray
+    ) -> dict[str, FloatArray]:
+        """Of a union: steps count, not sequences."""
+        length = summaries["length"][:, 0]
+        steps = shares * length
+        columns = self.columns.fit_to(summaries["mean"].shape[-1])
+        whole = columns.combine(summaries, steps / steps.sum())
+        return {"length": np.array([steps.sum()]), **whole}
+
+    def bind(
+        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
+    ) -> Self:
+        """The frame of the columns, the mean length and the number of sequences."""
+        length = float(weights @ summaries["length"][:, 0])
+        if length <= 1:
+            raise DataError("all sequences have one step: there is no chain to fit.")
+        steps = weights * summaries["length"][:, 0]
+        columns = self.columns.fit_to(summaries["mean"].shape[-1])
+        bound = columns.bind(summaries, steps / steps.sum())
+        return dataclasses.replace(self, columns=bound, samples=int(counts.sum()), length=length)
+
+    # The E-step.
+
+    def _blocks(self, data: Any) -> Iterator[tuple[slice, FloatArray, FloatArray]]:
+        """Parts of the sequences: their place, rows ``(..., n, t, d)`` and lengths."""
+        rows = data if isinstance(data, np.ndarray) else to_numpy(data)
+        *lead, n, t, _ = rows.shape
+        width = sum(self.columns.widths) + 4 * self.n_states
+        size = max(1, BLOCK_ELEMENTS // (t * width * int(np.prod(lead))))
+        for start in range(0, n, size):
+            part = slice(start, start + size)
+            block = np.asarray(rows[..., part, :, :], dtype=np.float64)
+            yield part, block, lengths(~np.isnan(block))
+
+    def _features(self, block: FloatArray) -> FloatArray:
+        """``(..., f, n * t)``."""
+        *lead, n, t, d = block.shape
+        flat = self.columns.features(np, block.reshape(-1, d))
+        shaped = flat.reshape(len(flat), *lead, n * t)
+        return np.moveaxis(shaped, 0, -2)
+
+    def _log_emissions(
+        self, features: FloatArray, params: MarkovParameters, shape: tuple[int, ...]
+    ) -> FloatArray:
+        """``(..., K, n, t)`` without what no state changes."""
+        _, slopes = self.columns.natural(params)
+        return (slopes @ features).reshape(*shape[:-2], self.n_states, *shape[-2:])
+
+    def expected_statistics(
+        self, data: Any, params: MarkovParameters, weights: Any | None = None
+    ) -> FloatArray:
+        """s-bar(theta): means over sequences."""
+        w = None if weights is None else to_numpy(weights)
+        sums: dict[str, Any] = {"mass": 0.0, "initial": 0.0, "transitions": 0.0, "features": 0.0}
+        for part, block, length in self._blocks(data):
+            mine = None if w is None else w[..., part]
+            features = self._features(block)
+            logs = self._log_emissions(features, params, block.shape[:-1])
+            states, pairs, _ = smooth(logs, params.initial, params.transitions, length, mine)
+            if mine is not None:
+                states = states * mine[..., None, :, None]
+            flat = states.reshape(*states.shape[:-2], -1)
+            sums["mass"] = sums["mass"] + flat.sum(axis=-1)
+            sums["initial"] = sums["initial"] + states[..., 0].sum(axis=-1)
+            sums["transitions"] = sums["transitions"] + pairs
+            sums["features"] = sums["features"] + flat @ np.swapaxes(features, -1, -2)
+        count = np.asarray(data.shape[-3] if w is None else w.sum(axis=-1))[..., None]
+        width, steps = self.columns.widths[0], count * self.length
+        parts = {
+            "mass": sums["mass"] / steps,
+            "initial": sums["initial"] / count,
+            "transitions": sums["transitions"] / steps[..., None],
+            "moments": sums["features"][..., :width] / steps[..., None],
+            "observed": sums["features"][..., width:] / steps[..., None],
+        }
+        return self.layout.join(parts)
+
+    def group_shares(self, statistics: FloatArray) -> FloatArray:
+        """As shares of sequences, by state: steps, first steps, what was seen, codes.
+
+        Transitions are counted one by one: times the mean length.
+        """
+        parts = self.layout.split(np.asarray(statistics, dtype=np.float64))
+        lead = statistics.shape[:-1]
+        found = (parts["mass"], parts["moments"], parts["observed"])
+        counted = [parts["mass"], parts["initial"], parts["observed"]]
+        flat = [part.reshape(*lead, -1) for part in (*counted, parts["transitions"] * self.length)]
+        return np.concatenate([*flat, code_shares(self.columns, *found)], axis=-1)
+
+    def summary_shares(self, summary: Mapping[str, FloatArray]) -> FloatArray:
+        """What was seen of each column, and how often each code."""
+        return seen_shares(self.columns, summary)
+
+    def responsibilities(self, data: Any, params: MarkovParameters) -> FloatArray:
+        """p(state | sequence) at each step, ``(..., sequences, time, K)``; 0 after the end."""
+        parts = []
+        for _, block, length in self._blocks(data):
+            logs = self._log_emissions(self._features(block), params, block.shape[:-1])
+            states = smooth(logs, params.initial, params.transitions, length).states
+            parts.append(np.moveaxis(states, -3, -1))
+        return np.concatenate(parts, axis=-3)
+
+    def score_samples(self, data: Any, params: MarkovParameters) -> FloatArray:
+        """log p of each sequence, in the user's units."""
+        parts = []
+        for _, block, _ in self._blocks(data):
+            shape = block.shape[:-1]
+            logs = self._log_emissions(self._features(block), params, shape)
+            values = filtered_log_densities(logs, params.initial, params.transitions)
+            base = self.columns.base(np, block.reshape(-1, block.shape[-1])).reshape(shape)
+            parts.append(values + base.sum(axis=-1))
+        return np.concatenate(parts, axis=-1)
+
+    def log_likelihood(
+        self, data: Any, params: MarkovParameters, weights: Any | None = None
+    ) -> FloatArray:
+        """The (weighted) mean over sequences of log p."""
+        values = self.score_samples(data, params)
+        if weights is None:
+            return np.asarray(values.mean(axis=-1))
+        w = to_numpy(weights)
+        return np.asarray((values * w).sum(axis=-1) / w.sum(axis=-1))
+
+    # The M-step.
+
+    @property
+    def _steps(self) -> float:
+        """All steps of all sequences."""
+        return self.samples * self.length
+
+    @property
+    def _prior(self) -> float:
+        return self.prior_rows / self._steps
+
+    def _chain(self, counts: FloatArray, pseudo: float) -> FloatArray:
+        """Probabilities from counts, none below the floor."""
+        filled = counts + pseudo
+        shares = filled / filled.sum(axis=-1, keepdims=True)
+        return clip_simplex(shares, self.columns.floor) if self.columns.floor > 0 else shares
+
+    def maximize(self, statistics: FloatArray) -> MarkovParameters:
+        """T(s): counts to probabilities, and each column by itself."""
+        parts = self.layout.split(np.asarray(statistics, dtype=np.float64))
+        found = (parts["mass"], parts["moments"], parts["observed"])
+        extra = self.concentration - 1
+        return MarkovParameters(
+            initial=self._chain(parts["initial"], extra / self.samples),
+            transitions=self._chain(parts["transitions"], extra / self._steps),
+            **emissions.estimate(self.columns, *found, self._prior),
+        )
+
+    def surrogate(self, statistics: FloatArray, params: MarkovParameters) -> FloatArray:
+        """psi + R - <s, phi>."""
+        parts = self.layout.split(np.asarray(statistics, dtype=np.float64))
+        found = (parts["mass"], parts["moments"], parts["observed"])
+        value = emissions.cross_entropy(self.columns, params, *found)
+        value = value - (parts["transitions"] * np.log(params.transitions)).sum(axis=(-1, -2))
+        start = (parts["initial"] * np.log(params.initial)).sum(axis=-1)
+        return self.length * value - start + self.penalty(params)
+
+    def penalty(self, params: MarkovParameters) -> float:
+        """Dirichlet on initial and transition probabilities, conjugate priors on the columns."""
+        value = 0.0
+        if self.concentration > 1:
+            chain = np.log(params.initial).sum() + np.log(params.transitions).sum()
+            value -= (self.concentration - 1) / self.samples * float(chain)
+        if self.prior_rows:
+            value += self.length * emissions.penalty(self.columns, params, self._prior)
+        return value
+
+    def inside(self, statistics: FloatArray) -> bool:
+        """Positive masses, some way out of every state, and moments the families can have."""
+        if not np.all(np.isfinite(statistics)):
+            return False
+        parts = self.layout.split(np.asarray(statistics, dtype=np.float64))
+        extra = self.concentration - 1
+        outward = parts["transitions"].sum(axis=-1) + self.n_states * extra / self._steps
+        begun = parts["initial"].sum(axis=-1)
+        if any(np.any(x < SMALLEST_MASS) for x in (parts["mass"], outward, begun)):
+            return False
+        floor = self.columns.floor
+        if floor == 0 and any(np.any(parts[n] <= 0) for n in ("initial", "transitions")):
+            return False
+        found = (parts["mass"], parts["moments"], parts["observed"])
+        return emissions.defined(self.columns, *found, self._prior)
+
+    def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
+        """States that explain less than one step do not hold up the others."""
+        return keep_dying(self.layout, before, after, self._steps)
+
+    def metric(self, params: MarkovParameters) -> ColumnMetric:
+        """Every statistic in units of its spread."""
+        mass = self.layout.split(self.statistics_of(params))["mass"]
+        often = np.maximum(mass, 0.02 / self.n_states)
+        extra = {
+            "initial": np.sqrt(np.maximum(params.initial, 0.02)),
+            "transitions": np.sqrt(often[:, None] * np.maximum(params.transitions, 0.02)),
+        }
+        return ColumnMetric.at(self.columns, self.layout, params, mass, extra)
+
+    # Starts and units.
+
+    def start(self, seed: int) -> MarkovParameters:
+        """Columns around those of all data; states that last a few steps."""
+        k = self.n_states
+        size = k * self.columns.widths[0]
+        draws = normals(seed, 0, Purpose.START, np.zeros(1, dtype=np.int64), size)[0]
+        return MarkovParameters(
+            initial=np.full(k, 1 / k),
+            transitions=0.5 * np.eye(k) + 0.5 / k,
+            **emissions.begin(self.columns, k, draws),
+        )
+
+    def statistics_of(self, params: MarkovParameters) -> FloatArray:
+        """Those of chains of the mean length, as much missing as in the data."""
+        now, transitions = params.initial, params.transitions
+        mass, pairs = np.zeros_like(now), np.zeros_like(transitions)
+        steps = max(2, round(self.length))
+        for step in range(steps):
+            mass = mass + now / steps
+            if step + 1 < steps:
+                pairs = pairs + now[..., None] * transitions / steps
+                now = (now[..., None, :] @ transitions)[..., 0, :]
+        moments, observed = emissions.expected(self.columns, params, mass)
+        parts = {"mass": mass, "initial": params.initial, "transitions": pairs}
+        return self.layout.join({**parts, "moments": moments, "observed": observed})
+
+    def to_user(self, params: MarkovParameters) -> MarkovParameters:
+        """Parameters in the user's units."""
+        arrays = emissions.to_user(self.columns, params)
+        return MarkovParameters(initial=params.initial, transitions=params.transitions, **arrays)
+
+    def from_user(self, params: MarkovParameters) -> MarkovParameters:
+        """Check parameters given in the user's units and bring them into the frame."""
+        check_type("start", params, MarkovParameters, "MarkovParameters(initial=..., ...)")
+        k = self.n_states
+        for name, shape in (("initial", (k,)), ("transitions", (k, k))):
+            value = getattr(params, name)
+            good = value.shape == shape and np.all(value >= 0)
+            if not good or not np.allclose(value.sum(axis=-1), 1, atol=1e-6):
+                raise SettingsError(
+                    f"start {name}: expected probabilities of shape {shape} with sum 1; got shape "
+                    f"{value.shape}."
+                )
+        arrays = emissions.from_user(self.columns, params, k)
+        return MarkovParameters(initial=params.initial, transitions=params.transitions, **arrays)
+
+    def by_column(self, params: MarkovParameters) -> dict[str, Mapping[str, FloatArray]]:
+        """A result's emission parameters by the name of the column, ``(K, ...)`` each."""
+        return emissions.by_column(self.columns, params)
+
+    def free_parameters(self) -> int:
+        """Initial and transition probabilities, and the emissions of each state."""
+        k = self.n_states
+        return k - 1 + k * (k - 1) + k * self.columns.free_parameters()
+
+    def describe(self) -> dict[str, Any]:
+        """The settings."""
+        return {
+            "model": "hidden-markov",
+            "n_states": self.n_states,
+            "families": self.columns.describe(),
+            "floor": self.columns.floor,
+            "concentration": self.concentration,
+            "prior_rows": self.prior_rows,
+        }
+
+
+def hidden_markov(
+    n_states: int,
+    families: Mapping[str, Any] | Sequence[Any] | str = "gaussian",
+    *,
+    floor: float = 1e-6,
+    concentration: float = 1.0,
+    prior_rows: float = 0.0,
+) -> HiddenMarkov:
+    """A hidden Markov model of sequences ``(sequences, time, columns)``; see `pad_sequences`.
+
+    ``families`` of the emissions are those of `mixed_mixture`: one for all columns, a list or a
+    dict. ``concentration`` >= 1 is a Dirichlet prior on initial and transition probabilities;
+    ``prior_rows`` adds to every state as many steps with the average statistics of all data.
+    ``floor`` keeps probabilities, variances and rates off zero.
+    """
+    check_range("floor", floor, 0, 0.1)
+    return HiddenMarkov(n_states, Columns.of(families, floor), concentration, prior_rows)

@@ -1,0 +1,153 @@
+"""The Fisher metric of a Gaussian mixture's statistics.
+
+Weights, means and second moments live on different scales; whitened per component by parameters
+that both ends know, one quantisation scale fits all. With Sigma = L L^T and weight pi:
+
+    mass'   = mass / sqrt(pi)
+    first'  = L^-1 (first - mu mass) / sqrt(pi)
+    second' = [L^-1 (second - mu first^T - first mu^T + mu mu^T mass) L^-T - mass I] / sqrt(pi),
+              its diagonal also / sqrt(2)
+
+A second moment that all components share (``total``) goes the same way, summed over them, with
+weight one. pi is floored at 0.02 / K so that a dying component does not dominate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self, final
+
+import numpy as np
+
+from emfed.models.matrices import outer, pack, triangle, unpack
+from emfed.models.parameters import GaussianParameters
+from emfed.protocols import FloatArray, Layout, Metric
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class GaussianMetric(Metric):
+    """The metric at one set of parameters (no leading axes)."""
+
+    kind: str
+    layout: Layout
+    root_weights: FloatArray
+    means: FloatArray
+    root: FloatArray
+    """L for matrices, standard deviations otherwise, in the covariances' shape."""
+    inverse_root: FloatArray
+
+    @classmethod
+    def at(cls, params: GaussianParameters, kind: str, layout: Layout) -> Self:
+        """The metric at these parameters."""
+        floor = 0.02 / len(params.weights)
+        root_weights = np.sqrt(np.maximum(params.weights, floor))
+        if kind in ("full", "tied", "known"):
+            root: FloatArray = np.linalg.cholesky(params.covariances).astype(np.float64)
+            inverse: FloatArray = np.linalg.inv(root).astype(np.float64)
+        else:
+            root = np.asarray(np.sqrt(params.covariances), dtype=np.float64)
+            if kind == "spherical":
+                root = root[..., None]
+            inverse = np.reciprocal(root)
+        return cls(kind, layout, root_weights, params.means, root, inverse)
+
+    def _apply(self, factor: FloatArray, vectors: FloatArray) -> FloatArray:
+        """L or L^-1 times ``(..., K, d)`` vectors, component by component."""
+        if self.kind in ("tied", "known"):
+            return vectors @ factor.T
+        if self.kind == "full":
+            return np.einsum("kij,...kj->...ki", factor, vectors)
+        return vectors * factor
+
+    def _conjugate(self, factor: FloatArray, matrices: FloatArray) -> FloatArray:
+        return factor @ matrices @ np.swapaxes(factor, -1, -2)
+
+    def whiten(self, vectors: FloatArray) -> FloatArray:
+        """``(..., q)`` into the metric's coordinates."""
+        parts = self.layout.split(vectors)
+        mass, first = parts["mass"], parts["first"]
+        mu, roots = self.means, self.root_weights
+        out = {
+            "mass": mass / roots,
+            "first": self._apply(self.inverse_root, first - mu * mass[..., None]) / roots[:, None],
+        }
+        if "second" in parts:
+            out["second"] = self._whiten_second(mass, first, parts["second"])
+        if "total" in parts:
+            centred = unpack(parts["total"], mu.shape[-1]) - self._total_shift(mass, first)
+            white = self._conjugate(self.inverse_root, centred)
+            out["total"] = self._halve(pack(white - self._total_mass(mass)))
+        return self.layout.join(out)
+
+    def _total_shift(self, mass: FloatArray, first: FloatArray) -> FloatArray:
+        """What sum of (y - mu)(y - mu)^T over components lacks of y y^T."""
+        crossed = np.swapaxes(first, -1, -2) @ self.means
+        weighted = self.means * mass[..., None]
+        return crossed + np.swapaxes(crossed, -1, -2) - np.swapaxes(weighted, -1, -2) @ self.means
+
+    def _total_mass(self, mass: FloatArray) -> FloatArray:
+        return np.eye(self.means.shape[-1]) * mass.sum(axis=-1)[..., None, None]
+
+    def _halve(self, packed: FloatArray, power: float = -0.5) -> FloatArray:
+        """The diagonal over (or, with another power, times) the root of two."""
+        _, _, diagonal = triangle(self.means.shape[-1])
+        return packed * np.where(diagonal, 2.0**power, 1.0)
+
+    def _whiten_second(self, mass: FloatArray, first: FloatArray, second: FloatArray) -> FloatArray:
+        mu, roots = self.means, self.root_weights
+        d = mu.shape[-1]
+        if self.kind == "full":
+            crossed = outer(mu, first)
+            centred = unpack(second, d) - crossed - np.swapaxes(crossed, -1, -2)
+            centred = centred + outer(mu, mu) * mass[..., None, None]
+            white = self._conjugate(self.inverse_root, centred)
+            packed = pack(white - np.eye(d) * mass[..., None, None])
+            return self._halve(packed) / roots[:, None]
+        centred = second - self._sum(2 * mu * first - mu**2 * mass[..., None])
+        if self.kind == "spherical":
+            white = centred * self.inverse_root[..., 0] ** 2 - d * mass
+            return white / (np.sqrt(2 * d) * roots)
+        white = centred * self.inverse_root**2 - mass[..., None]
+        return white / (np.sqrt(2) * roots[:, None])
+
+    def _sum(self, squares: FloatArray) -> FloatArray:
+        return squares.sum(axis=-1) if self.kind == "spherical" else squares
+
+    def unwhiten(self, vectors: FloatArray) -> FloatArray:
+        """The inverse of `whiten`."""
+        parts = self.layout.split(vectors)
+        mu, roots = self.means, self.root_weights
+        mass = parts["mass"] * roots
+        first = self._apply(self.root, parts["first"] * roots[:, None]) + mu * mass[..., None]
+        out = {"mass": mass, "first": first}
+        if "second" in parts:
+            out["second"] = self._unwhiten_second(mass, first, parts["second"])
+        if "total" in parts:
+            white = unpack(self._halve(parts["total"], 0.5), mu.shape[-1])
+            centred = self._conjugate(self.root, white + self._total_mass(mass))
+            out["total"] = pack(centred + self._total_shift(mass, first))
+        return self.layout.join(out)
+
+    def _unwhiten_second(
+        self, mass: FloatArray, first: FloatArray, white: FloatArray
+    ) -> FloatArray:
+        mu, roots = self.means, self.root_weights
+        d = mu.shape[-1]
+        if self.kind == "full":
+            packed = self._halve(white, 0.5) * roots[:, None]
+            inner = unpack(packed, d) + np.eye(d) * mass[..., None, None]
+            crossed = outer(mu, first)
+            centred = self._conjugate(self.root, inner)
+            return pack(
+                centred
+                + crossed
+                + np.swapaxes(crossed, -1, -2)
+                - outer(mu, mu) * mass[..., None, None]
+            )
+        shift = self._sum(2 * mu * first - mu**2 * mass[..., None])
+        if self.kind == "spherical":
+            inner = white * (np.sqrt(2 * d) * roots) + d * mass
+            return inner * self.root[..., 0] ** 2 + shift
+        inner = white * (np.sqrt(2) * roots[:, None]) + mass[..., None]
+        return inner * self.root**2 + shift

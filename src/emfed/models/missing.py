@@ -1,0 +1,388 @@
+"""Gaussian mixtures, full and diagonal, of rows with missing values (NaN, missing at random).
+
+Given a component, what is missing in a row is Gaussian around an affine function of what was seen:
+
+    E[y | y_o] = A y_o + b,   cov = C,   with A = S_.o S_oo^-1 and C = S - A S_o.
+
+A, b and C depend on the pattern of missingness alone. So the E-step of each pattern is that of the
+plain mixture on rows with zeros for what is missing, under a covariance in which those columns are
+independent and standard normal (their density is a constant); the mean statistics of the completed
+rows then follow from those of the seen ones by A, b and C, once per pattern and not per row.
+Patterns of similar size run together, as workers with parameters of their own.
+
+T, domain, metric and units are those of the plain mixture, which this model holds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, final
+
+import numpy as np
+
+from emfed.errors import DataError
+from emfed.models.clusters import Clusters
+from emfed.models.gaussian import GaussianMixture
+from emfed.models.imputing import Imputable, latent_numbers, mixture_quantile, pick
+from emfed.models.matrices import outer, pack, unpack
+from emfed.models.mixture import to_numpy
+from emfed.models.naming import column_name
+from emfed.models.parameters import GaussianParameters
+from emfed.models.patterns import Stack, row_stacks, sizes
+from emfed.models.rows import check_seen, combine_seen, seen_moments, total_weight
+from emfed.models.sampling import entropy
+from emfed.protocols import BoolArray, FloatArray, IntArray, Layout, Metric, Model
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A, b and C of patterns and components: ``(u, K, d, d)``, ``(u, K, d)``, ``(u, K, d, d)``.
+
+    For diagonal covariances A is the pattern itself and C its complement's variances.
+    """
+
+    gain: FloatArray
+    shift: FloatArray
+    spread: FloatArray
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class MissingGaussianMixture(Model, Imputable):
+    """A Gaussian mixture whose rows may have missing values; `gaussian_mixture` makes one."""
+
+    inner: GaussianMixture
+
+    @property
+    def n_components(self) -> int:
+        """The number of components."""
+        return self.inner.n_components
+
+    @property
+    def layout(self) -> Layout:
+        """That of the plain mixture."""
+        return self.inner.layout
+
+    @property
+    def allows_missing(self) -> bool:
+        """NaN is a missing value."""
+        return True
+
+    # The opening exchange.
+
+    def check(
+        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
+    ) -> None:
+        """Numbers of at most 1e140 in size, or NaN."""
+        expected = None if self.inner.bound is None else self.inner.n_features
+        check_seen(data, where, columns, expected, first)
+
+    def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
+        """The share of values seen in each column, their mean and variance."""
+        observed, mean, scatter = seen_moments(data, weights)
+        return {"observed": observed, "mean": mean, "scatter": scatter}
+
+    def combine(
+        self, summaries: Mapping[str, FloatArray], shares: FloatArray
+    ) -> dict[str, FloatArray]:
+        """Parts count by what they saw."""
+        return combine_seen(summaries, shares)
+
+    def bind(
+        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
+    ) -> Self:
+        """The plain mixture's frame, from what was seen."""
+        whole = self.combine(summaries, weights)
+        if np.any(whole["observed"] <= 0):
+            column = int(np.flatnonzero(whole["observed"] <= 0)[0])
+            name = column_name(column)
+            raise DataError(f"nobody has a single value in column {name}: leave it out.")
+        seen = {name: whole[name][None] for name in ("mean", "scatter")}
+        inner = self.inner.bind(seen, np.array([int(counts.sum())]), np.ones(1))
+        return dataclasses.replace(self, inner=inner)
+
+    # Patterns.
+
+    def _stacks(self, data: Any, weights: Any | None) -> Iterator[Stack]:
+        """Blocks of rows of all workers, by pattern."""
+        d = self.inner.n_features
+        cost = self.n_components * d * (1 if self.inner.kind == "diag" else d)
+        return row_stacks(data, weights, self.inner.constants.frame.origin, cost)
+
+    def _own(self, params: GaussianParameters, owners: IntArray) -> GaussianParameters:
+        """Parameters of each pattern: the worker's own, where workers have their own."""
+        if params.weights.ndim == 1:
+            return params
+        flat = {
+            name: value.reshape(-1, *value.shape[params.weights.ndim - 1 :])
+            for name, value in params.arrays().items()
+        }
+        return GaussianParameters(**flat).take(owners)
+
+    def _marginal(self, params: GaussianParameters, seen: BoolArray) -> GaussianParameters:
+        """Parameters under which what is missing is independent and standard normal."""
+        mask = seen[:, None, :]
+        means = np.where(mask, params.means, 0.0)
+        if self.inner.kind == "diag":
+            covariances = np.where(mask, params.covariances, 1.0)
+        else:
+            both = mask[..., :, None] & mask[..., None, :]
+            covariances = np.where(both, params.covariances, np.eye(seen.shape[1]))
+        weights = np.broadcast_to(params.weights, means.shape[:-1])
+        return GaussianParameters(weights, means, covariances)
+
+    def _completion(self, params: GaussianParameters, seen: BoolArray) -> Completion:
+        """A, b and C of each pattern."""
+        mask = seen[:, None, :].astype(np.float64)
+        means, covariances = params.means, params.covariances
+        if self.inner.kind == "diag":
+            gain = np.broadcast_to(mask, (len(seen), *means.shape[-2:]))
+            return Completion(gain, (1 - mask) * means, (1 - mask) * covariances)
+        inverse = np.linalg.inv(self._marginal(params, seen).covariances)
+        inverse = inverse * mask[..., :, None] * mask[..., None, :]
+        gain = covariances @ inverse
+        gain = np.where(seen[:, None, :, None], np.eye(seen.shape[1]), gain)  # exactly
+        shift = means - (gain @ np.broadcast_to(means, gain.shape[:-1])[..., None])[..., 0]
+        rest = 1 - mask
+        spread = covariances - gain @ covariances
+        return Completion(gain, shift * rest, spread * rest[..., :, None] * rest[..., None, :])
+
+    def _complete(
+        self, statistics: FloatArray, params: GaussianParameters, seen: BoolArray
+    ) -> FloatArray:
+        """Statistics of rows with zeros for what is missing to those of completed rows."""
+        if seen.all():
+            return statistics
+        parts, c = self.layout.split(statistics), self._completion(params, seen)
+        mass, first = parts["mass"], parts["first"]
+        if self.inner.kind == "diag":
+            second = c.gain * parts["second"] + mass[..., None] * (c.shift**2 + c.spread)
+            parts["first"] = c.gain * first + mass[..., None] * c.shift
+            return self.layout.join({**parts, "second": second})
+        moved = (c.gain @ first[..., None])[..., 0]
+        products = c.gain @ unpack(parts["second"], seen.shape[1]) @ np.swapaxes(c.gain, -1, -2)
+        crossed = outer(moved, c.shift)
+        products = products + crossed + np.swapaxes(crossed, -1, -2)
+        products = products + mass[..., None, None] * (outer(c.shift, c.shift) + c.spread)
+        parts["first"] = moved + mass[..., None] * c.shift
+        return self.layout.join({**parts, "second": pack(products)})
+
+    # The E-step.
+
+    def expected_statistics(
+        self, data: Any, params: GaussianParameters, weights: Any | None = None
+    ) -> FloatArray:
+        """s-bar(theta): per pattern, the plain mixture's, completed."""
+        lead = data.shape[:-2]
+        total = np.zeros((int(np.prod(lead)), self.layout.size))
+        for stack in self._stacks(data, weights):
+            own = self._own(params, stack.owners)
+            marginal = own if stack.seen.all() else self._marginal(own, stack.seen)
+            size = sizes(stack)
+            with np.errstate(invalid="ignore"):
+                values = self.inner.expected_statistics(stack.rows, marginal, stack.weights)
+            values = self._complete(np.where(size[:, None] > 0, values, 0.0), own, stack.seen)
+            np.add.at(total, stack.owners, size[:, None] * values)
+        count = total_weight(data, weights).reshape(-1, 1)
+        return (total / count).reshape(*lead, self.layout.size)
+
+    def _log_densities(self, data: Any, params: GaussianParameters) -> FloatArray:
+        """log p of what was seen in each row, in the user's units, ``(workers * rows,)``."""
+        scale = np.log(self.inner.constants.frame.scale) + 0.5 * np.log(2 * np.pi)
+        out = np.empty(int(np.prod(data.shape[:-1])))
+        for stack in self._stacks(data, None):
+            own = self._own(params, stack.owners)
+            marginal = own if stack.seen.all() else self._marginal(own, stack.seen)
+            values = self.inner.score_samples(stack.rows, marginal)
+            out[stack.positions] = values + ((~stack.seen) @ scale)[:, None]
+        return out
+
+    def log_likelihood(
+        self, data: Any, params: GaussianParameters, weights: Any | None = None
+    ) -> FloatArray:
+        """The (weighted) mean of log p of what was seen."""
+        values = self._log_densities(data, params).reshape(data.shape[:-1])
+        if weights is None:
+            return values.mean(axis=-1)
+        w = to_numpy(weights)
+        return (values * w).sum(axis=-1) / w.sum(axis=-1)
+
+    def score_samples(self, data: Any, params: GaussianParameters) -> FloatArray:
+        """log p of what was seen in each row."""
+        return self._log_densities(data, params).reshape(data.shape[:-1])
+
+    def responsibilities(self, data: Any, params: GaussianParameters) -> FloatArray:
+        """p(component | what was seen), ``(..., rows, K)``."""
+        out = np.empty((int(np.prod(data.shape[:-1])), self.n_components))
+        for stack in self._stacks(data, None):
+            own = self._own(params, stack.owners)
+            out[stack.positions] = self.inner.responsibilities(
+                stack.rows, self._marginal(own, stack.seen)
+            )
+        return out.reshape(*data.shape[:-1], self.n_components)
+
+    # The M-step, starts and units: the plain mixture's.
+
+    def maximize(self, statistics: FloatArray) -> GaussianParameters:
+        """T(s) of the plain mixture."""
+        return self.inner.maximize(statistics)
+
+    def surrogate(self, statistics: FloatArray, params: GaussianParameters) -> FloatArray:
+        """That of the plain mixture."""
+        return self.inner.surrogate(statistics, params)
+
+    def penalty(self, params: GaussianParameters) -> float:
+        """R(theta) of the plain mixture."""
+        return self.inner.penalty(params)
+
+    def inside(self, statistics: FloatArray) -> bool:
+        """The domain of the plain mixture."""
+        return self.inner.inside(statistics)
+
+    def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
+        """As in the plain mixture."""
+        return self.inner.protect(before, after)
+
+    def remarks(self, params: GaussianParameters) -> list[str]:
+        """As in the plain mixture."""
+        return self.inner.remarks(params)
+
+    def start(self, seed: int) -> GaussianParameters:
+        """As in the plain mixture."""
+        return self.inner.start(seed)
+
+    def clusters(self, count: int) -> Clusters:
+        """Those of the plain mixture, with NaN for the common mean."""
+        return dataclasses.replace(self.inner.clusters(count), fill=True)
+
+    def start_at(
+        self, mass: FloatArray, centres: FloatArray, spread: FloatArray
+    ) -> GaussianParameters:
+        """As in the plain mixture."""
+        return self.inner.start_at(mass, centres, spread)
+
+    def statistics_of(self, params: GaussianParameters) -> FloatArray:
+        """Those of complete rows."""
+        return self.inner.statistics_of(params)
+
+    def metric(self, params: GaussianParameters) -> Metric:
+        """That of the plain mixture."""
+        return self.inner.metric(params)
+
+    def to_user(self, params: GaussianParameters) -> GaussianParameters:
+        """Parameters in the user's units."""
+        return self.inner.to_user(params)
+
+    def from_user(self, params: GaussianParameters) -> GaussianParameters:
+        """Checked parameters in the frame's units."""
+        return self.inner.from_user(params)
+
+    def free_parameters(self) -> int:
+        """Those of the plain mixture."""
+        return self.inner.free_parameters()
+
+    def sample(
+        self, params: GaussianParameters, count: int, seed: int
+    ) -> tuple[FloatArray, IntArray]:
+        """Complete rows."""
+        return self.inner.sample(params, count, seed)
+
+    def evaluate(
+        self, data: Any, params: GaussianParameters, weights: Any | None = None
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """In three passes."""
+        statistics, likelihood, _ = super().evaluate(data, params, weights)
+        return statistics, likelihood, entropy(self.responsibilities(data, params), weights)
+
+    def describe(self) -> dict[str, Any]:
+        """The plain mixture's, and that values may be missing."""
+        return {**self.inner.describe(), "missing": True}
+
+    # Missing values.
+
+    def _conditionals(
+        self, data: Any, params: GaussianParameters
+    ) -> Iterator[tuple[Stack, FloatArray, FloatArray, FloatArray]]:
+        """Stacks with shares ``(u, m, K)``, completed rows ``(u, m, K, d)`` and C, all in frame."""
+        frame = self.inner.constants.frame
+        for stack in self._stacks(data, None):
+            if stack.seen.all():
+                continue
+            own = self._own(params, stack.owners)
+            shares = self.inner.responsibilities(stack.rows, self._marginal(own, stack.seen))
+            c = self._completion(own, stack.seen)
+            z = ((stack.rows - frame.origin) / frame.scale)[:, None]  # (u, 1, m, d)
+            if self.inner.kind == "diag":
+                full = z * c.gain[:, :, None, :] + c.shift[:, :, None, :]
+            else:
+                full = z @ np.swapaxes(c.gain, -1, -2) + c.shift[:, :, None, :]
+            yield stack, shares, np.swapaxes(full, 1, 2), c.spread
+
+    def impute(self, data: Any, params: GaussianParameters) -> FloatArray:
+        """Rows with missing values replaced by their posterior mean."""
+        out, frame = np.array(data, dtype=np.float64), self.inner.constants.frame
+        for stack, shares, full, _ in self._conditionals(data, params):
+            mean = (shares[..., None] * full).sum(axis=-2) * frame.scale + frame.origin
+            out[stack.positions] = np.where(stack.seen[:, None], out[stack.positions], mean)
+        return out
+
+    def draw(self, data: Any, params: GaussianParameters, draws: int, seed: int) -> FloatArray:
+        """Completions: a component for each row, then what is missing given what was seen."""
+        from scipy.special import ndtri
+
+        base, frame = np.array(data, dtype=np.float64), self.inner.constants.frame
+        n, d = base.shape
+        out = np.repeat(base[None], draws, axis=0)
+        u = np.stack([latent_numbers(seed, draw, n, 1 + d) for draw in range(draws)])
+        for stack, shares, full, spread in self._conditionals(data, params):
+            mine = u[:, stack.positions]  # (draws, u, m, 1 + d)
+            labels = pick(shares, mine[..., 0])
+            noise = ndtri(mine[..., 1:])
+            units, m = np.arange(len(labels[0]))[:, None], np.arange(full.shape[1])
+            centre = full[units, m, labels]
+            if self.inner.kind == "diag":
+                moved = noise * np.sqrt(spread)[units, labels]
+            else:
+                root = _root(spread)[units, labels]
+                moved = (root @ noise[..., None])[..., 0]
+            values = (centre + moved) * frame.scale + frame.origin
+            seen = stack.seen[:, None]
+            out[:, stack.positions] = np.where(seen, out[:, stack.positions], values)
+        return out
+
+    def intervals(
+        self, data: Any, params: GaussianParameters, level: float
+    ) -> tuple[FloatArray, FloatArray]:
+        """Ends of the central interval of each missing value's posterior, a normal mixture."""
+        from scipy.special import ndtri
+
+        frame, given = self.inner.constants.frame, np.array(data, dtype=np.float64)
+        ends = (given.copy(), given.copy())
+        for stack, shares, full, spread in self._conditionals(data, params):
+            diagonal = self.inner.kind == "diag"
+            variances = spread if diagonal else np.diagonal(spread, axis1=-2, axis2=-1)
+            holes = np.broadcast_to(~stack.seen[:, None], full[:, :, 0].shape)
+            unit, row, column = np.nonzero(holes)
+            centre, share = full[unit, row, :, column], shares[unit, row]
+            sd = np.sqrt(variances[unit, :, column])
+            for q, out in zip((0.5 - level / 2, 0.5 + level / 2), ends, strict=True):
+                own = centre + sd * ndtri(q)
+                value = mixture_quantile(_normal(centre, sd), share, own, q)
+                where = stack.positions[unit, row]
+                out[where, column] = value * frame.scale[column] + frame.origin[column]
+        return ends
+
+
+def _normal(centre: FloatArray, sd: FloatArray) -> Callable[[FloatArray], FloatArray]:
+    """Distribution functions of normal numbers, ``(n,) -> (n, K)``."""
+    from scipy.special import ndtr
+
+    return lambda y: np.asarray(ndtr((y[:, None] - centre) / sd))
+
+
+def _root(spread: FloatArray) -> FloatArray:
+    """A square root of positive semi-definite matrices."""
+    values, vectors = np.linalg.eigh(spread)
+    return vectors * np.sqrt(np.maximum(values, 0))[..., None, :]

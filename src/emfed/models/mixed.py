@@ -1,0 +1,317 @@
+"""Mixtures whose columns each have a family of their own: latent class analysis and its kin.
+
+Given the component, columns are independent: Gaussian, Poisson (with exposure), Bernoulli,
+categorical, exponential or gamma. A value that is missing (NaN) at random simply does not count,
+exactly. Statistics are ``mass``, ``moments`` (responsibility times the statistics of each column)
+and ``observed`` (the mass of each column).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self, final
+
+import numpy as np
+
+from emfed.errors import DataError, EmfedError, SettingsError, check_count, check_range, check_type
+from emfed.models import emissions
+from emfed.models.categories import Categorical
+from emfed.models.clusters import Clusters
+from emfed.models.columns import EXPOSURE, ColumnParameters, Columns
+from emfed.models.components import SMALLEST_MASS, keep_dying, normalised
+from emfed.models.groups import code_shares, seen_shares
+from emfed.models.imputing import (
+    Imputable,
+    draw_columns,
+    interval_columns,
+    mean_columns,
+    sample_columns,
+)
+from emfed.models.mixture import MixtureModel
+from emfed.models.parameters import Frame
+from emfed.models.rows import check_table
+from emfed.models.spreads import ColumnMetric
+from emfed.protocols import FloatArray, IntArray, Layout
+from emfed.random import Purpose, normals
+
+
+@final
+@dataclass(frozen=True)
+class MixedParameters(ColumnParameters):
+    """``weights`` ``(K,)`` of the components, and the parameters of their columns."""
+
+    weights: FloatArray = dataclasses.field(default_factory=lambda: np.empty(0))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class MixedMixture(MixtureModel, Imputable):
+    """A mixture over a table of mixed types; `mixed_mixture` makes one."""
+
+    n_components: int
+    columns: Columns
+    weight_concentration: float = 1.0
+    prior_rows: float = 0.0
+    samples: int | None = None
+
+    def __post_init__(self) -> None:
+        check_count("n_components", self.n_components)
+        check_range("weight_concentration", self.weight_concentration, 1, np.inf, open_high=True)
+        check_range("prior_rows", self.prior_rows, 0, np.inf, open_high=True)
+
+    @property
+    def allows_missing(self) -> bool:
+        """NaN is a missing value, unless the user said that there is none."""
+        return self.columns.missing
+
+    @property
+    def _known(self) -> int:
+        if self.samples is None:
+            raise EmfedError("this model does not know its data yet: use emfed.fit, or bind().")
+        return self.samples
+
+    @cached_property
+    def layout(self) -> Layout:
+        """``mass``, ``moments`` and, where values are missing, ``observed``."""
+        self._known  # noqa: B018 (raises if unbound)
+        k, (moments, masses) = self.n_components, self.columns.widths
+        fields: list[tuple[str, tuple[int, ...]]] = [("mass", (k,)), ("moments", (k, moments))]
+        return Layout((*fields, ("observed", (k, masses))) if masses else tuple(fields))
+
+    def check(
+        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
+    ) -> None:
+        """Every entry is NaN or one that its family can give."""
+        check_table(data, where, None if self.columns.every else self.columns.count)
+        self.columns.fit_to(data.shape[-1]).check(data, where, columns, first)
+
+    def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
+        """Shares of values seen, means, variances and frequencies."""
+        return self.columns.fit_to(data.shape[-1]).summary(data, weights)
+
+    def combine(
+        self, summaries: Mapping[str, FloatArray], shares: FloatArray
+    ) -> dict[str, FloatArray]:
+        """Weighted by what was seen."""
+        return self.columns.fit_to(summaries["mean"].shape[-1]).combine(summaries, shares)
+
+    def bind(
+        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
+    ) -> Self:
+        """The frame of the columns, and the number of samples."""
+        samples = int(counts.sum())
+        if self.n_components > samples:
+            raise DataError(
+                f"n_components={self.n_components}, but all workers together have {samples} "
+                "rows: use fewer components."
+            )
+        columns = self.columns.fit_to(summaries["mean"].shape[-1]).bind(summaries, weights)
+        return dataclasses.replace(self, columns=columns, samples=samples)
+
+    # The E-step.
+
+    @property
+    def feature_count(self) -> int:
+        """Moments and masses."""
+        return sum(self.columns.widths)
+
+    def features(self, xp: Any, rows: Any) -> Any:
+        """Statistics of each column, zero where it is missing; then what was seen."""
+        return self.columns.features(xp, rows)
+
+    def natural(self, params: MixedParameters) -> tuple[FloatArray, FloatArray]:
+        """log pi - A, and the natural parameters."""
+        intercept, slopes = self.columns.natural(params)
+        return np.log(params.weights) + intercept, slopes
+
+    def carrier(self, params: MixedParameters) -> Callable[[Any, Any], Any]:
+        """Nothing depends on features alone."""
+        return lambda xp, features: 0.0
+
+    def base(self, xp: Any, rows: Any) -> Any:
+        """Constants, factorials and changes of units."""
+        return self.columns.base(xp, rows)
+
+    def assemble(self, mass: FloatArray, moments: FloatArray, extra: Any = None) -> FloatArray:
+        """Mass, moments and observed masses."""
+        width = self.columns.widths[0]
+        parts = {"mass": mass, "moments": moments[..., :width], "observed": moments[..., width:]}
+        return self.layout.join(parts)
+
+    # The M-step.
+
+    @property
+    def _priors(self) -> tuple[float, float]:
+        """What the priors add to each mass, and to each component's rows; over N."""
+        return (self.weight_concentration - 1) / self._known, self.prior_rows / self._known
+
+    def _split(self, statistics: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        parts = self.layout.split(np.asarray(statistics, dtype=np.float64))
+        mass = parts["mass"]
+        return mass, parts["moments"], parts.get("observed", np.empty((*mass.shape, 0)))
+
+    def group_shares(self, statistics: FloatArray) -> FloatArray:
+        """Masses, what was seen of each column, and each code, by component."""
+        mass, moments, observed = self._split(statistics)
+        seen = observed.reshape(*mass.shape[:-1], -1)
+        codes = code_shares(self.columns, mass, moments, observed)
+        return np.concatenate([mass, seen, codes], axis=-1)
+
+    def summary_shares(self, summary: Mapping[str, FloatArray]) -> FloatArray:
+        """What was seen of each column, and how often each code."""
+        return seen_shares(self.columns, summary)
+
+    def maximize(self, statistics: FloatArray) -> MixedParameters:
+        """T(s): each column by itself."""
+        pseudo, prior = self._priors
+        mass, moments, observed = self._split(statistics)
+        arrays = emissions.estimate(self.columns, mass, moments, observed, prior)
+        return MixedParameters(weights=normalised(mass, pseudo), **arrays)
+
+    def surrogate(self, statistics: FloatArray, params: MixedParameters) -> FloatArray:
+        """psi + R - <s, phi>."""
+        mass, moments, observed = self._split(statistics)
+        value = -(mass * np.log(params.weights)).sum(axis=-1)
+        value = value + emissions.cross_entropy(self.columns, params, mass, moments, observed)
+        return value + self.penalty(params)
+
+    def penalty(self, params: MixedParameters) -> float:
+        """Dirichlet on the weights, and the conjugate priors of the columns."""
+        pseudo, prior = self._priors
+        value = -pseudo * float(np.log(params.weights).sum()) if pseudo else 0.0
+        return value + (emissions.penalty(self.columns, params, prior) if prior else 0.0)
+
+    def inside(self, statistics: FloatArray) -> bool:
+        """Positive masses, and moments that the families can have."""
+        if not np.all(np.isfinite(statistics)):
+            return False
+        mass, moments, observed = self._split(statistics)
+        if np.any(mass < SMALLEST_MASS):
+            return False
+        return emissions.defined(self.columns, mass, moments, observed, self._priors[1])
+
+    def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
+        """Components that explain less than one sample do not hold up the others."""
+        return keep_dying(self.layout, before, after, self._known)
+
+    def statistics_of(self, params: MixedParameters) -> FloatArray:
+        """pi times the expected statistics of each column, as much missing as in the data."""
+        moments, observed = emissions.expected(self.columns, params, params.weights)
+        parts = {"mass": params.weights, "moments": moments, "observed": observed}
+        return self.layout.join(parts)
+
+    def metric(self, params: MixedParameters) -> ColumnMetric:
+        """Every statistic in units of its spread."""
+        return ColumnMetric.at(self.columns, self.layout, params, params.weights)
+
+    # Starts and units.
+
+    def start(self, seed: int) -> MixedParameters:
+        """Around the parameters of all data; equal weights."""
+        k = self.n_components
+        size = k * self.columns.widths[0]
+        draws = normals(seed, 0, Purpose.START, np.zeros(1, dtype=np.int64), size)[0]
+        arrays = emissions.begin(self.columns, k, draws)
+        return MixedParameters(weights=np.full(k, 1 / k), **arrays)
+
+    def clusters(self, count: int) -> Clusters | None:
+        """All columns in standard deviations, NaN for the mean; None if all are categories."""
+        known = self.columns.constants
+        if all(isinstance(group.family, Categorical) for group in self.columns.groups):
+            return None
+        scale = known.spread.copy()
+        scale[[j for j, f in enumerate(self.columns.families) if f == EXPOSURE]] = np.inf
+        frame = Frame(known.mean, scale)
+        return dataclasses.replace(Clusters.within(frame, count, self._known), fill=True)
+
+    def start_at(self, mass: FloatArray, centres: FloatArray, spread: FloatArray) -> Any:
+        """Families at the clusters' centres."""
+        return MixedParameters(weights=mass, **emissions.begin_at(self.columns, centres, spread))
+
+    def to_user(self, params: MixedParameters) -> MixedParameters:
+        """Parameters in the user's units."""
+        return MixedParameters(weights=params.weights, **emissions.to_user(self.columns, params))
+
+    def from_user(self, params: MixedParameters) -> MixedParameters:
+        """Check parameters given in the user's units and bring them into the frame."""
+        check_type("start", params, MixedParameters, "MixedParameters(weights=..., gaussian=...)")
+        k, weights = self.n_components, params.weights
+        good = weights.shape == (k,) and np.all(weights > 0)
+        if not good or abs(float(weights.sum()) - 1) > 1e-6:
+            raise SettingsError(f"start weights must be {k} positive numbers with sum 1.")
+        arrays = emissions.from_user(self.columns, params, k)
+        return MixedParameters(weights=weights, **arrays)
+
+    def by_column(self, params: MixedParameters) -> dict[str, Mapping[str, FloatArray]]:
+        """A result's parameters by the name of the column, ``(K, ...)`` each."""
+        return emissions.by_column(self.columns, params)
+
+    def free_parameters(self) -> int:
+        """Weights, and what each column's family has for each component."""
+        return self.n_components - 1 + self.n_components * self.columns.free_parameters()
+
+    def sample(self, params: MixedParameters, count: int, seed: int) -> tuple[FloatArray, IntArray]:
+        """A component for each row, then each column; exposures are those of a typical row."""
+        return sample_columns(self.columns, self.to_user(params), params.weights, count, seed)
+
+    def describe(self) -> dict[str, Any]:
+        """The settings."""
+        return {
+            "model": "mixed-mixture",
+            "n_components": self.n_components,
+            "families": self.columns.describe(),
+            "missing": self.columns.missing,
+            "floor": self.columns.floor,
+            "weight_concentration": self.weight_concentration,
+            "prior_rows": self.prior_rows,
+        }
+
+    # Missing values.
+
+    def impute(self, data: Any, params: MixedParameters) -> FloatArray:
+        """Rows with missing values replaced by their posterior mean (categories: the likeliest)."""
+        shares = self.responsibilities(data, params)
+        return mean_columns(self.columns, self.to_user(params), np.asarray(data), shares)
+
+    def draw(self, data: Any, params: MixedParameters, draws: int, seed: int) -> FloatArray:
+        """``draws`` random completions, ``(draws, rows, columns)``."""
+        shares = self.responsibilities(data, params)
+        user = self.to_user(params)
+        return draw_columns(self.columns, user, np.asarray(data), shares, draws, seed)
+
+    def intervals(
+        self, data: Any, params: MixedParameters, level: float
+    ) -> tuple[FloatArray, FloatArray]:
+        """Ends of central intervals; of categories there are none, and NaN stays."""
+        shares = self.responsibilities(data, params)
+        user = self.to_user(params)
+        return interval_columns(self.columns, user, np.asarray(data), shares, level)
+
+
+def mixed_mixture(
+    n_components: int,
+    families: Mapping[str, Any] | Sequence[Any] | str,
+    *,
+    missing: bool = True,
+    floor: float = 1e-6,
+    weight_concentration: float = 1.0,
+    prior_rows: float = 0.0,
+) -> MixedMixture:
+    """A mixture over columns that each have a family of their own; NaN is a missing value.
+
+    ``families`` is a list, one per column, a dict by column name, or one for all columns:
+    ``"gaussian"``, ``"poisson"``, ``"bernoulli"``, ``"exponential"``, ``"gamma"``,
+    ``Categorical(n)`` (codes 0 to n - 1), ``Poisson(exposure=column)`` and, for that column,
+    ``"exposure"``.
+
+    With ``missing=False`` NaN is refused, and the mass of each column need not travel.
+    ``floor`` keeps variances, rates and probabilities off zero, relative to those of all data.
+    ``weight_concentration`` >= 1 is a symmetric Dirichlet prior on the weights; ``prior_rows`` adds
+    to every component as many rows with the average statistics of all data, the conjugate prior.
+    """
+    check_range("floor", floor, 0, 0.1)
+    columns = Columns.of(families, floor, missing)
+    return MixedMixture(n_components, columns, weight_concentration, prior_rows)

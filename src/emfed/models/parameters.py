@@ -1,0 +1,137 @@
+"""Parameters and priors of Gaussian mixtures, and the frame their statistics live in."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+
+from emfed.errors import DataError, EmfedWarning, SettingsError, check_range, check_type
+from emfed.models.naming import column_name, counted
+from emfed.protocols import BoolArray, FloatArray, IntArray, Parameters
+
+ROUNDING = 4e-15
+"""Spreads below this share of a mean are rounding: eighteen times that of one double."""
+
+
+@dataclass(frozen=True)
+class GaussianParameters(Parameters):
+    """Weights ``(K,)``, means ``(K, d)`` and covariances in scikit-learn's shapes.
+
+    Covariances: full ``(K, d, d)``, tied and known ``(d, d)``, diag ``(K, d)``, spherical ``(K,)``.
+    All may share leading axes.
+    """
+
+    weights: FloatArray
+    means: FloatArray
+    covariances: FloatArray
+
+    def __post_init__(self) -> None:
+        for name, value in self.arrays().items():
+            object.__setattr__(self, name, np.asarray(value, dtype=np.float64))
+
+
+@dataclass(frozen=True)
+class InverseWishart:
+    """The prior exp(-((dof + d + 1) log det S + <scale, S^-1>) / 2) on covariances.
+
+    ``scale`` is a number (times the variances of the columns) or a ``(d, d)`` matrix in the
+    user's units. On ``diag`` and ``spherical`` it acts on each variance as in one dimension.
+    """
+
+    dof: float
+    scale: float | FloatArray = 1.0
+
+    def __post_init__(self) -> None:
+        check_range("InverseWishart dof", self.dof, 0, np.inf, open_high=True)
+        scale = np.atleast_2d(np.asarray(self.scale, dtype=np.float64))
+        square = scale.ndim == 2 and scale.shape[0] == scale.shape[1] and np.isfinite(scale).all()
+        if not (
+            square and np.allclose(scale, scale.T) and np.linalg.eigvalsh(scale).min() >= -1e-12
+        ):
+            raise SettingsError(
+                "InverseWishart scale must be a non-negative number or a positive semi-definite "
+                f"matrix; got {self.scale!r}."
+            )
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The common origin and scale of all workers, from the opening exchange.
+
+    Statistics are moments of (y - origin) / scale: raw second moments would cancel where means
+    are large against spreads.
+    """
+
+    origin: FloatArray
+    scale: FloatArray
+
+    def enter(self, params: GaussianParameters, kind: str) -> GaussianParameters:
+        """The user's units to the frame's."""
+        means = (params.means - self.origin) / self.scale
+        return GaussianParameters(params.weights, means, params.covariances / self._squares(kind))
+
+    def leave(self, params: GaussianParameters, kind: str) -> GaussianParameters:
+        """The frame's units to the user's."""
+        means = params.means * self.scale + self.origin
+        return GaussianParameters(params.weights, means, params.covariances * self._squares(kind))
+
+    def _squares(self, kind: str) -> FloatArray | float:
+        if kind in ("full", "tied", "known"):
+            return np.outer(self.scale, self.scale)
+        return self.scale**2 if kind == "diag" else float(self.scale[0] ** 2)
+
+
+def common_frame(origin: FloatArray, variances: FloatArray, kind: str, floored: bool) -> Frame:
+    """The frame of data with this mean and these variances; one scale for ``spherical``."""
+    largest = np.sqrt(variances) + np.abs(origin)
+    if not (np.all(largest < 1e140) and np.all((largest > 1e-140) | (largest == 0))):
+        raise DataError(
+            "some column is beyond 1e140 or all below 1e-140 in size, where doubles cannot "
+            "square it: use other units."
+        )
+    constant = is_constant(origin, variances)
+    if constant.any():
+        _complain_of_constant(np.flatnonzero(constant), floored or kind in ("known", "spherical"))
+    if kind == "spherical":
+        whole = variances.mean() if not constant.all() else 1.0
+        return Frame(origin, np.full(len(origin), np.sqrt(whole)))
+    return Frame(origin, np.sqrt(np.where(constant, 1.0, variances)))
+
+
+def is_constant(origin: FloatArray, variances: FloatArray) -> BoolArray:
+    """Which columns hold one single value, up to the rounding of means over many workers."""
+    return np.asarray(np.sqrt(variances) <= ROUNDING * np.abs(origin))
+
+
+def _complain_of_constant(columns: IntArray, bearable: bool) -> None:
+    many = len(columns) > 1
+    which = f"column{'s' if many else ''} {', '.join(map(column_name, columns.tolist()))}"
+    problem = f"{which}{counted()} {'hold' if many else 'holds'} one single value"
+    if not bearable:
+        raise DataError(
+            f"{problem}: the variance is zero and covariance_floor=0 forbids to raise it. "
+            "Drop it, or set covariance_floor > 0."
+        )
+    tail = "say nothing; consider dropping them" if many else "says nothing; consider dropping it"
+    warnings.warn(f"{problem} and {tail}.", EmfedWarning, 4)
+
+
+def check_start(params: GaussianParameters, k: int, d: int, kind: str) -> None:
+    """Refuse starting parameters of the wrong shape, or weights that are none."""
+    check_type("start", params, GaussianParameters, "GaussianParameters(weights, means, ...)")
+    covariances = {"full": (k, d, d), "diag": (k, d), "spherical": (k,)}.get(kind, (d, d))
+    shapes = {"weights": (k,), "means": (k, d), "covariances": covariances}
+    for name, value in params.arrays().items():
+        bad = value.size - int(np.isfinite(value).sum())
+        if value.shape != shapes[name] or bad:
+            tail = f", {bad} of them not finite" if bad else ""
+            raise SettingsError(
+                f"start {name}: expected finite numbers of shape {shapes[name]} for "
+                f"covariance={kind!r}; got shape {value.shape}{tail}."
+            )
+    if np.any(params.weights <= 0) or abs(params.weights.sum() - 1) > 1e-6:
+        raise SettingsError(
+            f"start weights must be positive and sum to 1; got {params.weights.tolist()}."
+        )

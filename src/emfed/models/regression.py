@@ -1,0 +1,343 @@
+"""Mixtures of linear regressions: each component has its own line and noise.
+
+    y = b_k . (1, x) + e,   e ~ N(0, v_k)
+
+One column is the target y, all others are x, which is given and not modelled. Statistics are
+``mass`` and ``moments``, responsibility times the products of (1, x, y): everything T needs for
+weighted least squares. The likelihood is that of y given x.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self, final
+
+import numpy as np
+from array_api_compat import device
+
+from emfed.errors import DataError, EmfedError, SettingsError, check_count, check_range, check_type
+from emfed.models.components import SMALLEST_MASS, keep_dying, normalised
+from emfed.models.matrices import is_positive_definite, outer, pack, triangle, unpack
+from emfed.models.mixture import MixtureModel
+from emfed.models.parameters import Frame, InverseWishart, common_frame
+from emfed.models.rows import check_rows, combine_moments, moments
+from emfed.protocols import FloatArray, IntArray, Layout, Parameters
+from emfed.random import Purpose, normals
+
+
+@final
+@dataclass(frozen=True)
+class RegressionParameters(Parameters):
+    """Weights, intercepts and noise variances ``(K,)``, and coefficients ``(K, p)``."""
+
+    weights: FloatArray
+    intercepts: FloatArray
+    coefficients: FloatArray
+    noise: FloatArray
+
+    def __post_init__(self) -> None:
+        for name, value in self.arrays().items():
+            object.__setattr__(self, name, np.asarray(value, dtype=np.float64))
+
+    def lines(self) -> FloatArray:
+        """b: intercept and coefficients, ``(..., K, 1 + p)``."""
+        return np.concatenate([self.intercepts[..., None], self.coefficients], axis=-1)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RegressionBound:
+    """What the opening exchange told; columns in the order of x, then y."""
+
+    frame: Frame
+    samples: int
+    products: FloatArray
+    """The mean of (1, x, y)(1, x, y)^T in the frame."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RegressionMixture(MixtureModel):
+    """A mixture of linear regressions; `regression_mixture` makes one."""
+
+    n_components: int
+    target: int = -1
+    noise_floor: float = 1e-6
+    weight_concentration: float = 1.0
+    ridge: float = 0.0
+    noise_prior: InverseWishart | None = None
+    bound: RegressionBound | None = None
+
+    def __post_init__(self) -> None:
+        check_count("n_components", self.n_components)
+        check_range("noise_floor", self.noise_floor, 0, 1, open_high=True)
+        check_range("weight_concentration", self.weight_concentration, 1, np.inf, open_high=True)
+        check_range("ridge", self.ridge, 0, np.inf, open_high=True)
+        if self.noise_prior is not None:
+            check_type("noise_prior", self.noise_prior, InverseWishart, "InverseWishart(dof=5)")
+            if np.ndim(self.noise_prior.scale):
+                raise SettingsError("noise_prior: the scale must be a number, of the variance.")
+
+    @property
+    def _known(self) -> RegressionBound:
+        if self.bound is None:
+            raise EmfedError("this model does not know its data yet: use emfed.fit, or bind().")
+        return self.bound
+
+    @property
+    def n_inputs(self) -> int:
+        """The number of columns of x."""
+        return len(self._known.frame.origin) - 1
+
+    @cached_property
+    def layout(self) -> Layout:
+        """``mass``, and ``moments``: the products of (1, x, y) but the first, 1."""
+        k = self.n_components
+        return Layout((("mass", (k,)), ("moments", (k, self.feature_count))))
+
+    def _order(self, d: int) -> IntArray:
+        """The columns of x, then that of y."""
+        return np.append(np.delete(np.arange(d), self.target), self.target % d).astype(np.int64)
+
+    def check(
+        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
+    ) -> None:
+        """Finite numbers in at least two columns, one of them the target."""
+        expected = None if self.bound is None else self.n_inputs + 1
+        check_rows(data, where, columns, expected, first)
+        d = data.shape[1]
+        if d < 2 or not -d <= self.target < d:
+            raise DataError(
+                f"{where}: expected columns of x and a target at position {self.target}; got "
+                f"{d} column{'s' if d > 1 else ''}."
+            )
+
+    def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
+        """Mean and second moments about it."""
+        mean, scatter = moments(data, weights, full=True)
+        return {"mean": mean, "scatter": scatter}
+
+    def combine(
+        self, summaries: Mapping[str, FloatArray], shares: FloatArray
+    ) -> dict[str, FloatArray]:
+        """Mean and second moments of a union."""
+        return combine_moments(summaries, shares, full=True)
+
+    def bind(
+        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
+    ) -> Self:
+        """Origin and scale of every column, and the products of all data."""
+        whole = self.combine(summaries, weights)
+        d = len(whole["mean"])
+        order = self._order(d)
+        scatter = unpack(whole["scatter"], d)[np.ix_(order, order)]
+        floored = self.noise_floor > 0
+        frame = common_frame(whole["mean"][order], np.diagonal(scatter), "diag", floored)
+        products = np.zeros((d + 1, d + 1))
+        products[0, 0] = 1.0
+        products[1:, 1:] = scatter / np.outer(frame.scale, frame.scale)
+        bound = RegressionBound(frame, int(counts.sum()), products)
+        return dataclasses.replace(self, bound=bound)
+
+    # The E-step.
+
+    @property
+    def feature_count(self) -> int:
+        """Products of (1, x, y), without the first."""
+        width = self.n_inputs + 2
+        return width * (width + 1) // 2 - 1
+
+    def features(self, xp: Any, rows: Any) -> Any:
+        """x, y and their products, ``(features, m)``."""
+        frame = self._known.frame
+        order = xp.asarray(self._order(rows.shape[-1]), device=device(rows))
+        z = xp.astype(xp.take(xp.matrix_transpose(rows), order, axis=0), xp.float64, copy=False)
+        origin = xp.asarray(frame.origin[:, None], device=device(rows))
+        z = (z - origin) * xp.asarray(1 / frame.scale[:, None], device=device(rows))
+        z = xp.reshape(xp.reshape(z, (-1,)), z.shape)  # row-major: products of whole rows follow
+        return xp.concat([z, *(z[j : j + 1, :] * z[j:, :] for j in range(z.shape[0]))], axis=0)
+
+    def natural(self, params: RegressionParameters) -> tuple[FloatArray, FloatArray]:
+        """The coefficients of -(y - b . (1, x))^2 / 2v, product by product."""
+        lines = params.lines()
+        contrast = np.concatenate([-lines, np.ones((*lines.shape[:-1], 1))], axis=-1)
+        _, _, diagonal = triangle(contrast.shape[-1])
+        quadratic = pack(outer(contrast, contrast)) * np.where(diagonal, -0.5, -1.0)
+        quadratic = quadratic / params.noise[..., None]
+        constant = np.log(params.weights) - 0.5 * np.log(params.noise) + quadratic[..., 0]
+        return constant, quadratic[..., 1:]
+
+    def carrier(self, params: RegressionParameters) -> Callable[[Any, Any], Any]:
+        """The constants of the density of y."""
+        constant = float(-0.5 * np.log(2 * np.pi) - np.log(self._known.frame.scale[-1]))
+        return lambda xp, features: constant
+
+    def assemble(self, mass: FloatArray, moments: FloatArray, extra: Any = None) -> FloatArray:
+        """Mass and products."""
+        return self.layout.join({"mass": mass, "moments": moments})
+
+    # The M-step.
+
+    def _products(self, statistics: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """mass and the matrices of products, ``(..., K, p + 2, p + 2)``."""
+        parts = self.layout.split(np.asarray(statistics, dtype=np.float64))
+        mass = parts["mass"]
+        packed = np.concatenate([mass[..., None], parts["moments"]], axis=-1)
+        return mass, unpack(packed, self.n_inputs + 2)
+
+    def _penalties(self) -> tuple[FloatArray, float, float]:
+        """The ridge on each coefficient, and what priors add to count and scatter; over N."""
+        n, p = self._known.samples, self.n_inputs
+        ridge = np.append(0.0, np.full(p, self.ridge / n))
+        count = p / n if self.ridge else 0.0
+        if self.noise_prior is None:
+            return ridge, count, 0.0
+        scale = float(self.noise_prior.scale)
+        return ridge, count + (self.noise_prior.dof + 2) / n, scale / n
+
+    def _raw(self, statistics: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Lines and noise before the floor."""
+        mass, products = self._products(statistics)
+        ridge, count, extra = self._penalties()
+        gram = products[..., :-1, :-1] + np.diag(ridge)
+        cross = products[..., :-1, -1]
+        lines: FloatArray = np.asarray(np.linalg.solve(gram, cross[..., None])[..., 0])
+        scatter = products[..., -1, -1] - (lines * cross).sum(axis=-1)
+        return lines, (scatter + extra) / (mass + count)
+
+    def maximize(self, statistics: FloatArray) -> RegressionParameters:
+        """T(s): least squares in each component."""
+        lines, noise = self._raw(statistics)
+        pseudo = (self.weight_concentration - 1) / self._known.samples
+        weights = normalised(statistics[..., : self.n_components], pseudo)
+        noise = np.maximum(noise, self.noise_floor) if self.noise_floor else noise
+        return RegressionParameters(weights, lines[..., 0], lines[..., 1:], noise)
+
+    def inside(self, statistics: FloatArray) -> bool:
+        """Positive masses, x that vary in every direction, no noise below minus the floor."""
+        if not np.all(np.isfinite(statistics)):
+            return False
+        mass, products = self._products(statistics)
+        if np.any(mass < SMALLEST_MASS):
+            return False
+        ridge, *_ = self._penalties()
+        gram = (products[..., :-1, :-1] + np.diag(ridge)) / mass[..., None, None]
+        if not is_positive_definite(gram - 1e-12 * np.eye(gram.shape[-1])):
+            return False
+        _, noise = self._raw(statistics)
+        return bool(np.all(noise > (-self.noise_floor or 1e-14)))
+
+    def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
+        """Components that explain less than one sample do not hold up the others."""
+        return keep_dying(self.layout, before, after, self._known.samples)
+
+    def surrogate(self, statistics: FloatArray, params: RegressionParameters) -> FloatArray:
+        """psi + R - <s, phi> in the frame's units."""
+        parts = self.layout.split(np.asarray(statistics, dtype=np.float64))
+        constant, slopes = self.natural(params)
+        value = -(parts["mass"] * constant).sum(axis=-1)
+        return value - (parts["moments"] * slopes).sum(axis=(-1, -2)) + self.penalty(params)
+
+    def penalty(self, params: RegressionParameters) -> float:
+        """Dirichlet on weights, normal on coefficients given the noise, inverse-Wishart on that."""
+        pseudo = (self.weight_concentration - 1) / self._known.samples
+        ridge, count, extra = self._penalties()
+        pull = (ridge * params.lines() ** 2).sum(axis=-1)
+        value = 0.5 * float((count * np.log(params.noise) + (pull + extra) / params.noise).sum())
+        return value - pseudo * float(np.log(params.weights).sum())
+
+    # Starts and units.
+
+    def start(self, seed: int) -> RegressionParameters:
+        """Lines around that of least squares on all data; equal weights."""
+        k, p = self.n_components, self.n_inputs
+        products = self._known.products
+        pooled = np.linalg.lstsq(products[:-1, :-1], products[:-1, -1], rcond=None)[0]
+        draws = normals(seed, 0, Purpose.START, np.zeros(1, dtype=np.int64), k * (p + 1))
+        lines = pooled + 0.5 * draws.reshape(k, p + 1)
+        return RegressionParameters(np.full(k, 1 / k), lines[:, 0], lines[:, 1:], np.ones(k))
+
+    def statistics_of(self, params: RegressionParameters) -> FloatArray:
+        """As if every component saw the x of all data."""
+        gram = self._known.products[:-1, :-1]
+        lines = params.lines()
+        fitted = lines @ gram
+        size = self.n_inputs + 2
+        products = np.empty((*lines.shape[:-1], size, size))
+        products[..., :-1, :-1] = gram
+        products[..., :-1, -1] = products[..., -1, :-1] = fitted
+        products[..., -1, -1] = (fitted * lines).sum(axis=-1) + params.noise
+        packed = params.weights[..., None] * pack(products)
+        return self.layout.join({"mass": params.weights, "moments": packed[..., 1:]})
+
+    def to_user(self, params: RegressionParameters) -> RegressionParameters:
+        """Coefficients in units of y per unit of x."""
+        origin, scale = self._known.frame.origin, self._known.frame.scale
+        slopes = params.coefficients * (scale[-1] / scale[:-1])
+        shift = origin[-1] - (slopes * origin[:-1]).sum(axis=-1)
+        intercepts = params.intercepts * scale[-1] + shift
+        return RegressionParameters(
+            params.weights, intercepts, slopes, params.noise * scale[-1] ** 2
+        )
+
+    def from_user(self, params: RegressionParameters) -> RegressionParameters:
+        """Check parameters given in the user's units and bring them into the frame."""
+        check_type("start", params, RegressionParameters, "RegressionParameters(weights, ...)")
+        k, p = self.n_components, self.n_inputs
+        shapes = {"weights": (k,), "intercepts": (k,), "coefficients": (k, p), "noise": (k,)}
+        for name, value in params.arrays().items():
+            if value.shape != shapes[name] or not np.isfinite(value).all():
+                raise SettingsError(
+                    f"start {name}: expected finite numbers of shape {shapes[name]}; got shape "
+                    f"{value.shape}."
+                )
+        if np.any(params.noise <= 0) or np.any(params.weights <= 0):
+            raise SettingsError("start: weights and noise variances must be positive.")
+        origin, scale = self._known.frame.origin, self._known.frame.scale
+        shift = origin[-1] - (params.coefficients * origin[:-1]).sum(axis=-1)
+        intercepts = (params.intercepts - shift) / scale[-1]
+        slopes = params.coefficients * (scale[:-1] / scale[-1])
+        return RegressionParameters(
+            params.weights, intercepts, slopes, params.noise / scale[-1] ** 2
+        )
+
+    def free_parameters(self) -> int:
+        """Weights, and a line and a noise variance for each component; x has no distribution."""
+        return self.n_components - 1 + self.n_components * (self.n_inputs + 2)
+
+    def describe(self) -> dict[str, Any]:
+        """The settings."""
+        prior = self.noise_prior
+        return {
+            "model": "regression-mixture",
+            "n_components": self.n_components,
+            "target": self.target,
+            "noise_floor": self.noise_floor,
+            "weight_concentration": self.weight_concentration,
+            "ridge": self.ridge,
+            "noise_prior": None if prior is None else [prior.dof, float(prior.scale)],
+        }
+
+
+def regression_mixture(
+    n_components: int,
+    target: int = -1,
+    *,
+    noise_floor: float = 1e-6,
+    weight_concentration: float = 1.0,
+    ridge: float = 0.0,
+    noise_prior: InverseWishart | None = None,
+) -> RegressionMixture:
+    """A mixture of linear regressions of the column at position ``target`` on all others.
+
+    No noise variance falls below ``noise_floor`` times the variance of the target.
+    ``weight_concentration`` >= 1 is a Dirichlet prior on the weights; ``ridge`` > 0 puts a normal
+    prior of variance noise / ridge on each standardised coefficient; ``noise_prior`` is an
+    `InverseWishart` (in one dimension) on the noise.
+    """
+    options = (noise_floor, weight_concentration, ridge, noise_prior)
+    return RegressionMixture(n_components, operator.index(target), *options)

@@ -1,0 +1,248 @@
+"""Several models side by side: one message carries the statistics of all of them.
+
+Starts that compete, and numbers of components that are compared, run as one model whose statistics
+are those of its parts, one after the other. So they share the rounds of one federation, under any
+algorithm, and cost one message instead of many. Each part also says its mean log-likelihood and the
+mean entropy of its components, both at the parameters it was asked for: what the server needs to
+compare them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Self, final
+
+import numpy as np
+
+from emfed.errors import SettingsError
+from emfed.protocols import FloatArray, IntArray, Layout, Metric, Model, Parameters
+
+VALUES = 2
+"""The log-likelihood and the entropy of each part."""
+
+
+@final
+@dataclass(frozen=True)
+class SeveralParameters(Parameters):
+    """The parameters of each part."""
+
+    parts: tuple[Any, ...]
+
+    def take(self, index: Any) -> SeveralParameters:
+        """Index the leading axis of every array."""
+        return SeveralParameters(tuple(part.take(index) for part in self.parts))
+
+    def arrays(self) -> dict[str, FloatArray]:
+        """The arrays of all parts, by part and name."""
+        return {
+            f"{position}/{name}": array
+            for position, part in enumerate(self.parts)
+            for name, array in part.arrays().items()
+        }
+
+
+@final
+@dataclass(frozen=True)
+class SeveralMetric(Metric):
+    """The metric of each part on its own statistics."""
+
+    metrics: tuple[Metric, ...]
+    cuts: tuple[slice, ...]
+
+    def _apply(self, vectors: FloatArray, name: str) -> FloatArray:
+        out = vectors.copy()
+        for metric, cut in zip(self.metrics, self.cuts, strict=True):
+            out[..., cut] = getattr(metric, name)(vectors[..., cut])
+        return out
+
+    def whiten(self, vectors: FloatArray) -> FloatArray:
+        """Part by part."""
+        return self._apply(vectors, "whiten")
+
+    def unwhiten(self, vectors: FloatArray) -> FloatArray:
+        """Part by part."""
+        return self._apply(vectors, "unwhiten")
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Several(Model):
+    """Models of the same rows, which must have the same summaries (say, other numbers of parts)."""
+
+    models: tuple[Any, ...]
+    watched: bool = True
+    """Whether the log-likelihoods travel in every round; not where messages are compressed, whose
+    noise would then be that of the largest numbers in them."""
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise SettingsError("Several needs at least one model.")
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Those of the parts, then ``values`` where they travel."""
+        fields = [
+            (f"{position}/{name}", shape)
+            for position, model in enumerate(self.models)
+            for name, shape in model.layout.fields
+        ]
+        values = [("values", (len(self.models), VALUES))] if self.watched else []
+        return Layout((*fields, *values))
+
+    @cached_property
+    def cuts(self) -> tuple[slice, ...]:
+        """Where the statistics of each part lie."""
+        ends = np.cumsum([0, *(model.layout.size for model in self.models)]).tolist()
+        return tuple(slice(a, b) for a, b in pairwise(ends))
+
+    def values(self, statistics: FloatArray) -> FloatArray:
+        """Log-likelihood and entropy of each part, ``(..., parts, 2)``."""
+        return self.layout.split(statistics)["values"]
+
+    def join(self, parts: Sequence[FloatArray], values: FloatArray | None = None) -> FloatArray:
+        """The statistics of all parts as one vector; values that nobody knows yet are 0."""
+        if not self.watched:
+            return np.concatenate(parts, axis=-1)
+        lead = parts[0].shape[:-1]
+        flat = np.zeros((*lead, len(self.models) * VALUES))
+        if values is not None:
+            flat = values.reshape(flat.shape)
+        return np.concatenate([*parts, flat], axis=-1)
+
+    @property
+    def allows_missing(self) -> bool:
+        """If all parts do."""
+        return all(model.allows_missing for model in self.models)
+
+    @property
+    def fixed_data(self) -> bool:
+        """If some part has constants of the data."""
+        return any(model.fixed_data for model in self.models)
+
+    def check(
+        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
+    ) -> None:
+        """As the first part does."""
+        self.models[0].check(data, where, columns, first)
+
+    def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
+        """That of the first part, which serves all."""
+        return dict(self.models[0].summary(data, weights))
+
+    def group_shares(self, statistics: FloatArray) -> FloatArray:
+        """Those of all parts."""
+        pieces = zip(self.models, self.cuts, strict=True)
+        return np.concatenate([m.group_shares(statistics[..., cut]) for m, cut in pieces], axis=-1)
+
+    def summary_shares(self, summary: Mapping[str, FloatArray]) -> FloatArray:
+        """That of the first part, which serves all."""
+        shares: FloatArray = self.models[0].summary_shares(summary)
+        return shares
+
+    def combine(
+        self, summaries: Mapping[str, FloatArray], shares: FloatArray
+    ) -> dict[str, FloatArray]:
+        """As the first part does."""
+        return dict(self.models[0].combine(summaries, shares))
+
+    def bind(
+        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
+    ) -> Self:
+        """Every part."""
+        bound = tuple(model.bind(summaries, counts, weights) for model in self.models)
+        return dataclasses.replace(self, models=bound)
+
+    def expected_statistics(
+        self, data: Any, params: SeveralParameters, weights: Any | None = None
+    ) -> FloatArray:
+        """Part by part, with what each thinks of the rows."""
+        if not self.watched:
+            pairs = zip(self.models, params.parts, strict=True)
+            return self.join([m.expected_statistics(data, p, weights) for m, p in pairs])
+        parts, values = [], []
+        for model, own in zip(self.models, params.parts, strict=True):
+            statistics, likelihood, entropy = model.evaluate(data, own, weights)
+            parts.append(statistics)
+            values.append(np.stack([likelihood, entropy], axis=-1))
+        return self.join(parts, np.stack(values, axis=-2))
+
+    def maximize(self, statistics: FloatArray) -> SeveralParameters:
+        """T of each part."""
+        pairs = zip(self.models, self.cuts, strict=True)
+        return SeveralParameters(tuple(m.maximize(statistics[..., cut]) for m, cut in pairs))
+
+    def surrogate(self, statistics: FloatArray, params: SeveralParameters) -> FloatArray:
+        """The sum over the parts."""
+        triples = zip(self.models, self.cuts, params.parts, strict=True)
+        return np.sum([m.surrogate(statistics[..., cut], p) for m, cut, p in triples], axis=0)
+
+    def log_likelihood(
+        self, data: Any, params: SeveralParameters, weights: Any | None = None
+    ) -> FloatArray:
+        """The sum over the parts, which EM never lowers."""
+        pairs = zip(self.models, params.parts, strict=True)
+        return np.sum([m.log_likelihood(data, p, weights) for m, p in pairs], axis=0)
+
+    def penalty(self, params: SeveralParameters) -> float:
+        """The sum over the parts."""
+        return sum(m.penalty(p) for m, p in zip(self.models, params.parts, strict=True))
+
+    def inside(self, statistics: FloatArray) -> bool:
+        """All parts are."""
+        pairs = zip(self.models, self.cuts, strict=True)
+        return all(m.inside(statistics[..., cut]) for m, cut in pairs)
+
+    def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
+        """A part that would leave its domain goes half as far, and does not hold up the others."""
+        out = after.copy()
+        for model, cut in zip(self.models, self.cuts, strict=True):
+            move = after[cut] - before[cut]
+            for halvings in range(61):
+                there = before[cut] + 0.5**halvings * move if halvings else after[cut]
+                moved = model.protect(before[cut], there)
+                if model.inside(moved):
+                    break
+            else:
+                moved = before[cut]
+            out[cut] = moved
+        return out
+
+    def remarks(self, params: SeveralParameters) -> list[str]:
+        """None: parts are looked at one by one."""
+        return []
+
+    def start(self, seed: int) -> SeveralParameters:
+        """The j-th part starts with seed + j."""
+        return SeveralParameters(tuple(m.start(seed + j) for j, m in enumerate(self.models)))
+
+    def statistics_of(self, params: SeveralParameters) -> FloatArray:
+        """Part by part; what they think of the rows is not known yet."""
+        pairs = zip(self.models, params.parts, strict=True)
+        return self.join([model.statistics_of(own) for model, own in pairs])
+
+    def metric(self, params: SeveralParameters) -> SeveralMetric:
+        """Part by part."""
+        pairs = zip(self.models, params.parts, strict=True)
+        return SeveralMetric(tuple(m.metric(p) for m, p in pairs), self.cuts)
+
+    def to_user(self, params: SeveralParameters) -> SeveralParameters:
+        """Part by part."""
+        pairs = zip(self.models, params.parts, strict=True)
+        return SeveralParameters(tuple(m.to_user(p) for m, p in pairs))
+
+    def from_user(self, params: SeveralParameters) -> SeveralParameters:
+        """Part by part."""
+        pairs = zip(self.models, params.parts, strict=True)
+        return SeveralParameters(tuple(m.from_user(p) for m, p in pairs))
+
+    def free_parameters(self) -> int:
+        """The sum over the parts."""
+        return sum(model.free_parameters() for model in self.models)
+
+    def describe(self) -> dict[str, Any]:
+        """Every part."""
+        return {"model": "several", "models": [model.describe() for model in self.models]}

@@ -1,0 +1,397 @@
+"""A whole run over a network that misbehaves, from a seed: server, sites, disks and messages.
+
+The coordinator, the sites and their stores are the real ones; the transport loses, repeats, delays,
+reorders, cuts and spoils what it carries, processes are killed between any two writes, disks lose
+what was not synced, and sometimes everything. After every round, and after every crash of the
+server, the invariant of `emfed.algorithms.memory` is measured on what is on the disks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from emfed.algorithms import EM, AutoEM, Bernoulli, Everyone, FedEM, VRFedEM
+from emfed.algorithms.memory import gap
+from emfed.compressors import Dithering, Identity, RandomSparsification, SubtractiveDithering
+from emfed.errors import EmfedError, ParticipationError
+from emfed.federations.remote import RemoteFederation, Site, Transport
+from emfed.federations.remote.rules import Refusal
+from emfed.federations.remote.store import SiteStore, State
+from emfed.fitting import fit
+from emfed.models import LinearGaussian, gaussian_mixture
+from emfed.opening import open_run
+from emfed.protocols import Algorithm, FloatArray, Model, Participation
+from emfed.random import Purpose, normals, uniforms
+from emfed.rounds import Run
+from emfed.testing.disks import Killed, SimulatedDisk
+
+_ONE = np.zeros(1, dtype=np.int64)
+CALM = 150
+LONGEST = 100
+"""Processes of the server after which a plan counts as one that never ends."""
+SERVER = Path("server")
+CHECKPOINT = SERVER / "run.checkpoint"
+
+
+@final
+class Dice:
+    """Numbers in [0, 1), one after the other."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed, self._block, self._left = seed, 0, list[float]()
+
+    def __call__(self) -> float:
+        """The next."""
+        if not self._left:
+            drawn = uniforms(self._seed, self._block, Purpose.NETWORK_FAULTS, _ONE, 256)
+            self._left, self._block = drawn[0].tolist(), self._block + 1
+        return self._left.pop()
+
+    def pick(self, options: Any) -> Any:
+        """One of several."""
+        return options[int(self() * len(options))]
+
+
+@final
+@dataclass(frozen=True)
+class NetworkPlan:
+    """Probabilities per message, or per round for the server's."""
+
+    lose_request: float = 0.0
+    lose_reply: float = 0.0
+    repeat_request: float = 0.0
+    repeat_reply: float = 0.0
+    delay_request: float = 0.0
+    delay_reply: float = 0.0
+    spoil_request: float = 0.0
+    spoil_reply: float = 0.0
+    kill_worker: float = 0.0
+    kill_server: float = 0.0
+    power: float = 0.0
+    """Of kills: how many are power cuts."""
+    lose_disk: float = 0.0
+
+    @classmethod
+    def draw(cls, dice: Dice, disks: bool) -> NetworkPlan:
+        """A plan at random: most faults rare or absent, some frequent."""
+        rates = {f.name: dice.pick((0.0, 0.05, 0.25)) for f in fields(cls)}
+        rates["power"] = dice.pick((0.0, 0.5, 1.0))
+        rates["lose_disk"] = dice.pick((0.0, 0.02)) if disks else 0.0
+        return cls(**rates)
+
+
+@final
+class FaultyTransport(Transport):
+    """Sites on simulated disks behind a network that follows a plan."""
+
+    def __init__(self, tables: Mapping[str, FloatArray], plan: NetworkPlan, dice: Dice) -> None:
+        self.tables, self.plan, self.dice = dict(tables), plan, dice
+        self.disks = {key: SimulatedDisk(dice) for key in tables}
+        self.wiped: set[str] = set()
+        """Workers whose disk was lost since the last generation began."""
+        self.kills = 0
+        self.keep_fuses = False
+        """Whether a fuse burns on over the worker's processes, to die at one given write."""
+        self.up = self.down = 0
+        self._late_requests: list[tuple[str, bytes]] = []
+        self._late_replies: list[tuple[str, bytes]] = []
+
+    def workers(self) -> list[str]:
+        """All of them."""
+        return list(self.tables)
+
+    def deliver(
+        self, messages: Mapping[str, bytes], deadline: float
+    ) -> Iterator[tuple[str, bytes]]:
+        """What is on its way from before, then this, each perhaps spoiled, in any order."""
+        hit, plan = self.hit, self.plan
+        self.down += sum(map(len, messages.values()))
+        requests, self._late_requests = self._late_requests, []
+        for key, message in messages.items():
+            if hit(plan.delay_request):
+                self._late_requests.append((key, message))
+            elif not hit(plan.lose_request):
+                requests += [(key, message)] * (2 if hit(plan.repeat_request) else 1)
+        replies, self._late_replies = self._late_replies, []
+        for key, message in self._shuffled(requests):
+            answer = self._step(key, self._spoiled(message, plan.spoil_request))
+            if answer is None or hit(plan.lose_reply):
+                continue
+            if hit(plan.delay_reply):
+                self._late_replies.append((key, answer))
+            else:
+                replies += [(key, answer)] * (2 if hit(plan.repeat_reply) else 1)
+        for key, answer in self._shuffled(replies):
+            spoiled = self._spoiled(answer, plan.spoil_reply)
+            self.up += len(spoiled)
+            yield key, spoiled
+
+    def hit(self, rate: float) -> bool:
+        """Whether a fault of this probability strikes now."""
+        return rate > 0 and self.dice() < rate
+
+    def _shuffled(self, items: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+        return [item for _, item in sorted(((self.dice(), i) for i in items), key=lambda p: p[0])]
+
+    def _spoiled(self, message: bytes, rate: float) -> bytes:
+        """Cut short, or with a byte changed."""
+        if not self.hit(rate):
+            return message
+        at = int(self.dice() * len(message))
+        if self.dice() < 0.5:
+            return message[:at]
+        return (
+            message[:at] + bytes([message[at] ^ (1 + int(self.dice() * 255))]) + message[at + 1 :]
+        )
+
+    def _step(self, key: str, message: bytes) -> bytes | None:
+        """One worker's step in a process of its own, which may die between any two writes."""
+        disk = self.disks[key]
+        if self.hit(self.plan.lose_disk):
+            disk.wipe()
+            self.wiped.add(key)
+        if self.hit(self.plan.kill_worker):
+            disk.fuse = int(self.dice() * 6)
+        try:
+            answer = Site(self.tables[key], key, disk=disk).step(message)
+        except Killed:
+            answer = None
+        spared = self.keep_fuses or disk.fuse is None or self.dice() < 0.5
+        if answer is not None and spared:  # or it wrote all, and dies before it speaks
+            if not self.keep_fuses:
+                disk.fuse = None
+            return answer
+        self.kills += 1
+        disk.crash(self.hit(self.plan.power))
+        return None
+
+    def rows(self, run: int) -> list[State | None]:
+        """What each worker's disk holds of a run."""
+        found: list[State | None] = []
+        for key, disk in self.disks.items():
+            try:
+                found.append(SiteStore(Path(key) / f"{run:016x}", disk).state())
+            except Refusal:  # damaged
+                found.append(None)
+        return found
+
+
+@final
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a plan."""
+
+    seed: int
+    gap: float
+    """The largest relative violation of the invariant that was seen."""
+    error: float
+    """How far the answer is from the undisturbed one; NaN where faults may move it."""
+    rounds: int
+    kills: int
+    """Of workers and of the server."""
+    generations: int
+    bytes_agree: bool
+    """Whether the ledger has the bytes that crossed, where the server was not killed."""
+
+    @property
+    def good(self) -> bool:
+        """Exact to what is promised."""
+        return self.gap < 1e-12 and not self.error > 1e-8 and self.bytes_agree
+
+
+@final
+@dataclass(frozen=True)
+class Case:
+    """A run that faults are tried on."""
+
+    model: Model
+    tables: dict[str, FloatArray]
+    algorithm: Algorithm
+    participation: Participation
+    rounds: int
+    everyone: bool
+    """Whether a round waits for all it asked: then faults must not change the answer at all."""
+    calm: int = 0
+    """Rounds without faults at the end, in which the run must come to the undisturbed answer,
+    whatever disks were lost: for full local passes, where that is one point."""
+
+
+def draw_case(seed: int, dice: Dice) -> Case:
+    """A small federation, and an algorithm with any compressor."""
+    sizes = [3 + int(dice() * 5) for _ in range(2 + int(dice() * 3))]
+    noise = normals(seed, 1, Purpose.NETWORK_FAULTS, _ONE, 2 * sum(sizes))[0].reshape(-1, 2)
+    parts = np.split(noise, np.cumsum(sizes)[:-1])
+    tables = {f"w{i}": part + 4 * dice() for i, part in enumerate(parts)}
+    mixture = dice() < 0.15
+    model: Model = gaussian_mixture(2, "diag") if mixture else LinearGaussian(0.8)
+    up = dice.pick(
+        (Identity(), Identity("float32"), Dithering(2), SubtractiveDithering(0.5))
+        + ((RandomSparsification(1),) if not mixture else ())
+    )
+    step = 0.3 if mixture else None
+    common = {"memory_start": dice.pick(("zero", "mean-field")), "step_size": step}
+    algorithm: Algorithm = dice.pick(
+        (
+            EM(),
+            FedEM(up, **common),
+            FedEM(up, broadcast=Identity("float32"), **common),
+            FedEM(up, batch_size=2, **common),
+            AutoEM(),
+            AutoEM(batch_size=2),
+            VRFedEM(up, batch_size=2, inner_rounds=3, **common),
+        )
+    )
+    participation = dice.pick((Everyone(), Bernoulli(0.7)))
+    everyone = dice() < 0.5
+    # EM has no memories: without those who are absent it goes elsewhere, as it should.
+    full = (isinstance(algorithm, EM) and isinstance(participation, Everyone)) or (
+        isinstance(algorithm, FedEM) and algorithm.batch_size is None
+    )
+    calm = CALM if full and not mixture and not everyone and dice() < 0.2 else 0
+    return Case(model, tables, algorithm, participation, 5 + int(dice() * 4), everyone, calm)
+
+
+def try_plan(seed: int) -> Outcome:
+    """One random plan on one random case; see `Outcome.good`."""
+    dice = Dice(seed)
+    case = draw_case(seed, dice)
+    plan = NetworkPlan.draw(dice, disks=not case.everyone)
+    trial = Trial(seed, case, FaultyTransport(case.tables, plan, dice))
+    trial.go()
+    error = np.nan
+    if case.everyone:
+        clean = fit(
+            case.model,
+            case.tables,
+            case.algorithm,
+            participation=case.participation,
+            rounds=case.rounds,
+            seed=seed,
+            federation="loop",
+        )
+        error = _distance(trial.statistics, clean.statistics)
+    elif case.calm:  # the one fixed point of a linear model: the mean of all rows
+        rows = np.concatenate(list(case.tables.values()))
+        error = _distance(trial.statistics, rows.mean(axis=0))
+    return trial.outcome(error)
+
+
+def _distance(found: FloatArray, right: FloatArray) -> float:
+    return float(np.abs(found - right).max()) / (1 + float(np.abs(right).max()))
+
+
+@final
+class Trial:
+    """A run to its end through all faults, by as many server processes as it takes."""
+
+    def __init__(self, seed: int, case: Case, transport: FaultyTransport) -> None:
+        self.seed, self.case, self.transport = seed, case, transport
+        self.disk = SimulatedDisk(transport.dice)
+        self.statistics: FloatArray = np.empty(0)
+        self.gap, self.rounds, self.generations, self.crashes = 0.0, 0, 0, 0
+        self.bytes_agree = True
+        self.keep_fuse = False
+        """Whether a fuse burns on from round to round, to die at one given write."""
+
+    def outcome(self, error: float) -> Outcome:
+        """In figures."""
+        kills = self.transport.kills + self.crashes
+        return Outcome(
+            self.seed, self.gap, error, self.rounds, kills, self.generations, self.bytes_agree
+        )
+
+    def go(self) -> None:
+        """Server after server, until the rounds are made."""
+        for _ in range(LONGEST):
+            try:
+                if self._serve():
+                    return
+            except (Killed, ParticipationError) as error:
+                if isinstance(error, Killed):
+                    self.crashes += 1
+                    self.disk.crash(self.transport.hit(self.transport.plan.power))
+        raise EmfedError(f"plan {self.seed} did not end.")
+
+    def _open(self) -> tuple[RemoteFederation, Run]:
+        everyone = len(self.case.tables) if self.case.everyone else 1
+        federation = RemoteFederation(
+            self.transport,
+            SERVER,
+            deadline=1.0,
+            minimum=everyone,
+            attempts=30,
+            pause=0,
+            disk=self.disk,
+        )
+        run = open_run(
+            self.case.model,
+            None,
+            self.case.algorithm,
+            participation=self.case.participation,
+            federation=federation,
+            seed=self.seed,
+        )
+        if self.disk.read(CHECKPOINT) is not None:
+            run.restore(CHECKPOINT, self.disk)
+        return federation, run
+
+    def _serve(self) -> bool:
+        """One process of the server; True when all rounds are made."""
+        transport, plan = self.transport, self.transport.plan
+        fresh = self.disk.calls == 0
+        federation, run = self._open()
+        self._check(federation, run)
+        while run.state.round <= self.case.rounds + self.case.calm:
+            if run.state.round > self.case.rounds:
+                transport.plan = plan = NetworkPlan()
+            if not self.keep_fuse:
+                dies = transport.hit(plan.kill_server)
+                self.disk.fuse = int(transport.dice() * 5) if dies else None
+            if (
+                self.disk.fuse == 4 and not self.keep_fuse
+            ):  # after the replies came, before anything is written
+                run.step()
+                raise Killed
+            generation = run.state.generation
+            run.step()
+            run.save(CHECKPOINT, self.disk)
+            if run.state.generation > generation:
+                transport.wiped.clear()
+            self._check(federation, run)
+        self.disk.fuse = None
+        self.statistics, self.rounds = run.state.statistics, run.state.round - 1
+        self.generations = run.state.generation
+        if fresh:
+            crossed = (transport.up, transport.down)
+            outside = federation.outside
+            charged = (
+                run.ledger.total("up") + outside["up"],
+                run.ledger.total("down") + outside["down"],
+            )
+            self.bytes_agree = crossed == charged
+        return True
+
+    def _check(self, federation: RemoteFederation, run: Run) -> None:
+        """The invariant on what is on the disks; between the loss of one and its discovery
+        there is none.
+        """
+        if self.transport.wiped:
+            return
+        states = dict(enumerate(self.transport.rows(federation.members.run)))
+        known = {number: state for number, state in states.items() if state is not None}
+        if not known:
+            return
+        workers = np.array(list(known), dtype=np.int64)
+        names = run.algorithm.columns(run.model.layout.size)
+        rows = {
+            name: np.concatenate([state.rows[name] for state in known.values()]) for name in names
+        }
+        found = gap(
+            run.state.control, run.state.generation, run.accepted, run.weights, workers, rows
+        )
+        self.gap = max(self.gap, found)

@@ -1,0 +1,232 @@
+"""What the theory says of a run before it is made: steps, batches, rounds, bytes, regime."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, final
+
+import numpy as np
+
+from emfed.algorithms import FedEM
+from emfed.errors import SettingsError, check_count, check_range, check_type
+from emfed.protocols import Compressor, Crowd
+from emfed.random import Purpose, normals, uniforms
+from emfed.theory import bounds
+from emfed.theory.estimates import Estimate
+from emfed.theory.problem import omega_of, participating
+from emfed.wire import REPLY_ENVELOPE, REQUEST_ENVELOPE, floats_size, payload_sizes
+
+
+@final
+@dataclass(frozen=True)
+class Advice:
+    """The theory's settings for one algorithm, and what it promises for them.
+
+    ``rounds`` is a worst-case bound, ``evaluations`` the conditional expectations it costs over all
+    workers; bytes are per worker, envelopes included, with statistics sent down as doubles.
+    ``step_regime`` says what limits the step (``smoothness``: compression is free;
+    ``compression``: it is not), ``noise_regime`` which term of K_opt dominates, ``slowdown`` by
+    which factor compression multiplies the rounds.
+    """
+
+    algorithm: str
+    step_size: float
+    memory_rate: float
+    batch_size: int | None
+    inner_rounds: int | None
+    rounds: int
+    evaluations: float
+    bytes_up: float
+    bytes_down: float
+    step_regime: str
+    noise_regime: str
+    slowdown: float
+
+
+@final
+@dataclass(frozen=True)
+class Plan:
+    """The theory's advice to reach E|h|^2 <= ``epsilon`` on the mean over rounds."""
+
+    epsilon: float
+    workers: int
+    dimension: int
+    participation: float
+    omega: float
+    omega_exact: bool
+    norm: str
+    message_bytes: float
+    """Payload of one upload, encoded, on average for a vector of normal numbers."""
+    default_step: float
+    """The step that FedEM takes by itself: a rule of thumb, far above the worst case."""
+    memory_start: str
+    emfed: Advice
+    vr_fed_em: Advice
+    notes: tuple[str, ...]
+
+    def describe(self) -> dict[str, Any]:
+        """Everything as plain JSON types."""
+        return dataclasses.asdict(self)
+
+
+def plan(
+    estimate: Estimate,
+    compressor: Compressor,
+    *,
+    participation: float = 1.0,
+    batch_size: int | None = None,
+    epsilon: float = 1e-4,
+    memory_start: Literal["zero", "mean-field"] = "zero",
+) -> Plan:
+    """Settings, rounds and bytes for FedEM and VR-FedEM, from the theorems.
+
+    ``participation`` is the smallest p_i. ``batch_size`` is FedEM's (None: full local passes);
+    VR-FedEM's batch and inner rounds are those that the theory recommends. Memories that start at
+    ``"zero"`` add a term to the bounds; at the ``"mean-field"``, one exact upload of each worker.
+    """
+    check_type("estimate", estimate, Estimate, "estimate_problem(model, data)")
+    check_type("compressor", compressor, Compressor, "Dithering(levels=4)")
+    check_goal(participation, epsilon)
+    if memory_start not in ("zero", "mean-field"):
+        raise SettingsError(f"memory_start must be 'zero' or 'mean-field'; got {memory_start!r}.")
+    if batch_size is not None and check_count("batch_size", batch_size) > estimate.samples:
+        raise SettingsError(
+            f"batch_size={batch_size}, but a worker has about {estimate.samples} rows: leave it "
+            "out for full local passes."
+        )
+    problem, q = estimate.with_batch(batch_size), estimate.layout.size
+    omega = omega_of(compressor, estimate.layout, problem.norm == "metric")
+    size = _message_bytes(compressor.resolve(estimate.layout), q)
+    traffic = _Traffic(
+        participation * (size + REPLY_ENVELOPE),
+        participation * (floats_size(q) + REQUEST_ENVELOPE),
+        0 if memory_start == "zero" else floats_size(q) + REPLY_ENVELOPE,
+    )
+    error = estimate.memory_error if memory_start == "zero" else 0.0
+    crowd = Crowd(1 / float(problem.weights @ problem.weights), participation)
+    default = FedEM(compressor).resolve(estimate.layout, crowd).step_size
+    assert isinstance(default, float)  # left open, it is chosen as a number
+    return Plan(
+        epsilon=epsilon,
+        workers=len(problem.weights),
+        dimension=q,
+        participation=participation,
+        omega=omega.value,
+        omega_exact=omega.exact,
+        norm=omega.norm,
+        message_bytes=size,
+        default_step=default,
+        memory_start=memory_start,
+        emfed=_emfed(estimate, omega.value, participation, batch_size, epsilon, error, traffic),
+        vr_fed_em=_vr_fedem(estimate, omega.value, participation, epsilon, error, traffic),
+        notes=_notes(estimate, participation, batch_size),
+    )
+
+
+class _Traffic(NamedTuple):
+    """Bytes of a worker: up and down in a round, and up for the start of its memory."""
+
+    up: float
+    down: float
+    start: float
+
+
+def check_goal(participation: float, epsilon: float) -> None:
+    """Refuse what is no probability and no accuracy."""
+    check_range("epsilon", epsilon, 0, np.inf, open_low=True, open_high=True)
+    check_range("participation", participation, 0, 1, open_low=True)
+
+
+def _emfed(
+    estimate: Estimate,
+    omega: float,
+    p: float,
+    batch: int | None,
+    epsilon: float,
+    error: float,
+    traffic: _Traffic,
+) -> Advice:
+    problem = bounds.fedem_start(estimate.with_batch(batch), omega, p, error)
+    rounds = bounds.fedem_rounds(problem, epsilon, omega, p)
+    limit = bounds.fedem_step_limit(problem, omega, p)
+    local = estimate.samples if batch is None else batch
+    return Advice(
+        algorithm="FedEM",
+        step_size=bounds.fedem_step(problem, rounds.needed, omega, p),
+        memory_rate=bounds.memory_rate(omega),
+        batch_size=batch,
+        inner_rounds=None,
+        rounds=rounds.needed,
+        evaluations=bounds.fedem_evaluations(rounds.needed, len(problem.weights), local, p),
+        bytes_up=traffic.start + rounds.needed * traffic.up,
+        bytes_down=rounds.needed * traffic.down,
+        step_regime=limit.regime,
+        noise_regime=rounds.regime,
+        slowdown=bounds.slowdown(problem, epsilon, omega, p),
+    )
+
+
+def _vr_fedem(
+    estimate: Estimate, omega: float, p: float, epsilon: float, error: float, traffic: _Traffic
+) -> Advice:
+    noise, silence = participating(omega, p), participating(0.0, p)
+    inner = bounds.vr_inner_rounds(estimate.samples, noise)
+    batch, plain = bounds.vr_batch(inner, noise), bounds.vr_batch(inner, silence)
+    problem = bounds.vr_start(estimate.problem, noise, inner, batch, error)
+    without = bounds.vr_start(estimate.problem, silence, inner, plain, error)
+    rounds = bounds.vr_rounds(problem, epsilon, noise, inner, batch)
+    free = bounds.vr_rounds(without, epsilon, silence, inner, plain)
+    return Advice(
+        algorithm="VR-FedEM",
+        step_size=bounds.vr_step(problem, noise, inner, batch),
+        memory_rate=bounds.memory_rate(omega),
+        batch_size=batch,
+        inner_rounds=inner,
+        rounds=rounds,
+        evaluations=bounds.vr_evaluations(
+            rounds, inner, len(problem.weights), estimate.samples, batch, p
+        ),
+        bytes_up=traffic.start + rounds * traffic.up,
+        bytes_down=rounds * traffic.down,
+        step_regime=bounds.vr_regime(problem, noise, inner, batch),
+        noise_regime="low noise",
+        slowdown=rounds / free,
+    )
+
+
+def _message_bytes(compressor: Compressor, q: int, messages: int = 32) -> float:
+    """The mean encoded payload of vectors of normal numbers."""
+    streams = np.arange(messages, dtype=np.int64)
+    vectors = normals(0, 3, Purpose.PILOT, streams, q)
+    u = uniforms(0, 4, Purpose.PILOT, streams, compressor.draws(q))
+    sizes = payload_sizes(
+        compressor.compress(vectors, u), compressor.form(q), compressor.dither(u, q)
+    )
+    return float(sizes.mean())
+
+
+def _notes(estimate: Estimate, p: float, batch: int | None) -> tuple[str, ...]:
+    notes = [
+        "The theorems bound the worst case; runs usually need far fewer rounds, and bear far "
+        "larger steps. Use the numbers to compare settings, and start from the default step.",
+    ]
+    if estimate.points:
+        notes.append(
+            f"The constants were measured at {estimate.points} points of EM's path on "
+            f"{estimate.rows} rows in {estimate.directions} directions: local values, which no "
+            "theorem lets stand for the global ones."
+        )
+    if estimate.problem.norm == "metric":
+        notes.append(
+            "Everything is in the norm of the metric at the end of EM's path; the |h|² of records "
+            "is Euclidean."
+        )
+    if p < 1:
+        notes.append(
+            "The paper has no theorem for VR-FedEM with p < 1; its numbers here take silence for "
+            "compression, omega_p = (1 + omega) / p - 1."
+        )
+    if batch is None:
+        notes.append("FedEM makes full local passes, so its oracle has no noise.")
+    return tuple(notes)

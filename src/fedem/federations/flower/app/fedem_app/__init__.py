@@ -1,1 +1,0 @@
-"""A Flower app around fedem; change what you like."""

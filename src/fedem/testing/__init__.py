@@ -1,5 +1,0 @@
-"""Checks that users may run on models of their own."""
-
-from fedem.testing.contract import CHECKS, Report, check_model
-
-__all__ = ["CHECKS", "Report", "check_model"]
