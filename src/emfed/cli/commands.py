@@ -125,7 +125,7 @@ def fit(
         str,
         typer.Option(
             metavar="NAME",
-            help="auto, em, emfed or VR-FedEM.",
+            help="auto, em, FedEM or VR-FedEM.",
             autocompletion=_complete("algorithm"),
             rich_help_panel=ALGORITHM,
         ),
@@ -390,7 +390,7 @@ def report(
 
 FIT_EXAMPLES = examples(
     "emfed fit wards.csv --groups hospital --components 2:8 -o wards.emfed --report wards.html",
-    "emfed fit north.parquet south.parquet -k 4 --covariance tied --algorithm emfed",
+    "emfed fit north.parquet south.parquet -k 4 --covariance tied --algorithm FedEM",
     "emfed fit stays.csv -g hospital --types stays=poisson:days,ward=categorical",
     "zcat wards.csv.gz | emfed fit - -g hospital --missing --json",
     "emfed fit --config fit.toml --seed 7",
