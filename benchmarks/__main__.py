@@ -290,7 +290,7 @@ def estimators(console: Console) -> dict[str, Any]:
 
 def answer(console: Console) -> list[dict[str, Any]]:
     """Bytes to the pooled answer, beside uncompressed federated EM."""
-    if "EMFED_DATA" not in os.environ:
+    if not os.environ.get("EMFED_DATA"):
         console.print("Bytes to the pooled answer: set EMFED_DATA to the folder of real data.")
         return []
 

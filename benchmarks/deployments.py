@@ -20,22 +20,22 @@ import numpy as np
 import polars as pl
 
 from emfed.algorithms.memory import gap
-from emfed.federations.flower.config import Config, read_config
-from emfed.federations.flower.keys import add_site, make_server_keys, make_site_key
-from emfed.federations.flower.processes import free_port
-from emfed.federations.flower.server import read_status
-from emfed.federations.remote.store import SiteStore
-from emfed.opening import worker_weights
-from emfed.results import Result
-from emfed.storage import load_checkpoint
+from emfed.artifacts.result import Result
+from emfed.core.storage import load_checkpoint
+from emfed.fitting.opening import worker_weights
+from emfed.network.flower.config import Config, read_config
+from emfed.network.flower.keys import add_site, make_server_keys, make_site_key
+from emfed.network.flower.processes import free_port
+from emfed.network.flower.server import read_status
+from emfed.network.store import SiteStore
 
 COMMAND = [sys.executable, "-c", "from emfed.cli.main import main; main()"]
 AT_SERVER = {
-    "superlink": "emfed.federations.flower.superlink",
+    "superlink": "emfed.network.flower.superlink",
     "superexec": "flower_superexec",
     "server app": "flwr_serverapp",
 }
-AT_SITE = {"supernode": "flower_supernode", "resident": "emfed.federations.flower.resident"}
+AT_SITE = {"supernode": "flower_supernode", "resident": "emfed.network.flower.resident"}
 """Processes, and a word of their command lines."""
 
 

@@ -101,7 +101,7 @@ def _draw(curves: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    from emfed.reporting.figures import STYLE
+    from emfed.artifacts.figures import STYLE
 
     colours = ["#000000", "#E69F00", "#0072B2", "#009E73"]
     with plt.rc_context(STYLE):

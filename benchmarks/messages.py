@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 import emfed
-from emfed.datasets.synthetic import START, TRUTH
-from emfed.protocols import Compressed
-from emfed.wire import decode_payload, encode_payload, payload_sizes
+from emfed.core.protocols import Compressed
+from emfed.core.wire import decode_payload, encode_payload, payload_sizes
+from emfed.data.synthetic import START, TRUTH
 
 OPERATORS: dict[str, Any] = {
     "1 level": emfed.Dithering(1),

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.deployments import Deployment, mixture_tables
-from emfed.federations.flower.deployment import Link
-from emfed.federations.flower.keys import make_server_keys, make_site_key, read_public_key
-from emfed.federations.flower.processes import (
+from emfed.network.flower.deployment import Link
+from emfed.network.flower.keys import make_server_keys, make_site_key, read_public_key
+from emfed.network.flower.processes import (
     Child,
     console_script,
     environment,

@@ -10,9 +10,9 @@ from pathlib import Path
 import emfed
 from benchmarks.deployments import difference, mixture_tables
 from benchmarks.network import flower, stock_node
-from emfed.federations.flower.config import read_config
-from emfed.federations.flower.hosting import write_app
-from emfed.federations.flower.processes import stop_all
+from emfed.network.flower.config import read_config
+from emfed.network.flower.hosting import write_app
+from emfed.network.flower.processes import stop_all
 
 CONFIG = """
 [model]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.reporting.browser import Browser, find_browser
+from tests.artifacts.browser import Browser, find_browser
 
 settings.register_profile(
     "ci",
@@ -33,7 +33,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Browser:
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """Real data: ``EMFED_DATA``, by default the folder beside the checkout."""
-    path = Path(os.environ.get("EMFED_DATA", ROOT.parent / "shared" / "data"))
+    path = Path(os.environ.get("EMFED_DATA") or ROOT.parent / "shared" / "data")
     if not path.is_dir():
         pytest.skip("no real data: set EMFED_DATA to their folder")
     return path

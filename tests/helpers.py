@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 import emfed
+from emfed.core.protocols import Compressor, FloatArray
 from emfed.models import COVARIANCES
-from emfed.protocols import Compressor, FloatArray
 
 KINDS = (*COVARIANCES, "streamed")
 """Every covariance type, and tied with y y^T among the statistics."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import emfed
-from emfed.protocols import FloatArray
+from emfed.core.protocols import FloatArray
 
 FAMILIES: dict[str, Any] = {
     "gaussian": ["gaussian", "gaussian"],

@@ -6,7 +6,6 @@ never rows. Start with `fit`.
 
 from typing import TYPE_CHECKING, Any
 
-from emfed._version import __version__
 from emfed.algorithms import (
     EM,
     AutoEM,
@@ -18,6 +17,7 @@ from emfed.algorithms import (
     Schedule,
     VRFedEM,
 )
+from emfed.artifacts.result import Result, load
 from emfed.compressors import (
     ChosenDithering,
     Dithering,
@@ -26,17 +26,7 @@ from emfed.compressors import (
     SubtractiveDithering,
     block_quantization,
 )
-from emfed.datasets import (
-    ParquetRows,
-    Stream,
-    WorkerData,
-    WorkerTables,
-    as_workers,
-    pad_sequences,
-    synthetic_federation,
-)
-from emfed.descriptions import register_model
-from emfed.errors import (
+from emfed.core.errors import (
     CheckpointError,
     ContractError,
     DataError,
@@ -49,20 +39,23 @@ from emfed.errors import (
     SettingsError,
     WireError,
 )
-from emfed.federations import (
-    FaultPlan,
-    FaultyFederation,
-    LocalTransport,
-    LoopFederation,
-    RayFederation,
-    RemoteFederation,
-    Site,
-    SiteRules,
-    StackedFederation,
-    Transport,
+from emfed.core.records import Records, RoundRecord
+from emfed.core.version import __version__
+from emfed.data import (
+    ParquetRows,
+    Stream,
+    WorkerData,
+    WorkerTables,
+    as_workers,
+    pad_sequences,
+    synthetic_federation,
 )
-from emfed.fitting import fit
-from emfed.limits import Monitor, Stop
+from emfed.fitting.driver import fit
+from emfed.fitting.opening import open_run
+from emfed.fitting.rounds import Run
+from emfed.fitting.selection import Selection, select_components
+from emfed.fitting.serving import Served, rehearse, serve
+from emfed.fitting.stopping import Monitor, Stop
 from emfed.models import (
     Categorical,
     Centres,
@@ -83,15 +76,22 @@ from emfed.models import (
     regression_mixture,
     savable,
 )
-from emfed.opening import open_run
-from emfed.records import Records, RoundRecord
-from emfed.results import Result, load
-from emfed.rounds import Run
-from emfed.selection import Selection, select_components
-from emfed.serving import Served, rehearse, serve
+from emfed.network import (
+    FaultPlan,
+    FaultyFederation,
+    LocalTransport,
+    LoopFederation,
+    RayFederation,
+    RemoteFederation,
+    Site,
+    SiteRules,
+    StackedFederation,
+    Transport,
+)
+from emfed.network.descriptions import register_model
 
 if TYPE_CHECKING:
-    from emfed.estimators import (
+    from emfed.fitting.estimators import (
         FederatedFactorAnalysis,
         FederatedGaussianMixture,
         FederatedImputer,
@@ -224,7 +224,7 @@ _IMPUTATION = (
 def __getattr__(name: str) -> Any:
     """Names that need more than numpy, imported when they are first asked for."""
     if name in _ESTIMATORS:
-        from emfed import estimators
+        from emfed.fitting import estimators
 
         return getattr(estimators, name)
     if name in _IMPUTATION:

@@ -10,253 +10,44 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "emfed"
 FILES = sorted(SOURCE.rglob("*.py"))
 
-# A part may import the parts named beside it, and itself.
-ALLOWED: dict[str, set[str]] = {
-    "_version": set(),
-    "errors": set(),
-    "configuration": {"errors"},
-    "messages": set(),
-    "metrics": {"messages"},
-    "protocols": {"errors", "messages", "metrics"},
-    "random": {"errors", "protocols"},
-    "models": {"errors", "protocols", "random"},
-    "compressors": {"errors", "messages", "protocols"},
-    "wire": {"errors", "messages", "protocols"},
-    "algorithms": {"errors", "protocols", "random", "compressors", "wire"},
-    "records": {"errors", "protocols"},
-    "ledger": {"protocols"},
-    "storage": {"errors"},
-    "limits": {"errors", "ledger", "protocols", "records"},
-    "rounds": {
-        "limits",
-        "errors",
-        "protocols",
-        "algorithms",
-        "ledger",
-        "records",
-        "storage",
-        "wire",
-    },
-    "datasets": {"errors", "protocols", "random", "models"},
-    "descriptions": {"errors", "protocols", "models", "compressors", "algorithms"},
-    "federations": {
-        "_version",
-        "errors",
-        "protocols",
-        "random",
-        "wire",
-        "storage",
-        "descriptions",
-        "datasets",
-    },
-    "cards": {"_version", "ledger", "protocols", "records"},
-    "modelfiles": {"cards", "errors", "ledger", "models", "protocols", "records", "storage"},
-    "results": {
-        "cards",
-        "errors",
-        "protocols",
-        "random",
-        "datasets",
-        "ledger",
-        "modelfiles",
-        "models",
-        "records",
-    },
-    "starts": {
-        "algorithms",
-        "compressors",
-        "errors",
-        "ledger",
-        "limits",
-        "models",
-        "protocols",
-        "random",
-        "rounds",
-        "wire",
-    },
-    "closing": {"protocols", "results", "wire"},
-    "opening": {
-        "algorithms",
-        "compressors",
-        "datasets",
-        "descriptions",
-        "errors",
-        "federations",
-        "ledger",
-        "limits",
-        "models",
-        "protocols",
-        "random",
-        "rounds",
-        "starts",
-        "wire",
-    },
-    "fitting": {
-        "algorithms",
-        "cards",
-        "closing",
-        "compressors",
-        "descriptions",
-        "errors",
-        "limits",
-        "opening",
-        "protocols",
-        "results",
-        "rounds",
-    },
-    "candidates": {"limits", "models", "protocols", "records", "results", "rounds", "wire"},
-    "selection": {
-        "algorithms",
-        "candidates",
-        "datasets",
-        "errors",
-        "federations",
-        "fitting",
-        "models",
-        "opening",
-        "protocols",
-        "results",
-        "wire",
-    },
-    "estimators": {
-        "algorithms",
-        "candidates",
-        "compressors",
-        "datasets",
-        "errors",
-        "federations",
-        "opening",
-        "fitting",
-        "imputation",
-        "ledger",
-        "limits",
-        "models",
-        "protocols",
-        "random",
-        "records",
-        "results",
-        "rounds",
-        "selection",
-        "starts",
-    },
-    "serving": {
-        "errors",
-        "protocols",
-        "algorithms",
-        "descriptions",
-        "federations",
-        "opening",
-        "fitting",
-        "limits",
-        "records",
-        "results",
-        "storage",
-    },
-    "reporting": {"ledger", "models", "protocols", "records", "results"},
-    "imputation": {
-        "descriptions",
-        "errors",
-        "protocols",
-        "random",
-        "algorithms",
-        "compressors",
-        "datasets",
-        "fitting",
-        "ledger",
-        "limits",
-        "models",
-        "records",
-        "rounds",
-        "wire",
-    },
-    "flower": {
-        "configuration",
-        "descriptions",
-        "errors",
-        "protocols",
-        "algorithms",
-        "compressors",
-        "datasets",
-        "federations",
-        "fitting",
-        "imputation",
-        "ledger",
-        "limits",
-        "models",
-        "records",
-        "results",
-        "rounds",
-        "serving",
-        "storage",
-        "wire",
-    },
-    "testing": {
-        "errors",
-        "protocols",
-        "random",
-        "models",
-        "compressors",
-        "algorithms",
-        "storage",
-        "rounds",
-        "datasets",
-        "federations",
-        "opening",
-        "fitting",
-    },
-    "theory": {
-        "errors",
-        "protocols",
-        "random",
-        "algorithms",
-        "datasets",
-        "federations",
-        "opening",
-        "fitting",
-        "limits",
-        "wire",
-    },
-    "experiments": {
-        "_version",
-        "configuration",
-        "errors",
-        "protocols",
-        "random",
-        "models",
-        "compressors",
-        "algorithms",
-        "records",
-        "storage",
-        "limits",
-        "rounds",
-        "datasets",
-        "opening",
-        "fitting",
-        "reporting",
-        "theory",
-        "imputation",
-    },
-}
+ORDER = (
+    "core",
+    "models",
+    "compressors",
+    "algorithms",
+    "data",
+    "network",
+    "artifacts",
+    "fitting",
+    "imputation",
+    "fitting.estimators",
+    "network.flower",
+    "testing",
+    "theory",
+    "theory.experiments",
+    "cli",
+)
+"""A room may import itself and the rooms before it. ARCHITECTURE.md gives the same order."""
+STRANGERS = {("compressors", "models"), ("algorithms", "models")}
+"""Pairs that never meet although their order would let them."""
 FOREIGN: dict[str, set[str]] = {
-    "numpy": set(ALLOWED) | {"cli"},
-    "scipy": {"random", "wire", "imputation", "models", "cards"},
-    "array_api_compat": {"models", "datasets", "federations", "testing"},
-    "safetensors": {"storage"},
-    "polars": {"records", "ledger", "datasets", "experiments", "imputation", "cli", "selection"},
-    "sklearn": {"datasets", "estimators"},
-    "matplotlib": {"reporting"},
-    "jinja2": {"reporting"},
-    "skmisc": {"experiments"},
+    "numpy": set(ORDER),
+    "scipy": {"core", "imputation", "models", "artifacts"},
+    "array_api_compat": {"models", "data", "network", "testing"},
+    "safetensors": {"core"},
+    "polars": {"core", "data", "theory.experiments", "imputation", "cli", "fitting"},
+    "sklearn": {"data", "fitting.estimators"},
+    "matplotlib": {"artifacts"},
+    "jinja2": {"artifacts"},
+    "skmisc": {"theory.experiments"},
     "typer": {"cli"},
     "rich": {"cli"},
-    "ray": {"federations"},
-    "flwr": {"flower"},
-    "cryptography": {"flower"},
-    "starlette": {"flower"},
-    "threadpoolctl": {"cli", "experiments", "fitting", "imputation"},
+    "ray": {"network"},
+    "flwr": {"network.flower"},
+    "cryptography": {"network.flower"},
+    "starlette": {"network.flower"},
+    "threadpoolctl": {"cli", "theory.experiments", "fitting", "imputation"},
 }
-ENGINES = {"flower"}
-"""Folders of federations/ that nothing in federations/ imports."""
 STANDARD = {
     *(
         "abc",
@@ -281,12 +72,14 @@ STANDARD = {
 }
 
 
-def part_of(path: Path) -> str:
-    """The folder, but for an engine: its folder stands above all that it drives."""
-    first, *rest = path.relative_to(SOURCE).parts
-    if first == "federations" and rest[0] in ENGINES:
-        return rest[0]
-    return first.removesuffix(".py")
+def room(module: str) -> str:
+    """The room of a module by its dotted name without ``emfed.``: the longest that fits."""
+    fitting = [name for name in ORDER if f"{module}.".startswith(f"{name}.")]
+    return max(fitting, key=len, default="")
+
+
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(SOURCE).with_suffix("").parts)
 
 
 def imported(path: Path) -> set[str]:
@@ -304,23 +97,31 @@ def imported(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_imports_go_one_way(path: Path) -> None:
-    part = part_of(path)
-    if part == "__init__":
-        return
+    here = room(dotted(path))
     for name in imported(path):
-        top, *rest = name.split(".")
-        if top == "emfed":
-            if part in ALLOWED:
-                wanted = rest[1] if rest[1:] and rest[1] in ENGINES else rest[0]
-                assert wanted in ALLOWED[part] | {part}, f"{part} may not import {name}"
-        elif top not in STANDARD:
+        top, _, rest = name.partition(".")
+        if top == "emfed" and here:
+            there = room(rest)
+            assert there in ORDER, f"{name} is in no room"
+            assert ORDER.index(there) <= ORDER.index(here), f"{here} may not import {name}"
+            assert (here, there) not in STRANGERS, f"{here} and {there} never meet"
+        elif top not in STANDARD | {"emfed"}:
             assert top in FOREIGN, f"{name} is not among the dependencies"
-            assert part in FOREIGN[top], f"{top} is not for {part}"
+            assert here in FOREIGN[top], f"{top} is not for {here}"
 
 
-def test_files_stay_short() -> None:
-    long = {str(p): n for p in FILES if (n := len(p.read_text().splitlines())) > 450}
-    assert not long
+def test_every_file_has_a_room() -> None:
+    loose = {p.name for p in FILES if not room(dotted(p))}
+    assert loose == {"__init__.py", "__main__.py"}
+    rooms = {p.name for p in SOURCE.iterdir() if p.is_dir() and p.name != "__pycache__"}
+    assert rooms == {name for name in ORDER if "." not in name}
+    assert len(rooms) <= 12
+
+
+def test_the_guide_gives_the_tested_order() -> None:
+    guide = (SOURCE.parents[1] / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    listed = [line.split()[0].strip("/") for line in guide.splitlines() if line[:2] == "  "]
+    assert [name for name in listed if name in ORDER] == [n for n in ORDER if "." not in n]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
@@ -328,6 +129,9 @@ def test_no_pickle_no_global_randomness_no_print(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     for word in ("pickle", "joblib", "default_rng", "RandomState", "np.random.seed"):
         assert word not in text.replace("no pickle", "")
+    calls = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)]
+    shown = [n.lineno for n in calls if getattr(n.func, "id", "") == "print"]
+    assert not shown or room(dotted(path)) == "cli", f"{path} prints at lines {shown}"
 
 
 def test_ray_is_imported_in_one_file() -> None:

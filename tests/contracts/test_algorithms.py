@@ -11,7 +11,7 @@ import pytest
 
 import emfed
 from emfed.algorithms import ALGORITHMS
-from emfed.federations import FEDERATIONS
+from emfed.network import FEDERATIONS
 from tests.helpers import KINDS, fit, make_data, make_model
 
 OPERATORS: dict[str, Any] = {

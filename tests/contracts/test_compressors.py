@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from emfed.compressors import COMPRESSORS, Dithering, Identity, block_quantization
-from emfed.errors import SettingsError
-from emfed.protocols import Compressed, Compressor, FloatArray, Layout
-from emfed.wire import decode_payload, encode_payload, payload_sizes
+from emfed.core.errors import SettingsError
+from emfed.core.protocols import Compressed, Compressor, FloatArray, Layout
+from emfed.core.wire import decode_payload, encode_payload, payload_sizes
 from tests.helpers import bias_in_sigmas, quantise_many
 
 EXAMPLES = [example for cls in COMPRESSORS.values() for example in cls.examples()]

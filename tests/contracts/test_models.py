@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import emfed
+from emfed.core.protocols import FloatArray
 from emfed.models import GaussianParameters
-from emfed.protocols import FloatArray
 from emfed.testing import check_model
 from tests.helpers import KINDS, bind, make_data, make_model
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from emfed.errors import WireError
-from emfed.protocols import Form
-from emfed.wire import (
+from emfed.core.errors import WireError
+from emfed.core.protocols import Form
+from emfed.core.wire import (
     Header,
     Kind,
     decode_bundle,

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 import emfed
-from tests.test_cli import emfed_command
+from tests.cli.test_main import emfed_command
 
 
 @pytest.fixture

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import emfed
+from emfed.core.ledger import Ledger
+from emfed.core.protocols import Compressed, Form
+from emfed.core.streams import Purpose, uniforms
+from emfed.core.wire import ENVELOPE, encode_payload, encode_support
 from emfed.imputation import Columns, FieldTable, Structure, impute, read_records
 from emfed.imputation.fit import QUANTISER_OF_CELLS
 from emfed.imputation.observed import ObservedRun
 from emfed.imputation.supports import Settings, Supports, own_rates
 from emfed.imputation.sweeps import Solver
-from emfed.ledger import Ledger
-from emfed.protocols import Compressed, Form
-from emfed.random import Purpose, uniforms
-from emfed.wire import ENVELOPE, encode_payload, encode_support
 from tests.imputation.tables import paper_size, pooled_error, small_table
 
 STRUCTURE = Structure(2, 0.9, 0.5, 0.5, smoothing=10.0, seasonality=30.0)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import emfed
+from emfed.core.streams import Purpose, choose_distinct, uniforms
 from emfed.imputation import FieldTable, Structure, impute
 from emfed.imputation.paper import PaperRun
 from emfed.imputation.sweeps import Solver
-from emfed.random import Purpose, choose_distinct, uniforms
 from tests.imputation.tables import small_table
 
 GAMMA, ALPHA, BATCH, RANK, SEED = 0.3, 0.2, 16, 2, 11

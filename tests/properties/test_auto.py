@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import emfed
-from emfed.errors import EmfedWarning
-from emfed.federations import FEDERATIONS
-from emfed.limits import SLOWEST, WINDOW, remaining
+from emfed.core.errors import EmfedWarning
+from emfed.fitting.stopping import SLOWEST, WINDOW, remaining
+from emfed.network import FEDERATIONS
 from tests.helpers import make_data, make_model
 
 CENTRES = np.array([[-4.0, 0.0], [4.0, 0.0], [0.0, 6.0]])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import emfed
 from emfed.algorithms.steps import batch_indices
-from emfed.random import Purpose, uniforms
+from emfed.core.streams import Purpose, uniforms
 from tests.helpers import KINDS, bind, fit, make_data, make_model
 from tests.literal import literal_fedem, literal_vr_fedem
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import emfed
-import emfed.protocols
+import emfed.core.protocols
 from emfed.algorithms import memory
-from emfed.errors import ServerCrash
-from emfed.federations import FEDERATIONS
+from emfed.core.errors import ServerCrash
+from emfed.network import FEDERATIONS
 from tests.helpers import make_data, make_model
 
 TABLES = make_data(6, sizes=(12, 9, 15, 9, 11), spread=8.0)
@@ -210,8 +210,8 @@ def test_memory_transitions_one_by_one() -> None:
     columns = memory.columns(2)
     rows = {n: np.full((1, *c.shape), c.fill, dtype=c.dtype) for n, c in columns.items()}
 
-    def ask(round_: int, accepted: int, generation: int = 0) -> emfed.protocols.Request:
-        return emfed.protocols.Request(
+    def ask(round_: int, accepted: int, generation: int = 0) -> emfed.core.protocols.Request:
+        return emfed.core.protocols.Request(
             round_, generation, "round", np.zeros(2), None, np.array([0]), np.array([accepted])
         )
 

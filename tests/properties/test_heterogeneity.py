@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import emfed
-from emfed.datasets.synthetic import START, TRUTH
+from emfed.data.synthetic import START, TRUTH
 
 PAPER: dict[str, Any] = {
     "compressor": emfed.block_quantization(4),

@@ -10,9 +10,9 @@ import pytest
 
 import emfed
 from emfed import theory
-from emfed.datasets.files import parquet_labels, parquet_workers
-from emfed.datasets.synthetic import START, TRUTH
-from emfed.datasets.tables import WorkerTables
+from emfed.data.files import parquet_labels, parquet_workers
+from emfed.data.synthetic import START, TRUTH
+from emfed.data.tables import WorkerTables
 from emfed.models import LinearGaussian, Location
 
 
@@ -54,7 +54,7 @@ def test_the_descent_inequality_holds_where_it_was_measured(kind: str, in_metric
         point = run.state.statistics
         field = run.federation.mean_statistics(run.model, run.params, run.weights) - point
         end = run.model.maximize(point)
-        metric = run.model.metric(end) if in_metric else emfed.protocols.IdentityMetric()
+        metric = run.model.metric(end) if in_metric else emfed.core.protocols.IdentityMetric()
         size = float((metric.whiten(field) ** 2).sum())
 
         def objective(s: np.ndarray, run: emfed.Run = run) -> float:

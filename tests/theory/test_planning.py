@@ -13,8 +13,8 @@ import pytest
 import emfed
 from emfed import theory
 from emfed.cli.main import main
-from emfed.protocols import Layout
-from emfed.wire import REPLY_ENVELOPE, floats_size
+from emfed.core.protocols import Layout
+from emfed.core.wire import REPLY_ENVELOPE, floats_size
 
 
 def estimate(n: int = 100, variance: float = 1.0) -> theory.Estimate:
@@ -29,10 +29,10 @@ def test_a_plan_holds_what_the_theorems_say() -> None:
     problem = found.with_batch(10)
     assert plan.omega == pytest.approx(50 / 12 - 1)
     assert plan.omega_exact
-    assert plan.emfed.rounds == theory.fedem_rounds(problem, 1e-2, plan.omega, 0.5).needed
-    bound = theory.fedem_bound(problem, plan.emfed.step_size, plan.emfed.rounds, plan.omega, 0.5)
+    assert plan.fed_em.rounds == theory.fedem_rounds(problem, 1e-2, plan.omega, 0.5).needed
+    bound = theory.fedem_bound(problem, plan.fed_em.step_size, plan.fed_em.rounds, plan.omega, 0.5)
     assert bound <= 1e-2 * 1.001
-    assert plan.emfed.memory_rate == pytest.approx(12 / 50)
+    assert plan.fed_em.memory_rate == pytest.approx(12 / 50)
     vr = plan.vr_fed_em
     noise = theory.participating(plan.omega, 0.5)
     assert vr.inner_rounds == theory.vr_inner_rounds(200, noise)
@@ -51,7 +51,7 @@ def test_bytes_of_a_plan_are_those_of_a_run() -> None:
     rounds = result.records[1:]
     measured = rounds.average("payload_up") / 100
     assert plan.message_bytes == pytest.approx(measured, rel=0.15)
-    assert plan.emfed.bytes_down / plan.emfed.rounds == rounds.average("bytes_down") / 100
+    assert plan.fed_em.bytes_down / plan.fed_em.rounds == rounds.average("bytes_down") / 100
 
 
 def test_memories_at_zero_cost_rounds_and_those_at_the_mean_field_bytes() -> None:
@@ -59,10 +59,10 @@ def test_memories_at_zero_cost_rounds_and_those_at_the_mean_field_bytes() -> Non
     operator = emfed.RandomSparsification(0.1)
     zero = theory.plan(found, operator, epsilon=1e-2)
     field = theory.plan(found, operator, epsilon=1e-2, memory_start="mean-field")
-    assert zero.emfed.rounds > field.emfed.rounds
+    assert zero.fed_em.rounds > field.fed_em.rounds
     assert zero.vr_fed_em.rounds > field.vr_fed_em.rounds
     for plan, error in ((zero, 3.0), (field, 0.0)):
-        advice, problem = plan.emfed, found.problem
+        advice, problem = plan.fed_em, found.problem
         bound = theory.fedem_bound(
             problem, advice.step_size, advice.rounds, plan.omega, memory_error=error
         )
@@ -71,7 +71,7 @@ def test_memories_at_zero_cost_rounds_and_those_at_the_mean_field_bytes() -> Non
         outer = vr.rounds // vr.inner_rounds
         settings = (problem, vr.step_size, vr.inner_rounds, outer, plan.omega, vr.batch_size)
         assert theory.vr_bounds(*settings, memory_error=error)[1] <= 1e-2 * 1.001
-    extra = field.emfed.bytes_up - field.emfed.rounds * zero.emfed.bytes_up / zero.emfed.rounds
+    extra = field.fed_em.bytes_up - field.fed_em.rounds * zero.fed_em.bytes_up / zero.fed_em.rounds
     assert extra == floats_size(50) + REPLY_ENVELOPE
     with pytest.raises(emfed.SettingsError, match="memory_start"):
         theory.plan(found, operator, memory_start="one")
@@ -94,18 +94,18 @@ def test_at_the_optimum_nothing_is_slowed_down() -> None:
     found = estimate()
     at_rest = dataclasses.replace(found, problem=dataclasses.replace(found.problem, gap=0.0))
     plan = theory.plan(at_rest, emfed.Dithering(4))
-    assert (plan.emfed.rounds, plan.emfed.slowdown) == (1, 1.0)
+    assert (plan.fed_em.rounds, plan.fed_em.slowdown) == (1, 1.0)
 
 
 def test_many_workers_make_compression_free_and_few_do_not() -> None:
     operator = emfed.RandomSparsification(0.1)
     many = theory.plan(estimate(100_000), operator, epsilon=1e-2)
     few = theory.plan(estimate(2), operator, epsilon=1e-2)
-    assert (many.emfed.step_regime, many.emfed.slowdown) == ("smoothness", 1)
-    assert few.emfed.step_regime == "compression"
-    assert few.emfed.slowdown > 10
+    assert (many.fed_em.step_regime, many.fed_em.slowdown) == ("smoothness", 1)
+    assert few.fed_em.step_regime == "compression"
+    assert few.fed_em.slowdown > 10
     noisy = theory.plan(estimate(2, 1e6), operator, batch_size=1, epsilon=1e-4)
-    assert noisy.emfed.noise_regime == "high noise"
+    assert noisy.fed_em.noise_regime == "high noise"
 
 
 def test_bad_plans_are_refused() -> None:

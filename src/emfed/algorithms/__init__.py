@@ -6,7 +6,7 @@ from emfed.algorithms.fed_em import FedEM
 from emfed.algorithms.participation import Bernoulli, Everyone, FixedSize, Schedule
 from emfed.algorithms.steps import Decreasing
 from emfed.algorithms.vr_fed_em import VRFedEM
-from emfed.protocols import Algorithm
+from emfed.core.protocols import Algorithm
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "em": EM,

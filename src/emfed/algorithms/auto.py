@@ -36,8 +36,8 @@ import numpy as np
 
 from emfed.algorithms import memory, spider, steps
 from emfed.compressors import ChosenDithering
-from emfed.errors import check_count
-from emfed.protocols import (
+from emfed.core.errors import check_count
+from emfed.core.protocols import (
     ALONE,
     Algorithm,
     Column,

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal, Self, final
 
 from emfed.algorithms import memory, steps
 from emfed.compressors import Identity
-from emfed.errors import SettingsError, check_count, check_range, check_type
-from emfed.protocols import (
+from emfed.core.errors import SettingsError, check_count, check_range, check_type
+from emfed.core.protocols import (
     ALONE,
     Algorithm,
     Compressor,

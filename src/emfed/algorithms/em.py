@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self, final
 
 from emfed.algorithms import memory, steps
 from emfed.compressors import Identity
-from emfed.protocols import (
+from emfed.core.protocols import (
     ALONE,
     Algorithm,
     Column,

@@ -8,9 +8,9 @@ from typing import ClassVar, final
 
 from emfed.algorithms import memory, steps
 from emfed.algorithms.base import CompressedEM
-from emfed.errors import check_count
-from emfed.protocols import Column, FloatArray, IntArray, Latent, Model, Oracle, Request, Rows
-from emfed.random import latent_uniforms
+from emfed.core.errors import check_count
+from emfed.core.protocols import Column, FloatArray, IntArray, Latent, Model, Oracle, Request, Rows
+from emfed.core.streams import latent_uniforms
 
 
 @final

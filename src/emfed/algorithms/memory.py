@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emfed.protocols import BoolArray, Column, FloatArray, IntArray, Replies, Request, Rows
+from emfed.core.protocols import BoolArray, Column, FloatArray, IntArray, Replies, Request, Rows
 
 
 def columns(q: int) -> dict[str, Column]:

@@ -14,9 +14,9 @@ from typing import Any, final
 
 import numpy as np
 
-from emfed.errors import SettingsError, check_count, check_range
-from emfed.protocols import FloatArray, IntArray, Participation
-from emfed.random import Purpose, choose_distinct, uniforms
+from emfed.core.errors import SettingsError, check_count, check_range
+from emfed.core.protocols import FloatArray, IntArray, Participation
+from emfed.core.streams import Purpose, choose_distinct, uniforms
 
 _SERVER = np.zeros(1, dtype=np.int64)
 

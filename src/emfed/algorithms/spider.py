@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from emfed.algorithms import memory, steps
-from emfed.protocols import Column, FloatArray, IntArray, Model, Oracle, Request, Rows
+from emfed.core.protocols import Column, FloatArray, IntArray, Model, Oracle, Request, Rows
 
 
 def columns(q: int) -> dict[str, Column]:

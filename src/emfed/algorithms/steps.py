@@ -10,8 +10,8 @@ import numpy as np
 
 from emfed.algorithms import memory
 from emfed.compressors import Identity
-from emfed.errors import NumericalError, check_range
-from emfed.protocols import (
+from emfed.core.errors import NumericalError, check_range
+from emfed.core.protocols import (
     Compressed,
     Compressor,
     FloatArray,
@@ -25,8 +25,8 @@ from emfed.protocols import (
     ServerState,
     StepInfo,
 )
-from emfed.random import Purpose, choose, choose_distinct, uniforms
-from emfed.wire import decode_payload, encode_payload, payload_sizes
+from emfed.core.streams import Purpose, choose, choose_distinct, uniforms
+from emfed.core.wire import decode_payload, encode_payload, payload_sizes
 
 StepSize = float | Callable[[int], float]
 """gamma: one number, or a function of the round (which counts from 1)."""

@@ -11,8 +11,8 @@ from typing import ClassVar, final
 
 from emfed.algorithms import memory, spider
 from emfed.algorithms.base import CompressedEM
-from emfed.errors import SettingsError, check_count
-from emfed.protocols import Column, FloatArray, IntArray, Model, Oracle, Request, Rows
+from emfed.core.errors import SettingsError, check_count
+from emfed.core.protocols import Column, FloatArray, IntArray, Model, Oracle, Request, Rows
 
 
 @final

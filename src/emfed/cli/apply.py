@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from emfed.artifacts.result import Result, load
 from emfed.cli.tables import PIPE, check_output, numbers, read_cells, text_of, write_table
-from emfed.errors import DataError, SettingsError
-from emfed.fitting import threads_of
+from emfed.core.errors import DataError, SettingsError
+from emfed.core.protocols import FloatArray
+from emfed.fitting.driver import threads_of
 from emfed.models.markov import HiddenMarkov
-from emfed.protocols import FloatArray
-from emfed.results import Result, load
 
 
 def run_predict(

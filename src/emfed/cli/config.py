@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from emfed.errors import SettingsError
+from emfed.core.errors import SettingsError
 
 
 def read_config(context: typer.Context, path: Path | None) -> Path | None:

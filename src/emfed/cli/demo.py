@@ -13,15 +13,15 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
-from emfed.datasets.synthetic import START, TRUTH, synthetic_federation
-from emfed.errors import SettingsError
-from emfed.experiments import load_experiment
-from emfed.experiments.settings import Settings
-from emfed.fitting import fit
+from emfed.artifacts import draw, trajectories
+from emfed.artifacts.result import Result
+from emfed.core.errors import SettingsError
+from emfed.core.records import RoundRecord
+from emfed.data.synthetic import START, TRUTH, synthetic_federation
+from emfed.fitting.driver import fit
 from emfed.models import gaussian_mixture
-from emfed.records import RoundRecord
-from emfed.reporting import draw, trajectories
-from emfed.results import Result
+from emfed.theory.experiments import load_experiment
+from emfed.theory.experiments.settings import Settings
 
 
 def run_demo(

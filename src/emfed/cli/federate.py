@@ -40,10 +40,10 @@ def serve(
     """
     from dataclasses import replace
 
-    from emfed.federations.flower.config import read_config
-    from emfed.federations.flower.hosting import Host, write_app
-    from emfed.federations.flower.processes import terminated_as_interrupted
-    from emfed.federations.flower.server import log_to
+    from emfed.network.flower.config import read_config
+    from emfed.network.flower.hosting import Host, write_app
+    from emfed.network.flower.processes import terminated_as_interrupted
+    from emfed.network.flower.server import log_to
 
     settings = read_config(config)
     place = settings.server
@@ -161,9 +161,9 @@ def join(
     Runs until Ctrl-C, through crashes of its own and of the server. Every message that leaves is
     shown here and kept in FOLDER/messages.jsonl.
     """
-    from emfed.federations.flower.joining import Guest, read_rules
-    from emfed.federations.flower.processes import terminated_as_interrupted
-    from emfed.federations.flower.server import log_to
+    from emfed.network.flower.joining import Guest, read_rules
+    from emfed.network.flower.processes import terminated_as_interrupted
+    from emfed.network.flower.server import log_to
 
     where = folder or Path(f"site-{key.stem if key is not None else 'trial'}")
     if dry_run:
@@ -204,11 +204,11 @@ def status(
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say where a run stands. Exit code 0: finished or under way, 1: failed or nothing there."""
-    from emfed.federations.flower.server import LOCK, alone, read_status
+    from emfed.network.flower.server import LOCK, alone, read_status
 
     folder = where
     if where.is_file():
-        from emfed.federations.flower.config import read_config
+        from emfed.network.flower.config import read_config
 
         folder = read_config(where).place("folder")
     if (folder / "site.json").exists():
@@ -246,7 +246,7 @@ def _site_status(folder: Path, json_output: bool) -> None:
     for kind, row in kinds.items():
         typer.echo(f"{kind}\t{row['messages']} messages\t{row['bytes']} bytes")
     if entries:
-        from emfed.federations.flower.joining import describe
+        from emfed.network.flower.joining import describe
 
         typer.echo(f"last: {entries[-1]['time']} {describe(entries[-1])}")
     else:

@@ -13,17 +13,20 @@ from typing import Any
 import numpy as np
 
 from emfed.algorithms import Bernoulli, Everyone
+from emfed.artifacts.result import Result
 from emfed.cli.commands import NAMES
 from emfed.cli.help import spoken
 from emfed.cli.intake import Intake, read_workers
 from emfed.cli.progress import progress, size
 from emfed.cli.tables import PIPE, check_output
 from emfed.cli.tape import Tape
-from emfed.closing import with_scores
 from emfed.compressors.words import parse_compressor
-from emfed.errors import EmfedWarning, SettingsError
-from emfed.federations import StackedFederation
-from emfed.fitting import NATS, fit, threads_of
+from emfed.core.errors import EmfedWarning, SettingsError
+from emfed.core.protocols import Algorithm, Model
+from emfed.fitting.closing import with_scores
+from emfed.fitting.driver import NATS, fit, threads_of
+from emfed.fitting.opening import choose_algorithm
+from emfed.fitting.selection import select_components, within_rows
 from emfed.models import (
     factor_analysis,
     gaussian_mixture,
@@ -31,10 +34,7 @@ from emfed.models import (
     ppca,
     regression_mixture,
 )
-from emfed.opening import choose_algorithm
-from emfed.protocols import Algorithm, Model
-from emfed.results import Result
-from emfed.selection import select_components, within_rows
+from emfed.network import StackedFederation
 
 ROUNDS, TOLERANCE, FACTORS = 2000, 1e-8, 2
 
@@ -109,8 +109,8 @@ def run_fit(options: Options) -> tuple[bool, bool]:
 
 def write_report(result: Result, path: str) -> None:
     """The page of a fit, whole or not at all."""
-    from emfed.reporting import fit_page, render_page
-    from emfed.storage import write_atomic
+    from emfed.artifacts import fit_page, render_page
+    from emfed.core.storage import write_atomic
 
     write_atomic(Path(path), render_page(fit_page(result)).encode())
 

@@ -14,11 +14,11 @@ from rich.table import Table
 
 from emfed.algorithms import Bernoulli, Everyone
 from emfed.compressors.words import parse_compressor
-from emfed.errors import EmfedWarning, SettingsError
+from emfed.core.errors import EmfedWarning, SettingsError
+from emfed.core.records import RoundRecord
 from emfed.imputation import Columns, FieldTable, Imputation, impute, read_ebird, read_records
 from emfed.imputation.bins import Unit
 from emfed.imputation.fit import ROUNDS, Mode
-from emfed.records import RoundRecord
 
 
 @dataclass(frozen=True)

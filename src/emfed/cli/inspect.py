@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from emfed.cards import bullets, card_markdown
+from emfed.artifacts.cards import bullets, card_markdown
+from emfed.artifacts.result import load
 from emfed.cli.fit import write_report
 from emfed.cli.tables import check_output, write_table
-from emfed.errors import CheckpointError, ModelFileError
-from emfed.results import load
-from emfed.storage import load_checkpoint
+from emfed.core.errors import CheckpointError, ModelFileError
+from emfed.core.storage import load_checkpoint
 
 DIGESTS = ("weights", "data", "workers", "start")
 """What a checkpoint recognises without holding it."""

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from emfed.cli.tables import PIPE, listed, numbers, read_cells, text_of
-from emfed.datasets.sources import ParquetRows, parquet_schema
-from emfed.datasets.workers import as_workers
-from emfed.errors import DataError, SettingsError
+from emfed.core.errors import DataError, SettingsError
+from emfed.data.sources import ParquetRows, parquet_schema
+from emfed.data.workers import as_workers
 from emfed.models import Categorical, Poisson
 
 FAMILIES = ("gaussian", "poisson", "bernoulli", "categorical", "exponential", "gamma", "exposure")

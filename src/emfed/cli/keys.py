@@ -34,7 +34,7 @@ def server(
     keys: Folder = Path("keys"),
 ) -> None:
     """Make the authority and the server's certificate; again, to renew the certificate."""
-    from emfed.federations.flower.keys import certificate_hosts, make_server_keys
+    from emfed.network.flower.keys import certificate_hosts, make_server_keys
 
     for path in make_server_keys(keys, host or []):
         typer.echo(f"wrote {path}")
@@ -48,7 +48,7 @@ def site(
     out: Annotated[Path, typer.Option(help="Folder for the two files.")] = Path(),
 ) -> None:
     """Make a site's key pair; the private half stays at the site."""
-    from emfed.federations.flower.keys import make_site_key
+    from emfed.network.flower.keys import make_site_key
 
     private, public = make_site_key(out, name)
     typer.echo(f"wrote {private} (keep it) and {public} (send it to the server)")
@@ -60,7 +60,7 @@ def add(
     keys: Folder = Path("keys"),
 ) -> None:
     """Let sites join: a server that runs sees them within seconds."""
-    from emfed.federations.flower.keys import add_site
+    from emfed.network.flower.keys import add_site
 
     for path in public:
         typer.echo(f"site {add_site(keys, path)} may join")
@@ -69,7 +69,7 @@ def add(
 @keys_app.command("list", cls=Command)
 def show(keys: Folder = Path("keys")) -> None:
     """Name the sites that may join."""
-    from emfed.federations.flower.keys import site_keys
+    from emfed.network.flower.keys import site_keys
 
     for name, path in site_keys(keys).items():
         typer.echo(f"{name}\t{path}")

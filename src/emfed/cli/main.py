@@ -9,7 +9,6 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from emfed._version import __version__
 from emfed.cli import commands
 from emfed.cli.federate import BETWEEN, add_commands
 from emfed.cli.help import (
@@ -24,6 +23,7 @@ from emfed.cli.help import (
     spoken,
 )
 from emfed.cli.keys import keys_app
+from emfed.core.version import __version__
 
 app = typer.Typer(
     name="emfed",
@@ -387,7 +387,7 @@ _UsageError: Any = typer.BadParameter.__base__  # of click, which typer may carr
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; errors are one line on stderr and an exit code."""
-    from emfed.errors import EmfedError, SettingsError
+    from emfed.core.errors import EmfedError, SettingsError
 
     try:
         code = app(arguments, prog_name="emfed", standalone_mode=False)

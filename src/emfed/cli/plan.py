@@ -12,10 +12,10 @@ from threadpoolctl import threadpool_limits
 
 from emfed.cli.intake import read_workers
 from emfed.compressors.words import parse_compressor
-from emfed.datasets.synthetic import START, TRUTH, synthetic_federation
-from emfed.errors import SettingsError
+from emfed.core.errors import SettingsError
+from emfed.core.streams import check_seed
+from emfed.data.synthetic import START, TRUTH, synthetic_federation
 from emfed.models import gaussian_mixture
-from emfed.random import check_seed
 from emfed.theory import Estimate, Plan, estimate_problem, plan
 from emfed.theory.planning import check_goal
 
@@ -94,7 +94,7 @@ def _verdict(advice: Plan) -> str:
     """The plan in two sentences."""
     costs = {
         name: "is free" if a.slowdown < 1.05 else f"costs {a.slowdown:.2g} times the rounds"
-        for name, a in (("FedEM", advice.emfed), ("VR-FedEM", advice.vr_fed_em))
+        for name, a in (("FedEM", advice.fed_em), ("VR-FedEM", advice.vr_fed_em))
     }
     words = ", ".join(f"compression {cost} for {name}" for name, cost in costs.items())
     return (
@@ -121,7 +121,7 @@ def _print(console: Console, found: Estimate, advice: Plan, seed: int) -> None:
     table.add_column("")
     for title in ("FedEM", "VR-FedEM"):
         table.add_column(title, justify="right")
-    both = (advice.emfed, advice.vr_fed_em)
+    both = (advice.fed_em, advice.vr_fed_em)
     rows: dict[str, list[str]] = {
         "step size": [f"{a.step_size:.3g}" for a in both],
         "memory rate": [f"{a.memory_rate:.3g}" for a in both],

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from emfed.records import RoundRecord
+from emfed.core.records import RoundRecord
 
 Show = Callable[[RoundRecord], None]
 WINDOW = 20

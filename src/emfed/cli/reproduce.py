@@ -18,10 +18,10 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from emfed.errors import SettingsError
-from emfed.experiments import JOBS, NAMES, Job, Reproduction, load_experiment, reproduce
-from emfed.experiments.report import number
-from emfed.experiments.runner import Notify
+from emfed.core.errors import SettingsError
+from emfed.theory.experiments import JOBS, NAMES, Job, Reproduction, load_experiment, reproduce
+from emfed.theory.experiments.report import number
+from emfed.theory.experiments.runner import Notify
 
 
 def list_experiments() -> None:

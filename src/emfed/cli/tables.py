@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from emfed.cli.help import EXIT_CLOSED_PIPE
-from emfed.errors import DataError, SettingsError
-from emfed.protocols import FloatArray
+from emfed.core.errors import DataError, SettingsError
+from emfed.core.protocols import FloatArray
 
 PIPE = "-"
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")
@@ -169,7 +169,7 @@ def write_table(columns: Mapping[str, Any], path: str) -> None:
     """To a .csv or .parquet file, whole or not at all; to stdout as CSV for ``-``."""
     import polars as pl
 
-    from emfed.storage import write_atomic
+    from emfed.core.storage import write_atomic
 
     frame = pl.DataFrame(dict(columns), nan_to_null=True)
     if path == PIPE:

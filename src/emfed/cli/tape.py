@@ -11,8 +11,8 @@ from typing import Any, final
 
 import numpy as np
 
-from emfed.federations.inprocess import InProcessFederation
-from emfed.protocols import (
+from emfed.artifacts.result import Result
+from emfed.core.protocols import (
     Algorithm,
     Federation,
     FloatArray,
@@ -23,8 +23,8 @@ from emfed.protocols import (
     Request,
     Rows,
 )
-from emfed.records import Records
-from emfed.results import Result
+from emfed.core.records import Records
+from emfed.network.inprocess import InProcessFederation
 
 MOST = 64
 """Rounds that are remembered: memory does not grow with the length of the fit."""

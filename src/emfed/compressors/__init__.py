@@ -5,7 +5,7 @@ from emfed.compressors.dithering import Dithering, block_quantization
 from emfed.compressors.identity import Identity
 from emfed.compressors.sparsification import RandomSparsification
 from emfed.compressors.subtractive import SubtractiveDithering
-from emfed.protocols import Compressor
+from emfed.core.protocols import Compressor
 
 COMPRESSORS: dict[str, type[Compressor]] = {
     "identity": Identity,

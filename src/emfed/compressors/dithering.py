@@ -17,8 +17,8 @@ from typing import Any, Literal, final
 import numpy as np
 
 from emfed.compressors.precision import ULP, Precision, check_precision, round_up
-from emfed.errors import SettingsError, check_count, check_range
-from emfed.protocols import Compressed, Compressor, FloatArray, Form, IntArray, Layout
+from emfed.core.errors import SettingsError, check_count, check_range
+from emfed.core.protocols import Compressed, Compressor, FloatArray, Form, IntArray, Layout
 
 Block = int | tuple[int, ...] | Literal["all", "field", "row"]
 

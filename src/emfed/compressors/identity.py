@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.compressors.precision import ULP, Precision, check_precision, round_randomly
-from emfed.protocols import Compressed, Compressor, FloatArray, Form
+from emfed.core.protocols import Compressed, Compressor, FloatArray, Form
 
 
 @final

@@ -15,8 +15,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from emfed.errors import SettingsError
-from emfed.protocols import FloatArray
+from emfed.core.errors import SettingsError
+from emfed.core.protocols import FloatArray
 
 Precision = Literal["float64", "float32", "bfloat16"]
 ULP: dict[str, float] = {"float64": 0.0, "float32": 2.0**-23, "bfloat16": 2.0**-7}

@@ -11,8 +11,8 @@ import numpy as np
 from emfed.compressors.dithering import Dithering
 from emfed.compressors.identity import Identity
 from emfed.compressors.subtractive import SubtractiveDithering
-from emfed.errors import SettingsError, check_type
-from emfed.protocols import Compressed, Compressor, FloatArray, Form, IntArray, Layout
+from emfed.core.errors import SettingsError, check_type
+from emfed.core.protocols import Compressed, Compressor, FloatArray, Form, IntArray, Layout
 
 
 @final

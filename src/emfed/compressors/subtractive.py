@@ -15,8 +15,8 @@ from typing import Any, final
 import numpy as np
 
 from emfed.compressors.precision import ULP, round_up
-from emfed.errors import check_range
-from emfed.protocols import Compressed, Compressor, FloatArray, Form
+from emfed.core.errors import check_range
+from emfed.core.protocols import Compressed, Compressor, FloatArray, Form
 
 
 @final

@@ -6,8 +6,8 @@ from emfed.compressors.dithering import Dithering, block_quantization
 from emfed.compressors.identity import Identity
 from emfed.compressors.sparsification import RandomSparsification
 from emfed.compressors.subtractive import SubtractiveDithering
-from emfed.errors import SettingsError
-from emfed.protocols import Compressor
+from emfed.core.errors import SettingsError
+from emfed.core.protocols import Compressor
 
 COMPRESSOR_HELP = (
     "none, dithering:LEVELS, block:SIZE, subtractive:NOISE or sparse:SHARE, as in dithering:4."

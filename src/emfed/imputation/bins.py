@@ -6,7 +6,7 @@ import datetime
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
-from emfed.errors import SettingsError
+from emfed.core.errors import SettingsError
 
 Unit = Literal["month", "week", "year"]
 UNITS: tuple[Unit, ...] = ("month", "week", "year")

@@ -21,15 +21,15 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.linalg import LinearOperator
 
-from emfed.errors import SettingsError
+from emfed.core.errors import SettingsError
+from emfed.core.ledger import Ledger
+from emfed.core.protocols import FloatArray, IntArray
+from emfed.core.wire import ENVELOPE, floats_size
 from emfed.imputation.lowrank import Cells, TableParameters
 from emfed.imputation.runs import Step, TableRun
 from emfed.imputation.supports import Exchange, Settings, Supports
 from emfed.imputation.sweeps import Solver, leading
 from emfed.imputation.table import FieldTable
-from emfed.ledger import Ledger
-from emfed.protocols import FloatArray, IntArray
-from emfed.wire import ENVELOPE, floats_size
 
 Pair = tuple[FloatArray, FloatArray]
 """Factors (u, v) of u v^T."""

@@ -13,11 +13,11 @@ from typing import Any, final
 
 import numpy as np
 
-from emfed.errors import check_count
+from emfed.core.errors import check_count
+from emfed.core.streams import Purpose, uniforms
 from emfed.imputation.families import Family
 from emfed.imputation.lowrank import Cells, Covariates, Structure
 from emfed.imputation.sweeps import Solver
-from emfed.random import Purpose, uniforms
 
 logger = logging.getLogger(__name__)
 RANKS = (1, 2, 3, 4, 6, 8)

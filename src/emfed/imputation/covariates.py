@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from emfed.errors import DataError
+from emfed.core.errors import DataError
+from emfed.core.protocols import FloatArray
 from emfed.imputation.lowrank import Covariates
 from emfed.imputation.table import FieldTable
-from emfed.protocols import FloatArray
 
 
 def read_covariates(table: FieldTable, sites: Any | None, times: Any | None) -> Covariates:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from emfed.errors import DataError, SettingsError
+from emfed.core.errors import DataError, SettingsError
 from emfed.imputation.bins import Unit, check_unit
 from emfed.imputation.families import Family, as_family
 from emfed.imputation.intake import collect, reduce_records, scan

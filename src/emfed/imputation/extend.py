@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from emfed.errors import DataError, EmfedWarning, SettingsError
+from emfed.core.errors import DataError, EmfedWarning, SettingsError
+from emfed.core.protocols import FloatArray, IntArray
 from emfed.imputation.bins import Bins
 from emfed.imputation.lowrank import TableParameters
 from emfed.imputation.rows import newton, site_side, time_side
 from emfed.imputation.sweeps import Solver
 from emfed.imputation.table import FieldTable, build_table
-from emfed.protocols import FloatArray, IntArray
 
 _STEPS = 20
 _FIXED = 1e9

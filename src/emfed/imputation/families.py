@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Literal, final
 import numpy as np
 from scipy.special import expit, logit, ndtri, xlogy
 
-from emfed.errors import SettingsError
-from emfed.protocols import BoolArray, FloatArray
+from emfed.core.errors import SettingsError
+from emfed.core.protocols import BoolArray, FloatArray
 
 _LARGEST = 30.0
 """|theta| beyond which a log-intensity or log-odds is taken as this: e^30 is no count."""

@@ -11,9 +11,12 @@ import numpy as np
 
 from emfed.algorithms import Everyone, FedEM
 from emfed.compressors import Dithering
-from emfed.datasets.workers import WorkerData
-from emfed.errors import NumericalError, SettingsError, check_count, check_type
-from emfed.fitting import fit
+from emfed.core.errors import NumericalError, SettingsError, check_count, check_type
+from emfed.core.protocols import Compressor, Participation
+from emfed.core.streams import check_seed
+from emfed.data.workers import WorkerData
+from emfed.fitting.driver import fit
+from emfed.fitting.stopping import Callback, Stop
 from emfed.imputation.cell import CellRun
 from emfed.imputation.choice import Choice, choose
 from emfed.imputation.covariates import read_covariates
@@ -26,9 +29,6 @@ from emfed.imputation.site_owner import COLUMNS, SiteOwner, check_owners, worker
 from emfed.imputation.supports import Settings
 from emfed.imputation.sweeps import Solver
 from emfed.imputation.table import FieldTable
-from emfed.limits import Callback, Stop
-from emfed.protocols import Compressor, Participation
-from emfed.random import check_seed
 
 Mode = Literal["observed", "cell", "paper", "site-owner"]
 QUANTISER_OF_CELLS = Dithering(levels=3, norm=3, block=128, scales="bfloat16")

@@ -11,7 +11,7 @@ from typing import Any, Literal, final
 
 import numpy as np
 
-from emfed.errors import DataError, EmfedWarning, SettingsError
+from emfed.core.errors import DataError, EmfedWarning, SettingsError
 from emfed.imputation.bins import Bins, Unit, check_unit, ordinal
 from emfed.imputation.families import Family, Gaussian, as_family
 from emfed.imputation.table import FieldTable, Intake, build_table

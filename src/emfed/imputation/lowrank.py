@@ -12,8 +12,8 @@ from typing import final
 
 import numpy as np
 
-from emfed.errors import check_count, check_range
-from emfed.protocols import FloatArray, IntArray
+from emfed.core.errors import check_count, check_range
+from emfed.core.protocols import FloatArray, IntArray
 
 _EMPTY = np.empty((0, 0))
 

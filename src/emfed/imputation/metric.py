@@ -19,7 +19,7 @@ from typing import Any, final
 
 import numpy as np
 
-from emfed.protocols import FloatArray, Layout, Metric
+from emfed.core.protocols import FloatArray, Layout, Metric
 
 LEAST_SHARE = 0.02
 """Of the average: a column that hardly anyone saw does not dominate."""

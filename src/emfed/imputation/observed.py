@@ -14,12 +14,12 @@ from typing import final
 
 import numpy as np
 
+from emfed.core.ledger import Ledger
 from emfed.imputation.lowrank import Cells, TableParameters
 from emfed.imputation.runs import Step, TableRun, best_of
 from emfed.imputation.supports import Exchange, Settings, Supports
 from emfed.imputation.sweeps import Solver
 from emfed.imputation.table import FieldTable
-from emfed.ledger import Ledger
 
 WARM_SWEEPS = 3
 """Sweeps in a round; T is finished, and restarted once, at the end."""

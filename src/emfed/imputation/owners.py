@@ -17,9 +17,9 @@ from typing import Any, final
 
 import numpy as np
 
+from emfed.core.protocols import FloatArray, Layout, Model, Parameters
 from emfed.imputation.metric import FactorMetric
 from emfed.imputation.rows import Side
-from emfed.protocols import FloatArray, Layout, Model, Parameters
 
 SHRINK = 0.25
 """A column's moments shrink to no less than this in one round, in any direction."""

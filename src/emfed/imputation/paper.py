@@ -19,15 +19,15 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from emfed.compressors import block_quantization
-from emfed.errors import SettingsError, check_count, check_range
+from emfed.core.errors import SettingsError, check_count, check_range
+from emfed.core.ledger import Ledger
+from emfed.core.protocols import Compressor, FloatArray, IntArray
+from emfed.core.streams import Purpose, choose_distinct, uniforms
+from emfed.core.wire import REPLY_ENVELOPE, REQUEST_ENVELOPE, floats_size, payload_sizes
 from emfed.imputation.lowrank import Cells, TableParameters
 from emfed.imputation.runs import Step, TableRun
 from emfed.imputation.sweeps import Solver, leading
 from emfed.imputation.table import FieldTable
-from emfed.ledger import Ledger
-from emfed.protocols import Compressor, FloatArray, IntArray
-from emfed.random import Purpose, choose_distinct, uniforms
-from emfed.wire import REPLY_ENVELOPE, REQUEST_ENVELOPE, floats_size, payload_sizes
 
 Batch = Literal["grid", "observations"]
 GAMMA, ALPHA, BATCH, EPOCHS = 1e-4, 1e-3, 100, 150

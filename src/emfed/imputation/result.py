@@ -11,16 +11,16 @@ from typing import Any, final
 import numpy as np
 from scipy.special import ndtri
 
-from emfed.errors import DataError, SettingsError, check_count, check_range
+from emfed.core.errors import DataError, SettingsError, check_count, check_range
+from emfed.core.ledger import Ledger
+from emfed.core.protocols import FloatArray, IntArray
+from emfed.core.records import Records
+from emfed.core.streams import Purpose, uniforms
 from emfed.imputation.choice import Choice
 from emfed.imputation.lowrank import Cells, TableParameters
 from emfed.imputation.sweeps import Solver
 from emfed.imputation.table import FieldTable
 from emfed.imputation.uncertainty import Uncertainty
-from emfed.ledger import Ledger
-from emfed.protocols import FloatArray, IntArray
-from emfed.random import Purpose, uniforms
-from emfed.records import Records
 
 _CHUNK = 1 << 20
 """Cells computed at once."""

@@ -24,8 +24,16 @@ from typing import Any, NamedTuple, Self, final
 import numpy as np
 from scipy.special import ndtri
 
-from emfed.descriptions import register_model
-from emfed.errors import DataError, EmfedError, SettingsError, check_count, check_range, check_type
+from emfed.core.errors import (
+    DataError,
+    EmfedError,
+    SettingsError,
+    check_count,
+    check_range,
+    check_type,
+)
+from emfed.core.protocols import FloatArray, IntArray
+from emfed.core.streams import Purpose, normals
 from emfed.imputation.lowrank import Structure
 from emfed.imputation.owners import FactorOwner, Loadings
 from emfed.imputation.rows import Side, time_side
@@ -38,8 +46,7 @@ from emfed.models.patterns import Stack, add_by_owner, row_stacks, sizes
 from emfed.models.registry import savable
 from emfed.models.rows import check_seen, combine_seen, seen_moments, total_weight
 from emfed.models.sampling import sample_gaussian
-from emfed.protocols import FloatArray, IntArray
-from emfed.random import Purpose, normals
+from emfed.network.descriptions import register_model
 
 _NONE: IntArray = np.empty(0, dtype=np.int64)
 

@@ -13,9 +13,9 @@ from typing import final
 import numpy as np
 from scipy.linalg import cholesky_banded, solve_banded, solveh_banded
 
+from emfed.core.protocols import FloatArray, IntArray
 from emfed.imputation.families import Family
 from emfed.imputation.lowrank import Structure, add_up
-from emfed.protocols import FloatArray, IntArray
 
 SEASON = 12
 """The lag of the seasonal penalty: months of a year."""

@@ -10,13 +10,13 @@ from typing import final
 
 import numpy as np
 
+from emfed.core.ledger import Ledger
+from emfed.core.protocols import FloatArray, ServerState
+from emfed.core.records import Records, RoundRecord
+from emfed.fitting.rounds import interrupts
+from emfed.fitting.stopping import Callback, Stop
 from emfed.imputation.lowrank import Cells, TableParameters
 from emfed.imputation.sweeps import Solver
-from emfed.ledger import Ledger
-from emfed.limits import Callback, Stop
-from emfed.protocols import FloatArray, ServerState
-from emfed.records import Records, RoundRecord
-from emfed.rounds import interrupts
 
 
 @final
@@ -34,7 +34,7 @@ class Step:
 
 
 class TableRun(ABC):
-    """A run in progress; what `emfed.limits.Stop` looks at, and the loop around `advance`."""
+    """A run in progress; what `Stop` looks at, and the loop around `advance`."""
 
     def __init__(self, ledger: Ledger, samples: int, statistics: FloatArray) -> None:
         self.ledger, self.samples = ledger, samples

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from emfed.errors import check_count
+from emfed.core.errors import check_count
+from emfed.core.protocols import FloatArray, IntArray
+from emfed.core.streams import Purpose, check_seed, normals, uniforms
 from emfed.imputation.bins import Bins
 from emfed.imputation.families import Family, as_family
 from emfed.imputation.lowrank import TableParameters
 from emfed.imputation.table import FieldTable, Intake, build_table
-from emfed.protocols import FloatArray, IntArray
-from emfed.random import Purpose, check_seed, normals, uniforms
 
 PAPER = {"observers": 2465, "sites": 9721, "months": 525}
 """The table of the paper (line 1108); 525 months is a size, not a period."""

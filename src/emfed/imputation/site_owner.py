@@ -7,7 +7,7 @@ Probabilistic PCA with missing values. A site's factors z_j ~ N(0, I) are the la
 The statistics are sums per time stamp of the posterior moments of (z, 1), weighted by the cells
 seen then; the M-step is a small regression per time stamp. No support is sent and no site is
 named: the server learns, per worker and time stamp, how much was seen and its moments with the
-factors. It is an ordinary `emfed.protocols.Model`, so `emfed.fit` runs it with any algorithm.
+factors. It is an ordinary `emfed.core.protocols.Model`, so `emfed.fit` runs it with any algorithm.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any, Self, final
 
 import numpy as np
 
-from emfed.descriptions import register_model
-from emfed.errors import DataError, EmfedError, check_count
+from emfed.core.errors import DataError, EmfedError, check_count
+from emfed.core.protocols import FloatArray, IntArray
+from emfed.core.streams import Purpose, normals
 from emfed.imputation.lowrank import Structure, TableParameters, add_up
 from emfed.imputation.owners import FactorOwner, Loadings
 from emfed.imputation.rows import Side, time_side
 from emfed.imputation.table import FieldTable
 from emfed.models.registry import savable
-from emfed.protocols import FloatArray, IntArray
-from emfed.random import Purpose, normals
+from emfed.network.descriptions import register_model
 
 _FLOOR = 1e-9
 COLUMNS = ("site", "time", "weight", "total")

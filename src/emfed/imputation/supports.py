@@ -19,11 +19,9 @@ from typing import final
 import numpy as np
 
 from emfed.algorithms import FedEM, memory
-from emfed.errors import DataError
-from emfed.imputation.lowrank import Cells, add_up
-from emfed.imputation.table import FieldTable
-from emfed.ledger import Ledger
-from emfed.protocols import (
+from emfed.core.errors import DataError
+from emfed.core.ledger import Ledger
+from emfed.core.protocols import (
     Compressed,
     Compressor,
     Crowd,
@@ -35,8 +33,8 @@ from emfed.protocols import (
     Request,
     Rows,
 )
-from emfed.random import Purpose, uniforms
-from emfed.wire import (
+from emfed.core.streams import Purpose, uniforms
+from emfed.core.wire import (
     ENVELOPE,
     REPLY_ENVELOPE,
     REQUEST_ENVELOPE,
@@ -45,6 +43,8 @@ from emfed.wire import (
     summary_size,
     support_size,
 )
+from emfed.imputation.lowrank import Cells, add_up
+from emfed.imputation.table import FieldTable
 
 _NOTHING = np.empty(0)
 

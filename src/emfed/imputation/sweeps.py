@@ -14,12 +14,12 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.linalg import svds
 
-from emfed.errors import NumericalError
+from emfed.core.errors import NumericalError
+from emfed.core.protocols import FloatArray, IntArray
+from emfed.core.streams import Purpose, normals
 from emfed.imputation.families import Family
 from emfed.imputation.lowrank import Cells, Covariates, Structure, TableParameters
 from emfed.imputation.rows import Side, newton, site_side, time_side
-from emfed.protocols import FloatArray, IntArray
-from emfed.random import Purpose, normals
 
 _ZERO = np.zeros(1, dtype=np.int64)
 

@@ -15,12 +15,12 @@ from typing import Any, final
 
 import numpy as np
 
-from emfed.errors import DataError, EmfedWarning, SettingsError, check_count, check_range
+from emfed.core.errors import DataError, EmfedWarning, SettingsError, check_count, check_range
+from emfed.core.protocols import FloatArray, IntArray
+from emfed.core.streams import Purpose, check_seed, uniforms
 from emfed.imputation.bins import Bins
 from emfed.imputation.families import Family
 from emfed.imputation.lowrank import Cells, add_up
-from emfed.protocols import FloatArray, IntArray
-from emfed.random import Purpose, check_seed, uniforms
 
 logger = logging.getLogger(__name__)
 _ZERO = np.zeros(1, dtype=np.int64)

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from emfed.errors import DataError
-from emfed.protocols import FloatArray, Model
+from emfed.core.errors import DataError
+from emfed.core.protocols import FloatArray, Model
 
 STEPS = 1000
 LEFT = 1e-6

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from emfed.errors import check_count
+from emfed.core.errors import check_count
+from emfed.core.protocols import FloatArray
 from emfed.models.families import Family
-from emfed.protocols import FloatArray
 
 
 def clip_simplex(p: FloatArray, floor: float) -> FloatArray:

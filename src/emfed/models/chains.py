@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from emfed.protocols import BoolArray, FloatArray
+from emfed.core.protocols import BoolArray, FloatArray
 
 TINY = 1e-300
 SMALL = 1e-100

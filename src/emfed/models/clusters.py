@@ -16,13 +16,13 @@ from typing import Any, Self, final
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from emfed.errors import DataError, EmfedError, SettingsError, check_count, check_type
+from emfed.core.errors import DataError, EmfedError, SettingsError, check_count, check_type
+from emfed.core.protocols import FloatArray, IntArray, Layout, Model, Parameters
+from emfed.core.streams import Purpose, normals
 from emfed.models.components import SMALLEST_MASS
 from emfed.models.mixture import blocks, to_numpy
 from emfed.models.parameters import Frame, common_frame
 from emfed.models.rows import check_rows, combine_moments, moments, total_weight
-from emfed.protocols import FloatArray, IntArray, Layout, Model, Parameters
-from emfed.random import Purpose, normals
 
 
 @final

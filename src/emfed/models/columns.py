@@ -18,14 +18,14 @@ from typing import Any, final
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from emfed.errors import DataError, SettingsError
+from emfed.core.errors import DataError, SettingsError
+from emfed.core.protocols import FloatArray, IntArray, Parameters
 from emfed.models.categories import Bernoulli, Categorical
 from emfed.models.durations import Exponential, Gamma
 from emfed.models.families import Family, Gaussian, Poisson
 from emfed.models.mixture import blocks, to_numpy
 from emfed.models.naming import column_name
 from emfed.models.rows import combine_seen, seen_moments, total_weight
-from emfed.protocols import FloatArray, IntArray, Parameters
 
 EXPOSURE = "exposure"
 """What a column is called that only says how much a count was exposed to."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emfed.protocols import FloatArray, Layout
+from emfed.core.protocols import FloatArray, Layout
 
 SMALLEST_MASS = 1e-12
 """T is not defined where a component has no mass; below this it counts as none."""

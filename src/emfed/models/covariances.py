@@ -9,7 +9,8 @@ from typing import Any, ClassVar, final
 import numpy as np
 from array_api_compat import device, is_numpy_array
 
-from emfed.errors import SettingsError
+from emfed.core.errors import SettingsError
+from emfed.core.protocols import FloatArray, Layout
 from emfed.models.gaussian import GaussianMixture
 from emfed.models.matrices import (
     is_positive_definite,
@@ -20,7 +21,6 @@ from emfed.models.matrices import (
     unpack,
 )
 from emfed.models.parameters import GaussianParameters
-from emfed.protocols import FloatArray, Layout
 
 
 def _invert(matrices: FloatArray) -> tuple[FloatArray, FloatArray]:

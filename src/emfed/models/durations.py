@@ -8,8 +8,8 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
+from emfed.core.protocols import FloatArray
 from emfed.models.families import Family, symmetric
-from emfed.protocols import FloatArray
 
 
 class _Positive(Family):

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from emfed.errors import SettingsError
+from emfed.core.errors import SettingsError
+from emfed.core.protocols import FloatArray
 from emfed.models.categories import Categorical
 from emfed.models.columns import ARRAYS, ColumnParameters, Columns, Group
 from emfed.models.components import SMALLEST_MASS
-from emfed.protocols import FloatArray
 
 
 def _collect(

@@ -23,7 +23,16 @@ from typing import Any, Self, final
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from emfed.errors import DataError, EmfedError, SettingsError, check_count, check_range, check_type
+from emfed.core.errors import (
+    DataError,
+    EmfedError,
+    SettingsError,
+    check_count,
+    check_range,
+    check_type,
+)
+from emfed.core.protocols import FloatArray, IntArray, Layout, Model
+from emfed.core.streams import Purpose, normals
 from emfed.models.components import SMALLEST_MASS, keep_dying, normalised
 from emfed.models.loadings import FactorParameters, Posterior, rotate
 from emfed.models.matrices import is_positive_definite, pack, unpack
@@ -31,8 +40,6 @@ from emfed.models.mixture import blocks, to_numpy
 from emfed.models.parameters import Frame, GaussianParameters, InverseWishart, common_frame
 from emfed.models.rows import check_rows, combine_moments, moments, total_weight
 from emfed.models.sampling import entropy, sample_gaussian
-from emfed.protocols import FloatArray, IntArray, Layout, Model
-from emfed.random import Purpose, normals
 
 
 @final

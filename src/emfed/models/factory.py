@@ -6,12 +6,12 @@ from typing import Literal
 
 import numpy as np
 
-from emfed.errors import SettingsError
+from emfed.core.errors import SettingsError
+from emfed.core.protocols import FloatArray
 from emfed.models.covariances import Diagonal, Full, Known, Spherical, StreamedTied, Tied
 from emfed.models.gaussian import GaussianMixture
 from emfed.models.missing import MissingGaussianMixture
 from emfed.models.parameters import InverseWishart
-from emfed.protocols import FloatArray
 
 COVARIANCES: dict[str, type[GaussianMixture]] = {
     cls.kind: cls for cls in (Full, Diagonal, Spherical, Tied, Known)

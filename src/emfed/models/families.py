@@ -18,7 +18,7 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from emfed.protocols import FloatArray
+from emfed.core.protocols import FloatArray
 
 
 def log_gamma(xp: Any, x: Any) -> Any:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from array_api_compat import device
 
-from emfed.errors import (
+from emfed.core.errors import (
     DataError,
     EmfedError,
     SettingsError,
@@ -27,6 +27,8 @@ from emfed.errors import (
     check_range,
     check_type,
 )
+from emfed.core.protocols import FloatArray, IntArray, Layout
+from emfed.core.streams import Purpose, normals
 from emfed.models.clusters import Clusters
 from emfed.models.components import SMALLEST_MASS, keep_dying
 from emfed.models.matrices import outer, unpack
@@ -41,8 +43,6 @@ from emfed.models.parameters import (
 )
 from emfed.models.rows import check_rows, combine_moments, moments
 from emfed.models.sampling import covariance_parameters, sample_gaussian
-from emfed.protocols import FloatArray, IntArray, Layout
-from emfed.random import Purpose, normals
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from emfed.core.protocols import FloatArray
 from emfed.models.categories import Bernoulli, Categorical
 from emfed.models.columns import Columns
-from emfed.protocols import FloatArray
 
 ROUNDING = 1e-12
 """A share that a difference may leave of nothing."""

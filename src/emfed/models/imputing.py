@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from emfed.core.protocols import FloatArray, IntArray
+from emfed.core.streams import Purpose, uniforms
 from emfed.models.categories import Categorical
 from emfed.models.columns import ColumnParameters, Columns, Group
 from emfed.models.families import Family
 from emfed.models.sampling import draw_components
-from emfed.protocols import FloatArray, IntArray
-from emfed.random import Purpose, uniforms
 
 
 class Imputable(ABC):

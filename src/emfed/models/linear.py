@@ -17,10 +17,10 @@ from typing import Any, Self, final
 import numpy as np
 from array_api_compat import array_namespace
 
-from emfed.errors import EmfedError, check_range
+from emfed.core.errors import EmfedError, check_range
+from emfed.core.protocols import FloatArray, IntArray, Layout, Model, Parameters
+from emfed.core.streams import Purpose, normals
 from emfed.models.rows import check_rows, moments
-from emfed.protocols import FloatArray, IntArray, Layout, Model, Parameters
-from emfed.random import Purpose, normals
 
 
 @final

@@ -7,7 +7,7 @@ from typing import final
 
 import numpy as np
 
-from emfed.protocols import FloatArray, Parameters
+from emfed.core.protocols import FloatArray, Parameters
 
 
 @final

@@ -20,7 +20,16 @@ from typing import Any, Self, final
 
 import numpy as np
 
-from emfed.errors import DataError, EmfedError, SettingsError, check_count, check_range, check_type
+from emfed.core.errors import (
+    DataError,
+    EmfedError,
+    SettingsError,
+    check_count,
+    check_range,
+    check_type,
+)
+from emfed.core.protocols import FloatArray, IntArray, Layout, Model
+from emfed.core.streams import Purpose, normals
 from emfed.models import emissions
 from emfed.models.categories import clip_simplex
 from emfed.models.chains import filtered_log_densities, lengths, smooth
@@ -29,8 +38,6 @@ from emfed.models.components import SMALLEST_MASS, keep_dying
 from emfed.models.groups import code_shares, seen_shares
 from emfed.models.mixture import to_numpy
 from emfed.models.spreads import ColumnMetric
-from emfed.protocols import FloatArray, IntArray, Layout, Model
-from emfed.random import Purpose, normals
 
 BLOCK_ELEMENTS = 1 << 20
 """Doubles in the features of the sequences that run together."""

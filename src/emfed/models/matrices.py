@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from emfed.protocols import BoolArray, FloatArray
+from emfed.core.protocols import BoolArray, FloatArray
 
 
 @lru_cache(maxsize=64)

@@ -19,9 +19,9 @@ from typing import Self, final
 
 import numpy as np
 
+from emfed.core.protocols import FloatArray, Layout, Metric
 from emfed.models.matrices import outer, pack, triangle, unpack
 from emfed.models.parameters import GaussianParameters
-from emfed.protocols import FloatArray, Layout, Metric
 
 
 @final

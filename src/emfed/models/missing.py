@@ -22,7 +22,8 @@ from typing import Any, Self, final
 
 import numpy as np
 
-from emfed.errors import DataError
+from emfed.core.errors import DataError
+from emfed.core.protocols import BoolArray, FloatArray, IntArray, Layout, Metric, Model
 from emfed.models.clusters import Clusters
 from emfed.models.gaussian import GaussianMixture
 from emfed.models.imputing import Imputable, latent_numbers, mixture_quantile, pick
@@ -33,7 +34,6 @@ from emfed.models.parameters import GaussianParameters
 from emfed.models.patterns import Stack, row_stacks, sizes
 from emfed.models.rows import check_seen, combine_seen, seen_moments, total_weight
 from emfed.models.sampling import entropy
-from emfed.protocols import BoolArray, FloatArray, IntArray, Layout, Metric, Model
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,16 @@ from typing import Any, Self, final
 
 import numpy as np
 
-from emfed.errors import DataError, EmfedError, SettingsError, check_count, check_range, check_type
+from emfed.core.errors import (
+    DataError,
+    EmfedError,
+    SettingsError,
+    check_count,
+    check_range,
+    check_type,
+)
+from emfed.core.protocols import FloatArray, IntArray, Layout
+from emfed.core.streams import Purpose, normals
 from emfed.models import emissions
 from emfed.models.categories import Categorical
 from emfed.models.clusters import Clusters
@@ -34,8 +43,6 @@ from emfed.models.mixture import MixtureModel
 from emfed.models.parameters import Frame
 from emfed.models.rows import check_table
 from emfed.models.spreads import ColumnMetric
-from emfed.protocols import FloatArray, IntArray, Layout
-from emfed.random import Purpose, normals
 
 
 @final

@@ -26,7 +26,7 @@ from array_api_compat import (
     is_torch_array,
 )
 
-from emfed.protocols import FloatArray, Model
+from emfed.core.protocols import FloatArray, Model
 
 BLOCK_ELEMENTS = 1 << 16
 """Doubles in the features of one block: small enough for the cache, large enough for BLAS."""

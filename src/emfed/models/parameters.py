@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emfed.errors import DataError, EmfedWarning, SettingsError, check_range, check_type
+from emfed.core.errors import DataError, EmfedWarning, SettingsError, check_range, check_type
+from emfed.core.protocols import BoolArray, FloatArray, IntArray, Parameters
 from emfed.models.naming import column_name, counted
-from emfed.protocols import BoolArray, FloatArray, IntArray, Parameters
 
 ROUNDING = 4e-15
 """Spreads below this share of a mean are rounding: eighteen times that of one double."""

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from emfed.core.protocols import BoolArray, FloatArray, IntArray
 from emfed.models.mixture import to_numpy
-from emfed.protocols import BoolArray, FloatArray, IntArray
 
 BLOCK_ELEMENTS = 1 << 22
 """Numbers looked at together, so that memory is flat in the number of rows."""

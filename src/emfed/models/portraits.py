@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from emfed.core.protocols import FloatArray, IntArray
 from emfed.models.clusters import Clusters
 from emfed.models.columns import Columns
 from emfed.models.emissions import by_column
@@ -21,7 +22,6 @@ from emfed.models.markov import HiddenMarkov
 from emfed.models.missing import MissingGaussianMixture
 from emfed.models.mixed import MixedMixture
 from emfed.models.regression import RegressionMixture
-from emfed.protocols import FloatArray, IntArray
 
 VARIANCES: dict[str, Callable[[FloatArray], FloatArray]] = {
     "gaussian": lambda t: t[..., 1],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 
-from emfed.errors import SettingsError
+from emfed.core.errors import SettingsError
 from emfed.models.categories import Bernoulli, Categorical
 from emfed.models.clusters import Clusters
 from emfed.models.columns import ColumnBound, Columns

@@ -19,14 +19,21 @@ from typing import Any, Self, final
 import numpy as np
 from array_api_compat import device
 
-from emfed.errors import DataError, EmfedError, SettingsError, check_count, check_range, check_type
+from emfed.core.errors import (
+    DataError,
+    EmfedError,
+    SettingsError,
+    check_count,
+    check_range,
+    check_type,
+)
+from emfed.core.protocols import FloatArray, IntArray, Layout, Parameters
+from emfed.core.streams import Purpose, normals
 from emfed.models.components import SMALLEST_MASS, keep_dying, normalised
 from emfed.models.matrices import is_positive_definite, outer, pack, triangle, unpack
 from emfed.models.mixture import MixtureModel
 from emfed.models.parameters import Frame, InverseWishart, common_frame
 from emfed.models.rows import check_rows, combine_moments, moments
-from emfed.protocols import FloatArray, IntArray, Layout, Parameters
-from emfed.random import Purpose, normals
 
 
 @final

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from emfed.errors import DataError
+from emfed.core.errors import DataError
+from emfed.core.protocols import FloatArray
 from emfed.models.matrices import pack
 from emfed.models.mixture import blocks, to_numpy
-from emfed.protocols import FloatArray
 
 LARGEST = 1e140
 """Larger numbers cannot be squared in doubles with room to spare."""

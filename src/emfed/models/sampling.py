@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from emfed.core.protocols import FloatArray, IntArray
+from emfed.core.streams import Purpose, normals, uniforms
 from emfed.models.parameters import GaussianParameters
-from emfed.protocols import FloatArray, IntArray
-from emfed.random import Purpose, normals, uniforms
 
 
 def covariance_parameters(kind: str, k: int, d: int) -> int:

@@ -18,8 +18,8 @@ from typing import Any, Self, final
 
 import numpy as np
 
-from emfed.errors import SettingsError
-from emfed.protocols import FloatArray, IntArray, Layout, Metric, Model, Parameters
+from emfed.core.errors import SettingsError
+from emfed.core.protocols import FloatArray, IntArray, Layout, Metric, Model, Parameters
 
 VALUES = 2
 """The log-likelihood and the entropy of each part."""

@@ -17,8 +17,8 @@ from typing import Any, Self, final
 
 import numpy as np
 
+from emfed.core.protocols import FloatArray, Layout, Metric
 from emfed.models.columns import Columns
-from emfed.protocols import FloatArray, Layout, Metric
 
 
 @final

@@ -10,8 +10,8 @@ from typing import Any, final
 import numpy as np
 
 from emfed.algorithms.steps import shorten
-from emfed.errors import ContractError, DataError, check_type
-from emfed.protocols import Model
+from emfed.core.errors import ContractError, DataError, check_type
+from emfed.core.protocols import Model
 from emfed.testing.subject import Broken, Subject, apart, as_float32, blend, expect
 
 TIGHT = 1e-9
@@ -316,7 +316,7 @@ class Report:
 
 
 def check_model(model: Any, data: Any, *, seed: int = 0, raises: bool = True) -> Report:
-    """Check that ``model`` keeps the contract of `emfed.protocols.Model` on these data.
+    """Check that ``model`` keeps the contract of `emfed.core.protocols.Model` on these data.
 
     ``data`` is whatever `emfed.fit` takes: a few dozen rows, of the kind the model is for, do.
     Raises a `ContractError` that says in words what is broken; with ``raises=False`` the report

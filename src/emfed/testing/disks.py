@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import final
 
-from emfed.storage import Disk
+from emfed.core.storage import Disk
 
 
 class Killed(BaseException):

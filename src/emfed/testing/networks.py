@@ -18,16 +18,16 @@ import numpy as np
 from emfed.algorithms import EM, AutoEM, Bernoulli, Everyone, FedEM, VRFedEM
 from emfed.algorithms.memory import gap
 from emfed.compressors import Dithering, Identity, RandomSparsification, SubtractiveDithering
-from emfed.errors import EmfedError, ParticipationError
-from emfed.federations.remote import RemoteFederation, Site, Transport
-from emfed.federations.remote.rules import Refusal
-from emfed.federations.remote.store import SiteStore, State
-from emfed.fitting import fit
+from emfed.core.errors import EmfedError, ParticipationError
+from emfed.core.protocols import Algorithm, FloatArray, Model, Participation
+from emfed.core.streams import Purpose, normals, uniforms
+from emfed.fitting.driver import fit
+from emfed.fitting.opening import open_run
+from emfed.fitting.rounds import Run
 from emfed.models import LinearGaussian, gaussian_mixture
-from emfed.opening import open_run
-from emfed.protocols import Algorithm, FloatArray, Model, Participation
-from emfed.random import Purpose, normals, uniforms
-from emfed.rounds import Run
+from emfed.network import RemoteFederation, Site, Transport
+from emfed.network.rules import Refusal
+from emfed.network.store import SiteStore, State
 from emfed.testing.disks import Killed, SimulatedDisk
 
 _ONE = np.zeros(1, dtype=np.int64)

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
-from emfed.datasets import as_workers
-from emfed.datasets.sources import chunks
-from emfed.errors import DataError
-from emfed.federations import LoopFederation
-from emfed.protocols import FloatArray, Model
-from emfed.random import Purpose, normals, uniforms
+from emfed.core.errors import DataError
+from emfed.core.protocols import FloatArray, Model
+from emfed.core.streams import Purpose, normals, uniforms
+from emfed.data import as_workers
+from emfed.data.sources import chunks
+from emfed.network import LoopFederation
 
 
 class Broken(Exception):

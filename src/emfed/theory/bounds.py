@@ -14,7 +14,7 @@ from typing import Literal, final
 
 import numpy as np
 
-from emfed.errors import check_count, check_range
+from emfed.core.errors import check_count, check_range
 from emfed.theory.problem import Problem, participating
 
 Regime = Literal["smoothness", "compression"]

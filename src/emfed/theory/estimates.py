@@ -18,14 +18,14 @@ from typing import Any, Literal, final
 import numpy as np
 
 from emfed.algorithms import EM
-from emfed.datasets.sources import Source, chunks
-from emfed.datasets.tables import Workers, gather
-from emfed.datasets.workers import WorkerData, as_workers, stack_tables
-from emfed.errors import DataError, check_count
-from emfed.limits import Stop
-from emfed.opening import open_run
-from emfed.protocols import FloatArray, IdentityMetric, IntArray, Layout, Metric, Model
-from emfed.random import Purpose, choose_distinct, uniforms
+from emfed.core.errors import DataError, check_count
+from emfed.core.protocols import FloatArray, IdentityMetric, IntArray, Layout, Metric, Model
+from emfed.core.streams import Purpose, choose_distinct, uniforms
+from emfed.data.sources import Source, chunks
+from emfed.data.tables import Workers, gather
+from emfed.data.workers import WorkerData, as_workers, stack_tables
+from emfed.fitting.opening import open_run
+from emfed.fitting.stopping import Stop
 from emfed.theory.problem import Problem
 
 _DIFFERENCE = 1e-4

@@ -9,13 +9,13 @@ from typing import Any, Literal, NamedTuple, final
 import numpy as np
 
 from emfed.algorithms import FedEM
-from emfed.errors import SettingsError, check_count, check_range, check_type
-from emfed.protocols import Compressor, Crowd
-from emfed.random import Purpose, normals, uniforms
+from emfed.core.errors import SettingsError, check_count, check_range, check_type
+from emfed.core.protocols import Compressor, Crowd
+from emfed.core.streams import Purpose, normals, uniforms
+from emfed.core.wire import REPLY_ENVELOPE, REQUEST_ENVELOPE, floats_size, payload_sizes
 from emfed.theory import bounds
 from emfed.theory.estimates import Estimate
 from emfed.theory.problem import omega_of, participating
-from emfed.wire import REPLY_ENVELOPE, REQUEST_ENVELOPE, floats_size, payload_sizes
 
 
 @final
@@ -61,7 +61,7 @@ class Plan:
     default_step: float
     """The step that FedEM takes by itself: a rule of thumb, far above the worst case."""
     memory_start: str
-    emfed: Advice
+    fed_em: Advice
     vr_fed_em: Advice
     notes: tuple[str, ...]
 
@@ -118,8 +118,8 @@ def plan(
         message_bytes=size,
         default_step=default,
         memory_start=memory_start,
-        emfed=_emfed(estimate, omega.value, participation, batch_size, epsilon, error, traffic),
-        vr_fed_em=_vr_fedem(estimate, omega.value, participation, epsilon, error, traffic),
+        fed_em=_fed_em(estimate, omega.value, participation, batch_size, epsilon, error, traffic),
+        vr_fed_em=_vr_fed_em(estimate, omega.value, participation, epsilon, error, traffic),
         notes=_notes(estimate, participation, batch_size),
     )
 
@@ -138,7 +138,7 @@ def check_goal(participation: float, epsilon: float) -> None:
     check_range("participation", participation, 0, 1, open_low=True)
 
 
-def _emfed(
+def _fed_em(
     estimate: Estimate,
     omega: float,
     p: float,
@@ -167,7 +167,7 @@ def _emfed(
     )
 
 
-def _vr_fedem(
+def _vr_fed_em(
     estimate: Estimate, omega: float, p: float, epsilon: float, error: float, traffic: _Traffic
 ) -> Advice:
     noise, silence = participating(omega, p), participating(0.0, p)

@@ -11,8 +11,8 @@ from typing import Any, Self, final
 
 import numpy as np
 
-from emfed.errors import SettingsError, check_count, check_range
-from emfed.protocols import Compressor, FloatArray, Layout
+from emfed.core.errors import SettingsError, check_count, check_range
+from emfed.core.protocols import Compressor, FloatArray, Layout
 
 PerWorker = float | Sequence[float] | FloatArray
 

@@ -1,0 +1,214 @@
+"""What left each site, in words for readers who do not know the method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from emfed.artifacts.page import Section, Table
+from emfed.artifacts.result import Result
+from emfed.core.ledger import KINDS
+
+FEW_ROWS = 10
+"""Below this, an average says much of each row that went into it."""
+TELLING_ROWS = 2
+"""Up to this many, mean and spread of a column are its values."""
+FIELDS = {
+    "mass": "how much of the site's data each component accounts for",
+    "first": "for each component, the average of each column over the rows it accounts for",
+    "second": "for each component, the average of squares, or of products of two columns",
+    "total": "the average of products of two columns",
+    "mean": "the average of each column",
+    "moments": "for each component, averages of each column and of simple functions of it",
+    "observed": "for each component and column, the share of values that were there",
+    "latent": "averages of the hidden factors' products",
+    "factor": "averages of the hidden factors",
+    "cross": "averages of products of hidden factors and columns",
+    "squares": "for each component, the average of the squares of each column",
+    "square": "the average of the squares of all values together",
+    "initial": "how often each state comes first",
+    "transitions": "how often each state follows another",
+}
+WORDS = {
+    "opening": (
+        "opening",
+        "once, before the first round",
+        "the number of rows, and the average and spread of each column (for tied covariances and "
+        "regressions also of products of two columns; where values may be missing, the share seen)",
+    ),
+    "start": (
+        "start",
+        "before the first round",
+        "what finds a start: sums and counts of clusters of the site's rows (k-means), or its "
+        "exact statistics at the starting parameters",
+    ),
+    "round": (
+        "rounds",
+        "each time the site takes part",
+        "the change of the site's statistics since its last message, as listed below",
+    ),
+    "closing": (
+        "closing",
+        "once, at the end",
+        "four numbers: mean and spread of the log-likelihood of the site's rows, as they are and "
+        "as the model expects them",
+    ),
+}
+
+
+def disclosure(result: Result) -> Section:
+    """The section that a data-protection officer reads."""
+    return Section(
+        "What left each site",
+        text=[*_ways(result), *_did_not(result)],
+        tables=[_messages(result), _statistics(result)],
+    )
+
+
+def _fewest(result: Result) -> int | None:
+    """Rows of the smallest site, where the file knows."""
+    return None if result.facts is None else int(result.facts.rows.min())
+
+
+def smallest_site(result: Result) -> str:
+    """What averages mean at the site where they hide least."""
+    rows = _fewest(result)
+    if rows is None:
+        return "Messages are averages over a site's rows."
+    if rows <= TELLING_ROWS:
+        return (
+            f"Messages are averages over a site's rows, but the smallest site has {_count(rows)}: "
+            "averages over so few are the rows themselves, or give them away."
+        )
+    told = f"No message holds a row: each is an average, at the smallest site over {_count(rows)}"
+    return f"{told}, few enough to say much about each." if rows < FEW_ROWS else f"{told}."
+
+
+def _count(rows: int) -> str:
+    return f"{rows:,} row{'s' if rows > 1 else ''}"
+
+
+def _setting(result: Result) -> dict[str, Any]:
+    """What the file says of the algorithm."""
+    told = {} if result.facts is None else result.facts.settings.get("algorithm", {})
+    return told if isinstance(told, dict) else {}
+
+
+def _operator(settings: dict[str, Any]) -> str | None:
+    """What shortens uploads, in a word; None where they are exact.
+
+    Only EM and the identity are known to be: an algorithm that does not say is not called exact.
+    """
+    compressor = settings.get("compressor")
+    name = compressor.get("compressor") if isinstance(compressor, dict) else None
+    if settings.get("algorithm") == "em" or name == "identity":
+        return None
+    return str(name or "dither with a noise chosen round by round")
+
+
+def _ways(result: Result) -> list[str]:
+    facts = result.facts
+    simulated = facts is None or facts.simulated
+    operator = _operator(_setting(result))
+    lines = [
+        "A site sends averages over its rows (statistics), from which the server computes the "
+        "common model and sends it back. The table lists every kind of message, how often it was "
+        f"sent and how large it was. {smallest_site(result)}",
+    ]
+    if simulated:
+        lines.append(
+            "This fit was a simulation: the tables of all sites were read by one process on one "
+            "machine, which played the parts of sites and server. Bytes are those of the messages "
+            "that sites would have sent, encoded by the code that sends them."
+        )
+    lines.append(
+        "The statistics of a round were sent exactly."
+        if operator is None
+        else "The statistics of a round were rounded at random to few symbols before they were "
+        f"sent ({operator}). That saves bytes; it is no guarantee of privacy."
+    )
+    return lines
+
+
+def _did_not(result: Result) -> list[str]:
+    fewest = _fewest(result)
+    whose = " with more rows than two" if fewest is not None and fewest <= TELLING_ROWS else ""
+    lines = [
+        f"What did not leave a site{whose}: single rows or cells, row names, which row belongs to "
+        "which component, the smallest or largest value of a column, files, and any key to them.",
+        "What this does not promise: statistics are aggregates, not anonymous data. The server "
+        "sees the messages of each site one by one, and no noise was added to protect single "
+        "persons (no differential privacy). Where a component accounts for one or two of a site's "
+        "rows, its averages come close to them.",
+    ]
+    facts = result.facts
+    if facts is not None and (few := int((facts.rows < FEW_ROWS).sum())):
+        table = result.workers()["worker"]
+        names = [table[i] for i in np.flatnonzero(facts.rows < FEW_ROWS)[:8].tolist()]
+        lines.append(
+            f"Look at this: {few} site{'s have' if few > 1 else ' has'} fewer than {FEW_ROWS} rows "
+            f"({', '.join(names)}{', …' if few > len(names) else ''}). An average over so few rows "
+            "says much about each of them; over one row it is the row."
+        )
+    return lines
+
+
+def _messages(result: Result) -> Table:
+    rows = []
+    workers = result.ledger.counts.shape[-1]
+    for kind in KINDS:
+        told = result.ledger.summary()[kind]
+        up, down = told["up"], told["down"]
+        if not (up["messages"] or down["messages"]):
+            continue
+        name, when, what = WORDS[kind]
+        if kind == "round" and _setting(result).get("algorithm") == "em":
+            what = "the site's statistics, as listed below"
+        mean = up["payload"] / max(1, up["messages"])
+        rows.append(
+            (
+                name,
+                when,
+                what,
+                f"{up['messages'] / workers:,.1f}",
+                f"{mean:,.0f}",
+                f"{(up['payload'] + up['envelope']) / workers:,.0f}",
+                f"{(down['payload'] + down['envelope']) / workers:,.0f}",
+            )
+        )
+    return Table(
+        "Messages of a site, on average over sites. Payload is what depends on data; the rest of a "
+        "message is its envelope.",
+        (
+            "message",
+            "when",
+            "what a site says in it",
+            "messages sent",
+            "payload of one, bytes",
+            "bytes sent in all",
+            "bytes received in all",
+        ),
+        rows,
+    )
+
+
+def _statistics(result: Result) -> Table:
+    layout = result.model.layout
+    rows = [
+        (name, FIELDS.get(name, "an average over the site's rows"), _shape(shape))
+        for name, shape in layout.fields
+    ]
+    several = result.facts is not None and "selection" in result.facts.settings
+    tail = " Each message held them for every number of components that was tried." * several
+    return Table(
+        f"The statistics of a round: {layout.size:,} averages over the rows of a site, in units in "
+        f"which all data together have mean 0 and spread 1.{tail}",
+        ("part", "what it is", "numbers"),
+        rows,
+    )
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return " x ".join(f"{n:,}" for n in shape) or "1"

@@ -1,0 +1,383 @@
+"""The report of a fit: one page, from a result or its model file, without data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from emfed.artifacts.disclosure import disclosure, smallest_site
+from emfed.artifacts.figures import Figure, Panel, Series
+from emfed.artifacts.page import Page, Section, Table
+from emfed.artifacts.planes import plane_figure
+from emfed.artifacts.result import Result
+from emfed.core.protocols import BoolArray, FloatArray, IntArray
+from emfed.models.portraits import portray, width_of
+
+MOST_ROWS = 400
+"""Rows of a table on the page."""
+OPEN_ROWS = 15
+"""Longer tables are folded."""
+MOST_POINTS = 1500
+"""Points of a line in a figure: more would make the page larger and look the same."""
+
+
+def fit_page(result: Result) -> Page:
+    """Everything a reader who was not there needs to judge a fit."""
+    sections = [disclosure(result), _course(result), _sites(result), _traffic(result)]
+    sections += [_participation(result), *_selection(result), *_components(result)]
+    sections.append(_settings(result))
+    return Page("Report of a federated fit", _summary(result), _facts(result), (), sections)
+
+
+def _thin(count: int) -> IntArray:
+    """Which of so many points to draw: all, or evenly some, the first and the last among them."""
+    picked = np.linspace(0, count - 1, min(count, MOST_POINTS)).round()
+    return np.unique(picked.astype(np.int64))
+
+
+def _name(result: Result) -> str:
+    told = result.model.describe()
+    name = str(told.get("model", type(result.model).__name__)).replace("-", " ")
+    return name.replace("gaussian", "Gaussian").replace("markov", "Markov model")
+
+
+def _summary(result: Result) -> list[str]:
+    card, facts = result.card, result.facts
+    data = card["data"]
+    parts = card["model"].get("n_components") or card["model"].get("n_states")
+    held = (
+        f" on {data['rows']:,} rows of {data['columns']} columns, held by {data['workers']:,} "
+        f"site{'s' if data['workers'] > 1 else ''}"
+        if facts is not None
+        else ""
+    )
+    of = f" with {parts} component{'s' if parts > 1 else ''}" if parts else ""
+    workers = result.ledger.counts.shape[-1]
+    lines = [
+        f"A {_name(result)}{of} was fitted{held}. In {result.rounds:,} rounds a site sent "
+        f"{result.bytes_up / workers:,.0f} bytes on average and received "
+        f"{result.bytes_down / workers:,.0f}. {smallest_site(result)}",
+        _ending(result),
+    ]
+    if facts is not None and facts.expected is not None:
+        bad = facts.badly_served().tolist()
+        names = ", ".join(result.workers()["worker"][i] for i in bad[:5])
+        lines.append(
+            "The common model fits every site about as well as it claims to."
+            if not bad
+            else f"The common model fits {len(bad)} site{'s' if len(bad) > 1 else ''} clearly "
+            f"worse than it claims to ({names}{', …' if len(bad) > 5 else ''}): see below."
+        )
+    return lines
+
+
+def _ending(result: Result) -> str:
+    convergence = result.card["convergence"]
+    squared = convergence["squared_H"]
+    reached = "" if squared is None else f" (|H|² = {squared:.1e} in the last round)"
+    if convergence["converged"]:
+        return f"The fit converged{reached}."
+    words = {
+        "interrupted": "was interrupted",
+        "callback": "was ended by a callback",
+        "silence": "ended because nobody answered",
+    }.get(result.stopped, f"ended at its limit on {result.stopped}")
+    return f"The fit did not converge: it {words}{reached}. Its numbers may still move."
+
+
+def _facts(result: Result) -> dict[str, str]:
+    facts = result.facts
+    told = {"seed": str(result.seed), "stopped by": result.stopped}
+    if facts is not None:
+        told |= {"made": facts.created, "simulated": "yes" if facts.simulated else "no"}
+        told |= dict(facts.software)
+    return told
+
+
+# The course of the fit.
+
+
+def _course(result: Result) -> Section:
+    records, workers = result.records, result.ledger.counts.shape[-1]
+    sent = np.cumsum(records.column("bytes_up") + records.column("bytes_down")) / workers / 1000
+    round_ = records.column("round")
+    squared = records.column("squared_H")
+    figures = []
+    x, y, before = _likelihood(result, round_, sent)
+    if len(x) > 1:
+        x, y, before = (values[_thin(len(x))] for values in (x, y, before))
+        figures += _climb(x, y, before, " less penalty" if _penalty(result) else "")
+    known = np.flatnonzero(np.isfinite(squared) & (squared > 0) & (round_ > 0))
+    known = known[_thin(len(known))] if len(known) else known
+    if len(known):
+        label = "estimate of the squared mean field, $|H|^2$"
+        panels = [
+            Panel([Series(label, round_[known], squared[known])], "round", "$|H|^2$", whole="x"),
+            Panel([Series(label, sent[known], squared[known])], "kB per site, up and down", ""),
+        ]
+        caption = "How far the model still moves: |H|² is zero where EM stands still."
+        figures.append(Figure(caption, panels, True))
+    hits = result.guard_hits
+    text = [
+        "The log-likelihood says how probable the rows are under the model: higher is better. "
+        + (
+            "It was computed for this report, in the simulation; sites did not send it."
+            if len(x) > 1
+            else "It was not followed."
+        ),
+    ]
+    if hits:
+        text.append(
+            f"{hits} times a step had to be shortened to stay where the model is defined; many of "
+            "these mean too much noise or too many components."
+        )
+    return Section("The course of the fit", text, figures)
+
+
+def _climb(x: FloatArray, y: FloatArray, before: FloatArray, less: str) -> list[Figure]:
+    """The way up, as what was missing to the best: an axis of its own size at every stage."""
+    best = float(y.max())
+    short = best - y
+    some = short > 1e-12 * max(1.0, abs(best))
+    if some.sum() < 2:
+        return []
+    label, words = f"mean log-likelihood{less}, below its best", "nats per row below the best"
+    panels = [
+        Panel([Series(label, x[some], short[some])], "round", words, whole="x"),
+        Panel([Series(label, before[some], short[some])], "kB per site, up and down", ""),
+    ]
+    caption = (
+        f"Log-likelihood per row{less}, against rounds and bytes: how far it was below the best "
+        f"that was reached, {best:.8g}, on a logarithmic axis."
+    )
+    return [Figure(caption, panels, True)]
+
+
+def _penalty(result: Result) -> float:
+    return float(result.model.penalty(result.model.maximize(result.statistics)))
+
+
+def _likelihood(
+    result: Result, round_: FloatArray, sent: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Rounds made, value, and bytes sent until then: a record tells of its beginning."""
+    objective = result.records.column("objective")
+    known = np.flatnonzero(np.isfinite(objective) & (round_ > 0))
+    x, y = round_[known] - 1, -objective[known]
+    before = sent[np.maximum(known - 1, 0)]
+    facts = result.facts
+    weights = result.worker_weights
+    if len(x) and facts is not None and facts.scores is not None and weights is not None:
+        last = float(weights @ facts.scores[:, 0]) - _penalty(result)
+        if np.isfinite(last):
+            x, y = np.append(x, round_[-1]), np.append(y, last)
+            before = np.append(before, sent[-1])
+    return x, y, before
+
+
+# Sites.
+
+
+def _sites(result: Result) -> Section:
+    facts, table = result.facts, result.workers()
+    heading = "How well each site is served"
+    if facts is None or facts.scores is None:
+        missing = "The fit did not end by asking the sites how well the model fits them."
+        return Section(heading, [missing + " fit(..., closing=True) and `emfed fit` do."])
+    expected = facts.expected
+    if expected is None:
+        return _unjudged(heading, table)
+    scores, hoped = facts.scores[:, 0], expected[:, 0]
+    order = np.argsort(scores - hoped, kind="stable")
+    text = [
+        f"Over all rows the log-likelihood is {facts.log_likelihood:.4g}. Beside that of a site "
+        "stands what the model leads one to expect of it: the log-likelihood of rows that the "
+        "model draws itself, with as many of each component as the site has, and with the same "
+        "values missing.",
+        "A site is called badly served if its rows fall short of that by more than half the spread "
+        "of single rows, and by more than three times what chance gives for its number of rows. "
+        "Such a site may hold other people, other instruments or other units, and may need a "
+        "component of its own, or a model of its own: `emfed adapt` makes one there, from this "
+        "model and the site's rows.",
+    ]
+    rows = [
+        (
+            table["worker"][i],
+            f"{table['rows'][i]:,}",
+            f"{scores[i]:.4g}",
+            f"{hoped[i]:.4g}",
+            f"{scores[i] - hoped[i]:+.3g}",
+            "badly served" if table["badly_served"][i] else "well served",
+        )
+        for i in order.tolist()
+    ]
+    columns = ("site", "rows", "log-likelihood per row", "expected", "difference", "verdict")
+    drawn = _thin(len(order))
+    flagged = np.isin(order, facts.badly_served())[drawn]
+    figure = _served(
+        (drawn + 1).astype(np.float64), scores[order][drawn], hoped[order][drawn], flagged
+    )
+    section = Section(heading, text, [figure])
+    return _folded(section, "Sites, those that fall shortest first", columns, rows)
+
+
+def _unjudged(heading: str, table: dict[str, list[Any]]) -> Section:
+    """Sites under a model that claims nothing of them."""
+    text = (
+        "Sites are not judged: this model draws no rows, so there is nothing to hold theirs "
+        "against. Mind that log-likelihoods of sites do not compare: rows of a rare or wide "
+        "component, or longer ones, have a lower one however well they fit."
+    )
+    told = [table[name] for name in ("worker", "rows", "log_likelihood")]
+    rows = [(name, f"{count:,}", f"{value:.4g}") for name, count, value in zip(*told, strict=True)]
+    return _folded(Section(heading, [text]), "Sites", ("site", "rows", "log-likelihood"), rows)
+
+
+def _served(
+    place: FloatArray, scores: FloatArray, expected: FloatArray, flagged: BoolArray
+) -> Figure:
+    """The sites' log-likelihood in the order of their table."""
+    dots: Any = {"points": True, "line": False}
+    series = [Series("site", place[~flagged], scores[~flagged], **dots)]
+    if flagged.any():
+        series.append(Series("badly served", place[flagged], scores[flagged], **dots))
+    series.append(Series("expected", place, expected, points=True, line=False, reference=True))
+    return Figure(
+        "Mean log-likelihood per row at each site, beside what the model leads one to expect.",
+        [
+            Panel(
+                series,
+                "site, in the order of the table",
+                "log-likelihood per row",
+                log="",
+                whole="x",
+            )
+        ],
+    )
+
+
+def _folded(
+    section: Section, heading: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> Section:
+    """The section with a table, which the reader opens if it is long."""
+    more = len(rows) - MOST_ROWS
+    if more > 0:
+        heading += f" ({MOST_ROWS} of {len(rows):,}; `emfed inspect --workers` writes all)"
+    table = Table(heading, columns, rows[:MOST_ROWS])
+    fold = len(rows) > OPEN_ROWS
+    return Section(
+        section.heading,
+        section.text,
+        section.figures,
+        section.tables if fold else [*section.tables, table],
+        [table] if fold else (),
+    )
+
+
+def _traffic(result: Result) -> Section:
+    table = result.workers()
+    drawn = _thin(len(table["worker"]))
+    place = (drawn + 1).astype(np.float64)
+    up, down = (np.array(table[f"bytes_{d}"], float)[drawn] / 1000 for d in ("up", "down"))
+    series = [
+        Series("sent", place, up, points=True, line=False),
+        Series("received", place, down, points=True, line=False),
+    ]
+    figure = Figure(
+        "Bytes that each site sent and received, in all.",
+        [Panel(series, "site, in the order of the table", "kB", log="", lowest=0.0, whole="x")],
+    )
+    names = ("messages_up", "bytes_up", "payload_up", "messages_down", "bytes_down")
+    rows = [
+        (name, *(f"{table[column][i]:,}" for column in names))
+        for i, name in enumerate(table["worker"])
+    ]
+    columns = ("site", "messages sent", "bytes sent", "of them payload", "messages received")
+    section = Section("Bytes", (), [figure])
+    return _folded(section, "Bytes of each site", (*columns, "bytes received"), rows)
+
+
+def _participation(result: Result) -> Section:
+    made = [record for record in result.records if record.round > 0]
+    heading = "Participation"
+    if not made:
+        return Section(heading, ["No round was made."])
+    asked, answered = (sum(getattr(r, n) for r in made) for n in ("asked", "answered"))
+    workers = result.ledger.counts.shape[-1]
+    text = [
+        f"In {len(made):,} rounds {asked:,} requests were sent, to {asked / len(made):.4g} of "
+        f"{workers:,} sites a round, and {answered:,} answered ({answered / max(1, asked):.1%})."
+    ]
+    some = [made[i] for i in _thin(len(made)).tolist()]
+    rounds = np.array([float(r.round) for r in some])
+    series = [
+        Series("asked", rounds, np.array([float(r.asked) for r in some])),
+        Series("answered", rounds, np.array([float(r.answered) for r in some])),
+    ]
+    panel = Panel(series, "round", "sites", log="", lowest=0.0, whole="xy")
+    return Section(heading, text, [Figure("Sites asked and heard in each round.", [panel])])
+
+
+def _selection(result: Result) -> list[Section]:
+    """The numbers of components that were compared, where there were several."""
+    told = {} if result.facts is None else result.facts.settings.get("selection", {})
+    tried = told.get("tried", []) if isinstance(told, dict) else []
+    if not tried:
+        return []
+    by = str(told["criterion"])
+    x, y = (np.array([float(row[name]) for row in tried]) for name in ("n_components", by))
+    panel = Panel(
+        [Series(by.upper(), x, y, points=True)], "components", by.upper(), log="", ticks=x.tolist()
+    )
+    names = ("n_components", "free_parameters", "log_likelihood", "aic", "bic", "icl")
+    rows = [tuple(f"{row[name]:.7g}" for name in names) for row in tried]
+    text = (
+        "These numbers of components ran side by side in the same rounds, so |H|² and bytes are "
+        f"those of all of them together. The model is the one with the smallest {by.upper()}."
+    )
+    columns = ("components", "free parameters", "log-likelihood per row", "AIC", "BIC", "ICL")
+    figure = Figure(f"{by.upper()} of each number of components: smaller is better.", [panel])
+    table = Table("Numbers of components that were tried", columns, rows)
+    return [Section("How many components", [text], [figure], [table])]
+
+
+def _components(result: Result) -> list[Section]:
+    portrait = portray(result.model, result.params, result.columns)
+    if portrait is None:
+        return []
+    noun = portrait.noun
+    every = result.columns or [f"column {j}" for j in range(width_of(result.model) or 0)]
+    names = [every[j] for j in portrait.columns.tolist()]
+    figure = plane_figure(portrait, names)
+    shares = [f"{w:.1%}" for w in portrait.weights.tolist()]
+    known = [("share", *shares)] if np.isfinite(portrait.weights).all() else []
+    rows = [
+        *known,
+        *((f, *c) for f, c in zip(portrait.features, portrait.cells, strict=True)),
+    ]
+    columns = ("feature", *(f"{noun} {k}" for k in range(len(shares))))
+    section = Section(f"The {noun}s", (), [] if figure is None else [figure])
+    text = f"Features of each {noun}, in the units of the data (mean ± standard deviation)"
+    return [_folded(section, text, columns, rows)]
+
+
+def _settings(result: Result) -> Section:
+    rows = list(_flat(result.card))
+    return Section(
+        "Settings and versions",
+        ["Everything that was chosen, as the model file holds it."],
+        details=[Table("The model card", ("name", "value"), rows)],
+    )
+
+
+def _flat(card: Any, prefix: str = "") -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for name, value in card.items():
+        key = f"{prefix}{name}".replace("_", " ")
+        if isinstance(value, dict):
+            rows += _flat(value, f"{key} / ")
+        else:
+            rows.append((key, str(value)[:300]))
+    return rows

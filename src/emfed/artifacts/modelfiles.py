@@ -1,0 +1,181 @@
+"""Model files: a fitted model, its records, its ledger and its card, in one sealed file.
+
+What predicts is the bound model and the statistics S: the parameters are T(S). They are in the file
+too, in the user's units, for readers in other languages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emfed.artifacts.cards import Facts
+from emfed.core.errors import EmfedError, ModelFileError
+from emfed.core.ledger import DIRECTIONS, PARTS, Ledger
+from emfed.core.protocols import FloatArray, Model
+from emfed.core.records import Records
+from emfed.core.storage import Seal, decode, encode, load_sealed, save_sealed
+from emfed.models.registry import CLASSES, known_classes
+
+SEAL = Seal("emfed-model", "1", "model file", ModelFileError)
+_ADVICE = "free space or choose another place."
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """What a model file holds."""
+
+    model: Model
+    statistics: FloatArray
+    records: Records
+    ledger: Ledger
+    stopped: str
+    seed: int
+    columns: tuple[str, ...] | None
+    worker_weights: FloatArray | None
+    samples: float
+    facts: Facts | None
+    summary: Mapping[str, FloatArray] | None = None
+
+
+def write_model(
+    path: str | Path, contents: Contents, params: Any, card: dict[str, Any], names: bool = True
+) -> None:
+    """Write atomically; without ``names`` the workers stay unnamed."""
+    arrays: dict[str, NDArray[Any]] = {"statistics": contents.statistics}
+    known = {cls: name for name, cls in CLASSES.items()}
+    if type(contents.model) not in known:
+        raise ModelFileError(
+            f"model files do not know {type(contents.model).__name__}: call "
+            "emfed.savable on it, if it is a dataclass, before saving and loading."
+        )
+    tree = encode(contents.model, known, "model", arrays)
+    description: dict[str, Any] = {
+        "model": tree,
+        "stopped": contents.stopped,
+        "seed": contents.seed,
+        "columns": contents.columns and list(contents.columns),
+        "samples": contents.samples,
+        "facts": None,
+        "card": card,
+    }
+    arrays |= {f"records/{name}": a for name, a in contents.records.to_arrays().items()}
+    arrays |= {f"summary/{name}": np.asarray(a) for name, a in (contents.summary or {}).items()}
+    arrays["ledger"] = contents.ledger.counts
+    if hasattr(params, "arrays"):
+        arrays |= {f"params/{name}": np.asarray(a) for name, a in params.arrays().items()}
+    if names and contents.ledger.names is not None:
+        text = json.dumps(list(contents.ledger.names), ensure_ascii=False)
+        arrays["workers/names"] = np.frombuffer(text.encode(), dtype=np.uint8)
+    if contents.worker_weights is not None:
+        arrays["workers/weights"] = contents.worker_weights
+    if (facts := contents.facts) is not None:
+        arrays["workers/rows"] = facts.rows
+        if facts.scores is not None:
+            arrays["workers/scores"] = facts.scores
+        description["facts"] = {
+            "settings": dict(facts.settings),
+            "simulated": facts.simulated,
+            "created": facts.created,
+            "software": dict(facts.software),
+        }
+    save_sealed(path, SEAL, arrays, description, _ADVICE)
+
+
+def read_model(path: str | Path) -> Contents:
+    """Read and check: whatever the bytes, a whole model or a `ModelFileError`."""
+    arrays, description = load_sealed(path, SEAL)
+    try:
+        return _contents(arrays, description)
+    except (EmfedError, ArithmeticError, ValueError, TypeError, LookupError, AttributeError) as e:
+        if isinstance(e, ModelFileError):
+            raise ModelFileError(f"{path}: {e}") from None
+        raise ModelFileError(
+            f"{path} is no model file of this release: its parts do not fit together "
+            f"({type(e).__name__}: {str(e)[:200]})."
+        ) from e
+
+
+def _contents(arrays: dict[str, NDArray[Any]], description: dict[str, Any]) -> Contents:
+    tree = description["model"]
+    model = decode(tree, known_classes(tree.get("type")), arrays)
+    if not isinstance(model, Model):
+        raise ModelFileError("its description is that of no model.")
+    statistics = arrays["statistics"]
+    if statistics.dtype != np.float64 or statistics.shape != (model.layout.size,):
+        raise ModelFileError(
+            f"the model has {model.layout.size} statistics; the file holds {statistics.shape}."
+        )
+    if not model.inside(statistics):
+        raise ModelFileError("its statistics are none that the model can have.")
+    _check_params(model, statistics, arrays)
+    counts = arrays["ledger"]
+    if counts.ndim != 4 or counts.shape[1:3] != (len(DIRECTIONS), len(PARTS)):
+        raise ModelFileError(f"its ledger has the shape {counts.shape}.")
+    ledger = Ledger(counts.shape[3], _names(arrays, counts.shape[3]))
+    ledger.restore(counts.astype(np.int64))
+    summary = _under("summary/", arrays)
+    if not all(a.dtype == np.float64 and np.isfinite(a).all() for a in summary.values()):
+        raise ModelFileError("its summary of the rows holds other things than finite numbers.")
+    columns = description["columns"]
+    if columns is not None and not all(isinstance(name, str) for name in columns):
+        raise ModelFileError("its columns have no names.")
+    return Contents(
+        model,
+        statistics,
+        Records.from_arrays(_under("records/", arrays)),
+        ledger,
+        str(description["stopped"]),
+        int(description["seed"]),
+        None if columns is None else tuple(columns),
+        arrays.get("workers/weights"),
+        float(description["samples"]),
+        _facts(arrays, description["facts"], counts.shape[3]),
+        summary or None,
+    )
+
+
+def _under(prefix: str, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+
+
+def _check_params(model: Model, statistics: FloatArray, arrays: dict[str, NDArray[Any]]) -> None:
+    """What other readers are shown is what this one computes."""
+    params = model.to_user(model.maximize(statistics))
+    shown = _under("params/", arrays)
+    if shown and hasattr(params, "arrays"):
+        for name, value in params.arrays().items():
+            if not np.allclose(shown[name], value, rtol=1e-6, atol=1e-9, equal_nan=True):
+                raise ModelFileError(f"its parameters {name!r} are not those of its statistics.")
+
+
+def _names(arrays: dict[str, NDArray[Any]], count: int) -> list[str] | None:
+    if "workers/names" not in arrays:
+        return None
+    names = json.loads(arrays["workers/names"].tobytes().decode())
+    if not (isinstance(names, list) and len(names) == count):
+        raise ModelFileError(f"it has not one name for each of {count} workers.")
+    return [str(name) for name in names]
+
+
+def _facts(arrays: dict[str, NDArray[Any]], told: Any, count: int) -> Facts | None:
+    shapes = {"workers/rows": (count,), "workers/weights": (count,), "workers/scores": (count, 4)}
+    for name, shape in shapes.items():
+        if name in arrays and arrays[name].shape != shape:
+            raise ModelFileError(f"{name} has the shape {arrays[name].shape}, not {shape}.")
+    if told is None:
+        return None
+    return Facts(
+        rows=arrays["workers/rows"].astype(np.int64),
+        settings=dict(told["settings"]),
+        simulated=bool(told["simulated"]),
+        scores=arrays.get("workers/scores"),
+        created=str(told["created"]),
+        software={str(k): str(v) for k, v in told["software"].items()},
+    )

@@ -1,0 +1,251 @@
+"""What a run reached, and what can be asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from emfed.artifacts.cards import Facts, make_card, worker_table
+from emfed.artifacts.modelfiles import Contents, read_model, write_model
+from emfed.core.errors import SettingsError, check_count, check_range
+from emfed.core.ledger import Ledger
+from emfed.core.protocols import FloatArray, IntArray
+from emfed.core.records import Records
+from emfed.core.streams import check_seed
+from emfed.data.reading import match_columns, read_table
+from emfed.data.sources import ParquetRows, Source
+from emfed.models.adapting import adapt
+from emfed.models.portraits import width_of
+
+CRITERIA = ("aic", "bic", "icl")
+
+
+def criterion(name: str, likelihood: float, entropy: float, rows: float, free: int) -> float:
+    """AIC, BIC or ICL from the mean log-likelihood and the mean entropy of the components.
+
+    ICL (Biernacki, Celeux, Govaert 2000) in the form with the entropy: BIC + 2 x entropy.
+    """
+    if name not in CRITERIA:
+        raise SettingsError(f"criterion must be one of {', '.join(CRITERIA)}; got {name!r}.")
+    charge = 2.0 * free if name == "aic" else float(np.log(rows)) * free
+    return charge - 2 * rows * (float(likelihood) - (float(entropy) if name == "icl" else 0.0))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a run reached. ``params`` are in the user's units; ``model`` knows its data."""
+
+    model: Any
+    params: Any
+    records: Records
+    stopped: str
+    """The limit that was met, ``callback`` or ``interrupted``."""
+    seed: int
+    statistics: FloatArray
+    ledger: Ledger
+    """Every byte by worker, direction and kind; payload and envelope apart."""
+    columns: tuple[str, ...] | None = None
+    """Names of the data's columns, where it had any."""
+    worker_weights: FloatArray | None = None
+    """w_i of each worker, summing to one."""
+    samples: float = 0
+    """Rows of all workers together, each counted with its weight."""
+    facts: Facts | None = None
+    """Rows per worker, settings, versions, date; and the fit of each worker, if asked for."""
+    summary: Mapping[str, FloatArray] | None = None
+    """What the opening exchange told of all rows together: what `adapt` starts from."""
+
+    def __repr__(self) -> str:
+        traffic = f"{self.bytes_up} bytes up, {self.bytes_down} down"
+        return f"<Result of {self.rounds} rounds, stopped by {self.stopped!r}, {traffic}>"
+
+    @property
+    def rounds(self) -> int:
+        """The number of the last round."""
+        return self.records[-1].round
+
+    @property
+    def bytes_up(self) -> int:
+        """All bytes that workers sent."""
+        return self.ledger.total("up")
+
+    @property
+    def bytes_down(self) -> int:
+        """All bytes that workers were sent."""
+        return self.ledger.total("down")
+
+    @property
+    def converged(self) -> bool:
+        """Whether the run ended because little was left to gain, and not at another limit."""
+        return self.stopped in ("nats", "tolerance")
+
+    @property
+    def guard_hits(self) -> int:
+        """How often a step had to be halved to stay where T is defined."""
+        return sum(record.guard_hits for record in self.records)
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """The model card: data, settings, bytes, participation, convergence, versions."""
+        return make_card(
+            self.model.describe(),
+            self.columns,
+            width_of(self.model),
+            self.seed,
+            self.stopped,
+            self.converged,
+            self.records,
+            self.ledger,
+            self.facts,
+        )
+
+    def workers(self) -> dict[str, list[Any]]:
+        """One row per worker: rows, messages and bytes each way, and fit where it is known."""
+        return worker_table(self.ledger, self.facts)
+
+    def save(self, path: str | Path, *, names: bool = True) -> None:
+        """Write a model file, which `emfed.load` reads; without ``names`` workers are unnamed."""
+        contents = Contents(
+            self.model,
+            self.statistics,
+            self.records,
+            self.ledger,
+            self.stopped,
+            self.seed,
+            self.columns,
+            self.worker_weights,
+            self.samples,
+            self.facts,
+            self.summary,
+        )
+        write_model(path, contents, self.params, self.card, names)
+
+    def adapt(self, data: Any, worth: float = 50.0) -> Result:
+        """This model fitted to the rows of one worker, who alone needs it; nothing is sent.
+
+        The common model counts as much as ``worth`` rows of it would: near 0 the worker's own rows
+        decide, and where there are far fewer than ``worth`` of them the common model stays. Records
+        and ledger stay those of the common fit; the card says that it was adapted.
+        """
+        check_range("worth", worth, 0, np.inf, open_low=True, open_high=True)
+        if self.summary is None:
+            raise SettingsError("this result lacks the summary of all rows: fit the model again.")
+        rows, _ = self._inner(data)
+        model, statistics = adapt(self.model, self.statistics, self.summary, rows, worth)
+        facts = self.facts
+        if facts is not None:
+            told = {"adapted": {"rows": len(rows), "worth": worth}}
+            facts = replace(facts, settings={**facts.settings, **told}, scores=None)
+        params = model.to_user(model.maximize(statistics))
+        return replace(self, model=model, statistics=statistics, params=params, facts=facts)
+
+    def log_likelihood(self, data: Any) -> float:
+        """The mean log-likelihood of rows, per sample, in the user's units."""
+        return float(self.model.log_likelihood(*self._inner(data)))
+
+    def score_samples(self, data: Any) -> FloatArray:
+        """The log-likelihood of each row, in the user's units."""
+        return np.asarray(self.model.score_samples(*self._inner(data)))
+
+    def predict_proba(self, data: Any) -> FloatArray:
+        """p(component | row)."""
+        return np.asarray(self.model.responsibilities(*self._inner(data)))
+
+    def predict(self, data: Any) -> IntArray:
+        """The most likely component of each row."""
+        return np.argmax(self.predict_proba(data), axis=-1).astype(np.int64)
+
+    @property
+    def free_parameters(self) -> int:
+        """How many numbers of the model were free: what AIC and BIC charge for."""
+        return int(self.model.free_parameters())
+
+    def aic(self, data: Any) -> float:
+        """Akaike's criterion of the model on these rows; smaller is better."""
+        rows, params = self._inner(data)
+        likelihood = float(self.model.log_likelihood(rows, params))
+        return criterion("aic", likelihood, 0.0, rows.shape[0], self.free_parameters)
+
+    def bic(self, data: Any) -> float:
+        """The Bayesian criterion (Schwarz) of the model on these rows; smaller is better."""
+        rows, params = self._inner(data)
+        likelihood = float(self.model.log_likelihood(rows, params))
+        return criterion("bic", likelihood, 0.0, rows.shape[0], self.free_parameters)
+
+    def icl(self, data: Any) -> float:
+        """BIC plus twice the entropy of the rows' components, so that these be distinct."""
+        rows, params = self._inner(data)
+        _, likelihood, spread = self.model.evaluate(rows, params)
+        return criterion("icl", float(likelihood), float(spread), len(rows), self.free_parameters)
+
+    def sample(self, count: int = 1, seed: int = 0) -> tuple[FloatArray, IntArray]:
+        """Rows that the fitted model draws, in the user's units, and the component of each."""
+        count, seed = check_count("count", count), check_seed(seed)
+        rows, labels = self.model.sample(self.model.maximize(self.statistics), count, seed)
+        return np.asarray(rows), labels
+
+    def impute(self, data: Any) -> FloatArray:
+        """Rows with NaN replaced by posterior means (of categories: the likeliest code)."""
+        return np.asarray(self._imputable().impute(*self._inner(data)))
+
+    def impute_draws(self, data: Any, draws: int = 5, seed: int = 0) -> FloatArray:
+        """Random completions from the posterior, ``(draws, rows, columns)``."""
+        draws, seed = check_count("draws", draws), check_seed(seed)
+        return np.asarray(self._imputable().draw(*self._inner(data), draws, seed))
+
+    def impute_intervals(self, data: Any, level: float = 0.9) -> tuple[FloatArray, FloatArray]:
+        """Lower and upper ends of central predictive intervals of what is NaN."""
+        check_range("level", level, 0, 1, open_low=True, open_high=True)
+        return self._imputable().intervals(*self._inner(data), level)
+
+    def _imputable(self) -> Any:
+        if not hasattr(self.model, "impute"):
+            raise SettingsError(
+                "this model has no missing values to impute: use mixed_mixture(...) or "
+                "gaussian_mixture(..., missing=True)."
+            )
+        return self.model
+
+    def _inner(self, data: Any) -> tuple[Any, Any]:
+        """Checked rows, and the parameters in the units of the statistics.
+
+        Columns that the fit did not have, such as the workers' names, are left out.
+        """
+        if isinstance(data, (str, Path)):
+            data = ParquetRows(data, self.columns)
+        if isinstance(data, Source):
+            data = data.read(0, data.shape[0])
+        elif self.columns is not None and set(self.columns) < set(getattr(data, "columns", ())):
+            data = data[list(self.columns)]
+        rows, columns = read_table(data, "the data")
+        if columns is not None and self.columns is not None:
+            rows = match_columns(rows, columns, self.columns, "the data")
+        self.model.check(rows, "the data", self.columns or columns)
+        return rows, self.model.maximize(self.statistics)
+
+
+def load(path: str | Path) -> Result:
+    """Read a model file: a result that predicts, scores and imputes as the one that was saved.
+
+    Files hold no code. One that is damaged, cut short or something else is a `ModelFileError`.
+    """
+    found = read_model(path)
+    return Result(
+        model=found.model,
+        params=found.model.to_user(found.model.maximize(found.statistics)),
+        records=found.records,
+        stopped=found.stopped,
+        seed=found.seed,
+        statistics=found.statistics,
+        ledger=found.ledger,
+        columns=found.columns,
+        worker_weights=found.worker_weights,
+        samples=found.samples,
+        facts=found.facts,
+        summary=found.summary,
+    )

@@ -1,0 +1,125 @@
+"""Everything emfed raises on purpose.
+
+::
+
+    EmfedError
+    ├── DataError            rows, columns or workers that cannot be used   (also ValueError)
+    ├── SettingsError        an option out of its range or contradictory    (also ValueError)
+    ├── NumericalError       an E- or M-step gave a number that is not finite
+    ├── CheckpointError      a checkpoint that cannot be written, read or continued
+    ├── ModelFileError       a model file that cannot be written or read
+    ├── FederationError      processes of a federation that cannot be started, reached or kept
+    ├── ContractError        a model that does not keep what a model promises
+    ├── ParticipationError   too few workers answered; the run can be resumed
+    ├── ExtraError           an optional part that is not installed         (also ImportError)
+    ├── ServerCrash          a simulated crash of the server, which a run survives
+    └── WireError            bytes that are not an emfed message             (also ValueError)
+
+    EmfedWarning             (UserWarning) something works, but look at it
+
+A message says what was expected, what came, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class EmfedError(Exception):
+    """Base of every error emfed raises on purpose."""
+
+
+class DataError(EmfedError, ValueError):
+    """Rows, columns or workers that cannot be used."""
+
+
+class SettingsError(EmfedError, ValueError):
+    """An option out of its range, or options that contradict each other."""
+
+
+class NumericalError(EmfedError):
+    """An E- or M-step gave a number that is not finite."""
+
+
+class CheckpointError(EmfedError):
+    """A checkpoint that cannot be written, read or continued from.
+
+    When a run stops because its checkpoint could not be written, ``result`` holds what the run
+    had reached, so nothing computed is lost.
+    """
+
+    result: object | None = None
+
+
+class ModelFileError(EmfedError):
+    """A model file that cannot be written, or is not a whole model file of this release."""
+
+
+class FederationError(EmfedError):
+    """Processes of a federation that cannot be started, reached or kept alive."""
+
+
+class ContractError(EmfedError):
+    """A model does not keep the contract of `emfed.core.protocols.Model`; the message says how."""
+
+
+class ParticipationError(EmfedError):
+    """Too few workers joined or answered in time; a run with a checkpoint can be resumed."""
+
+
+class ExtraError(EmfedError, ImportError):
+    """Something was asked for that needs an extra of the package; the message names it."""
+
+
+class ServerCrash(EmfedError):
+    """The server died in the middle of a round: it comes back with what it had persisted."""
+
+
+class WireError(EmfedError, ValueError):
+    """Bytes that are not an emfed message, or not the one expected."""
+
+
+class EmfedWarning(UserWarning):
+    """Something works but deserves a look."""
+
+
+def check_type(name: str, value: object, kind: type, example: str) -> None:
+    """Raise a `SettingsError` unless ``value`` is an instance of ``kind``."""
+    if not isinstance(value, kind):
+        got = f"the class {value.__name__}" if isinstance(value, type) else repr(value)[:80]
+        raise SettingsError(f"{name} must be something like {example}; got {got}.")
+
+
+def check_range(
+    name: str,
+    value: float,
+    low: float,
+    high: float,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
+    hint: str = "",
+) -> float:
+    """Return ``float(value)``, or raise a `SettingsError` that states the allowed interval."""
+    interval = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise SettingsError(f"{name} must be a number in {interval}; got {value!r}.") from None
+    above = number > low if open_low else number >= low
+    below = number < high if open_high else number <= high
+    if not (above and below):  # also catches NaN
+        tail = f" {hint}" if hint else ""
+        raise SettingsError(f"{name} must lie in {interval}; got {value!r}.{tail}")
+    return number
+
+
+def check_count(name: str, value: int, low: int = 1) -> int:
+    """Return ``int(value)``, or raise a `SettingsError` if it is no whole number >= ``low``."""
+    import operator
+
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise SettingsError(f"{name} must be a whole number >= {low}; got {value!r}.") from None
+    if isinstance(value, bool) or number < low:
+        raise SettingsError(f"{name} must be a whole number >= {low}; got {value!r}.")
+    return number

@@ -1,0 +1,444 @@
+"""The contracts: what a model, a compressor, an algorithm and a federation promise each other.
+
+numpy only. Symbols follow the paper (Dieuleveut, Fort, Moulines, Robin, NeurIPS 2021), cited by
+algorithm and equation; names in code are words: ``statistics`` for S-hat, ``control`` for V,
+``mean_field`` for h and H, ``innovation`` for Delta.
+
+Arrays may carry leading axes: ``(..., samples, features) -> (..., q)``. One worker and a stack of
+a thousand run the same code.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+
+from emfed.core.errors import SettingsError, WireError
+from emfed.core.messages import (
+    ALONE,
+    BoolArray,
+    Column,
+    Compressed,
+    Crowd,
+    FloatArray,
+    Form,
+    IntArray,
+    Layout,
+    Opening,
+    Parameters,
+    Replies,
+    Request,
+    Rows,
+    ServerState,
+    StepInfo,
+)
+from emfed.core.metrics import IdentityMetric, Metric
+
+__all__ = [
+    "ALONE",
+    "Algorithm",
+    "BoolArray",
+    "Column",
+    "Compressed",
+    "Compressor",
+    "Crowd",
+    "Federation",
+    "FloatArray",
+    "Form",
+    "IdentityMetric",
+    "IntArray",
+    "Latent",
+    "Layout",
+    "Metric",
+    "Model",
+    "Opening",
+    "Oracle",
+    "Parameters",
+    "Participation",
+    "Replies",
+    "Request",
+    "Rows",
+    "ServerState",
+    "StepInfo",
+]
+
+
+class Model(ABC):
+    """A curved exponential family with latent variables, seen through its statistics.
+
+    A model is immutable. `bind` returns the model that knows what the opening exchange told the
+    server (dimensions, origin and scale, constants of T); a model that needs nothing of the kind
+    returns itself.
+    """
+
+    @property
+    @abstractmethod
+    def layout(self) -> Layout:
+        """Names and shapes of the statistics."""
+
+    @abstractmethod
+    def check(
+        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
+    ) -> None:
+        """Raise `DataError` naming ``where`` if these rows, from number ``first``, are no good."""
+
+    @property
+    def allows_missing(self) -> bool:
+        """Whether NaN means a value missing at random; if not, `check` refuses it."""
+        return False
+
+    @abstractmethod
+    def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
+        """What a worker tells once, in the opening exchange: averages over its samples."""
+
+    @abstractmethod
+    def combine(
+        self, summaries: Mapping[str, FloatArray], shares: FloatArray
+    ) -> dict[str, FloatArray]:
+        """The summary of a union of rows from those of its parts, whose shares sum to one."""
+
+    @abstractmethod
+    def bind(
+        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
+    ) -> Self:
+        """The model with the constants that follow from all workers' summaries."""
+
+    @abstractmethod
+    def expected_statistics(self, data: Any, params: Any, weights: Any | None = None) -> FloatArray:
+        """s-bar(theta): the (weighted) mean over samples of E[s(y, z) | y; theta]."""
+
+    @property
+    def latent_size(self) -> int:
+        """Uniforms that one draw of a row's z takes; 0 where the E-step is not simulated."""
+        return 0
+
+    def simulated_statistics(
+        self, data: Any, params: Any, uniforms: FloatArray, weights: Any | None = None
+    ) -> FloatArray:
+        """Like `expected_statistics`, E[s(y, z) | y] replaced by a mean over draws of z.
+
+        ``uniforms`` are ``(..., samples, draws * latent_size)``.
+        """
+        raise SettingsError(f"{type(self).__name__} has no E-step by simulation: leave it out.")
+
+    def group_shares(self, statistics: FloatArray) -> FloatArray:
+        """Those of the statistics that are shares of rows, ``(..., groups)``: none may be small."""
+        mass = self.layout.split(statistics).get("mass", statistics[..., :0])
+        return mass.reshape(*statistics.shape[:-1], -1)
+
+    def summary_shares(self, summary: Mapping[str, FloatArray]) -> FloatArray:
+        """Likewise of one worker's summary, ``(groups,)``."""
+        return np.ravel(summary.get("observed", np.ones(1)))
+
+    @property
+    def fixed_data(self) -> bool:
+        """Whether T uses constants of the data, so that a stream cannot be fitted."""
+        return False
+
+    @abstractmethod
+    def maximize(self, statistics: FloatArray) -> Any:
+        """T(s): the parameters that minimise psi + R - <s, phi>."""
+
+    @abstractmethod
+    def surrogate(self, statistics: FloatArray, params: Any) -> FloatArray:
+        """psi(theta) + R(theta) - <s, phi(theta)>, which `maximize` minimises over theta."""
+
+    @abstractmethod
+    def log_likelihood(self, data: Any, params: Any, weights: Any | None = None) -> FloatArray:
+        """The (weighted) mean over samples of log p(y; theta), in the user's units."""
+
+    def evaluate(
+        self, data: Any, params: Any, weights: Any | None = None
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """`expected_statistics`, `log_likelihood`, and the mean entropy of a row's component.
+
+        Models that can do all in one pass override it; the entropy is 0 without components.
+        """
+        statistics = self.expected_statistics(data, params, weights)
+        likelihood = np.asarray(self.log_likelihood(data, params, weights))
+        return statistics, likelihood, np.zeros_like(likelihood)
+
+    def free_parameters(self) -> int:
+        """How many numbers theta has that can be chosen freely: what AIC and BIC charge for."""
+        raise SettingsError(f"no AIC or BIC: {type(self).__name__} needs free_parameters().")
+
+    def sample(self, params: Any, count: int, seed: int) -> tuple[FloatArray, IntArray]:
+        """Rows that the model draws, in the user's units, and the component of each."""
+        raise SettingsError(f"{type(self).__name__} does not draw samples: it has no sample().")
+
+    @abstractmethod
+    def penalty(self, params: Any) -> float:
+        """R(theta), zero without a prior."""
+
+    @abstractmethod
+    def inside(self, statistics: FloatArray) -> bool:
+        """Whether T is defined at these statistics (at all of them, given leading axes)."""
+
+    def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
+        """Statistics to move to instead of ``after``, where a part of them can be saved alone."""
+        return after
+
+    def remarks(self, params: Any) -> list[str]:
+        """What a user should know of fitted parameters, in words; nothing if all is well."""
+        return []
+
+    @abstractmethod
+    def start(self, seed: int) -> Any:
+        """Starting parameters drawn from aggregates only: they reveal no record."""
+
+    def clusters(self, count: int) -> Model | None:
+        """The k-means of so many clusters that can start this bound model; None: there is none."""
+        return None
+
+    def start_at(self, mass: FloatArray, centres: FloatArray, spread: FloatArray) -> Any:
+        """Starting parameters from clusters: masses, centres, and the variances within them."""
+        raise SettingsError(f"{type(self).__name__} has no clusters: use start='moments'.")
+
+    @abstractmethod
+    def statistics_of(self, params: Any) -> FloatArray:
+        """E[s(y, z)] when the model itself, at these parameters, draws y and z."""
+
+    def metric(self, params: Any) -> Metric:
+        """The metric to compress in at these parameters; Euclidean unless the model has one."""
+        return IdentityMetric()
+
+    def to_user(self, params: Any) -> Any:
+        """Parameters in the user's units."""
+        return params
+
+    def from_user(self, params: Any) -> Any:
+        """Parameters in the units of the statistics."""
+        return params
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What was chosen, as plain JSON types; equal descriptions mean equal models."""
+
+
+class Compressor(ABC):
+    """An unbiased random operator on R^q with E|Q(x) - x|^2 <= omega |x|^2 (assumption A6).
+
+    Pure and vectorised: randomness comes in as uniforms on [0, 1), so both ends of a link can
+    derive it from the shared seed.
+    """
+
+    @abstractmethod
+    def draws(self, q: int) -> int:
+        """How many uniforms one vector of dimension q needs."""
+
+    @abstractmethod
+    def compress(self, vectors: FloatArray, uniforms: FloatArray) -> Compressed:
+        """``(..., q)`` and ``(..., draws(q))`` to a small discrete object."""
+
+    @abstractmethod
+    def decompress(self, message: Compressed, uniforms: FloatArray, q: int) -> FloatArray:
+        """The vectors Q(x), ``(..., q)``."""
+
+    @abstractmethod
+    def form(self, q: int) -> Form:
+        """How many reals and symbols a message of dimension q has, and how large symbols get."""
+
+    def dither(self, uniforms: FloatArray, q: int) -> FloatArray | None:
+        """The dither u in [-1/2, 1/2) of each symbol, where the receiver knows it; else None.
+
+        A symbol is then about round(x + u) for some x that is small and symmetric about zero.
+        """
+        return None
+
+    @abstractmethod
+    def omega(self, q: int) -> float:
+        """The variance constant, exact or the tightest bound known for every x in R^q."""
+
+    def rate(self, message: Compressed, uniforms: FloatArray, q: int) -> FloatArray:
+        """The memory rate alpha that goes with each message, as both ends know it."""
+        return np.full(message.reals.shape[:-1], 1 / (1 + self.omega(q)))
+
+    def variance(self, vectors: FloatArray) -> FloatArray | None:
+        """E|Q(x) - x|^2 exactly, for each vector, where it has a closed form."""
+        return None
+
+    def resolve(self, layout: Layout) -> Compressor:
+        """The operator with blocks named by the layout turned into sizes."""
+        return self
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What was chosen, as plain JSON types."""
+
+    @classmethod
+    @abstractmethod
+    def examples(cls) -> Iterator[Compressor]:
+        """Instances that the contract tests try."""
+
+
+Latent = Callable[[IntArray, int, int], FloatArray]
+"""(workers, first row, rows) to the uniforms of a simulated E-step, ``(workers, rows, ...)``."""
+
+
+class Oracle(ABC):
+    """A batch of workers' data, as an algorithm sees it: full passes and picked rows."""
+
+    counts: IntArray
+
+    @abstractmethod
+    def full(self, params: Any, subset: IntArray, latent: Latent | None = None) -> FloatArray:
+        """s-bar_i(theta) over all local rows, for these positions of the batch.
+
+        With ``latent`` the E-step is simulated.
+        """
+
+    @abstractmethod
+    def take(self, indices: IntArray, subset: IntArray) -> Any:
+        """Local rows ``(len(subset), b, ...)`` at ``indices`` ``(len(subset), b)``."""
+
+
+class Algorithm(ABC):
+    """Server and worker as pure state machines; a federation drives them and owns the rows."""
+
+    @property
+    @abstractmethod
+    def broadcasts_steps(self) -> bool:
+        """Whether workers may be sent quantised steps instead of the statistics in full."""
+
+    @property
+    def revisits_rows(self) -> bool:
+        """Whether it needs the same rows again in later rounds, which a stream does not have."""
+        return False
+
+    @property
+    def rows_at_once(self) -> int:
+        """Picked rows of a worker that a step holds; 0 where it only makes full passes."""
+        return 0
+
+    @property
+    @abstractmethod
+    def needs_start_round(self) -> bool:
+        """Whether a round of exact uploads must first set V_i = h_i(S_0)."""
+
+    @abstractmethod
+    def resolve(self, layout: Layout, crowd: Crowd = ALONE) -> Self:
+        """The algorithm with everything that was left open filled in."""
+
+    @abstractmethod
+    def columns(self, q: int) -> dict[str, Column]:
+        """The state one worker keeps."""
+
+    @abstractmethod
+    def worker_step(
+        self, model: Model, seed: int, rows: Rows, request: Request, oracle: Oracle
+    ) -> tuple[Rows, Replies]:
+        """Answer one request for a batch of workers: their new rows, and what they send."""
+
+    @abstractmethod
+    def read_upload(
+        self, model: Model, seed: int, request: Request, evaluations: int, payload: bytes
+    ) -> Replies:
+        """What the one worker of a request sent, from the bytes its `worker_step` made of it."""
+
+    def follow(
+        self, model: Model, seed: int, round_: int, statistics: FloatArray, step: bytes
+    ) -> FloatArray:
+        """The statistics after a round, from those before it and the step that was broadcast."""
+        raise WireError("this algorithm sends statistics in full, not steps.")
+
+    @abstractmethod
+    def server_step(
+        self,
+        model: Model,
+        seed: int,
+        state: ServerState,
+        request: Request,
+        replies: Replies,
+        weights: FloatArray,
+        probabilities: FloatArray,
+    ) -> tuple[ServerState, StepInfo]:
+        """Take one round's replies (each worker at most once, sorted) into the server state."""
+
+    def forget(self, state: ServerState) -> ServerState:
+        """A new generation: all memories start at zero again; see `emfed.algorithms.memory`."""
+        return replace(state, generation=state.generation + 1, control=np.zeros_like(state.control))
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What was chosen, as plain JSON types."""
+
+
+class Participation(ABC):
+    """Who is asked in a round, and with which probability each worker is included."""
+
+    @abstractmethod
+    def draw(self, seed: int, round_: int, n: int) -> IntArray:
+        """Sorted worker indices of this round."""
+
+    @abstractmethod
+    def probabilities(self, workers: IntArray, n: int) -> FloatArray:
+        """p_i of these workers."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What was chosen, as plain JSON types."""
+
+
+class Federation(ABC):
+    """Where messages travel. It may lose, delay or repeat them; nothing above it may care."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """The number of registered workers."""
+
+    @property
+    def carries_bytes(self) -> bool:
+        """Whether messages are made into bytes, each charged to a ledger as it crosses."""
+        return False
+
+    @abstractmethod
+    def open(self, model: Model) -> Opening:
+        """Check every worker's data and gather the summaries."""
+
+    def attach(self, ledger: Any) -> None:
+        """Charge every message to this ledger, those of the opening too: `carries_bytes` alone."""
+        return
+
+    def tell(self, constants: FloatArray) -> None:
+        """Tell workers elsewhere what binds their model; see `emfed.models.constants`."""
+        return
+
+    def keep_step(self, round_: int, step: bytes) -> None:
+        """Keep the quantised step that a round ended with, for workers that were there."""
+        return
+
+    @abstractmethod
+    def begin(self, model: Model, algorithm: Algorithm, seed: int) -> None:
+        """Give every worker the bound model and a fresh state."""
+
+    @abstractmethod
+    def exchange(self, request: Request) -> Replies:
+        """Deliver a request; return the replies that have arrived, of this or earlier rounds."""
+
+    @abstractmethod
+    def mean_statistics(self, model: Model, params: Any, weights: FloatArray) -> FloatArray:
+        """sum_i w_i s-bar_i(theta), exactly: the start S_0, and diagnostics."""
+
+    @abstractmethod
+    def mean_log_likelihood(self, model: Model, params: Any, weights: FloatArray) -> float:
+        """sum_i w_i times worker i's mean log-likelihood: diagnostics."""
+
+    def scores(self, model: Model, params: Any) -> FloatArray:
+        """How well it fits each worker, ``(size, 4)``, see `federations.scoring`; NaN: not told."""
+        return np.full((self.size, 4), np.nan)
+
+    @abstractmethod
+    def worker_rows(self) -> tuple[IntArray, Rows]:
+        """State of every worker that has one: its index, and its row of each column."""
+
+    @abstractmethod
+    def restore_rows(self, workers: IntArray, rows: Rows) -> None:
+        """Put back what `worker_rows` gave."""
+
+    def close(self) -> None:  # noqa: B027 (most have nothing to give back)
+        """Give back processes and connections, where it has any; a second time does nothing."""

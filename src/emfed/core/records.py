@@ -1,0 +1,150 @@
+"""One record per round, and the table they make."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emfed.core.errors import SettingsError
+from emfed.core.protocols import FloatArray
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """Everything a plot or a report needs of one round.
+
+    Round 0 is the opening: summaries, the start S_0, and the memories' start. ``squared_H`` is
+    |H|^2, the server's estimate of the mean field. ``squared_h`` (the
+    true |h(S)|^2 before the step) and ``objective`` (the penalised negative log-likelihood at
+    T(S)) are computed only when asked for: they cost a full pass over all data.
+    """
+
+    round: int
+    generation: int
+    asked: int
+    answered: int
+    squared_H: float | None
+    step_size: float
+    guard_hits: int
+    bytes_up: int
+    bytes_down: int
+    """All bytes, payload and envelope."""
+    payload_up: int
+    payload_down: int
+    """Bytes that depend on data."""
+    evaluations: int
+    epochs: float
+    """Conditional expectations computed since the start, in units of all samples."""
+    seconds: float
+    squared_h: float | None = None
+    objective: float | None = None
+    gain: float | None = None
+    """What an EM step from here is worth, nats per sample, to second order: |H|^2 / 2 in the
+    model's metric; only of algorithms that work in it."""
+
+
+_FIELDS = {f.name: f.type for f in dataclasses.fields(RoundRecord)}
+
+
+class Records(Sequence[RoundRecord]):
+    """All records of a run, as a sequence and as a typed table."""
+
+    def __init__(self, records: Iterable[RoundRecord] = ()) -> None:
+        self._records = list(records)
+
+    def append(self, record: RoundRecord) -> None:
+        """Add the newest."""
+        self._records.append(record)
+
+    @overload
+    def __getitem__(self, index: int) -> RoundRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> Records: ...
+    def __getitem__(self, index: int | slice) -> RoundRecord | Records:
+        if isinstance(index, slice):
+            return Records(self._records[index])
+        return self._records[index]
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[RoundRecord]:
+        return iter(self._records)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Records) and self._records == other._records
+
+    def __repr__(self) -> str:
+        return f"<Records of {len(self)} rounds>"
+
+    def column(self, name: str) -> FloatArray:
+        """One column as floats; NaN where a value was not computed."""
+        values = [getattr(record, name) for record in self._records]
+        return np.array([math.nan if v is None else v for v in values], dtype=np.float64)
+
+    def average(self, name: str) -> float:
+        """The mean of a column over all rounds but the opening, where it was computed.
+
+        For ``squared_h`` this is what the theorems bound: |h(S_K)|^2 at a round K drawn at random.
+        NaN where nothing was computed: ``squared_h`` and ``objective`` need a `Monitor`.
+        """
+        if name not in _FIELDS:
+            raise SettingsError(f"records have no column {name!r}; they have {', '.join(_FIELDS)}.")
+        values = self.column(name)[self.column("round") > 0]
+        values = values[np.isfinite(values)]
+        return float(values.mean()) if len(values) else math.nan
+
+    def columns(self) -> dict[str, list[Any]]:
+        """All columns by name, None where a value was not computed."""
+        return {name: [getattr(r, name) for r in self._records] for name in _FIELDS}
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """All columns as arrays, integers as int64; NaN where a value was not computed."""
+        return {
+            name: self.column(name).astype(np.int64) if kind == "int" else self.column(name)
+            for name, kind in _FIELDS.items()
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Records:
+        """The inverse of `to_arrays`."""
+        missing = np.full(len(arrays["round"]), np.nan)  # a column that came later
+        columns = {name: arrays.get(name, missing).tolist() for name in _FIELDS}
+        for name, kind in _FIELDS.items():
+            if kind == "float | None":
+                columns[name] = [None if math.isnan(v) else v for v in columns[name]]
+        return cls.from_columns(columns)
+
+    @classmethod
+    def from_columns(cls, columns: dict[str, list[Any]]) -> Records:
+        """The inverse of `columns`."""
+        rows = zip(*(columns[name] for name in _FIELDS), strict=True)
+        return cls(RoundRecord(*row) for row in rows)
+
+    def to_frame(self) -> Any:
+        """A polars data frame with typed columns."""
+        import polars as pl
+
+        types = {"int": pl.Int64, "float": pl.Float64, "float | None": pl.Float64}
+        schema = {name: types[str(kind)] for name, kind in _FIELDS.items()}
+        return pl.DataFrame(self.columns(), schema=schema)
+
+    def to_csv(self, path: str | Path) -> None:
+        """Comma-separated, with a header; empty where a value was not computed."""
+        with Path(path).open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(_FIELDS)
+            for record in self._records:
+                writer.writerow("" if v is None else v for v in dataclasses.astuple(record))
+
+    def to_parquet(self, path: str | Path) -> None:
+        """Parquet, typed."""
+        self.to_frame().write_parquet(path)

@@ -1,0 +1,45 @@
+"""Sequences of unequal length as one array."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from emfed.core.errors import DataError
+
+
+def pad_sequences(data: Any) -> Any:
+    """Sequences ``(time, columns)`` of any length as arrays ``(sequences, time, columns)``.
+
+    ``data`` is a list of arrays (one worker), or a dict or list of such lists, one per worker; what
+    comes back has the same form. Ends are filled up with NaN, to the longest of all.
+    """
+    if isinstance(data, Mapping):
+        return dict(zip(data, _padded(list(data.values())), strict=True))
+    if not isinstance(data, (list, tuple)) or not len(data):
+        raise DataError("pad_sequences: expected a list of sequences, or a dict or list of those.")
+    if isinstance(data[0], (list, tuple)):
+        return _padded(list(data))
+    return _padded([list(data)])[0]
+
+
+def _padded(workers: list[Any]) -> list[Any]:
+    """One array per worker, all of the same length in time."""
+    tables = [[np.asarray(s, dtype=np.float64) for s in worker] for worker in workers]
+    every = [s for worker in tables for s in worker]
+    if not every or any(s.ndim != 2 or 0 in s.shape for s in every):
+        shapes = sorted({s.shape for s in every})[:3]
+        raise DataError(f"pad_sequences: expected sequences (time, columns); got shapes {shapes}.")
+    if len({s.shape[1] for s in every}) > 1:
+        widths = sorted({s.shape[1] for s in every})
+        raise DataError(f"pad_sequences: sequences have different numbers of columns, {widths}.")
+    longest, width = max(len(s) for s in every), every[0].shape[1]
+    out = []
+    for worker in tables:
+        array = np.full((len(worker), longest, width), np.nan)
+        for row, sequence in zip(array, worker, strict=True):
+            row[: len(sequence)] = sequence
+        out.append(array)
+    return out

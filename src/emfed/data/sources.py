@@ -1,0 +1,212 @@
+"""Rows that are not an array: files larger than memory, and streams of fresh samples."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emfed.core.errors import DataError, check_count
+from emfed.core.protocols import IntArray
+
+BLOCK_ELEMENTS = 1 << 21
+"""Numbers read at once: 16 MB as doubles."""
+
+
+class Source(ABC):
+    """A table of rows that is read in blocks, never as a whole."""
+
+    columns: tuple[str, ...] | None = None
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+
+    @abstractmethod
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """Rows ``start`` to ``stop``, float32 or float64."""
+
+    def blocks(self) -> Iterator[NDArray[Any]]:
+        """All rows, in order, a block at a time."""
+        rows, columns = self.shape
+        step = max(1, BLOCK_ELEMENTS // max(1, columns))
+        for start in range(0, rows, step):
+            yield self.read(start, min(start + step, rows))
+
+    def take(self, indices: IntArray) -> NDArray[Any]:
+        """Rows at ``indices``, ``(*indices.shape, columns)``; neighbours are read together."""
+        flat, where = np.unique(indices, return_inverse=True)
+        if len(flat) and not 0 <= flat[0] <= flat[-1] < self.shape[0]:
+            raise DataError(f"rows {flat[0]} to {flat[-1]} asked of {self.shape[0]}.")
+        step = max(1, BLOCK_ELEMENTS // 64 // max(1, self.shape[1]))
+        parts, start = [], 0
+        while start < len(flat):
+            stop = int(np.searchsorted(flat, flat[start] + step))
+            first, last = int(flat[start]), int(flat[stop - 1]) + 1
+            parts.append(self.read(first, last)[flat[start:stop] - first])
+            start = stop
+        rows = np.concatenate(parts) if parts else np.empty((0, self.shape[1]))
+        return rows[where].reshape(*indices.shape, self.shape[1])
+
+
+def parquet_schema(path: Path) -> Any:
+    """Names and types of a file's columns."""
+    import polars as pl
+
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; give the path of a Parquet file, or a list of them.")
+    try:
+        return pl.scan_parquet(path, glob=False).collect_schema()
+    except pl.exceptions.PolarsError as error:
+        raise DataError(f"{path}: not a readable Parquet file ({error}).") from None
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """What changes when a file is written again."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+@final
+class ParquetRows(Source):
+    """Columns of a Parquet file, read row group by row group.
+
+    ``ranges`` are the ``(start, stop)`` rows of the file that belong to this worker, all by
+    default. Whole passes read the file once from end to end; mini-batches read the row groups
+    they fall into, so they suit files with small row groups.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        columns: Sequence[str] | None = None,
+        ranges: Sequence[tuple[int, int]] | IntArray | None = None,
+    ) -> None:
+        import polars as pl
+
+        self.path = Path(path)
+        schema = parquet_schema(self.path)
+        if isinstance(columns, str):
+            raise DataError(f"columns must be a list of names; got {columns!r}.")
+        names = tuple(schema) if columns is None else tuple(columns)
+        if len(set(names)) != len(names):
+            raise DataError(f"{self.path}: some column is named twice in {list(names)}.")
+        for name in names:
+            if name not in schema:
+                raise DataError(f"{self.path}: no column {name!r}; it has {list(schema)}.")
+            if not (schema[name].is_numeric() or schema[name] == pl.Boolean):
+                raise DataError(
+                    f"{self.path}: column {name!r} holds {schema[name]}, not numbers; leave it out."
+                )
+        single = all(schema[name] == pl.Float32 for name in names)
+        self.columns, self.dtype = names, np.dtype(np.float32 if single else np.float64)
+        self._ranges = None if ranges is None else np.array(ranges, dtype=np.int64).reshape(-1, 2)
+        self._stamp = _stamp(self.path)
+
+    @cached_property
+    def _spans(self) -> IntArray:
+        """The rows of the file, ``(start, stop)`` each."""
+        import polars as pl
+
+        count = pl.scan_parquet(self.path, glob=False).select(pl.len()).collect().item()
+        if self._ranges is None:
+            return np.array([[0, count]], dtype=np.int64)
+        edges = self._ranges
+        if np.any((edges[:, 0] < 0) | (edges[:, 0] > edges[:, 1]) | (edges[:, 1] > count)):
+            raise DataError(
+                f"{self.path} has {count} rows; ranges must be (start, stop) within them."
+            )
+        return edges
+
+    @cached_property
+    def _starts(self) -> IntArray:
+        """Where each range begins among the rows of this worker, and their number at the end."""
+        sizes = self._spans[:, 1] - self._spans[:, 0]
+        return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+    def at(self, ranges: Sequence[tuple[int, int]]) -> ParquetRows:
+        """The same file, with other rows; its schema is not read again."""
+        other = copy.copy(self)
+        other.__dict__.pop("_spans", None)
+        other.__dict__.pop("_starts", None)
+        other._ranges = np.array(ranges, dtype=np.int64).reshape(-1, 2)
+        return other
+
+    def with_columns(self, columns: Sequence[str]) -> ParquetRows:
+        """The same rows with other columns, or in another order."""
+        return ParquetRows(self.path, columns, self._ranges)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        assert self.columns is not None
+        return int(self._starts[-1]), len(self.columns)
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """These rows; nulls become NaN."""
+        if not 0 <= start <= stop <= self.shape[0]:
+            raise DataError(f"{self.path}: there are no rows {start} to {stop} of {self.shape[0]}.")
+        if start == stop:
+            return np.empty((0, self.shape[1]), dtype=self.dtype)
+        first = int(np.searchsorted(self._starts, start, side="right")) - 1
+        parts = []
+        while start < stop:
+            begin = int(self._spans[first, 0]) + start - int(self._starts[first])
+            count = min(stop, int(self._starts[first + 1])) - start
+            parts.append(self._slice(begin, count))
+            start, first = start + count, first + 1
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _slice(self, start: int, count: int) -> NDArray[Any]:
+        import polars as pl
+        from polars import selectors
+
+        kind = pl.Float32 if self.dtype == np.float32 else pl.Float64
+        scan = pl.scan_parquet(self.path, glob=False).slice(start, count)
+        wanted = selectors.by_name(*(self.columns or ()))
+        frame = scan.select(wanted).cast(kind).collect(engine="streaming")
+        if _stamp(self.path) != self._stamp or frame.height != count:
+            raise DataError(f"{self.path} was changed while it was being read: start anew.")
+        return frame.select(self.columns).fill_null(float("nan")).to_numpy()
+
+
+@final
+class Stream:
+    """Fresh samples each round, the paper's online setting: ``draw(round)`` gives a table.
+
+    Round 0 is the opening: its rows set the origin and scale, the start and, in diagnostics, stand
+    for the distribution. ``draw`` may give any positive number of rows; those of round 0 count as
+    the worker's size. A stream has no second pass: algorithms that need one refuse it.
+    """
+
+    def __init__(self, draw: Callable[[int], Any]) -> None:
+        if not callable(draw):
+            raise DataError("a Stream needs a function from the round to a table of fresh rows.")
+        self._draw = draw
+        self._opening: Any = None
+
+    def rows(self, round_: int) -> Any:
+        """The table of this round."""
+        if round_ == 0:
+            if self._opening is None:
+                self._opening = self._draw(0)
+            return self._opening
+        return self._draw(check_count("round", round_))
+
+
+def chunks(rows: Any) -> Iterator[tuple[int, Any]]:
+    """A worker's rows as arrays, each with the number of rows before it."""
+    if not isinstance(rows, Source):
+        yield 0, rows
+        return
+    first = 0
+    for block in rows.blocks():
+        yield first, block
+        first += block.shape[0]

@@ -1,0 +1,318 @@
+"""The rows of all workers of a simulation, checked and laid out worker by worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from array_api_compat import array_namespace, is_numpy_array
+
+from emfed.core.errors import DataError
+from emfed.core.protocols import FloatArray, IntArray
+from emfed.data.files import parquet_labels, parquet_workers
+from emfed.data.reading import match_columns, read_table
+from emfed.data.sources import ParquetRows, Source, Stream, parquet_schema
+from emfed.data.tables import Piece, Workers, WorkerTables, gather
+from emfed.data.weights import check_row_weights, group_order
+
+LARGE = 4096
+"""A worker with this many rows gains nothing from company."""
+SMALL_BYTES = 1 << 26
+"""Files up to this size are read once; a table beyond it is not copied to lie beside others."""
+STACK_ROWS = 1 << 16
+"""Rows stacked at once, so that memory does not grow with the number of workers."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class WorkerData(Workers):
+    """All rows, worker by worker: worker i holds ``rows[offsets[i]:offsets[i + 1]]``."""
+
+    rows: Any
+    offsets: IntArray
+    names: Sequence[str] | None = None
+    columns: tuple[str, ...] | None = None
+    row_weights: Sequence[FloatArray] | None = None
+
+    def __post_init__(self) -> None:
+        if self.size <= 0:
+            raise DataError("a federation needs at least one worker; got none.")
+        if (
+            self.offsets[0] != 0
+            or self.offsets[-1] != self.rows.shape[0]
+            or np.any(np.diff(self.offsets) < 0)
+        ):
+            raise DataError(
+                f"offsets must rise from 0 to the number of rows, {self.rows.shape[0]}; got "
+                f"{self.offsets[0]} to {self.offsets[-1]}."
+            )
+        self.check_names()
+
+    @property
+    def size(self) -> int:
+        """The number of workers."""
+        return len(self.offsets) - 1
+
+    @property
+    def counts(self) -> IntArray:
+        """Rows of each worker."""
+        return np.diff(self.offsets)
+
+    def counts_of(self, workers: IntArray) -> IntArray:
+        """Rows of these workers."""
+        return self.offsets[workers + 1] - self.offsets[workers]
+
+    def worker(self, worker: int) -> Any:
+        """One worker's rows, not copied."""
+        return self.rows[int(self.offsets[worker]) : int(self.offsets[worker + 1]), ...]
+
+    def stacks(self, workers: IntArray) -> Iterator[Piece]:
+        """All rows of the workers, grouped by size so that padding wastes at most a quarter."""
+        counts = self.counts_of(workers)
+        order = np.argsort(counts, kind="stable")
+        ordered = counts[order]
+        start = 0
+        while start < len(order):
+            first = int(ordered[start])
+            if first >= LARGE:
+                stop = start + 1
+            else:
+                widest = np.searchsorted(ordered, first + first // 4, side="right")
+                stop = min(int(widest), start + max(1, STACK_ROWS // max(1, first)))
+            positions = order[start:stop]
+            rows, padding = self._stack(workers[positions], counts[positions])
+            if self.row_weights is not None:
+                padding = np.zeros(rows.shape[:2])
+                for row, worker in zip(padding, workers[positions].tolist(), strict=True):
+                    row[: len(self.row_weights[worker])] = self.row_weights[worker]
+            yield Piece(positions, rows, padding, 1.0, 0)
+            start = stop
+
+    def _stack(self, workers: IntArray, counts: IntArray) -> tuple[Any, Any]:
+        """Rows ``(workers, m, ...)`` and padding; a view where the rows lie side by side."""
+        starts, m = self.offsets[workers], int(counts.max())
+        if np.all(counts == m):
+            if np.all(np.diff(workers) == 1):
+                first = int(starts[0])
+                block = self.rows[first : first + m * len(workers), ...]
+                xp = array_namespace(block)
+                return xp.reshape(block, (len(workers), m, *block.shape[1:])), None
+            return gather(self.rows, starts[:, None] + np.arange(m)), None
+        inside = np.arange(m) < counts[:, None]
+        rows = gather(self.rows, starts[:, None] + np.where(inside, np.arange(m), 0))
+        return rows, inside.astype(np.float64)
+
+    def take(self, workers: IntArray, indices: IntArray) -> Any:
+        """Picked rows, one gather for all workers."""
+        return gather(self.rows, self.offsets[workers][:, None] + indices)
+
+
+def from_groups(table: Any, groups: Any) -> WorkerData:
+    """Rows of one table; ``groups`` names the worker of each row. Sorted rows are not copied."""
+    rows, columns = read_table(table, "the data")
+    labels = _labels(groups, rows.shape[0])
+    values, order, counts = group_order(labels)
+    if order is not None:
+        rows = gather(rows, order)
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    return WorkerData(rows, offsets, [str(v) for v in values], columns)
+
+
+def _from_file(data: str | Path | ParquetRows, groups: Any) -> Workers:
+    """One Parquet file and its column ``groups``: read if it is small, else left where it is."""
+    path = data.path if isinstance(data, ParquetRows) else Path(data)
+    labels = parquet_labels(path, groups)
+    if isinstance(data, ParquetRows):
+        whole = data
+    else:
+        whole = ParquetRows(path, [n for n in parquet_schema(path) if n != groups])
+    if 8 * whole.shape[0] * whole.shape[1] > SMALL_BYTES:
+        return WorkerTables(*parquet_workers(whole, groups, labels))
+    found = from_groups(whole.read(0, whole.shape[0]), labels)
+    return WorkerData(found.rows, found.offsets, found.names, whole.columns)
+
+
+def from_workers(tables: Sequence[Any], names: Sequence[Any] | None = None) -> Workers:
+    """One table per worker; columns of data frames are matched by name.
+
+    Small tables are put together, so that many workers cost one array operation; large ones, files
+    and streams stay where they are.
+    """
+    labels = None if names is None else [str(name) for name in names]
+    if len(tables) == 0:
+        raise DataError("a federation needs at least one worker; got none.")
+    parts: list[Any] = []
+    columns: tuple[str, ...] | None = None
+    width: tuple[int, ...] = ()
+    for index, table in enumerate(tables):
+        where = f"worker {str(index) if labels is None else labels[index]!r}"
+        rows, these = _open(table, where)
+        if index == 0:
+            columns, width = these, tuple(rows.shape[1:])
+        elif these is None or columns is None:
+            if these is not columns:
+                raise DataError(f"{where}: some workers name their columns, others do not.")
+        elif not isinstance(rows, Source):
+            rows = match_columns(rows, these, columns, where)
+        elif these != columns:
+            rows = _reordered(rows, columns, where)
+        if rows.shape[1:] != width:
+            raise DataError(
+                f"{where} has rows of shape {tuple(rows.shape[1:])}, the first worker "
+                f"{width}: all workers need the same columns."
+            )
+        parts.append(table if isinstance(table, Stream) else rows)
+    if _stay_apart(parts):
+        return WorkerTables(parts, labels, columns)
+    return stack_tables([_in_memory(part) for part in parts], labels, columns)
+
+
+def _stay_apart(parts: Sequence[Any]) -> bool:
+    """Whether the tables are left where they are: streams, and what is large."""
+    if any(isinstance(part, Stream) for part in parts):
+        return True
+    sizes = [8 * part.shape[0] * part.shape[1] for part in parts if len(part.shape) == 2]
+    if any(isinstance(part, Source) for part in parts):
+        return sum(sizes) > SMALL_BYTES
+    many = len(parts) > 1
+    return many and (
+        max(sizes, default=0) > SMALL_BYTES or min(part.shape[0] for part in parts) >= LARGE
+    )
+
+
+def _in_memory(part: Any) -> Any:
+    return part.read(0, part.shape[0]) if isinstance(part, Source) else part
+
+
+def stack_tables(
+    tables: Sequence[Any],
+    names: Sequence[str] | None = None,
+    columns: tuple[str, ...] | None = None,
+) -> WorkerData:
+    """Arrays of equal width put together; one alone is not copied."""
+    offsets = np.concatenate([[0], np.cumsum([t.shape[0] for t in tables])]).astype(np.int64)
+    rows = tables[0] if len(tables) == 1 else array_namespace(*tables).concat(tables)
+    return WorkerData(rows, offsets, names, columns)
+
+
+def _open(table: Any, where: str) -> tuple[Any, tuple[str, ...] | None]:
+    """An array or a `Source`, and its columns; of a stream, the rows of its opening."""
+    if isinstance(table, (str, Path)):
+        table = ParquetRows(table)
+    if isinstance(table, Source):
+        return table, table.columns
+    return read_table(table.rows(0) if isinstance(table, Stream) else table, where)
+
+
+def _reordered(rows: Source, columns: tuple[str, ...], where: str) -> Source:
+    """The same file with its columns in the common order."""
+    if not isinstance(rows, ParquetRows) or set(rows.columns or ()) != set(columns):
+        raise DataError(f"{where}: expected the columns {list(columns)}; got {rows.columns}.")
+    return rows.with_columns(columns)
+
+
+def _labels(groups: Any, count: int) -> Any:
+    """One label per row, all of one kind and none missing."""
+    values = groups.to_numpy() if hasattr(groups, "to_numpy") else groups
+    labels = np.asarray(values)
+    if labels.shape != (count,):
+        raise DataError(
+            f"groups must name one worker per row: expected {count} values, got shape "
+            f"{labels.shape}."
+        )
+    if not is_numpy_array(values) or labels.dtype.kind == "O":
+        kinds = {type(v).__name__ for v in values}
+        missing = [i for i, v in enumerate(values) if v is None or v != v]
+        if missing:
+            raise DataError(f"groups: row {missing[0]} has no worker ({values[missing[0]]}).")
+        if len(kinds) > 1 and "str" in kinds:
+            raise DataError(f"groups mix {' and '.join(sorted(kinds))}: use one kind of name.")
+    elif labels.dtype.kind == "f" and np.isnan(labels).any():
+        raise DataError(f"groups: row {int(np.flatnonzero(np.isnan(labels))[0])} has no worker.")
+    return labels
+
+
+def row_weights(
+    found: Workers, data: Any, groups: Any | None, sample_weight: Any
+) -> list[FloatArray]:
+    """Weights of the rows of each worker, in the order in which they lie."""
+    if found.streaming or isinstance(data, (str, Path)):
+        raise DataError("sample_weight goes with tables in memory: read the file, or leave it out.")
+    if isinstance(data, Mapping):
+        if not isinstance(sample_weight, Mapping) or set(sample_weight) != set(data):
+            raise DataError(
+                "sample_weight must be a dict with the workers of the data, one number per row."
+            )
+        parts = [sample_weight[name] for name in data]
+    elif isinstance(data, (list, tuple)) and found.size > 1 and groups is None:
+        if len(sample_weight) != found.size:
+            raise DataError(
+                f"sample_weight must be a list of {found.size}, one per worker; got "
+                f"{len(sample_weight)}."
+            )
+        parts = list(sample_weight)
+    else:
+        whole = check_row_weights(sample_weight, int(found.counts.sum()), "sample_weight")
+        if groups is not None:
+            names = data[groups] if isinstance(groups, str) else groups
+            _, order, _ = group_order(_labels(names, len(whole)))
+            whole = whole if order is None else whole[order]
+        parts = np.split(whole, np.cumsum(found.counts)[:-1])
+    return [
+        check_row_weights(part, int(count), f"worker {found.name(i)!r}: sample_weight", some=True)
+        for i, (part, count) in enumerate(zip(parts, found.counts, strict=True))
+    ]
+
+
+def weigh(found: Workers, weights: list[FloatArray]) -> Workers:
+    """The same rows, with weights."""
+    if isinstance(found, WorkerData):
+        return WorkerData(found.rows, found.offsets, found.names, found.columns, weights)
+    assert isinstance(found, WorkerTables)
+    return WorkerTables(found.tables, found.names, found.columns, weights)
+
+
+def as_workers(data: Any, groups: Any | None = None, sample_weight: Any | None = None) -> Workers:
+    """Whatever a user may hold.
+
+    A dict or list of tables, or one table, alone or with ``groups``. A table is an array, a data
+    frame, the path of a Parquet file, a `Source` or a `Stream`; with the path of one file,
+    ``groups`` names its column, by which the file is sorted. ``sample_weight`` has the shape of the
+    data: one number per row, or a dict or list of such.
+    """
+    found = _workers(data, groups)
+    if sample_weight is None:
+        return found
+    return weigh(found, row_weights(found, data, groups, sample_weight))
+
+
+def _workers(data: Any, groups: Any | None) -> Workers:
+    if isinstance(data, Workers):
+        if groups is not None:
+            raise DataError("the data already say whose each row is: leave groups out.")
+        return data
+    if groups is not None and isinstance(data, (Mapping, list, tuple)):
+        raise DataError(
+            "groups go with one table; a dict or list says by itself whose rows are whose."
+        )
+    if groups is not None and isinstance(data, (str, Path, ParquetRows)):
+        return _from_file(data, groups)
+    if isinstance(groups, str):
+        if groups not in getattr(data, "columns", ()):
+            names = list(getattr(data, "columns", ()))
+            raise DataError(f"groups={groups!r} is not a column of the data, which has {names}.")
+        rest = [name for name in data.columns if name != groups]
+        return from_groups(data[rest], data[groups])
+    if groups is not None:
+        return from_groups(data, groups)
+    if isinstance(data, Mapping):
+        return from_workers(list(data.values()), list(data))
+    tables = (Stream, Source, str, Path)
+    if isinstance(data, (list, tuple)) and any(
+        hasattr(table, "shape") or isinstance(table, tables) for table in data
+    ):
+        return from_workers(data)
+    return from_workers([data])

@@ -1,0 +1,1 @@
+"""From data and settings to a fitted model."""

@@ -1,0 +1,330 @@
+"""What the estimators share: rows in, an emfed run, and what it reached under sklearn's names."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_is_fitted
+
+from emfed.algorithms import Decreasing, Everyone, FedEM
+from emfed.artifacts.result import Result
+from emfed.core.errors import EmfedWarning, SettingsError, check_count, check_range
+from emfed.core.ledger import Ledger
+from emfed.core.protocols import FloatArray, IntArray, Model
+from emfed.fitting.driver import result_of
+from emfed.fitting.estimators.engine import Settings, read_participation, run_fit
+from emfed.fitting.estimators.intake import read_one_table, read_workers
+from emfed.fitting.opening import open_run
+from emfed.fitting.rounds import Run
+from emfed.fitting.selection import read_range
+from emfed.network import StackedFederation
+
+SHAPING = ("model", "n_components", "n_clusters", "n_factors", "covariance", "families")
+"""Settings, as models describe themselves, without which parameters of a fit start no other."""
+
+
+class NotConverged(EmfedWarning, ConvergenceWarning):
+    """A fit that ended before it had converged."""
+
+
+def seed_of(random_state: Any) -> int:
+    """A seed from scikit-learn's ``random_state``; None is 0, so that runs can be repeated."""
+    if random_state is None:
+        return 0
+    if hasattr(random_state, "randint"):
+        return int(random_state.randint(2**31 - 1))
+    return check_count("random_state", random_state, 0)
+
+
+def sample_seed(random_state: Any) -> int:
+    """A seed for rows that are drawn: as in scikit-learn, None draws others each time."""
+    return seed_of(check_random_state(None) if random_state is None else random_state)
+
+
+def _one_number(estimator: Any) -> bool:
+    """`partial_fit` is for one number of components: batches cannot be compared."""
+    if hasattr(estimator._components(), "__index__"):
+        return True
+    raise AttributeError("partial_fit needs one n_components, not several to choose from.")
+
+
+class FederatedEstimator(BaseEstimator):
+    """Fits a model on one table, on one with groups, or on a table for each worker."""
+
+    step = Decreasing(first=1.0, power=0.6, offset=1.0)
+    """gamma_k of the k-th `partial_fit`: online EM."""
+
+    # What an estimator says of itself.
+
+    def _model(self, k: int) -> Model:
+        """The model with so many components."""
+        raise SettingsError(f"{type(self).__name__} has no model.")
+
+    def _components(self) -> Any:
+        """The number of components, or several to choose from."""
+        return self.n_components
+
+    @property
+    def _missing(self) -> bool:
+        """Whether NaN is a missing value."""
+        return False
+
+    _accelerate = True
+    _alone = 1e-4
+    """The default of ``tol`` for one worker."""
+
+    def _publish(self, result: Result) -> None:
+        """Set the fitted attributes of the kind of model."""
+
+    # Fitting.
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        groups: Any | None = None,
+        sample_weight: Any | None = None,
+    ) -> Self:
+        """Fit the model; nothing but aggregates leaves a worker.
+
+        ``X`` is one table, whose rows belong to the workers that ``groups`` names (values, or a
+        column of a data frame; without it all rows are one worker's), or a dict or list of tables,
+        one per worker. ``sample_weight`` has the same shape. ``y`` is ignored.
+        """
+        settings, width = self._settings(), getattr(self, "n_features_in_", None)
+        workers = read_workers(self, X, groups, sample_weight, reset=True, missing=self._missing)
+        numbers = self._candidates()
+        found = run_fit(
+            self._model,
+            numbers,
+            workers,
+            settings,
+            start=self._warm(numbers, width),
+            accelerate=self._accelerate,
+        )
+        self.selection_ = found.selection
+        k = numbers[0] if found.selection is None else found.selection.n_components
+        self._described = self._model(k).describe()
+        self._keep(found.result, found.converged, found.likelihood)
+        if not found.converged:
+            warnings.warn(
+                f"{type(self).__name__} did not converge in {self.n_iter_} rounds:"
+                " allow more with max_iter, or a larger tol; several starts (n_init) or fewer "
+                "components may help too.",
+                NotConverged,
+                stacklevel=2,
+            )
+        return self
+
+    def _settings(self) -> Settings:
+        """The options of the run, checked."""
+        if self.tol is not None:
+            check_range("tol", self.tol, 0, np.inf, open_low=True, open_high=True)
+        return Settings(
+            algorithm=self.algorithm,
+            follow_em=bool(self.follow_em),
+            start=self.start,
+            n_init=check_count("n_init", self.n_init),
+            rounds=check_count("max_iter", self.max_iter),
+            tolerance=None if self.tol is None else float(self.tol),
+            alone=self._alone,
+            seed=seed_of(self.random_state),
+            criterion=getattr(self, "criterion", "bic"),
+            participation=read_participation(getattr(self, "participation", None)),
+        )
+
+    def _candidates(self) -> list[int]:
+        return read_range(self._components())
+
+    def _warm(self, numbers: list[int], width: int | None) -> Any:
+        """Where the last fit, on so many columns, ended, if the next is to go on from there."""
+        if not (self.warm_start and hasattr(self, "result_")):
+            return None
+        if len(numbers) > 1:
+            warnings.warn(
+                "warm_start goes on with one number of components; with several to choose from "
+                "the fit starts anew.",
+                EmfedWarning,
+                stacklevel=3,
+            )
+            return None
+        changed = self._changed(numbers[0], SHAPING)
+        if width != self.n_features_in_:
+            changed.append(f"columns from {width} to {self.n_features_in_}")
+        if changed:
+            raise SettingsError(
+                f"warm_start=True goes on from the last fit, but since then changed "
+                f"{', '.join(changed)}: put that back, or fit with warm_start=False."
+            )
+        return self.result_.params
+
+    def _changed(self, k: int, names: Sequence[str] | None = None) -> list[str]:
+        """Settings of the model that are not those it was fitted with, in words."""
+        before, now = self._described, self._model(k).describe()
+        return [
+            f"{name} from {before.get(name)!r} to {now.get(name)!r}"
+            for name in (names or {**before, **now})
+            if before.get(name) != now.get(name)
+        ]
+
+    def _keep(self, result: Result, converged: bool, likelihood: float) -> None:
+        """The fitted attributes that all estimators have."""
+        self.result_ = result
+        self.records_ = result.records
+        self.bytes_ = result.bytes_up + result.bytes_down
+        self.converged_ = bool(converged)
+        self.n_rounds_ = self.n_iter_ = self.n_batches_ = max(1, result.rounds)
+        self.guard_hits_ = result.guard_hits
+        self.lower_bound_ = float(likelihood)
+        self._publish(result)
+
+    def save(self, path: str | Path, *, names: bool = True) -> None:
+        """Write the fitted model as a file, which `emfed.load` reads; see `emfed.Result.save`."""
+        check_is_fitted(self, "result_")
+        self.result_.save(path, names=names)
+
+    # Online EM.
+
+    @available_if(_one_number)
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        groups: Any | None = None,
+        sample_weight: Any | None = None,
+    ) -> Self:
+        """One round of online EM on these rows: S moves by gamma_k towards their statistics.
+
+        The first call sets the frame and the start; gamma_k is `step`, k**-0.6 by default, the
+        decreasing steps under which the paper's FedEM converges, where k counts the rounds of an
+        earlier fit too.
+        """
+        settings, first = self._settings(), not hasattr(self, "result_")
+        workers = read_workers(self, X, groups, sample_weight, reset=first, missing=self._missing)
+        k = self._candidates()[0]
+        if not first and (changed := self._changed(k)):
+            raise SettingsError(
+                f"partial_fit goes on with the model as it is, but since then changed "
+                f"{', '.join(changed)}: put that back, or begin anew with fit or a new estimator."
+            )
+        network = StackedFederation(workers)
+        batches = 1 if first else self.n_batches_ + 1
+        run = self._open(network, settings) if first else self._resume(network, settings)
+        run.step()
+        self._described = self._model(k).describe()
+        self._keep(result_of(run, "rounds"), False, np.nan)
+        self.n_batches_ = self.n_rounds_ = self.n_iter_ = batches
+        return self
+
+    def _online_model(self, k: int) -> Model:
+        """The model for batches, where it differs."""
+        return self._model(k)
+
+    def _online(self, result: Result) -> tuple[Model, FloatArray]:
+        """Model and statistics to go on from with other rows."""
+        return result.model, result.statistics
+
+    def _open(self, network: StackedFederation, settings: Settings) -> Run:
+        """The opening exchange and a start from the first rows."""
+        return open_run(
+            self._online_model(self._candidates()[0]),
+            None,
+            FedEM(step_size=1.0, memory_rate=0.0),
+            federation=network,
+            start=settings.start,
+            n_init=settings.n_init,
+            seed=settings.seed,
+        )
+
+    def _resume(self, network: StackedFederation, settings: Settings) -> Run:
+        """A round with new rows, in the frame of the first ones."""
+        model, statistics = self._online(self.result_)
+        opening = network.open(model)
+        totals = opening.counts if opening.totals is None else opening.totals
+        return Run(
+            model,
+            FedEM(step_size=self.step(self.n_batches_ + 1), memory_rate=0.0),
+            network,
+            statistics,
+            weights=totals / totals.sum(),
+            participation=Everyone(),
+            seed=settings.seed,
+            samples=int(opening.counts.sum()),
+            ledger=Ledger(network.size, opening.names),
+            columns=opening.columns,
+        )
+
+    # What can be asked.
+
+    def _rows(self, X: Any) -> Any:
+        """Checked rows for a fitted model."""
+        check_is_fitted(self, "result_")
+        return read_one_table(self, X, missing=self._missing)
+
+    def _answer(self, name: str, X: Any) -> Any:
+        rows = self._rows(X)
+        return getattr(self.result_, name)(rows)
+
+    def __sklearn_tags__(self) -> Any:
+        """NaN is allowed where it is a missing value."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self._missing
+        return tags
+
+
+class MixtureMethods:
+    """What can be asked of a fitted mixture."""
+
+    result_: Result
+
+    def predict(self: Any, X: Any) -> IntArray:
+        """The most likely component of each row."""
+        return np.asarray(self._answer("predict", X))
+
+    def predict_proba(self: Any, X: Any) -> FloatArray:
+        """p(component | row)."""
+        return np.asarray(self._answer("predict_proba", X))
+
+    def fit_predict(self: Any, X: Any, y: Any = None, **options: Any) -> IntArray:
+        """Fit, then the most likely component of each row of X, one table."""
+        self.fit(X, **options)
+        return np.asarray(self.predict(X))
+
+    def score_samples(self: Any, X: Any) -> FloatArray:
+        """The log-likelihood of each row."""
+        return np.asarray(self._answer("score_samples", X))
+
+    def score(self: Any, X: Any, y: Any = None) -> float:
+        """The mean log-likelihood of the rows."""
+        return float(self._answer("log_likelihood", X))
+
+    def aic(self: Any, X: Any) -> float:
+        """Akaike's criterion on these rows; smaller is better."""
+        return float(self._answer("aic", X))
+
+    def bic(self: Any, X: Any) -> float:
+        """The Bayesian criterion on these rows; smaller is better."""
+        return float(self._answer("bic", X))
+
+    def icl(self: Any, X: Any) -> float:
+        """BIC plus twice the entropy of the rows' components; smaller is better."""
+        return float(self._answer("icl", X))
+
+    def sample(self: Any, n_samples: int = 1) -> tuple[FloatArray, IntArray]:
+        """Rows that the fitted model draws, and the component of each.
+
+        As in scikit-learn, a number as ``random_state`` draws the same rows each time.
+        """
+        check_is_fitted(self, "result_")
+        rows, labels = self.result_.sample(n_samples, sample_seed(self.random_state))
+        return rows, labels

@@ -1,0 +1,124 @@
+"""EM that watches its log-likelihood: it stops when little is left, and takes long steps late.
+
+Every round tells the log-likelihood at the statistics it was asked for (`emfed.models.several`).
+From three points x0, x1 = EM(x0), x2 = EM(x1) follow EM's rate rho = |x2 - x1| / |x1 - x0| and, as
+the log-likelihood L (less the penalty) is quadratic near its maximum, what is left after x1:
+
+    remaining = (L(x1) - L(x0)) rho^2 / (1 - rho^2).
+
+A run has converged when that is below the tolerance twice in a row. Once gains are small, x0, x1
+and x2 also give the extrapolation of SQUAREM (Varadhan, Roland 2008), x0 + 2 a r + a^2 v, which is
+kept only if it does not lower the log-likelihood: EM's guarantee stands, and early steps are EM's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import numpy as np
+
+from emfed.core.protocols import FloatArray
+from emfed.core.records import RoundRecord
+from emfed.fitting.rounds import Run
+from emfed.models.several import Several
+
+EARLY = 1e-2
+"""Gains above this, in nats per row, are left to EM: long steps could leave its basin."""
+LONGEST = 64.0
+NEVER = 1 - 1e-6
+"""rho is held below this."""
+
+
+@final
+class Part:
+    """The climb of one model."""
+
+    def __init__(self, model: Any, tolerance: float, accelerate: bool) -> None:
+        self.model, self.tolerance, self.accelerate = model, tolerance, accelerate
+        self.likelihood = -np.inf
+        self.calm = 0
+        self._chain: list[tuple[FloatArray, FloatArray, float]] = []
+        self._trial: tuple[FloatArray, float] | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether little was left, twice in a row."""
+        return self.calm >= 2
+
+    def follow(
+        self, asked: FloatArray, new: FloatArray, value: float, penalty: float
+    ) -> FloatArray:
+        """Where to go on after EM led from ``asked``, where the likelihood was this, to ``new``.
+
+        What EM never lowers is the likelihood less the penalty.
+        """
+        likelihood = value - penalty
+        if self._trial is not None:
+            fallback, least = self._trial
+            self._trial = None
+            if not likelihood >= least - 1e-12 * abs(least):
+                self._chain = []
+                return fallback
+        self.likelihood = value
+        self._chain.append((asked, new, likelihood))
+        if len(self._chain) < 2:
+            return new
+        (x0, x1, before), (_, x2, after) = self._chain[-2:]
+        self._chain = self._chain[-1:]
+        r, step = x1 - x0, x2 - x1
+        first, second = float(np.sqrt(r @ r)), float(np.sqrt(step @ step))
+        rho = min(second / first, NEVER) if first > 0 else 0.0
+        gain = abs(after - before)
+        self.calm = self.calm + 1 if gain * rho**2 / (1 - rho**2) <= self.tolerance else 0
+        if gain <= self.tolerance and second <= 1e-12:
+            self.calm = 2
+        if not self.accelerate or gain > EARLY or second == 0:
+            return new
+        return self._extrapolate(x0, r, step - r, x2, after)
+
+    def _extrapolate(
+        self, x0: FloatArray, r: FloatArray, v: FloatArray, x2: FloatArray, least: float
+    ) -> FloatArray:
+        """The long step, if it stays where the model is defined."""
+        bend = float(np.sqrt(v @ v))
+        length = min(float(np.sqrt(r @ r)) / bend, LONGEST) if bend > 0 else 1.0
+        if length <= 1:
+            return x2
+        there = x0 + 2 * length * r + length**2 * v
+        if not self.model.inside(there):
+            return x2
+        self._trial, self._chain = (x2, least), []
+        return there
+
+
+@final
+class Climb:
+    """A callback that watches and steers a run of `Several` under EM."""
+
+    def __init__(self, run: Run, tolerance: float, accelerate: bool = True) -> None:
+        several = run.model
+        assert isinstance(several, Several)
+        self.run, self.several = run, several
+        self.parts = [Part(model, tolerance, accelerate) for model in several.models]
+        self._asked, self._penalties = run.state.statistics, self._charged()
+
+    def _charged(self) -> list[float]:
+        """The penalty of each part where it will be asked next."""
+        pairs = zip(self.several.models, self.run.params.parts, strict=True)
+        return [float(model.penalty(params)) for model, params in pairs]
+
+    def __call__(self, record: RoundRecord) -> bool:
+        """After each round; True when all have settled."""
+        new = self.run.state.statistics
+        values = self.several.values(new)
+        moved = [
+            part.follow(self._asked[cut], new[cut], float(values[j, 0]), self._penalties[j])
+            for j, (part, cut) in enumerate(zip(self.parts, self.several.cuts, strict=True))
+        ]
+        if all(part.settled for part in self.parts):
+            return True
+        statistics = self.several.join(moved, values)
+        if not np.array_equal(statistics, new):
+            self.run.move(statistics)
+        self._asked, self._penalties = statistics, self._charged()
+        return False

@@ -1,0 +1,149 @@
+"""Gaussian mixtures with scikit-learn's face."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from sklearn.base import DensityMixin
+from sklearn.utils.validation import check_is_fitted
+
+from emfed.artifacts.result import Result
+from emfed.core.errors import SettingsError
+from emfed.core.protocols import FloatArray, Model
+from emfed.fitting.estimators.base import FederatedEstimator, MixtureMethods
+from emfed.models import gaussian_mixture
+
+
+class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator):
+    """A Gaussian mixture of rows that stay with their workers.
+
+    Parameters
+    ----------
+    n_components : number of components, or several to choose from: a range or ``"2:8"``; they are
+        fitted in the same rounds and the best by ``criterion`` is kept.
+    covariance_type : ``"full"``, ``"tied"``, ``"diag"`` or ``"spherical"``.
+    criterion : ``"bic"``, ``"icl"`` or ``"aic"``.
+    tol : log-likelihood per row that a converged fit may still have to gain, in nats; by default
+        1e-3 for one worker, as coarse as scikit-learn's, and 1e-6 for several.
+    max_iter : rounds at most.
+    n_init : starts that compete, of which the best goes on.
+    start : ``"auto"``, ``"k-means"``, ``"moments"``, ``"points"`` (rows of the data leave their
+        workers) or `emfed.GaussianParameters`.
+    algorithm : ``"auto"``, ``"em"``, ``"FedEM"``, ``"VR-FedEM"`` or a `emfed` algorithm.
+    follow_em : whether a compressed run takes little noise and no momentum, to end where pooled EM
+        ends even where optima lie close together.
+    participation : the probability that a worker takes part in a round, or a `emfed` participation;
+        None: everyone does. With several workers and a compressed algorithm.
+    covariance_floor : smallest eigenvalue of a covariance, relative to the columns' variances.
+    missing : whether NaN is a value missing at random (full and diag).
+    warm_start : whether a second fit goes on from the first.
+    random_state : the seed; None is 0 for the fit, and other rows for each `sample`.
+
+    Attributes
+    ----------
+    weights_, means_, covariances_, precisions_, precisions_cholesky_ : as in scikit-learn.
+    n_components_ : the number of components, chosen or given; selection_ : the table it came from.
+    converged_, n_iter_, n_rounds_, lower_bound_ : how the fit ended.
+    records_, bytes_, guard_hits_, result_ : what the run did, and its `emfed.Result`.
+    """
+
+    def __init__(
+        self,
+        n_components: Any = 1,
+        *,
+        covariance_type: str = "full",
+        criterion: str = "bic",
+        tol: float | None = None,
+        max_iter: int = 1000,
+        n_init: int = 1,
+        start: Any = "auto",
+        algorithm: Any = "auto",
+        follow_em: bool = False,
+        participation: Any = None,
+        covariance_floor: float = 1e-6,
+        missing: bool = False,
+        warm_start: bool = False,
+        random_state: Any = None,
+    ) -> None:
+        self.n_components = n_components
+        self.covariance_type = covariance_type
+        self.criterion = criterion
+        self.tol = tol
+        self.max_iter = max_iter
+        self.n_init = n_init
+        self.start = start
+        self.algorithm = algorithm
+        self.follow_em = follow_em
+        self.participation = participation
+        self.covariance_floor = covariance_floor
+        self.missing = missing
+        self.warm_start = warm_start
+        self.random_state = random_state
+
+    _alone = 1e-3
+
+    @property
+    def _missing(self) -> bool:
+        return bool(self.missing)
+
+    def _model(self, k: int) -> Model:
+        if self.covariance_type == "known":
+            raise SettingsError("covariance_type 'known' is not for this estimator: use emfed.fit.")
+        return gaussian_mixture(
+            k,
+            self.covariance_type,
+            covariance_floor=self.covariance_floor,
+            missing=self._missing,
+        )
+
+    def _online_model(self, k: int) -> Model:
+        """For ``tied``, with the second moment among the statistics: batches differ in it."""
+        if self.covariance_type != "tied":
+            return self._model(k)
+        floor = self.covariance_floor
+        return gaussian_mixture(k, "tied", covariance_floor=floor, second_moment="statistic")
+
+    def _online(self, result: Result) -> tuple[Model, FloatArray]:
+        """A tied fit on a whole table goes on with the second moment among its statistics."""
+        if not result.model.fixed_data:
+            return result.model, result.statistics
+        params = result.model.maximize(result.statistics)
+        plain: Any = self._online_model(len(result.params.weights))
+        model = dataclasses.replace(plain, bound=result.model.bound)
+        return model, model.statistics_of(params)
+
+    def _publish(self, result: Result) -> None:
+        params, kind = result.params, self.covariance_type
+        self.weights_, self.means_ = params.weights, params.means
+        self.covariances_ = params.covariances
+        self.n_components_ = len(params.weights)
+        if kind in ("full", "tied"):
+            lower = np.linalg.cholesky(params.covariances)
+            root = np.linalg.solve(lower, np.broadcast_to(np.eye(lower.shape[-1]), lower.shape))
+            self.precisions_cholesky_ = np.swapaxes(root, -1, -2)
+            self.precisions_ = self.precisions_cholesky_ @ root
+        else:
+            self.precisions_cholesky_ = 1 / np.sqrt(params.covariances)
+            self.precisions_ = self.precisions_cholesky_**2
+
+    def to_sklearn(self) -> Any:
+        """A fitted `sklearn.mixture.GaussianMixture` with the same parameters and answers."""
+        from sklearn.mixture import GaussianMixture
+
+        check_is_fitted(self, "result_")
+        out = GaussianMixture(
+            self.n_components_,
+            covariance_type=self.covariance_type,
+            weights_init=self.weights_,
+            means_init=self.means_,
+            precisions_init=self.precisions_,
+        )
+        copied = ("weights_", "means_", "covariances_", "precisions_", "precisions_cholesky_")
+        for name in (*copied, "converged_", "n_iter_", "lower_bound_", "n_features_in_"):
+            setattr(out, name, getattr(self, name))
+        out.lower_bounds_ = [self.lower_bound_]
+        if hasattr(self, "feature_names_in_"):
+            out.feature_names_in_ = self.feature_names_in_
+        return out

@@ -1,0 +1,437 @@
+"""The one round loop: plan, exchange, update, record."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from emfed.algorithms.memory import gap
+from emfed.core.errors import (
+    CheckpointError,
+    ServerCrash,
+    check_count,
+    check_type,
+)
+from emfed.core.ledger import Ledger
+from emfed.core.protocols import (
+    Algorithm,
+    Crowd,
+    Federation,
+    FloatArray,
+    IntArray,
+    Model,
+    Participation,
+    Replies,
+    Request,
+    ServerState,
+)
+from emfed.core.records import Records, RoundRecord
+from emfed.core.storage import DISK, Disk, load_checkpoint, save_checkpoint
+from emfed.core.wire import ENVELOPE, REPLY_ENVELOPE, REQUEST_ENVELOPE, STEP_FRAME, floats_size
+from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop
+
+
+@final
+class Run:
+    """A run in progress: the server's state, who was accepted when, and the records so far.
+
+    `step` makes one round. Everything it changes here it changes at its end, so an exception in
+    the middle of a round (a crash of the server) leaves the state of the round's beginning.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        algorithm: Algorithm,
+        federation: Federation,
+        statistics: FloatArray,
+        *,
+        weights: FloatArray,
+        participation: Participation,
+        seed: int,
+        samples: int,
+        ledger: Ledger | None = None,
+        evaluations: int = 0,
+        columns: tuple[str, ...] | None = None,
+        fingerprint: dict[str, Any] | None = None,
+        retries: int = 0,
+        monitor: Monitor | None = None,
+        count_bytes: bool = True,
+        rows: IntArray | None = None,
+    ) -> None:
+        self.model, self.federation = model, federation
+        everyone = participation.probabilities(np.arange(federation.size), federation.size)
+        crowd = Crowd(1 / float(weights @ weights), float(everyone.min()))
+        self.algorithm = algorithm.resolve(model.layout, crowd)
+        self.weights, self.participation, self.seed = weights, participation, seed
+        if monitor is not None:
+            check_type("monitor", monitor, Monitor, "Monitor(every=10)")
+        self.samples, self.retries, self.monitor = (
+            samples,
+            check_count("retries", retries, 0),
+            monitor,
+        )
+        self.columns, self.fingerprint = columns, fingerprint or {}
+        self.total = float(samples)
+        """The sum of the rows' weights, their number where they have none."""
+        self.summary: Mapping[str, FloatArray] | None = None
+        """What the opening exchange told of all rows together."""
+        self.records = Records()
+        self.accepted: IntArray = np.full(federation.size, -1, dtype=np.int64)
+        self.ledger = Ledger(federation.size) if ledger is None else ledger
+        self.count_bytes = count_bytes
+        self.rows = np.zeros(federation.size, dtype=np.int64) if rows is None else rows
+        self._opening_evaluations, self.evaluations, self.seconds = evaluations, 0, 0.0
+        self.state = ServerState(
+            round=0 if self.algorithm.needs_start_round else 1,
+            generation=0,
+            statistics=statistics,
+            control=np.zeros(model.layout.size),
+        )
+        self._params: Any = None
+        federation.begin(model, self.algorithm, seed)
+        self._charged = np.zeros(4, dtype=np.int64)
+        self._step_bytes = [0]  # of all quantised steps before round j, framed
+        if not self.algorithm.needs_start_round:
+            self._step_bytes.append(0)
+            n = federation.size
+            self._record(RoundRecord(0, 0, n, n, None, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0))
+
+    @property
+    def params(self) -> Any:
+        """T(S), in the units of the statistics."""
+        if self._params is None:
+            self._params = self.model.maximize(self.state.statistics)
+        return self._params
+
+    @property
+    def memory_gap(self) -> float:
+        """The relative violation of V = sum w_i (V_i + accepted pending): zero up to rounding."""
+        workers, rows = self.federation.worker_rows()
+        return gap(
+            self.state.control, self.state.generation, self.accepted, self.weights, workers, rows
+        )
+
+    def move(self, statistics: FloatArray) -> None:
+        """Go on from other statistics: the server may choose any that it sends in full."""
+        self.state, self._params = replace(self.state, statistics=statistics), None
+
+    @property
+    def narrows(self) -> bool:
+        """Whether the federation can go on with some of the statistics alone."""
+        return hasattr(self.federation, "narrow")
+
+    def narrow(self, model: Model, places: IntArray) -> None:
+        """Go on with these of the statistics, which are all of ``model``'s; memories stay exact."""
+        q = self.model.layout.size
+        state = self.state
+        extras = {n: a[places] if a.shape == (q,) else a for n, a in state.extras.items()}
+        self.state = replace(
+            state,
+            statistics=state.statistics[places],
+            control=state.control[places],
+            extras=extras,
+        )
+        self.model, self._params = model, None
+        getattr(self.federation, "narrow")(model, places)  # noqa: B009 (not of all federations)
+
+    def plan(self) -> Request:
+        """Who is asked in the next round, and what."""
+        state, n = self.state, self.federation.size
+        start = state.round == 0
+        workers = (
+            np.arange(n, dtype=np.int64)
+            if start
+            else self.participation.draw(self.seed, state.round, n)
+        )
+        return Request(
+            round=state.round,
+            generation=state.generation,
+            kind="start" if start else "round",
+            statistics=state.statistics,
+            params=self.params,
+            workers=workers,
+            accepted=self.accepted[workers],
+            count_bytes=self.count_bytes,
+            encode=self.federation.carries_bytes,
+        )
+
+    def payloads(self, workers: IntArray) -> IntArray:
+        """Bytes of a request's payload now: the statistics, or the steps since a worker was there.
+
+        A worker whose upload of round r was accepted had the statistics of round r.
+        """
+        full = np.full(len(workers), floats_size(len(self.state.statistics)))
+        if not self.algorithm.broadcasts_steps:
+            return full
+        before = self._step_bytes
+        here = before[self.state.round]
+        accepted = self.accepted[workers].tolist()
+        steps = [here - before[r] if r >= 0 else full[0] for r in accepted]
+        return np.minimum(full, np.array(steps, dtype=np.int64))
+
+    def gather(self, request: Request) -> Replies:
+        """Replies of this round, each worker once, sorted; every message is charged.
+
+        Replies to closed rounds and second copies are refused. Those who stay silent are asked
+        again as often as ``retries`` says, then count as absent.
+        """
+        q, missing = len(request.statistics), request
+        batches: list[Replies] = []
+        for _ in range(1 + self.retries):
+            if len(missing.workers) == 0:
+                break
+            arrived = self.federation.exchange(missing)
+            if self.count_bytes and not self.federation.carries_bytes:
+                down = self.payloads(missing.workers)
+                self.ledger.add(request.kind, "down", missing.workers, down, REQUEST_ENVELOPE)
+                self.ledger.add(
+                    request.kind, "up", arrived.workers, arrived.bytes_up, REPLY_ENVELOPE
+                )
+                self.ledger.add(request.kind, "up", arrived.lost_memory, 0, ENVELOPE)
+            current = arrived.rounds == request.round
+            complete = current.all() and np.array_equal(arrived.workers, missing.workers)
+            if not complete:
+                valid = np.flatnonzero(current & np.isin(arrived.workers, missing.workers))
+                _, first = np.unique(arrived.workers[valid], return_index=True)
+                arrived = arrived.take(valid[first])
+                heard = np.union1d(arrived.workers, arrived.lost_memory)
+                missing = missing.take(np.flatnonzero(~np.isin(missing.workers, heard)))
+            batches.append(arrived)
+            if complete:
+                break
+        taken = batches[0] if len(batches) == 1 else Replies.join(batches, q)
+        if np.any(taken.workers[1:] < taken.workers[:-1]):
+            taken = taken.take(np.argsort(taken.workers, kind="stable"))
+        return taken
+
+    def step(self) -> RoundRecord:
+        """One round."""
+        squared_h, objective = self._diagnose(self.state)
+        began = time.perf_counter()
+        state, request = self.state, self.plan()
+        replies = self.gather(request)
+        probabilities = self.participation.probabilities(replies.workers, self.federation.size)
+        new, info = self.algorithm.server_step(
+            self.model,
+            self.seed,
+            state,
+            request,
+            replies,
+            self.weights[replies.workers],
+            probabilities,
+        )
+        lost = len(replies.lost_memory) > 0
+        if lost:  # memories start anew for all; see emfed.algorithms.memory
+            new = self.algorithm.forget(new)
+        seconds = time.perf_counter() - began
+        record = self._record(
+            RoundRecord(
+                round=state.round,
+                generation=state.generation,
+                asked=len(request.workers),
+                answered=len(replies.workers),
+                squared_H=info.squared_mean_field,
+                step_size=info.step_size,
+                guard_hits=info.guard_hits,
+                bytes_up=0,
+                bytes_down=0,
+                payload_up=0,
+                payload_down=0,
+                evaluations=int(replies.evaluations.sum()),
+                epochs=0.0,
+                seconds=seconds,
+                squared_h=squared_h,
+                objective=objective,
+                gain=info.gain,
+            )
+        )
+        self._step_bytes.append(self._step_bytes[-1] + info.broadcast_bytes + STEP_FRAME)
+        self.federation.keep_step(state.round, info.broadcast)
+        if lost:
+            self.accepted[:] = -1
+        else:
+            self.accepted[replies.workers] = state.round
+        self.state, self._params = new, None
+        return record
+
+    def _record(self, record: RoundRecord) -> RoundRecord:
+        """Complete a record with what the ledger has gained, add up, and keep it."""
+        ledger = self.ledger
+        totals = np.array(
+            [
+                ledger.total("up"),
+                ledger.total("down"),
+                ledger.total("up", "payload"),
+                ledger.total("down", "payload"),
+            ]
+        )
+        gained, self._charged = (totals - self._charged).tolist(), totals
+        if record.round == 0:
+            record = replace(record, evaluations=record.evaluations + self._opening_evaluations)
+        self.evaluations += record.evaluations
+        self.seconds += record.seconds
+        record = replace(
+            record,
+            bytes_up=gained[0],
+            bytes_down=gained[1],
+            payload_up=gained[2],
+            payload_down=gained[3],
+            epochs=self.evaluations / self.samples,
+        )
+        self.records.append(record)
+        return record
+
+    def _diagnose(self, state: ServerState) -> tuple[float | None, float | None]:
+        """|h(S)|^2 and the objective at T(S), when the monitor asks for them in this round."""
+        monitor = self.monitor
+        if monitor is None or state.round == 0 or (state.round - 1) % monitor.every:
+            return None, None
+        squared_h = objective = None
+        if monitor.mean_field:
+            field = (
+                self.federation.mean_statistics(self.model, self.params, self.weights)
+                - state.statistics
+            )
+            squared_h = float(field @ field)
+        if monitor.objective:
+            likelihood = self.federation.mean_log_likelihood(self.model, self.params, self.weights)
+            objective = self.model.penalty(self.params) - likelihood
+        return squared_h, objective
+
+    def until(
+        self,
+        stop: Stop,
+        callbacks: Iterable[Callback] = (),
+        checkpoint: str | Path | None = None,
+        checkpoint_every: int = 100,
+    ) -> str:
+        """Rounds until a limit is met, a callback says so, or Ctrl-C; returns which.
+
+        ``silence`` means that nobody has answered for `PATIENCE` rounds. Where workers keep their
+        own memories the checkpoint is written every round: before a request tells any of them
+        what was accepted.
+        """
+        check_count("checkpoint_every", checkpoint_every)
+        if self.federation.carries_bytes:
+            checkpoint_every = 1
+        callbacks = tuple(callbacks)
+        reason = stop.reason(self)
+        idle = crashes = 0
+        with interrupts() as interrupted:
+            while reason is None:
+                try:
+                    record = self.step()
+                except ServerCrash:  # it comes back with the state of the round's beginning
+                    crashes += 1
+                    if crashes > PATIENCE:
+                        raise
+                    continue
+                crashes = 0
+                idle = 0 if record.answered else idle + 1
+                asked = [callback(record) for callback in callbacks]
+                if interrupted():
+                    reason = "interrupted"
+                elif any(answer is True for answer in asked):
+                    reason = "callback"
+                else:
+                    reason = "silence" if idle >= PATIENCE else stop.reason(self)
+                if checkpoint is not None and (
+                    reason is not None or record.round % checkpoint_every == 0
+                ):
+                    self.save(checkpoint)
+        return reason
+
+    def save(self, path: str | Path, disk: Disk = DISK) -> None:
+        """Write a checkpoint, atomically."""
+        workers, rows = self.federation.worker_rows()
+        arrays = {
+            "statistics": self.state.statistics,
+            "control": self.state.control,
+            "accepted": self.accepted,
+            "ledger": self.ledger.counts,
+            "step_bytes": np.array(self._step_bytes),
+            "workers": workers,
+            **{f"extras/{name}": array for name, array in self.state.extras.items()},
+            **{f"rows/{name}": array for name, array in rows.items()},
+            **{f"records/{name}": array for name, array in self.records.to_arrays().items()},
+        }
+        description = {
+            "fingerprint": self.fingerprint,
+            "round": self.state.round,
+            "generation": self.state.generation,
+            "evaluations": self.evaluations,
+            "seconds": self.seconds,
+        }
+        save_checkpoint(path, arrays, description, disk)
+
+    def restore(self, path: str | Path, disk: Disk = DISK) -> None:
+        """Continue from a checkpoint of the same run, bit for bit."""
+        arrays, description = load_checkpoint(path, disk)
+        disk.settle(Path(path))
+        differing = sorted(
+            name
+            for name in {*self.fingerprint, *description["fingerprint"]}
+            if self.fingerprint.get(name) != description["fingerprint"].get(name)
+        )
+        if differing:
+            raise CheckpointError(
+                f"{path} belongs to another run, with other {', '.join(differing)}. Use the "
+                "settings and data it was made with, or start anew."
+            )
+        self.state = ServerState(
+            description["round"],
+            description["generation"],
+            arrays["statistics"],
+            arrays["control"],
+            _under("extras/", arrays),
+        )
+        self._params = None
+        self.accepted = arrays["accepted"]
+        self.evaluations, self.seconds = description["evaluations"], description["seconds"]
+        self.records = Records.from_arrays(_under("records/", arrays))
+        self.ledger.restore(arrays["ledger"])
+        self._step_bytes = arrays["step_bytes"].tolist()
+        self._charged = np.array(
+            [
+                self.records.column(name).sum()
+                for name in ("bytes_up", "bytes_down", "payload_up", "payload_down")
+            ],
+            dtype=np.int64,
+        )
+        self.federation.begin(self.model, self.algorithm, self.seed)
+        self.federation.restore_rows(arrays["workers"], _under("rows/", arrays))
+
+
+def _under(prefix: str, arrays: dict[str, Any]) -> dict[str, Any]:
+    """Arrays whose name begins with the prefix, by the rest of their name."""
+    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+
+
+@contextlib.contextmanager
+def interrupts() -> Iterator[Callable[[], bool]]:
+    """Turn the first Ctrl-C into a flag, so that a round is never cut; the second one raises."""
+    seen = threading.Event()
+    default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if threading.current_thread() is not threading.main_thread() or not default:
+        yield seen.is_set
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        if seen.is_set():
+            raise KeyboardInterrupt
+        seen.set()
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield seen.is_set
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

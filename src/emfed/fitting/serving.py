@@ -1,0 +1,285 @@
+"""`serve`: a run over a network that outlives its server, and whose workers come and go.
+
+Within a **stage** the workers are fixed. When one leaves for good or a new one is let in, the stage
+ends and the next begins with an opening of its own, at the parameters that were reached: the
+weights, the frame, the sample size that scales priors and the second moment of a tied covariance
+all depend on who is in, so anything less would fit a model of nobody's data. Memories start at
+zero with each stage, on both sides, and are exact in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from emfed.artifacts.result import Result
+from emfed.core.errors import CheckpointError, EmfedWarning, ParticipationError, check_count
+from emfed.core.protocols import Algorithm, FloatArray, Model
+from emfed.core.records import RoundRecord
+from emfed.core.storage import load_checkpoint, remove_torn, save_checkpoint
+from emfed.fitting.driver import fit
+from emfed.fitting.opening import worker_weights
+from emfed.fitting.stopping import Callback
+from emfed.network import (
+    LocalTransport,
+    RemoteFederation,
+    Site,
+    SiteRules,
+    Transport,
+    bind_constants,
+    pack_constants,
+)
+from emfed.network.members import Members
+
+logger = logging.getLogger(__name__)
+CHECKPOINT = "run.checkpoint"
+ADMIT_EVERY = 10
+"""Rounds between two hellos to workers that are not in the run: each stage costs an opening."""
+
+
+@final
+@dataclass(frozen=True)
+class Served:
+    """What a run over a network reached."""
+
+    result: Result
+    """Of the last stage; its records and ledger are that stage's."""
+    stage: int
+    """How many stages there were."""
+    rounds: int
+    """Rounds of all stages together."""
+    refusals: Mapping[str, str]
+    """Workers that were refused, refused themselves or left, and why."""
+    bytes_up: int
+    bytes_down: int
+    """In the ledgers of all stages together."""
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Where a service stands: kept on disk before the stage begins."""
+
+    number: int = 1
+    rounds: int = 0
+    """Rounds of the stages before."""
+    excluded: Mapping[str, str] | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    """Of the stages before."""
+
+    @classmethod
+    def load(cls, path: Path) -> _Stage:
+        if not path.exists():
+            return cls()
+        _, about = load_checkpoint(path)
+        moved = about.get("bytes_up", 0), about.get("bytes_down", 0)
+        return cls(about["number"], about["rounds"], about["excluded"], *moved)
+
+    def save(self, path: Path) -> None:
+        about = {**dataclasses.asdict(self), "excluded": dict(self.excluded or {})}
+        save_checkpoint(path, {"none": np.empty(0)}, about)
+
+
+@final
+class _Without(Transport):
+    """A transport less the workers that are out for good."""
+
+    def __init__(self, inner: Transport, out: Mapping[str, str]) -> None:
+        self._inner, self._out = inner, out
+
+    def workers(self) -> list[str]:
+        """The others."""
+        return [key for key in self._inner.workers() if key not in self._out]
+
+    def deliver(
+        self, messages: Mapping[str, bytes], deadline: float
+    ) -> Iterator[tuple[str, bytes]]:
+        """As within."""
+        return self._inner.deliver(messages, deadline)
+
+
+def serve(
+    model: Model,
+    algorithm: Algorithm | None,
+    transport: Transport,
+    directory: str | Path,
+    *,
+    rounds: int = 100,
+    weights: str = "samples",
+    start: Any | None = None,
+    minimum: int = 1,
+    deadline: float = 60.0,
+    attempts: int = 5,
+    pause: float = 1.0,
+    columns: Sequence[str] | None = None,
+    admit: bool = True,
+    patience: int | None = None,
+    callbacks: Iterable[Callback] = (),
+    **options: Any,
+) -> Served:
+    """Fit ``model`` with the workers a transport reaches; called again, go on where it was killed.
+
+    ``directory`` is the run's own: a call finds there what an earlier one left. ``rounds`` are
+    those of all stages together. With ``admit`` workers that turn up in mid-run are let in, by a
+    new stage; one that refuses for good, or stays silent ``patience`` times in a row, leaves by
+    one. ``minimum``, ``deadline``, ``attempts``, ``pause`` and ``columns`` are those of
+    `RemoteFederation`; ``options`` go to `fit` (participation, tolerance, seed, monitor,
+    start_statistics, ...); limits among them hold for each stage.
+    """
+    check_count("rounds", rounds)
+    where = Path(directory)
+    where.mkdir(parents=True, exist_ok=True)
+    remove_torn(where, ("stage",))
+    stage = _Stage.load(where / "stage")
+    hooks = (callbacks,) if callable(callbacks) else tuple(callbacks)
+    while True:
+        folder = where / f"stage-{stage.number:04d}"
+        remove_torn(folder, (CHECKPOINT, "start", "members"))
+        federation = RemoteFederation(
+            _Without(transport, stage.excluded or {}),
+            folder,
+            deadline=deadline,
+            minimum=minimum,
+            attempts=attempts,
+            pause=pause,
+            columns=columns,
+        )
+        given = options
+        if stage.number > 1:
+            start = _reached(model, weights, where / f"stage-{stage.number - 1:04d}")
+            given = {"start_statistics": "expected"} | options
+        change = _Change(federation, admit, patience)
+        error: ParticipationError | None = None
+        result: Any = None
+        try:
+            result = fit(
+                model,
+                None,
+                algorithm,
+                federation=federation,
+                rounds=rounds - stage.rounds,
+                weights=weights,
+                start=start,
+                checkpoint=folder / CHECKPOINT,
+                resume=True,
+                callbacks=(*hooks, change),
+                **given,
+            )
+        except ParticipationError as caught:
+            error, result = caught, getattr(caught, "result", None)
+        out = {**(stage.excluded or {}), **federation.refusals}
+        made = 0 if result is None else result.rounds
+        up = stage.bytes_up + (0 if result is None else result.bytes_up)
+        down = stage.bytes_down + (0 if result is None else result.bytes_down)
+        if not change.needed() or stage.rounds + made >= rounds:
+            if error is not None:
+                raise error
+            return Served(result, stage.number, stage.rounds + made, out, up, down)
+        if made == 0:  # nothing reached yet: begin again without those who left
+            for name in (CHECKPOINT, "start", "members"):
+                with contextlib.suppress(FileNotFoundError):
+                    (folder / name).unlink()
+            stage = _Stage(stage.number, stage.rounds, out, up, down)
+        else:
+            stage = _Stage(stage.number + 1, stage.rounds + made, out, up, down)
+        logger.warning("stage %d begins: %s", stage.number, change.why)
+        stage.save(where / "stage")
+
+
+@final
+class _Change:
+    """A callback that ends a stage when its workers are no longer the right ones."""
+
+    def __init__(self, federation: RemoteFederation, admit: bool, patience: int | None) -> None:
+        self._federation, self._admit, self._patience = federation, admit, patience
+        self.why = ""
+        self._waiting: set[str] = set()
+
+    def __call__(self, record: RoundRecord) -> bool:
+        """After a round."""
+        return self.needed(record.round > 0 and record.round % ADMIT_EVERY == 0)
+
+    def needed(self, newcomers: bool = False) -> bool:
+        """Whether someone left or, if asked, came; ``why`` says who."""
+        if self.why:
+            return True
+        federation = self._federation
+        members = federation.members
+        gone = [key for key in members.keys if key in federation.refusals]
+        if self._patience is not None:
+            for key, times in federation.silences.items():
+                if times >= self._patience and key not in federation.refusals:
+                    federation.refusals[key] = f"silent {times} times in a row."
+                    gone.append(key)
+        new = self._newcomers() if newcomers and self._admit else []
+        if gone or new:
+            self.why = f"left {gone}, new {new}"
+        return bool(self.why)
+
+    def _newcomers(self) -> list[str]:
+        """Who can be reached, is not in the run and would join it now.
+
+        A stage ends only for these: who was away at the opening, or answers "not now", waits for
+        the next hello, and costs the others nothing.
+        """
+        federation = self._federation
+        known = {*federation.members.keys, *federation.refusals}
+        others = [key for key in federation.reachable() if key not in known]
+        new = federation.greet(others) if others else []
+        waiting = set(others) - set(new) - set(federation.refusals)
+        for key in sorted(waiting - self._waiting):
+            logger.warning("%s can be reached and does not join; it is asked again", key)
+        self._waiting = waiting
+        return new
+
+
+def _reached(model: Model, weights: str, folder: Path) -> Any:
+    """The parameters that a stage ended with, in the user's units, from what it left on disk."""
+    try:
+        opening = Members.load(folder / "members").opening
+        statistics: FloatArray = load_checkpoint(folder / CHECKPOINT)[0]["statistics"]
+    except KeyError as error:
+        raise CheckpointError(f"{folder} is not what a stage leaves: {error} is missing.") from None
+    constants = pack_constants(model, opening, worker_weights(weights, opening.counts))
+    shapes = {name: values.shape[1:] for name, values in opening.summaries.items()}
+    bound = bind_constants(model, constants, shapes)
+    return bound.to_user(bound.maximize(statistics))
+
+
+def rehearse(
+    model: Model,
+    algorithm: Algorithm | None,
+    data: Any,
+    *,
+    rules: SiteRules | None = None,
+    columns: Sequence[str] | None = None,
+    rounds: int = 2,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Every message that a site with these data would send, before any is: what, how large, when.
+
+    It is the site's own code, asked by a server in this process, in a folder that is thrown away.
+    Alone, a site gets other numbers than in company; kinds, sizes and contents are those of a run
+    (compressed uploads differ by a few bytes).
+    """
+    with tempfile.TemporaryDirectory(prefix="emfed-") as folder:
+        journal = Path(folder) / "journal"
+        site = Site(data, Path(folder) / "site", rules=rules, journal=journal, columns=columns)
+        transport = LocalTransport({"site": site})
+        with contextlib.suppress(ParticipationError), warnings.catch_warnings():
+            warnings.simplefilter("ignore", EmfedWarning)
+            federation = RemoteFederation(transport, attempts=1)
+            fit(model, None, algorithm, federation=federation, rounds=rounds, **options)
+        lines = journal.read_text(encoding="utf-8").splitlines()
+    entries = [json.loads(line) for line in lines]
+    return [{k: v for k, v in e.items() if k not in ("time", "run")} for e in entries]

@@ -1,0 +1,142 @@
+"""When a run stops, and what it looks at on the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, final
+
+from emfed.core.errors import SettingsError, check_count, check_range
+from emfed.core.ledger import Ledger
+from emfed.core.protocols import ServerState
+from emfed.core.records import Records, RoundRecord
+
+PATIENCE = 1000
+"""Rounds without any answer, or crashes in one round, after which a run gives up."""
+WINDOW = 6
+SLOWEST = 0.99
+Callback = Callable[[RoundRecord], bool | None]
+"""Called after every round; returning True ends the run."""
+
+
+class Progress(Protocol):
+    """What a limit looks at."""
+
+    records: Records
+    state: ServerState
+    ledger: Ledger
+    seconds: float
+
+
+@final
+@dataclass(frozen=True)
+class Stop:
+    """When to stop: whichever limit is met first.
+
+    ``nats`` bounds what the log-likelihood per sample may still gain, as the last rounds tell it
+    (`remaining`); ``tolerance`` bounds |H|^2 in three rounds in a row without the guard, ``bytes``
+    the traffic of all workers up and down, ``epochs`` the conditional expectations computed in
+    units of all samples.
+    """
+
+    rounds: int | None = None
+    epochs: float | None = None
+    tolerance: float | None = None
+    bytes: int | None = None
+    seconds: float | None = None
+    nats: float | None = None
+
+    def __post_init__(self) -> None:
+        limits = {n: getattr(self, n) for n in ("rounds", "epochs", "bytes", "seconds")}
+        if self.rounds is not None:
+            check_count("rounds", self.rounds, 0)
+        for name, value in (
+            *limits.items(),
+            ("tolerance", self.tolerance),
+            ("nats", self.nats),
+        ):
+            if value is not None:
+                check_range(name, value, 0, math.inf, open_high=True)
+        if all(value is None for value in limits.values()):
+            raise SettingsError(
+                "give at least one of rounds, epochs, bytes or seconds: a tolerance alone may "
+                "never be met."
+            )
+
+    def reason(self, run: Progress) -> str | None:
+        """The limit that has been met, if any."""
+        last = run.records[-1] if run.records else None
+        if self.tolerance is not None and self._settled(run.records[-3:], self.tolerance):
+            return "tolerance"
+        if self.nats is not None and remaining(run.records) <= self.nats:
+            return "nats"
+        if self.rounds is not None and run.state.round > self.rounds:
+            return "rounds"
+        if last is not None and self.epochs is not None and last.epochs >= self.epochs:
+            return "epochs"
+        if (
+            self.bytes is not None
+            and run.ledger.total("up") + run.ledger.total("down") >= self.bytes
+        ):
+            return "bytes"
+        if self.seconds is not None and run.seconds >= self.seconds:
+            return "seconds"
+        return None
+
+    @staticmethod
+    def _settled(records: Records, tolerance: float) -> bool:
+        return len(records) == 3 and all(
+            r.round > 0
+            and r.answered > 0
+            and r.guard_hits == 0
+            and r.squared_H is not None
+            and r.squared_H <= tolerance
+            for r in records
+        )
+
+
+def remaining(records: Records) -> float:
+    """Nats per sample that EM may still gain: a geometric series through the last rounds' gains.
+
+    A round's gain is |H|^2 / 2 in the model's metric, the value of an EM step to second order; the
+    rate at which gains fall is fitted over `WINDOW` rounds and held below `SLOWEST`. Where not all
+    are asked, the window reaches back until everyone has been `WINDOW` times on average, and the
+    rate is per turn of all. Infinite where a round of the window had no gain to tell, or a
+    shortened step, or where nobody answered in any of it.
+    """
+    everyone = max((r.asked for r in records), default=0)
+    asked, length = 0, 0
+    while asked < WINDOW * everyone and length < len(records):
+        length += 1
+        asked += records[-length].asked
+    last = records[-length:] if length else records[:0]
+    if everyone == 0 or asked < WINDOW * everyone or any(_untold(r) for r in last):
+        return math.inf
+    told = [(j, r.gain) for j, r in enumerate(last) if r.answered and r.gain is not None]
+    if len(told) < min(length, WINDOW):
+        return math.inf
+    middle = sum(j for j, _ in told) / len(told)
+    fitted = sum((j - middle) * math.log(max(gain, 1e-300)) for j, gain in told)
+    slope = fitted / sum((j - middle) ** 2 for j, _ in told) * length / WINDOW
+    recent = [gain for j, gain in told if j >= length - max(3, length // 2)]
+    now = max(recent) if length == WINDOW else sum(recent) / len(recent)
+    return now / (1 - min(math.exp(slope), SLOWEST))
+
+
+def _untold(record: RoundRecord) -> bool:
+    """Whether a round says nothing of what is left; one without an answer is only passed over."""
+    return record.round == 0 or record.guard_hits > 0 or (record.gain is None)
+
+
+@final
+@dataclass(frozen=True)
+class Monitor:
+    """Diagnostics of a simulation, each a full pass over all data every so many rounds."""
+
+    every: int = 1
+    mean_field: bool = True
+    objective: bool = True
+
+    def __post_init__(self) -> None:
+        check_count("Monitor every", self.every)

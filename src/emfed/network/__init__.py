@@ -1,0 +1,38 @@
+"""Where messages travel: in this process, stacked or one by one; in Ray's actors; to sites.
+
+With or without faults.
+"""
+
+from emfed.network.cluster import RayFederation
+from emfed.network.faulty import FaultPlan, FaultyFederation
+from emfed.network.federation import RemoteFederation
+from emfed.network.inprocess import InProcessFederation
+from emfed.network.loop import LoopFederation
+from emfed.network.opening import bind_constants, pack_constants
+from emfed.network.rules import SiteRules
+from emfed.network.site import Site
+from emfed.network.stacked import StackedFederation
+from emfed.network.transport import LocalTransport, Transport
+
+FEDERATIONS: dict[str, type[InProcessFederation]] = {
+    "loop": LoopFederation,
+    "stacked": StackedFederation,
+}
+"""In-process federations by name."""
+
+__all__ = [
+    "FEDERATIONS",
+    "FaultPlan",
+    "FaultyFederation",
+    "InProcessFederation",
+    "LocalTransport",
+    "LoopFederation",
+    "RayFederation",
+    "RemoteFederation",
+    "Site",
+    "SiteRules",
+    "StackedFederation",
+    "Transport",
+    "bind_constants",
+    "pack_constants",
+]

@@ -1,0 +1,415 @@
+"""Many workers packed into a few Ray actors: simulations, and one organisation's cluster.
+
+Ray is imported here and nowhere else, when a `RayFederation` is made. An actor is a process that
+holds a shard: the rows of consecutive workers and their state. Rows are put into Ray's object store
+once, where actors read them without a copy; files are opened by the actors.
+
+An actor that dies, or is silent for longer than the deadline, takes its workers' memories with it.
+A new one gets the same rows and blank memories, and is asked again: its workers then say that their
+memory is lost, and the server opens a new generation (`emfed.algorithms.memory`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any, final
+
+import numpy as np
+
+from emfed.core.errors import DataError, FederationError, SettingsError, check_count, check_range
+from emfed.core.protocols import (
+    Algorithm,
+    Federation,
+    FloatArray,
+    IntArray,
+    Model,
+    Opening,
+    Replies,
+    Request,
+    Rows,
+)
+from emfed.core.version import __version__
+from emfed.data.workers import WorkerData
+from emfed.network.shards import Portions, Shard, divide
+
+RESTARTS = 3
+"""How often in a row an actor may die over the same call."""
+STORE_ROOM = 1 << 30
+"""Room in the object store of a Ray that we start, beside the rows: for replies."""
+
+_log = logging.getLogger(__name__)
+
+
+def _ray() -> Any:
+    """The library, or how to get it."""
+    try:
+        import ray
+    except ImportError as error:
+        raise SettingsError(f"a RayFederation needs Ray ({error}): pip install ray.") from None
+    return ray
+
+
+class _Connection:
+    """Ray as this process uses it: shared by its federations, ended with the last of them."""
+
+    def __init__(self) -> None:
+        self._users: set[object] = set()
+        self._ours = False
+        self._there = ""
+        self._address: str | None = None
+        """None is a Ray that we started here."""
+        self._lock = threading.RLock()
+
+    def join(self, user: object, address: str | None, actors: int, room: int) -> bool:
+        """Start or reach Ray, unless that is done; whether it is a Ray started here."""
+        ray = _ray()
+        with self._lock:
+            started = not ray.is_initialized()
+            if started:
+                _start(ray, address, actors, room)
+                self._users.clear()
+                self._ours, self._address = True, address
+            there = ray.get_runtime_context().gcs_address
+            if there != self._there:  # whoever used another one lost it
+                self._users.clear()
+            if not self._users and not started:  # the user's own connection
+                self._ours, self._address = False, "auto"
+            self._there = there
+            if address not in (None, "auto", there, self._address):
+                raise SettingsError(
+                    f"this process uses the Ray at {there} already: leave address={address!r} "
+                    "out, or call ray.shutdown() first."
+                )
+            self._users.add(user)
+            return self._address is None
+
+    def leave(self, user: object, actors: list[Any]) -> None:
+        """One federation less, with its actors; a Ray that the user connected to stays."""
+        ray = _ray()
+        with self._lock:
+            known = user in self._users
+            self._users.discard(user)
+            if not known or not ray.is_initialized():
+                return  # its Ray is gone, at exit or by another
+            if ray.get_runtime_context().gcs_address != self._there:
+                return
+            for actor in actors:
+                ray.kill(actor)
+            if not self._users and self._ours:
+                self._ours = False
+                ray.shutdown()
+
+
+_CONNECTION = _Connection()
+
+
+def _start(ray: Any, address: str | None, actors: int, room: int) -> None:
+    """A Ray of our own (no dashboard, nothing reported to anyone), or the one at this address."""
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is not None:
+        _knock(address)
+        try:
+            ray.init(address=address, **options)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise FederationError(_NOBODY.format(address, _first_line(error))) from error
+        return
+    # address="local" because None would join whatever Ray runs on this machine.
+    options |= {"num_cpus": actors, "include_dashboard": False, "object_store_memory": room}
+    with _environment(RAY_USAGE_STATS_ENABLED="0"):
+        ray.init(address="local", **options)
+
+
+_NOBODY = (
+    "no Ray answers at address={!r} ({}). Start one with: ray start --head; or leave the address "
+    "out for a Ray of this machine alone."
+)
+
+
+def _knock(address: str) -> None:
+    """Whether somebody listens there: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return  # "auto" and the like
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        raise FederationError(_NOBODY.format(address, error)) from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """Environment variables for the processes that are started within."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _room(portions: Portions) -> int:
+    """Bytes of the object store for all rows in memory, and for replies."""
+    tables: list[Any] = []
+    for portion in portions.parts:
+        if isinstance(portion.data, WorkerData):
+            tables.append(portion.data.rows)
+        else:
+            tables.extend(getattr(portion.data, "tables", ()))
+    return STORE_ROOM + int(1.1 * sum(getattr(table, "nbytes", 0) for table in tables))
+
+
+def _release(user: object, actors: list[Any]) -> None:
+    """End the actors, and Ray with the last federation."""
+    _CONNECTION.leave(user, actors)
+    actors.clear()
+
+
+@final
+class RayFederation(Federation):
+    """Workers packed into Ray actors, each a stacked federation over its shard.
+
+    ``data`` and ``groups`` are as in `fit`; of a list or dict of paths, and of a memory-mapped
+    array, each actor opens its own files. ``address`` None starts a Ray on this machine, or uses
+    the one this process is connected to; else it is that of a running cluster, as in ``ray.init``.
+    ``actors`` are processes of one thread each. An actor that says nothing for ``deadline`` seconds
+    (None: for ever) counts as dead; one that cannot be placed within ``start_timeout`` seconds is
+    an error.
+
+    Close it, or use it as a context: then no process stays behind. ``fit(..., federation="ray")``
+    does so by itself.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        groups: Any | None = None,
+        *,
+        actors: int = 2,
+        address: str | None = None,
+        deadline: float | None = None,
+        start_timeout: float = 120.0,
+    ) -> None:
+        ray = self._ray = _ray()
+        check_count("actors", actors)
+        if deadline is not None:
+            check_range("deadline", deadline, 0, np.inf, open_low=True)
+        check_range("start_timeout", start_timeout, 0, np.inf, open_low=True)
+        self._deadline, self._start_timeout = deadline, start_timeout
+        portions = divide(data, groups, actors)
+        self._edges, self._names, self._size = portions.edges, portions.names, portions.size
+        self._begun: tuple[Model, Algorithm, int] | None = None
+        self._columns: tuple[str, ...] | None = None
+        self._actors: list[Any] = []
+        self._processes = [0] * len(portions.parts)
+        user = object()
+        local = _CONNECTION.join(user, address, len(portions.parts), _room(portions))
+        self._finalizer = weakref.finalize(self, _release, user, self._actors)
+        # In a Ray of our own actors claim no processor, so that none waits for another's.
+        self._make = ray.remote(Shard).options(
+            num_cpus=0 if local else 1, max_restarts=0, scheduling_strategy="SPREAD"
+        )
+        try:
+            # What is large lies in the object store, from where a second actor gets it too.
+            self._portions = [(part.first, ray.put(part.data)) for part in portions.parts]
+            del portions
+            self._actors.extend(self._launch(shard) for shard in range(len(self._portions)))
+            self._settle()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> RayFederation:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the actors, and the Ray that was started for them."""
+        self._finalizer()
+
+    @property
+    def size(self) -> int:
+        """The number of workers."""
+        return self._size
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The process of each actor, on whatever node it runs."""
+        return tuple(self._processes)
+
+    def _launch(self, shard: int) -> Any:
+        return self._make.remote(*self._portions[shard])
+
+    def _settle(self) -> None:
+        """All actors are there, with one version and one order of columns."""
+        told = [self._first_word(shard) for shard in range(len(self._actors))]
+        self._columns = told[0]["columns"]
+        for shard, word in enumerate(told):
+            if (word["columns"] is None) != (self._columns is None):
+                raise DataError("some workers name their columns, others do not.")
+            if word["columns"] != self._columns:
+                self._first_word(shard)
+
+    def _first_word(self, shard: int) -> dict[str, Any]:
+        """Wait for a new actor and let it open its data."""
+        ray, timeout = self._ray, self._start_timeout
+        ref = self._actors[shard].ready.remote(self._columns)
+        try:
+            word: dict[str, Any] = ray.get(ref, timeout=timeout)
+        except ray.exceptions.GetTimeoutError:
+            free, all_ = (
+                r.get("CPU", 0) for r in (ray.available_resources(), ray.cluster_resources())
+            )
+            raise FederationError(
+                f"Ray did not start actor {shard} within {timeout:g} s; each takes one CPU, and "
+                f"{free:g} of {all_:g} are free. Use fewer actors, end other programs, or "
+                "raise start_timeout."
+            ) from None
+        except ray.exceptions.RayTaskError as error:
+            raise self._cause(error, shard) from None
+        except ray.exceptions.RayError as error:
+            raise FederationError(f"actor {shard} died while it opened its data: {error}") from None
+        if word["version"] != __version__:
+            raise FederationError(
+                f"actor {shard} runs emfed {word['version']}, this process {__version__}: install "
+                "one version on all nodes."
+            )
+        self._processes[shard] = word["process"]
+        return word
+
+    def _cause(self, error: Any, shard: int) -> Exception:
+        """The exception that an actor raised, as if it had been raised here."""
+        cause = error.cause
+        if not isinstance(cause, Exception):
+            return FederationError(f"actor {shard} failed: {error}")
+        cause.add_note(f"in Ray actor {shard}, workers {self._range(shard)}")
+        return cause
+
+    def _range(self, shard: int) -> str:
+        return f"{self._edges[shard]} to {self._edges[shard + 1] - 1}"
+
+    def _restart(self, shard: int, why: Exception) -> None:
+        """A new actor in the place of one that is gone: the same rows, and blank memories."""
+        _log.warning(
+            "Ray actor %d (workers %s) is lost, its memories with it; starting another. %s",
+            shard,
+            self._range(shard),
+            _first_line(why),
+        )
+        with contextlib.suppress(self._ray.exceptions.RayError):
+            self._ray.kill(self._actors[shard])  # silent ones are not dead yet
+        self._actors[shard] = self._launch(shard)
+        self._first_word(shard)
+        if self._begun is not None:
+            self._wait(self._send(shard, "begin", *self._begun))
+
+    def _send(self, shard: int, method: str, *arguments: Any) -> Any:
+        return self._actors[shard].call.remote(method, *arguments)
+
+    def _wait(self, ref: Any) -> Any:
+        return self._ray.get(ref, timeout=self._deadline)
+
+    def _ask(self, method: str, calls: Iterable[tuple[int, tuple[Any, ...]]]) -> list[Any]:
+        """What the named shards answer, in order; the calls run at the same time."""
+        if not self._actors:
+            raise FederationError("this RayFederation is closed: make another.")
+        sent = [(shard, given, self._send(shard, method, *given)) for shard, given in calls]
+        return [self._answer(shard, method, given, ref) for shard, given, ref in sent]
+
+    def _answer(self, shard: int, method: str, given: tuple[Any, ...], ref: Any) -> Any:
+        """Wait for one answer; ask again where the actor had to be replaced."""
+        errors = self._ray.exceptions
+        for _ in range(RESTARTS):
+            try:
+                return self._wait(ref)
+            except errors.RayTaskError as error:
+                raise self._cause(error, shard) from None
+            except errors.RayError as error:
+                last = error
+            with contextlib.suppress(errors.RayError):  # it may die again at once
+                self._restart(shard, last)
+            ref = self._send(shard, method, *given)
+        raise FederationError(
+            f"Ray actor {shard} (workers {self._range(shard)}) was lost {RESTARTS} times in a row "
+            f"over the same call ({method}); perhaps it has too little memory, or the deadline is "
+            f"too short. The last reason: {last}"
+        )
+
+    def _everyone(self, method: str, *given: Any) -> list[Any]:
+        return self._ask(method, [(shard, given) for shard in range(len(self._actors))])
+
+    def open(self, model: Model) -> Opening:
+        """Every actor checks its data; summaries of all."""
+        parts: list[Opening] = self._everyone("open", model)
+        summaries = {
+            name: np.concatenate([part.summaries[name] for part in parts])
+            for name in parts[0].summaries
+        }
+        counts = np.concatenate([part.counts for part in parts])
+        return Opening(counts, summaries, self._columns, self._names)
+
+    def begin(self, model: Model, algorithm: Algorithm, seed: int) -> None:
+        """Fresh state for everyone."""
+        self._begun = model, algorithm, seed
+        self._everyone("begin", model, algorithm, seed)
+
+    def exchange(self, request: Request) -> Replies:
+        """Every actor drives those of its workers that are asked."""
+        calls = [
+            (shard, (request.take(positions),)) for shard, positions in self._split(request.workers)
+        ]
+        return Replies.join(self._ask("exchange", calls), len(request.statistics))
+
+    def _split(self, workers: IntArray) -> Iterator[tuple[int, Any]]:
+        """Positions of each shard's workers, for shards that have any of them."""
+        shards = np.searchsorted(self._edges, workers, side="right") - 1
+        for shard in range(len(self._actors)):
+            positions = np.flatnonzero(shards == shard)
+            if len(positions):
+                yield shard, positions
+
+    def _weighted(self, method: str, model: Model, params: Any, weights: FloatArray) -> Any:
+        edges = self._edges.tolist()
+        calls = [
+            (shard, (model, params, weights[edges[shard] : edges[shard + 1]]))
+            for shard in range(len(self._actors))
+        ]
+        return sum(self._ask(method, calls))
+
+    def mean_statistics(self, model: Model, params: Any, weights: FloatArray) -> FloatArray:
+        """sum_i w_i s-bar_i(theta)."""
+        return np.asarray(self._weighted("mean_statistics", model, params, weights))
+
+    def mean_log_likelihood(self, model: Model, params: Any, weights: FloatArray) -> float:
+        """sum_i w_i times worker i's mean log-likelihood."""
+        return float(self._weighted("mean_log_likelihood", model, params, weights))
+
+    def worker_rows(self) -> tuple[IntArray, Rows]:
+        """State of every worker that has been active."""
+        parts = self._everyone("worker_rows")
+        workers = np.concatenate([workers for workers, _ in parts])
+        names = parts[0][1]
+        return workers, {name: np.concatenate([rows[name] for _, rows in parts]) for name in names}
+
+    def restore_rows(self, workers: IntArray, rows: Rows) -> None:
+        """Put back what `worker_rows` gave."""
+        calls = [
+            (shard, (workers[positions], {name: array[positions] for name, array in rows.items()}))
+            for shard, positions in self._split(workers)
+        ]
+        self._ask("restore_rows", calls)

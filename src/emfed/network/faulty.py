@@ -1,0 +1,221 @@
+"""A network that misbehaves from a seeded plan, around any federation.
+
+It loses, repeats, delays and reorders requests and replies, lets workers crash before or after
+they have persisted their answer, wipes disks, and crashes the server. Everything above it must
+not care: the tests run on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, final
+
+import numpy as np
+
+from emfed.core.errors import ServerCrash, SettingsError, check_count, check_range, check_type
+from emfed.core.protocols import (
+    Algorithm,
+    BoolArray,
+    Column,
+    Federation,
+    FloatArray,
+    IntArray,
+    Model,
+    Opening,
+    Replies,
+    Request,
+    Rows,
+)
+from emfed.core.streams import Purpose, check_seed, uniforms
+
+
+@final
+@dataclass(frozen=True)
+class FaultPlan:
+    """Probabilities per message or, for ``crash_server``, per exchange; all from one seed."""
+
+    seed: int = 0
+    lose_request: float = 0.0
+    delay_request: float = 0.0
+    repeat_request: float = 0.0
+    crash_before_answer: float = 0.0
+    """The worker dies before anything is persisted: as if it had never been asked."""
+    crash_after_persist: float = 0.0
+    """The worker dies between persisting its upload and sending it."""
+    lose_reply: float = 0.0
+    delay_reply: float = 0.0
+    repeat_reply: float = 0.0
+    lose_disk: float = 0.0
+    crash_server: float = 0.0
+    reorder: bool = False
+    longest_delay: int = 3
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        for f in fields(self):
+            if f.type == "float":
+                check_range(f.name, getattr(self, f.name), 0, 1)
+        check_count("longest_delay", self.longest_delay)
+
+
+_NETWORK = np.zeros(1, dtype=np.int64)
+_PER_WORKER = (
+    "lose_request",
+    "delay_request",
+    "repeat_request",
+    "crash_before_answer",
+    "crash_after_persist",
+    "lose_reply",
+    "delay_reply",
+    "repeat_reply",
+    "lose_disk",
+)
+
+
+@final
+class FaultyFederation(Federation):
+    """Another federation behind a faulty network."""
+
+    def __init__(self, inner: Federation, plan: FaultPlan) -> None:
+        check_type("inner", inner, Federation, "StackedFederation(as_workers(data))")
+        check_type("plan", plan, FaultPlan, "FaultPlan(lose_reply=0.1)")
+        if inner.carries_bytes:
+            raise SettingsError("a network has its faults in its Transport: wrap that instead.")
+        self.inner, self.plan = inner, plan
+        self._columns: dict[str, Column] = {}
+        self._reset()
+
+    def _reset(self) -> None:
+        """A new run meets the plan from its beginning (a resumed one too: the plan is a test's)."""
+        self._exchanges = 0
+        self._late_requests: list[tuple[int, Request]] = []
+        self._late_replies: list[tuple[int, Replies]] = []
+
+    def _faults(self, workers: IntArray) -> tuple[dict[str, BoolArray], FloatArray]:
+        """Which fault strikes whom in this exchange, and numbers for delays and order."""
+        count = len(_PER_WORKER) + 3
+        u = uniforms(self.plan.seed, self._exchanges, Purpose.FAULTS, workers, count)
+        struck = {name: u[:, j] < getattr(self.plan, name) for j, name in enumerate(_PER_WORKER)}
+        return struck, u[:, len(_PER_WORKER) :]
+
+    def exchange(self, request: Request) -> Replies:
+        """The inner exchange, spoiled according to the plan."""
+        self._exchanges += 1
+        q, now = len(request.statistics), self._exchanges
+        struck, u = self._faults(request.workers)
+        self._wipe(request.workers[struck["lose_disk"]])
+        arrived = [self.inner.exchange(old) for old in self._due(self._late_requests, now)]
+        self._hold(self._late_requests, request, struck["delay_request"], u[:, 0], now)
+        stopped = struck["lose_request"] | struck["delay_request"] | struck["crash_before_answer"]
+        replies = self._ask(request, ~stopped, q)
+        again = self._ask(request, ~stopped & struck["repeat_request"], q)
+        spoiled = self._spoil(replies, request, struck, u[:, 1], now)
+        arrived += self._due(self._late_replies, now)
+        arrived += [spoiled, again]
+        twice = request.workers[struck["repeat_reply"]]
+        copies = replace(
+            spoiled.take(np.isin(spoiled.workers, twice)),
+            lost_memory=spoiled.lost_memory[np.isin(spoiled.lost_memory, twice)],
+        )
+        joined = Replies.join([*arrived, copies], q)
+        if self.plan.reorder and len(joined.workers):
+            keys = uniforms(self.plan.seed, now, Purpose.REORDERING, _NETWORK, len(joined.workers))
+            joined = joined.take(np.argsort(keys[0], kind="stable"))
+        if self._server_crashes(now):
+            raise ServerCrash(f"the server crashed in round {request.round}")
+        return joined
+
+    def _ask(self, request: Request, who: BoolArray, q: int) -> Replies:
+        if not who.any():
+            return Replies.empty(q)
+        return self.inner.exchange(request.take(np.flatnonzero(who)))
+
+    def _spoil(
+        self,
+        replies: Replies,
+        request: Request,
+        struck: dict[str, BoolArray],
+        u: FloatArray,
+        now: int,
+    ) -> Replies:
+        """Replies that are lost or late leave the batch."""
+        position = np.searchsorted(request.workers, replies.workers)
+        late = struck["delay_reply"][position]
+        lost = (struck["lose_reply"] | struck["crash_after_persist"])[position]
+        self._hold(self._late_replies, replies, late & ~lost, u[position], now)
+        silent = np.isin(
+            replies.lost_memory,
+            request.workers[struck["lose_reply"] | struck["crash_after_persist"]],
+        )
+        kept = replies.take(np.flatnonzero(~late & ~lost))
+        return replace(kept, lost_memory=replies.lost_memory[~silent])
+
+    def _hold(
+        self, queue: list[tuple[int, Any]], batch: Any, who: BoolArray, u: FloatArray, now: int
+    ) -> None:
+        """Keep messages back for one or more exchanges."""
+        for position in np.flatnonzero(who):
+            due = now + 1 + int(u[position] * self.plan.longest_delay)
+            message = batch.take(np.array([position]))
+            if isinstance(message, Replies):
+                message = replace(message, lost_memory=message.lost_memory[:0])
+            queue.append((due, message))
+
+    @staticmethod
+    def _due(queue: list[tuple[int, Any]], now: int) -> list[Any]:
+        """Messages whose time has come, taken off the queue."""
+        ready = [message for due, message in queue if due <= now]
+        queue[:] = [item for item in queue if item[0] > now]
+        return ready
+
+    def _wipe(self, workers: IntArray) -> None:
+        """These workers come back with an empty disk."""
+        if len(workers):
+            blank = {
+                name: np.full((len(workers), *c.shape), c.fill, dtype=c.dtype)
+                for name, c in self._columns.items()
+            }
+            self.inner.restore_rows(workers, blank)
+
+    def _server_crashes(self, now: int) -> bool:
+        u = uniforms(self.plan.seed, now, Purpose.CRASHES, _NETWORK, 1)
+        return bool(u[0, 0] < self.plan.crash_server)
+
+    @property
+    def size(self) -> int:
+        """As within."""
+        return self.inner.size
+
+    def open(self, model: Model) -> Opening:
+        """As within: the opening exchange is repeated until it is whole."""
+        return self.inner.open(model)
+
+    def begin(self, model: Model, algorithm: Algorithm, seed: int) -> None:
+        """As within."""
+        self._columns = algorithm.columns(model.layout.size)
+        self._reset()
+        self.inner.begin(model, algorithm, seed)
+
+    def mean_statistics(self, model: Model, params: Any, weights: FloatArray) -> FloatArray:
+        """As within."""
+        return self.inner.mean_statistics(model, params, weights)
+
+    def mean_log_likelihood(self, model: Model, params: Any, weights: FloatArray) -> float:
+        """As within."""
+        return self.inner.mean_log_likelihood(model, params, weights)
+
+    def scores(self, model: Model, params: Any) -> FloatArray:
+        """As within."""
+        return self.inner.scores(model, params)
+
+    def worker_rows(self) -> tuple[IntArray, Rows]:
+        """As within."""
+        return self.inner.worker_rows()
+
+    def restore_rows(self, workers: IntArray, rows: Rows) -> None:
+        """As within."""
+        self.inner.restore_rows(workers, rows)
+
+    def close(self) -> None:
+        """As within."""
+        self.inner.close()

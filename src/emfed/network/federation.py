@@ -1,0 +1,426 @@
+"""The server's end: a `Federation` whose workers are reached by bytes through a `Transport`.
+
+`emfed.fit` and `Run` drive it like any other. docs/protocol.md states its rules.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from emfed.core.errors import (
+    CheckpointError,
+    ParticipationError,
+    SettingsError,
+    WireError,
+    check_count,
+    check_range,
+    check_type,
+)
+from emfed.core.protocols import (
+    Algorithm,
+    Federation,
+    FloatArray,
+    IntArray,
+    Model,
+    Opening,
+    Replies,
+    Request,
+    Rows,
+)
+from emfed.core.storage import DISK, Disk, load_checkpoint, save_checkpoint
+from emfed.core.wire import (
+    STEP_FRAME,
+    Header,
+    Kind,
+    Reason,
+    RequestBody,
+    decode_reply,
+    decode_table,
+    encode_bundle,
+    encode_request,
+    encode_table,
+    floats_size,
+    peek,
+    seal,
+)
+from emfed.network.descriptions import build_model, plain
+from emfed.network.line import Line, logger
+from emfed.network.members import Members, new_run
+from emfed.network.opening import flatten_params
+from emfed.network.rollcall import RollCall
+from emfed.network.site import mark
+from emfed.network.transport import Transport
+
+MOST_EVALUATIONS = 1 << 40
+"""Of one reply: a worker that claims more must not end the run by its limit on epochs."""
+STRANGERS = (Reason.UNKNOWN_RUN, Reason.OTHER_INSTANCE)
+"""Refusals that say hello helps."""
+
+
+@final
+class RemoteFederation(Federation):
+    """Workers elsewhere.
+
+    ``directory`` is where the server keeps who is in the run; with it, and a checkpoint of the
+    `Run` written every round, a server that was killed goes on where it was. A message is answered
+    within ``deadline`` seconds or counts as lost. A round needs ``minimum`` answers (or all, if
+    fewer are asked): those missing are asked again, ``attempts`` times in all, with ``pause``
+    seconds between the first two and twice as long each time; then `ParticipationError` ends the
+    run, which can be resumed. ``columns`` are those every worker must have, by default those of
+    most workers.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        directory: str | Path | None = None,
+        *,
+        deadline: float = 60.0,
+        minimum: int = 1,
+        attempts: int = 5,
+        pause: float = 1.0,
+        columns: Sequence[str] | None = None,
+        disk: Disk = DISK,
+    ) -> None:
+        check_type("transport", transport, Transport, "LocalTransport({'a': Site(...)})")
+        check_range("deadline", deadline, 0, np.inf, open_low=True)
+        self.minimum = check_count("minimum", minimum)
+        self.attempts = check_count("attempts", attempts)
+        self.columns = None if columns is None else tuple(columns)
+        self.directory, self.disk = None if directory is None else Path(directory), disk
+        self.members = Members(new_run())
+        check_range("pause", pause, 0, np.inf, open_high=True)
+        self._line = Line(transport, float(deadline), self.attempts, float(pause))
+        self._roll = RollCall(self._line)
+        self._constants: FloatArray = np.empty(0)
+        self._model: Model | None = None
+        self._algorithm: Algorithm | None = None
+        self._seed, self._settings = 0, b""
+        self._numbers: dict[str, int] = {}
+        self._knows: dict[str, set[Kind]] = {}
+        self._steps: dict[int, bytes] = {}
+        self._asked: tuple[int, int, set[int], int] = (-1, -1, set(), 0)
+        self.silences: dict[str, int] = {}
+        """How often in a row each worker was asked in vain."""
+        self._question = new_run() >> 33
+        """Of the next question to everyone: its answers cannot be taken for those of another."""
+        if self.directory is not None:
+            disk.make_directory(self.directory)
+
+    @property
+    def refusals(self) -> dict[str, str]:
+        """Workers that are not, or no longer, in the run, and why."""
+        return self._line.refusals
+
+    def reachable(self) -> list[str]:
+        """Keys of the workers that can be reached now, in the run or not."""
+        return self._line.transport.workers()
+
+    def greet(self, keys: Sequence[str]) -> list[str]:
+        """Those of these workers, not in the run, that answer hello as its members did."""
+        return self._roll.greet(self.members, keys)
+
+    @property
+    def outside(self) -> dict[str, int]:
+        """Bytes up and down of workers that are not in the run, which no ledger holds."""
+        return self._line.traffic.outside
+
+    # The opening.
+
+    @property
+    def size(self) -> int:
+        """The number of workers in the run."""
+        return len(self.members.keys)
+
+    @property
+    def carries_bytes(self) -> bool:
+        """Every message is bytes."""
+        return True
+
+    def _path(self, name: str) -> Path | None:
+        return None if self.directory is None else self.directory / name
+
+    def open(self, model: Model) -> Opening:
+        """Say hello to everyone who can be reached; or go on with those of before a crash."""
+        description = plain(model.describe())
+        path, traffic = self._path("members"), self._line.traffic
+        if path is not None and self.disk.read(path) is not None:
+            self.members = Members.load(path, self.disk)
+            self.disk.settle(path)
+            if self.members.description != description:
+                raise CheckpointError(
+                    f"{path} belongs to a run of another model: use that, or another folder."
+                )
+            traffic.open(self.members.keys, self.members.traffic)
+        else:
+            build_model(description)  # what workers could not build is refused here, and at once
+            self.members = self._roll.gather(
+                self.members.run, description, self.columns, self.minimum
+            )
+            self.members.traffic = traffic.open(self.members.keys)
+            if path is not None:
+                self.members.save(path, self.disk)
+        self._numbers = {key: number for number, key in enumerate(self.members.keys)}
+        self._knows = {key: set() for key in self.members.keys}
+        return self.members.opening
+
+    def attach(self, ledger: Any) -> None:
+        """Charge everything to this ledger."""
+        self._line.traffic.attach(ledger)
+
+    def tell(self, constants: FloatArray) -> None:
+        """Workers are told with the first message that needs it."""
+        self._constants = constants
+
+    def begin(self, model: Model, algorithm: Algorithm, seed: int) -> None:
+        """Settings go with the first request; a worker's fresh state is its own affair."""
+        self._model, self._algorithm, self._seed = model, algorithm, seed
+        described = dict(algorithm.describe())
+        if "step_size" in described:  # the server's affair, and perhaps a function
+            described["step_size"] = None
+        content = {"algorithm": plain(described), "seed": seed}
+        self._settings = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+        self._steps = {}
+        for known in self._knows.values():
+            known.discard(Kind.SETTINGS)
+
+    # Messages to members.
+
+    def _mark(self, number: int) -> int:
+        return mark(self.members.settings[number], self.members.instances[number])
+
+    def _with_news(self, number: int, message: bytes, need: Sequence[Kind]) -> bytes:
+        """A message, after what its receiver must know and perhaps does not."""
+        news = [kind for kind in need if kind not in self._knows[self.members.keys[number]]]
+        if not news:
+            return message
+        head = replace(peek(message)[0], kind=Kind.BUNDLE, dimension=0)
+        parts = []
+        for kind in news:
+            if kind is Kind.CONSTANTS:
+                header = replace(head, kind=kind, dimension=len(self._constants))
+                parts.append(encode_table(header, self._constants))
+            else:
+                parts.append(seal(replace(head, kind=kind), self._settings))
+        return encode_bundle(head, [*parts, message])
+
+    def _rejoin(self, keys: Iterable[str]) -> set[int]:
+        """Say hello to those who know nothing of the run; gives back those who lost their disk."""
+        numbers = [self._numbers[key] for key in dict.fromkeys(keys)]
+        if not numbers:
+            return set()
+        lost = self._roll.again(self.members, numbers)
+        path = self._path("members")
+        if len(lost) and path is not None:
+            self.members.save(path, self.disk)
+        for number in numbers:
+            self._knows[self.members.keys[number]] = set()
+        return set(lost.tolist())
+
+    # Rounds.
+
+    def keep_step(self, round_: int, step: bytes) -> None:
+        """Keep steps as long as those since are shorter than the statistics."""
+        assert self._model is not None
+        if self._algorithm is None or not self._algorithm.broadcasts_steps:
+            return
+        self._steps[round_] = step
+        total, full = 0, floats_size(self._model.layout.size)
+        for number in sorted(self._steps, reverse=True):
+            total += len(self._steps[number]) + STEP_FRAME
+            if total > full:
+                del self._steps[number]
+
+    def _request(self, request: Request, position: int) -> bytes:
+        """One worker's request: the statistics, or the steps since its last round if shorter."""
+        number, since = int(request.workers[position]), int(request.accepted[position])
+        q, start = len(request.statistics), request.kind == "start"
+        header = Header(
+            Kind.REQUEST, self.members.run, request.round, number, self._mark(number), q
+        )
+        rounds = range(since, request.round)
+        if since >= 0 and all(r in self._steps for r in rounds):
+            steps = tuple(self._steps[r] for r in rounds)
+            if sum(len(step) + STEP_FRAME for step in steps) <= floats_size(q):
+                body = RequestBody(request.generation, since, start, None, steps, since)
+                return encode_request(header, body)
+        body = RequestBody(request.generation, since, start, request.statistics)
+        return encode_request(header, body)
+
+    def exchange(self, request: Request) -> Replies:
+        """Ask, until everyone or, after the deadline, enough have answered."""
+        found: dict[int, Replies] = {}
+        lost: set[int] = set()
+        heard, enough = self._progress(request)
+        for _ in self._line.tries():
+            asked = {}
+            for position, number in enumerate(request.workers.tolist()):
+                key = self.members.keys[number]
+                if number not in found and number not in lost and key not in self.refusals:
+                    message = self._request(request, position)
+                    asked[key] = self._with_news(number, message, (Kind.CONSTANTS, Kind.SETTINGS))
+            strangers = self._listen(request, asked, found, lost)
+            lost |= self._rejoin(strangers)
+            heard |= set(found) | lost
+            self._note_silence(asked, heard)
+            if len(heard) >= enough:
+                break
+        else:
+            raise ParticipationError(
+                f"round {request.round}: {len(heard)} workers answered, {enough} are needed, and "
+                f"{self.attempts} attempts of {self._line.deadline:g} s are over. The run can be "
+                "resumed."
+            )
+        joined = Replies.join([found[number] for number in sorted(found)], len(request.statistics))
+        return replace(joined, lost_memory=np.array(sorted(lost), dtype=np.int64))
+
+    def _note_silence(self, asked: Iterable[str], heard: set[int]) -> None:
+        for key in asked:
+            silent = self._numbers[key] not in heard
+            self.silences[key] = self.silences.get(key, 0) + 1 if silent else 0
+
+    def _progress(self, request: Request) -> tuple[set[int], int]:
+        """Who answered this round in earlier calls, and how many answers it needs."""
+        which = (request.round, request.generation)
+        if self._asked[:2] != which:
+            self._asked = (*which, set(), min(self.minimum, len(request.workers)))
+        return self._asked[2], self._asked[3]
+
+    def _listen(
+        self, request: Request, asked: dict[str, bytes], found: dict[int, Replies], lost: set[int]
+    ) -> list[str]:
+        """Take what comes; returns those who know nothing of the run."""
+        strangers: list[str] = []
+        waiting = set(asked)
+        for key, header, body in self._line.deliver(self.members.run, request.kind, asked):
+            if key not in asked or header.round != request.round:
+                continue  # a straggler's answer to a round that is closed
+            number = self._numbers[key]
+            if header.kind is Kind.REFUSAL:
+                reason = self._line.heed(key, body)
+                if reason in STRANGERS:
+                    strangers.append(key)
+                if reason not in (None, Reason.OLD):
+                    waiting.discard(key)
+            elif header.fingerprint != self._mark(number) or header.worker != number:
+                continue  # of an instance that is no more
+            elif header.kind is Kind.LOST_MEMORY:
+                lost.add(number)
+                waiting.discard(key)
+            elif header.kind is Kind.REPLY and number not in found:
+                reply = self._read(request, number, header, body)
+                if reply is not None:
+                    found[number] = reply
+                    self._knows[key] |= {Kind.CONSTANTS, Kind.SETTINGS}
+                    waiting.discard(key)
+            if not waiting:
+                break
+        return strangers
+
+    def _read(self, request: Request, number: int, header: Header, body: bytes) -> Replies | None:
+        """A worker's upload, None if it is of another generation or cannot be read."""
+        assert self._model is not None
+        assert self._algorithm is not None
+        try:
+            expected = replace(header, dimension=len(request.statistics))
+            generation, evaluations, payload = decode_reply(seal(header, body), expected)
+            if generation != request.generation or evaluations > MOST_EVALUATIONS:
+                return None
+            mine = request.take(np.flatnonzero(request.workers == number))
+            return self._algorithm.read_upload(self._model, self._seed, mine, evaluations, payload)
+        except WireError as error:
+            logger.warning("the answer of %s cannot be read: %s", self.members.keys[number], error)
+            return None
+
+    # Everyone at once: the start, and diagnostics.
+
+    def _ask_everyone(self, params: Any, ask: Kind, answer: Kind, width: int) -> FloatArray | None:
+        """What each worker says of these parameters, None if not everyone does."""
+        values, run = flatten_params(params), self.members.run
+        self._question += 1
+        found: dict[str, FloatArray] = {}
+        for _ in self._line.tries():
+            messages = {}
+            for key, number in self._numbers.items():
+                if key not in found and key not in self.refusals:
+                    mark_ = self._mark(number)
+                    header = Header(ask, run, self._question, number, mark_, len(values))
+                    message = encode_table(header, values)
+                    messages[key] = self._with_news(number, message, (Kind.CONSTANTS,))
+            self._rejoin(self._hear_everyone(messages, answer, width, found))
+            if len(found) == self.size:
+                return np.stack([found[key] for key in self.members.keys])
+        return None
+
+    def _hear_everyone(
+        self, messages: dict[str, bytes], answer: Kind, width: int, found: dict[str, FloatArray]
+    ) -> list[str]:
+        """Take answers to a question; returns those who know nothing of the run."""
+        strangers: list[str] = []
+        waiting = set(messages)
+        kind = "opening" if self._algorithm is None else "diagnosis"
+        for key, header, body in self._line.deliver(self.members.run, kind, messages):
+            if key not in waiting or header.round != self._question:
+                continue
+            if header.kind is Kind.REFUSAL:
+                if self._line.heed(key, body) in STRANGERS:
+                    strangers.append(key)
+                waiting.discard(key)
+            elif header.kind is answer:
+                try:
+                    expected = replace(header, dimension=width)
+                    found[key] = decode_table(seal(header, body), expected)
+                except WireError as error:
+                    logger.warning("the answer of %s cannot be read: %s", key, error)
+                    continue
+                self._knows[key].add(Kind.CONSTANTS)
+                waiting.discard(key)
+            if not waiting:
+                break
+        return strangers
+
+    def mean_statistics(self, model: Model, params: Any, weights: FloatArray) -> FloatArray:
+        """sum_i w_i s-bar_i(theta); for the start everyone must answer, and is asked once."""
+        starting, q = self._algorithm is None, model.layout.size
+        path = self._path("start") if starting else None
+        if path is not None and self.disk.read(path) is not None:
+            arrays, _ = load_checkpoint(path, self.disk)
+            self.disk.settle(path)
+            if np.array_equal(arrays["params"], flatten_params(params)):
+                return np.asarray(arrays["statistics"])
+        values = self._ask_everyone(params, Kind.START, Kind.STATISTICS, q)
+        if values is None:
+            if not starting:
+                return np.full(q, np.nan)
+            raise ParticipationError(
+                "the start needs the statistics of every worker that joined, and some did not "
+                f"answer in {self.attempts} attempts (refusals: {self.refusals or 'none'}). Start "
+                "anew, or use start_statistics='parameters'."
+            )
+        total = weights @ values
+        if path is not None:
+            kept = {"params": flatten_params(params), "statistics": total}
+            save_checkpoint(path, kept, {}, self.disk)
+        return total
+
+    def mean_log_likelihood(self, model: Model, params: Any, weights: FloatArray) -> float:
+        """sum_i w_i times worker i's mean log-likelihood; NaN if someone does not answer."""
+        values = self._ask_everyone(params, Kind.EVALUATE, Kind.LIKELIHOOD, 1)
+        return float("nan") if values is None else float(weights @ values[:, 0])
+
+    # Worker state stays with the workers.
+
+    def worker_rows(self) -> tuple[IntArray, Rows]:
+        """None: each worker keeps its own."""
+        return np.empty(0, dtype=np.int64), {}
+
+    def restore_rows(self, workers: IntArray, rows: Rows) -> None:
+        """Nothing to put back."""
+        if len(workers):
+            raise SettingsError("this checkpoint holds workers' memories: it is not a network's.")

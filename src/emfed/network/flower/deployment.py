@@ -1,0 +1,227 @@
+"""Command lines of a deployment: SuperLink, SuperExec, SuperNode and the run itself."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from emfed.core.errors import SettingsError
+from emfed.network.flower.keys import read_private_key, write_private
+from emfed.network.flower.processes import (
+    Child,
+    console_script,
+    environment,
+    flower_command,
+    make_tools,
+    without_proxy,
+)
+from emfed.network.flower.superlink import SECRET
+
+if TYPE_CHECKING:
+    from emfed.network.flower.registry import Control
+
+logger = logging.getLogger(__name__)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """``host:port`` or ``[v6]:port``."""
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise SettingsError(
+            f"an address looks like em.example.org:9400 or [::1]:9400; got {address!r}."
+        )
+    return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """The inverse of `split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is this machine's to itself."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True)
+class Link:
+    """Where the SuperLink listens, with which keys (None: insecure), and its folder."""
+
+    host: str
+    port: int
+    keys: Path | None
+    folder: Path
+
+    def __post_init__(self) -> None:
+        if self.keys is None and not is_loopback(self.host):
+            raise SettingsError(
+                "without TLS the server binds this machine's own address only: use --host "
+                f"127.0.0.1, or make keys with `emfed keys server`; got {self.host}."
+            )
+
+    @property
+    def local(self) -> str:
+        """The address by which processes of this machine reach it."""
+        everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+        return join_address(everywhere.get(self.host, self.host), self.port)
+
+    def environment(self, more: Mapping[str, str]) -> dict[str, str]:
+        """Of all processes at the server."""
+        tools = make_tools(
+            self.folder / "bin", {"flwr-serverapp": console_script("flwr-serverapp")}
+        )
+        own = without_proxy(split_address(self.local)[0])
+        return environment(self.folder / "flower", PATH=str(tools), **own, **more)
+
+    def superlink(self, **more: str) -> Child:
+        """The guarded SuperLink, with a database and tasks in processes of their own."""
+        command = [
+            *(sys.executable, "-P", "-m", "emfed.network.flower.superlink"),
+            *("--host", self.host, "--port", str(self.port)),
+            *("--database", str(self.folder / "flower.db"), "--isolation", "process"),
+            *("--superexec-auth-secret-file", str(self._task_secret)),
+            "--disable-runtime-dependency-installation",
+        ]
+        if self.keys is None:
+            command.append("--insecure")
+        else:
+            command += [
+                *("--ssl-certfile", str(self.keys / "server.pem")),
+                *("--ssl-keyfile", str(self.keys / "server.key")),
+                *("--ssl-ca-certfile", str(self.keys / "ca.pem")),
+                *("--enable-supernode-auth",),
+            ]
+        return self._child("superlink", command, {SECRET: str(self.secret), **more})
+
+    def superexec(self, **more: str) -> Child:
+        """The process that starts the server's program when a run is there."""
+        command = [
+            *flower_command("flower-superexec"),
+            *("--runtime-api-address", self.local),
+            *("--superexec-auth-secret-file", str(self._task_secret)),
+        ]
+        if self.keys is None:
+            command.append("--insecure")
+        else:
+            command += ["--root-certificates", str(self.keys / "ca.pem")]
+        return self._child("superexec", command, more)
+
+    def _child(self, name: str, command: list[str], more: Mapping[str, str]) -> Child:
+        return Child(name, command, self.environment(more), self.folder / "logs" / f"{name}.log")
+
+    @property
+    def secret(self) -> Path:
+        """A file that only we can read: who shows its content may control the SuperLink."""
+        path = self.folder / "control.secret"
+        if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_private(path, secrets.token_hex(32).encode())
+        return path
+
+    @property
+    def _task_secret(self) -> Path:
+        """Lets the server's own processes, and no others, take its tasks."""
+        return self.secret if self.keys is None else self.keys / "exec.secret"
+
+    @property
+    def control(self) -> Control:
+        """What the SuperLink can be asked from here."""
+        from emfed.network.flower.registry import Control
+
+        authority = None if self.keys is None else self.keys / "ca.pem"
+        return Control(self.local, authority, self.secret.read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Node:
+    """A site's SuperNode and its program, ours; without ``authority`` it has no TLS."""
+
+    address: str
+    folder: Path
+    authority: Path | None
+    key: Path | None
+    port: int
+    more: Mapping[str, str]
+    """Environment of the site's program."""
+
+    def __post_init__(self) -> None:
+        host, _ = split_address(self.address)
+        if self.authority is None and not is_loopback(host):
+            raise SettingsError(
+                "without TLS a site joins a server on its own machine only: give --ca and --key "
+                f"instead of --insecure; got {self.address}."
+            )
+
+    def supernode(self) -> Child:
+        """The process that speaks with the server."""
+        command = [
+            *flower_command("flower-supernode"),
+            *("--superlink", self.address, "--isolation", "process"),
+            *("--host", "127.0.0.1", "--port", str(self.port)),
+            *("--superexec-auth-secret-file", str(self.folder / "exec.secret")),
+        ]
+        if self.authority is None:
+            command.append("--insecure")
+        else:
+            command += ["--root-certificates", str(self.authority)]
+        if self.key is not None:
+            command += ["--auth-supernode-private-key", str(self.key)]
+        return self._child("supernode", command)
+
+    def resident(self) -> Child:
+        """The process that answers; it speaks with the SuperNode on this machine only."""
+        program = (sys.executable, "-P", "-m", "emfed.network.flower.resident")
+        secret = str(self.folder / "exec.secret")
+        return self._child("resident", [*program, f"127.0.0.1:{self.port}", secret])
+
+    def _child(self, name: str, command: list[str]) -> Child:
+        variables = environment(self.folder / "flower", **self.more)
+        return Child(name, command, variables, self.folder / "logs" / f"{name}.log")
+
+    @property
+    def _session(self) -> Path:
+        return self.folder / "session"
+
+    def remember(self, number: int) -> None:
+        """Note the number under which the server knows us, until the session has ended."""
+        self._session.write_text(str(number), encoding="utf-8")
+
+    def release(self) -> None:
+        """End a session that a crash left open: the server would refuse us for a minute."""
+        if self.key is None or self.authority is None or not self._session.exists():
+            return
+        try:
+            _deactivate(self.address, self.authority, self.key, int(self._session.read_text()))
+        except Exception as error:  # the server then ends it by itself, later
+            logger.info("the last session could not be ended: %s", error)
+        self._session.unlink(missing_ok=True)
+
+
+def _deactivate(address: str, authority: Path, key: Path, number: int) -> None:
+    """Tell the SuperLink that a node is gone, as the node itself would have."""
+    from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+    from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    private = read_private_key(key)
+    checks: list[Any] = [
+        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+        NodeAuthHttpInterceptor(private, private.public_key()),
+    ]
+    with FleetHttpClient.from_server_address(
+        address, False, str(authority), interceptors=checks
+    ) as client:
+        client.DeactivateNode(DeactivateNodeRequest(node_id=number))

@@ -1,0 +1,209 @@
+"""``emfed serve``: SuperLink, SuperExec and the run, kept alive until the model is there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, final
+
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
+from emfed.core.errors import EmfedError, SettingsError
+from emfed.core.storage import remove_torn, write_atomic
+from emfed.network.flower.config import Config
+from emfed.network.flower.deployment import Link, split_address
+from emfed.network.flower.keys import read_site_keys
+from emfed.network.flower.processes import (
+    Child,
+    port_open,
+    stop_all,
+    wait_until,
+    without_proxy,
+)
+from emfed.network.flower.server import CONFIG, HOST, HOST_LOCK, LOCK, alone, read_status
+
+logger = logging.getLogger(__name__)
+TEMPLATE = Path(__file__).parent / "app"
+START = 45.0
+"""Seconds that the server's program may take to begin."""
+ATTEMPTS = 5
+"""Times that a run is submitted before we believe that it cannot be."""
+HANDOVER = 5.0
+"""Seconds that another `emfed serve` in our folder has to end."""
+FRUITLESS = 5
+"""Deaths of the server's program without a round between them, after which we give up."""
+Report = Callable[[dict[str, Any]], None]
+
+
+def write_app(folder: Path) -> None:
+    """The app as ``flwr run`` wants it."""
+    shutil.copytree(
+        TEMPLATE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+    )
+
+
+@final
+class Host:
+    """The server's side of a deployment, from start to end, through any number of crashes."""
+
+    def __init__(self, config: Config, *, insecure: bool = False) -> None:
+        server = config.server
+        self.config, self.folder = config, config.place("folder")
+        keys = None if insecure else config.place("keys")
+        if keys is not None and not (keys / "server.pem").exists():
+            raise SettingsError(
+                f"{keys} holds no server.pem: make keys with `emfed keys server --keys {keys}`, or "
+                "try things out on this machine with --insecure."
+            )
+        self.link = Link(server.host, server.port, keys, self.folder)
+        self._registered: dict[str, EllipticCurvePublicKey] | None = None
+        self._bad: dict[str, str] = {}
+        self._children: list[Child] = []
+        self._name = secrets.token_hex(8)
+        self._run, self._submitted, self._seen, self._up = 0, 0.0, 0.0, False
+        self._deaths, self._last_round = 0, -1
+
+    def run(self, report: Report) -> None:
+        """Work until the model is there; raises `EmfedError` if that cannot be."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)  # Flower's database holds messages
+        lock = self.folder / HOST_LOCK
+        words = f"another `emfed serve` works in {self.folder}"
+
+        def waiting() -> None:
+            report({"state": "waiting", "why": f"{words}; waiting for it to end"})
+
+        with alone(lock, HANDOVER, waiting) as mine:
+            if not mine:
+                raise EmfedError(f"{words}: stop it, or give this run a folder of its own.")
+            lock.write_text(self._name, encoding="utf-8")
+            remove_torn(self.folder, ("configuration.json",))
+            self._recognise()
+            status = read_status(self.folder)
+            if status.get("state") == "finished":
+                if status.get("rounds", 0) < self.config.run.rounds:
+                    logger.warning("the run is finished; `rounds` has no effect any more")
+                report(status)
+                return
+            try:
+                self._start()
+                while not self._look(report):
+                    time.sleep(0.3)
+            finally:
+                stop_all(self._children)
+
+    def _recognise(self) -> None:
+        """Refuse a folder that holds another run than the configuration's."""
+        path, ours = self.folder / "configuration.json", self.config.fixed()
+        if not path.exists():
+            write_atomic(path, (json.dumps(ours, indent=1) + "\n").encode())
+            return
+        theirs = json.loads(path.read_text(encoding="utf-8"))
+        changed = [name for name in ours if ours[name] != theirs.get(name)]
+        if changed:
+            raise SettingsError(
+                f"{self.folder} holds a run with another {' and '.join(changed)} than "
+                f"{self.config.path.name} says: put that back, or give the new run a folder and an "
+                "output of its own ([server] folder and output)."
+            )
+
+    def _start(self) -> None:
+        link = self.link
+        host, port = split_address(link.local)
+        os.environ.update(without_proxy(host))  # for our own calls; those of children have it
+        if port_open(host, port):
+            raise EmfedError(f"port {port} is in use: choose another, or stop what listens there.")
+        superlink = link.superlink(**{CONFIG: str(self.config.path)})
+        slowly = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "1"}  # it has one task in all
+        ours = {CONFIG: str(self.config.path), HOST: self._name}
+        superexec = link.superexec(**ours, **slowly)
+        self._children = [superlink, superexec]
+        superlink.start()
+        wait_until(lambda: port_open(host, port), [superlink], 60, "the SuperLink to listen")
+        superexec.start()
+        write_app(self.folder / "app")
+        self._register()
+        self._submit()
+
+    def _register(self) -> None:
+        """Let in those whose keys have come since we last looked, shut out those whose went."""
+        if self.link.keys is None:
+            return
+        sites, bad = read_site_keys(self.link.keys)
+        for name, words in bad.items():
+            if self._bad.get(name) != words:
+                logger.warning("site %s may not join: %s", name, words)
+        self._bad = bad
+        if sites != self._registered:
+            new, gone = self.link.control.admit(sites)
+            self._registered = sites
+            for name in new:
+                logger.info("site %s may join", name)
+            for name in gone:
+                logger.info("site %s is shut out", name)
+
+    def _submit(self) -> None:
+        """Start the run; an earlier one that died is told to end, lest it be mourned for long."""
+        if self._run:
+            with contextlib.suppress(EmfedError):
+                self.link.control.stop_run(self._run)
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                self._run = self.link.control.start_run(self.folder / "app")
+                break
+            except EmfedError as error:  # the SuperLink may have died just now
+                if left == 0:
+                    raise
+                logger.warning("%s", error)
+                self._keep_alive()
+                time.sleep(2)
+        self._submitted, self._seen, self._up = time.time(), time.monotonic(), False
+
+    def _keep_alive(self) -> None:
+        for child in self._children:
+            if not child.alive:
+                logger.warning("%s ended with code %s; starting it again", child.name, child.code)
+                child.start()
+            child.trim()
+
+    def _look(self, report: Report) -> bool:
+        """See to the processes once; True when the run is over."""
+        self._keep_alive()
+        status = read_status(self.folder)
+        report(status)
+        if status.get("state") == "finished":
+            return True
+        if status.get("state") == "failed" and status.get("time", 0) > self._submitted:
+            raise EmfedError(str(status.get("error")))
+        if status.get("round", -1) != self._last_round:
+            self._last_round, self._deaths = status.get("round", -1), 0
+        self._revive()
+        try:
+            self._register()
+        except EmfedError as error:  # again at the next look
+            logger.warning("%s", error)
+        return False
+
+    def _revive(self) -> None:
+        """Submit the run again if its program is gone: it goes on from what it left."""
+        with alone(self.folder / LOCK) as gone:
+            pass
+        now = time.monotonic()
+        if not gone:
+            self._seen, self._up = now, True
+        elif now - self._seen > (2 if self._up else START):
+            self._deaths += 1
+            if self._deaths > FRUITLESS:
+                raise EmfedError(
+                    f"the server's program ended {FRUITLESS} times without making a round; see "
+                    f"{self.folder / 'logs'}."
+                )
+            logger.warning("the server's program is gone; it goes on from its last round")
+            self._submit()

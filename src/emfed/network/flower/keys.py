@@ -1,0 +1,267 @@
+"""Keys of a deployment: an authority of its own, the server's certificate, one key pair a site.
+
+A folder of keys looks like this; a site needs ``ca.pem`` and its own ``NAME.key``, no more::
+
+    ca.key  ca.pem            the authority, made once; ca.pem goes to every site
+    server.key  server.pem    what the server shows; names its addresses
+    exec.secret               lets the server's own processes, and no others, take its tasks
+    sites/NAME.pub            public keys of the sites that may join
+
+Private files are readable by their owner alone. A private key is made where it is used and stays
+there: ``emfed keys site`` runs at the site, and only ``NAME.pub`` travels.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import re
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from emfed.core.errors import SettingsError
+from emfed.core.storage import write_atomic
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+CA_DAYS, SERVER_DAYS = 3650, 825
+"""Validity. 825 days is the most that common TLS libraries accept of a server."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def check_site_name(name: str) -> str:
+    """A site's name is a file's name, too."""
+    if not _NAME.fullmatch(name):
+        raise SettingsError(
+            "a site's name has 1 to 64 letters, digits, dots, dashes or underscores and begins "
+            f"with a letter or digit; got {name!r}."
+        )
+    return name
+
+
+def make_server_keys(folder: Path, hosts: Sequence[str]) -> list[Path]:
+    """The authority, unless it is there, and a certificate for these names and addresses.
+
+    Made again, the certificate is new and the authority stays, so that sites need not be told.
+    The addresses of this machine to itself are always in it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "sites").mkdir(exist_ok=True)
+    paths = {name: folder / name for name in ("ca.key", "ca.pem", "server.key", "server.pem")}
+    made = []
+    if paths["ca.key"].exists() != paths["ca.pem"].exists():
+        raise SettingsError(
+            f"{folder} holds one of ca.key and ca.pem without the other: put back the missing one, "
+            "or use another folder."
+        )
+    if not paths["ca.key"].exists():
+        authority = ec.generate_private_key(ec.SECP384R1())
+        write_private(paths["ca.key"], _pem(authority))
+        _public(paths["ca.pem"], _authority_certificate(authority))
+        made += [paths["ca.key"], paths["ca.pem"]]
+    key = ec.generate_private_key(ec.SECP384R1())
+    certificate = _server_certificate(paths["ca.key"], paths["ca.pem"], key, hosts)
+    write_private(paths["server.key"], _pem(key))
+    _public(paths["server.pem"], certificate)
+    secret = folder / "exec.secret"
+    if not secret.exists():
+        write_private(secret, secrets.token_hex(32).encode())
+    return [*made, paths["server.key"], paths["server.pem"], secret]
+
+
+def make_site_key(folder: Path, name: str) -> tuple[Path, Path]:
+    """A key pair for one site; refuses to write over one that is there."""
+    check_site_name(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    private, public = folder / f"{name}.key", folder / f"{name}.pub"
+    for path in (private, public):
+        if path.exists():
+            raise SettingsError(f"{path} is there already: remove it first, or take another name.")
+    key = ec.generate_private_key(ec.SECP384R1())
+    encoding = (serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH)
+    write_private(private, key.private_bytes(*encoding, serialization.NoEncryption()))
+    line = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    _public(public, line + b" " + name.encode() + b"\n")
+    return private, public
+
+
+def add_site(folder: Path, public: Path) -> str:
+    """Let the owner of this public key join; returns the site's name, that of the file."""
+    name = check_site_name(public.stem)
+    line = public.read_bytes()
+    sites = folder / "sites"
+    if not sites.is_dir():
+        raise SettingsError(f"{folder} holds no server's keys: run `emfed keys server` first.")
+    mine, (others, _) = read_public_key(public), read_site_keys(folder)
+    for other, known in others.items():
+        if other != name and known == mine:
+            raise SettingsError(f"{public} is the key of the site {other!r} already.")
+    target = sites / f"{name}.pub"
+    if name in others and others[name] != mine:
+        raise SettingsError(
+            f"a site {name!r} with another key is there: remove {target} first, if it has changed."
+        )
+    _public(target, line)
+    return name
+
+
+def site_keys(folder: Path) -> dict[str, Path]:
+    """Public keys of the sites that may join, by name."""
+    return {path.stem: path for path in sorted((folder / "sites").glob("*.pub"))}
+
+
+def read_site_keys(
+    folder: Path,
+) -> tuple[dict[str, ec.EllipticCurvePublicKey], dict[str, str]]:
+    """Keys of the sites that may join, and what is wrong with the files that hold none.
+
+    People copy files into the folder while the server runs: one may be half there, or just gone.
+    """
+    good: dict[str, ec.EllipticCurvePublicKey] = {}
+    bad: dict[str, str] = {}
+    for name, path in site_keys(folder).items():
+        try:
+            key = read_public_key(path)
+            for other, known in good.items():
+                if known == key:
+                    raise SettingsError(f"{path} is the key of the site {other!r} already.")
+            good[check_site_name(name)] = key
+        except FileNotFoundError:
+            continue
+        except (SettingsError, OSError) as error:
+            bad[name] = str(error)
+    return good, bad
+
+
+def read_public_key(path: Path) -> ec.EllipticCurvePublicKey:
+    """A site's public key; the error says what is wrong with the file."""
+    try:
+        key = serialization.load_ssh_public_key(path.read_bytes())
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise SettingsError(f"{path} is no public key in OpenSSH's format: {error}") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise SettingsError(f"{path} is no elliptic-curve key: make one with `emfed keys site`.")
+    return key
+
+
+def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """A site's private key; refuses one that others may read."""
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        raise SettingsError(f"{path} can be read by others: run `chmod 600 {path}`.")
+    try:
+        key = serialization.load_ssh_private_key(path.read_bytes(), None)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise SettingsError(f"{path} is no private key in OpenSSH's format: {error}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise SettingsError(f"{path} is no elliptic-curve key: make one with `emfed keys site`.")
+    return key
+
+
+def certificate_hosts(path: Path) -> list[str]:
+    """Names and addresses that a certificate is good for."""
+    names = (
+        x509.load_pem_x509_certificate(path.read_bytes())
+        .extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        .value
+    )
+    return [str(name.value) for name in names]
+
+
+def _authority_certificate(key: ec.EllipticCurvePrivateKey) -> bytes:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "emfed federation authority")])
+    usage = x509.KeyUsage(
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    builder = _builder(name, name, key.public_key(), CA_DAYS)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(usage, critical=True)
+    builder = builder.add_extension(
+        x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+    )
+    return builder.sign(key, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
+
+
+def _server_certificate(
+    authority_key: Path,
+    authority: Path,
+    key: ec.EllipticCurvePrivateKey,
+    hosts: Sequence[str],
+) -> bytes:
+    signer = serialization.load_pem_private_key(authority_key.read_bytes(), None)
+    issuer = x509.load_pem_x509_certificate(authority.read_bytes())
+    if not isinstance(signer, ec.EllipticCurvePrivateKey):
+        raise SettingsError(f"{authority_key} is not the authority that `emfed keys` made.")
+    names = list(dict.fromkeys([*hosts, *LOOPBACK]))
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "emfed server")])
+    builder = _builder(subject, issuer.subject, key.public_key(), SERVER_DAYS)
+    for extension in (
+        x509.SubjectAlternativeName([_general_name(host) for host in names]),
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+        x509.BasicConstraints(ca=False, path_length=None),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
+    ):
+        builder = builder.add_extension(extension, critical=False)
+    return builder.sign(signer, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))  # clocks of sites differ
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    """An address or a name."""
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    if not re.fullmatch(r"(\*\.)?[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", host):
+        raise SettingsError(
+            f"{host!r} is neither an IP address nor a DNS name: give the address sites will use, "
+            "without port."
+        )
+    return x509.DNSName(host)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    encoding = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
+    return key.private_bytes(*encoding, serialization.NoEncryption())
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write so that the bytes are at no moment readable by others."""
+    path.unlink(missing_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+
+
+def _public(path: Path, data: bytes) -> None:
+    write_atomic(path, data)

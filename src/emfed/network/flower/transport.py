@@ -1,0 +1,145 @@
+"""Flower as a transport: opaque bytes to nodes and back."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, final
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from emfed.core.errors import WireError
+from emfed.core.wire import Kind, Reason, decode_refusal, peek
+from emfed.network import Transport
+
+logger = logging.getLogger(__name__)
+QUERY = "emfed"
+MESSAGE_TYPE = f"query.{QUERY}"
+RECORD, BLOB = "emfed", "blob"
+PAUSE = 0.2
+"""Seconds between two looks for answers."""
+ABSENT = 15.0
+"""Seconds that a round waits for nodes that are not connected, if others are."""
+
+
+def wrap(message: bytes) -> RecordDict:
+    """Bytes as the content of a message of Flower's."""
+    return RecordDict({RECORD: ConfigRecord({BLOB: message})})
+
+
+def unwrap(content: RecordDict) -> bytes:
+    """The inverse of `wrap`; anything else is no bytes at all."""
+    record = content.get(RECORD)
+    blob = record.get(BLOB) if isinstance(record, ConfigRecord) else None
+    return blob if isinstance(blob, bytes) else b""
+
+
+@final
+class GridTransport(Transport):
+    """Nodes of a SuperLink, known by the names under which their keys were registered.
+
+    The SuperLink has checked each node's key before a message gets here, and the name belongs to
+    the key. Nodes without a name go by their number, which lasts as long as their connection.
+    """
+
+    def __init__(self, grid: Grid, pause: float = PAUSE, absent: float = ABSENT) -> None:
+        self._grid, self._pause, self._absent = grid, pause, absent
+        self._waiting: dict[str, tuple[str, float]] = {}
+        """Messages without an answer: to whom, and when they expire."""
+        self.sent = self.received = 0
+        """Bytes handed to Flower and taken from it."""
+        self.refusals: dict[str, str] = {}
+        """Nodes whose last answer was that they will not take part, or not now, and why."""
+
+    def nodes(self) -> dict[str, int]:
+        """Connected nodes by key."""
+        listed: Any = getattr(self._grid, "get_nodes", None)
+        if listed is None:
+            return {f"node-{number}": number for number in sorted(self._grid.get_node_ids())}
+        found = {}
+        for node in listed():
+            found[node.name or f"node-{node.node_id}"] = int(node.node_id)
+        return dict(sorted(found.items()))
+
+    def workers(self) -> list[str]:
+        """Keys of the nodes that are connected, in order."""
+        return list(self.nodes())
+
+    def deliver(
+        self, messages: Mapping[str, bytes], deadline: float
+    ) -> Iterator[tuple[str, bytes]]:
+        """Send to nodes as they are there; answers of earlier calls are given, too."""
+        began = time.monotonic()
+        unsent, asked = dict(messages), set[str]()
+        while unsent or asked:
+            asked |= self._push(unsent, deadline - (time.monotonic() - began))
+            for number, key, answer in self._pull():
+                asked.discard(number)
+                if answer is not None:
+                    yield key, answer
+            spent = time.monotonic() - began
+            some = len(unsent) < len(messages)
+            if spent > deadline or (some and not asked and spent > self._absent):
+                break
+            time.sleep(self._pause)
+
+    def _push(self, unsent: dict[str, bytes], seconds: float) -> set[str]:
+        """Send what can be sent now; a message expires with its deadline."""
+        if not unsent or seconds <= 0:
+            return set()
+        nodes = self.nodes()
+        ready = [key for key in unsent if key in nodes]
+        if not ready:
+            return set()
+        lifetime = seconds + 5
+        out = [
+            Message(
+                wrap(unsent[key]),
+                dst_node_id=nodes[key],
+                message_type=MESSAGE_TYPE,
+                ttl=lifetime,
+            )
+            for key in ready
+        ]
+        pushed = set()
+        for key, number in zip(ready, self._grid.push_messages(out), strict=False):
+            if number:
+                self._waiting[number] = (key, time.monotonic() + lifetime)
+                self.sent += len(unsent.pop(key))
+                pushed.add(number)
+        return pushed
+
+    def _pull(self) -> list[tuple[str, str, bytes | None]]:
+        """What has arrived: to which message, whose, and the bytes, None if Flower has an error."""
+        now = time.monotonic()
+        self._waiting = {k: v for k, v in self._waiting.items() if v[1] > now}
+        if not self._waiting:
+            return []
+        out: list[tuple[str, str, bytes | None]] = []
+        for message in self._grid.pull_messages(list(self._waiting)):
+            number = message.metadata.reply_to_message_id
+            if number not in self._waiting:
+                continue
+            key, _ = self._waiting.pop(number)
+            if message.has_error():
+                logger.warning("%s does not answer: %s", key, message.error.reason)
+                out.append((number, key, None))
+            else:
+                blob = unwrap(message.content)
+                self.received += len(blob)
+                self._note(key, blob)
+                out.append((number, key, blob))
+        return out
+
+    def _note(self, key: str, answer: bytes) -> None:
+        """Keep the words of a refusal, for people; what follows from it is decided elsewhere."""
+        self.refusals.pop(key, None)
+        with contextlib.suppress(WireError):
+            header, body = peek(answer)
+            if header.kind is Kind.REFUSAL:
+                reason, words, _ = decode_refusal(body)
+                if reason in (Reason.REFUSED, Reason.NOT_NOW):
+                    self.refusals[key] = words

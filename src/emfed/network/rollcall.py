@@ -1,0 +1,150 @@
+"""The roll call: who joins a run, and who comes back to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+
+from emfed.core.errors import ParticipationError, WireError
+from emfed.core.protocols import IntArray
+from emfed.core.wire import Header, Join, Kind, decode_join, encode_text, peek
+from emfed.network.line import Line, logger
+from emfed.network.members import (
+    Members,
+    columns_of,
+    most_common,
+    new_run,
+    shapes_of,
+)
+
+MOST_ROWS = 1 << 53
+"""More rows than any worker has; sums of them stay exact."""
+
+
+@final
+class RollCall:
+    """Hello to workers, and what follows from their answers."""
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self._number = new_run() >> 33
+        """Of this hello: an answer to another one, long delayed, is not taken for its own."""
+
+    def gather(
+        self, run: int, description: Any, columns: tuple[str, ...] | None, minimum: int
+    ) -> Members:
+        """Everyone who can be reached, joins, and fits the others."""
+        line, keys = self.line, self.line.transport.workers()
+        joins, texts = self.hello(run, keys, description, columns)
+        if columns is None and joins:
+            columns = most_common([columns_of(join) for _, join in sorted(joins.items())])
+            others = [key for key, join in joins.items() if columns_of(join) != columns]
+            if columns is not None and others:
+                again, said = self.hello(run, others, description, columns)
+                joins = {k: j for k, j in joins.items() if k not in others} | again
+                texts |= said
+            for key in [k for k, join in joins.items() if columns_of(join) != columns]:
+                del joins[key]
+                line.dismiss(key, f"its columns are not those of the others, {columns}.")
+        shapes = {key: shapes_of(join) for key, join in joins.items()}
+        known = [tuple(sorted(s.items())) for s in shapes.values() if s is not None]
+        common = dict(most_common(known)) if known else {}
+        for key in [
+            k for k, s in shapes.items() if s != common or not 0 < joins[k].count < MOST_ROWS
+        ]:
+            del joins[key]
+            line.dismiss(key, f"its summary has not the shapes of the others', {common}.")
+        if len(joins) < minimum:
+            why = "".join(f"\n  {key}: {text}" for key, text in sorted(line.refusals.items()))
+            raise ParticipationError(
+                f"{len(joins)} workers joined; at least {minimum} are needed.{why}"
+            )
+        # Numbers follow the transport's order: a run does not depend on who answered first.
+        members = [key for key in keys if key in joins]
+        return Members(
+            run,
+            keys=members,
+            settings=[texts[key] for key in members],
+            instances=[joins[key].instance for key in members],
+            counts=np.array([joins[key].count for key in members], dtype=np.int64),
+            values=np.stack([joins[key].values for key in members]),
+            shapes=common,
+            columns=columns_of(joins[members[0]]),
+            description=description,
+        )
+
+    def hello(
+        self,
+        run: int,
+        keys: Sequence[str],
+        description: Any,
+        columns: tuple[str, ...] | None,
+        once: bool = False,
+    ) -> tuple[dict[str, Join], dict[str, str]]:
+        """Who joins, of those named, and the settings each was told."""
+        self._number += 1
+        content = {"model": description, "columns": None if columns is None else list(columns)}
+        message = encode_text(Header(Kind.HELLO, run, self._number, 0, 0, 0), content)
+        joins: dict[str, Join] = {}
+        for _ in range(1) if once else self.line.tries():
+            missing = {k for k in keys if k not in joins and k not in self.line.refusals}
+            if not missing:
+                break
+            messages = {key: message for key in keys if key in missing}
+            for key, header, body in self.line.deliver(run, "opening", messages):
+                if header.round != self._number or key not in missing:
+                    continue
+                if header.kind is Kind.REFUSAL and self.line.heed(key, body) is not None:
+                    missing.discard(key)
+                elif header.kind is Kind.JOIN:
+                    try:
+                        joins[key] = decode_join(body, header.dimension)
+                        missing.discard(key)
+                    except WireError as error:
+                        logger.warning("%s joins with words that are none: %s", key, error)
+                if not missing:
+                    break
+        return joins, dict.fromkeys(keys, peek(message)[1].decode())
+
+    def greet(self, members: Members, keys: Sequence[str]) -> list[str]:
+        """Who of these would join a run like this one: asked once, in the columns of its members.
+
+        Those who refuse for good or fit nobody are noted; those who do not answer, or not now, may
+        be asked again.
+        """
+        joins, _ = self.hello(members.run, keys, members.description, members.columns, once=True)
+        for key, join in joins.items():
+            fits = columns_of(join) == members.columns and shapes_of(join) == members.shapes
+            if not (fits and 0 < join.count < MOST_ROWS):
+                self.line.dismiss(key, "its columns or its summary are not those of the others.")
+        return [key for key in keys if key in joins and key not in self.line.refusals]
+
+    def again(self, members: Members, numbers: Sequence[int]) -> IntArray:
+        """Workers that know nothing of the run: hello again; those with a new instance lost all.
+
+        An instance that was replaced and speaks again means that two hold one key: neither can be
+        trusted to be the worker that the server's V counts, so the key is out.
+        """
+        lost = []
+        for number in numbers:
+            key, content = members.keys[number], json.loads(members.settings[number])
+            columns = None if content["columns"] is None else tuple(content["columns"])
+            # Once: who does not answer is asked again, and refuses again, with the round.
+            joins, _ = self.hello(members.run, [key], content["model"], columns, once=True)
+            join = joins.get(key)
+            if join is None or join.instance == members.instances[number]:
+                continue
+            before = members.retired.setdefault(key, [])
+            same = np.array_equal(join.values, members.values[number])
+            if join.instance in before:
+                self.line.dismiss(key, "two workers use this key, each with its own memory.")
+            elif not same or join.count != members.counts[number]:
+                self.line.dismiss(key, "it came back with other data than it joined with.")
+            else:
+                before.append(members.instances[number])
+                members.instances[number] = join.instance
+                lost.append(number)
+        return np.array(lost, dtype=np.int64)

@@ -1,0 +1,90 @@
+"""How well a model fits each worker's rows, beside what the model itself would lead one to expect.
+
+Log-likelihoods of two workers cannot be compared: rows of a rare or wide component have a lower one
+however well they fit. So a worker's mean stands beside that of rows which the model draws, with as
+many of each component as the worker has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from emfed.core.errors import SettingsError
+from emfed.core.protocols import BoolArray, FloatArray
+from emfed.data.tables import Piece
+
+DRAWS = 4000
+"""Rows that the model draws to say what it expects."""
+FEWEST = 500
+"""Of them that are masked like the rows of a worker with missing values, at least."""
+
+
+@dataclass(frozen=True, eq=False)
+class Expectation:
+    """Rows that the model drew, and what became of whole ones, ``(K, 2)``."""
+
+    rows: FloatArray
+    moments: FloatArray
+
+
+def expectation(model: Any, params: Any) -> Expectation | None:
+    """None for models that draw no samples, or cannot tell components apart."""
+    try:
+        rows, _ = model.sample(params, DRAWS, 0)
+        return Expectation(rows, _by_component(model, params, rows))
+    except (SettingsError, AttributeError):
+        return None
+
+
+def _by_component(model: Any, params: Any, rows: FloatArray) -> FloatArray:
+    """Mean of the log-likelihood and of its square in each component, ``(K, 2)``."""
+    scores, shares = model.score_samples(rows, params), model.responsibilities(rows, params)
+    powers = np.stack([scores, scores**2], axis=1)
+    return np.asarray((shares.T @ powers) / np.maximum(shares.sum(axis=0), 1e-12)[:, None])
+
+
+def score(model: Any, params: Any, piece: Piece, drawn: Expectation | None) -> FloatArray:
+    """Mean of the log-likelihood, of its square, and both as expected, ``(workers, 4)``."""
+    if not hasattr(model, "score_samples"):  # a model of the user's that only has the mean
+        mean = np.asarray(model.log_likelihood(piece.rows, params, piece.padding))
+        return np.stack([mean, *np.full((3, len(mean)), np.nan)], axis=1)
+    values = np.asarray(model.score_samples(piece.rows, params))
+    inside = np.ones(values.shape) if piece.padding is None else np.asarray(piece.padding)
+    inside = inside / inside.sum(axis=-1, keepdims=True)
+    powers = np.stack([values, values**2], axis=-1)
+    found = (inside[..., None] * powers).sum(axis=-2)
+    if drawn is None:
+        return np.concatenate([found, np.full_like(found, np.nan)], axis=-1)
+    shares = (inside[..., None] * model.responsibilities(piece.rows, params)).sum(axis=-2)
+    expected = shares @ drawn.moments
+    if model.allows_missing:
+        for position, holes in _torn(piece, inside > 0):
+            expected[position] = shares[position] @ _masked(model, params, drawn, holes)
+    return np.concatenate([found, expected], axis=-1)
+
+
+def _torn(piece: Piece, inside: BoolArray) -> Iterator[tuple[int, BoolArray]]:
+    """Workers with missing values, by their place in the piece, and where values are missing."""
+    holes = np.asarray(array_namespace(piece.rows).isnan(piece.rows))
+    for position in np.flatnonzero((holes & inside[..., None]).any(axis=(1, 2))).tolist():
+        yield position, holes[position][inside[position]]
+
+
+def _masked(model: Any, params: Any, drawn: Expectation, holes: BoolArray) -> FloatArray:
+    """What to expect of rows that lack what the rows of a worker lack, one after the other."""
+    count = min(DRAWS, max(FEWEST, 4 * len(holes)))
+    masks = holes[np.arange(count) % len(holes)]
+    return _by_component(model, params, np.where(masks, np.nan, drawn.rows[:count]))
+
+
+def means_and_spreads(moments: FloatArray) -> FloatArray:
+    """First and second moments, in pairs, as means and standard deviations."""
+    out = moments.copy()
+    for j in (1, 3):
+        out[:, j] = np.sqrt(np.maximum(moments[:, j] - moments[:, j - 1] ** 2, 0.0))
+    return out

@@ -1,0 +1,194 @@
+"""What a worker keeps of a run: one directory, two files, each whole or absent.
+
+``joined`` holds what the opening settled: the settings as they came, the instance, the shapes of
+the summary and, once told, the constants, the algorithm and the worker's number. ``state`` holds
+all that changes in a round: the rows of `Algorithm.columns` (V_i, the pending upload and its bytes,
+a local estimate) and the statistics last seen. It is replaced as a whole before a reply leaves, so
+there is one moment at which a round has happened.
+
+Why files and not a database: there is one writer; all of the state changes in every round, so there
+is nothing to gain from smaller writes; and a file written beside, synced and renamed needs no
+recovery, no journal and no locks that shared file systems get wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emfed.core.errors import CheckpointError
+from emfed.core.protocols import FloatArray, Rows
+from emfed.core.storage import (
+    DISK,
+    Disk,
+    load_checkpoint,
+    remove_torn,
+    save_checkpoint,
+    unpack_checkpoint,
+)
+from emfed.core.wire import Reason
+from emfed.network.rules import Refusal
+
+logger = logging.getLogger(__name__)
+KEPT_RUNS = 8
+"""Folders of runs that a site keeps, those used last: one that comes back later lost its memory."""
+_RUN = re.compile("[0-9a-f]{16}")
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """What the opening settled."""
+
+    settings: str
+    """The body of the hello."""
+    instance: int
+    count: int
+    """Rows at the opening: data that changed in mid-run are refused."""
+    shapes: dict[str, tuple[int, ...]]
+    columns: tuple[str, ...] | None
+    number: int = -1
+    """Which worker of the run this is."""
+    constants: FloatArray = field(default_factory=lambda: np.empty(0))
+    algorithm: str = ""
+    """The body of the settings of the rounds."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class State:
+    """What changes in a round."""
+
+    rows: Rows
+    round: int
+    """The round that ``statistics`` belong to, -1 if none."""
+    statistics: FloatArray
+
+
+@final
+class SiteStore:
+    """The directory of one worker in one run."""
+
+    def __init__(self, directory: Path, disk: Disk = DISK) -> None:
+        self.directory, self.disk = directory, disk
+
+    def _load(self, name: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
+        """A file's content; if one is damaged, all counts as lost: the protocol can mend that.
+
+        What is left must not go on as the same instance: it might answer a request that it answered
+        before, and otherwise.
+        """
+        path = self.directory / name
+        data = self.disk.read(path)
+        if data is None:
+            return None
+        try:
+            return unpack_checkpoint(data, path)
+        except CheckpointError as error:
+            logger.warning("%s; all of this run counts as lost", error)
+            self.forget()
+            raise Refusal(Reason.UNKNOWN_RUN, "its memory is damaged: say hello.") from error
+
+    def forget(self) -> None:
+        """Begin anew: the instance first, so that no crash leaves it alone."""
+        for name in ("joined", "state"):
+            if self.disk.read(self.directory / name) is not None:
+                self.disk.remove(self.directory / name)
+                self.disk.sync_directory(self.directory)
+
+    def joined(self) -> Joined | None:
+        """What the opening settled, if this worker heard of it."""
+        found = self._load("joined")
+        if found is None:
+            return None
+        arrays, about = found
+        return Joined(
+            about["settings"],
+            int(about["instance"], 16),
+            about["count"],
+            {name: tuple(shape) for name, shape in about["shapes"].items()},
+            None if about["columns"] is None else tuple(about["columns"]),
+            about["number"],
+            arrays["constants"],
+            about["algorithm"],
+        )
+
+    def join(self, joined: Joined) -> None:
+        """Write what the opening settled."""
+        self.disk.make_directory(self.directory)
+        about = {
+            "settings": joined.settings,
+            "instance": f"{joined.instance:016x}",
+            "count": joined.count,
+            "shapes": {name: list(shape) for name, shape in joined.shapes.items()},
+            "columns": None if joined.columns is None else list(joined.columns),
+            "number": joined.number,
+            "algorithm": joined.algorithm,
+        }
+        arrays = {"constants": joined.constants}
+        save_checkpoint(self.directory / "joined", arrays, about, self.disk)
+
+    def state(self) -> State | None:
+        """What the last round left, if there was one."""
+        found = self._load("state")
+        if found is None:
+            return None
+        arrays, about = found
+        rows = {n.removeprefix("rows/"): a for n, a in arrays.items() if n.startswith("rows/")}
+        return State(rows, about["round"], arrays["statistics"])
+
+    def settle(self, name: str) -> None:
+        """Make a file safe that is answered from without being written."""
+        self.disk.settle(self.directory / name)
+
+    def put(self, state: State) -> None:
+        """Write what a round leaves: after this, it has happened."""
+        arrays = {f"rows/{name}": array for name, array in state.rows.items()}
+        arrays["statistics"] = state.statistics
+        save_checkpoint(self.directory / "state", arrays, {"round": state.round}, self.disk)
+
+
+def clear_torn(directory: Path, disk: Disk = DISK) -> None:
+    """Remove what a killed process was writing; whoever calls has the site's lock."""
+    runs = [path for path in disk.entries(directory) if _RUN.fullmatch(path.name)]
+    for folder in (directory, *runs):
+        remove_torn(folder, ("joined", "state", "answered"), disk)
+
+
+def clear_old(directory: Path, current: Path, disk: Disk = DISK) -> None:
+    """Remove the folders of all but the last runs, never the current one's."""
+    runs = [path for path in disk.entries(directory) if _RUN.fullmatch(path.name)]
+    for old in [path for path in runs if path != current][KEPT_RUNS - 1 :]:
+        SiteStore(old, disk).forget()
+        for left in disk.entries(old):
+            disk.remove(left)
+        disk.remove_directory(old)
+
+
+@final
+class Tally:
+    """How often a site told something of its rows, over all runs: a file, kept before the answer.
+
+    A crash between the two counts an answer that never left; the other order would give one away. A
+    damaged file is an error, and no reason to begin again at zero.
+    """
+
+    def __init__(self, directory: Path, disk: Disk = DISK) -> None:
+        self._path, self._disk = directory / "answered", disk
+
+    def read(self) -> int:
+        """The answers so far."""
+        if self._disk.read(self._path) is None:
+            return 0
+        return int(load_checkpoint(self._path, self._disk)[1]["answered"])
+
+    def add(self) -> None:
+        """One more."""
+        about = {"answered": self.read() + 1}
+        save_checkpoint(self._path, {"none": np.empty(0)}, about, self._disk)

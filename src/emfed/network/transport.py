@@ -1,0 +1,53 @@
+"""What an engine supplies: a way to bring bytes to workers and their answers back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, final
+
+if TYPE_CHECKING:
+    from emfed.network.site import Site
+
+
+class Transport(ABC):
+    """Between a server and workers elsewhere; it knows workers by their keys, and nothing else.
+
+    It may lose, delay, repeat and reorder, and give back answers to what was sent long ago: above
+    it nothing cares. What it must do is say who an answer is from, and not let one worker speak
+    for another.
+    """
+
+    @abstractmethod
+    def workers(self) -> list[str]:
+        """Keys of the workers that can be reached now."""
+
+    @abstractmethod
+    def deliver(
+        self, messages: Mapping[str, bytes], deadline: float
+    ) -> Iterator[tuple[str, bytes]]:
+        """Send a message to each worker named; give answers, with whose they are, as they come.
+
+        Ends when nothing more is to be expected, or after ``deadline`` seconds. Whoever iterates
+        may stop before: what comes later may be given by a later call, or never.
+        """
+
+
+@final
+class LocalTransport(Transport):
+    """Workers in this process, one after the other: for tests, and to try a run out."""
+
+    def __init__(self, sites: Mapping[str, Site]) -> None:
+        self.sites = dict(sites)
+
+    def workers(self) -> list[str]:
+        """All of them."""
+        return list(self.sites)
+
+    def deliver(
+        self, messages: Mapping[str, bytes], deadline: float
+    ) -> Iterator[tuple[str, bytes]]:
+        """Each answers at once."""
+        for key, message in messages.items():
+            if key in self.sites:
+                yield key, self.sites[key].step(message)

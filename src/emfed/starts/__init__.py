@@ -1,5 +1,0 @@
-"""Where a fit begins: starts that reveal no record, and several that compete in one federation."""
-
-from emfed.starts.contest import METHODS, Found, search
-
-__all__ = ["METHODS", "Found", "search"]

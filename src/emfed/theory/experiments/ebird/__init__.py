@@ -1,0 +1,104 @@
+"""Figure 2 of the paper: national trends of counts, and the cells that were never seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from emfed.artifacts import Figure, Panel, Series, Table
+from emfed.core.protocols import FloatArray
+from emfed.theory.experiments.findings import Findings
+from emfed.theory.experiments.smoothing import loess
+from emfed.theory.experiments.tables import TableSettings
+from emfed.theory.experiments.traces import Trace, Traces, each
+
+
+def analyse(traces: Traces) -> Findings:
+    """Errors of every run, and the trends of those that were fitted in earnest."""
+    measures: dict[str, FloatArray] = {}
+    figures: dict[str, Figure] = {}
+    rows = []
+    for run in dict.fromkeys(trace.job.run for trace in traces.all):
+        group = [trace for trace in traces.all if trace.job.run == run]
+        rmse, start, additive = (
+            each(group, _last(n)) for n in ("rmse", "start_rmse", "additive_rmse")
+        )
+        sent = each(group, _last("busiest_bytes_up"))
+        if _settings(group[0]).mode == "paper":
+            measures[f"{run}: error left of the start's"] = rmse / start
+        else:
+            measures[f"{run}: percent better than additive"] = 100 * (1 - rmse / additive)
+            measures[f"{run}: kB up, busiest worker"] = sent / 1000
+            slug = "-".join("".join(c if c.isalnum() else " " for c in run.lower()).split())
+            figures[slug] = trend_figure(run, group[0])
+        if _settings(group[0]).mode == "observed":
+            measures[f"{run}: percent above the pooled error"] = 100 * (
+                rmse / each(group, _last("pooled_rmse")) - 1
+            )
+        rows.append(_row(run, group, rmse, start, additive, sent))
+    table = Table(
+        "Held-out error (RMSE of log(1 + count), 10% of observed cells), medians over seeds",
+        ("run", "mode", "rounds", "rank", "error", "at the start", "additive", "kB up"),
+        rows,
+    )
+    return Findings(measures, figures, (table,))
+
+
+def _settings(trace: Trace) -> TableSettings:
+    settings = trace.job.settings
+    assert isinstance(settings, TableSettings)
+    return settings
+
+
+def _last(name: str) -> Callable[[Trace], float]:
+    """The last value of a column."""
+    return lambda trace: float(trace[name][-1])
+
+
+def trend_figure(run: str, trace: Trace) -> Figure:
+    """The sum of estimates over sites, and the cells without a record, each with its LOESS."""
+    monthly = _settings(trace).data != "wood-thrush"
+    years = trace.extra["time"] / 12 if monthly else trace.extra["time"]
+    panels = []
+    for name, title, axis in (
+        ("estimate", "Estimated counts, all sites", "sum of estimates"),
+        ("missing", "Missing values", "cells without a record"),
+    ):
+        values = trace.extra[name]
+        series = [
+            Series("by month" if monthly else "by year", years, values, points=True, line=False),
+            Series("LOESS", years, loess(years, values)),
+        ]
+        panels.append(Panel(series, "year", axis, title, log="", ticks=whole_years(years)))
+    caption = f"{run}: the sum of estimated counts over all sites, and the cells without a record, "
+    caption += "each with its LOESS. The fit has not seen the held-out cells."
+    return Figure(caption, panels)
+
+
+def whole_years(years: FloatArray) -> list[float]:
+    """Round years to mark, six at most."""
+    first, last = float(years.min()), float(years.max())
+    step = next(k for k in (1, 2, 5, 10, 20, 50, 100, 1000) if (last - first) / k <= 6)
+    return np.arange(np.ceil(first / step) * step, last + 0.01, step).tolist()
+
+
+def _row(
+    run: str,
+    group: list[Trace],
+    rmse: FloatArray,
+    start: FloatArray,
+    additive: FloatArray,
+    sent: FloatArray,
+) -> list[str]:
+    settings = _settings(group[0])
+    mode = settings.mode if settings.batch == "grid" else f"{settings.mode}, own cells"
+    rounds, rank = each(group, _last("round")), each(group, _last("rank"))
+    return [
+        run,
+        mode,
+        f"{np.median(rounds):.0f}",
+        f"{np.median(rank):.0f}",
+        *(f"{np.median(values):.4f}" for values in (rmse, start, additive)),
+        f"{np.median(sent) / 1000:.1f}",
+    ]

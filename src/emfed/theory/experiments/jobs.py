@@ -1,0 +1,215 @@
+"""One job: a fit with its records, and the file they are kept in."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emfed.core.protocols import FloatArray, Model
+from emfed.core.records import Records, RoundRecord
+from emfed.core.storage import write_atomic
+from emfed.core.streams import Purpose, choose_distinct, uniforms
+from emfed.data.mnist import (
+    Digits,
+    deal,
+    load_mnist,
+    principal_components,
+    read_digits,
+    save_digits,
+)
+from emfed.data.synthetic import START, TRUTH, linear_federation, synthetic_federation
+from emfed.data.workers import WorkerData
+from emfed.fitting.opening import open_run
+from emfed.fitting.rounds import Run
+from emfed.models import GaussianParameters, LinearGaussian, Location, gaussian_mixture
+from emfed.theory.experiments.config import Job
+from emfed.theory.experiments.settings import Settings
+from emfed.theory.experiments.siblings import SIBLINGS, Sibling
+from emfed.theory.experiments.tables import TableSettings, run_table
+from emfed.theory.experiments.traces import trend_file
+
+COMPONENTS, DIMENSION = 10, 20
+"""Of the mixture on MNIST, and of the principal components it is fitted on (lines 1003-1015)."""
+KAPPA = 0.5
+"""Of the linear model: gamma_max without compression is then 1, EM's own step."""
+DIVERGED = 1e12
+"""A run whose |h|^2 is beyond this is over."""
+CACHE = "mnist-components.npz"
+Report = Callable[[float], None]
+"""Called with the share of a job that is done."""
+
+
+def prepare_mnist(folder: Path) -> Digits:
+    """MNIST's principal components, computed once and kept in the folder."""
+    path = folder / CACHE
+    if not path.exists():
+        partial = path.with_suffix(f".{os.getpid()}.tmp")
+        save_digits(principal_components(load_mnist(), DIMENSION), partial)
+        partial.replace(path)
+    return _digits(path)
+
+
+@lru_cache(maxsize=1)
+def _digits(path: Path) -> Digits:
+    return read_digits(path)
+
+
+def problem(settings: Settings, seed: int, folder: Path) -> tuple[Model, WorkerData, Any]:
+    """Model, data and start. The start on MNIST is one for all seeds, as in the paper."""
+    if settings.data == "linear":
+        n, m, d = settings.workers, settings.rows, settings.dimension
+        data = linear_federation(seed, workers=n, rows_per_worker=m, dimension=d)
+        return LinearGaussian(KAPPA), data, Location(np.zeros(d))
+    if settings.data == "synthetic":
+        data = synthetic_federation(
+            seed,
+            workers=settings.workers,
+            rows_per_worker=settings.rows,
+            split="sorted" if settings.split == "sorted" else "random",
+        )
+        model = gaussian_mixture(2, "known", known_covariance=TRUTH.covariances)
+        return model, data, START
+    digits = prepare_mnist(folder)
+    data = deal(
+        digits,
+        seed,
+        workers=settings.workers,
+        rows=settings.rows,
+        split=settings.split,
+        sizes=settings.sizes,
+    )
+    return gaussian_mixture(COMPONENTS, "tied"), data, start_from_rows(np.asarray(digits.rows), 0)
+
+
+def start_from_rows(rows: FloatArray, seed: int) -> GaussianParameters:
+    """Uniform weights, rows at random as means, the covariance of all (lines 1020-1027).
+
+    It shows raw records to everyone, which a real federation would not do.
+    """
+    u = uniforms(seed, 0, Purpose.START, np.zeros(1, np.int64), COMPONENTS)
+    chosen = choose_distinct(u, np.array([len(rows)]))[0]
+    covariance = np.cov(rows, rowvar=False, bias=True)
+    return GaussianParameters(np.full(COMPONENTS, 1 / COMPONENTS), rows[chosen], covariance)
+
+
+def run_job(job: Job, folder: Path, report: Report) -> dict[str, Any]:
+    """Columns of the records, with the mixture's weights where |h|^2 is computed.
+
+    Raises KeyboardInterrupt after Ctrl-C: a job is whole or absent.
+    """
+    settings = job.settings
+    if isinstance(settings, TableSettings):
+        columns, trend = run_table(settings, job.seed, report)
+        store(trend, folder / trend_file(job))  # first: the job counts as done with the other
+        return columns
+    model, data, start = problem(settings, job.seed, folder)
+    sibling = SIBLINGS.get(settings.algorithm)
+    run = open_run(
+        model,
+        data,
+        None if sibling else settings.make_algorithm(),
+        start=start,
+        weights=settings.weights,
+        participation=settings.make_participation(),
+        seed=job.seed,
+        monitor=settings.make_monitor(),
+    )
+    weights: list[FloatArray] = []
+    total, told = 0.0, time.monotonic()
+
+    def watch(record: RoundRecord, params: Any) -> bool:
+        """Tell how far it is; True where nothing more is to be learnt."""
+        nonlocal told, total
+        if time.monotonic() - told > 0.1:
+            told = time.monotonic()
+            report(share_done(settings, record))
+        if record.squared_h is None:
+            return False
+        weights.append(getattr(params, "weights", np.empty(0)))
+        total += record.squared_h
+        reached = settings.target is not None and total <= settings.target * len(weights)
+        return reached or record.squared_h > DIVERGED
+
+    if sibling is not None:
+        return with_weights(follow(sibling, run, data.rows, settings, watch), weights)
+    if run.until(settings.make_stop(), [lambda record: watch(record, run.params)]) == "interrupted":
+        raise KeyboardInterrupt
+    return with_weights(run.records, weights)
+
+
+def follow(
+    sibling: Sibling,
+    opened: Run,
+    rows: FloatArray,
+    settings: Settings,
+    watch: Callable[[RoundRecord, Any], bool],
+) -> Records:
+    """Records of a sibling algorithm, from where the opening exchange of a run has led."""
+    assert settings.batch_size is not None
+    model, statistics = opened.model, opened.state.statistics
+    batch, inner = settings.batch_size, settings.inner_rounds
+    moves = sibling(model, rows, statistics, settings.step_size, batch, inner, opened.seed)
+    records = Records(opened.records)
+    params = model.maximize(statistics)
+    over = False
+    while not over and share_done(settings, records[-1]) < 1:
+        before = records[-1]
+        squared_h = None
+        if before.round % settings.monitor == 0:
+            field = model.expected_statistics(rows, params) - statistics
+            squared_h = float(field @ field)
+        began = time.perf_counter()
+        move = next(moves)
+        statistics, params = move.statistics, model.maximize(move.statistics)
+        records.append(
+            replace(
+                before,
+                round=before.round + 1,
+                squared_H=float(move.mean_field @ move.mean_field),
+                step_size=settings.step_size,
+                bytes_up=0,
+                bytes_down=0,
+                payload_up=0,
+                payload_down=0,
+                evaluations=move.evaluations,
+                epochs=before.epochs + move.evaluations / len(rows),
+                seconds=time.perf_counter() - began,
+                squared_h=squared_h,
+            )
+        )
+        over = watch(records[-1], params)
+    return records
+
+
+def share_done(settings: Settings, record: RoundRecord) -> float:
+    """How much of the run is behind this record."""
+    rounds = record.round / settings.rounds if settings.rounds else 0.0
+    epochs = record.epochs / settings.epochs if settings.epochs else 0.0
+    return min(1.0, max(rounds, epochs))
+
+
+def with_weights(records: Records, weights: list[FloatArray]) -> dict[str, Any]:
+    """Columns of the records and one for each weight of the mixture."""
+    columns: dict[str, Any] = dict(records.to_arrays())
+    known = np.isfinite(columns["squared_h"])
+    for k, values in enumerate(np.transpose(weights)):
+        columns[f"weight_{k}"] = np.full(len(records), np.nan)
+        columns[f"weight_{k}"][known] = values
+    return columns
+
+
+def store(columns: dict[str, Any], path: Path) -> None:
+    """As Parquet, atomically."""
+    import polars as pl
+
+    buffer = io.BytesIO()
+    pl.DataFrame(columns).write_parquet(buffer)
+    write_atomic(path, buffer.getvalue())

@@ -1,0 +1,115 @@
+"""The report of a reproduction, as a page of plain text, tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from emfed.artifacts import Page, Section, Table
+from emfed.theory.experiments.config import Experiment
+from emfed.theory.experiments.findings import Findings
+from emfed.theory.experiments.settings import as_plain
+from emfed.theory.experiments.verdicts import Verdict
+
+Done = tuple[Experiment, Findings, Sequence[Verdict]]
+
+_LEAD = (
+    "Experiments on Federated Expectation Maximization with heterogeneity mitigation and variance "
+    "reduction (Dieuleveut, Fort, Moulines, Robin, NeurIPS 2021), run with the emfed package.",
+    "|h|² is the squared mean field: how far the statistics at the server are from a fixed point "
+    "of EM. |H|² is the server's estimate of it, from compressed mini-batches. An epoch is as many "
+    "conditional expectations as there are rows. Lines are medians over seeds; bands hold 90% of "
+    "the values of trajectories, and all values of single measures. Line numbers are those of the "
+    "paper's LaTeX source.",
+)
+
+
+def report_page(
+    done: Sequence[Done], skipped: Mapping[str, str], facts: Mapping[str, str], holds: bool
+) -> Page:
+    """All experiments on one page, the verdicts first."""
+    verdicts = [verdict for _, _, these in done for verdict in these]
+    good = sum(verdict.holds for verdict in verdicts)
+    text = [*_LEAD, f"{good} of {len(verdicts)} claims hold, each for every seed."]
+    text += [f"Not run: {name}. {reason}" for name, reason in skipped.items()]
+    if any(experiment.quick for experiment, _, _ in done):
+        text.append("This is the quick version. The sentences below describe the full one.")
+    for experiment, _, _ in done:
+        if experiment.source:
+            text.append(
+                f"{experiment.name} was run with a configuration of your own, {experiment.source}; "
+                "title, sentences and claims are those of the original."
+            )
+        if experiment.extra:
+            text.append(f"In the records, but in no figure: {', '.join(experiment.extra)}.")
+    if not holds:
+        text.append("Not everything came as expected.")
+    several = len(done) > 1
+    table = Table(
+        "Verdicts. The value is the one, over seeds, that comes nearest to breaking the claim.",
+        ("verdict", *(("experiment",) if several else ()), "claim", "value", "expected"),
+        [
+            (
+                "holds" if v.holds else "fails",
+                *((v.experiment,) if several else ()),
+                v.name,
+                number(v.value),
+                v.expected,
+            )
+            for v in verdicts
+        ],
+    )
+    title = done[0][0].title if len(done) == 1 else "Experiments"
+    return Page(f"emfed: {title}", text, facts, (table,), [_section(e, f) for e, f, _ in done])
+
+
+def _section(experiment: Experiment, findings: Findings) -> Section:
+    """One experiment: what was run, what it shows, figures, and folded settings and measures."""
+    measures = Table(
+        "Measures, over seeds",
+        ("measure", "median", "lowest", "highest"),
+        [
+            (name, *(number(float(f(values))) for f in (np.median, np.min, np.max)))
+            for name, values in findings.measures.items()
+        ],
+    )
+    return Section(
+        experiment.title,
+        (experiment.about, experiment.shows),
+        list(findings.figures.values()),
+        findings.tables,
+        (measures, *_settings(experiment)),
+    )
+
+
+def _settings(experiment: Experiment) -> list[Table]:
+    """What all runs share, and what tells them apart."""
+    plain = {run: as_plain(settings) for run, settings in experiment.runs.items()}
+    keys = list(next(iter(plain.values())))
+    shared = [k for k in keys if len({str(p[k]) for p in plain.values()}) == 1]
+    first = next(iter(plain.values()))
+    tables = [
+        Table(
+            "Settings of all runs",
+            ("setting", "value"),
+            [("seeds", str(experiment.seeds)), *((k, _shown(first[k])) for k in shared)],
+        )
+    ]
+    own = [k for k in keys if k not in shared]
+    if own:
+        rows = [(run, *(_shown(p[k]) for k in own)) for run, p in plain.items()]
+        tables.append(Table("Settings of each run", ("run", *own), rows))
+    return tables
+
+
+def _shown(value: Any) -> str:
+    return "by default" if value is None else str(value)
+
+
+def number(value: float) -> str:
+    """Two or three digits, as a reader wants them."""
+    if not np.isfinite(value):
+        return "never" if value > 0 else "none"
+    return f"{value:.2e}" if value and not 0.01 <= abs(value) < 10_000 else f"{value:.3g}"

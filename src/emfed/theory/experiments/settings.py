@@ -1,0 +1,136 @@
+"""One run of an experiment as plain data, and the objects it stands for."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+from emfed.algorithms import EM, Bernoulli, Decreasing, Everyone, FedEM, VRFedEM
+from emfed.compressors import Dithering, Identity, RandomSparsification
+from emfed.core.errors import SettingsError, check_count, check_range
+from emfed.core.protocols import Algorithm, Compressor, Participation
+from emfed.fitting.stopping import Monitor, Stop
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything that decides a run but the seed; the names are the keys of ``config.toml``."""
+
+    data: Literal["synthetic", "mnist", "linear"] = "synthetic"
+    """The paper's two, or the linear model whose constants are all known."""
+    split: Literal["random", "sorted", "writer"] = "random"
+    """How rows are dealt: at random, sorted by component or label, or by writer (MNIST)."""
+    sizes: Literal["equal", "writers"] = "equal"
+    """``writers``: each worker has as many rows as one writer of MNIST wrote, in any split."""
+    workers: int = 100
+    rows: int = 100
+    """Rows of each worker, where sizes are equal."""
+    dimension: int = 64
+    """Of the linear model."""
+    weights: Literal["uniform", "samples"] = "uniform"
+    algorithm: Literal["em", "FedEM", "VR-FedEM", "fiem", "sem-vr"] = "FedEM"
+    compressor: Literal["identity", "float32", "dithering", "sparsification"] = "identity"
+    levels: int = 1
+    block: int | None = None
+    """Coordinates that share a scale; the whole vector if left out."""
+    keep: int = 1
+    """How many coordinates sparsification sends."""
+    step_size: float = 1.0
+    step_power: float = 0.0
+    """Steps fall like round**-power, as online EM needs; 0 keeps them constant."""
+    memory_rate: float | None = None
+    """alpha; 1 / (1 + omega) if left out, 0 for no memories."""
+    memory_start: Literal["zero", "mean-field"] = "mean-field"
+    batch_size: int | None = None
+    """The full local pass if left out."""
+    replacement: bool = True
+    inner_rounds: int = 20
+    participation: float = 1.0
+    epochs: float | None = None
+    rounds: int | None = None
+    target: float | None = None
+    """Stop as soon as the mean of |h|^2 over rounds, which the theorems bound, is this low."""
+    monitor: int = 10
+    """Rounds between two computations of |h|^2, which are not counted as work."""
+
+    def __post_init__(self) -> None:
+        """Build what the settings stand for once, so that a bad one is refused at once."""
+        for name in ("workers", "rows", "dimension"):
+            check_count(name, getattr(self, name))
+        if self.split == "writer" and self.sizes != "writers":
+            raise SettingsError("split = 'writer' needs sizes = 'writers'.")
+        if self.sizes == "writers" and self.data != "mnist":
+            raise SettingsError("sizes = 'writers' needs data = 'mnist'.")
+        if self.algorithm in ("fiem", "sem-vr"):
+            if self.workers != 1 or self.batch_size is None:
+                raise SettingsError(f"{self.algorithm} needs workers = 1 and a batch_size.")
+        else:
+            self.make_algorithm()
+        self.make_participation()
+        self.make_monitor()
+        self.make_stop()
+
+    @property
+    def available(self) -> bool:
+        """Whether its data are here: all of them can be made or fetched."""
+        return True
+
+    @property
+    def cost(self) -> float:
+        """Very roughly, the milliseconds it takes: good for telling the time left."""
+        samples = self.workers * self.rows
+        batch = self.rows if self.batch_size is None else self.batch_size
+        a_round = self.workers * self.participation * batch
+        if self.algorithm in ("VR-FedEM", "sem-vr"):
+            a_round = 2 * a_round + samples / self.inner_rounds
+        rounds = self.rounds or (self.epochs or 0) * samples / a_round
+        return rounds * (1 + 1.8e-4 * (a_round + samples / self.monitor))
+
+    def make_compressor(self) -> Compressor:
+        """Q."""
+        if self.compressor == "identity":
+            return Identity()
+        if self.compressor == "float32":
+            return Identity("float32")
+        if self.compressor == "sparsification":
+            return RandomSparsification(self.keep)
+        return Dithering(self.levels, block=self.block or "all")
+
+    def make_algorithm(self) -> Algorithm:
+        """EM, FedEM or VR-FedEM; online EM is FedEM with one worker and falling steps."""
+        if self.algorithm == "em":
+            return EM()
+        check_range("step_power", self.step_power, 0, 1)
+        step: Any = self.step_size
+        if self.step_power:
+            step = Decreasing(self.step_size, self.step_power)
+        common: dict[str, Any] = {
+            "compressor": self.make_compressor(),
+            "step_size": step,
+            "memory_rate": self.memory_rate,
+            "memory_start": self.memory_start,
+            "batch_size": self.batch_size,
+            "replacement": self.replacement,
+        }
+        if self.algorithm == "VR-FedEM":
+            return VRFedEM(inner_rounds=self.inner_rounds, **common)
+        return FedEM(**common)
+
+    def make_participation(self) -> Participation:
+        """Everyone, or independent draws."""
+        return Everyone() if self.participation == 1 else Bernoulli(self.participation)
+
+    def make_monitor(self) -> Monitor:
+        """Of |h|^2."""
+        return Monitor(every=self.monitor, objective=False)
+
+    def make_stop(self) -> Stop:
+        """After so many epochs or rounds."""
+        return Stop(rounds=self.rounds, epochs=self.epochs)
+
+
+def as_plain(settings: Any) -> dict[str, Any]:
+    """The settings as JSON types."""
+    return dataclasses.asdict(settings)

@@ -1,0 +1,202 @@
+"""Runs on sites x time tables: their settings, where the data come from, and one job of them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+
+from emfed.core.errors import DataError, EmfedWarning, check_count, check_range
+from emfed.core.records import RoundRecord
+from emfed.imputation import (
+    Cells,
+    Columns,
+    FieldTable,
+    Imputation,
+    Structure,
+    impute,
+    read_ebird,
+    read_records,
+    simulate_table,
+)
+from emfed.imputation.sweeps import Solver
+
+FILES = {
+    "wood-thrush": "bbs_wood_thrush.csv.gz",
+    "oystercatcher": "oystercatcher_monthly.csv.gz",
+    "seabirds": "nz_seabirds_at_sea.csv.gz",
+}
+"""Open tables, in the folder that EMFED_DATA names."""
+_UNCOUNTED = 99_999
+"""The seabirds' code for more than a hundred thousand."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class TableSettings:
+    """Everything that decides a run on a table but the seed; the keys of ``config.toml``."""
+
+    data: Literal["simulated", "ebird", "wood-thrush", "oystercatcher", "seabirds"] = "simulated"
+    records: int = 12_185
+    """Of a simulated table, as the next three."""
+    observers: int = 2465
+    sites: int = 9721
+    months: int = 525
+    observations: str | None = None
+    """Of a download from eBird: its files, and what to take from them."""
+    sampling: str | None = None
+    species: str | None = None
+    region: str | None = None
+    groups: int = 10
+    """Workers: observers (or sites, where there are none) put at random into so many."""
+    mode: Literal["observed", "cell", "paper", "site-owner"] = "observed"
+    batch: Literal["grid", "observations"] = "grid"
+    rounds: int | None = None
+    epochs: float | None = None
+    holdout: float = 0.1
+    """The share of observed cells that no fit sees."""
+
+    def __post_init__(self) -> None:
+        """Refuse bad settings at once."""
+        for name in ("records", "observers", "sites", "months", "groups"):
+            check_count(name, getattr(self, name))
+        check_range("holdout", self.holdout, 0, 0.9, open_low=True)
+        if self.data == "ebird" and self.observations is None:
+            raise DataError("data = 'ebird' needs observations = 'the file of your download'.")
+
+    @property
+    def cost(self) -> float:
+        """Very roughly, the milliseconds it takes."""
+        if self.mode == "paper":
+            return 25.0 * (self.rounds or (self.epochs or 0) * self.records / (100 * self.groups))
+        return 15_000.0
+
+    @property
+    def available(self) -> bool:
+        """Whether its data are here."""
+        return self.data not in FILES or (_folder() / FILES[self.data]).is_file()
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("EMFED_DATA") or ".")
+
+
+def load(settings: TableSettings, seed: int) -> FieldTable:
+    """The table of a run."""
+    groups, kind = settings.groups, settings.data
+    if kind == "simulated":
+        return simulate_table(
+            settings.records,
+            observers=settings.observers,
+            sites=settings.sites,
+            months=settings.months,
+            groups=groups,
+            seed=seed,
+        )
+    if kind == "ebird":
+        assert settings.observations is not None
+        return read_ebird(
+            settings.observations,
+            settings.sampling,
+            species=settings.species,
+            region=settings.region,
+            bad_rows="skip",
+            groups=groups,
+            seed=seed,
+        )
+    path = _folder() / FILES[kind]
+    if kind == "wood-thrush":
+        return read_records(path, Columns(date="year"), bins="year", groups=groups, seed=seed)
+    if kind == "oystercatcher":
+        columns = Columns(date=("year", "month"), observer=None)
+        return read_records(path, columns, groups=groups, seed=seed)
+    return read_records(
+        _seabirds(path),
+        Columns(site="site_1deg"),
+        bad_rows="skip",
+        duplicates="keep",
+        groups=groups,
+        seed=seed,
+    )
+
+
+def _seabirds(path: Path) -> Any:
+    """The seabirds without the counts that only say very many."""
+    import polars as pl
+
+    frame = pl.scan_csv(path, infer_schema=False)
+    return frame.filter(pl.col("count").cast(pl.Int64, strict=False).fill_null(0) < _UNCOUNTED)
+
+
+def run_table(
+    settings: TableSettings, seed: int, report: Callable[[float], None]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Columns of the records, with the scores of the fit; and those of the trend, by time."""
+    with warnings.catch_warnings():  # empty sites and bad rows of tables that are what they are
+        warnings.simplefilter("ignore", EmfedWarning)
+        return _run_table(settings, seed, report)
+
+
+def _run_table(
+    settings: TableSettings, seed: int, report: Callable[[float], None]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    table = load(settings, seed)
+    train, held = table.split(settings.holdout, seed)
+
+    def show(record: RoundRecord) -> None:
+        rounds = record.round / settings.rounds if settings.rounds else 0.0
+        epochs = record.epochs / settings.epochs if settings.epochs else 0.0
+        report(min(1.0, max(rounds, epochs)))
+
+    options: dict[str, Any] = {"batch": settings.batch} if settings.mode == "paper" else {}
+    result = impute(
+        train,
+        mode=settings.mode,
+        rounds=settings.rounds,
+        epochs=settings.epochs,
+        seed=seed,
+        callbacks=[show],
+        **options,
+    )
+    if result.stopped == "interrupted":
+        raise KeyboardInterrupt
+    columns: dict[str, Any] = dict(result.records.to_arrays())
+    for name, value in scores(result, train, held).items():
+        columns[name] = np.full(len(result.records), value)
+    seen = np.bincount(table.pooled.times, minlength=table.bins.count)
+    trend = {
+        "time": np.arange(table.bins.count, dtype=np.float64) + table.bins.first,
+        "estimate": result.trend()["estimate"],
+        "missing": (len(table.sites) - seen).astype(np.float64),
+    }
+    return columns, trend
+
+
+def scores(result: Imputation, train: FieldTable, held: Cells) -> dict[str, float]:
+    """Errors on held-out cells: the fit's, the start's, the additive fit's, the pooled fit's."""
+    family, cells = train.family, train.pooled
+    nothing = family.deviance(np.zeros(held.size), held.sums, held.weights).sum()
+
+    def error(structure: Structure) -> float:
+        params = Solver(family, structure, sweeps=500, tolerance=1e-8).fit(cells)
+        return _root(family, params.theta(held.sites, held.times), held)
+
+    return {
+        "rmse": result.score(held),
+        "start_rmse": float(np.sqrt(2 * nothing / held.weights.sum())),
+        "additive_rmse": min(error(Structure(0, 1.0, e, e)) for e in (0.1, 0.5, 2.0)),
+        "pooled_rmse": error(result.solver.structure) if result.mode == "observed" else np.nan,
+        "rank": float(result.params.rank),
+        "busiest_bytes_up": float(result.ledger.counts[:, 0, 1:].sum(axis=(0, 1)).max()),
+    }
+
+
+def _root(family: Any, theta: Any, held: Cells) -> float:
+    return float(
+        np.sqrt(2 * family.deviance(theta, held.sums, held.weights).sum() / held.weights.sum())
+    )

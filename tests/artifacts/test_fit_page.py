@@ -1,0 +1,181 @@
+"""The report of a fit: from the file alone, for every model, in a real browser."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import emfed
+from emfed.artifacts import fit_page, render_page
+from tests.artifacts.browser import Browser
+from tests.registry import REGISTRY
+
+
+def sites(count: int = 6, seed: int = 0) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    tables = {
+        f"site {i}": rng.normal(rng.choice([-3, 3], (90, 1)), 1, (90, 3)) for i in range(count)
+    }
+    tables["<script>alert(1)</script> & co"] = 9 + 30 * rng.normal(size=(7, 3))
+    return tables
+
+
+def fitted(**options: Any) -> emfed.Result:
+    settings: dict[str, Any] = {
+        "participation": emfed.Bernoulli(0.8),
+        "monitor": emfed.Monitor(mean_field=False),
+        "closing": True,
+        "rounds": 25,
+        "start": "k-means",
+    }
+    settings["algorithm"] = emfed.FedEM(emfed.SubtractiveDithering(0.2), in_metric=True)
+    return emfed.fit(emfed.gaussian_mixture(2), sites(), **(settings | options))
+
+
+def text_of(html: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", html))
+
+
+def test_the_page_says_what_happened(tmp_path: Path) -> None:
+    result = fitted()
+    html = render_page(fit_page(result))
+    result.save(tmp_path / "m.emfed")
+    assert render_page(fit_page(emfed.load(tmp_path / "m.emfed"))) == html  # the file is enough
+    assert "<script" not in html
+    words = text_of(html)
+    for sentence in (
+        "A Gaussian mixture with 2 components was fitted on 547 rows of 3 columns, held by 7 sites",
+        "The fit did not converge: it ended at its limit on rounds",
+        "This fit was a simulation",
+        "no guarantee of privacy",
+        "1 site has fewer than 10 rows (&lt;script&gt;alert(1)&lt;/script&gt; &amp; co)",
+        "no differential privacy",
+        "sums and counts of clusters",
+        "badly served",
+    ):
+        assert sentence in words
+    up = result.ledger.summary()["round"]["up"]
+    assert f"{(up['payload'] + up['envelope']) / 7:,.0f}" in words
+    asked = sum(r.asked for r in result.records if r.round)
+    assert f"{asked} requests were sent" in words
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "others"),
+    [
+        (90, "at the smallest site over 90 rows.", "What did not leave a site: "),
+        (7, "over 7 rows, few enough to say much about each.", "What did not leave a site: "),
+        (2, "the smallest site has 2 rows: averages over so few are", "with more rows than two: "),
+        (1, "the smallest site has 1 row: averages over so few are", "with more rows than two: "),
+    ],
+)
+def test_the_page_says_what_averages_over_few_rows_are(rows: int, words: str, others: str) -> None:
+    tables = sites()
+    tables.popitem()
+    tables["small"] = tables["site 0"][:rows]
+    page = fit_page(emfed.fit(emfed.gaussian_mixture(1), tables, rounds=1))
+    assert words in page.text[0]
+    text = " ".join(page.sections[0].text)
+    assert words in text
+    assert others in text
+    assert ("No message holds a row" in page.text[0]) == (rows > 2)
+
+
+def test_axes_that_count_have_whole_numbers_and_none_an_offset() -> None:
+    page = fit_page(fitted(rounds=3))
+    figures = [figure for section in page.sections for figure in section.figures]
+    panels = [panel for figure in figures for panel in figure.panels]
+    for panel in panels:
+        counts = ("x" * panel.x.startswith(("round", "site,"))) + "y" * (panel.y == "sites")
+        assert panel.whole == counts
+    climb = next(p for p in panels if p.y == "nats per row below the best")
+    assert climb.log == "y"
+    assert np.all(climb.series[0].y > 0)
+
+
+def test_a_good_fit_is_called_one() -> None:
+    tables = sites()
+    tables.popitem()
+    result = emfed.fit(emfed.gaussian_mixture(2), tables, tolerance=1e-10, closing=True)
+    words = text_of(render_page(fit_page(result)))
+    assert "The fit converged" in words
+    assert "fits every site about as well as it claims to" in words
+    assert "The statistics of a round were sent exactly." in words
+    assert "It was not followed" in words
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "exact"),
+    [
+        (emfed.EM(), True),
+        (emfed.FedEM(emfed.Identity()), True),
+        (emfed.FedEM(emfed.Dithering(4)), False),
+        (emfed.AutoEM(), False),
+    ],
+    ids=["em", "identity", "dithering", "auto"],
+)
+def test_only_what_was_exact_is_called_exact(algorithm: Any, exact: bool) -> None:
+    page = fit_page(fitted(algorithm=algorithm, rounds=3))
+    words = " ".join(page.sections[0].text)
+    assert ("were sent exactly" in words) == exact
+    assert ("rounded at random" in words) != exact
+
+
+def test_results_that_know_little_have_a_page() -> None:
+    result = emfed.fit(
+        emfed.gaussian_mixture(1), np.random.default_rng(0).normal(size=(50, 1)), rounds=0
+    )
+    words = text_of(render_page(fit_page(result)))
+    assert "did not end by asking the sites" in words
+    assert "No round was made." in words
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_model_has_a_page(name: str) -> None:
+    entry = REGISTRY[name]
+    result = emfed.fit(entry.make(**entry.priors), entry.tables, rounds=4, closing=True)
+    page = fit_page(result)
+    headings = [section.heading for section in page.sections]
+    assert headings[0] == "What left each site"
+    assert any(heading.startswith("The ") and heading.endswith("s") for heading in headings)
+    told = page.sections[0].tables[1]
+    assert sum(_numbers(row[2]) for row in told.rows) == result.model.layout.size
+
+
+def _numbers(shape: str) -> int:
+    return int(np.prod([int(n.replace(",", "")) for n in shape.split(" x ")]))
+
+
+def test_a_range_of_components_is_in_the_page() -> None:
+    tables = sites()
+    tables.popitem()
+    found = emfed.select_components(emfed.gaussian_mixture(1), tables, "1:3", rounds=30)
+    from emfed.cli.fit import with_setting
+
+    told = {"criterion": "bic", "tried": [dict(row) for row in found.table]}
+    words = text_of(render_page(fit_page(with_setting(found.best, "selection", told))))
+    assert "How many components" in words
+    assert "smallest BIC" in words
+
+
+def test_ten_thousand_sites_have_a_page_of_bounded_size() -> None:
+    rng = np.random.default_rng(0)
+    data = emfed.as_workers(rng.normal(size=(40_000, 2)), groups=np.arange(40_000) // 4)
+    result = emfed.fit(emfed.gaussian_mixture(2, "diag"), data, rounds=3, closing=True)
+    html = render_page(fit_page(result))
+    assert len(html) < 2_000_000
+    assert "400 of 10,000" in html
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_in_a_browser(width: int, browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text(render_page(fit_page(fitted())), encoding="utf-8")
+    seen = browser.look(tmp_path / "report.html", width)
+    assert seen["images"] == 6
+    assert all(seen["widths"])
+    assert seen["page"] <= width
+    assert seen["console"] == []

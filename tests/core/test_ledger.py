@@ -1,0 +1,315 @@
+"""Bytes are counted, not estimated: the ledger equals what the codec produces."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+import emfed
+from emfed.compressors import COMPRESSORS
+from emfed.core.protocols import Compressed
+from emfed.core.streams import Purpose, uniforms
+from emfed.core.wire import (
+    ENVELOPE,
+    REPLY_ENVELOPE,
+    REQUEST_ENVELOPE,
+    Header,
+    Kind,
+    RequestBody,
+    decode_payload,
+    decode_reply,
+    decode_request,
+    encode_payload,
+    encode_reply,
+    encode_request,
+    encode_summary,
+    encode_table,
+    floats_size,
+)
+from tests.helpers import fit, make_data, make_model
+
+TABLES = make_data(1)
+N = len(TABLES)
+OPERATORS: list[Any] = [
+    *(e for cls in COMPRESSORS.values() for e in cls.examples()),
+    emfed.Dithering(2, block="row"),
+]
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=repr)
+@pytest.mark.parametrize("in_metric", [False, True])
+def test_every_reply_is_encoded_decoded_and_counted(
+    operator: Any, in_metric: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Round by round, each upload goes through real bytes; the ledger has their number."""
+    algorithm = emfed.FedEM(operator, step_size=0.2, batch_size=8, in_metric=in_metric)
+    run = emfed.open_run(make_model("full"), TABLES, algorithm, seed=1)
+    q = run.model.layout.size
+    operator = run.algorithm.compressor
+    form = operator.form(q)
+    sent: list[bytes] = []
+    compress = type(operator).compress
+
+    def watch(self: Any, vectors: Any, u: Any) -> Any:
+        message = compress(self, vectors, u)
+        if vectors.shape[-1] == q:
+            dither = operator.dither(u, q)
+            for i in range(len(vectors)):
+                mine = None if dither is None else dither[i]
+                payload = encode_payload(message.take(i), form, mine)
+                header = Header(Kind.REPLY, 1, run.state.round, i, 2, q)
+                data = encode_reply(header, 0, 8, payload)
+                _, evaluations, body = decode_reply(data, header)
+                back = decode_payload(body, form, mine)
+                np.testing.assert_array_equal(back.symbols, message.symbols[i])
+                np.testing.assert_array_equal(back.reals, message.reals[i])
+                assert evaluations == 8
+                sent.append(data)
+        return message
+
+    monkeypatch.setattr(type(operator), "compress", watch)
+    for _ in range(5):
+        sent.clear()
+        record = run.step()
+        assert len(sent) == N
+        assert record.bytes_up == sum(map(len, sent))
+        assert record.payload_up == record.bytes_up - N * REPLY_ENVELOPE
+        header = Header(Kind.REQUEST, 1, 1, 0, 2, q)
+        request = encode_request(header, RequestBody(0, -1, False, np.zeros(q)))
+        assert record.bytes_down == N * len(request)
+        assert record.payload_down == N * floats_size(q)
+
+
+def test_the_opening_is_charged() -> None:
+    q, told = 9, 2 + 3  # tied, K=3, d=2: means, and packed second moments
+    algorithm = emfed.FedEM(emfed.Dithering(2), step_size=0.3, batch_size=5)
+    free = fit(make_model("tied"), TABLES, algorithm, rounds=1)
+    header = Header(Kind.SUMMARY, 1, 0, 0, 2, told)
+    summary = encode_summary(header, 30, np.zeros(told), "float64")
+    assert free.records[0].bytes_up == N * len(summary)
+    assert free.records[0].bytes_down == N * (floats_size(1 + told) + ENVELOPE)
+    start = fit(make_model("tied"), TABLES, rounds=5).params
+    paid = fit(make_model("tied"), TABLES, algorithm, rounds=1, start=start).records[0]
+    exact = N * (floats_size(q) + ENVELOPE)
+    assert paid.bytes_up == free.records[0].bytes_up + exact
+    assert paid.evaluations == 142
+    memories = emfed.FedEM(emfed.Dithering(2), step_size=0.3, memory_start="mean-field")
+    most = fit(make_model("tied"), TABLES, memories, rounds=1, start=start)
+    assert most.records[0].bytes_up == paid.bytes_up + N * (floats_size(q) + REPLY_ENVELOPE)
+    assert most.records[0].evaluations == 2 * 142
+    totals = most.ledger.summary()
+    assert totals["start"]["up"]["payload"] == N * floats_size(q)
+    assert totals["opening"]["up"]["messages"] == 2 * N
+
+
+@pytest.mark.parametrize(
+    ("precision", "width", "close"), [("float32", 4, 1e-5), ("bfloat16", 2, 0.1)]
+)
+def test_the_opening_may_be_shorter(precision: Any, width: int, close: float) -> None:
+    exact = fit(make_model("tied"), TABLES, rounds=30)
+    short = fit(make_model("tied"), TABLES, rounds=30, opening_precision=precision)
+    messages = short.ledger.summary()["opening"]["up"]
+    assert messages["payload"] == N * (8 + 1 + width * 5)
+    np.testing.assert_allclose(short.params.means, exact.params.means, atol=30 * close)
+    again = fit(make_model("tied"), TABLES, rounds=30, opening_precision=precision)
+    np.testing.assert_array_equal(again.statistics, short.statistics)
+    with pytest.raises(emfed.SettingsError, match="opening_precision must be one of"):
+        fit(make_model("tied"), TABLES, rounds=1, opening_precision="half")
+
+
+def test_ledger_by_worker_and_kind() -> None:
+    algorithm = emfed.FedEM(emfed.Dithering(2), step_size=0.3, batch_size=5)
+    result = fit(make_model("diag"), TABLES, algorithm, rounds=20, participation=emfed.FixedSize(2))
+    named = fit(make_model("diag"), dict(zip("abcd", TABLES, strict=True)), rounds=1)
+    assert set(named.ledger.to_frame()["worker"]) == set("abcd")
+    frame = result.ledger.to_frame()
+    assert set(frame["worker"]) == {0, 1, 2, 3}
+    assert set(frame["kind"]) == {"opening", "round"}
+    rounds = frame.filter((frame["kind"] == "round") & (frame["direction"] == "up"))
+    assert rounds["messages"].sum() == 40
+    assert (rounds["envelope"] == rounds["messages"] * REPLY_ENVELOPE).all()
+    assert frame.filter(frame["direction"] == "up")["payload"].sum() == sum(
+        r.payload_up for r in result.records
+    )
+    assert result.bytes_up == sum(r.bytes_up for r in result.records)
+    assert result.bytes_down == sum(r.bytes_down for r in result.records)
+
+
+def test_lost_and_repeated_messages_cost_what_they_cost() -> None:
+    algorithm = emfed.FedEM(emfed.Dithering(2), step_size=0.3)
+    inner = emfed.StackedFederation(emfed.as_workers(TABLES))
+    plan = emfed.FaultPlan(seed=1, lose_request=0.5)
+    faulty = emfed.FaultyFederation(inner, plan)
+    result = fit(make_model("diag"), None, algorithm, federation=faulty, rounds=30, retries=1)
+    asked = sum(r.asked for r in result.records[1:])
+    summary = result.ledger.summary()["round"]
+    assert summary["down"]["messages"] > asked  # those lost were sent, and sent again
+    assert summary["up"]["messages"] == sum(r.answered for r in result.records[1:])
+    doubled = emfed.FaultyFederation(
+        emfed.StackedFederation(emfed.as_workers(TABLES)), emfed.FaultPlan(repeat_reply=1.0)
+    )
+    twice = fit(make_model("diag"), None, algorithm, federation=doubled, rounds=5)
+    assert twice.ledger.summary()["round"]["up"]["messages"] == 2 * 5 * N
+
+
+def test_a_report_of_lost_memory_costs_an_envelope() -> None:
+    inner = emfed.StackedFederation(emfed.as_workers(TABLES))
+    network = emfed.FaultyFederation(inner, emfed.FaultPlan())
+    algorithm = emfed.FedEM(emfed.Dithering(2), step_size=0.3)
+    run = emfed.open_run(make_model("diag"), None, algorithm, federation=network)
+    run.step()
+    network.plan = emfed.FaultPlan(lose_disk=1.0)
+    record = run.step()
+    assert record.answered == 0
+    assert (record.payload_up, record.bytes_up) == (0, N * ENVELOPE)
+    assert run.state.generation == 1
+
+
+def test_counting_can_be_left_out_and_changes_nothing_else() -> None:
+    algorithm = emfed.FedEM(emfed.Dithering(2), step_size=0.3, batch_size=5)
+    counted = fit(make_model("diag"), TABLES, algorithm, rounds=10)
+    plain = fit(make_model("diag"), TABLES, algorithm, rounds=10, count_bytes=False)
+    np.testing.assert_array_equal(counted.statistics, plain.statistics)
+    assert plain.records[-1].bytes_up == 0 < counted.records[-1].bytes_up
+
+
+# The compressed broadcast.
+
+
+def broadcasting(**options: Any) -> Any:
+    common: dict[str, Any] = {
+        "compressor": emfed.SubtractiveDithering(0.2),
+        "broadcast": emfed.Dithering(8, np.inf, block="field"),
+        "step_size": 0.5,
+        "in_metric": True,
+    }
+    return emfed.FedEM(**{**common, **options})
+
+
+class Follower:
+    """A worker's side of the broadcast: statistics from bytes alone."""
+
+    def __init__(self, run: emfed.Run) -> None:
+        self.run, self.q = run, run.model.layout.size
+        self.operator = run.algorithm.broadcast
+        self.form = self.operator.form(self.q)
+        self.steps: dict[int, bytes] = {}
+
+    def header(self, round_: int) -> Header:
+        return Header(Kind.REQUEST, 7, round_, 0, 9, self.q)
+
+    def send(self, since: int, round_: int) -> bytes:
+        """The request of a round to a worker that was there in round ``since``."""
+        steps = tuple(self.steps[k] for k in range(since, round_))
+        return encode_request(self.header(round_), RequestBody(0, since, False, None, steps, since))
+
+    def follow(self, statistics: Any, request: bytes, round_: int) -> Any:
+        """Apply the steps of a request."""
+        body = decode_request(request, self.header(round_))
+        for k, step in zip(range(body.since, round_), body.steps, strict=True):
+            halvings, payload = step[0], step[1:]
+            message = decode_payload(payload, self.form)
+            stack = Compressed(message.reals[None], message.symbols[None])
+            params = self.run.model.maximize(statistics)
+            u = uniforms(self.run.seed, k, Purpose.BROADCAST, np.zeros(1, np.int64), self.q)
+            move = self.operator.decompress(stack, u, self.q)
+            move = self.run.model.metric(params).unwhiten(move)[0]
+            after = statistics + 0.5**halvings * move
+            statistics = self.run.model.protect(statistics, after)
+        return statistics
+
+
+def test_workers_follow_the_broadcast_from_bytes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Present or away for a while, a worker has the server's statistics, bit for bit."""
+    run = emfed.open_run(
+        make_model("full"), TABLES, broadcasting(), seed=3, participation=emfed.FixedSize(3)
+    )
+    follower = Follower(run)
+    compress = emfed.Dithering.compress
+    sent: list[Compressed] = []
+
+    def watch(self: Any, vectors: Any, u: Any) -> Any:
+        sent.append(compress(self, vectors, u))
+        return sent[-1]
+
+    monkeypatch.setattr(emfed.Dithering, "compress", watch)
+    here: dict[int, Any] = {}  # the statistics each worker had when it last answered
+    when: dict[int, int] = {}
+    resent = 0
+    for _ in range(40):
+        request = run.plan()
+        expected = 0
+        for worker in request.workers.tolist():
+            full = floats_size(follower.q)
+            if worker in when:
+                data = follower.send(when[worker], request.round)
+                mine = follower.follow(here[worker], data, request.round)
+                np.testing.assert_array_equal(mine, request.statistics)
+                expected += min(full, len(data) - REQUEST_ENVELOPE)
+                resent += len(data) - REQUEST_ENVELOPE > full
+            else:
+                expected += full
+            here[worker], when[worker] = request.statistics, request.round
+        record = run.step()
+        assert record.payload_down == expected
+        payload = encode_payload(sent[-1].take(0), follower.form)
+        halvings = round(-np.log2(record.step_size / 0.5))
+        follower.steps[request.round] = bytes([halvings]) + payload
+    assert len(when) == N
+
+
+def test_the_broadcast_converges_and_shrinks() -> None:
+    """Both ways compressed: the pooled optimum, at a fraction of the downlink."""
+    tables = make_data(3, sizes=(40, 25, 60, 33), k=4, d=5, spread=6.0)
+    start = fit(make_model("tied", k=4, d=5), tables, rounds=20, seed=1).params
+    common: dict[str, Any] = {"start": start, "rounds": 300}
+    pooled = fit(make_model("tied", k=4, d=5), tables, **common)
+    oneway = fit(make_model("tied", k=4, d=5), tables, broadcasting(broadcast=None), **common)
+    both = fit(make_model("tied", k=4, d=5), tables, broadcasting(), **common)
+    rows = np.concatenate(tables)
+    assert both.log_likelihood(rows) == pytest.approx(pooled.log_likelihood(rows), abs=1e-6)
+    down = [sum(r.payload_down for r in run.records[1:]) for run in (oneway, both)]
+    assert down[1] < 0.2 * down[0]
+
+
+def test_the_broadcast_survives_faults_and_checkpoints(tmp_path: Any) -> None:
+    plan = emfed.FaultPlan(seed=2, lose_request=0.2, lose_reply=0.2, lose_disk=0.02, reorder=True)
+    inner = emfed.StackedFederation(emfed.as_workers(TABLES))
+    run = emfed.open_run(
+        make_model("diag"),
+        None,
+        broadcasting(),
+        federation=emfed.FaultyFederation(inner, plan),
+        seed=1,
+    )
+    for _ in range(60):
+        record = run.step()
+        full = floats_size(run.model.layout.size) * record.asked
+        assert 0 < record.payload_down <= full
+        assert run.model.inside(run.state.statistics)
+    options: dict[str, Any] = {"participation": emfed.Bernoulli(0.7), "seed": 4}
+    path = tmp_path / "run"
+    whole = fit(make_model("full"), TABLES, broadcasting(), rounds=20, **options)
+    fit(make_model("full"), TABLES, broadcasting(), rounds=7, checkpoint=path, **options)
+    resumed = fit(
+        make_model("full"),
+        TABLES,
+        broadcasting(),
+        rounds=20,
+        checkpoint=path,
+        resume=True,
+        **options,
+    )
+    np.testing.assert_array_equal(resumed.statistics, whole.statistics)
+    np.testing.assert_array_equal(resumed.ledger.counts, whole.ledger.counts)
+    assert [r.payload_down for r in resumed.records] == [r.payload_down for r in whole.records]
+
+
+def test_an_envelope_is_refused_by_another_run() -> None:
+    header = Header(Kind.SUMMARY, 1, 0, 0, 2, 3)
+    data = encode_table(header, np.zeros(3))
+    with pytest.raises(emfed.WireError, match="another run"):
+        decode_reply(data, dataclasses.replace(header, run=2))

@@ -1,0 +1,163 @@
+"""Numbers of components are compared in one run, by criteria that pooled rows would give."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn import datasets
+
+import emfed
+from emfed.fitting.candidates import contenders
+from emfed.fitting.driver import result_of
+from emfed.fitting.opening import open_run
+from emfed.fitting.selection import part_of, read_range
+from emfed.models.several import Several
+from tests.helpers import make_data
+from tests.registry import REGISTRY
+
+ROWS, _ = datasets.make_blobs(700, 3, centers=4, random_state=2)
+SITES = {"a": ROWS[:100], "b": ROWS[100:350], "c": ROWS[350:]}
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [None, emfed.FedEM(emfed.SubtractiveDithering(0.05), in_metric=True)],
+    ids=["em", "FedEM"],
+)
+def test_the_table_is_that_of_pooled_rows(algorithm: Any) -> None:
+    model = emfed.gaussian_mixture(1, "diag")
+    found = emfed.select_components(model, SITES, "2:6", algorithm=algorithm, rounds=40)
+    assert found.n_components == 4
+    assert list(found.results) == [2, 3, 4, 5, 6]
+    for row, (k, result) in zip(found.table, found.results.items(), strict=True):
+        assert row["n_components"] == k == len(result.params.weights)
+        assert row["log_likelihood"] == pytest.approx(result.log_likelihood(ROWS), abs=1e-9)
+        for name in ("aic", "bic", "icl"):
+            assert row[name] == pytest.approx(getattr(result, name)(ROWS), rel=1e-9)
+    assert found.best is found.results[4]
+    assert found.to_frame().shape == (5, 7)
+    assert "4 components by bic" in repr(found)
+
+
+def test_candidates_share_rounds_and_messages() -> None:
+    model = emfed.gaussian_mixture(1, "diag")
+    found = emfed.select_components(model, SITES, "2:6", rounds=20)
+    alone = emfed.fit(emfed.gaussian_mixture(6, "diag"), SITES, rounds=20, start="auto")
+    books, one = found.best.ledger.summary(), alone.ledger.summary()
+    # 20 rounds for all, and one exchange at the end about their likelihoods
+    assert books["round"]["up"]["messages"] == one["round"]["up"]["messages"] + 3
+    assert books["opening"] == one["opening"]
+    assert books["start"]["up"]["messages"] == one["start"]["up"]["messages"]
+
+
+def test_a_function_makes_the_models_too_and_icl_wants_distinct_ones() -> None:
+    rng = np.random.default_rng(0)
+    skew = np.concatenate([rng.gamma(2, size=(500, 1)), 14 + rng.gamma(2, size=(500, 1))])
+    tables = np.array_split(rng.permutation(skew), 4)
+    found = {
+        name: emfed.select_components(
+            lambda k: emfed.mixed_mixture(k, "gaussian", missing=False),
+            tables,
+            [1, 2, 3, 4],
+            criterion=name,
+            n_init=3,
+            rounds=60,
+        ).n_components
+        for name in ("bic", "icl")
+    }
+    assert found["icl"] == 2 < found["bic"]  # two skewed clusters, several Gaussians
+
+
+def test_hidden_markov_models_and_missing_values_can_be_selected() -> None:
+    holes = [
+        np.where(np.random.default_rng(j).random(t.shape) < 0.1, np.nan, t)
+        for j, t in enumerate(SITES.values())
+    ]
+    missing = emfed.gaussian_mixture(1, "full", missing=True)
+    assert emfed.select_components(missing, holes, "3:5", rounds=30).n_components == 4
+    entry = REGISTRY["gaussian chain"]
+    found = emfed.select_components(
+        emfed.hidden_markov(1, "gaussian"), entry.tables, [1, 2], rounds=20
+    )
+    assert [row["free_parameters"] for row in found.table] == [4, 11]
+
+
+def test_ranges_are_read_and_nonsense_refused() -> None:
+    assert read_range("2:4") == [2, 3, 4]
+    assert read_range(range(3, 5)) == [3, 4]
+    assert read_range(7) == [7]
+    assert read_range(np.array([5, 2, 5])) == [2, 5]
+    for bad in ("4:2", "a:b", "3", [], 0, [1.5], "1:2:3"):
+        with pytest.raises(emfed.SettingsError, match="components"):
+            read_range(bad)
+    with pytest.raises(emfed.SettingsError, match="criterion"):
+        emfed.select_components(emfed.gaussian_mixture(1), SITES, criterion="r2")
+    with pytest.raises(emfed.SettingsError, match="no number of components"):
+        emfed.select_components(emfed.LinearGaussian(), make_data(0))
+
+
+def test_candidates_that_cannot_be_chosen_are_dropped() -> None:
+    model = emfed.gaussian_mixture(1, "diag")
+    options: dict[str, Any] = {"algorithm": "auto", "nats": 1e-6, "rounds": 2000}
+    found, whole = (
+        emfed.select_components(model, SITES, "2:6", drop=drop, **options) for drop in (True, False)
+    )
+    assert found.n_components == whole.n_components == 4
+    assert found.best.converged
+    assert found.best.rounds < 0.9 * whole.best.rounds
+    assert found.best.bytes_up < 0.9 * whole.best.bytes_up
+    assert found.best.bytes_down < 0.9 * whole.best.bytes_down
+    assert found.table[2]["bic"] == pytest.approx(whole.table[2]["bic"], abs=0.1)
+    assert list(found.results) == [2, 3, 4, 5, 6]
+    for row, (k, result) in zip(found.table, found.results.items(), strict=True):
+        assert k == len(result.params.weights)
+        assert row["log_likelihood"] == pytest.approx(result.log_likelihood(ROWS), abs=1e-9)
+    assert found.best.records[-1].bytes_up < 0.8 * whole.best.records[-1].bytes_up
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [emfed.AutoEM(), emfed.AutoEM(batch_size=20), emfed.FedEM(emfed.Dithering(4), in_metric=True)],
+    ids=["auto", "batches", "FedEM"],
+)
+@pytest.mark.parametrize("share", [1.0, 0.6])
+def test_memories_are_exact_when_candidates_go(algorithm: Any, share: float) -> None:
+    several = Several(tuple(emfed.gaussian_mixture(k, "diag") for k in (2, 4, 6)), watched=False)
+    part = emfed.Everyone() if share == 1 else emfed.Bernoulli(share)
+    run = open_run(several, SITES, algorithm, start="auto", participation=part)
+    for _ in range(5):
+        run.step()
+    before = run.state.statistics
+    bound: Any = run.model
+    kept = np.arange(*bound.cuts[1].indices(len(before)))
+    run.narrow(dataclasses.replace(bound, models=bound.models[1:2]), kept)
+    assert run.memory_gap < 1e-12
+    np.testing.assert_array_equal(run.state.statistics, before[kept])
+    for _ in range(60):
+        run.step()
+    assert run.memory_gap < 1e-12
+    alone = emfed.fit(emfed.gaussian_mixture(4, "diag"), SITES, rounds=300, start="auto")
+    ours = part_of(result_of(run, "rounds"), 0)
+    assert ours.log_likelihood(ROWS) == pytest.approx(alone.log_likelihood(ROWS), abs=1e-3)
+
+
+def test_who_can_still_be_chosen() -> None:
+    models = [emfed.gaussian_mixture(k, "diag") for k in (1, 2, 3)]
+    fitted = [emfed.fit(model, ROWS, rounds=5, start="auto") for model in models]
+    bound = [result.model for result in fitted]
+    params = [result.model.maximize(result.statistics) for result in fitted]
+    values = np.array([[-9.0, 0.0], [-8.0, 0.1], [-8.0, 0.2]])
+
+    def able(*hopes: float, by: str = "bic") -> list[int]:
+        return contenders(bound, params, values, hopes, 700, by)
+
+    charge = 7 * np.log(700) / (2 * 700)  # of one more component, in nats per row
+    assert able(0.5, 0.0, 0.0) == [1]
+    assert able(1.1, 0.0, 0.0) == [0, 1]  # cheaper by a component
+    assert able(0.0, 0.0, 0.9 * charge) == [1]
+    assert able(0.0, 0.0, 1.1 * charge) == [1, 2]
+    assert able(0.0, 0.0, np.inf) == [1, 2]  # nothing is known of it
+    assert able(0.0, 0.0, 0.9 * charge, by="icl") == [1, 2]  # its entropy may vanish

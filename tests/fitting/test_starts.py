@@ -1,0 +1,309 @@
+"""Starts reveal no record, share their rounds, and are as good as scikit-learn's."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import datasets
+from sklearn.decomposition import PCA
+from sklearn.mixture import GaussianMixture
+
+import emfed
+from emfed.core.protocols import Model, Replies, Request
+from emfed.fitting.starts import search
+from emfed.fitting.starts.seeding import best_partition, lloyd, seed_centres
+from emfed.models.several import Several
+from emfed.network import StackedFederation
+from emfed.testing import check_model
+from tests.helpers import make_data, make_model
+from tests.tables import FAMILIES, mixed_tables
+
+
+def opened(model: Any, tables: Any, federation: Any = None) -> tuple[Any, Any, Any]:
+    network = StackedFederation(emfed.as_workers(tables)) if federation is None else federation
+    opening = network.open(model)
+    weights = opening.counts / opening.counts.sum()
+    return model.bind(opening.summaries, opening.counts, weights), network, weights
+
+
+def find(model: Any, tables: Any, **options: Any) -> tuple[Any, Any]:
+    bound, network, weights = opened(model, tables)
+    samples = sum(len(t) for t in tables)
+    return bound, search([bound], network, weights, samples=samples, **options)
+
+
+# k-means as a model.
+
+
+def test_k_means_keeps_the_contract_of_a_model() -> None:
+    check_model(emfed.k_means(3), make_data(0))
+    check_model(emfed.k_means(3, standardised=True), make_data(1))
+
+
+def test_k_means_in_a_federation_is_that_of_the_pooled_rows() -> None:
+    tables = make_data(3, sizes=(60, 45, 80))
+    rows = np.concatenate(tables)
+    start = emfed.Centres(rows[:3])
+    apart = emfed.fit(emfed.k_means(3), tables, start=start, rounds=30)
+    pooled = emfed.fit(emfed.k_means(3), [rows], start=start, rounds=30)
+    np.testing.assert_allclose(apart.params.centres, pooled.params.centres, atol=1e-10)
+    labels = apart.predict(rows)
+    means = [rows[labels == j].mean(axis=0) for j in range(3)]
+    np.testing.assert_allclose(apart.params.centres, means, atol=1e-10)
+    compressed = emfed.fit(
+        emfed.k_means(3),
+        tables,
+        emfed.FedEM(emfed.SubtractiveDithering(0.05)),
+        start=start,
+        rounds=60,
+    )
+    np.testing.assert_allclose(compressed.params.centres, pooled.params.centres, atol=1e-3)
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 10_000), k=st.integers(1, 6))
+def test_lloyd_at_the_server_never_raises_the_inertia(seed: int, k: int) -> None:
+    rng = np.random.default_rng(seed)
+    cells, mass = rng.normal(size=(20, 3)), rng.dirichlet(np.ones(20))
+    centres = seed_centres(mass, cells, k, seed, 0)
+    assert len(centres) == k
+    values = [lloyd(mass, cells, centres, steps)[2] for steps in (1, 2, 4, 50)]
+    assert np.all(np.diff(values) <= 1e-12)
+    shares, best = best_partition(mass, cells, k, seed, range(5))
+    assert shares.sum() == pytest.approx(1)
+    assert best.shape == (k, 3)
+
+
+# Privacy.
+
+
+def listen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Model, Request, Replies]]:
+    """Everything that workers of stacked federations upload in exchanges."""
+    heard: list[Any] = []
+    plain = StackedFederation.exchange
+
+    def exchange(self: Any, request: Request) -> Replies:
+        replies = plain(self, request)
+        heard.append((self._model, request, replies))
+        return replies
+
+    monkeypatch.setattr(StackedFederation, "exchange", exchange)
+    return heard
+
+
+def test_no_worker_speaks_of_a_single_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What leaves a worker before the first round are sums over at least two of its rows."""
+    heard = listen(monkeypatch)
+    tables = make_data(5, sizes=(9, 14, 6, 40), k=4)
+    find(emfed.gaussian_mixture(4, "full"), tables, method="k-means")
+    cells = [entry for entry in heard if entry[0].describe()["model"] == "k-means"]
+    assert len(cells) >= 3
+    for model, request, _ in cells:
+        assert model.smallest == 2
+        for worker, rows in enumerate(tables):
+            said = model.layout.split(model.expected_statistics(rows, request.params))
+            nearest = model.responsibilities(rows, request.params).argmax(axis=1)
+            members = np.bincount(nearest, minlength=model.n_components)
+            told = said["mass"] > 0
+            assert np.all(members[told] >= 2), worker
+            np.testing.assert_allclose(said["mass"][told], members[told] / len(rows))
+
+
+def test_points_are_taken_by_choice_alone_and_with_a_warning() -> None:
+    tables = make_data(6)
+    rows = np.concatenate(tables)
+    with pytest.warns(emfed.EmfedWarning, match="records leave their workers"):
+        run = emfed.open_run(make_model("full"), tables, start="points", seed=2)
+    sent = run.ledger.summary()["start"]["up"]
+    assert sent["payload"] == 3 * 8 * 2  # three rows of two numbers
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for start in (None, "auto", "k-means", "moments"):
+            emfed.open_run(make_model("full"), tables, start=start)
+    with pytest.warns(emfed.EmfedWarning):
+        bound, found = find(make_model("known"), tables, method="points", seed=1)
+    # with a known covariance one EM step from the points moves them: they were rows of the data
+    assert found.rounds == 0
+    assert np.isfinite(bound.maximize(found.statistics[0]).means).all()
+    assert len(rows) == 142
+    plan = emfed.FaultPlan(seed=0)
+    network = emfed.FaultyFederation(emfed.StackedFederation(emfed.as_workers(tables)), plan)
+    with pytest.raises(emfed.SettingsError, match="start='points'"):
+        emfed.open_run(make_model("full"), None, start="points", federation=network)
+
+
+def test_models_that_clusters_cannot_start_say_so() -> None:
+    tables = make_data(6)
+    with pytest.raises(emfed.SettingsError, match="start='moments'"):
+        emfed.open_run(emfed.factor_analysis(1, 2), tables, start="k-means")
+    with pytest.raises(emfed.SettingsError, match="start must be parameters or one of"):
+        emfed.open_run(make_model("full"), tables, start="k means")
+    with pytest.raises(emfed.SettingsError, match="n_init"):
+        emfed.open_run(make_model("full"), tables, start="auto", n_init=0)
+    given_start = emfed.fit(make_model("full"), tables, rounds=2).params
+    with pytest.raises(emfed.SettingsError, match="n_init > 1"):
+        emfed.open_run(make_model("full"), tables, start=given_start, n_init=2)
+
+
+def test_columns_of_any_family_start_from_clusters() -> None:
+    rows = PCA(8, random_state=0).fit_transform(datasets.load_digits().data[:900])
+    model = emfed.mixed_mixture(8, "gaussian", missing=False)
+    ends = {
+        how: [
+            emfed.fit(model, np.array_split(rows, 3), start=how, seed=seed, rounds=60)
+            for seed in range(4)
+        ]
+        for how in ("moments", "k-means")
+    }
+    median = {
+        how: np.median([r.log_likelihood(rows) for r in found]) for how, found in ends.items()
+    }
+    assert median["k-means"] > median["moments"]
+    for kind in ("mixed", "exposed"):
+        tables = mixed_tables(kind, missing=0.1)
+        run = emfed.open_run(emfed.mixed_mixture(2, FAMILIES[kind]), tables, start="k-means")
+        assert run.model.inside(run.state.statistics)
+        assert run.ledger.summary()["start"]["up"]["payload"] > 0
+    codes = [np.random.default_rng(j).integers(3, size=(30, 2)) for j in range(3)]
+    categories = emfed.mixed_mixture(2, emfed.Categorical(3))
+    run = emfed.open_run(categories, codes, start="auto")  # from moments: codes have no distances
+    assert run.ledger.summary()["start"]["up"]["messages"] == 0
+
+
+# Sharing rounds.
+
+
+def test_models_side_by_side_move_as_they_would_alone() -> None:
+    tables = make_data(7)
+    models = (emfed.gaussian_mixture(2, "diag"), emfed.gaussian_mixture(3, "diag"))
+    run = emfed.open_run(Several(models), tables, seed=4)
+    for _ in range(15):
+        run.step()
+    rows = np.concatenate(tables)
+    for j, model in enumerate(models):
+        alone = emfed.fit(model, tables, seed=4 + j, rounds=15)
+        cut = run.model.cuts[j]
+        np.testing.assert_allclose(run.state.statistics[cut], alone.statistics, atol=1e-12)
+        before = emfed.fit(model, tables, seed=4 + j, rounds=14)
+        value = run.model.values(run.state.statistics)[j, 0]
+        assert value == pytest.approx(before.log_likelihood(rows), abs=1e-12)
+
+
+def test_one_candidate_in_trouble_does_not_hold_up_the_others() -> None:
+    tables = make_data(8)
+    model = emfed.gaussian_mixture(3, "full", covariance_floor=0.0)
+    bound, network, weights = opened(Several((model, model)), tables)
+    fine = bound.models[0].statistics_of(bound.models[0].start(0))
+    after = network.mean_statistics(bound, bound.maximize(bound.join([fine, fine])), weights)
+    broken = after.copy()
+    broken[bound.cuts[1]] = -1.0
+    before = bound.join([fine, fine])
+    moved = bound.protect(before, broken)
+    np.testing.assert_array_equal(moved[bound.cuts[0]], after[bound.cuts[0]])
+    assert bound.inside(moved)
+
+
+@pytest.mark.parametrize("federation", ["stacked", "loop"])
+def test_a_search_is_charged_and_repeatable(federation: Any) -> None:
+    tables = make_data(9, sizes=(50, 70, 60))
+    options: dict[str, Any] = {"start": "k-means", "n_init": 4, "seed": 3}
+    runs = [
+        emfed.open_run(make_model("full"), tables, federation=federation, **options)
+        for _ in range(2)
+    ]
+    np.testing.assert_array_equal(runs[0].state.statistics, runs[1].state.statistics)
+    books = runs[0].ledger.summary()
+    assert books["start"]["up"]["payload"] > books["opening"]["up"]["payload"] > 0
+    assert books["start"]["up"]["messages"] == books["start"]["down"]["messages"]
+    assert books["round"]["up"]["messages"] == 0
+    record = runs[0].records[0]
+    assert record.bytes_up == runs[0].ledger.total("up")  # the opening record holds it all
+    assert record.evaluations > 10 * 180
+    other = emfed.open_run(
+        make_model("full"), tables, federation=federation, start="k-means", seed=4
+    )
+    assert not np.array_equal(other.state.statistics, runs[0].state.statistics)
+
+
+def test_loop_and_stacked_find_the_same_start() -> None:
+    tables = make_data(9, sizes=(50, 70, 60))
+    found = [
+        emfed.open_run(make_model("diag"), tables, federation=name, start="auto", n_init=2)
+        for name in ("stacked", "loop")
+    ]
+    np.testing.assert_allclose(
+        found[0].state.statistics, found[1].state.statistics, rtol=1e-8, atol=1e-10
+    )
+
+
+def test_a_race_keeps_a_good_start() -> None:
+    rows, _ = datasets.make_blobs(1000, 2, centers=8, cluster_std=0.6, random_state=4)
+    tables = np.array_split(rows, 4)
+    model = emfed.gaussian_mixture(8, "spherical")
+
+    def reached(n_init: int, seed: int) -> float:
+        options: dict[str, Any] = {"start": "moments", "n_init": n_init, "seed": seed}
+        result = emfed.fit(model, tables, rounds=60, **options)
+        return result.log_likelihood(rows)
+
+    ones = [reached(1, seed) for seed in range(6)]
+    many = [reached(8, 100 + seed) for seed in range(3)]
+    assert np.mean(many) > np.mean(ones) + 0.02
+    assert np.median(many) > np.median(ones)
+
+
+@pytest.mark.parametrize("kind", ["full", "diag"])
+@pytest.mark.parametrize("split", [1, 6])
+def test_the_start_is_as_good_as_scikit_learns(kind: str, split: int) -> None:
+    """Medians over seeds of where EM ends; local optima differ, so on average of three tables."""
+    gaps = []
+    blobs, _ = datasets.make_blobs(1500, 4, centers=7, random_state=1)
+    stretched = blobs @ np.random.default_rng(0).normal(size=(4, 4))
+    wine = datasets.load_wine().data
+    for rows, k in ((datasets.load_iris().data, 3), (wine / wine.std(axis=0), 3), (stretched, 7)):
+        ours, theirs = [], []
+        for seed in range(5):
+            tables = np.array_split(rows[np.argsort(rows[:, 0], kind="stable")], split)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                result = emfed.fit(
+                    emfed.gaussian_mixture(k, kind), tables, start="auto", rounds=150, seed=seed
+                )
+                peer = GaussianMixture(
+                    k, covariance_type=kind, random_state=seed, max_iter=150, tol=1e-6
+                ).fit(rows / rows.std(axis=0))
+            ours.append(result.log_likelihood(rows))
+            unit = rows.std(axis=0)
+            theirs.append(peer.score(rows / unit) - np.log(unit).sum())
+        gaps.append(np.median(ours) - np.median(theirs))
+    assert np.mean(gaps) > -0.02
+
+
+def test_over_a_network_starts_are_moments_or_parameters(tmp_path: Path) -> None:
+    """What is not there is refused before anything is asked; k-means itself travels."""
+    tables = make_data(10, sizes=(30, 40))
+    options: list[dict[str, Any]] = [{"start": "k-means"}, {"start": "auto"}, {"n_init": 3}]
+
+    def network(name: str) -> emfed.RemoteFederation:
+        sites = {str(j): emfed.Site(t, tmp_path / name / str(j)) for j, t in enumerate(tables)}
+        return emfed.RemoteFederation(emfed.LocalTransport(sites))
+
+    for j, choice in enumerate(options):
+        with pytest.raises(emfed.SettingsError, match="over a network"):
+            emfed.fit(make_model("diag"), None, federation=network(f"no{j}"), rounds=1, **choice)
+    with pytest.raises(emfed.SettingsError, match="over a network"):
+        emfed.select_components(make_model("diag"), None, "2:3", federation=network("select"))
+    moments = emfed.fit(
+        make_model("diag"), None, federation=network("m"), start="moments", rounds=3
+    )
+    here = emfed.fit(make_model("diag"), tables, start="moments", rounds=3)
+    np.testing.assert_allclose(moments.statistics, here.statistics, atol=1e-9)
+    clusters = emfed.fit(emfed.k_means(2), None, federation=network("k"), rounds=5)
+    pooled = emfed.fit(emfed.k_means(2), tables, rounds=5)
+    np.testing.assert_allclose(clusters.params.centres, pooled.params.centres, atol=1e-9)

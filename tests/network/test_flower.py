@@ -1,0 +1,92 @@
+"""Real processes on this machine, TLS on: the answer of a run in one process, through a crash."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import time
+from pathlib import Path
+
+from benchmarks.deployments import Deployment, difference, mixture_tables
+
+from emfed.network.flower.keys import make_server_keys, make_site_key
+
+CONFIG = """
+[model]
+kind = "gaussian-mixture"
+n_components = 2
+
+[algorithm]
+kind = "FedEM"
+compressor = "dithering:4"
+step_size = 0.5
+
+[run]
+rounds = 8
+seed = 3
+
+[sites]
+expected = 3
+minimum = 3
+deadline = 60.0
+"""
+
+
+def status_of(deployment: Deployment, path: str, **headers: str) -> int:
+    """How the SuperLink answers a request for a path."""
+    context = ssl.create_default_context(cafile=str(deployment.keys / "ca.pem"))
+    line = http.client.HTTPSConnection("127.0.0.1", deployment.port, context=context, timeout=10)
+    line.request("GET", path, headers={k.replace("_", "-"): v for k, v in headers.items()})
+    status = line.getresponse().status
+    line.close()
+    return status
+
+
+def test_three_sites_over_tls_through_a_kill(tmp_path: Path) -> None:
+    """One run for all that is asked of it: a minute of real processes is dear."""
+    with Deployment(tmp_path / "deployment", mixture_tables(3), CONFIG) as deployment:
+        folder = deployment.folder
+        make_server_keys(folder / "other", ["127.0.0.1"])
+        for name in ("stranger", "misled"):
+            make_site_key(folder, name)
+            deployment.tables["s0"].write_parquet(folder / f"{name}.parquet")
+        deployment.start()
+        deployment.wait_for_round(1, 120)
+        secret = {"x_emfed_secret": (folder / "run" / "control.secret").read_text()}
+        elsewhere = {"X_Forwarded_For": "192.0.2.7"}
+        for path in ("/docs", "/v1/control/list-nodes", "/v1/runtime/acquire-task"):
+            assert status_of(deployment, path, **secret, **elsewhere) == 403
+            assert status_of(deployment, path, **secret) != 403
+        assert status_of(deployment, "/v1/control/list-nodes") == 403, "another account's"
+        assert status_of(deployment, "/health", **elsewhere) == 200
+        deployment.join("stranger")
+        misled = deployment.join("misled", "--ca", str(folder / "other" / "ca.pem"))
+        deployment.wait_for_round(3, 60)
+        assert deployment.kill("resident s1")
+        summary = deployment.wait(150)
+        assert misled.wait(60) == 1
+
+        # The answer is that of one process, and memories are exact.
+        assert summary["rounds"] == 8
+        assert difference(summary, deployment.here()) < 1e-9
+        assert deployment.memory_gap() < 1e-12
+
+        # The ledger holds what Flower was handed; the site's log, what it sent.
+        assert summary["bytes_up"] == summary["crossed"]["up"]
+        assert summary["bytes_down"] == summary["crossed"]["down"]
+        lines = (folder / "site-s0" / "messages.jsonl").read_text().splitlines()
+        entries = [json.loads(line) for line in lines]
+        assert entries[0]["kind"] == "join"
+        assert sum(entry["kind"] == "reply" for entry in entries) == 8
+        assert all(entry["bytes"] > 0 and entry["content"] for entry in entries)
+
+        # A key that was not registered and a certificate of another authority are refused.
+        assert "does not know this site's key" in deployment.output("stranger")
+        assert "not the server that ca.pem stands for" in deployment.output("misled")
+        for name in ("stranger", "misled"):
+            assert not (folder / f"site-{name}" / "messages.jsonl").exists()
+    end = time.monotonic() + 10
+    while (left := deployment.pids()) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert not left, "processes outlived their deployment"

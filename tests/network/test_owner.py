@@ -1,0 +1,322 @@
+"""What a site's owner sees and controls."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import emfed
+from emfed import LocalTransport, RemoteFederation, Site, SiteRules
+from emfed.models.several import Several
+from emfed.network import bind_constants, pack_constants
+from emfed.network.rules import GuardedRows, Refusal
+from tests.helpers import make_data, make_model
+from tests.network.test_trajectories import Scales
+
+TABLES = make_data(6, sizes=(24, 18, 30, 22), spread=8.0)
+KEYS = list("abcd")
+
+
+def run(where: Path, rules: SiteRules, model: Any = None, **options: Any) -> RemoteFederation:
+    """A run in which the first site has these rules."""
+    sites = {
+        key: Site(table, where / key, rules=rules if key == "a" else None)
+        for key, table in zip(KEYS, TABLES, strict=True)
+    }
+    federation = RemoteFederation(LocalTransport(sites), attempts=1)
+    chosen = {"rounds": 6, "seed": 4} | options
+    algorithm = chosen.pop("algorithm", None)
+    result = emfed.fit(
+        make_model("diag") if model is None else model,
+        None,
+        algorithm,
+        federation=federation,
+        **chosen,
+    )
+    federation.answers = [r.answered for r in result.records[1:]]
+    return federation
+
+
+def test_too_few_rows(tmp_path: Path) -> None:
+    federation = run(tmp_path, SiteRules(smallest_rows=25))
+    assert "more rows than there are" in federation.refusals["a"]
+    assert "24" not in federation.refusals["a"]
+    assert not run(tmp_path / "2", SiteRules(smallest_rows=24)).refusals
+
+
+def test_allowed_models(tmp_path: Path) -> None:
+    federation = run(tmp_path, SiteRules(models=("factor-analysis", "ppca")))
+    assert "allows the models factor-analysis, ppca" in federation.refusals["a"]
+    assert not run(tmp_path / "2", SiteRules(models=["gaussian-mixture"])).refusals
+
+
+def test_no_more_rounds_than_allowed_but_repeats(tmp_path: Path) -> None:
+    federation = run(tmp_path, SiteRules(largest_rounds=4))
+    assert federation.answers == [4, 4, 4, 4, 3, 3]
+    assert "4 rounds" in federation.refusals["a"]
+
+
+def ask(site: Site, model: Any, questions: int) -> tuple[int, int]:
+    """How many likelihoods and how many statistics a server gets that asks for nothing else."""
+    counts = []
+    for kind in ("mean_log_likelihood", "mean_statistics"):
+        federation = RemoteFederation(LocalTransport({"a": site}), attempts=1)
+        opening = federation.open(model)
+        constants = pack_constants(model, opening, np.ones(1))
+        federation.tell(constants)
+        shapes = {name: values.shape[1:] for name, values in opening.summaries.items()}
+        bound = bind_constants(model, constants, shapes)
+        federation.begin(bound, emfed.EM(), 0)  # a monitor's questions: no answer is no error
+        answers = [
+            getattr(federation, kind)(bound, bound.start(0), np.ones(1)) for _ in range(questions)
+        ]
+        counts.append(sum(bool(np.isfinite(answer).all()) for answer in answers))
+    return counts[0], counts[1]
+
+
+def test_questions_count_and_a_new_run_is_no_new_allowance(tmp_path: Path) -> None:
+    model = make_model("diag", k=1)
+    assert ask(Site(TABLES[0], tmp_path / "free"), model, 5) == (5, 5)
+    rules = SiteRules(largest_rounds=7)
+    assert ask(Site(TABLES[0], tmp_path / "7", rules=rules), model, 5) == (5, 2)
+    again = Site(TABLES[0], tmp_path / "7", rules=rules)  # another process
+    assert ask(again, model, 5) == (0, 0)
+    (tmp_path / "7" / "answered").write_bytes(b"damaged")
+    assert ask(again, model, 5) == (0, 0)
+    (tmp_path / "7" / "answered").unlink()  # the owner's affair
+    assert ask(again, model, 5) == (5, 2)
+
+
+def test_rounds_of_all_runs_count_together(tmp_path: Path) -> None:
+    rules = SiteRules(largest_rounds=8)
+    first = run(tmp_path, rules)
+    second = run(tmp_path, rules)
+    assert first.answers == [4] * 6
+    assert second.answers == [4, 4, 3, 3, 3, 3]
+
+
+def test_no_likelihood_of_a_small_group(tmp_path: Path) -> None:
+    rows = np.concatenate([np.zeros((20, 2)), np.full((2, 2), 30.0)])
+    rows += np.random.default_rng(0).normal(size=rows.shape)
+    for smallest, heard in ((3, 0), (2, 2)):
+        rules = SiteRules(smallest_group=smallest)
+        site = Site(rows, tmp_path / str(smallest), rules=rules)
+        federation = RemoteFederation(LocalTransport({"a": site}), attempts=1)
+        start = emfed.GaussianParameters([0.5, 0.5], [[0, 0], [30, 30]], np.ones((2, 2)))
+        model = make_model("diag", k=2)
+        opening = federation.open(model)
+        constants = pack_constants(model, opening, np.ones(1))
+        federation.tell(constants)
+        shapes = {name: values.shape[1:] for name, values in opening.summaries.items()}
+        bound = bind_constants(model, constants, shapes)
+        params = bound.from_user(start)
+        values = [federation.mean_log_likelihood(bound, params, np.ones(1)) for _ in range(2)]
+        assert int(np.isfinite(values).sum()) == heard
+        assert not federation.refusals  # for now, not for good
+
+
+def test_small_groups_are_not_told_of(tmp_path: Path) -> None:
+    """A component that holds less than k of the rows keeps the site silent in that round."""
+    rng = np.random.default_rng(0)
+    near, far = rng.normal(size=(40, 2)), rng.normal(size=(2, 2)) + 30
+    rows = {"a": np.concatenate([near[:20], far]), "b": near[20:], "c": far + 1}
+    start = emfed.GaussianParameters([0.5, 0.5], [[0, 0], [30, 30]], np.ones((2, 2)))
+    for smallest, heard in ((3, [2, 2, 2]), (2, [3, 3, 3])):
+        folder = tmp_path / str(smallest)
+        rules = SiteRules(smallest_group=smallest)
+        sites = {k: Site(t, folder / k, rules=rules if k == "a" else None) for k, t in rows.items()}
+        federation = RemoteFederation(LocalTransport(sites), attempts=1)
+        result = emfed.fit(
+            make_model("diag", k=2),
+            None,
+            emfed.EM(),
+            federation=federation,
+            start=start,
+            start_statistics="parameters",
+            rounds=3,
+        )
+        assert [r.answered for r in result.records[1:]] == heard
+        assert not federation.refusals  # for now, not for good
+
+
+def test_small_groups_of_a_batch_and_of_the_start(tmp_path: Path) -> None:
+    rules = SiteRules(smallest_group=6)
+    algorithm = emfed.FedEM(batch_size=5, step_size=0.1)
+    federation = run(tmp_path, rules, algorithm=algorithm, model=make_model("diag", k=1))
+    assert federation.answers == [3] * 6
+    start = emfed.fit(make_model("diag"), TABLES, rounds=5, seed=4).params
+    with pytest.raises(emfed.ParticipationError, match="start needs"):
+        run(tmp_path / "2", SiteRules(smallest_group=20), start=start)
+
+
+def test_columns_hardly_seen_are_not_described(tmp_path: Path) -> None:
+    rows = TABLES[0].copy()
+    rows[4:, 1] = np.nan
+    site = Site(rows, tmp_path / "a", rules=SiteRules(smallest_group=5))
+    sites = {"a": site, "b": Site(TABLES[1], tmp_path / "b")}
+    federation = RemoteFederation(LocalTransport(sites))
+    emfed.fit(make_model("diag", missing=True), None, federation=federation, rounds=1)
+    assert "no group as small" in federation.refusals["a"]
+
+
+def hello(rows: Any, model: Any, smallest: int, where: Path) -> dict[str, str]:
+    """The refusals of an opening with one careful site and one that is not."""
+    careful = Site(rows, where / "a", rules=SiteRules(smallest_group=smallest))
+    transport = LocalTransport({"a": careful, "b": Site(rows, where / "b")})
+    federation = RemoteFederation(transport, attempts=1)
+    federation.open(model)
+    return federation.refusals
+
+
+@pytest.mark.parametrize("rare", ["category", "one", "zero"])
+def test_rare_codes_are_not_described(rare: str, tmp_path: Path) -> None:
+    """Three rows hold them: a rule of three lets them pass, one of four does not."""
+    rng = np.random.default_rng(0)
+    few = np.arange(60) < 3
+    codes = np.where(few, 2, np.arange(60) % 2) if rare == "category" else np.arange(60) % 3
+    ones = np.arange(60) % 2 if rare == "category" else few if rare == "one" else ~few
+    wait = rng.gamma(2.0, size=60)  # its summary lies beside that of the codes
+    rows = np.column_stack([wait, rng.normal(size=60), codes, ones]).astype(float)
+    families = ["gamma", "gaussian", emfed.Categorical(3), "bernoulli"]
+    model = emfed.mixed_mixture(1, families)
+    assert not hello(rows, model, 3, tmp_path / "3")
+    assert "no group as small" in hello(rows, model, 4, tmp_path / "4")["a"]
+
+
+def group_sizes(model: Any, rows: Any, seed: int) -> tuple[Any, Any]:
+    """The bound model's statistics where EM ends, and the sizes of the groups they tell of."""
+    summary = {name: values[None] for name, values in model.summary(rows).items()}
+    bound = model.bind(summary, np.array([len(rows)]), np.ones(1))
+    params = emfed.fit(model, [rows], emfed.EM(), rounds=30, seed=seed).params
+    statistics = bound.expected_statistics(rows, bound.from_user(params))
+    sizes = np.sort(bound.group_shares(statistics)) * len(rows)
+    for smallest in range(1, 8):
+        small = bool(np.any((sizes > 1e-9) & (sizes < smallest - 1e-6)))
+        with pytest.raises(Refusal, match="small") if small else nullcontext():
+            GuardedRows.check(bound, statistics[None], np.array([len(rows)]), smallest)
+    return bound, sizes
+
+
+@pytest.mark.parametrize("family", ["bernoulli", emfed.Categorical(2)])
+def test_rare_codes_of_a_component_are_not_told_of(family: Any) -> None:
+    """Two components far apart: a code that is common in all, and rare in one of them."""
+    near = np.arange(80) < 40
+    place = np.where(near, 0.0, 1000.0) + np.random.default_rng(0).normal(size=80)
+    codes = np.where(near, np.arange(80) < 5, np.arange(80) < 60).astype(float)
+    rows = np.column_stack([place, codes])
+    bound, sizes = group_sizes(emfed.mixed_mixture(2, ["gaussian", family], missing=False), rows, 1)
+    np.testing.assert_allclose(sizes, [5, 20, 20, 35, 40, 40], atol=1e-6)
+    twice = Several((bound, bound))
+    statistics = bound.expected_statistics(rows, bound.start(0))
+    one = bound.group_shares(statistics)
+    both = twice.group_shares(twice.join([statistics, statistics]))
+    np.testing.assert_array_equal(both, np.concatenate([one, one]))
+
+
+def test_states_and_transitions_are_counted() -> None:
+    states = np.zeros((12, 10))
+    states[:4] = 1  # four sequences begin in the other state
+    states[:3, 5:] = 0  # of which three leave it
+    rows = (states * 1000 + np.random.default_rng(0).normal(size=states.shape))[..., None]
+    _, sizes = group_sizes(emfed.hidden_markov(2, "gaussian"), rows, 1)
+    steps = [2.5, 9.5]  # of ten each; as often as states and as values seen
+    changes = [0, 3, 12 + 9, 72 + 12]
+    np.testing.assert_allclose(sizes, np.sort([*steps, *steps, 4, 8, *changes]), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"smallest_rows": 0},
+        {"largest_rounds": 0},
+        {"smallest_group": 1.5},
+        {"models": "gaussian-mixture"},
+    ],
+)
+def test_bad_rules(bad: dict[str, Any]) -> None:
+    with pytest.raises(emfed.SettingsError):
+        SiteRules(**bad)
+
+
+def test_the_journal_has_every_message(tmp_path: Path) -> None:
+    journal = tmp_path / "sent.jsonl"
+    sites = {
+        key: Site(table, tmp_path / key, journal=journal if key == "a" else None)
+        for key, table in zip(KEYS, TABLES, strict=True)
+    }
+    scales = Scales(LocalTransport({"a": sites["a"]}))
+    emfed.fit(
+        make_model("diag"),
+        None,
+        emfed.FedEM(emfed.Dithering(3)),
+        federation=RemoteFederation(scales),
+        rounds=4,
+        monitor=emfed.Monitor(every=2),
+    )
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    kinds = [line["kind"] for line in lines]
+    assert kinds[0] == "join"
+    assert kinds.count("reply") == 4
+    assert kinds.count("statistics") == kinds.count("likelihood") == 2
+    assert sum(line["bytes"] for line in lines) == scales.up
+    assert [line["round"] for line in lines if line["kind"] == "reply"] == [1, 2, 3, 4]
+    assert len({line["run"] for line in lines}) == 1
+    for line in lines:
+        assert datetime.fromisoformat(line["time"]).utcoffset() == timedelta(0)
+        assert line["content"]
+    sites["a"].step(b"nonsense")
+    last = json.loads(journal.read_text().splitlines()[-1])
+    assert (last["kind"], last["content"][:7]) == ("refusal", "damaged")
+
+
+def test_a_rehearsal_shows_what_would_be_sent(tmp_path: Path) -> None:
+    model, algorithm = make_model("diag"), emfed.FedEM(emfed.Dithering(3))
+    shown = emfed.rehearse(model, algorithm, TABLES[0])
+    assert [entry["kind"] for entry in shown] == ["join", "reply", "reply"]
+    assert "24 rows" in shown[0]["content"]
+    journal = tmp_path / "sent.jsonl"
+    sites = {
+        key: Site(table, tmp_path / key, journal=journal if key == "a" else None)
+        for key, table in zip(KEYS, TABLES, strict=True)
+    }
+    federation = RemoteFederation(LocalTransport(sites))
+    emfed.fit(model, None, algorithm, federation=federation, rounds=2)
+    sent = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert sent[0]["bytes"] == shown[0]["bytes"]
+    for real, rehearsed in zip(sent[1:], shown[1:], strict=True):
+        assert abs(real["bytes"] - rehearsed["bytes"]) <= 6
+    refused = emfed.rehearse(model, algorithm, TABLES[0], rules=SiteRules(models=()))
+    assert [entry["kind"] for entry in refused] == ["refusal"]
+
+
+def test_data_of_several_workers_are_no_sites(tmp_path: Path) -> None:
+    with pytest.raises(emfed.DataError, match="one worker"):
+        Site(emfed.as_workers(TABLES), tmp_path)
+
+
+def test_files_and_frames(tmp_path: Path) -> None:
+    """A Parquet file, picked columns, and a stream give what arrays give."""
+    import polars as pl
+
+    tables: dict[str, Any] = dict(zip(KEYS, TABLES, strict=True))
+    frame = (
+        pl.DataFrame(TABLES[0], schema=["x", "y"]).with_columns(name=0.5).select("name", "y", "x")
+    )
+    frame.write_parquet(tmp_path / "rows.parquet")
+    named = {k: pl.DataFrame(t, schema=["x", "y"]) for k, t in tables.items()}
+    sites = {k: Site(t, tmp_path / k) for k, t in named.items()}
+    sites["a"] = Site(tmp_path / "rows.parquet", tmp_path / "a")
+    sites["b"] = Site(emfed.Stream(lambda round_: named["b"]), tmp_path / "b", columns=["x", "y"])
+    options: dict[str, Any] = {"rounds": 5, "seed": 1}
+    here = emfed.fit(make_model("diag"), named, **options)
+    federation = RemoteFederation(LocalTransport(sites), columns=["x", "y"])
+    there = emfed.fit(make_model("diag"), None, federation=federation, **options)
+    np.testing.assert_allclose(there.statistics, here.statistics, atol=1e-9)
+    with pytest.raises(emfed.DataError, match="missing"):
+        Site(named["a"], tmp_path / "z", columns=["x", "w"])

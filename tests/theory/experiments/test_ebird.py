@@ -1,0 +1,114 @@
+"""``emfed reproduce ebird``: trends with LOESS, errors, and the printed algorithm beside them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+import emfed
+from emfed.theory.experiments import load_experiment, reproduce
+from emfed.theory.experiments.ebird import whole_years
+from emfed.theory.experiments.smoothing import loess
+from tests.imputation.test_ebird import line, write
+
+SMALL = """
+title = "Small"
+about = "A small table."
+shows = "Its trend."
+seeds = 2
+
+[settings]
+records = 1500
+observers = 60
+sites = 60
+months = 48
+rounds = 6
+
+[runs."Mallard, simulated"]
+
+[runs."Common Buzzard, simulated, as printed"]
+mode = "paper"
+rounds = 5
+"""
+
+
+def test_a_small_reproduction_leaves_trends_figures_and_a_report(tmp_path: Path) -> None:
+    config = tmp_path / "small.toml"
+    config.write_text(SMALL)
+    result = reproduce(["ebird"], tmp_path / "out", config=config)
+    out = tmp_path / "out"
+    names = {path.name for path in out.iterdir()}
+    assert {
+        "ebird.csv",
+        "ebird.parquet",
+        "ebird-trends.csv",
+        "ebird-mallard-simulated.png",
+        "ebird-mallard-simulated.svg",
+        "report.html",
+        "summary.json",
+    } <= names
+    trends = pl.read_csv(out / "ebird-trends.csv")
+    assert trends.height == 2 * 2 * 48  # two runs, two seeds
+    assert trends.columns == ["run", "seed", "time", "estimate", "missing"]
+    measures = json.loads((out / "summary.json").read_text())["experiments"]["ebird"]["measures"]
+    left = measures["Common Buzzard, simulated, as printed: error left of the start's"]
+    assert all(0.99 < value <= 1.0001 for value in left)
+    assert len(measures["Mallard, simulated: percent better than additive"]) == 2
+    # Claims about runs that are not there are not judged.
+    assert 0 < len(result.verdicts) < 9
+    again = reproduce(["ebird"], out, config=config)  # from the files that are there
+    assert [v.values for v in again.verdicts] == [v.values for v in result.verdicts]
+
+
+def test_a_download_of_one_s_own(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = [
+        line(
+            f"S{k}",
+            str(rng.poisson(4)),
+            site=f"L{k % 7}",
+            date=f"20{10 + k % 5}-{1 + k % 12:02d}-11",
+            observer=f"obsr{k % 20}",
+        )
+        for k in range(300)
+    ]
+    file = write(tmp_path / "ebd.txt", rows)
+    config = tmp_path / "mine.toml"
+    config.write_text(
+        'title = "Mine"\nabout = "My download."\nshows = "Its trend."\n'
+        f'[runs."Mallard"]\ndata = "ebird"\nobservations = "{file}"\nspecies = "Mallard"\n'
+        "groups = 4\nrounds = 4\n"
+    )
+    result = reproduce(["ebird"], tmp_path / "out", config=config)
+    assert result.holds
+    assert (tmp_path / "out" / "ebird-mallard.png").exists()
+
+
+def test_runs_whose_data_are_not_here_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMFED_DATA", str(tmp_path))
+    assert not any("thrush" in run for run in load_experiment("ebird").runs)
+    (tmp_path / "bbs_wood_thrush.csv.gz").touch()
+    assert any("thrush" in run for run in load_experiment("ebird").runs)
+
+
+def test_loess_keeps_a_parabola_and_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.linspace(1990, 2020, 200)
+    y = (x - 2004) ** 2
+    assert np.allclose(loess(x, y), y, atol=1e-2 * y.max())
+    noisy = y + 20 * np.random.default_rng(0).normal(size=200)
+    assert np.abs(loess(x, noisy) - y).mean() < 0.5 * np.abs(noisy - y).mean()
+    monkeypatch.setitem(sys.modules, "skmisc.loess", None)
+    with pytest.raises(emfed.DataError, match="pip install scikit-misc"):
+        loess(x, y)
+
+
+def test_years_are_marked_whole() -> None:
+    assert whole_years(np.array([1995.0, 2014.9])) == [1995, 2000, 2005, 2010]
+    assert whole_years(np.array([2010.0, 2014.9])) == [2010, 2011, 2012, 2013, 2014]

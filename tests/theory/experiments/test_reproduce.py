@@ -1,0 +1,167 @@
+"""The small version of every experiment: its claims hold, and it leaves what it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import markupsafe
+import numpy as np
+import polars as pl
+import pytest
+
+from emfed.core.errors import DataError, SettingsError
+from emfed.theory.experiments import NAMES, load_experiment, reproduce
+from tests.artifacts.browser import Browser
+from tests.cli.test_main import emfed_command
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_quick_version_holds(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    experiment = load_experiment(name, quick=True)
+    if experiment.needs_mnist:
+        monkeypatch.setenv("EMFED_DATA", str(request.getfixturevalue("data_dir")))
+    result = reproduce([name], tmp_path, quick=True)
+    failed = [v for v in result.verdicts if not v.holds]
+    assert not failed
+    assert len(result.verdicts) >= 1
+    records = pl.read_parquet(tmp_path / f"{name}.parquet")
+    assert set(records["run"]) == set(experiment.runs)
+    assert len(pl.read_csv(tmp_path / f"{name}.csv", infer_schema_length=None)) == len(records)
+    pictures = list(tmp_path.glob(f"{name}-*.png"))
+    assert pictures
+    assert all(Path(f"{path}".removesuffix("png") + "svg").exists() for path in pictures)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert {"name", "value", "expected", "holds"} <= set(summary["verdicts"][0])
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert markupsafe.escape(experiment.title) in page
+    assert page.count('<img src="data:image/svg+xml;base64,') == len(pictures)
+
+
+CONFIG = """
+title = "T"
+about = "A"
+shows = "S"
+[settings]
+workers = 5
+rows = 40
+epochs = 8
+step_size = 0.1
+batch_size = 5
+[runs.FedEM]
+[runs.VR-FedEM]
+algorithm = "VR-FedEM"
+"""
+
+
+def test_a_claim_that_fails_shows_in_the_exit_code(tmp_path: Path) -> None:
+    config = tmp_path / "own.toml"
+    config.write_text(CONFIG)
+    arguments = ("reproduce", "synthetic", "--config", str(config), "--jobs", "1")
+    arguments = (*arguments, "--out", str(tmp_path / "out"))
+    done = emfed_command(*arguments)
+    assert done.returncode == 1
+    assert "fails" in done.stdout
+    assert "holds" in done.stdout
+    assert "Traceback" not in done.stderr
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    by_name = {v["name"]: v for v in summary["verdicts"]}
+    assert by_name["VR-FedEM comes near a fixed point"]["holds"] is False
+    assert 'class="fails"' in (tmp_path / "out" / "report.html").read_text()
+    again = emfed_command(*arguments, "--json")
+    assert again.returncode == 1
+    printed = json.loads(again.stdout)
+    assert printed["verdicts"] == summary["verdicts"]
+
+
+@pytest.mark.parametrize("width", [1280, 375])
+def test_the_report_in_a_browser(browser: Browser, tmp_path: Path, width: int) -> None:
+    config = tmp_path / "own.toml"
+    config.write_text(CONFIG)
+    reproduce(["synthetic"], tmp_path, config=config)
+    seen = browser.look(tmp_path / "report.html", width)
+    assert seen["images"] == 1
+    assert seen["widths"][0] > 500
+    assert seen["page"] <= width
+    assert seen["console"] == []
+
+
+def test_the_command_lists_and_refuses(tmp_path: Path) -> None:
+    listed = emfed_command("reproduce", "--list")
+    assert listed.returncode == 0
+    assert all(name in listed.stdout for name in NAMES)
+    for arguments, message in (
+        (["reproduce"], "name an experiment: all, synthetic"),
+        (["reproduce", "minst"], "no experiment 'minst'"),
+        (["reproduce", "synthetic", "--jobs", "0"], "jobs"),
+        (["reproduce", "synthetic", "--config", "nowhere.toml"], "nowhere.toml"),
+    ):
+        done = emfed_command(*arguments, cwd=tmp_path)
+        assert done.returncode == 2, done.stderr
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_seeds_count_from_the_one_given(tmp_path: Path) -> None:
+    config = tmp_path / "own.toml"
+    config.write_text("seeds = 2\n" + CONFIG)
+    result = reproduce(["synthetic"], tmp_path / "out", seed=40, config=config)
+    assert result.summary["experiments"]["synthetic"]["seeds"] == [40, 41]
+    assert result.summary["facts"]["seeds"] == "40, 41"
+    assert set(pl.read_parquet(tmp_path / "out" / "synthetic.parquet")["seed"]) == {40, 41}
+
+
+def test_without_data_others_still_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMFED_DATA", str(tmp_path))
+    with pytest.raises(DataError, match="has no mnist.npz"):
+        reproduce(["mnist"], tmp_path / "alone", quick=True)
+    result = reproduce(["mnist", "one_worker"], tmp_path / "both", quick=True)
+    assert list(result.skipped) == ["mnist"]
+    assert not result.holds
+    assert [o.experiment.name for o in result.outcomes] == ["one_worker"]
+    page = (tmp_path / "both" / "report.html").read_text()
+    assert "Not run: mnist" in page
+
+
+def test_measures_follow_from_records(tmp_path: Path) -> None:
+    """What the report says is what the records hold: recomputed here by hand."""
+    config = tmp_path / "own.toml"
+    config.write_text(CONFIG)
+    result = reproduce(["synthetic"], tmp_path, config=config)
+    records = pl.read_parquet(tmp_path / "synthetic.parquet")
+    for run in ("FedEM", "VR-FedEM"):
+        part = records.filter((pl.col("run") == run) & pl.col("squared_h").is_not_null())
+        measured = result.outcomes[0].findings.measures[f"{run}: median of |H|²/|h|²"]
+        expected = np.median(part["squared_H"].to_numpy() / part["squared_h"].to_numpy())
+        assert measured[0] == pytest.approx(expected)
+    final = result.outcomes[0].findings.measures["VR-FedEM: final |h|²"][0]
+    assert final == part["squared_h"][-1]
+
+
+def test_runs_of_ones_own_are_kept_and_missing_ones_are_named_at_once(tmp_path: Path) -> None:
+    config = tmp_path / "own.toml"
+    config.write_text(CONFIG.replace("[runs.VR-FedEM]", "[runs.Mine]"))
+    with pytest.raises(SettingsError, match="also needs the runs VR-FedEM"):
+        reproduce(["synthetic"], tmp_path / "none", config=config)
+    assert not (tmp_path / "none").exists()
+    config.write_text(CONFIG + "[runs.Mine]\nstep_size = 0.05\n")
+    reproduce(["synthetic"], tmp_path / "out", config=config)
+    assert "Mine" in set(pl.read_parquet(tmp_path / "out" / "synthetic.parquet")["run"])
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "In the records, but in no figure: Mine." in page
+    assert str(config) in page
+    config.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SettingsError, match="not a text file"):
+        reproduce(["synthetic"], tmp_path / "none", config=config)
+
+
+def test_a_damaged_job_is_named(tmp_path: Path) -> None:
+    config = tmp_path / "own.toml"
+    config.write_text(CONFIG)
+    reproduce(["synthetic"], tmp_path / "out", config=config)
+    job = next((tmp_path / "out" / "jobs").glob("synthetic-*.parquet"))
+    job.write_bytes(b"nothing of the kind")
+    with pytest.raises(DataError, match="is damaged: delete it"):
+        reproduce(["synthetic"], tmp_path / "out", config=config)

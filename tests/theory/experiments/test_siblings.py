@@ -1,0 +1,121 @@
+"""The other algorithms for one worker: EM with full batches, EM's fixed points, their cost."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import emfed
+from emfed.core.streams import Purpose, choose, uniforms
+from emfed.data.synthetic import START, TRUTH
+from emfed.theory.experiments import Job
+from emfed.theory.experiments.jobs import run_job
+from emfed.theory.experiments.settings import Settings
+from emfed.theory.experiments.siblings import SIBLINGS
+
+ROWS = 300
+
+
+@pytest.fixture(scope="module")
+def opened() -> emfed.Run:
+    model = emfed.gaussian_mixture(2, "known", known_covariance=TRUTH.covariances)
+    data = emfed.synthetic_federation(1, workers=1, rows_per_worker=ROWS)
+    return emfed.open_run(model, data, start=START)
+
+
+def em_step(run: emfed.Run, statistics: Any) -> Any:
+    return run.model.expected_statistics(run.federation.data.rows, run.model.maximize(statistics))
+
+
+@pytest.mark.parametrize("name", SIBLINGS)
+def test_with_full_batches_it_is_em(opened: emfed.Run, name: str) -> None:
+    rows, statistics = opened.federation.data.rows, opened.state.statistics
+    moves = SIBLINGS[name](opened.model, rows, statistics, 1.0, ROWS, 5, 0)
+    for move in itertools.islice(moves, 12):
+        statistics = em_step(opened, statistics)
+        np.testing.assert_allclose(move.statistics, statistics, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", SIBLINGS)
+def test_it_ends_at_a_fixed_point_of_em(opened: emfed.Run, name: str) -> None:
+    rows, statistics = opened.federation.data.rows, opened.state.statistics
+    moves = SIBLINGS[name](opened.model, rows, statistics, 0.2, 10, 20, 3)
+    for move in itertools.islice(moves, 2000):
+        statistics = move.statistics
+    field = em_step(opened, statistics) - statistics
+    assert field @ field < 1e-20
+    assert move.mean_field @ move.mean_field < 1e-20
+
+
+@pytest.mark.parametrize("name", SIBLINGS)
+def test_the_estimate_of_the_field_is_unbiased(opened: emfed.Run, name: str) -> None:
+    """Some rounds on, the mean of H over many next batches is h, within its standard error."""
+    rows, start = opened.federation.data.rows, opened.state.statistics
+    fields, truth = [], None
+    for seed in range(300):
+        moves = SIBLINGS[name](opened.model, rows, start, 1e-9, 10, 100, seed)
+        first = next(moves)  # a step so small that S stays where it was
+        fields.append(next(moves).mean_field)
+        truth = em_step(opened, first.statistics) - first.statistics
+    assert truth is not None
+    error = np.abs(np.mean(fields, axis=0) - truth)
+    assert np.all(error < 5 * np.std(fields, axis=0) / np.sqrt(300) + 1e-7)
+
+
+def test_they_cost_what_the_papers_say(opened: emfed.Run) -> None:
+    rows, statistics = opened.federation.data.rows, opened.state.statistics
+    costs = {
+        name: [
+            m.evaluations
+            for m in itertools.islice(make(opened.model, rows, statistics, 0.1, 7, 3, 0), 7)
+        ]
+        for name, make in SIBLINGS.items()
+    }
+    assert costs["sem-vr"] == [ROWS + 14, 14, 14, ROWS + 14, 14, 14, ROWS + 14]
+    assert costs["fiem"] == [ROWS + 14] + [14] * 6
+
+
+def test_a_job_counts_the_start_and_all_rounds(tmp_path: Path) -> None:
+    settings = Settings(
+        workers=1,
+        rows=ROWS,
+        algorithm="sem-vr",
+        batch_size=10,
+        inner_rounds=5,
+        step_size=0.5,
+        epochs=6,
+    )
+    columns = run_job(Job("e", "r", settings, 0), tmp_path, lambda share: None)
+    assert columns["epochs"][0] == 1  # S_0 is a full pass
+    assert columns["epochs"][-1] == pytest.approx(columns["evaluations"].sum() / ROWS)
+    assert 6 <= columns["epochs"][-1] < 7.1
+    assert np.isfinite(columns["squared_h"]).sum() == -(-(len(columns["round"]) - 1) // 10)
+
+
+def test_online_em_is_fedem_with_one_worker(tmp_path: Path) -> None:
+    """Cappé and Moulines: S += gamma_k (s-bar of a fresh batch - S), written out."""
+    settings = Settings(
+        workers=1,
+        rows=ROWS,
+        batch_size=20,
+        step_power=0.6,
+        rounds=15,
+        memory_start="zero",
+        monitor=1,
+    )
+    columns = run_job(Job("e", "r", settings, 4), tmp_path, lambda share: None)
+    model = emfed.gaussian_mixture(2, "known", known_covariance=TRUTH.covariances)
+    data = emfed.synthetic_federation(4, workers=1, rows_per_worker=ROWS)
+    run = emfed.open_run(model, data, start=START)
+    statistics, step = run.state.statistics, emfed.Decreasing(1.0, 0.6)
+    for k in range(1, 16):
+        field = em_step(run, statistics) - statistics
+        assert columns["squared_h"][k] == pytest.approx(field @ field, rel=1e-9)
+        u = uniforms(4, k, Purpose.BATCH, np.zeros(1, np.int64), 20)
+        batch = data.rows[choose(u, np.array([ROWS]))[0]]
+        here = run.model.expected_statistics(batch, run.model.maximize(statistics))
+        statistics = statistics + step(k) * (here - statistics)
