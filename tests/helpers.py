@@ -68,7 +68,8 @@ def rare(x: FloatArray, repeats: int) -> float:
     return 2 * float(np.linalg.norm(x)) / repeats + 1e-300
 
 
-COMMON = {"weights": "samples", "seed": 3}
+COMMON: dict[str, Any] = {"weights": "samples", "seed": 3, "start": "moments", "tol": 0}
+"""A cheap start, and as many rounds as are asked for."""
 
 
 def fit(model: Any, tables: Any, algorithm: Any = None, **options: Any) -> emfed.Result:

@@ -50,11 +50,11 @@ from emfed.data import (
     pad_sequences,
     synthetic_federation,
 )
-from emfed.fitting.driver import fit
-from emfed.fitting.opening import open_run
+from emfed.fitting.driver import fit, open_run, select_components
 from emfed.fitting.rounds import Run
-from emfed.fitting.selection import Selection, select_components
+from emfed.fitting.selection import Selection
 from emfed.fitting.serving import Served, rehearse, serve
+from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import Monitor, Stop
 from emfed.models import (
     Categorical,
@@ -141,6 +141,7 @@ __all__ = [
     "EmfedWarning",
     "FederationError",
     "FieldTable",
+    "FitSettings",
     "FixedSize",
     "GaussianParameters",
     "Identity",
@@ -212,6 +213,7 @@ _ESTIMATORS = (
 _IMPUTATION = (
     "Columns",
     "FieldTable",
+    "FitSettings",
     "Imputation",
     "Structure",
     "impute",

@@ -69,12 +69,13 @@ class Tampered(Transport):
 
 
 def fit(federation: RemoteFederation, **options: Any) -> emfed.Result:
-    chosen = {"rounds": 10, "seed": 4} | options
+    chosen = {"rounds": 10, "seed": 4, "start": "moments", "tol": 0} | options
     return emfed.fit(make_model("diag", k=2), None, ALGORITHM, federation=federation, **chosen)
 
 
 def undisturbed(tables: Any = TABLES, **options: Any) -> emfed.Result:
-    chosen = {"rounds": 10, "seed": 4, "federation": "loop"} | options
+    chosen = {"rounds": 10, "seed": 4, "start": "moments", "tol": 0} | options
+    chosen = {"federation": "loop"} | chosen
     return emfed.fit(make_model("diag", k=2), tables, ALGORITHM, **chosen)
 
 

@@ -106,6 +106,16 @@ class AutoEM(Algorithm):
         return self.batch_size is not None
 
     @property
+    def tells_gains(self) -> bool:
+        """Its noise is a small share of what is left."""
+        return True
+
+    @property
+    def rows_at_once(self) -> int:
+        """A mini-batch."""
+        return self.batch_size or 0
+
+    @property
     def needs_start_round(self) -> bool:
         """Memories start at zero: sending them as floats costs more than it saves."""
         return False

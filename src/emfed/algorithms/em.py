@@ -39,6 +39,11 @@ class EM(Algorithm):
         return False
 
     @property
+    def tells_gains(self) -> bool:
+        """H is exact."""
+        return True
+
+    @property
     def needs_start_round(self) -> bool:
         """There are no memories."""
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import typer
@@ -23,8 +24,8 @@ Threads = Annotated[
 
 
 NAMES = {
-    "model": ("gaussian", "mixed", "factors", "ppca", "regression"),
-    "covariance": ("full", "diag", "spherical", "tied"),
+    "model": ("gaussian-mixture", "mixed-mixture", "factor-analysis", "ppca", "regression-mixture"),
+    "covariance_type": ("full", "diag", "spherical", "tied"),
     "algorithm": ("auto", "em", "FedEM", "VR-FedEM"),
     "weights": ("samples", "uniform"),
     "start": ("auto", "k-means", "moments"),
@@ -37,6 +38,7 @@ def _complete(option: str) -> Any:
 
 
 def fit(
+    context: typer.Context,
     data: Annotated[
         list[str],
         typer.Argument(
@@ -81,10 +83,10 @@ def fit(
         bool,
         typer.Option("--missing", help="Empty cells are missing at random.", rich_help_panel=DATA),
     ] = False,
-    components: Annotated[
+    n_components: Annotated[
         str,
         typer.Option(
-            "--components",
+            "--n-components",
             "-k",
             metavar="K",
             help="A number, or a range like 2:8 to choose from by BIC.",
@@ -95,30 +97,36 @@ def fit(
         str,
         typer.Option(
             metavar="NAME",
-            help="gaussian, mixed (columns of any type), factors, ppca or regression.",
+            help="gaussian-mixture, mixed-mixture (columns of any type), factor-analysis, ppca or "
+            "regression-mixture.",
             autocompletion=_complete("model"),
             rich_help_panel=MODEL,
         ),
-    ] = "gaussian",
-    covariance: Annotated[
+    ] = "gaussian-mixture",
+    covariance_type: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Of gaussian: full (if left out), diag, spherical or tied.",
-            autocompletion=_complete("covariance"),
+            help="For gaussian-mixture: full (if left out), diag, spherical or tied.",
+            autocompletion=_complete("covariance_type"),
             rich_help_panel=MODEL,
         ),
     ] = None,
     factors: Annotated[
         int | None,
         typer.Option(
-            metavar="R", min=1, help="Of factors and ppca; 2 if left out.", rich_help_panel=MODEL
+            metavar="R",
+            min=1,
+            help="For factor-analysis and ppca; 2 if left out.",
+            rich_help_panel=MODEL,
         ),
     ] = None,
     target: Annotated[
         str | None,
         typer.Option(
-            metavar="COLUMN", help="Of regression: what to explain.", rich_help_panel=MODEL
+            metavar="COLUMN",
+            help="For regression-mixture: the column to explain.",
+            rich_help_panel=MODEL,
         ),
     ] = None,
     algorithm: Annotated[
@@ -134,7 +142,7 @@ def fit(
         bool,
         typer.Option(
             "--follow-em",
-            help="Of auto: little noise and no momentum, to end where pooled EM ends.",
+            help="For auto: take little noise and no momentum, to end where pooled EM ends.",
             rich_help_panel=ALGORITHM,
         ),
     ] = False,
@@ -142,7 +150,7 @@ def fit(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Of emfed and VR-FedEM: none, dithering:LEVELS, block:SIZE, subtractive:NOISE, "
+            help="For FedEM and VR-FedEM: none, dithering:LEVELS, block:SIZE, subtractive:NOISE, "
             "sparse:SHARE.",
             rich_help_panel=ALGORITHM,
         ),
@@ -159,12 +167,12 @@ def fit(
             rich_help_panel=ALGORITHM,
         ),
     ] = 1.0,
-    batch: Annotated[
+    batch_size: Annotated[
         int | None,
         typer.Option(
             metavar="ROWS",
             min=1,
-            help="Rows in a step, if not all; not for em.",
+            help="Rows that a worker uses in a round, if not all; not for em.",
             rich_help_panel=ALGORITHM,
         ),
     ] = None,
@@ -187,46 +195,55 @@ def fit(
             rich_help_panel=ALGORITHM,
         ),
     ] = "auto",
-    starts: Annotated[
+    n_init: Annotated[
         int,
         typer.Option(
             metavar="N",
             min=1,
-            help="So many starts; the best goes on.",
+            help="Number of starts that compete; the best goes on.",
             rich_help_panel=ALGORITHM,
         ),
     ] = 1,
     rounds: Annotated[
         int | None,
-        typer.Option(metavar="N", min=0, help="2000 if left out.", rich_help_panel=LIMITS),
+        typer.Option(metavar="N", min=0, help="At most; 1000 if left out.", rich_help_panel=LIMITS),
     ] = None,
-    nats: Annotated[
+    tol: Annotated[
         float | None,
         typer.Option(
             metavar="X",
             min=0.0,
-            help="Converged: what the log-likelihood per row may still gain; 1e-6 for auto, em.",
+            help="Nats per row that may be left to gain when the fit has converged; 1e-6 if left "
+            "out, of one worker alone 1e-4; 0 makes all rounds.",
             rich_help_panel=LIMITS,
         ),
     ] = None,
-    tolerance: Annotated[
+    field_tol: Annotated[
         float | None,
         typer.Option(
             metavar="X",
             min=0.0,
-            help="Converged: |H|² in three rounds in a row; 1e-8 for emfed and VR-FedEM.",
+            help="The same by |H|², in three rounds in a row.",
             rich_help_panel=LIMITS,
         ),
     ] = None,
     max_bytes: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=0, help="Of all workers, up and down.", rich_help_panel=LIMITS
+            metavar="N",
+            min=0,
+            help="Stop after this many bytes of all workers, up and down.",
+            rich_help_panel=LIMITS,
         ),
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(metavar="S", min=0.0, help="Of computing.", rich_help_panel=LIMITS),
+        typer.Option(
+            metavar="S",
+            min=0.0,
+            help="Stop after this many seconds of computing.",
+            rich_help_panel=LIMITS,
+        ),
     ] = None,
     checkpoint: Annotated[
         Path | None,
@@ -250,7 +267,10 @@ def fit(
     seed: Annotated[
         int,
         typer.Option(
-            metavar="N", min=0, help="Of the start and of all noise.", rich_help_panel=RUN
+            metavar="N",
+            min=0,
+            help="Seed for the starting point and all random noise.",
+            rich_help_panel=RUN,
         ),
     ] = 0,
     threads: Threads = None,
@@ -276,10 +296,9 @@ def fit(
     Workers are the values of a column, or one file each. They are simulated in this process: what
     each would send is encoded, counted and reported. Ctrl-C keeps what was reached.
     """
-    from emfed.cli.fit import Options, run_fit
+    from emfed.cli.fit import run_fit
 
-    given: dict[str, Any] = {k: v for k, v in locals().items() if k in Options.__annotations__}
-    interrupted, converged = run_fit(Options(**given))
+    interrupted, converged = run_fit(SimpleNamespace(**context.params))
     if interrupted:
         typer.echo(f"emfed: interrupted; what was reached is in {out}", err=True)
         raise typer.Exit(EXIT_INTERRUPTED)

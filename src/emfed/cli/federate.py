@@ -71,9 +71,7 @@ def serve(
 
 def _described(settings: Any) -> dict[str, Any]:
     return {
-        "model": settings.model.describe(),
-        "algorithm": settings.algorithm.describe(),
-        "run": vars(settings.run),
+        **settings.said,
         "sites": vars(settings.sites),
         "server": vars(settings.server),
     }

@@ -2,103 +2,53 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import warnings
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from emfed.algorithms import Bernoulli, Everyone
 from emfed.artifacts.result import Result
 from emfed.cli.commands import NAMES
 from emfed.cli.help import spoken
 from emfed.cli.intake import Intake, read_workers
 from emfed.cli.progress import progress, size
 from emfed.cli.tables import PIPE, check_output
-from emfed.cli.tape import Tape
-from emfed.compressors.words import parse_compressor
-from emfed.core.errors import EmfedWarning, SettingsError
-from emfed.core.protocols import Algorithm, Model
-from emfed.fitting.closing import with_scores
-from emfed.fitting.driver import NATS, fit, threads_of
-from emfed.fitting.opening import choose_algorithm
-from emfed.fitting.selection import select_components, within_rows
-from emfed.models import (
-    factor_analysis,
-    gaussian_mixture,
-    mixed_mixture,
-    ppca,
-    regression_mixture,
-)
+from emfed.core.errors import SettingsError
+from emfed.fitting.driver import Watch, threads_of
+from emfed.fitting.driver import run_fit as drive
+from emfed.fitting.selection import with_setting
+from emfed.fitting.settings import FitSettings
+from emfed.fitting.words import read_words
 from emfed.network import StackedFederation
 
-ROUNDS, TOLERANCE, FACTORS = 2000, 1e-8, 2
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the command line and the configuration said."""
-
-    data: list[str]
-    out: str
-    groups: str | None
-    columns: str | None
-    types: str | None
-    missing: bool
-    components: str
-    model: str
-    covariance: str | None
-    factors: int | None
-    target: str | None
-    algorithm: str
-    follow_em: bool
-    compressor: str | None
-    participation: float
-    batch: int | None
-    weights: str
-    start: str
-    starts: int
-    rounds: int | None
-    nats: float | None
-    tolerance: float | None
-    max_bytes: int | None
-    seconds: float | None
-    curve: bool
-    checkpoint: Path | None
-    resume: bool
-    report: str | None
-    names: bool
-    seed: int
-    threads: int | None
-    quiet: bool
-    json_output: bool
+FACTORS = 2
+Options = Any
+"""What the command line and the configuration said, by the names of the options."""
 
 
 def run_fit(options: Options) -> tuple[bool, bool]:
     """Read, fit, write, print; returns whether it was interrupted and whether it converged."""
     _check(options)
-    numbers = component_range(options.components)
-    said = _said(options)
     intake = read_workers(options.data, options.groups, options.columns, options.types)
     _check_holes(intake, options)
-    algorithm = _algorithm(options, intake.workers.size, said)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", EmfedWarning)
-        rows = int(intake.workers.counts.sum())
-        numbers = within_rows(make_model(options, intake, numbers[0]), numbers, rows)
-        result, tried = _fit(intake, options, algorithm, numbers)
+    settings = make_settings(options, intake)
+    path = options.checkpoint
+    with (
+        threads_of(options.threads),
+        progress(options.quiet or options.json_output, settings) as show,
+    ):
+        watch = Watch((show,), None, path, 100, options.resume, curve=options.curve)
+        fitted = drive(settings, StackedFederation(intake.workers), watch)
+    result = fitted.result
     if intake.categories:  # what codes mean, so that predictions read the same words
         kept = {name: list(values) for name, values in intake.categories.items()}
         result = with_setting(result, "categories", kept)
     result.save(options.out, names=options.names)
     if options.report is not None:
         write_report(result, options.report)
-    told = [spoken(str(w.message)) for w in caught if issubclass(w.category, EmfedWarning)]
-    remarks = list(dict.fromkeys(told))  # candidates side by side say the same
+    remarks = [spoken(remark) for remark in (*fitted.remarks, fitted.shortfall) if remark]
+    tried = [] if fitted.selection is None else [dict(row) for row in fitted.selection.table]
     summary = summarise(result, options, remarks, tried)
     if options.json_output:
         print(json.dumps(summary, allow_nan=False))  # noqa: T201
@@ -119,69 +69,58 @@ def _check(options: Options) -> None:
     """Everything that is wrong before a row is read."""
     for option, allowed in NAMES.items():
         value = getattr(options, option)
-        if value is not None and value not in allowed:
-            raise SettingsError(f"--{option} must be one of {', '.join(allowed)}; got {value!r}.")
+        if value is not None and value.lower() not in {word.lower() for word in allowed}:
+            said = option.replace("_", "-")
+            raise SettingsError(f"--{said} must be one of {', '.join(allowed)}; got {value!r}.")
     if options.out == PIPE or not options.out:
         raise SettingsError(f"--out must be the path of a file; got {options.out!r}.")
     data = [str(path) for path in options.data]
     check_output(options.out, "--out", (), data)
     if options.report is not None:
         check_output(options.report, "--report", (".html",), [*data, options.out])
-    if options.types is not None and options.model not in ("gaussian", "mixed"):
-        raise SettingsError(f"--types goes with --model mixed, not {options.model}.")
+    if options.types is not None and options.model not in ("gaussian-mixture", "mixed-mixture"):
+        raise SettingsError(f"--types goes with --model mixed-mixture, not {options.model}.")
     _check_applies(options)
     if options.resume and options.checkpoint is None:
         raise SettingsError("--resume needs --checkpoint, the file to go on from.")
-    if options.model == "regression" and options.target is None:
-        raise SettingsError("--model regression needs --target, the column to explain.")
+    if options.model == "regression-mixture" and options.target is None:
+        raise SettingsError("--model regression-mixture needs --target, the column to explain.")
 
 
 OF_MODELS = {
-    "covariance": ("gaussian",),
-    "missing": ("gaussian", "mixed"),
-    "factors": ("factors", "ppca"),
-    "target": ("regression",),
+    "covariance_type": ("gaussian-mixture",),
+    "missing": ("gaussian-mixture", "mixed-mixture"),
+    "factors": ("factor-analysis", "ppca"),
+    "target": ("regression-mixture",),
 }
 """Options that speak of some models only."""
 OF_ALGORITHMS = {
     "follow_em": ("auto",),
     "compressor": ("FedEM", "VR-FedEM"),
-    "batch": ("auto", "FedEM", "VR-FedEM"),
+    "batch_size": ("auto", "FedEM", "VR-FedEM"),
 }
 
 
 def _check_applies(options: Options) -> None:
     """Refuse what would have no effect: whoever says it expects one."""
-    model = "mixed" if options.types is not None else options.model
+    model = "mixed-mixture" if options.types is not None else options.model
     why = " (which --types makes it)" if options.types is not None else ""
     for what, chosen, table in (
         ("model", model, OF_MODELS),
         ("algorithm", options.algorithm, OF_ALGORITHMS),
     ):
         for name, fitting in table.items():
-            if getattr(options, name) and chosen not in fitting:
+            if getattr(options, name) and chosen.lower() not in {f.lower() for f in fitting}:
                 raise SettingsError(
                     f"--{name.replace('_', '-')} goes with --{what} {' or '.join(fitting)}, not "
                     f"with {chosen}{why if what == 'model' else ''}: leave it out, or choose that."
                 )
 
 
-def component_range(text: str) -> list[int]:
-    """``3`` or ``2:8``."""
-    low, colon, high = text.partition(":")
-    try:
-        ends = int(low), int(high if colon else low)
-    except ValueError:
-        ends = 0, 0
-    if not 1 <= ends[0] <= ends[1]:
-        raise SettingsError(f"--components must be a number or a range like 2:8; got {text!r}.")
-    return list(range(ends[0], ends[1] + 1))
-
-
 def _check_holes(intake: Intake, options: Options) -> None:
     """Missing values that no option speaks of, in the words of the command line."""
     rows = getattr(intake.workers, "rows", None)
-    allowed = options.missing or intake.families or options.model == "mixed"
+    allowed = options.missing or intake.families or options.model == "mixed-mixture"
     if allowed or not isinstance(rows, np.ndarray):
         return
     holes = np.isnan(rows)
@@ -193,99 +132,34 @@ def _check_holes(intake: Intake, options: Options) -> None:
         )
 
 
-def make_model(options: Options, intake: Intake, components: int) -> Model:
-    """The model that the options describe."""
-    if intake.families or options.model == "mixed":
+def make_settings(options: Options, intake: Intake) -> FitSettings:
+    """The settings that the options describe."""
+    model: dict[str, Any] = {"kind": options.model, "n_components": options.n_components}
+    if intake.families or options.model == "mixed-mixture":
         families: Any = intake.families or dict.fromkeys(intake.columns, "gaussian")
-        return mixed_mixture(components, families)
-    if options.model == "gaussian":
-        return gaussian_mixture(components, options.covariance or "full", missing=options.missing)
-    if options.model in ("factors", "ppca"):
-        make = ppca if options.model == "ppca" else factor_analysis
-        return make(options.factors or FACTORS, components)
-    if options.target not in intake.columns:
-        raise SettingsError(f"--target {options.target!r} is not among the columns used.")
-    return regression_mixture(components, intake.columns.index(options.target))
-
-
-def _said(options: Options) -> dict[str, Any]:
-    """What was said of the algorithm beside its name."""
-    said: dict[str, Any] = {}
-    if options.compressor is not None:
-        said["compressor"] = parse_compressor(options.compressor)
-    if options.batch is not None:
-        said["batch_size"] = options.batch
-    return said
-
-
-def _algorithm(options: Options, workers: int, said: dict[str, Any]) -> Algorithm:
-    """The one named; alone EM, unless batches or rounds left out ask for what EM has not."""
-    if said or options.participation < 1:
-        workers = max(2, workers)
-    found: Any = choose_algorithm(options.algorithm, workers, options.follow_em)
-    return dataclasses.replace(found, **said) if said else found
-
-
-def criteria(options: Options) -> tuple[float | None, float | None]:
-    """Nats and tolerance: as given, or what suits the algorithm.
-
-    Only EM and AutoEM tell what a round gains; others are watched by |H|^2.
-    """
-    if options.nats is not None or options.tolerance is not None:
-        return options.nats, options.tolerance
-    return (NATS, None) if options.algorithm in ("auto", "em") else (None, TOLERANCE)
-
-
-def _fit(
-    intake: Intake, options: Options, algorithm: Any, numbers: list[int]
-) -> tuple[Result, list[dict[str, Any]]]:
-    """One fit, or the best of a range; and what was tried."""
-    nats, tolerance = criteria(options)
-    rounds = ROUNDS if options.rounds is None else options.rounds
-    everyone = options.participation == 1
-    common: dict[str, Any] = {
-        "weights": options.weights,
-        "participation": Everyone() if everyone else Bernoulli(options.participation),
-        "start": options.start,
-        "n_init": options.starts,
-        "rounds": rounds,
-        "tolerance": tolerance,
-        "nats": nats,
-        "max_bytes": options.max_bytes,
-        "seconds": options.seconds,
-        "seed": options.seed,
-        "threads": options.threads,
-        "checkpoint": options.checkpoint,
-        "resume": options.resume,
-        "federation": (tape := Tape(StackedFederation(intake.workers))),
+        model |= {"kind": "mixed-mixture", "families": families}
+    elif options.model == "gaussian-mixture":
+        covariance = options.covariance_type or "full"
+        model |= {"covariance": covariance, "missing": options.missing}
+    elif options.model in ("factor-analysis", "ppca"):
+        model |= {"n_factors": options.factors or FACTORS}
+    else:
+        if options.target not in intake.columns:
+            raise SettingsError(f"--target {options.target!r} is not among the columns used.")
+        model |= {"target": intake.columns.index(options.target)}
+    algorithm = {
+        "kind": options.algorithm,
+        **{n: v for n in ("compressor", "batch_size") if (v := getattr(options, n)) is not None},
     }
-    with progress(options.quiet or options.json_output, nats, tolerance, rounds) as show:
-        common["callbacks"] = [show]
-        tried: list[dict[str, Any]] = []
-        if len(numbers) == 1:
-            result = fit(make_model(options, intake, numbers[0]), None, algorithm, **common)
-            place = slice(0, result.model.layout.size)
-        else:
-            make = partial(make_model, options, intake)
-            common["algorithm"] = algorithm
-            found = select_components(make, None, numbers, criterion="bic", **common)
-            sizes = [found.results[k].model.layout.size for k in numbers]
-            chosen = numbers.index(found.n_components)
-            place = slice(sum(sizes[:chosen]), sum(sizes[: chosen + 1]))
-            tried = [dict(row) for row in found.table]
-            result = with_setting(found.best, "selection", {"criterion": "bic", "tried": tried})
-        with threads_of(options.threads):
-            result = with_scores(result, tape)
-            if options.curve and result.stopped != "interrupted":
-                result = tape.curve(result, place)
-    return result, tried
+    fit = {name: getattr(options, name) for name in SETTINGS}
+    return read_words(model, algorithm, fit | {"scores": True})
 
 
-def with_setting(result: Result, name: str, value: Any) -> Result:
-    """The result with one more thing that its file tells."""
-    assert result.facts is not None
-    settings = {**result.facts.settings, name: value}
-    return dataclasses.replace(result, facts=dataclasses.replace(result.facts, settings=settings))
+SETTINGS = (
+    *("follow_em", "participation", "weights", "start", "n_init"),
+    *("rounds", "tol", "field_tol", "max_bytes", "seconds", "seed"),
+)
+"""Options that are settings of a fit under the same name."""
 
 
 def summarise(

@@ -30,7 +30,7 @@ def examples(*lines: str, before: str = "") -> str:
     return f"{before}\n\nExamples:\n\n\b\n{typed}" if before else f"Examples:\n\n\b\n{typed}"
 
 
-OPTIONS = {"resume": "resume", "missing": "missing", "start": "start", "n_init": "starts"}
+OPTIONS = {"resume": "resume", "missing": "missing", "start": "start", "n_init": "n-init"}
 """Arguments of `emfed.fit` that messages speak of, and the options that they are here."""
 
 

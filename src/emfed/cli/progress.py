@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from emfed.core.records import RoundRecord
+from emfed.fitting.settings import FitSettings
 
 Show = Callable[[RoundRecord], None]
 WINDOW = 20
@@ -57,9 +58,7 @@ def duration(seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def progress(
-    quiet: bool, nats: float | None, tolerance: float | None, limit: int | None
-) -> Iterator[Show]:
+def progress(quiet: bool, settings: FitSettings) -> Iterator[Show]:
     """A function to call with each record; a line on stderr if that is a terminal."""
     from rich.console import Console
 
@@ -67,8 +66,9 @@ def progress(
     if quiet or not console.is_terminal:
         yield lambda record: None
         return
+    stop = settings.stop(settings.method(2), 2)
     with console.status("opening") as status:
-        yield _show(status, nats, tolerance, limit)
+        yield _show(status, stop.nats, stop.tolerance, stop.rounds)
 
 
 def _show(status: Any, nats: float | None, tolerance: float | None, limit: int | None) -> Show:

@@ -13,9 +13,10 @@ import numpy as np
 
 from emfed.core.protocols import IntArray
 
-KINDS = ("opening", "start", "round", "diagnosis", "closing")
-"""Summaries and S_0; the exact upload that starts memories at the mean field; the rounds; what a
-monitor asks over a network; and how well the model fits each worker's rows."""
+KINDS = ("opening", "start", "round", "question", "closing", "monitor")
+"""Hello, summaries and settings; all that finds the start; the rounds; what everyone is asked on
+the way (candidates, the last check); how well the model fits each worker's rows; and what a
+`Monitor` asks, which no total counts: it looks at a run and is no part of it."""
 DIRECTIONS = ("up", "down")
 PARTS = ("messages", "payload", "envelope")
 Direction = Literal["up", "down"]
@@ -37,18 +38,19 @@ class Ledger:
         direction: Direction,
         workers: IntArray,
         payload: IntArray | int,
-        envelope: int,
+        envelope: IntArray | int,
     ) -> tuple[int, int]:
         """Count one message of each worker named (perhaps repeatedly); returns what was added."""
         if len(workers) == 0:
             return 0, 0
         page = self.counts[KINDS.index(kind), DIRECTIONS.index(direction)]
-        payload = np.broadcast_to(payload, workers.shape)
+        payload, envelope = (np.broadcast_to(part, workers.shape) for part in (payload, envelope))
         np.add.at(page[0], workers, 1)
         np.add.at(page[1], workers, payload)
         np.add.at(page[2], workers, envelope)
-        added = int(payload.sum()), envelope * len(workers)
-        self._totals[DIRECTIONS.index(direction)] += (len(workers), *added)
+        added = int(payload.sum()), int(envelope.sum())
+        if kind != "monitor":
+            self._totals[DIRECTIONS.index(direction)] += (len(workers), *added)
         return added
 
     def total(self, direction: Direction, part: str | None = None) -> int:
@@ -56,16 +58,11 @@ class Ledger:
         row = self._totals[DIRECTIONS.index(direction)]
         return int(row[1] + row[2] if part is None else row[PARTS.index(part)])
 
-    def absorb(self, other: Ledger, kind: str) -> None:
-        """Add all that another ledger of the same workers holds, as messages of one kind."""
-        self.counts[KINDS.index(kind)] += other.counts.sum(axis=0)
-        self._totals += other.counts.sum(axis=(0, 3))
-
     def restore(self, counts: IntArray) -> None:
         """Put back what a checkpoint held."""
         self.counts = np.zeros((len(KINDS), *counts.shape[1:]), dtype=np.int64)
         self.counts[: len(counts)] = counts  # older files knew fewer kinds
-        self._totals = self.counts.sum(axis=(0, 3))
+        self._totals = self.counts[: KINDS.index("monitor")].sum(axis=(0, 3))
 
     @property
     def names(self) -> Sequence[str] | None:

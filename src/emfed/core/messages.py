@@ -88,6 +88,10 @@ class Parameters:
         """The arrays by name."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
+    def with_arrays(self, arrays: Mapping[str, FloatArray]) -> Self:
+        """The parameters with these arrays in place of their own."""
+        return dataclasses.replace(self, **arrays)
+
 
 @dataclass(frozen=True)
 class Compressed:
@@ -127,6 +131,74 @@ class Form:
 
 
 @dataclass(frozen=True)
+class View:
+    """The model that some rounds or a question work with, told by reference to the run's model.
+
+    A run opens with one model, or with several candidates side by side. A view names some of them
+    by position, so that starts that compete, candidates that are left, and the k-means of a start
+    travel in a few bytes, and both ends build the same model from the same constants.
+    """
+
+    parts: tuple[int, ...] | None = None
+    """Candidates by position, each perhaps several times (starts that compete); None: the run's
+    model as it is."""
+    watched: bool = False
+    """Whether the log-likelihood and entropy of each part are among the statistics."""
+    clusters: int | None = None
+    """The k-means of so many clusters that starts the first part, in place of that part."""
+    smallest: int = 1
+    """Clusters with fewer of a worker's rows are left out of what it says."""
+
+    def describe(self) -> dict[str, Any]:
+        """The fields that say something, as plain JSON types."""
+        said = {"clusters": self.clusters, "smallest": self.smallest, "watched": self.watched}
+        told: dict[str, Any] = {n: v for n, v in said.items() if v != getattr(View, n)}
+        return told if self.parts is None else {"parts": list(self.parts), **told}
+
+    @classmethod
+    def read(cls, description: Any) -> View:
+        """The inverse of `describe`; raises ValueError for anything else."""
+        if not isinstance(description, Mapping) or not {*description} <= {
+            f.name for f in dataclasses.fields(cls)
+        }:
+            raise ValueError("a view is described by parts, watched, clusters and smallest.")
+        parts = description.get("parts")
+        if parts is not None and not (
+            isinstance(parts, (list, tuple))
+            and 0 < len(parts) <= MOST_PARTS
+            and all(type(j) is int and 0 <= j < MOST_PARTS for j in parts)
+        ):
+            raise ValueError("the parts of a view are a list of positions.")
+        clusters, smallest = description.get("clusters"), description.get("smallest", 1)
+        watched = description.get("watched", False)
+        numbers = (smallest, 1 if clusters is None else clusters)
+        if type(watched) is not bool or not all(type(n) is int and n >= 1 for n in numbers):
+            raise ValueError("watched is true or false, clusters and smallest are counts.")
+        return cls(None if parts is None else tuple(parts), watched, clusters, smallest)
+
+
+WHOLE = View()
+"""The run's model as it is."""
+MOST_PARTS = 1 << 12
+"""More candidates and starts than any run has: what hostile bytes may name is bounded."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What everyone is asked at given parameters, outside the rounds of an algorithm."""
+
+    kind: Literal["statistics", "values", "scores"]
+    """Exact statistics; the mean log-likelihood and entropy of each part, ``(parts, 2)``; or how
+    well the model fits a worker's rows, see `emfed.network.scoring`."""
+    view: View
+    params: Any
+    purpose: str = "question"
+    """The kind of message that the ledger counts it as."""
+    everyone: bool = False
+    """Whether the answer needs every worker: a start does, a diagnosis does not."""
+
+
+@dataclass(frozen=True)
 class Request:
     """One round's message from the server to a batch of workers.
 
@@ -143,6 +215,10 @@ class Request:
     accepted: IntArray
     count_bytes: bool = True
     """Whether a simulation measures what it would send."""
+    purpose: str = "round"
+    """The kind of message that the ledger counts it as."""
+    phase: int = 0
+    """Which phase of the run it belongs to: each has a model and an algorithm of its own."""
     encode: bool = False
     """Whether a batch of one makes its upload into bytes (the column ``payload`` of its rows)."""
 

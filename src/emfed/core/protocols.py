@@ -20,6 +20,7 @@ import numpy as np
 from emfed.core.errors import SettingsError, WireError
 from emfed.core.messages import (
     ALONE,
+    WHOLE,
     BoolArray,
     Column,
     Compressed,
@@ -30,11 +31,13 @@ from emfed.core.messages import (
     Layout,
     Opening,
     Parameters,
+    Question,
     Replies,
     Request,
     Rows,
     ServerState,
     StepInfo,
+    View,
 )
 from emfed.core.metrics import IdentityMetric, Metric
 
@@ -59,11 +62,14 @@ __all__ = [
     "Oracle",
     "Parameters",
     "Participation",
+    "Question",
     "Replies",
     "Request",
     "Rows",
     "ServerState",
     "StepInfo",
+    "View",
+    "WHOLE",
 ]
 
 
@@ -315,6 +321,11 @@ class Algorithm(ABC):
         return 0
 
     @property
+    def tells_gains(self) -> bool:
+        """Whether a round tells, free of noise that matters, what an EM step from there gains."""
+        return False
+
+    @property
     @abstractmethod
     def needs_start_round(self) -> bool:
         """Whether a round of exact uploads must first set V_i = h_i(S_0)."""
@@ -384,7 +395,13 @@ class Participation(ABC):
 
 
 class Federation(ABC):
-    """Where messages travel. It may lose, delay or repeat them; nothing above it may care."""
+    """Where messages travel. It may lose, delay or repeat them; nothing above it may care.
+
+    A fit opens it once (`open`, `bind`), then works in phases: `begin` names the model and the
+    algorithm of the rounds that `exchange` carries until the next `begin`. Between rounds everyone
+    may be asked a `Question`. Whatever a fit needs of workers is one of these, so that a process, a
+    cluster and a network of sites answer alike.
+    """
 
     @property
     @abstractmethod
@@ -397,40 +414,55 @@ class Federation(ABC):
         return False
 
     @abstractmethod
-    def open(self, model: Model) -> Opening:
-        """Check every worker's data and gather the summaries."""
+    def open(self, model: Model, columns: Sequence[str] | None = None) -> Opening:
+        """Check every worker's data and gather the summaries: a new run begins.
+
+        ``columns`` are those that the model works with, in this order; None: all that workers have.
+        """
 
     def attach(self, ledger: Any) -> None:
         """Charge every message to this ledger, those of the opening too: `carries_bytes` alone."""
         return
 
-    def tell(self, constants: FloatArray) -> None:
-        """Tell workers elsewhere what binds their model; see `emfed.models.constants`."""
-        return
+    @abstractmethod
+    def bind(self, bound: Any) -> None:
+        """Give every worker what binds its model, an `emfed.models.binding.Bound`."""
+
+    @abstractmethod
+    def begin(
+        self,
+        view: View,
+        algorithm: Algorithm,
+        seed: int,
+        phase: int = 1,
+        since: int | None = None,
+    ) -> None:
+        """Rounds of this model and algorithm follow, with a fresh state for every worker.
+
+        Phases have numbers that only grow. Where a phase goes on with the memories of an earlier
+        one, ``since``, workers keep what belongs to its parts, and rounds count on.
+        """
+
+    @property
+    def last_phase(self) -> int:
+        """The number of the last phase that workers may have heard of in this run."""
+        return 0
 
     def keep_step(self, round_: int, step: bytes) -> None:
         """Keep the quantised step that a round ended with, for workers that were there."""
         return
 
     @abstractmethod
-    def begin(self, model: Model, algorithm: Algorithm, seed: int) -> None:
-        """Give every worker the bound model and a fresh state."""
-
-    @abstractmethod
     def exchange(self, request: Request) -> Replies:
         """Deliver a request; return the replies that have arrived, of this or earlier rounds."""
 
     @abstractmethod
-    def mean_statistics(self, model: Model, params: Any, weights: FloatArray) -> FloatArray:
-        """sum_i w_i s-bar_i(theta), exactly: the start S_0, and diagnostics."""
+    def ask(self, question: Question, weights: FloatArray) -> FloatArray:
+        """sum_i w_i times worker i's answer, over those who answered, whose w_i count as one."""
 
     @abstractmethod
-    def mean_log_likelihood(self, model: Model, params: Any, weights: FloatArray) -> float:
-        """sum_i w_i times worker i's mean log-likelihood: diagnostics."""
-
-    def scores(self, model: Model, params: Any) -> FloatArray:
-        """How well it fits each worker, ``(size, 4)``, see `federations.scoring`; NaN: not told."""
-        return np.full((self.size, 4), np.nan)
+    def scores(self, question: Question) -> FloatArray:
+        """Each worker's answer to a question for scores, ``(size, 4)``; NaN: none came."""
 
     @abstractmethod
     def worker_rows(self) -> tuple[IntArray, Rows]:

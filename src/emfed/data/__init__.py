@@ -4,7 +4,7 @@ from emfed.data.sequences import pad_sequences
 from emfed.data.sources import ParquetRows, Source, Stream
 from emfed.data.synthetic import sample_mixture, synthetic_federation
 from emfed.data.tables import Workers, WorkerTables
-from emfed.data.workers import WorkerData, as_workers
+from emfed.data.workers import WorkerData, as_workers, with_columns
 
 __all__ = [
     "ParquetRows",
@@ -17,4 +17,5 @@ __all__ = [
     "pad_sequences",
     "sample_mixture",
     "synthetic_federation",
+    "with_columns",
 ]

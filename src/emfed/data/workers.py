@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -316,3 +317,31 @@ def _workers(data: Any, groups: Any | None) -> Workers:
     ):
         return from_workers(data)
     return from_workers([data])
+
+
+def with_columns(workers: Workers, columns: tuple[str, ...]) -> Workers:
+    """The same workers with these columns, in this order; others they may have are left out."""
+    have = workers.columns
+    if have == columns:
+        return workers
+    if have is None:
+        raise DataError(f"the run names its columns {list(columns)}; these data name none.")
+    missing = [name for name in columns if name not in have]
+    if missing:
+        raise DataError(f"expected the columns {list(columns)}; missing {missing}.")
+    if isinstance(workers, WorkerData):
+        picked = workers.rows[:, [have.index(name) for name in columns]]
+        return dataclasses.replace(workers, rows=picked, columns=columns)
+    assert isinstance(workers, WorkerTables)
+    tables = [_with_columns(table, have, columns) for table in workers.tables]
+    return WorkerTables(tables, workers.names, columns, workers.row_weights)
+
+
+def _with_columns(table: Any, have: tuple[str, ...], columns: tuple[str, ...]) -> Any:
+    if isinstance(table, ParquetRows):
+        return table.with_columns(columns)
+    if isinstance(table, Stream):
+        if set(have) == set(columns):  # rows are put in order as they are drawn
+            return table
+        raise DataError(f"the columns {list(columns)} cannot be picked from a stream.")
+    return table[:, [have.index(name) for name in columns]]

@@ -18,15 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-import numpy as np
-
 from emfed.artifacts.result import criterion
-from emfed.core.protocols import FloatArray, IdentityMetric
+from emfed.core.protocols import FloatArray, IdentityMetric, View
 from emfed.core.records import Records, RoundRecord
-from emfed.core.wire import ENVELOPE, floats_size
-from emfed.fitting.rounds import Run
+from emfed.fitting.rounds import Run, under
 from emfed.fitting.stopping import remaining
-from emfed.models.several import VALUES, Several
 
 SEVERAL, LASTING, LEAST = 20.0, 1e4, 1e-3
 """Times its remaining gain, rounds of its present gain, and nats per row that a candidate is
@@ -73,57 +69,60 @@ def contenders(
 class Dropped:
     """A candidate where it was left."""
 
-    model: Any
     statistics: FloatArray
     values: FloatArray
     """Its log-likelihood and entropy there."""
 
 
 @final
-class Rivals:
-    """A callback of `emfed.fit` that drops the models of a `Several` which cannot be chosen."""
+class Candidates:
+    """A callback of a fit that drops the candidates which cannot be chosen any more."""
 
-    def __init__(self, by: str) -> None:
-        self._by = by
-        self._run: Run | None = None
+    name = "candidates"
+
+    def __init__(self, by: str, drops: bool = True) -> None:
+        self._by, self._drops = by, drops
         self.dropped: dict[int, Dropped] = {}
-        """By their place among all."""
-        self.alive: list[int] = []
+        """By their place in the run's model."""
 
     def attach(self, run: Run) -> None:
-        """Watch this run, if its steps tell gains in nats and its federation can drop."""
-        several: Any = run.model
-        metrics = several.metric(run.params).metrics
-        self.alive = list(range(len(several.models)))
-        if any(isinstance(metric, IdentityMetric) for metric in metrics) or not run.narrows:
-            return
+        """Watch this run, if its steps tell gains in nats."""
         self._run, self._asked = run, run.state.statistics
-        self._told = [Records() for _ in self.alive]
+        metrics = run.model.metric(run.params).metrics
+        self._drops &= not any(isinstance(metric, IdentityMetric) for metric in metrics)
+        self._told = [Records() for _ in metrics]
         self._next = FIRST
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """Those that are left."""
+        return self._run.session.bound.parts_of(self._run.view)
 
     def __call__(self, record: RoundRecord) -> None:
         """After a round."""
         run = self._run
-        if run is None or len(self.alive) == 1:
+        if not self._drops or len(self.alive) == 1:
             return
-        several: Any = run.model
-        self._follow(run, several, record)
+        self._follow(run, record)
         if record.round < self._next:
             return
         hopes = [hope(told) for told in self._told]
         if min(hopes) == math.inf:
             return
         self._next = int(PAUSE * record.round)
-        values = self._ask(run, several)
-        able = contenders(several.models, run.params.parts, values, hopes, run.total, self._by)
+        values = run.ask("values")
+        run.evaluations += run.samples
+        total, models = run.session.total, run.model.models
+        able = contenders(models, run.params.parts, values, hopes, total, self._by)
         if len(able) < len(hopes):
-            self._drop(run, several, values, able)
+            self._drop(run, values, able)
 
-    def _follow(self, run: Run, several: Several, record: RoundRecord) -> None:
+    def _follow(self, run: Run, record: RoundRecord) -> None:
         """The gain of each candidate's own step, as that of the whole run is told in records.
 
         The server moved by step x H, where an EM step is H, and by those who answered alone.
         """
+        several = run.model
         before, self._asked = self._asked, run.state.statistics
         metric = several.metric(several.maximize(before))
         moved = self._asked - before
@@ -133,31 +132,32 @@ class Rivals:
             gain = float(white @ white) / 2 if step else None
             told.append(dataclasses.replace(record, gain=gain))
 
-    def _ask(self, run: Run, several: Several) -> FloatArray:
-        """Log-likelihood and entropy of each candidate now: one exchange, which is charged."""
-        watched = dataclasses.replace(several, watched=True)
-        everyone = np.arange(run.federation.size, dtype=np.int64)
-        up = floats_size(VALUES * len(several.models))
-        if run.count_bytes:
-            run.ledger.add("round", "down", everyone, run.payloads(everyone), ENVELOPE)
-            run.ledger.add("round", "up", everyone, up, ENVELOPE)
-        run.evaluations += run.samples
-        told = run.federation.mean_statistics(watched, run.params, run.weights)
-        return np.asarray(watched.values(told))
-
-    def _drop(self, run: Run, several: Several, values: FloatArray, able: list[int]) -> None:
-        """Go on without the others; everyone is told who they are, a bit for each."""
-        for j, place in enumerate(self.alive):
+    def _drop(self, run: Run, values: FloatArray, able: list[int]) -> None:
+        """Go on without the others."""
+        alive, several = self.alive, run.model
+        for j, place in enumerate(alive):
             if j not in able:
                 statistics = run.state.statistics[several.cuts[j]]
-                self.dropped[place] = Dropped(several.models[j], statistics, values[j])
-        everyone = np.arange(run.federation.size, dtype=np.int64)
-        if run.count_bytes:
-            run.ledger.add("round", "down", everyone, -(-len(self.alive) // 8), ENVELOPE)
-        kept = np.concatenate([np.arange(c.start, c.stop) for c in (several.cuts[j] for j in able)])
-        run.narrow(
-            dataclasses.replace(several, models=tuple(several.models[j] for j in able)), kept
-        )
+                self.dropped[place] = Dropped(statistics, values[j])
+        run.narrow(View(tuple(alive[j] for j in able), watched=run.view.watched))
         self._asked = run.state.statistics
         self._told = [self._told[j] for j in able]
-        self.alive = [self.alive[j] for j in able]
+
+    def save(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Who was dropped where, and what the others gained."""
+        arrays: dict[str, Any] = {"asked": self._asked}
+        for place, left in self.dropped.items():
+            arrays |= {f"{place}/statistics": left.statistics, f"{place}/values": left.values}
+        for j, told in enumerate(self._told):
+            arrays |= {f"told{j}/{name}": array for name, array in told.to_arrays().items()}
+        return arrays, {"next": self._next, "dropped": list(self.dropped)}
+
+    def load(self, arrays: dict[str, Any], about: dict[str, Any]) -> None:
+        """The inverse of `save`."""
+        self._asked, self._next = arrays["asked"], about["next"]
+        self.dropped = {
+            place: Dropped(arrays[f"{place}/statistics"], arrays[f"{place}/values"])
+            for place in about["dropped"]
+        }
+        own = [under(f"told{j}/", arrays) for j in range(len(self.alive))]
+        self._told = [Records.from_arrays(columns) for columns in own]

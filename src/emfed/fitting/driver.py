@@ -1,181 +1,554 @@
-"""`fit`: from data and settings to a fitted model, in one call."""
+"""The one fit: from settings and a federation, wherever its rows are, to a result.
+
+`run_fit` drives every fit. `fit`, the estimators, the command line and `serve` translate what they
+are told into `FitSettings` and call it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, final
 
-from emfed.algorithms import AutoEM
+import numpy as np
+
+from emfed.algorithms import EM, Everyone
 from emfed.artifacts.cards import Facts
 from emfed.artifacts.result import Result
-from emfed.compressors.precision import Precision
-from emfed.core.errors import (
-    CheckpointError,
-    EmfedWarning,
-    SettingsError,
-    check_count,
-)
-from emfed.core.protocols import (
-    Algorithm,
-    Federation,
-    FloatArray,
-    Model,
-    Participation,
-)
-from emfed.fitting.closing import with_scores
-from emfed.fitting.opening import named_algorithm, open_run
-from emfed.fitting.rounds import Run
+from emfed.core.errors import CheckpointError, EmfedWarning, SettingsError, check_count
+from emfed.core.protocols import WHOLE, Algorithm, Federation, FloatArray, View
+from emfed.core.records import Records, RoundRecord
+from emfed.data.workers import as_workers
+from emfed.fitting.candidates import Candidates
+from emfed.fitting.climbing import Climb
+from emfed.fitting.rounds import Run, remembered
+from emfed.fitting.selection import Selection, choose, with_setting, within_rows
+from emfed.fitting.session import Session, digest
+from emfed.fitting.settings import FitSettings
+from emfed.fitting.starts import NOT_INSIDE, search
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop, remaining
+from emfed.models.several import Several, SeveralParameters
+from emfed.network import FEDERATIONS, RayFederation
 from emfed.network.descriptions import plain
 
-NATS = 1e-6
-"""What `AutoEM` leaves ungained, unless told otherwise."""
-MOST_ROUNDS = 10_000
+Place = Literal["stacked", "loop", "ray"] | Federation
+"""Where the workers of a table run."""
+POINTS = 64
+"""Rounds whose statistics are remembered for a curve: memory does not grow with the fit."""
 
 
-def fit(
-    model: Model,
-    data: Any,
-    algorithm: Algorithm | str | None = None,
-    *,
-    groups: Any | None = None,
-    sample_weight: Any | None = None,
-    weights: str | Sequence[float] | FloatArray = "samples",
-    participation: Participation | None = None,
-    start: Any | None = None,
-    n_init: int = 1,
-    start_statistics: Literal["expected", "parameters"] | None = None,
-    rounds: int | None = None,
-    epochs: float | None = None,
-    nats: float | None = None,
-    tolerance: float | None = None,
-    max_bytes: int | None = None,
-    seconds: float | None = None,
-    seed: int = 0,
-    callbacks: Iterable[Callback] = (),
-    monitor: Monitor | None = None,
-    checkpoint: str | Path | None = None,
-    checkpoint_every: int = 100,
-    resume: bool = False,
-    federation: Literal["stacked", "loop", "ray"] | Federation = "stacked",
-    retries: int = 0,
-    count_bytes: bool = True,
-    opening_precision: Precision = "float64",
-    threads: int | None = None,
-    closing: bool = False,
-) -> Result:
-    """Fit ``model`` on the data of many workers, in this process or in those of a federation.
+@final
+@dataclass(frozen=True)
+class Fitted:
+    """What a fit came to."""
 
-    ``data`` is a dict or list of tables, one per worker, or one table with ``groups`` naming the
-    worker of each row (values, or a column of a data frame); one table alone is one worker.
-    ``algorithm`` is `EM` (the default), `AutoEM`, `FedEM` or `VRFedEM`, or the name of one:
-    ``"auto"`` gives the pooled answer for few bytes, without settings.
+    result: Result
+    """Of the model, or of the candidate that was chosen."""
+    selection: Selection | None = None
+    """All candidates, where there were several."""
+    log_likelihood: float | None = None
+    """Per row at the result, where the fit asked for it."""
+    remarks: tuple[str, ...] = ()
+    """What a user should know."""
+    shortfall: str = ""
+    """What was missing to convergence, in words; empty if nothing was."""
 
-    ``weights`` are ``"samples"`` (the pooled optimum), ``"uniform"`` (the paper) or numbers;
-    ``sample_weight`` says how much each row counts, in the shape of the data. ``participation`` is
-    `Everyone` by default. ``start`` are parameters in the user's units, or the name of a way to
-    find them: ``"moments"`` (the default: drawn from aggregates, which reveal no record),
-    ``"k-means"`` (from cluster sums and counts, in a few rounds), ``"auto"`` (k-means where the
-    model can) or ``"points"`` (rows of the data); of ``n_init`` such starts the best is kept.
-    ``start_statistics`` says whether S_0 is the ``"expected"`` statistics at given parameters (the
-    paper; a full pass and an exact upload, default for them) or what ``"parameters"`` imply (free).
 
-    Stops at the first limit met of ``rounds``, ``epochs``, ``max_bytes`` (all workers, up and down,
-    from the opening on, envelopes included), ``seconds``, or when it has converged: when at most
-    ``nats`` of log-likelihood per sample are left to gain, as the last rounds tell (`EM` and
-    `AutoEM`, and where steps are broadcast in the metric), or |H|^2 <= ``tolerance`` three rounds
-    in a row without the guard. Without limits it makes 100 rounds; with one of these two alone at
-    most 10,000, and `AutoEM` then has ``nats=1e-6``. Ctrl-C ends after the current round and
-    returns what was reached; an error in mid-run carries that as ``error.result``. ``callbacks``
-    get each `RoundRecord`; one that returns True ends the run.
+@final
+@dataclass(frozen=True)
+class Watch:
+    """Who looks at a fit, and where it is kept: no part of what is fitted."""
 
-    ``monitor`` records |h|^2 and the objective. With ``checkpoint`` the state is written every
-    ``checkpoint_every`` rounds and at the end; ``resume=True`` continues from it if it is there.
-    ``federation`` is ``"stacked"``, ``"loop"`` (one worker at a time), ``"ray"`` (two processes of
-    this machine) or an object with its own data (then ``data`` is None). Workers that stay silent
-    are asked ``retries`` times again.
-    ``count_bytes=False`` skips the ledger; ``opening_precision`` may shorten the opening summaries
-    to ``"float32"`` or ``"bfloat16"``, rounded at random; ``threads`` limits those of the linear
-    algebra. ``closing=True`` ends with one more exchange, in which every worker tells how well the
-    model fits its rows: mean and spread of their log-likelihood, as they are and as the model
-    expects them: four numbers, in the ledger too.
+    callbacks: tuple[Callback, ...] = ()
+    monitor: Monitor | None = None
+    checkpoint: Path | None = None
+    checkpoint_every: int = 100
+    resume: bool = False
+    curve: bool = False
+    """Whether the objective in the records is found out at the end, for some of the rounds."""
+
+    def __post_init__(self) -> None:
+        for callback in self.callbacks:
+            if not callable(callback):
+                raise SettingsError(
+                    f"a callback must be a function of a RoundRecord; got {callback!r}."
+                )
+        path = self.checkpoint
+        if path is None:
+            if self.resume:
+                raise SettingsError("resume=True needs the path of a checkpoint.")
+        elif not str(path) or str(path) == "." or path.is_dir():
+            raise SettingsError(f"checkpoint must be the path of a file; got {str(path)!r}.")
+        elif path.exists() and not self.resume:
+            raise CheckpointError(
+                f"{path} is there already: use resume=True to continue it, or remove it first."
+            )
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is something to go on from."""
+        return self.resume and self.checkpoint is not None and self.checkpoint.exists()
+
+
+NOBODY = Watch()
+"""Nobody looks."""
+
+
+def run_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY) -> Fitted:
+    """Open the federation, find a start, make the rounds, choose, and look at the end."""
+    remarks: list[str] = []
+    session, parts = open_session(settings, federation, remarks)
+    algorithm = settings.method(federation.size)
+    watched = watches(settings, algorithm)
+    view = main_view(session, parts, watched)
+    begun = None if watch.goes_on else start_at(settings, session, parts, view)
+    run = begin_run(settings, session, view, begun, watch.monitor)
+    stop = settings.stop(algorithm, federation.size)
+    tolerance = settings.tolerance(federation.size)
+    climb = Climb(tolerance, settings.long_steps) if watched else None
+    candidates = Candidates(settings.criterion, settings.drop and not watched)
+    curve = Curve() if watch.curve else None
+    own = [hook for hook in (climb, candidates if len(parts) > 1 else None) if hook is not None]
+    for hook in (*own, *watch.callbacks):
+        getattr(hook, "attach", lambda run: None)(run)
+    if climb is not None:  # it decides when EM has converged, part by part
+        stop = replace(stop, nats=None)
+    hooks = [*own, *([] if curve is None else [curve.watching(run)]), *watch.callbacks]
+    if watch.goes_on:
+        run.restore(watch.checkpoint or "", hooks=remembered(hooks))
+    stopped = "nats" if climb is not None and tolerance and climb.settled else ""
+    stopped = stopped or _until(run, stop, hooks, watch)
+    if stopped == "callback" and climb is not None and climb.settled:
+        stopped = "nats"
+    fitted = _finished(settings, session, run, parts, stopped, candidates, climb, remarks)
+    if curve is not None and stopped != "interrupted":
+        place = _place(fitted.selection, settings, parts)
+        fitted = replace(fitted, result=curve.drawn(fitted.result, session, place))
+    remarks += fitted.result.model.remarks(fitted.result.model.maximize(fitted.result.statistics))
+    remarks += run_remarks(run, stopped)
+    short = shortfall(run, stopped, stop, tolerance)
+    told = [*remarks, *([short] if short else [])]
+    kept = with_setting(fitted.result, "remarks", told) if told else fitted.result
+    return replace(fitted, result=kept, remarks=tuple(remarks), shortfall=short)
+
+
+def watches(settings: FitSettings, algorithm: Algorithm) -> bool:
+    """Whether log-likelihoods travel with the statistics: of EM by name, with everyone there.
+
+    They decide whether long steps stand, and when little is left.
     """
-    algorithm = named_algorithm(algorithm)
-    if isinstance(algorithm, AutoEM) and nats is None and tolerance is None and rounds is None:
-        nats = NATS
-    if all(limit is None for limit in (rounds, epochs, max_bytes, seconds)):
-        rounds = 100 if tolerance is None and nats is None else MOST_ROUNDS
-    stop = Stop(rounds, epochs, tolerance, max_bytes, seconds, nats)
-    hooks = (callbacks,) if callable(callbacks) else tuple(callbacks)
-    for hook in hooks:
-        if not callable(hook):
-            raise SettingsError(f"a callback must be a function of a RoundRecord; got {hook!r}.")
-    _check_checkpoint(checkpoint, resume)
-    with threads_of(threads):
-        run = open_run(
-            model,
-            data,
-            algorithm,
-            groups=groups,
-            sample_weight=sample_weight,
-            n_init=n_init,
-            weights=weights,
-            participation=participation,
-            start=start,
-            start_statistics=start_statistics,
-            federation=federation,
-            seed=seed,
-            monitor=monitor,
-            retries=retries,
-            count_bytes=count_bytes,
-            opening_precision=opening_precision,
-        )
-        try:
-            if resume and checkpoint is not None and Path(checkpoint).exists():
-                run.restore(checkpoint)
-            for hook in hooks:
-                getattr(hook, "attach", lambda run: None)(run)
-            stopped = _until(run, stop, hooks, checkpoint, checkpoint_every)
-            result = result_of(run, stopped, stop)
-            if closing:
-                result = with_scores(result, run.federation, run.count_bytes)
-        finally:
-            if run.federation is not federation:
-                run.federation.close()
-    _warn(run, stopped, tolerance, nats)
-    return result
+    named = isinstance(settings.algorithm, str)
+    return named and isinstance(algorithm, EM) and isinstance(settings.who(), Everyone)
 
 
-def _until(
-    run: Run,
-    stop: Stop,
-    hooks: Sequence[Callback],
-    checkpoint: str | Path | None,
-    checkpoint_every: int,
-) -> str:
+def open_session(
+    settings: FitSettings, federation: Federation, remarks: list[str], count_bytes: bool = True
+) -> tuple[Session, tuple[int, ...]]:
+    """The opening exchange, and which candidates the rows can have; ``remarks`` name the others."""
+    models = settings.candidates()
+    model = models[0] if len(models) == 1 else Several(models, watched=False)
+    session = Session(
+        model,
+        federation,
+        weights=settings.weights,
+        columns=settings.columns,
+        seed=settings.seed,
+        count_bytes=count_bytes,
+    )
+    parts = tuple(range(len(models)))
+    if len(parts) > 1 and settings.numbers is not None:
+        parts = within_rows(models, settings.numbers, session.samples, remarks)
+    return session, parts
+
+
+def main_view(session: Session, parts: tuple[int, ...], watched: bool) -> View:
+    """The view of the rounds: the model itself where it stands alone and nothing is watched."""
+    alone = not isinstance(session.model, Several)
+    return WHOLE if alone and not watched else View(parts, watched=watched)
+
+
+def start_at(
+    settings: FitSettings, session: Session, parts: tuple[int, ...], view: View
+) -> FloatArray:
+    """S_0."""
+    model = session.view(view)
+    start, mode = settings.start, settings.start_statistics
+    if isinstance(start, str):
+        found = search(session, parts, start, settings.n_init)
+        return model.join(found) if isinstance(model, Several) else found[0]
+    plain_model = session.view(main_view(session, parts, False))
+    params = plain_model.from_user(start)
+    if mode == "parameters":
+        statistics = plain_model.statistics_of(params)
+    else:
+        where = main_view(session, parts, False)
+        statistics = session.ask("statistics", where, params, "start", everyone=True)
+        session.evaluations += session.samples
+    if not plain_model.inside(statistics):
+        raise SettingsError(NOT_INSIDE.split(":")[0] + ": choose other starting parameters.")
+    if view.watched:
+        assert isinstance(model, Several)
+        return model.join([statistics[cut] for cut in model.cuts])
+    return statistics
+
+
+def begin_run(
+    settings: FitSettings,
+    session: Session,
+    view: View,
+    statistics: FloatArray | None,
+    monitor: Monitor | None = None,
+) -> Run:
+    """A run ready for its first round; without statistics, for a checkpoint."""
+    algorithm = settings.method(session.federation.size)
+    begun = np.zeros(session.view(view).layout.size) if statistics is None else statistics
+    run = Run(
+        session,
+        view,
+        algorithm,
+        begun,
+        participation=settings.who(),
+        retries=settings.retries,
+        monitor=monitor,
+    )
+    start = settings.start if isinstance(settings.start, str) else plain_start(settings.start)
+    run.fingerprint = plain(
+        {
+            **session.fingerprint(),
+            "algorithm": algorithm.describe(),
+            "participation": settings.who().describe(),
+            "seed": settings.seed,
+            "start": [start, settings.n_init, settings.start_statistics],
+        }
+    )
+    return run
+
+
+def plain_start(params: Any) -> str:
+    """Given parameters, in the digits of a checkpoint."""
+    return digest(b"".join(np.ascontiguousarray(a).tobytes() for a in params.arrays().values()))
+
+
+def _until(run: Run, stop: Stop, hooks: Sequence[Callback], watch: Watch) -> str:
     """The rounds; an error carries what they had reached."""
     try:
-        return run.until(stop, hooks, checkpoint, checkpoint_every)
+        return run.until(stop, hooks, watch.checkpoint, watch.checkpoint_every)
     except Exception as error:
         setattr(error, "result", result_of(run, "error"))  # noqa: B010 (any exception gets one)
         raise
 
 
-def _check_checkpoint(path: str | Path | None, resume: bool) -> None:
-    """Never write over a file that the user did not ask to continue."""
-    if path is None:
-        if resume:
-            raise SettingsError("resume=True needs the path of a checkpoint.")
-    elif not str(path) or Path(path).is_dir():
-        raise SettingsError(f"checkpoint must be the path of a file; got {str(path)!r}.")
-    elif Path(path).exists() and not resume:
-        raise CheckpointError(
-            f"{path} is there already: use resume=True to continue it, or remove it first."
+def _finished(
+    settings: FitSettings,
+    session: Session,
+    run: Run,
+    parts: tuple[int, ...],
+    stopped: str,
+    candidates: Candidates,
+    climb: Climb | None,
+    remarks: list[str],
+) -> Fitted:
+    """The model, or the best candidate after one more question about all that are left."""
+    whole = result_of(run, stopped, settings)
+    selection, likelihood = None, None
+    if len(parts) > 1:
+        assert settings.numbers is not None
+        told = run.ask("values")
+        results, values = {}, {}
+        for j in parts:
+            k = settings.numbers[j]
+            if j in candidates.dropped:
+                left = candidates.dropped[j]
+                results[k], values[k] = part_of(whole, session, j, left.statistics), left.values
+            else:
+                place = run.view.parts.index(j) if run.view.parts is not None else j
+                own = run.state.statistics[run.model.cuts[place]]
+                results[k], values[k] = part_of(whole, session, j, own), told[place]
+        selection = choose(results, values, settings.criterion, remarks)
+        result = selection.best
+        likelihood = float(values[selection.n_components][0])
+    elif isinstance(run.model, Several):
+        result = part_of(whole, session, parts[0], run.state.statistics[run.model.cuts[0]])
+        likelihood = climb.likelihoods[0] if climb is not None and climb.parts else None
+    else:
+        result = whole
+    place = _place(selection, settings, parts)
+    if settings.scores:
+        result = with_scores(result, session, place)
+    if likelihood is None and settings.likelihood:
+        view, params = of_part(session, place, result)
+        likelihood = float(session.ask("values", view, params, "closing")[0, 0])
+    return Fitted(result, selection, likelihood)
+
+
+def of_part(session: Session, part: int, result: Result) -> tuple[View, Any]:
+    """The view of one candidate, and the parameters of its result, as a question takes them."""
+    view, params = main_view(session, (part,), False), result.model.maximize(result.statistics)
+    return view, SeveralParameters((params,)) if view.parts is not None else params
+
+
+def _place(selection: Selection | None, settings: FitSettings, parts: tuple[int, ...]) -> int:
+    """Where the chosen candidate stands in the run's model."""
+    if selection is None or settings.numbers is None:
+        return parts[0]
+    return settings.numbers.index(selection.n_components)
+
+
+def part_of(whole: Result, session: Session, part: int, statistics: FloatArray) -> Result:
+    """One of the models that were fitted side by side, as a result of its own."""
+    model = session.bound.part(part)
+    params = model.to_user(model.maximize(statistics))
+    return replace(whole, model=model, params=params, statistics=statistics)
+
+
+def with_scores(result: Result, session: Session, part: int) -> Result:
+    """The result with how well it fits each worker: parameters to everyone, four numbers back."""
+    assert result.facts is not None
+    told = session.scores(*of_part(session, part, result))
+    return replace(result, facts=replace(result.facts, scores=told))
+
+
+def result_of(run: Run, stopped: str, settings: FitSettings | None = None) -> Result:
+    """What a run has reached so far."""
+    session = run.session
+    stop = None if settings is None else settings.stop(run.algorithm, run.federation.size)
+    told = {
+        "algorithm": run.algorithm.describe(),
+        "participation": run.participation.describe(),
+        "limits": {} if stop is None else {k: v for k, v in vars(stop).items() if v is not None},
+    }
+    return Result(
+        model=run.model,
+        params=run.model.to_user(run.params),
+        records=run.records,
+        stopped=stopped,
+        seed=run.seed,
+        statistics=run.state.statistics,
+        ledger=run.ledger,
+        columns=session.columns,
+        worker_weights=run.weights,
+        samples=session.total,
+        facts=Facts(session.counts, plain(told), not run.federation.carries_bytes),
+        summary=session.summary,
+    )
+
+
+@final
+class Curve:
+    """The statistics at the beginning of evenly spread rounds, for the course of the objective.
+
+    A monitor would ask in every round, and of candidates side by side only for all together.
+    """
+
+    def __init__(self) -> None:
+        self.kept: dict[int, tuple[tuple[int, ...], FloatArray]] = {}
+        self._every = 1
+
+    def watching(self, run: Run) -> Callback:
+        """A callback that remembers where rounds of this run began."""
+        here = self._point(run)
+
+        def look(record: RoundRecord) -> None:
+            nonlocal here
+            if record.round > 0 and (record.round - 1) % self._every == 0:
+                self.kept[record.round] = here
+                if len(self.kept) > POINTS:
+                    self._every *= 2
+                    kept = self.kept.items()
+                    self.kept = {r: point for r, point in kept if (r - 1) % self._every == 0}
+            here = self._point(run)
+
+        return look
+
+    @staticmethod
+    def _point(run: Run) -> tuple[tuple[int, ...], FloatArray]:
+        return run.session.bound.parts_of(run.view), run.state.statistics
+
+    def drawn(self, result: Result, session: Session, part: int) -> Result:
+        """The result with the objective in the records of the rounds that were remembered."""
+        view = main_view(session, (part,), False)
+        model, whole, found = session.bound.part(part), session.view(view), {}
+        for round_, (parts, statistics) in self.kept.items():
+            if part not in parts:
+                continue
+            sizes = np.cumsum([0, *(session.bound.part(j).layout.size for j in parts)])
+            start = int(sizes[parts.index(part)])
+            own = statistics[start : start + model.layout.size]
+            params = whole.maximize(own)
+            told = session.ask("values", view, params, "monitor")
+            found[round_] = whole.penalty(params) - float(told[0, 0])
+        records = [replace(r, objective=found.get(r.round, r.objective)) for r in result.records]
+        return replace(result, records=Records(records))
+
+
+# The face of Python.
+
+
+def fit(
+    model: Any,
+    data: Any,
+    algorithm: Any = None,
+    *,
+    groups: Any | None = None,
+    sample_weight: Any | None = None,
+    federation: Place = "stacked",
+    callbacks: Iterable[Callback] | Callback = (),
+    monitor: Monitor | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int = 100,
+    resume: bool = False,
+    threads: int | None = None,
+    **settings: Any,
+) -> Result:
+    """Fit a model on the rows of many workers, in this process or wherever they are.
+
+    Parameters
+    ----------
+    model : a model such as ``gaussian_mixture(3)``, or a function from a number of components to
+        one (with ``n_components``).
+    data : a dict or list of tables, one per worker; one table with ``groups``, the worker of each
+        row (values, or a column of a data frame); one table alone is one worker. Or a `Federation`
+        that has its own data, such as sites elsewhere.
+    algorithm : ``"auto"`` (the default), ``"em"``, ``"FedEM"``, ``"VR-FedEM"``, or an `Algorithm`.
+    sample_weight : how much each row counts, in the shape of the data.
+    federation : ``"stacked"``, ``"loop"`` (one worker at a time) or ``"ray"`` (processes of this
+        machine), for data that are here.
+    callbacks : functions of each `RoundRecord`; one that returns True ends the fit.
+    monitor : records |h|^2 and the objective, at the cost of full passes.
+    checkpoint : a file that the state is written to every ``checkpoint_every`` rounds and at the
+        end; with ``resume=True`` the fit goes on from it, if it is there.
+    threads : of the linear algebra.
+    **settings : all other fields of `FitSettings`: ``n_components``, ``start``, ``n_init``,
+        ``participation``, ``weights``, ``tol``, ``rounds``, ``seed``, ``scores``, ...
+
+    Returns
+    -------
+    Result
+        Parameters in the user's units, records, ledger, predictions. With several numbers of
+        components, that of the best; `select_components` gives all.
+
+    Ctrl-C ends the fit after the present round and returns what was reached; an error in mid-run
+    carries that as ``error.result``.
+
+    Examples
+    --------
+    >>> import numpy as np, emfed
+    >>> rows = np.random.default_rng(0).normal(size=(60, 2))
+    >>> emfed.fit(emfed.gaussian_mixture(1), {"a": rows[:30], "b": rows[30:]}).converged
+    True
+    """
+    watch = Watch(
+        (callbacks,) if callable(callbacks) else tuple(callbacks),
+        monitor,
+        None if checkpoint is None else Path(checkpoint),
+        checkpoint_every,
+        resume,
+    )
+    given = FitSettings.read(model, algorithm, **settings)
+    with threads_of(threads), federation_of(federation, data, groups, sample_weight) as network:
+        return warned(run_fit(given, network, watch)).result
+
+
+def warned(fitted: Fitted, stacklevel: int = 3) -> Fitted:
+    """The same, after a warning for each remark."""
+    for remark in (*fitted.remarks, *([fitted.shortfall] if fitted.shortfall else [])):
+        warnings.warn(remark, EmfedWarning, stacklevel=stacklevel)
+    return fitted
+
+
+def select_components(
+    model: Any,
+    data: Any,
+    n_components: Any = "1:8",
+    *,
+    groups: Any | None = None,
+    sample_weight: Any | None = None,
+    federation: Place = "stacked",
+    callbacks: Iterable[Callback] | Callback = (),
+    threads: int | None = None,
+    **settings: Any,
+) -> Selection:
+    """Fit a mixture with each number of components in one run, and choose by BIC, ICL or AIC.
+
+    Parameters are those of `fit`. All candidates share the opening exchange, the search for starts
+    and every round: a message holds the statistics of all. Those that will hardly be chosen any
+    more are dropped on the way, unless ``drop=False``, and their fits are those of that moment. At
+    the end everyone is asked once for the log-likelihood and the entropy of each.
+
+    Examples
+    --------
+    >>> import numpy as np, emfed
+    >>> rows = np.random.default_rng(0).normal(size=(60, 2))
+    >>> emfed.select_components(emfed.gaussian_mixture(1), [rows], "1:2").n_components
+    1
+    """
+    watch = Watch((callbacks,) if callable(callbacks) else tuple(callbacks))
+    given = FitSettings.read(model, n_components=n_components, **settings)
+    with threads_of(threads), federation_of(federation, data, groups, sample_weight) as network:
+        fitted = warned(run_fit(given, network, watch))
+    if fitted.selection is None:  # one number alone was left to try
+        assert given.numbers is not None
+        k = given.numbers[0]
+        return Selection(fitted.result, k, {k: fitted.result}, (), given.criterion)
+    return fitted.selection
+
+
+def open_run(
+    model: Any,
+    data: Any,
+    algorithm: Any = None,
+    *,
+    groups: Any | None = None,
+    sample_weight: Any | None = None,
+    federation: Place = "stacked",
+    monitor: Monitor | None = None,
+    count_bytes: bool = True,
+    **settings: Any,
+) -> Run:
+    """The opening exchange and the start: a `Run` ready for its first round, to drive by hand.
+
+    Parameters are those of `fit`; ``count_bytes=False`` leaves the ledger empty.
+    ``run.federation.close()`` ends the processes of ``federation="ray"``.
+    """
+    given = FitSettings.read(model, algorithm, **settings)
+    with contextlib.ExitStack() as on_error:
+        network = on_error.enter_context(federation_of(federation, data, groups, sample_weight))
+        session, parts = open_session(given, network, [], count_bytes)
+        view = main_view(session, parts, False)
+        run = begin_run(given, session, view, start_at(given, session, parts, view), monitor)
+        on_error.pop_all()
+    return run
+
+
+@contextlib.contextmanager
+def federation_of(
+    federation: Any, data: Any, groups: Any | None = None, sample_weight: Any | None = None
+) -> Any:
+    """A federation by name over these data, closed at the end; or the one given, left open."""
+    if isinstance(data, Federation) and groups is None and sample_weight is None:
+        data, federation = None, data
+    if isinstance(federation, Federation):
+        if not (data is None and groups is None and sample_weight is None):
+            raise SettingsError("a Federation has its own data: give None, or name a federation.")
+        yield federation
+        return
+    if isinstance(federation, str) and federation in FEDERATIONS:
+        made: Federation = FEDERATIONS[federation](as_workers(data, groups, sample_weight))
+    elif federation == "ray":
+        made = RayFederation(data, groups, sample_weight=sample_weight)
+    else:
+        raise SettingsError(
+            f"federation must be one of {', '.join(FEDERATIONS)}, ray or a Federation; "
+            f"got {federation!r}."
         )
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 def threads_of(count: int | None) -> Any:
@@ -187,9 +560,9 @@ def threads_of(count: int | None) -> Any:
     return threadpool_limits(check_count("threads", count))
 
 
-def _warn(run: Run, stopped: str, tolerance: float | None, nats: float | None) -> None:
-    """Tell what a user should know about a run that ended."""
-    remarks = run.model.remarks(run.params)
+def run_remarks(run: Run, stopped: str) -> list[str]:
+    """What a user should know of how the rounds went."""
+    remarks = []
     made = [record for record in run.records if record.round > 0]
     short = sum(record.guard_hits > 0 for record in made)
     if short > max(5, 0.02 * len(made)):
@@ -208,40 +581,23 @@ def _warn(run: Run, stopped: str, tolerance: float | None, nats: float | None) -
         )
     if stopped == "silence":
         remarks.append(f"nobody answered for {PATIENCE} rounds; the run gave up.")
-    if tolerance is not None and stopped in ("rounds", "epochs", "bytes", "seconds"):
-        remarks.append(
-            f"|H|^2 did not fall to the tolerance {tolerance:g} before the limit on {stopped}: "
-            "allow more, or a larger tolerance."
-        )
-    if nats is not None and stopped in ("rounds", "epochs", "bytes", "seconds"):
-        left = remaining(run.records)
-        about = f"about {left:.1g} nats a sample may be left" if left < inf else "much may be left"
-        remarks.append(
-            f"the run met its limit on {stopped} before it converged to {nats:g} nats a sample "
-            f"({about}): allow more {stopped}, fewer components, or a larger nats."
-        )
-    for remark in remarks:
-        warnings.warn(remark, EmfedWarning, stacklevel=3)
+    return remarks
 
 
-def result_of(run: Run, stopped: str, stop: Stop | None = None) -> Result:
-    """What a run has reached so far."""
-    settings = {
-        "algorithm": run.algorithm.describe(),
-        "participation": run.participation.describe(),
-        "limits": {} if stop is None else {k: v for k, v in vars(stop).items() if v is not None},
-    }
-    return Result(
-        model=run.model,
-        params=run.model.to_user(run.params),
-        records=run.records,
-        stopped=stopped,
-        seed=run.seed,
-        statistics=run.state.statistics,
-        ledger=run.ledger,
-        columns=run.columns,
-        worker_weights=run.weights,
-        samples=run.total,
-        facts=Facts(run.rows, plain(settings), not run.federation.carries_bytes),
-        summary=run.summary,
+def shortfall(run: Run, stopped: str, stop: Stop, tolerance: float) -> str:
+    """What a run that met another limit lacks to convergence, in words."""
+    if stopped not in ("rounds", "epochs", "bytes", "seconds"):
+        return ""
+    if stop.tolerance is not None:
+        return (
+            f"|H|^2 did not fall to {stop.tolerance:g} before the limit on {stopped}: allow more "
+            f"{stopped}, or a larger tol."
+        )
+    if not tolerance:
+        return ""
+    left = remaining(run.records)
+    about = f"about {left:.1g} nats a row may be left" if left < inf else "much may be left"
+    return (
+        f"the run met its limit on {stopped} before it converged to {tolerance:g} nats a row "
+        f"({about}): allow more {stopped}, fewer components, or a larger tol."
     )

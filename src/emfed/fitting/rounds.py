@@ -6,13 +6,14 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, Protocol, final, runtime_checkable
 
 import numpy as np
 
+from emfed.algorithms import Everyone
 from emfed.algorithms.memory import gap
 from emfed.core.errors import (
     CheckpointError,
@@ -27,16 +28,33 @@ from emfed.core.protocols import (
     Federation,
     FloatArray,
     IntArray,
-    Model,
     Participation,
     Replies,
     Request,
     ServerState,
+    View,
 )
 from emfed.core.records import Records, RoundRecord
 from emfed.core.storage import DISK, Disk, load_checkpoint, save_checkpoint
-from emfed.core.wire import ENVELOPE, REPLY_ENVELOPE, REQUEST_ENVELOPE, STEP_FRAME, floats_size
+from emfed.core.wire import STEP_FRAME, floats_size
+from emfed.fitting.session import Session
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop
+
+
+@runtime_checkable
+class Hook(Protocol):
+    """A callback that a checkpoint remembers."""
+
+    name: str
+
+    def __call__(self, record: RoundRecord) -> bool | None:
+        """Look at a round that was made."""
+
+    def save(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Arrays and plain JSON types: all that it knows."""
+
+    def load(self, arrays: dict[str, Any], about: dict[str, Any]) -> None:
+        """The inverse of `save`."""
 
 
 @final
@@ -45,65 +63,81 @@ class Run:
 
     `step` makes one round. Everything it changes here it changes at its end, so an exception in
     the middle of a round (a crash of the server) leaves the state of the round's beginning.
+
+    A run is one phase of a session, and several where its model is narrowed on the way. ``since``
+    is the phase in which its memories began.
     """
 
     def __init__(
         self,
-        model: Model,
+        session: Session,
+        view: View,
         algorithm: Algorithm,
-        federation: Federation,
         statistics: FloatArray,
         *,
-        weights: FloatArray,
-        participation: Participation,
-        seed: int,
-        samples: int,
-        ledger: Ledger | None = None,
-        evaluations: int = 0,
-        columns: tuple[str, ...] | None = None,
-        fingerprint: dict[str, Any] | None = None,
+        participation: Participation | None = None,
+        purpose: str = "round",
+        seed: int | None = None,
         retries: int = 0,
         monitor: Monitor | None = None,
-        count_bytes: bool = True,
-        rows: IntArray | None = None,
     ) -> None:
-        self.model, self.federation = model, federation
-        everyone = participation.probabilities(np.arange(federation.size), federation.size)
-        crowd = Crowd(1 / float(weights @ weights), float(everyone.min()))
-        self.algorithm = algorithm.resolve(model.layout, crowd)
-        self.weights, self.participation, self.seed = weights, participation, seed
+        self.session, self.view, self.purpose = session, view, purpose
+        self.model, self._given = session.view(view), algorithm
+        self.participation = Everyone() if participation is None else participation
+        self.seed = session.seed if seed is None else seed
         if monitor is not None:
             check_type("monitor", monitor, Monitor, "Monitor(every=10)")
-        self.samples, self.retries, self.monitor = (
-            samples,
-            check_count("retries", retries, 0),
-            monitor,
-        )
-        self.columns, self.fingerprint = columns, fingerprint or {}
-        self.total = float(samples)
-        """The sum of the rows' weights, their number where they have none."""
-        self.summary: Mapping[str, FloatArray] | None = None
-        """What the opening exchange told of all rows together."""
+        self.retries, self.monitor = check_count("retries", retries, 0), monitor
+        self.algorithm = self._resolved()
+        self.fingerprint: dict[str, Any] = {}
+        """What a checkpoint must agree with."""
+        n = self.federation.size
         self.records = Records()
-        self.accepted: IntArray = np.full(federation.size, -1, dtype=np.int64)
-        self.ledger = Ledger(federation.size) if ledger is None else ledger
-        self.count_bytes = count_bytes
-        self.rows = np.zeros(federation.size, dtype=np.int64) if rows is None else rows
-        self._opening_evaluations, self.evaluations, self.seconds = evaluations, 0, 0.0
+        self.accepted: IntArray = np.full(n, -1, dtype=np.int64)
+        self.evaluations, self.seconds = 0, 0.0
         self.state = ServerState(
             round=0 if self.algorithm.needs_start_round else 1,
             generation=0,
             statistics=statistics,
-            control=np.zeros(model.layout.size),
+            control=np.zeros(self.model.layout.size),
         )
         self._params: Any = None
-        federation.begin(model, self.algorithm, seed)
+        self.phase = self.since = session.phase + 1
+        session.begin(view, self.algorithm, self.seed, self.phase)
         self._charged = np.zeros(4, dtype=np.int64)
         self._step_bytes = [0]  # of all quantised steps before round j, framed
+        self._followed = 0
+        """The first round from whose statistics steps lead on."""
         if not self.algorithm.needs_start_round:
             self._step_bytes.append(0)
-            n = federation.size
             self._record(RoundRecord(0, 0, n, n, None, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0))
+
+    def _resolved(self) -> Algorithm:
+        """The algorithm with everything that was left open filled in."""
+        n = self.federation.size
+        p = self.participation.probabilities(np.arange(n), n)
+        w = self.weights
+        return self._given.resolve(self.model.layout, Crowd(1 / float(w @ w), float(p.min())))
+
+    @property
+    def federation(self) -> Federation:
+        """Where messages travel."""
+        return self.session.federation
+
+    @property
+    def weights(self) -> FloatArray:
+        """w_i."""
+        return self.session.weights
+
+    @property
+    def ledger(self) -> Ledger:
+        """Every byte."""
+        return self.session.ledger
+
+    @property
+    def samples(self) -> int:
+        """Rows of all workers."""
+        return self.session.samples
 
     @property
     def params(self) -> Any:
@@ -124,15 +158,10 @@ class Run:
         """Go on from other statistics: the server may choose any that it sends in full."""
         self.state, self._params = replace(self.state, statistics=statistics), None
 
-    @property
-    def narrows(self) -> bool:
-        """Whether the federation can go on with some of the statistics alone."""
-        return hasattr(self.federation, "narrow")
-
-    def narrow(self, model: Model, places: IntArray) -> None:
-        """Go on with these of the statistics, which are all of ``model``'s; memories stay exact."""
-        q = self.model.layout.size
-        state = self.state
+    def narrow(self, view: View) -> None:
+        """Go on with some parts of the model; memories stay exact, and rounds count on."""
+        places = self.session.bound.kept(self.view, view)
+        q, state = self.model.layout.size, self.state
         extras = {n: a[places] if a.shape == (q,) else a for n, a in state.extras.items()}
         self.state = replace(
             state,
@@ -140,8 +169,15 @@ class Run:
             control=state.control[places],
             extras=extras,
         )
-        self.model, self._params = model, None
-        getattr(self.federation, "narrow")(model, places)  # noqa: B009 (not of all federations)
+        self.view, self.model, self._params = view, self.session.view(view), None
+        self.algorithm = self._resolved()
+        self.phase = self.session.phase + 1
+        self._followed = state.round
+        self.session.begin(view, self.algorithm, self.seed, self.phase, self.since)
+
+    def ask(self, kind: Literal["statistics", "values"], purpose: str = "question") -> FloatArray:
+        """What everyone says at T(S): exact statistics, or values of each part."""
+        return self.session.ask(kind, self.view, self.params, purpose)
 
     def plan(self) -> Request:
         """Who is asked in the next round, and what."""
@@ -160,7 +196,9 @@ class Run:
             params=self.params,
             workers=workers,
             accepted=self.accepted[workers],
-            count_bytes=self.count_bytes,
+            count_bytes=self.session.count_bytes,
+            purpose="start" if start else self.purpose,
+            phase=self.phase,
             encode=self.federation.carries_bytes,
         )
 
@@ -175,7 +213,8 @@ class Run:
         before = self._step_bytes
         here = before[self.state.round]
         accepted = self.accepted[workers].tolist()
-        steps = [here - before[r] if r >= 0 else full[0] for r in accepted]
+        first = self._followed
+        steps = [here - before[r] if r >= first else full[0] for r in accepted]
         return np.minimum(full, np.array(steps, dtype=np.int64))
 
     def gather(self, request: Request) -> Replies:
@@ -189,14 +228,13 @@ class Run:
         for _ in range(1 + self.retries):
             if len(missing.workers) == 0:
                 break
+            prices, purpose = self.session.prices, request.purpose
+            if prices is not None:
+                prices.request(purpose, missing.workers, self.payloads(missing.workers))
             arrived = self.federation.exchange(missing)
-            if self.count_bytes and not self.federation.carries_bytes:
-                down = self.payloads(missing.workers)
-                self.ledger.add(request.kind, "down", missing.workers, down, REQUEST_ENVELOPE)
-                self.ledger.add(
-                    request.kind, "up", arrived.workers, arrived.bytes_up, REPLY_ENVELOPE
-                )
-                self.ledger.add(request.kind, "up", arrived.lost_memory, 0, ENVELOPE)
+            if prices is not None:
+                lost = arrived.lost_memory
+                prices.reply(purpose, arrived.workers, arrived.bytes_up, lost)
             current = arrived.rounds == request.round
             complete = current.all() and np.array_equal(arrived.workers, missing.workers)
             if not complete:
@@ -276,7 +314,8 @@ class Run:
         )
         gained, self._charged = (totals - self._charged).tolist(), totals
         if record.round == 0:
-            record = replace(record, evaluations=record.evaluations + self._opening_evaluations)
+            before = self.session.evaluations
+            record = replace(record, evaluations=record.evaluations + before)
         self.evaluations += record.evaluations
         self.seconds += record.seconds
         record = replace(
@@ -297,13 +336,10 @@ class Run:
             return None, None
         squared_h = objective = None
         if monitor.mean_field:
-            field = (
-                self.federation.mean_statistics(self.model, self.params, self.weights)
-                - state.statistics
-            )
+            field = self.ask("statistics", "monitor") - state.statistics
             squared_h = float(field @ field)
         if monitor.objective:
-            likelihood = self.federation.mean_log_likelihood(self.model, self.params, self.weights)
+            likelihood = float(self.ask("values", "monitor")[:, 0].sum())
             objective = self.model.penalty(self.params) - likelihood
         return squared_h, objective
 
@@ -347,11 +383,11 @@ class Run:
                 if checkpoint is not None and (
                     reason is not None or record.round % checkpoint_every == 0
                 ):
-                    self.save(checkpoint)
+                    self.save(checkpoint, hooks=remembered(callbacks))
         return reason
 
-    def save(self, path: str | Path, disk: Disk = DISK) -> None:
-        """Write a checkpoint, atomically."""
+    def save(self, path: str | Path, disk: Disk = DISK, hooks: Sequence[Hook] = ()) -> None:
+        """Write a checkpoint, atomically; ``hooks`` are what must go on with the run."""
         workers, rows = self.federation.worker_rows()
         arrays = {
             "statistics": self.state.statistics,
@@ -364,8 +400,17 @@ class Run:
             **{f"rows/{name}": array for name, array in rows.items()},
             **{f"records/{name}": array for name, array in self.records.to_arrays().items()},
         }
+        known = {}
+        for hook in hooks:
+            own, known[hook.name] = hook.save()
+            arrays |= {f"hooks/{hook.name}/{name}": array for name, array in own.items()}
         description = {
             "fingerprint": self.fingerprint,
+            "hooks": known,
+            "view": self.view.describe(),
+            "phase": self.phase,
+            "since": self.since,
+            "followed": self._followed,
             "round": self.state.round,
             "generation": self.state.generation,
             "evaluations": self.evaluations,
@@ -373,7 +418,7 @@ class Run:
         }
         save_checkpoint(path, arrays, description, disk)
 
-    def restore(self, path: str | Path, disk: Disk = DISK) -> None:
+    def restore(self, path: str | Path, disk: Disk = DISK, hooks: Sequence[Hook] = ()) -> None:
         """Continue from a checkpoint of the same run, bit for bit."""
         arrays, description = load_checkpoint(path, disk)
         disk.settle(Path(path))
@@ -392,12 +437,15 @@ class Run:
             description["generation"],
             arrays["statistics"],
             arrays["control"],
-            _under("extras/", arrays),
+            under("extras/", arrays),
         )
-        self._params = None
+        self.view, self._params = View.read(description["view"]), None
+        self.model, self._followed = self.session.view(self.view), description["followed"]
+        self.algorithm = self._resolved()
+        self.phase, self.since = description["phase"], description["since"]
         self.accepted = arrays["accepted"]
         self.evaluations, self.seconds = description["evaluations"], description["seconds"]
-        self.records = Records.from_arrays(_under("records/", arrays))
+        self.records = Records.from_arrays(under("records/", arrays))
         self.ledger.restore(arrays["ledger"])
         self._step_bytes = arrays["step_bytes"].tolist()
         self._charged = np.array(
@@ -407,11 +455,19 @@ class Run:
             ],
             dtype=np.int64,
         )
-        self.federation.begin(self.model, self.algorithm, self.seed)
-        self.federation.restore_rows(arrays["workers"], _under("rows/", arrays))
+        since = None if self.since == self.phase else self.since
+        self.session.begin(self.view, self.algorithm, self.seed, self.phase, since)
+        self.federation.restore_rows(arrays["workers"], under("rows/", arrays))
+        for hook in hooks:
+            hook.load(under(f"hooks/{hook.name}/", arrays), description["hooks"][hook.name])
 
 
-def _under(prefix: str, arrays: dict[str, Any]) -> dict[str, Any]:
+def remembered(callbacks: Iterable[Callback]) -> list[Any]:
+    """Those of the callbacks that a checkpoint remembers."""
+    return [hook for hook in callbacks if isinstance(hook, Hook)]
+
+
+def under(prefix: str, arrays: dict[str, Any]) -> dict[str, Any]:
     """Arrays whose name begins with the prefix, by the rest of their name."""
     return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
 

@@ -14,8 +14,7 @@ import dataclasses
 import json
 import logging
 import tempfile
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -23,22 +22,16 @@ from typing import Any, final
 import numpy as np
 
 from emfed.artifacts.result import Result
-from emfed.core.errors import CheckpointError, EmfedWarning, ParticipationError, check_count
-from emfed.core.protocols import Algorithm, FloatArray, Model
+from emfed.core.errors import CheckpointError, ParticipationError
+from emfed.core.protocols import View
 from emfed.core.records import RoundRecord
 from emfed.core.storage import load_checkpoint, remove_torn, save_checkpoint
-from emfed.fitting.driver import fit
-from emfed.fitting.opening import worker_weights
+from emfed.fitting.driver import Fitted, Watch, run_fit
+from emfed.fitting.settings import ROUNDS, FitSettings, worker_weights
 from emfed.fitting.stopping import Callback
-from emfed.network import (
-    LocalTransport,
-    RemoteFederation,
-    Site,
-    SiteRules,
-    Transport,
-    bind_constants,
-    pack_constants,
-)
+from emfed.models.binding import Bound
+from emfed.models.several import Several
+from emfed.network import LocalTransport, RemoteFederation, Site, SiteRules, Transport
 from emfed.network.members import Members
 
 logger = logging.getLogger(__name__)
@@ -52,7 +45,7 @@ ADMIT_EVERY = 10
 class Served:
     """What a run over a network reached."""
 
-    result: Result
+    fitted: Fitted
     """Of the last stage; its records and ledger are that stage's."""
     stage: int
     """How many stages there were."""
@@ -63,6 +56,11 @@ class Served:
     bytes_up: int
     bytes_down: int
     """In the ledgers of all stages together."""
+
+    @property
+    def result(self) -> Result:
+        """What was fitted."""
+        return self.fitted.result
 
 
 @dataclass(frozen=True)
@@ -104,47 +102,44 @@ class _Without(Transport):
     def deliver(
         self, messages: Mapping[str, bytes], deadline: float
     ) -> Iterator[tuple[str, bytes]]:
-        """As within."""
         return self._inner.deliver(messages, deadline)
 
 
 def serve(
-    model: Model,
-    algorithm: Algorithm | None,
+    model: Any,
+    algorithm: Any,
     transport: Transport,
     directory: str | Path,
     *,
-    rounds: int = 100,
-    weights: str = "samples",
-    start: Any | None = None,
     minimum: int = 1,
     deadline: float = 60.0,
     attempts: int = 5,
     pause: float = 1.0,
-    columns: Sequence[str] | None = None,
     admit: bool = True,
     patience: int | None = None,
     callbacks: Iterable[Callback] = (),
     **options: Any,
 ) -> Served:
-    """Fit ``model`` with the workers a transport reaches; called again, go on where it was killed.
+    """Fit with the workers a transport reaches; called again, go on where it was killed.
 
-    ``directory`` is the run's own: a call finds there what an earlier one left. ``rounds`` are
-    those of all stages together. With ``admit`` workers that turn up in mid-run are let in, by a
-    new stage; one that refuses for good, or stays silent ``patience`` times in a row, leaves by
-    one. ``minimum``, ``deadline``, ``attempts``, ``pause`` and ``columns`` are those of
-    `RemoteFederation`; ``options`` go to `fit` (participation, tolerance, seed, monitor,
-    start_statistics, ...); limits among them hold for each stage.
+    ``model``, ``algorithm`` and ``options`` are those of `fit`; or ``model`` is a `FitSettings`
+    that says it all. ``directory`` is the run's own: a call finds there what an earlier one left.
+    Rounds are those of all stages together. With ``admit`` workers that turn up in mid-run are let
+    in, by a new stage; one that refuses for good, or stays silent ``patience`` times in a row,
+    leaves by one.
+    ``minimum``, ``deadline``, ``attempts`` and ``pause`` are those of `RemoteFederation`; limits of
+    the settings other than on rounds hold for each stage.
     """
-    check_count("rounds", rounds)
+    settings = read_settings(model, algorithm, options)
     where = Path(directory)
     where.mkdir(parents=True, exist_ok=True)
     remove_torn(where, ("stage",))
     stage = _Stage.load(where / "stage")
     hooks = (callbacks,) if callable(callbacks) else tuple(callbacks)
+    rounds = ROUNDS if settings.rounds is None else settings.rounds
     while True:
         folder = where / f"stage-{stage.number:04d}"
-        remove_torn(folder, (CHECKPOINT, "start", "members"))
+        remove_torn(folder, (CHECKPOINT, "members"))
         federation = RemoteFederation(
             _Without(transport, stage.excluded or {}),
             folder,
@@ -152,29 +147,17 @@ def serve(
             minimum=minimum,
             attempts=attempts,
             pause=pause,
-            columns=columns,
         )
-        given = options
+        now = settings.but(rounds=rounds - stage.rounds)
         if stage.number > 1:
-            start = _reached(model, weights, where / f"stage-{stage.number - 1:04d}")
-            given = {"start_statistics": "expected"} | options
+            now = _reached(now, where / f"stage-{stage.number - 1:04d}")
         change = _Change(federation, admit, patience)
         error: ParticipationError | None = None
-        result: Any = None
+        fitted, result = None, None
         try:
-            result = fit(
-                model,
-                None,
-                algorithm,
-                federation=federation,
-                rounds=rounds - stage.rounds,
-                weights=weights,
-                start=start,
-                checkpoint=folder / CHECKPOINT,
-                resume=True,
-                callbacks=(*hooks, change),
-                **given,
-            )
+            watch = Watch((*hooks, change), None, folder / CHECKPOINT, 1, resume=True)
+            fitted = run_fit(now, federation, watch)
+            result = fitted.result
         except ParticipationError as caught:
             error, result = caught, getattr(caught, "result", None)
         out = {**(stage.excluded or {}), **federation.refusals}
@@ -182,11 +165,11 @@ def serve(
         up = stage.bytes_up + (0 if result is None else result.bytes_up)
         down = stage.bytes_down + (0 if result is None else result.bytes_down)
         if not change.needed() or stage.rounds + made >= rounds:
-            if error is not None:
-                raise error
-            return Served(result, stage.number, stage.rounds + made, out, up, down)
+            if error is not None or fitted is None:
+                raise error or ParticipationError("the run ended without a result.")
+            return Served(fitted, stage.number, stage.rounds + made, out, up, down)
         if made == 0:  # nothing reached yet: begin again without those who left
-            for name in (CHECKPOINT, "start", "members"):
+            for name in (CHECKPOINT, "members"):
                 with contextlib.suppress(FileNotFoundError):
                     (folder / name).unlink()
             stage = _Stage(stage.number, stage.rounds, out, up, down)
@@ -194,6 +177,13 @@ def serve(
             stage = _Stage(stage.number + 1, stage.rounds + made, out, up, down)
         logger.warning("stage %d begins: %s", stage.number, change.why)
         stage.save(where / "stage")
+
+
+def read_settings(model: Any, algorithm: Any, options: Mapping[str, Any]) -> FitSettings:
+    """Settings as they are, or from the words of `fit`."""
+    if isinstance(model, FitSettings):
+        return model
+    return FitSettings.read(model, algorithm, **options)
 
 
 @final
@@ -243,26 +233,35 @@ class _Change:
         return new
 
 
-def _reached(model: Model, weights: str, folder: Path) -> Any:
-    """The parameters that a stage ended with, in the user's units, from what it left on disk."""
+def _reached(settings: FitSettings, folder: Path) -> FitSettings:
+    """The settings of a stage that goes on from the parameters which another left on disk."""
     try:
         opening = Members.load(folder / "members").opening
-        statistics: FloatArray = load_checkpoint(folder / CHECKPOINT)[0]["statistics"]
+        arrays, about = load_checkpoint(folder / CHECKPOINT)
+        view, statistics = View.read(about["view"]), arrays["statistics"]
     except KeyError as error:
         raise CheckpointError(f"{folder} is not what a stage leaves: {error} is missing.") from None
-    constants = pack_constants(model, opening, worker_weights(weights, opening.counts))
-    shapes = {name: values.shape[1:] for name, values in opening.summaries.items()}
-    bound = bind_constants(model, constants, shapes)
-    return bound.to_user(bound.maximize(statistics))
+    models = settings.candidates()
+    model = models[0] if len(models) == 1 else Several(models, watched=False)
+    totals = opening.counts if opening.totals is None else opening.totals
+    bound = Bound.told(model, opening, worker_weights(settings.weights, totals))
+    viewed = bound.view(view)
+    params: Any = viewed.to_user(viewed.maximize(statistics))
+    given: dict[str, Any] = {"n_init": 1, "start_statistics": "expected"}
+    if isinstance(viewed, Several):
+        if len(params.parts) == 1:
+            params = params.parts[0]
+        if settings.numbers is not None:
+            given["n_components"] = [settings.numbers[j] for j in bound.parts_of(view)]
+    return settings.but(start=params, **given)
 
 
 def rehearse(
-    model: Model,
-    algorithm: Algorithm | None,
+    model: Any,
+    algorithm: Any,
     data: Any,
     *,
     rules: SiteRules | None = None,
-    columns: Sequence[str] | None = None,
     rounds: int = 2,
     **options: Any,
 ) -> list[dict[str, Any]]:
@@ -273,13 +272,13 @@ def rehearse(
     (compressed uploads differ by a few bytes).
     """
     with tempfile.TemporaryDirectory(prefix="emfed-") as folder:
+        settings = read_settings(model, algorithm, options)
         journal = Path(folder) / "journal"
+        columns = settings.columns
         site = Site(data, Path(folder) / "site", rules=rules, journal=journal, columns=columns)
-        transport = LocalTransport({"site": site})
-        with contextlib.suppress(ParticipationError), warnings.catch_warnings():
-            warnings.simplefilter("ignore", EmfedWarning)
-            federation = RemoteFederation(transport, attempts=1)
-            fit(model, None, algorithm, federation=federation, rounds=rounds, **options)
+        federation = RemoteFederation(LocalTransport({"site": site}), attempts=1)
+        with contextlib.suppress(ParticipationError):
+            run_fit(settings.but(rounds=rounds), federation)
         lines = journal.read_text(encoding="utf-8").splitlines()
     entries = [json.loads(line) for line in lines]
     return [{k: v for k, v in e.items() if k not in ("time", "run")} for e in entries]

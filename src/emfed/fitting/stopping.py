@@ -25,8 +25,11 @@ class Progress(Protocol):
 
     records: Records
     state: ServerState
-    ledger: Ledger
     seconds: float
+
+    @property
+    def ledger(self) -> Ledger:
+        """Every byte so far."""
 
 
 @final

@@ -40,13 +40,14 @@ from emfed.core.wire import (
     REQUEST_ENVELOPE,
     floats_size,
     payload_sizes,
-    summary_size,
     support_size,
 )
 from emfed.imputation.lowrank import Cells, add_up
 from emfed.imputation.table import FieldTable
 
 _NOTHING = np.empty(0)
+COUNT = 8
+"""Bytes of a number of rows."""
 
 
 @final
@@ -93,7 +94,7 @@ class Supports:
         for worker in range(self.workers):
             part = slice(int(table.offsets[worker]), int(table.offsets[worker + 1]))
             keys, weights = table.keys[part], table.weights[part]
-            size = summary_size(0) + support_size(keys, rows * columns)
+            size = COUNT + support_size(keys, rows * columns)
             if table.counted:  # small integers, most of them 1
                 symbols = (weights - 1).astype(np.int32)
                 bound = max(1, int(weights.sum()))

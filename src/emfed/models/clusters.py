@@ -124,6 +124,10 @@ class Clusters(Model):
         d = float(len(frame.origin))
         return cls(count, not one_scale, frame=frame, samples=samples, variance=d)
 
+    def silent_below(self, rows: int) -> Clusters:
+        """The same, with no word about clusters that hold fewer of a worker's rows."""
+        return dataclasses.replace(self, smallest=max(rows, self.smallest))
+
     def clusters(self, count: int) -> Clusters:
         """Itself, with so many clusters."""
         return dataclasses.replace(self, n_components=count)

@@ -44,6 +44,15 @@ class SeveralParameters(Parameters):
             for name, array in part.arrays().items()
         }
 
+    def with_arrays(self, arrays: Mapping[str, FloatArray]) -> SeveralParameters:
+        """The arrays by part and name."""
+        own: list[dict[str, FloatArray]] = [{} for _ in self.parts]
+        for key, array in arrays.items():
+            position, _, name = key.partition("/")
+            own[int(position)][name] = array
+        pairs = zip(self.parts, own, strict=True)
+        return SeveralParameters(tuple(part.with_arrays(given) for part, given in pairs))
+
 
 @final
 @dataclass(frozen=True)
@@ -98,6 +107,14 @@ class Several(Model):
         """Where the statistics of each part lie."""
         ends = np.cumsum([0, *(model.layout.size for model in self.models)]).tolist()
         return tuple(slice(a, b) for a, b in pairwise(ends))
+
+    def places(self, kept: Sequence[int]) -> IntArray:
+        """Where the statistics of these parts, and what is told of them, lie among all."""
+        spans = [np.arange(cut.start, cut.stop) for cut in (self.cuts[j] for j in kept)]
+        if self.watched:
+            told = np.arange(self.cuts[-1].stop, self.layout.size).reshape(-1, VALUES)
+            spans.append(told[list(kept)].ravel())
+        return np.concatenate(spans)
 
     def values(self, statistics: FloatArray) -> FloatArray:
         """Log-likelihood and entropy of each part, ``(..., parts, 2)``."""

@@ -8,7 +8,6 @@ from emfed.network.faulty import FaultPlan, FaultyFederation
 from emfed.network.federation import RemoteFederation
 from emfed.network.inprocess import InProcessFederation
 from emfed.network.loop import LoopFederation
-from emfed.network.opening import bind_constants, pack_constants
 from emfed.network.rules import SiteRules
 from emfed.network.site import Site
 from emfed.network.stacked import StackedFederation
@@ -33,6 +32,4 @@ __all__ = [
     "SiteRules",
     "StackedFederation",
     "Transport",
-    "bind_constants",
-    "pack_constants",
 ]

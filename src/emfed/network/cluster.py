@@ -17,7 +17,7 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -30,9 +30,11 @@ from emfed.core.protocols import (
     IntArray,
     Model,
     Opening,
+    Question,
     Replies,
     Request,
     Rows,
+    View,
 )
 from emfed.core.version import __version__
 from emfed.data.workers import WorkerData
@@ -182,9 +184,10 @@ def _release(user: object, actors: list[Any]) -> None:
 class RayFederation(Federation):
     """Workers packed into Ray actors, each a stacked federation over its shard.
 
-    ``data`` and ``groups`` are as in `fit`; of a list or dict of paths, and of a memory-mapped
-    array, each actor opens its own files. ``address`` None starts a Ray on this machine, or uses
-    the one this process is connected to; else it is that of a running cluster, as in ``ray.init``.
+    ``data``, ``groups`` and ``sample_weight`` are as in `fit`; of a list or dict of paths, and of a
+    memory-mapped array, each actor opens its own files. ``address`` None starts a Ray on this
+    machine, or uses the one this process is connected to; else it is that of a running cluster, as
+    in ``ray.init``.
     ``actors`` are processes of one thread each. An actor that says nothing for ``deadline`` seconds
     (None: for ever) counts as dead; one that cannot be placed within ``start_timeout`` seconds is
     an error.
@@ -198,6 +201,7 @@ class RayFederation(Federation):
         data: Any,
         groups: Any | None = None,
         *,
+        sample_weight: Any | None = None,
         actors: int = 2,
         address: str | None = None,
         deadline: float | None = None,
@@ -209,9 +213,10 @@ class RayFederation(Federation):
             check_range("deadline", deadline, 0, np.inf, open_low=True)
         check_range("start_timeout", start_timeout, 0, np.inf, open_low=True)
         self._deadline, self._start_timeout = deadline, start_timeout
-        portions = divide(data, groups, actors)
+        portions = divide(data, groups, actors, sample_weight)
         self._edges, self._names, self._size = portions.edges, portions.names, portions.size
-        self._begun: tuple[Model, Algorithm, int] | None = None
+        self._bound: Any = None
+        self._begun: list[Any] = []
         self._columns: tuple[str, ...] | None = None
         self._actors: list[Any] = []
         self._processes = [0] * len(portions.parts)
@@ -315,7 +320,9 @@ class RayFederation(Federation):
             self._ray.kill(self._actors[shard])  # silent ones are not dead yet
         self._actors[shard] = self._launch(shard)
         self._first_word(shard)
-        if self._begun is not None:
+        if self._bound is not None:
+            self._wait(self._send(shard, "bind", self._bound))
+        if self._begun:
             self._wait(self._send(shard, "begin", *self._begun))
 
     def _send(self, shard: int, method: str, *arguments: Any) -> Any:
@@ -353,20 +360,35 @@ class RayFederation(Federation):
     def _everyone(self, method: str, *given: Any) -> list[Any]:
         return self._ask(method, [(shard, given) for shard in range(len(self._actors))])
 
-    def open(self, model: Model) -> Opening:
+    def open(self, model: Model, columns: Sequence[str] | None = None) -> Opening:
         """Every actor checks its data; summaries of all."""
-        parts: list[Opening] = self._everyone("open", model)
+        parts: list[Opening] = self._everyone("open", model, columns)
         summaries = {
             name: np.concatenate([part.summaries[name] for part in parts])
             for name in parts[0].summaries
         }
         counts = np.concatenate([part.counts for part in parts])
-        return Opening(counts, summaries, self._columns, self._names)
+        self._bound, self._begun = None, []
+        told = [part.totals for part in parts if part.totals is not None]
+        totals = np.concatenate(told) if told else None
+        return Opening(counts, summaries, parts[0].columns, self._names, totals)
 
-    def begin(self, model: Model, algorithm: Algorithm, seed: int) -> None:
-        """Fresh state for everyone."""
-        self._begun = model, algorithm, seed
-        self._everyone("begin", model, algorithm, seed)
+    def bind(self, bound: Any) -> None:
+        """Every actor builds its models from the same constants."""
+        self._bound, self._begun = bound, []
+        self._everyone("bind", bound)
+
+    def begin(
+        self,
+        view: View,
+        algorithm: Algorithm,
+        seed: int,
+        phase: int = 1,
+        since: int | None = None,
+    ) -> None:
+        """Fresh state for everyone, or what belongs to the parts that are left."""
+        self._begun = [view, algorithm, seed, phase]
+        self._everyone("begin", view, algorithm, seed, phase, since)
 
     def exchange(self, request: Request) -> Replies:
         """Every actor drives those of its workers that are asked."""
@@ -383,21 +405,18 @@ class RayFederation(Federation):
             if len(positions):
                 yield shard, positions
 
-    def _weighted(self, method: str, model: Model, params: Any, weights: FloatArray) -> Any:
+    def ask(self, question: Question, weights: FloatArray) -> FloatArray:
+        """The sum of what every actor's workers say."""
         edges = self._edges.tolist()
         calls = [
-            (shard, (model, params, weights[edges[shard] : edges[shard + 1]]))
+            (shard, (question, weights[edges[shard] : edges[shard + 1]]))
             for shard in range(len(self._actors))
         ]
-        return sum(self._ask(method, calls))
+        return np.asarray(sum(self._ask("ask", calls)))
 
-    def mean_statistics(self, model: Model, params: Any, weights: FloatArray) -> FloatArray:
-        """sum_i w_i s-bar_i(theta)."""
-        return np.asarray(self._weighted("mean_statistics", model, params, weights))
-
-    def mean_log_likelihood(self, model: Model, params: Any, weights: FloatArray) -> float:
-        """sum_i w_i times worker i's mean log-likelihood."""
-        return float(self._weighted("mean_log_likelihood", model, params, weights))
+    def scores(self, question: Question) -> FloatArray:
+        """Those of every actor's workers."""
+        return np.concatenate(self._everyone("scores", question))
 
     def worker_rows(self) -> tuple[IntArray, Rows]:
         """State of every worker that has been active."""

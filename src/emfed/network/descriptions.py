@@ -29,6 +29,7 @@ from emfed.compressors import (
     SubtractiveDithering,
 )
 from emfed.core.errors import EmfedError, SettingsError
+from emfed.core.messages import MOST_PARTS
 from emfed.core.protocols import Algorithm, Compressor, Model
 from emfed.models import (
     Categorical,
@@ -43,6 +44,7 @@ from emfed.models import (
     ppca,
     regression_mixture,
 )
+from emfed.models.several import Several
 
 Settings = Mapping[str, Any]
 
@@ -99,6 +101,7 @@ _MODELS: dict[str, Callable[[Settings], Model]] = {
         settings["n_clusters"], settings["standardised"], settings["fill"], settings["smallest"]
     ),
     "linear-gaussian": lambda settings: LinearGaussian(**settings),
+    "several": lambda settings: Several(tuple(map(build_model, settings["models"][:MOST_PARTS]))),
 }
 """Every model by the name it describes itself with."""
 

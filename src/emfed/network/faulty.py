@@ -7,6 +7,7 @@ not care: the tests run on it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, final
 
@@ -22,9 +23,11 @@ from emfed.core.protocols import (
     IntArray,
     Model,
     Opening,
+    Question,
     Replies,
     Request,
     Rows,
+    View,
 )
 from emfed.core.streams import Purpose, check_seed, uniforms
 
@@ -186,27 +189,31 @@ class FaultyFederation(Federation):
         """As within."""
         return self.inner.size
 
-    def open(self, model: Model) -> Opening:
-        """As within: the opening exchange is repeated until it is whole."""
-        return self.inner.open(model)
+    def open(self, model: Model, columns: Sequence[str] | None = None) -> Opening:
+        """The opening exchange is repeated until it is whole: no fault is seen."""
+        return self.inner.open(model, columns)
 
-    def begin(self, model: Model, algorithm: Algorithm, seed: int) -> None:
-        """As within."""
-        self._columns = algorithm.columns(model.layout.size)
+    def bind(self, bound: Any) -> None:
+        self._bound = bound
+        self.inner.bind(bound)
+
+    def begin(
+        self,
+        view: View,
+        algorithm: Algorithm,
+        seed: int,
+        phase: int = 1,
+        since: int | None = None,
+    ) -> None:
+        self._columns = algorithm.columns(self._bound.view(view).layout.size)
         self._reset()
-        self.inner.begin(model, algorithm, seed)
+        self.inner.begin(view, algorithm, seed, phase, since)
 
-    def mean_statistics(self, model: Model, params: Any, weights: FloatArray) -> FloatArray:
-        """As within."""
-        return self.inner.mean_statistics(model, params, weights)
+    def ask(self, question: Question, weights: FloatArray) -> FloatArray:
+        return self.inner.ask(question, weights)
 
-    def mean_log_likelihood(self, model: Model, params: Any, weights: FloatArray) -> float:
-        """As within."""
-        return self.inner.mean_log_likelihood(model, params, weights)
-
-    def scores(self, model: Model, params: Any) -> FloatArray:
-        """As within."""
-        return self.inner.scores(model, params)
+    def scores(self, question: Question) -> FloatArray:
+        return self.inner.scores(question)
 
     def worker_rows(self) -> tuple[IntArray, Rows]:
         """As within."""

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,11 +28,13 @@ from emfed.core.protocols import (
     IntArray,
     Model,
     Opening,
+    Question,
     Replies,
     Request,
     Rows,
+    View,
 )
-from emfed.core.storage import DISK, Disk, load_checkpoint, save_checkpoint
+from emfed.core.storage import DISK, Disk
 from emfed.core.wire import (
     STEP_FRAME,
     Header,
@@ -43,17 +44,21 @@ from emfed.core.wire import (
     decode_reply,
     decode_table,
     encode_bundle,
+    encode_question,
     encode_request,
     encode_table,
     floats_size,
     peek,
     seal,
 )
+from emfed.models.binding import Bound, flatten_params
+from emfed.network import texts
 from emfed.network.descriptions import build_model, plain
+from emfed.network.inprocess import answer_width
 from emfed.network.line import Line, logger
 from emfed.network.members import Members, new_run
-from emfed.network.opening import flatten_params
 from emfed.network.rollcall import RollCall
+from emfed.network.scoring import SCORES
 from emfed.network.site import mark
 from emfed.network.transport import Transport
 
@@ -98,14 +103,14 @@ class RemoteFederation(Federation):
         check_range("pause", pause, 0, np.inf, open_high=True)
         self._line = Line(transport, float(deadline), self.attempts, float(pause))
         self._roll = RollCall(self._line)
-        self._constants: FloatArray = np.empty(0)
+        self._bound: Bound | None = None
         self._model: Model | None = None
         self._algorithm: Algorithm | None = None
-        self._seed, self._settings = 0, b""
+        self._seed, self._phase, self._settings = 0, 0, b""
         self._numbers: dict[str, int] = {}
         self._knows: dict[str, set[Kind]] = {}
         self._steps: dict[int, bytes] = {}
-        self._asked: tuple[int, int, set[int], int] = (-1, -1, set(), 0)
+        self._asked: tuple[int, int, int, set[int], int] = (-1, -1, -1, set(), 0)
         self.silences: dict[str, int] = {}
         """How often in a row each worker was asked in vain."""
         self._question = new_run() >> 33
@@ -146,10 +151,11 @@ class RemoteFederation(Federation):
     def _path(self, name: str) -> Path | None:
         return None if self.directory is None else self.directory / name
 
-    def open(self, model: Model) -> Opening:
+    def open(self, model: Model, columns: Sequence[str] | None = None) -> Opening:
         """Say hello to everyone who can be reached; or go on with those of before a crash."""
         description = plain(model.describe())
-        path, traffic = self._path("members"), self._line.traffic
+        path, traffic = self._path("members"), self._line.begin()
+        self._bound, self._algorithm, self._steps = None, None, {}
         if path is not None and self.disk.read(path) is not None:
             self.members = Members.load(path, self.disk)
             self.disk.settle(path)
@@ -160,32 +166,49 @@ class RemoteFederation(Federation):
             traffic.open(self.members.keys, self.members.traffic)
         else:
             build_model(description)  # what workers could not build is refused here, and at once
-            self.members = self._roll.gather(
-                self.members.run, description, self.columns, self.minimum
-            )
+            wanted = self.columns if columns is None else tuple(columns)
+            self.members = self._roll.gather(new_run(), description, wanted, self.minimum)
             self.members.traffic = traffic.open(self.members.keys)
-            if path is not None:
-                self.members.save(path, self.disk)
+            self._keep_members()
         self._numbers = {key: number for number, key in enumerate(self.members.keys)}
         self._knows = {key: set() for key in self.members.keys}
         return self.members.opening
+
+    def _keep_members(self) -> None:
+        path = self._path("members")
+        if path is not None:
+            self.members.save(path, self.disk)
 
     def attach(self, ledger: Any) -> None:
         """Charge everything to this ledger."""
         self._line.traffic.attach(ledger)
 
-    def tell(self, constants: FloatArray) -> None:
-        """Workers are told with the first message that needs it."""
-        self._constants = constants
+    def bind(self, bound: Bound) -> None:
+        """Workers are told the constants with the first message that needs them."""
+        self._bound = bound
 
-    def begin(self, model: Model, algorithm: Algorithm, seed: int) -> None:
-        """Settings go with the first request; a worker's fresh state is its own affair."""
-        self._model, self._algorithm, self._seed = model, algorithm, seed
-        described = dict(algorithm.describe())
-        if "step_size" in described:  # the server's affair, and perhaps a function
-            described["step_size"] = None
-        content = {"algorithm": plain(described), "seed": seed}
-        self._settings = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    @property
+    def last_phase(self) -> int:
+        """As it is on disk: written before anyone is told."""
+        return self.members.phase
+
+    def begin(
+        self,
+        view: View,
+        algorithm: Algorithm,
+        seed: int,
+        phase: int = 1,
+        since: int | None = None,
+    ) -> None:
+        """Settings go with the first request; a worker's state is its own affair."""
+        assert self._bound is not None
+        if phase > self.members.phase:
+            self.members.phase = phase
+            self._keep_members()
+        self._model, self._algorithm = self._bound.view(view), algorithm
+        self._seed, self._phase = seed, phase
+        told = texts.settings(view, algorithm, seed, phase, phase if since is None else since)
+        self._settings = texts.as_json(told)
         self._steps = {}
         for known in self._knows.values():
             known.discard(Kind.SETTINGS)
@@ -204,8 +227,10 @@ class RemoteFederation(Federation):
         parts = []
         for kind in news:
             if kind is Kind.CONSTANTS:
-                header = replace(head, kind=kind, dimension=len(self._constants))
-                parts.append(encode_table(header, self._constants))
+                assert self._bound is not None
+                constants = self._bound.constants
+                header = replace(head, kind=kind, dimension=len(constants))
+                parts.append(encode_table(header, constants))
             else:
                 parts.append(seal(replace(head, kind=kind), self._settings))
         return encode_bundle(head, [*parts, message])
@@ -216,9 +241,8 @@ class RemoteFederation(Federation):
         if not numbers:
             return set()
         lost = self._roll.again(self.members, numbers)
-        path = self._path("members")
-        if len(lost) and path is not None:
-            self.members.save(path, self.disk)
+        if len(lost):
+            self._keep_members()
         for number in numbers:
             self._knows[self.members.keys[number]] = set()
         return set(lost.tolist())
@@ -241,9 +265,8 @@ class RemoteFederation(Federation):
         """One worker's request: the statistics, or the steps since its last round if shorter."""
         number, since = int(request.workers[position]), int(request.accepted[position])
         q, start = len(request.statistics), request.kind == "start"
-        header = Header(
-            Kind.REQUEST, self.members.run, request.round, number, self._mark(number), q
-        )
+        run, mark_ = self.members.run, self._mark(number)
+        header = Header(Kind.REQUEST, run, request.round, number, mark_, q, self._phase)
         rounds = range(since, request.round)
         if since >= 0 and all(r in self._steps for r in rounds):
             steps = tuple(self._steps[r] for r in rounds)
@@ -287,10 +310,10 @@ class RemoteFederation(Federation):
 
     def _progress(self, request: Request) -> tuple[set[int], int]:
         """Who answered this round in earlier calls, and how many answers it needs."""
-        which = (request.round, request.generation)
-        if self._asked[:2] != which:
+        which = (self._phase, request.round, request.generation)
+        if self._asked[:3] != which:
             self._asked = (*which, set(), min(self.minimum, len(request.workers)))
-        return self._asked[2], self._asked[3]
+        return self._asked[3], self._asked[4]
 
     def _listen(
         self, request: Request, asked: dict[str, bytes], found: dict[int, Replies], lost: set[int]
@@ -298,8 +321,8 @@ class RemoteFederation(Federation):
         """Take what comes; returns those who know nothing of the run."""
         strangers: list[str] = []
         waiting = set(asked)
-        for key, header, body in self._line.deliver(self.members.run, request.kind, asked):
-            if key not in asked or header.round != request.round:
+        for key, header, body in self._line.deliver(self.members.run, request.purpose, asked):
+            if key not in asked or (header.phase, header.round) != (self._phase, request.round):
                 continue  # a straggler's answer to a round that is closed
             number = self._numbers[key]
             if header.kind is Kind.REFUSAL:
@@ -338,44 +361,53 @@ class RemoteFederation(Federation):
             logger.warning("the answer of %s cannot be read: %s", self.members.keys[number], error)
             return None
 
-    # Everyone at once: the start, and diagnostics.
+    # Everyone at once: questions.
 
-    def _ask_everyone(self, params: Any, ask: Kind, answer: Kind, width: int) -> FloatArray | None:
-        """What each worker says of these parameters, None if not everyone does."""
-        values, run = flatten_params(params), self.members.run
+    def _hear(self, question: Question, width: int) -> dict[int, FloatArray]:
+        """Everyone's answer, by number; raises unless enough came."""
+        assert self._bound is not None
+        values, run = flatten_params(question.params), self.members.run
         self._question += 1
-        found: dict[str, FloatArray] = {}
-        for _ in self._line.tries():
+        found: dict[int, FloatArray] = {}
+        enough = self.size if question.everyone else min(self.minimum, self.size)
+        for attempt in self._line.tries():
             messages = {}
             for key, number in self._numbers.items():
-                if key not in found and key not in self.refusals:
+                if number not in found and key not in self.refusals:
                     mark_ = self._mark(number)
-                    header = Header(ask, run, self._question, number, mark_, len(values))
-                    message = encode_table(header, values)
+                    header = Header(Kind.QUESTION, run, self._question, number, mark_, len(values))
+                    view = question.view.describe()
+                    message = encode_question(header, question.kind, view, values)
                     messages[key] = self._with_news(number, message, (Kind.CONSTANTS,))
-            self._rejoin(self._hear_everyone(messages, answer, width, found))
-            if len(found) == self.size:
-                return np.stack([found[key] for key in self.members.keys])
-        return None
+            self._rejoin(self._take_answers(question.purpose, messages, width, found))
+            if len(found) == self.size or (attempt and len(found) >= enough):
+                break
+        if len(found) < enough:
+            raise ParticipationError(
+                f"a question ({question.purpose}) was answered by {len(found)} of {self.size} "
+                f"workers in {self.attempts} attempts; {enough} are needed (refusals: "
+                f"{self.refusals or 'none'}). The run can be resumed."
+            )
+        return found
 
-    def _hear_everyone(
-        self, messages: dict[str, bytes], answer: Kind, width: int, found: dict[str, FloatArray]
+    def _take_answers(
+        self, kind: str, messages: dict[str, bytes], width: int, found: dict[int, FloatArray]
     ) -> list[str]:
         """Take answers to a question; returns those who know nothing of the run."""
         strangers: list[str] = []
         waiting = set(messages)
-        kind = "opening" if self._algorithm is None else "diagnosis"
         for key, header, body in self._line.deliver(self.members.run, kind, messages):
             if key not in waiting or header.round != self._question:
                 continue
+            number = self._numbers[key]
             if header.kind is Kind.REFUSAL:
                 if self._line.heed(key, body) in STRANGERS:
                     strangers.append(key)
                 waiting.discard(key)
-            elif header.kind is answer:
+            elif header.kind is Kind.ANSWER and header.fingerprint == self._mark(number):
                 try:
                     expected = replace(header, dimension=width)
-                    found[key] = decode_table(seal(header, body), expected)
+                    found[number] = decode_table(seal(header, body), expected)
                 except WireError as error:
                     logger.warning("the answer of %s cannot be read: %s", key, error)
                     continue
@@ -385,34 +417,21 @@ class RemoteFederation(Federation):
                 break
         return strangers
 
-    def mean_statistics(self, model: Model, params: Any, weights: FloatArray) -> FloatArray:
-        """sum_i w_i s-bar_i(theta); for the start everyone must answer, and is asked once."""
-        starting, q = self._algorithm is None, model.layout.size
-        path = self._path("start") if starting else None
-        if path is not None and self.disk.read(path) is not None:
-            arrays, _ = load_checkpoint(path, self.disk)
-            self.disk.settle(path)
-            if np.array_equal(arrays["params"], flatten_params(params)):
-                return np.asarray(arrays["statistics"])
-        values = self._ask_everyone(params, Kind.START, Kind.STATISTICS, q)
-        if values is None:
-            if not starting:
-                return np.full(q, np.nan)
-            raise ParticipationError(
-                "the start needs the statistics of every worker that joined, and some did not "
-                f"answer in {self.attempts} attempts (refusals: {self.refusals or 'none'}). Start "
-                "anew, or use start_statistics='parameters'."
-            )
-        total = weights @ values
-        if path is not None:
-            kept = {"params": flatten_params(params), "statistics": total}
-            save_checkpoint(path, kept, {}, self.disk)
-        return total
+    def ask(self, question: Question, weights: FloatArray) -> FloatArray:
+        """Everyone is asked; those who do not answer after some attempts are left out."""
+        assert self._bound is not None
+        width = answer_width(question, self._bound.view(question.view))
+        found = self._hear(question, width)
+        numbers = np.array(sorted(found), dtype=np.int64)
+        shares = weights[numbers] / weights[numbers].sum() if len(numbers) < self.size else weights
+        return np.asarray(shares @ np.stack([found[n] for n in numbers.tolist()]))
 
-    def mean_log_likelihood(self, model: Model, params: Any, weights: FloatArray) -> float:
-        """sum_i w_i times worker i's mean log-likelihood; NaN if someone does not answer."""
-        values = self._ask_everyone(params, Kind.EVALUATE, Kind.LIKELIHOOD, 1)
-        return float("nan") if values is None else float(weights @ values[:, 0])
+    def scores(self, question: Question) -> FloatArray:
+        """Each worker's own answer."""
+        out = np.full((self.size, SCORES), np.nan)
+        for number, values in self._hear(question, SCORES).items():
+            out[number] = values
+        return out
 
     # Worker state stays with the workers.
 

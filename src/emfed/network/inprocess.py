@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, final
 
@@ -22,14 +22,18 @@ from emfed.core.protocols import (
     Model,
     Opening,
     Oracle,
+    Question,
     Replies,
     Request,
     Rows,
+    View,
 )
 from emfed.data.sources import chunks
 from emfed.data.tables import Piece, Workers
-from emfed.data.workers import WorkerData
-from emfed.network.scoring import expectation, means_and_spreads, score
+from emfed.data.workers import WorkerData, with_columns
+from emfed.models.binding import Bound
+from emfed.models.several import Several
+from emfed.network.scoring import scores_of
 
 
 @final
@@ -102,7 +106,7 @@ class RowStore:
 
 
 @final
-class _Rows(Oracle):
+class WorkerRows(Oracle):
     """Rows of a batch of workers; ``streams`` are their numbers where random numbers are drawn."""
 
     def __init__(
@@ -150,6 +154,63 @@ class _Rows(Oracle):
         return self._data.take(self._workers[subset], indices)
 
 
+def narrow(rows: Rows, columns: Mapping[str, Column], places: IntArray) -> Rows:
+    """A state of workers with these of the statistics alone, in every column that has them all."""
+    vectors = {name for name, column in columns.items() if column.shape}
+    return {n: a[:, places] if n in vectors else a for n, a in rows.items()}
+
+
+def answer(
+    question: Question, model: Model, pieces: Iterable[Piece], weights: FloatArray
+) -> FloatArray:
+    """The weighted sum of what workers' rows, piece by piece, say to a question."""
+    total = np.zeros(())
+    for piece in pieces:
+        values = _said(question, model, piece.rows, piece.padding)
+        total = total + piece.share * (weights[piece.positions] @ values)
+    return total
+
+
+def answer_width(question: Question, model: Model) -> int:
+    """How many numbers an answer has."""
+    if question.kind == "statistics":
+        return model.layout.size
+    return 2 * (len(model.models) if isinstance(model, Several) else 1)
+
+
+def _said(question: Question, model: Model, rows: Any, padding: Any | None) -> FloatArray:
+    """What rows say, ``(workers, width)``."""
+    if question.kind == "statistics":
+        return model.expected_statistics(rows, question.params, padding)
+    parts: Iterable[tuple[Model, Any]] = [(model, question.params)]
+    if isinstance(model, Several):
+        parts = zip(model.models, question.params.parts, strict=True)
+    told = [np.stack(part.evaluate(rows, own, padding)[1:], axis=-1) for part, own in parts]
+    return np.concatenate(told, axis=-1)
+
+
+def check_suits(data: Workers, algorithm: Algorithm) -> None:
+    """Refuse an algorithm that these data cannot serve."""
+    if data.streaming and algorithm.revisits_rows:
+        raise SettingsError(
+            "a Stream gives each row once, and this algorithm needs rows again: use FedEM."
+        )
+    if data.row_weights is not None and algorithm.rows_at_once:
+        raise SettingsError(
+            "sample_weight goes with full passes: leave batch_size out, or the weights."
+        )
+
+
+def fresh_rows(model: Model, data: Workers, round_: int, places: IntArray) -> Workers:
+    """The data of a round; what is fresh in it is looked at first."""
+    fresh = data.fresh(round_, places)
+    if fresh is not data:
+        for worker in places.tolist():
+            where = f"worker {data.name(worker)!r}, round {round_}"
+            model.check(fresh.worker(worker), where, fresh.columns)
+    return fresh
+
+
 SIMULATED_ROWS = 1 << 14
 """Rows whose latent variables are drawn at once."""
 
@@ -171,6 +232,12 @@ class InProcessFederation(Federation):
 
     def __init__(self, data: Workers, first: int = 0) -> None:
         self.data, self.first = data, first
+        self._bound: Any = None
+        self._model: Any = None
+        self._algorithm: Any = None
+        self._store = RowStore({}, 0)
+        self._begun: tuple[View, int] | None = None
+        """The view and the number of the phase."""
 
     @abstractmethod
     def batches(self, workers: IntArray) -> Iterator[IntArray]:
@@ -193,8 +260,11 @@ class InProcessFederation(Federation):
         return np.arange(self.size, dtype=np.int64)
 
     @final
-    def open(self, model: Model) -> Opening:
+    def open(self, model: Model, columns: Sequence[str] | None = None) -> Opening:
         """Check the data and gather the summaries."""
+        self._begun = None
+        if columns is not None:
+            self.data = with_columns(self.data, tuple(columns))
         data = self.data
         if data.streaming and model.fixed_data:
             raise SettingsError(
@@ -236,46 +306,39 @@ class InProcessFederation(Federation):
             for first, block in chunks(rows):
                 model.check(block, self._where(worker), data.columns, first)
 
-    def oracle(self, request: Request, streams: IntArray | None = None) -> Oracle:
-        """The data of the asked workers; what is fresh in this round is looked at first.
-
-        ``streams`` are the workers' numbers in the whole federation, if others than they go by.
-        """
+    def oracle(self, request: Request) -> Oracle:
+        """The data of the asked workers."""
         places = request.workers - self.first
-        data = self.data.fresh(request.round, places)
-        if data is not self.data:
-            for worker in places.tolist():
-                where = f"{self._where(worker)}, round {request.round}"
-                self._model.check(data.worker(worker), where, data.columns)
-        numbers = request.workers if streams is None else streams
-        return _Rows(self._model, data, places, self.pieces, numbers)
+        data = fresh_rows(self._model, self.data, request.round, places)
+        return WorkerRows(self._model, data, places, self.pieces, request.workers)
 
     def _where(self, place: int) -> str:
         return f"worker {self.data.name(place)!r}"
 
     @final
-    def begin(self, model: Model, algorithm: Algorithm, seed: int) -> None:
-        """Fresh state for everyone."""
-        if self.data.streaming and algorithm.revisits_rows:
-            raise SettingsError(
-                "a Stream gives each row once, and this algorithm needs rows again: use FedEM."
-            )
-        if self.data.row_weights is not None and getattr(algorithm, "batch_size", None):
-            raise SettingsError(
-                "sample_weight goes with full passes: leave batch_size out, or the weights."
-            )
-        self._model, self._algorithm, self._seed = model, algorithm, seed
-        self._store = RowStore(algorithm.columns(model.layout.size), self.size)
+    def bind(self, bound: Bound) -> None:
+        """Keep what binds the model."""
+        self._bound = bound
 
     @final
-    def narrow(self, model: Model, places: IntArray) -> None:
-        """Go on with these of the statistics: every worker's state keeps what belongs to them."""
-        q = self._model.layout.size
-        columns = self._algorithm.columns(q)
-        workers, rows = self._store.export()
-        kept = {n: a[:, places] if columns[n].shape == (q,) else a for n, a in rows.items()}
-        self.begin(model, self._algorithm, self._seed)
-        self._store.put(workers, kept)
+    def begin(
+        self,
+        view: View,
+        algorithm: Algorithm,
+        seed: int,
+        phase: int = 1,
+        since: int | None = None,
+    ) -> None:
+        """Fresh state for everyone, or what belongs to the parts that are left."""
+        check_suits(self.data, algorithm)
+        model = self._bound.view(view)
+        before, store = self._begun, RowStore(algorithm.columns(model.layout.size), self.size)
+        if before is not None and since is not None and since <= before[1]:
+            workers, rows = self._store.export()
+            columns = self._algorithm.columns(self._model.layout.size)
+            store.put(workers, narrow(rows, columns, self._bound.kept(before[0], view)))
+        self._begun, self._store = (view, phase), store
+        self._model, self._algorithm, self._seed = model, algorithm, seed
 
     @final
     def exchange(self, request: Request) -> Replies:
@@ -299,30 +362,16 @@ class InProcessFederation(Federation):
         return out[0] if len(out) == 1 else Replies.join(out, len(request.statistics))
 
     @final
-    def mean_statistics(self, model: Model, params: Any, weights: FloatArray) -> FloatArray:
-        """sum_i w_i s-bar_i(theta)."""
-        total = np.zeros(model.layout.size)
-        for piece in self.pieces(self.data, self.everyone):
-            values = model.expected_statistics(piece.rows, params, piece.padding)
-            total += piece.share * (weights[piece.positions] @ values)
-        return total
+    def ask(self, question: Question, weights: FloatArray) -> FloatArray:
+        """The weighted sum of what every worker's rows say."""
+        model = self._bound.view(question.view)
+        return answer(question, model, self.pieces(self.data, self.everyone), weights)
 
     @final
-    def mean_log_likelihood(self, model: Model, params: Any, weights: FloatArray) -> float:
-        """sum_i w_i times worker i's mean log-likelihood."""
-        total = 0.0
-        for piece in self.pieces(self.data, self.everyone):
-            values = model.log_likelihood(piece.rows, params, piece.padding)
-            total += piece.share * float(weights[piece.positions] @ values)
-        return total
-
-    @final
-    def scores(self, model: Model, params: Any) -> FloatArray:
+    def scores(self, question: Question) -> FloatArray:
         """Mean and spread of the log-likelihood of each worker's rows, and what was expected."""
-        expected, total = expectation(model, params), np.zeros((self.size, 4))
-        for piece in self.pieces(self.data, self.everyone):
-            total[piece.positions] += piece.share * score(model, params, piece, expected)
-        return means_and_spreads(total)
+        model = self._bound.view(question.view)
+        return scores_of(model, question.params, self.pieces(self.data, self.everyone), self.size)
 
     @final
     def worker_rows(self) -> tuple[IntArray, Rows]:

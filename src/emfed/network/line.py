@@ -25,6 +25,11 @@ class Line:
         self.traffic = Traffic()
         self.refusals: dict[str, str] = {}
 
+    def begin(self) -> Traffic:
+        """A new run: its own traffic, and nobody has refused yet."""
+        self.traffic, self.refusals = Traffic(), {}
+        return self.traffic
+
     def tries(self) -> Iterator[int]:
         """Attempts, with pauses between them that double up to the deadline."""
         for attempt in range(self.attempts):

@@ -14,7 +14,7 @@ import numpy as np
 from emfed.core.protocols import FloatArray, IntArray, Opening
 from emfed.core.storage import DISK, Disk, load_checkpoint, save_checkpoint
 from emfed.core.wire import Join
-from emfed.network.opening import Shapes, unflatten
+from emfed.models.binding import Shapes, unflatten
 
 
 @final
@@ -39,13 +39,17 @@ class Members:
     """The opening in the ledger's form."""
     description: Any = None
     """The model's."""
+    totals: FloatArray | None = None
+    """What each worker counts for, where rows have weights."""
+    phase: int = 0
+    """The last phase that anyone may have been told of."""
 
     @property
     def opening(self) -> Opening:
         """Counts and summaries, as an `Opening`."""
         parts = [unflatten(values, self.shapes) for values in self.values]
         summaries = {name: np.stack([part[name] for part in parts]) for name in self.shapes}
-        return Opening(self.counts, summaries, self.columns, self.keys)
+        return Opening(self.counts, summaries, self.columns, self.keys, self.totals)
 
     def save(self, path: Path, disk: Disk = DISK) -> None:
         """Write, atomically."""
@@ -58,8 +62,11 @@ class Members:
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
             "columns": None if self.columns is None else list(self.columns),
             "description": self.description,
+            "phase": self.phase,
         }
         arrays = {"counts": self.counts, "values": self.values, "traffic": self.traffic}
+        if self.totals is not None:
+            arrays["totals"] = self.totals
         save_checkpoint(path, arrays, about, disk)
 
     @classmethod
@@ -78,6 +85,8 @@ class Members:
             None if about["columns"] is None else tuple(about["columns"]),
             arrays["traffic"],
             about["description"],
+            arrays.get("totals"),
+            about["phase"],
         )
 
 
@@ -93,10 +102,16 @@ def shapes_of(join: Join) -> Shapes | None:
         return None
     try:
         read = {str(name): tuple(int(n) for n in shape) for name, shape in shapes.items()}
-        good = sum(prod(shape) for shape in read.values()) == len(join.values)
+        expected = sum(prod(shape) for shape in read.values()) + weighted(join)
+        good = expected == len(join.values)
     except (TypeError, ValueError):
         return None
     return read if good and all(n >= 0 for shape in read.values() for n in shape) else None
+
+
+def weighted(join: Join) -> bool:
+    """Whether the last of a worker's numbers is the sum of its rows' weights."""
+    return join.about.get("weighted") is True
 
 
 def columns_of(join: Join) -> tuple[str, ...] | None:

@@ -11,6 +11,7 @@ import numpy as np
 from emfed.core.errors import ParticipationError, WireError
 from emfed.core.protocols import IntArray
 from emfed.core.wire import Header, Join, Kind, decode_join, encode_text, peek
+from emfed.network import texts
 from emfed.network.line import Line, logger
 from emfed.network.members import (
     Members,
@@ -18,6 +19,7 @@ from emfed.network.members import (
     most_common,
     new_run,
     shapes_of,
+    weighted,
 )
 
 MOST_ROWS = 1 << 53
@@ -52,8 +54,11 @@ class RollCall:
         shapes = {key: shapes_of(join) for key, join in joins.items()}
         known = [tuple(sorted(s.items())) for s in shapes.values() if s is not None]
         common = dict(most_common(known)) if known else {}
+        ways = most_common([weighted(join) for join in joins.values()]) if joins else False
         for key in [
-            k for k, s in shapes.items() if s != common or not 0 < joins[k].count < MOST_ROWS
+            k
+            for k, s in shapes.items()
+            if s != common or weighted(joins[k]) is not ways or not 0 < joins[k].count < MOST_ROWS
         ]:
             del joins[key]
             line.dismiss(key, f"its summary has not the shapes of the others', {common}.")
@@ -64,13 +69,15 @@ class RollCall:
             )
         # Numbers follow the transport's order: a run does not depend on who answered first.
         members = [key for key in keys if key in joins]
+        values = np.stack([joins[key].values for key in members])
         return Members(
             run,
             keys=members,
             settings=[texts[key] for key in members],
             instances=[joins[key].instance for key in members],
             counts=np.array([joins[key].count for key in members], dtype=np.int64),
-            values=np.stack([joins[key].values for key in members]),
+            values=values[:, : values.shape[1] - ways],
+            totals=values[:, -1] if ways else None,
             shapes=common,
             columns=columns_of(joins[members[0]]),
             description=description,
@@ -86,7 +93,7 @@ class RollCall:
     ) -> tuple[dict[str, Join], dict[str, str]]:
         """Who joins, of those named, and the settings each was told."""
         self._number += 1
-        content = {"model": description, "columns": None if columns is None else list(columns)}
+        content = texts.hello(description, columns)
         message = encode_text(Header(Kind.HELLO, run, self._number, 0, 0, 0), content)
         joins: dict[str, Join] = {}
         for _ in range(1) if once else self.line.tries():
@@ -138,7 +145,8 @@ class RollCall:
             if join is None or join.instance == members.instances[number]:
                 continue
             before = members.retired.setdefault(key, [])
-            same = np.array_equal(join.values, members.values[number])
+            known = members.values[number]
+            same = np.array_equal(join.values[: len(known)], known)
             if join.instance in before:
                 self.line.dismiss(key, "two workers use this key, each with its own memory.")
             elif not same or join.count != members.counts[number]:

@@ -7,7 +7,7 @@ many of each component as the worker has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ from emfed.data.tables import Piece
 
 DRAWS = 4000
 """Rows that the model draws to say what it expects."""
+SCORES = 4
+"""Numbers that a worker tells."""
 FEWEST = 500
 """Of them that are masked like the rows of a worker with missing values, at least."""
 
@@ -80,6 +82,14 @@ def _masked(model: Any, params: Any, drawn: Expectation, holes: BoolArray) -> Fl
     count = min(DRAWS, max(FEWEST, 4 * len(holes)))
     masks = holes[np.arange(count) % len(holes)]
     return _by_component(model, params, np.where(masks, np.nan, drawn.rows[:count]))
+
+
+def scores_of(model: Any, params: Any, pieces: Iterable[Piece], workers: int) -> FloatArray:
+    """Mean and spread of the log-likelihood of each worker's rows, found and expected."""
+    expected, total = expectation(model, params), np.zeros((workers, SCORES))
+    for piece in pieces:
+        total[piece.positions] += piece.share * score(model, params, piece, expected)
+    return means_and_spreads(total)
 
 
 def means_and_spreads(moments: FloatArray) -> FloatArray:

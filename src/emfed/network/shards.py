@@ -75,15 +75,15 @@ class Portions:
         return self.parts[-1].first + self.parts[-1].size
 
 
-def divide(data: Any, groups: Any | None, count: int) -> Portions:
+def divide(data: Any, groups: Any | None, count: int, sample_weight: Any | None = None) -> Portions:
     """At most ``count`` portions of about equal work; files named by paths are not opened here."""
     paths, names = _paths(data, groups)
-    if paths is not None:
+    if paths is not None and sample_weight is None:
         cuts = _cuts(np.ones(len(paths), dtype=np.int64), count)
         labels = _labels(names, len(paths))
         parts = [Portion(a, b - a, Files(paths[a:b], labels[a:b])) for a, b in cuts]
         return Portions(parts, names)
-    workers = as_workers(data, groups)
+    workers = as_workers(data, groups, sample_weight)
     labels = _labels(workers.names, workers.size)
     cuts = _cuts(workers.counts, count)
     parts = [Portion(a, b - a, _between(workers, a, b, labels[a:b])) for a, b in cuts]
@@ -120,21 +120,22 @@ def _cuts(sizes: IntArray, count: int) -> list[tuple[int, int]]:
 
 def _between(data: Workers, start: int, stop: int, names: Sequence[str]) -> Workers | Mapped:
     """The workers ``start`` to ``stop``; rows are not copied where they lie in one piece."""
+    weights = None if data.row_weights is None else data.row_weights[start:stop]
     if isinstance(data, WorkerData):
         offsets = data.offsets[start : stop + 1]
         rows = data.rows[int(offsets[0]) : int(offsets[-1]), ...]
         local = offsets - offsets[0]
         if is_numpy_array(rows):
-            found = _file_of(rows)
+            found = _file_of(rows) if weights is None else None
             if found is not None:
                 kind, shape = rows.dtype.str, rows.shape
                 return Mapped(found[0], kind, shape, found[1], local, names, data.columns)
             rows = np.ascontiguousarray(rows)
-        return WorkerData(rows, local, names, data.columns)
+        return WorkerData(rows, local, names, data.columns, weights)
     if isinstance(data, WorkerTables):
-        return WorkerTables(data.tables[start:stop], names, data.columns)
+        return WorkerTables(data.tables[start:stop], names, data.columns, weights)
     tables = [data.worker(i) for i in range(start, stop)]
-    return WorkerTables(tables, names, data.columns)
+    return WorkerTables(tables, names, data.columns, weights)
 
 
 def _file_of(rows: NDArray[Any]) -> tuple[str, int] | None:

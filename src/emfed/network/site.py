@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, final
@@ -19,9 +19,18 @@ from typing import Any, final
 import numpy as np
 
 from emfed.core.errors import DataError, SettingsError, WireError
-from emfed.core.protocols import Algorithm, FloatArray, Model, Request, Rows
+from emfed.core.protocols import (
+    WHOLE,
+    Algorithm,
+    FloatArray,
+    Model,
+    Oracle,
+    Question,
+    Request,
+    Rows,
+    View,
+)
 from emfed.core.storage import DISK, Disk
-from emfed.core.version import __version__
 from emfed.core.wire import (
     LARGEST_PAYLOAD,
     Header,
@@ -30,6 +39,7 @@ from emfed.core.wire import (
     Reason,
     decode_bundle,
     decode_floats,
+    decode_question,
     decode_request,
     decode_text,
     encode_join,
@@ -41,17 +51,27 @@ from emfed.core.wire import (
     seal,
 )
 from emfed.data import Workers
+from emfed.models.binding import Bound, flatten, unflatten_params
+from emfed.models.clusters import Clusters
+from emfed.network import texts
 from emfed.network.data import arrange, read_site
 from emfed.network.descriptions import build_algorithm, build_model
+from emfed.network.inprocess import WorkerRows, answer, check_suits, fresh_rows, narrow
 from emfed.network.loop import LoopFederation
-from emfed.network.opening import bind_constants, flatten, unflatten_params
 from emfed.network.rules import GuardedRows, Journal, Refusal, SiteRules
+from emfed.network.scoring import scores_of
 from emfed.network.store import Joined, SiteStore, State, Tally, clear_old, clear_torn
 
 logger = logging.getLogger(__name__)
 NOBODY = Header(Kind.REFUSAL, 0, 0, 0, 0, 0)
 LARGEST_STATISTICS = LARGEST_PAYLOAD // 8
 """A model with more could only be named to use up a site's memory."""
+ANSWERS = {
+    "statistics": "exact expected statistics",
+    "values": "mean log-likelihood and entropy",
+    "scores": "mean and spread of the log-likelihood, and both as the model expects them",
+}
+"""What the journal calls an answer."""
 _ME = np.zeros(1, dtype=np.int64)
 _ALONE = np.ones(1)
 
@@ -62,21 +82,47 @@ def mark(settings: str, instance: int) -> int:
 
 
 @lru_cache(maxsize=8)
-def _model(
+def _bound(
     settings: str, constants: bytes, shapes: tuple[tuple[str, tuple[int, ...]], ...]
-) -> Model:
-    """The model of a run, bound; the same for every message of it."""
+) -> Bound:
+    """The model of a run and what binds it; the same for every message of it."""
     unbound = build_model(decode_text(settings.encode())["model"])
-    bound = bind_constants(unbound, np.frombuffer(constants), dict(shapes))
-    if bound.layout.size > LARGEST_STATISTICS:
-        raise SettingsError(f"{bound.layout.size} statistics are more than a message can hold.")
-    return bound
+    return Bound(unbound, np.frombuffer(constants), dict(shapes))
 
 
-@lru_cache(maxsize=8)
-def _algorithm(text: str) -> tuple[Algorithm, int]:
+@final
+@dataclass(frozen=True)
+class _Phase:
+    """The settings of some rounds."""
+
+    number: int
+    since: int
+    """The phase whose memories it goes on with; itself where they start anew."""
+    view: View
+    algorithm: Algorithm
+    seed: int
+
+
+@lru_cache(maxsize=16)
+def _phase(text: str) -> _Phase:
     content = decode_text(text.encode())
-    return build_algorithm(content["algorithm"]), int(content["seed"])
+    number, since, seed = (_count(content, name) for name in ("phase", "since", "seed"))
+    algorithm = build_algorithm(content.get("algorithm"))
+    return _Phase(number, since, _view(content.get("view", {})), algorithm, seed)
+
+
+def _count(content: Mapping[str, Any], name: str) -> int:
+    number = content.get(name)
+    if type(number) is not int or number < 0:
+        raise WireError(f"the settings of a phase give {name}, a count.")
+    return number
+
+
+def _view(description: Any) -> View:
+    try:
+        return View.read(description)
+    except ValueError as error:
+        raise WireError(str(error)) from None
 
 
 @final
@@ -163,8 +209,8 @@ class Site:
             return self._hello(header, body)
         if header.kind is Kind.REQUEST:
             return self._round(header, messages[-1])
-        if header.kind in (Kind.START, Kind.EVALUATE):
-            return self._evaluate(header, body)
+        if header.kind is Kind.QUESTION:
+            return self._question(header, body)
         raise WireError(f"a worker has no answer to a {header.kind.name.lower()}.")
 
     # The opening.
@@ -201,12 +247,10 @@ class Site:
             raise Refusal(Reason.REFUSED, "its data changed since the run began.")
         else:
             store.settle("joined")
-        about = {
-            "columns": None if data.columns is None else list(data.columns),
-            "shapes": {name: list(shape) for name, shape in joined.shapes.items()},
-            "software": f"emfed {__version__}",
-        }
+        about = texts.join_about(data.columns, joined.shapes, opening.totals is not None)
         values = flatten(summary)
+        if opening.totals is not None:
+            values = np.concatenate([values, opening.totals])
         head = replace(header, kind=Kind.JOIN, dimension=len(values))
         note = f"{count} rows; {', '.join(sorted(summary))}: {len(values)} numbers over all of them"
         return encode_join(head, Join(joined.instance, about, count, values)), note
@@ -233,47 +277,56 @@ class Site:
                 joined.number != told.number or not np.array_equal(joined.constants, constants)
             ):
                 raise Refusal(Reason.REFUSED, "this run told other constants before.")
-            _model(told.settings, constants.tobytes(), tuple(told.shapes.items()))
         elif header.kind is Kind.SETTINGS:
-            told = replace(joined, algorithm=body.decode(errors="replace"))
-            if joined.algorithm not in ("", told.algorithm):
-                raise Refusal(Reason.REFUSED, "this run had other settings before.")
-            _algorithm(told.algorithm)
+            told = replace(joined, phase=body.decode(errors="replace"))
+            phase = _phase(told.phase)
+            if joined.phase not in ("", told.phase):
+                now = _phase(joined.phase).number
+                if phase.number < now:
+                    return  # long delayed: its request is old too
+                if phase.number == now:
+                    raise Refusal(Reason.REFUSED, "this phase had other settings before.")
         else:
             raise WireError(f"a {header.kind.name.lower()} cannot come first in a bundle.")
-        if (joined.number, joined.algorithm) != (told.number, told.algorithm):
+        if (joined.number, joined.phase) != (told.number, told.phase):
             store.join(told)
 
-    def _local(self, joined: Joined) -> tuple[Model, LoopFederation]:
-        """The bound model, and the data as one worker of a loop."""
+    def _model(self, joined: Joined, view: View) -> Model:
+        """The model that a view names, bound; under the owner's rule on small groups."""
         if joined.number < 0:
             raise Refusal(Reason.UNKNOWN_RUN, "the constants of this run never came: say hello.")
-        model = _model(joined.settings, joined.constants.tobytes(), tuple(joined.shapes.items()))
+        bound = _bound(joined.settings, joined.constants.tobytes(), tuple(joined.shapes.items()))
+        model = bound.view(view)
+        if model.layout.size > LARGEST_STATISTICS:
+            raise SettingsError(f"{model.layout.size} statistics are more than a message can hold.")
+        if isinstance(model, Clusters) and self.rules.smallest_group is not None:
+            return model.silent_below(self.rules.smallest_group)
+        return model
+
+    def _rows(self, joined: Joined) -> Workers:
+        """The data, in the columns of the run."""
         data: Workers = arrange(self._data, joined.columns)
         if int(data.counts[0]) != joined.count:
             raise Refusal(Reason.REFUSED, "its data changed since the run began.")
-        return model, LoopFederation(data)
+        return data
 
-    def _evaluate(self, header: Header, body: bytes) -> tuple[bytes, str]:
-        """Exact statistics, or the mean log-likelihood, at given parameters."""
+    def _question(self, header: Header, body: bytes) -> tuple[bytes, str]:
+        """What everyone is asked at given parameters."""
         _, joined = self._known(header)
-        model, local = self._local(joined)
-        params = unflatten_params(decode_floats(body, header.dimension), model.start(0))
+        kind, described, numbers = decode_question(body, header.dimension)
+        model, data = self._model(joined, _view(described)), self._rows(joined)
+        params = unflatten_params(numbers, model.start(0))
         self._may_answer()
-        start, smallest = header.kind is Kind.START, self.rules.smallest_group
-        values = np.empty(0)
-        if start or smallest is not None:
-            values = local.mean_statistics(model, params, _ALONE)
-        if smallest is not None:
-            GuardedRows.check(model, values[None], local.data.counts, smallest)
-        if start:
-            self._count_answer()
-            head = replace(header, kind=Kind.STATISTICS, dimension=len(values))
-            return encode_table(head, values), f"exact expected statistics: {len(values)} numbers"
-        value = np.array([local.mean_log_likelihood(model, params, _ALONE)])
+        if self.rules.smallest_group is not None:
+            exact = answer(Question("statistics", WHOLE, params), model, data.pieces(_ME), _ALONE)
+            GuardedRows.check(model, exact[None], data.counts, self.rules.smallest_group)
+        if kind == "scores":
+            values = scores_of(model, params, data.pieces(_ME), 1)[0]
+        else:
+            values = answer(Question(kind, WHOLE, params), model, data.pieces(_ME), _ALONE)
         self._count_answer()
-        head = replace(header, kind=Kind.LIKELIHOOD, dimension=1)
-        return encode_table(head, value), "the mean log-likelihood: 1 number"
+        head = replace(header, kind=Kind.ANSWER, dimension=len(values))
+        return encode_table(head, values), f"{ANSWERS[kind]}: {len(values)} numbers"
 
     def _may_answer(self) -> None:
         """Refuse what would be one answer too many."""
@@ -290,14 +343,18 @@ class Site:
     def _round(self, header: Header, message: bytes) -> tuple[bytes, str]:
         """One round of the algorithm, written before it is told."""
         store, joined = self._known(header)
-        model, local = self._local(joined)
-        if not joined.algorithm:
+        if not joined.phase:
             raise Refusal(Reason.UNKNOWN_RUN, "the settings of this run never came: say hello.")
-        algorithm, seed = _algorithm(joined.algorithm)
+        phase = _phase(joined.phase)
+        if header.phase > phase.number:
+            raise Refusal(Reason.UNKNOWN_RUN, "the settings of this phase never came: say hello.")
+        if header.phase < phase.number:
+            raise Refusal(Reason.OLD, f"phase {header.phase} is over.")
+        model, algorithm, seed = self._model(joined, phase.view), phase.algorithm, phase.seed
         q = model.layout.size
         expected = replace(header, kind=Kind.REQUEST, worker=joined.number, dimension=q)
         body = decode_request(message, expected)
-        state = store.state() or _fresh(algorithm, q)
+        state = self._state(store, joined, model)
         lost = seal(replace(header, kind=Kind.LOST_MEMORY), b"")
         if header.round < state.round:
             raise Refusal(
@@ -321,7 +378,7 @@ class Site:
             accepted=np.array([body.accepted], dtype=np.int64),
             encode=True,
         )
-        new, replies = self._work(model, algorithm, seed, state, request, local)
+        new, replies = self._work(model, phase, state, request, self._rows(joined))
         if len(replies.lost_memory):
             store.put(replace(new, round=state.round, statistics=state.statistics))
             return lost, "memory lost: no content"
@@ -337,37 +394,45 @@ class Site:
         note = f"{len(payload)} bytes for {q} statistics over {evaluations} evaluated rows"
         return encode_reply(head, body.generation, evaluations, payload), note
 
+    def _state(self, store: SiteStore, joined: Joined, model: Model) -> State:
+        """What the last round left, of the parts that the phase goes on with; or a fresh state."""
+        phase, state = _phase(joined.phase), store.state()
+        if state is not None and state.phase == joined.phase:
+            return state
+        before = None if state is None else _phase(state.phase)
+        if state is None or before is None or before.number < phase.since:
+            return _fresh(phase.algorithm, model.layout.size, joined.phase)
+        bound = _bound(joined.settings, joined.constants.tobytes(), tuple(joined.shapes.items()))
+        places = bound.kept(before.view, phase.view)
+        columns = phase.algorithm.columns(len(state.statistics))
+        rows = narrow(state.rows, columns, places)
+        return State(rows, state.round, state.statistics[places], joined.phase)
+
     def _work(
-        self,
-        model: Model,
-        algorithm: Algorithm,
-        seed: int,
-        state: State,
-        request: Request,
-        local: LoopFederation,
+        self, model: Model, phase: _Phase, state: State, request: Request, data: Workers
     ) -> tuple[State, Any]:
         """The algorithm's own worker step, for this worker alone."""
         again = bool(state.rows["pending_round"][0] == request.round)
         if not again:
             self._may_answer()
-        local.begin(model, algorithm, seed)
-        mine = replace(request, workers=_ME)
-        oracle = local.oracle(mine, request.workers)
+        check_suits(data, phase.algorithm)
+        rows_now = fresh_rows(model, data, request.round, _ME)
+        oracle: Oracle = WorkerRows(model, rows_now, _ME, Workers.pieces, request.workers)
         if self.rules.smallest_group is not None:
             oracle = GuardedRows(oracle, model, request.params, self.rules.smallest_group)
-        rows, replies = algorithm.worker_step(model, seed, state.rows, request, oracle)
+        rows, replies = phase.algorithm.worker_step(model, phase.seed, state.rows, request, oracle)
         if again and len(replies.workers):
             return state, replies
         if len(replies.workers):
             self._count_answer()
-        return State(rows, request.round, request.statistics), replies
+        return State(rows, request.round, request.statistics, state.phase), replies
 
 
-def _fresh(algorithm: Algorithm, q: int) -> State:
+def _fresh(algorithm: Algorithm, q: int, phase: str) -> State:
     """A worker that has not been asked yet."""
     rows: Rows = {
         name: np.full((1, *column.shape), column.fill, dtype=column.dtype)
         for name, column in algorithm.columns(q).items()
     }
     nothing: FloatArray = np.zeros(q)
-    return State(rows, -1, nothing)
+    return State(rows, -1, nothing, phase)

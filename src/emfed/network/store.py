@@ -1,10 +1,10 @@
 """What a worker keeps of a run: one directory, two files, each whole or absent.
 
 ``joined`` holds what the opening settled: the settings as they came, the instance, the shapes of
-the summary and, once told, the constants, the algorithm and the worker's number. ``state`` holds
-all that changes in a round: the rows of `Algorithm.columns` (V_i, the pending upload and its bytes,
-a local estimate) and the statistics last seen. It is replaced as a whole before a reply leaves, so
-there is one moment at which a round has happened.
+the summary and, once told, the constants, the worker's number and the settings of the present
+phase. ``state`` holds all that changes in a round: the rows of `Algorithm.columns` (V_i, the
+pending upload and its bytes, a local estimate) and the statistics last seen. It is replaced as a
+whole before a reply leaves, so there is one moment at which a round has happened.
 
 Why files and not a database: there is one writer; all of the state changes in every round, so there
 is nothing to gain from smaller writes; and a file written beside, synced and renamed needs no
@@ -56,8 +56,8 @@ class Joined:
     number: int = -1
     """Which worker of the run this is."""
     constants: FloatArray = field(default_factory=lambda: np.empty(0))
-    algorithm: str = ""
-    """The body of the settings of the rounds."""
+    phase: str = ""
+    """The body of the settings of the phase that was told last."""
 
 
 @final
@@ -69,6 +69,8 @@ class State:
     round: int
     """The round that ``statistics`` belong to, -1 if none."""
     statistics: FloatArray
+    phase: str = ""
+    """The settings of the phase that it belongs to."""
 
 
 @final
@@ -116,7 +118,7 @@ class SiteStore:
             None if about["columns"] is None else tuple(about["columns"]),
             about["number"],
             arrays["constants"],
-            about["algorithm"],
+            about["phase"],
         )
 
     def join(self, joined: Joined) -> None:
@@ -129,7 +131,7 @@ class SiteStore:
             "shapes": {name: list(shape) for name, shape in joined.shapes.items()},
             "columns": None if joined.columns is None else list(joined.columns),
             "number": joined.number,
-            "algorithm": joined.algorithm,
+            "phase": joined.phase,
         }
         arrays = {"constants": joined.constants}
         save_checkpoint(self.directory / "joined", arrays, about, self.disk)
@@ -141,7 +143,7 @@ class SiteStore:
             return None
         arrays, about = found
         rows = {n.removeprefix("rows/"): a for n, a in arrays.items() if n.startswith("rows/")}
-        return State(rows, about["round"], arrays["statistics"])
+        return State(rows, about["round"], arrays["statistics"], about["phase"])
 
     def settle(self, name: str) -> None:
         """Make a file safe that is answered from without being written."""
@@ -151,7 +153,8 @@ class SiteStore:
         """Write what a round leaves: after this, it has happened."""
         arrays = {f"rows/{name}": array for name, array in state.rows.items()}
         arrays["statistics"] = state.statistics
-        save_checkpoint(self.directory / "state", arrays, {"round": state.round}, self.disk)
+        about = {"round": state.round, "phase": state.phase}
+        save_checkpoint(self.directory / "state", arrays, about, self.disk)
 
 
 def clear_torn(directory: Path, disk: Disk = DISK) -> None:

@@ -17,6 +17,7 @@ from emfed.core.wire import (
     decode_bundle,
     join_envelope,
     peek,
+    question_envelope,
 )
 
 _ENVELOPES = {Kind.REQUEST: REQUEST_ENVELOPE, Kind.REPLY: REPLY_ENVELOPE}
@@ -32,6 +33,8 @@ def envelope(message: bytes) -> int:
         header, body = peek(message)
         if header.kind is Kind.JOIN:
             return join_envelope(body)
+        if header.kind is Kind.QUESTION:
+            return question_envelope(body)
     except WireError:
         return len(message)
     if header.kind in _TEXTS:

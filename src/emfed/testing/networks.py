@@ -21,8 +21,7 @@ from emfed.compressors import Dithering, Identity, RandomSparsification, Subtrac
 from emfed.core.errors import EmfedError, ParticipationError
 from emfed.core.protocols import Algorithm, FloatArray, Model, Participation
 from emfed.core.streams import Purpose, normals, uniforms
-from emfed.fitting.driver import fit
-from emfed.fitting.opening import open_run
+from emfed.fitting.driver import fit, open_run
 from emfed.fitting.rounds import Run
 from emfed.models import LinearGaussian, gaussian_mixture
 from emfed.network import RemoteFederation, Site, Transport

@@ -20,9 +20,13 @@ from emfed.core.wire.payload import decode_floats, encode_floats
 LARGEST_TEXT = 1 << 24
 LARGEST_REASON = 500
 LARGEST_BUNDLE = 4
+QUESTIONS = ("statistics", "values", "scores")
 _JOIN = struct.Struct("<QIQ")
 _LENGTH = struct.Struct("<I")
 _INSTANCE = struct.Struct("<BQ")
+JOIN_ENVELOPE = ENVELOPE + 12
+QUESTION_ENVELOPE = ENVELOPE + _LENGTH.size
+"""Bytes of a join and of a question that are neither text nor numbers."""
 BUNDLE_FRAME = _LENGTH.size
 """Bytes around each message of a bundle: its length."""
 
@@ -103,7 +107,7 @@ def join_envelope(body: bytes) -> int:
     """Bytes of a join that are neither its number of rows nor its summary."""
     if len(body) < _JOIN.size:
         raise WireError(f"a join has at least {_JOIN.size} bytes; got {len(body)}.")
-    return min(ENVELOPE + len(body), ENVELOPE + 12 + int(_JOIN.unpack_from(body)[1]))
+    return min(ENVELOPE + len(body), JOIN_ENVELOPE + int(_JOIN.unpack_from(body)[1]))
 
 
 def encode_refusal(header: Header, reason: Reason, text: str, instance: int = 0) -> bytes:
@@ -122,6 +126,31 @@ def decode_refusal(body: bytes) -> tuple[Reason, str, int]:
     text = body[_INSTANCE.size :].decode(errors="replace")
     shown = "".join(letter if letter.isprintable() else " " for letter in text)
     return Reason(reason), shown, instance
+
+
+def encode_question(header: Header, kind: str, view: dict[str, Any], values: FloatArray) -> bytes:
+    """What is asked, of which model, and at which parameters."""
+    text = _json({"kind": kind, **view})
+    return seal(header, _LENGTH.pack(len(text)) + text + encode_floats(values))
+
+
+def decode_question(body: bytes, dimension: int) -> tuple[Any, dict[str, Any], FloatArray]:
+    """The inverse of `encode_question`, for a body with so many parameters."""
+    size = _LENGTH.unpack_from(body)[0] if len(body) >= _LENGTH.size else len(body)
+    end = _LENGTH.size + size
+    if end > len(body):
+        raise WireError("a question ends inside its text.")
+    view = decode_text(body[_LENGTH.size : end])
+    kind = view.pop("kind", None)
+    if kind not in QUESTIONS:
+        raise WireError(f"unknown kind of question {str(kind)[:40]!r}.")
+    return kind, view, decode_floats(body[end:], dimension)
+
+
+def question_envelope(body: bytes) -> int:
+    """Bytes of a question that are not its parameters."""
+    size = _LENGTH.unpack_from(body)[0] if len(body) >= _LENGTH.size else len(body)
+    return ENVELOPE + min(len(body), _LENGTH.size + size)
 
 
 def encode_bundle(header: Header, messages: list[bytes]) -> bytes:

@@ -15,7 +15,7 @@ import numpy as np
 
 from emfed.core.errors import WireError
 from emfed.core.protocols import FloatArray
-from emfed.core.wire.payload import decode_floats, encode_floats, floats_size
+from emfed.core.wire.payload import decode_floats, encode_floats
 
 MAGIC = b"EMFD"
 VERSION = 1
@@ -24,27 +24,23 @@ _HEADER = struct.Struct("<4sBBHQIIQII")
 _CHECKSUM = struct.Struct("<I")
 _REQUEST = struct.Struct("<IqBBI")
 _REPLY = struct.Struct("<IQ")
-_COUNT = struct.Struct("<Q")
 
 
 class Kind(IntEnum):
     """What a message is."""
 
-    SUMMARY = 1
-    CONSTANTS = 2
-    START = 3
-    STATISTICS = 4
-    REQUEST = 5
-    REPLY = 6
-    LOST_MEMORY = 7
-    SUPPORT = 8
-    HELLO = 9
-    JOIN = 10
-    SETTINGS = 11
-    EVALUATE = 12
-    LIKELIHOOD = 13
-    REFUSAL = 14
-    BUNDLE = 15
+    HELLO = 1
+    JOIN = 2
+    CONSTANTS = 3
+    SETTINGS = 4
+    QUESTION = 5
+    ANSWER = 6
+    REQUEST = 7
+    REPLY = 8
+    LOST_MEMORY = 9
+    REFUSAL = 10
+    BUNDLE = 11
+    SUPPORT = 12
 
 
 @dataclass(frozen=True)
@@ -60,6 +56,8 @@ class Header:
     """64 bits that tell models and layouts apart."""
     dimension: int
     """q, or the number of floats."""
+    phase: int = 0
+    """16 bits: which phase of the run; a round is told from others by phase and round."""
 
 
 ENVELOPE = _HEADER.size + _CHECKSUM.size
@@ -74,7 +72,7 @@ def seal(header: Header, body: bytes) -> bytes:
         MAGIC,
         VERSION,
         header.kind,
-        0,
+        header.phase,
         header.run,
         header.round,
         header.worker,
@@ -89,7 +87,7 @@ def peek(data: bytes) -> tuple[Header, bytes]:
     """Header and body of a whole message; raises `WireError`, saying why, for anything else."""
     if len(data) < ENVELOPE:
         raise WireError(f"expected at least {ENVELOPE} bytes; got {len(data)}.")
-    magic, version, kind, zero, run, round_, worker, fingerprint, dimension, size = (
+    magic, version, kind, phase, run, round_, worker, fingerprint, dimension, size = (
         _HEADER.unpack_from(data)
     )
     if magic != MAGIC:
@@ -100,16 +98,16 @@ def peek(data: bytes) -> tuple[Header, bytes]:
         raise WireError(f"the header announces {size} bytes; the message has {len(data)}.")
     if _CHECKSUM.unpack_from(data, len(data) - _CHECKSUM.size)[0] != zlib.crc32(data[:-4]):
         raise WireError("the checksum does not match: the message was damaged.")
-    if zero != 0 or kind not in set(Kind):
+    if kind not in set(Kind):
         raise WireError(f"unknown kind of message {kind}.")
-    header = Header(Kind(kind), run, round_, worker, fingerprint, dimension)
+    header = Header(Kind(kind), run, round_, worker, fingerprint, dimension, phase)
     return header, data[_HEADER.size : _HEADER.size + size]
 
 
 def unseal(data: bytes, expected: Header) -> bytes:
     """The body of a message; raises `WireError`, with the reason, unless it is the one expected."""
     found, body = peek(data)
-    for name in ("run", "fingerprint", "kind", "dimension", "worker", "round"):
+    for name in ("run", "fingerprint", "kind", "dimension", "worker", "phase", "round"):
         want, got = getattr(expected, name), getattr(found, name)
         if want != got:
             what = "model or layout" if name == "fingerprint" else name
@@ -185,26 +183,8 @@ def decode_reply(data: bytes, expected: Header) -> tuple[int, int, bytes]:
 
 
 def encode_table(header: Header, values: FloatArray) -> bytes:
-    """Constants, starting parameters or exact statistics: floats in an envelope."""
+    """Constants or an answer: floats in an envelope."""
     return seal(header, encode_floats(values))
-
-
-def encode_summary(header: Header, count: int, values: FloatArray, precision: str) -> bytes:
-    """A worker's number of rows, exactly, and what the model asked for."""
-    return seal(header, _COUNT.pack(count) + encode_floats(values, precision))
-
-
-def decode_summary(data: bytes, expected: Header) -> tuple[int, FloatArray]:
-    """The inverse of `encode_summary`."""
-    body = unseal(data, expected)
-    if len(body) < _COUNT.size:
-        raise WireError(f"a summary has at least {_COUNT.size} bytes; got {len(body)}.")
-    return _COUNT.unpack_from(body)[0], decode_floats(body[_COUNT.size :], expected.dimension)
-
-
-def summary_size(count: int, precision: str = "float64") -> int:
-    """Payload bytes of a summary of so many numbers."""
-    return _COUNT.size + floats_size(count, precision)
 
 
 def decode_table(data: bytes, expected: Header) -> FloatArray:

@@ -14,17 +14,16 @@ from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
-from emfed.algorithms import Decreasing, Everyone, FedEM
+from emfed.algorithms import Decreasing, FedEM
 from emfed.artifacts.result import Result
 from emfed.core.errors import EmfedWarning, SettingsError, check_count, check_range
-from emfed.core.ledger import Ledger
-from emfed.core.protocols import FloatArray, IntArray, Model
-from emfed.fitting.driver import result_of
-from emfed.fitting.estimators.engine import Settings, read_participation, run_fit
+from emfed.core.protocols import WHOLE, Federation, FloatArray, IntArray, Model
+from emfed.fitting.driver import open_run, result_of, run_fit
 from emfed.fitting.estimators.intake import read_one_table, read_workers
-from emfed.fitting.opening import open_run
 from emfed.fitting.rounds import Run
-from emfed.fitting.selection import read_range
+from emfed.fitting.session import Session
+from emfed.fitting.settings import FitSettings, read_range
+from emfed.models.portraits import width_of
 from emfed.network import StackedFederation
 
 SHAPING = ("model", "n_components", "n_clusters", "n_factors", "covariance", "families")
@@ -77,10 +76,6 @@ class FederatedEstimator(BaseEstimator):
         """Whether NaN is a missing value."""
         return False
 
-    _accelerate = True
-    _alone = 1e-4
-    """The default of ``tol`` for one worker."""
-
     def _publish(self, result: Result) -> None:
         """Set the fitted attributes of the kind of model."""
 
@@ -100,22 +95,25 @@ class FederatedEstimator(BaseEstimator):
         column of a data frame; without it all rows are one worker's), or a dict or list of tables,
         one per worker. ``sample_weight`` has the same shape. ``y`` is ignored.
         """
-        settings, width = self._settings(), getattr(self, "n_features_in_", None)
-        workers = read_workers(self, X, groups, sample_weight, reset=True, missing=self._missing)
-        numbers = self._candidates()
-        found = run_fit(
-            self._model,
-            numbers,
-            workers,
-            settings,
-            start=self._warm(numbers, width),
-            accelerate=self._accelerate,
-        )
+        width = getattr(self, "n_features_in_", None)
+        settings = self._settings()
+        network = self._network(X, groups, sample_weight, reset=True)
+        warm = self._warm(settings.numbers or (1,), width)
+        if warm is not None:
+            settings = settings.but(start=warm, n_init=1)
+        found = run_fit(settings, network)
+        if found.result.stopped == "interrupted":
+            raise KeyboardInterrupt
         self.selection_ = found.selection
+        numbers = settings.numbers or (1,)
         k = numbers[0] if found.selection is None else found.selection.n_components
         self._described = self._model(k).describe()
-        self._keep(found.result, found.converged, found.likelihood)
-        if not found.converged:
+        self._keep(found.result, found.result.converged, found.log_likelihood or np.nan)
+        if isinstance(X, Federation):
+            self._take_columns(found.result)
+        for remark in found.remarks:
+            warnings.warn(remark, EmfedWarning, stacklevel=2)
+        if not self.converged_:
             warnings.warn(
                 f"{type(self).__name__} did not converge in {self.n_iter_} rounds:"
                 " allow more with max_iter, or a larger tol; several starts (n_init) or fewer "
@@ -125,27 +123,50 @@ class FederatedEstimator(BaseEstimator):
             )
         return self
 
-    def _settings(self) -> Settings:
-        """The options of the run, checked."""
+    def _network(
+        self, X: Any, groups: Any | None, sample_weight: Any | None, reset: bool
+    ) -> Federation:
+        """Where the rows are: a federation of sites as it is, or tables in this process."""
+        if isinstance(X, Federation):
+            if groups is not None or sample_weight is not None:
+                raise SettingsError("a Federation has its own data: leave out the other arguments.")
+            return X
+        missing = self._missing
+        workers = read_workers(self, X, groups, sample_weight, reset=reset, missing=missing)
+        return StackedFederation(workers)
+
+    def _take_columns(self, result: Result) -> None:
+        """What scikit-learn wants to know of X, as sites elsewhere told it."""
+        self.groups_column_ = None
+        self.n_features_in_ = width_of(result.model) or 0
+        if result.columns is not None:
+            self.feature_names_in_ = np.array(result.columns, dtype=object)
+        elif hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
+
+    def _settings(self) -> FitSettings:
+        """The options of the fit, checked."""
         if self.tol is not None:
             check_range("tol", self.tol, 0, np.inf, open_low=True, open_high=True)
-        return Settings(
+        return FitSettings(
+            self._model,
+            n_components=self._numbers(),
+            criterion=getattr(self, "criterion", "bic"),
             algorithm=self.algorithm,
             follow_em=bool(self.follow_em),
             start=self.start,
             n_init=check_count("n_init", self.n_init),
             rounds=check_count("max_iter", self.max_iter),
-            tolerance=None if self.tol is None else float(self.tol),
-            alone=self._alone,
+            tol=None if self.tol is None else float(self.tol),
             seed=seed_of(self.random_state),
-            criterion=getattr(self, "criterion", "bic"),
-            participation=read_participation(getattr(self, "participation", None)),
+            participation=getattr(self, "participation", None),
+            likelihood=True,
         )
 
-    def _candidates(self) -> list[int]:
+    def _numbers(self) -> list[int]:
         return read_range(self._components())
 
-    def _warm(self, numbers: list[int], width: int | None) -> Any:
+    def _warm(self, numbers: Sequence[int], width: int | None) -> Any:
         """Where the last fit, on so many columns, ended, if the next is to go on from there."""
         if not (self.warm_start and hasattr(self, "result_")):
             return None
@@ -209,15 +230,18 @@ class FederatedEstimator(BaseEstimator):
         decreasing steps under which the paper's FedEM converges, where k counts the rounds of an
         earlier fit too.
         """
+        if isinstance(X, Federation):
+            raise SettingsError(
+                "partial_fit takes rows of this process: use fit for sites elsewhere."
+            )
         settings, first = self._settings(), not hasattr(self, "result_")
-        workers = read_workers(self, X, groups, sample_weight, reset=first, missing=self._missing)
-        k = self._candidates()[0]
+        network = self._network(X, groups, sample_weight, reset=first)
+        k = self._numbers()[0]
         if not first and (changed := self._changed(k)):
             raise SettingsError(
                 f"partial_fit goes on with the model as it is, but since then changed "
                 f"{', '.join(changed)}: put that back, or begin anew with fit or a new estimator."
             )
-        network = StackedFederation(workers)
         batches = 1 if first else self.n_batches_ + 1
         run = self._open(network, settings) if first else self._resume(network, settings)
         run.step()
@@ -234,35 +258,24 @@ class FederatedEstimator(BaseEstimator):
         """Model and statistics to go on from with other rows."""
         return result.model, result.statistics
 
-    def _open(self, network: StackedFederation, settings: Settings) -> Run:
+    def _open(self, network: Federation, settings: FitSettings) -> Run:
         """The opening exchange and a start from the first rows."""
         return open_run(
-            self._online_model(self._candidates()[0]),
-            None,
+            self._online_model(self._numbers()[0]),
+            network,
             FedEM(step_size=1.0, memory_rate=0.0),
-            federation=network,
             start=settings.start,
             n_init=settings.n_init,
             seed=settings.seed,
         )
 
-    def _resume(self, network: StackedFederation, settings: Settings) -> Run:
+    def _resume(self, network: Federation, settings: FitSettings) -> Run:
         """A round with new rows, in the frame of the first ones."""
         model, statistics = self._online(self.result_)
-        opening = network.open(model)
-        totals = opening.counts if opening.totals is None else opening.totals
-        return Run(
-            model,
-            FedEM(step_size=self.step(self.n_batches_ + 1), memory_rate=0.0),
-            network,
-            statistics,
-            weights=totals / totals.sum(),
-            participation=Everyone(),
-            seed=settings.seed,
-            samples=int(opening.counts.sum()),
-            ledger=Ledger(network.size, opening.names),
-            columns=opening.columns,
-        )
+        session = Session(model, network, seed=settings.seed)
+        session.adopt(model)
+        step = self.step(self.n_batches_ + 1)
+        return Run(session, WHOLE, FedEM(step_size=step, memory_rate=0.0), statistics)
 
     # What can be asked.
 

@@ -68,7 +68,7 @@ class FederatedFactorAnalysis(
 
     def _model(self, k: int) -> Model:
         factors = check_count("n_components", self.n_components)
-        if factors >= self.n_features_in_:
+        if factors >= getattr(self, "n_features_in_", np.inf):
             raise DataError(
                 f"n_components={factors} factors need more columns than that; got "
                 f"n_features={self.n_features_in_}."

@@ -82,8 +82,6 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
         self.warm_start = warm_start
         self.random_state = random_state
 
-    _alone = 1e-3
-
     @property
     def _missing(self) -> bool:
         return bool(self.missing)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,15 +13,14 @@ from emfed.compressors import SubtractiveDithering
 from emfed.core.errors import SettingsError, check_range
 from emfed.core.protocols import Algorithm, FloatArray, Model
 from emfed.fitting.estimators.base import FederatedEstimator
-from emfed.fitting.estimators.engine import Settings
-from emfed.fitting.selection import read_range
+from emfed.fitting.settings import FitSettings, read_range
 from emfed.imputation.row_owner import RowOwner
 from emfed.models import gaussian_mixture, mixed_mixture
 
 _NOISE = SubtractiveDithering(0.05)
 QUIET: dict[str, Algorithm] = {
-    "FedEM": FedEM(_NOISE, in_metric=True),
-    "VR-FedEM": VRFedEM(_NOISE, in_metric=True, batch_size=64),
+    "fedem": FedEM(_NOISE, in_metric=True),
+    "vr-fedem": VRFedEM(_NOISE, in_metric=True, batch_size=64),
 }
 """With a rank these take less noise than with a mixture: a row's factors follow the loadings, so
 noise comes back larger than from responsibilities. "auto" measures that, and chooses by itself."""
@@ -110,10 +108,10 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
         """Ranks, where there are any, are compared as numbers of components are."""
         return self.n_components if self.rank is None else self.rank
 
-    def _candidates(self) -> list[int]:
-        return super()._candidates() if self.rank is None else read_range(self.rank, "rank")
+    def _numbers(self) -> list[int]:
+        return super()._numbers() if self.rank is None else read_range(self.rank, "rank")
 
-    def _settings(self) -> Settings:
+    def _settings(self) -> FitSettings:
         """Checked; what would be ignored is refused."""
         if self.rank is None:
             if self.penalty is not None:
@@ -139,7 +137,8 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
         check_range("covariance_floor", self.covariance_floor, 0, 1, open_high=True)
         settings = super()._settings()
         if isinstance(settings.algorithm, str):
-            return replace(settings, algorithm=QUIET.get(settings.algorithm, settings.algorithm))
+            named = settings.algorithm
+            return settings.but(algorithm=QUIET.get(named.lower(), named))
         return settings
 
     def _model(self, k: int) -> Model:

@@ -8,7 +8,7 @@ import numpy as np
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin
 
 from emfed.artifacts.result import Result
-from emfed.core.protocols import FloatArray, IntArray, Model
+from emfed.core.protocols import Federation, FloatArray, IntArray, Model
 from emfed.fitting.estimators.base import FederatedEstimator
 from emfed.fitting.estimators.intake import is_tables
 from emfed.models import k_means
@@ -34,7 +34,6 @@ class FederatedKMeans(
     converged_, n_iter_, n_rounds_, records_, bytes_, result_ : as in `FederatedGaussianMixture`.
     """
 
-    _accelerate = False
     follow_em = False
 
     def __init__(
@@ -80,9 +79,11 @@ class FederatedKMeans(
     ) -> FederatedKMeans:
         """Find the centres, then the cluster of each row where it lies."""
         super().fit(X, y, groups=groups, sample_weight=sample_weight)
-        if is_tables(X):
+        if isinstance(X, Federation):
+            self.labels_: Any = None  # the rows are elsewhere
+        elif is_tables(X):
             tables = X.values() if hasattr(X, "values") else X
-            self.labels_: Any = [self.predict(table) for table in tables]
+            self.labels_ = [self.predict(table) for table in tables]
         else:
             self.labels_ = self.predict(X)
         scale = self.result_.model.frame.scale[0] ** 2 if not self.standardised else 1.0

@@ -9,13 +9,12 @@ attempts cost no messages, and no raw point ever leaves a worker.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from emfed.core.protocols import FloatArray, Model
+from emfed.core.protocols import FloatArray
 from emfed.core.streams import Purpose, normals
 
 BRANCHES = 4
@@ -26,12 +25,13 @@ ROWS_PER_CELL = 5
 SETTLING = 2
 """Rounds of Lloyd's algorithm on the final cells."""
 
-Ask = Callable[[Model, FloatArray], FloatArray]
-"""One round: the statistics of all workers for clusters with these statistics."""
+Ask = Callable[[int, int, FloatArray], tuple[Any, FloatArray]]
+"""One round: so many clusters, the rows below which a worker is silent about one, and the centres;
+gives the k-means and the statistics of all workers."""
 
 
 def grow_cells(
-    model: Model, ask: Ask, components: int, rows: float | None, seed: int
+    columns: int, ask: Ask, components: int, rows: float | None, seed: int
 ) -> tuple[FloatArray, FloatArray]:
     """Masses and means of cells, in the frame of the model; empty cells are left out.
 
@@ -43,20 +43,15 @@ def grow_cells(
     if rows is not None:
         size = min(size, max(FEWEST_PER_COMPONENT * components, int(rows) // ROWS_PER_CELL))
     smallest = 1 if rows is None else 2
-    mass, centres = np.ones(1), np.zeros((1, _columns(model)))
+    mass, centres = np.ones(1), np.zeros((1, columns))
     for round_ in range(2 + int(np.ceil(np.log(size) / np.log(BRANCHES)))):
         if len(centres) >= size:
             break  # else cells keep dying: the rows lie in fewer places than that
         sent = _branches(mass, centres, _spread(mass, centres), size, seed, round_)
-        mass, centres = _settle(model, ask, sent, smallest)
+        mass, centres = _settle(ask, sent, smallest)
     for _ in range(SETTLING):
-        mass, centres = _settle(model, ask, centres, smallest)
+        mass, centres = _settle(ask, centres, smallest)
     return mass, centres
-
-
-def _columns(model: Model) -> int:
-    one: Any = model.clusters(1)
-    return int(one.n_features)
 
 
 def _spread(mass: FloatArray, centres: FloatArray) -> FloatArray:
@@ -80,13 +75,9 @@ def _branches(
     return np.repeat(centres, each, axis=0) + np.where(alone, 0.0, 0.7 * spread * moves)
 
 
-def _settle(
-    model: Model, ask: Ask, centres: FloatArray, smallest: int
-) -> tuple[FloatArray, FloatArray]:
+def _settle(ask: Ask, centres: FloatArray, smallest: int) -> tuple[FloatArray, FloatArray]:
     """Where the rows nearest to each centre lie: one round. If nobody says, they stay."""
-    found: Any = model.clusters(len(centres))
-    clusters = dataclasses.replace(found, smallest=smallest)
-    statistics = ask(clusters, clusters.statistics_of(clusters.start_at(None, centres, None)))
+    clusters, statistics = ask(len(centres), smallest, centres)
     parts = clusters.layout.split(statistics)
     # Uploads are rounded where there are many workers: the mean of a small cell is then noise.
     held = parts["mass"] > (1e-9 if smallest == 1 else 0.2 / len(centres))

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, final
+from functools import partial
+from typing import Any, final
 
 import numpy as np
 
-from emfed.algorithms import EM, Everyone, FedEM
+from emfed.algorithms import EM, FedEM
 from emfed.compressors import SubtractiveDithering
-from emfed.core.errors import EmfedWarning, SettingsError, check_count
-from emfed.core.ledger import Ledger
-from emfed.core.protocols import Algorithm, Federation, FloatArray, Model
+from emfed.core.errors import EmfedWarning, SettingsError
+from emfed.core.protocols import Algorithm, FloatArray, View
 from emfed.core.streams import Purpose, choose_distinct, uniforms
-from emfed.core.wire import ENVELOPE, floats_size
 from emfed.fitting.rounds import Run
+from emfed.fitting.session import Session
 from emfed.fitting.starts.cells import grow_cells
 from emfed.fitting.starts.seeding import best_partition
 from emfed.fitting.stopping import Stop
-from emfed.models.several import VALUES, Several
+from emfed.network.inprocess import InProcessFederation
 
-Method = Literal["auto", "k-means", "moments", "points"]
-METHODS = ("auto", "k-means", "moments", "points")
 ATTEMPTS = 10
 """Partitions of the cells that the server tries for the first start. Further ones take the first
 they find, or all would be alike: the best partition need not lead to the best mixture."""
@@ -41,95 +37,62 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 @final
-@dataclass(frozen=True)
-class Found:
-    """The statistics that each model starts from, and what it cost to find them."""
+class _Search:
+    """Rounds that find where candidates begin; they are not yet those of the fit."""
 
-    statistics: tuple[FloatArray, ...]
-    ledger: Ledger
-    """Of the messages so far."""
-    rounds: int
-    evaluations: int
+    def __init__(self, session: Session, parts: Sequence[int]) -> None:
+        self.session, self.parts, self.rounds = session, tuple(parts), 0
+        self.alone = session.federation.size == 1
+        self.models = [session.bound.part(j) for j in parts]
 
-
-class _Session:
-    """Rounds with a federation that are not yet those of the fit."""
-
-    def __init__(self, network: Federation, weights: FloatArray, samples: int, seed: int) -> None:
-        self.network, self.weights, self.samples, self.seed = network, weights, samples, seed
-        self.ledger = Ledger(network.size)
-        self.rounds = self.evaluations = 0
-
-    def run(self, model: Model, statistics: FloatArray, algorithm: Algorithm, rounds: int) -> Any:
+    def run(self, view: View, statistics: FloatArray, algorithm: Algorithm, rounds: int) -> Any:
         """The statistics after some rounds; each run has random numbers of its own."""
-        run = Run(
-            model,
-            algorithm,
-            self.network,
-            statistics,
-            weights=self.weights,
-            participation=Everyone(),
-            seed=(self.seed + _GOLDEN * self.rounds) % 2**64,
-            samples=self.samples,
-            ledger=self.ledger,
-        )
+        seed = (self.session.seed + _GOLDEN * self.rounds) % 2**64
+        run = Run(self.session, view, algorithm, statistics, purpose="start", seed=seed)
         if run.until(Stop(rounds=rounds)) == "interrupted":
             raise KeyboardInterrupt
-        self.evaluations += run.evaluations
+        self.session.evaluations += sum(r.evaluations for r in run.records if r.round)
         self.rounds += rounds
         return run.state.statistics
 
-    def ask(self, model: Model, statistics: FloatArray) -> FloatArray:
-        """The exact statistics of all workers: one round."""
-        return np.asarray(self.run(model, statistics, EM(), 1))
-
-    def begin(self, model: Model, statistics: FloatArray) -> FloatArray:
-        """The exact statistics of one worker; with several, those that the parameters imply."""
-        return self.ask(model, statistics) if self.network.size == 1 else statistics
-
-    def ask_cells(self, model: Model, statistics: FloatArray) -> FloatArray:
-        """The same with short uploads, where there is somebody to upload."""
-        if self.network.size == 1:
-            return self.ask(model, statistics)
+    def ask(self, part: int, count: int, smallest: int, centres: FloatArray) -> tuple[Any, Any]:
+        """One round of k-means, with short uploads where there is somebody to upload."""
+        view = View((part,), clusters=count, smallest=smallest)
+        clusters = self.session.view(view)
+        statistics = clusters.statistics_of(clusters.start_at(None, centres, None))
         once = FedEM(SubtractiveDithering(CELL_NOISE), step_size=1.0, memory_rate=0.0)
-        return np.asarray(self.run(model, statistics, once, 1))
+        return clusters, self.run(view, statistics, EM() if self.alone else once, 1)
 
-    def heat(self, several: Several, statistics: FloatArray, rounds: int) -> FloatArray:
+    def begin(self, view: View, statistics: FloatArray) -> FloatArray:
+        """The exact statistics of one worker; with several, those that the parameters imply."""
+        return np.asarray(self.run(view, statistics, EM(), 1)) if self.alone else statistics
+
+    def heat(self, view: View, statistics: FloatArray, rounds: int) -> tuple[Any, FloatArray]:
         """Rounds of a race, compressed where there is somebody to upload, and what each is worth.
 
         Compressed messages carry no log-likelihoods: everyone is asked for those at the end.
         """
-        if self.network.size == 1:
-            return np.asarray(self.run(several, statistics, EM(), rounds))
-        plain = dataclasses.replace(several, watched=False)
+        if self.alone:
+            after = np.asarray(self.run(view, statistics, EM(), rounds))
+            several = self.session.view(view)
+            return [after[cut] for cut in several.cuts], several.values(after)
         quiet = FedEM(
             SubtractiveDithering(RACE_NOISE),
             in_metric=True,
             broadcast=SubtractiveDithering(RACE_BROADCAST),
         )
-        parts = plain.join([statistics[cut] for cut in several.cuts])
-        after = self.run(plain, parts, quiet, rounds)
-        known = self.network.mean_statistics(several, plain.maximize(after), self.weights)
-        everyone = np.arange(self.network.size, dtype=np.int64)
-        size = floats_size(VALUES * len(several.models))
-        self.ledger.add("round", "down", everyone, 0, ENVELOPE)
-        self.ledger.add("round", "up", everyone, size, ENVELOPE)
-        self.evaluations += self.samples
+        after = self.run(view, statistics, quiet, rounds)
+        several = self.session.view(view)
+        values = self.session.ask("values", view, several.maximize(after), "start")
+        self.session.evaluations += self.session.samples
         self.rounds += 1
-        return several.join([after[cut] for cut in plain.cuts], several.values(known))
+        return [after[cut] for cut in several.cuts], values
 
 
 def search(
-    models: Sequence[Any],
-    network: Federation,
-    weights: FloatArray,
-    *,
-    method: Method = "auto",
-    n_init: int = 1,
-    seed: int = 0,
-    samples: int,
-) -> Found:
-    """Where each of these bound models should start; all of them share the rounds.
+    session: Session, parts: Sequence[int], method: str = "auto", n_init: int = 1
+) -> list[FloatArray]:
+    """The statistics that each of these candidates starts from; all of them share the rounds.
 
     ``method`` is ``"k-means"`` (cells grown from aggregates, see `emfed.fitting.starts.cells`),
     ``"moments"`` (drawn around the mean with the spread of all data), ``"points"`` (rows of the
@@ -137,25 +100,16 @@ def search(
     has components that clusters can start. Of ``n_init`` starts, all run in the same rounds; the
     worse half is dropped every few rounds.
     """
-    check_count("n_init", n_init)
-    if method not in METHODS:
-        raise SettingsError(f"start must be parameters or one of {METHODS}; got {method!r}.")
-    session = _Session(network, weights, samples, seed)
-    free = [_resolve(model, method) == "moments" for model in models]
-    if network.carries_bytes and not (n_init == 1 and all(free)):
-        raise SettingsError(
-            "over a network a start is parameters, or 'moments' with n_init=1: find a better one "
-            "by a fit in one process, on data that may be there, and give its parameters."
-        )
-    starts = _starts(session, models, method, n_init)
+    looking = _Search(session, parts)
+    free = [_resolve(model, method) == "moments" for model in looking.models]
+    starts = _starts(looking, method, n_init)
     if n_init == 1 and all(free):  # what the parameters imply, at no cost
-        found = [m.statistics_of(own[0]) for m, own in zip(models, starts, strict=True)]
-    else:
-        found = _race(session, models, starts)
-    return Found(tuple(found), session.ledger, session.rounds, session.evaluations)
+        pairs = zip(looking.models, starts, strict=True)
+        return [model.statistics_of(own[0]) for model, own in pairs]
+    return _race(looking, starts)
 
 
-def _resolve(model: Any, method: Method) -> str:
+def _resolve(model: Any, method: str) -> str:
     """What "auto" means for a model."""
     if method != "auto":
         return method
@@ -163,24 +117,23 @@ def _resolve(model: Any, method: Method) -> str:
     return "k-means" if able else "moments"
 
 
-def _starts(
-    session: _Session, models: Sequence[Any], method: Method, n_init: int
-) -> list[list[Any]]:
-    """``n_init`` starting parameters of each model, in its frame."""
-    chosen = [_resolve(model, method) for model in models]
+def _starts(looking: _Search, method: str, n_init: int) -> list[list[Any]]:
+    """``n_init`` starting parameters of each candidate, in its frame."""
+    session = looking.session
+    chosen = [_resolve(model, method) for model in looking.models]
     cells: tuple[FloatArray, FloatArray] | None = None
     if "k-means" in chosen:
-        widest = max(
-            (m for m, c in zip(models, chosen, strict=True) if c == "k-means"),
-            key=lambda m: m.n_components,
-        )
-        if widest.clusters(1) is None:
+        pairs = zip(looking.models, looking.parts, chosen, strict=True)
+        able = [(model, part) for model, part, how in pairs if how == "k-means"]
+        widest, part = max(able, key=lambda pair: pair[0].n_components)
+        one = widest.clusters(1)
+        if one is None:
             widest.start_at(None, None, None)  # says what to do instead
-        n = session.network.size
-        rows = None if n == 1 else session.samples / n
-        cells = grow_cells(widest, session.ask_cells, widest.n_components, rows, session.seed)
+        rows = None if looking.alone else session.samples / session.federation.size
+        ask = partial(looking.ask, part)
+        cells = grow_cells(one.n_features, ask, widest.n_components, rows, session.seed)
     out = []
-    for model, how in zip(models, chosen, strict=True):
+    for model, how in zip(looking.models, chosen, strict=True):
         seeds = [(session.seed + _GOLDEN * j) % 2**64 for j in range(n_init)]
         if how == "k-means" and cells is not None:
             out.append([_from_cells(model, *cells, session.seed, j) for j in range(n_init)])
@@ -206,10 +159,10 @@ def _from_cells(model: Any, mass: FloatArray, cells: FloatArray, seed: int, whic
     return model.start_at(shares, centres, within)
 
 
-def _from_points(session: _Session, model: Any, seed: int) -> Any:
+def _from_points(session: Session, model: Any, seed: int) -> Any:
     """Rows of the data as centres, the paper's start: they leave their workers."""
-    data = getattr(session.network, "data", None)
-    one = model.clusters(1)
+    network, one = session.federation, model.clusters(1)
+    data = network.data if isinstance(network, InProcessFederation) else None
     if data is None or one is None:
         raise SettingsError(
             "start='points' needs data in this process and a model that centres can start: use "
@@ -233,56 +186,57 @@ def _from_points(session: _Session, model: Any, seed: int) -> Any:
         ]
     )
     d = rows.shape[1]
-    session.ledger.add("start", "up", workers, 8 * d, 0)
+    if session.prices is not None:
+        session.ledger.add("start", "up", workers, 8 * d, 0)
     frame = one.frame
     centres = np.nan_to_num((rows - frame.origin) / frame.scale)
     return model.start_at(np.full(k, 1 / k), centres, np.ones(d))
 
 
-def _race(session: _Session, models: Sequence[Any], starts: list[list[Any]]) -> list[FloatArray]:
-    """Statistics at the best start of each model, all running in the same rounds.
+def _race(looking: _Search, starts: list[list[Any]]) -> list[FloatArray]:
+    """Statistics at the best start of each candidate, all running in the same rounds.
 
     One worker alone evaluates them. Several do so in the first round of what follows, quantised: at
     a start that tells clusters apart, exact sums over the few rows that a worker has in one of them
     would come close to the rows.
     """
-    alive = [(j, model) for j, model in enumerate(models) for _ in starts[j]]
+    alive = [part for part, own in zip(looking.parts, starts, strict=True) for _ in own]
+    models = [model for model, own in zip(looking.models, starts, strict=True) for _ in own]
     params = [p for own in starts for p in own]
-    if len(alive) == 1:
-        model = models[0]
-        return [session.begin(model, _within(model, params[0]))]
-    several = Several(tuple(model for _, model in alive))
-    parts = [_within(model, p) for (_, model), p in zip(alive, params, strict=True)]
-    statistics = session.begin(several, several.join(parts))
+    found = [_within(model, p) for model, p in zip(models, params, strict=True)]
+    view = View(tuple(alive), watched=looking.alone)
+    several = looking.session.view(view)
+    begun = looking.begin(view, several.join(found))
+    found = [begun[cut] for cut in several.cuts]
     rounds = FIRST_HEAT
-    while len(alive) > len(models):
-        statistics, rounds = session.heat(several, statistics, rounds), HEAT
-        alive, several, statistics = _drop(alive, several, statistics)
-    return [statistics[cut] for cut in several.cuts]
+    while len(alive) > len(looking.parts):
+        view = View(tuple(alive), watched=looking.alone)
+        statistics = looking.session.view(view).join(found)
+        found, values = looking.heat(view, statistics, rounds)
+        kept, rounds = _better_half(alive, values[:, 0]), HEAT
+        alive, found = [alive[i] for i in kept], [found[i] for i in kept]
+    return found
 
 
 def _within(model: Any, params: Any) -> FloatArray:
     """Statistics that say these parameters."""
     statistics = np.asarray(model.statistics_of(params))
     if not model.inside(statistics):
-        raise SettingsError(
-            "at this start some component has no mass or no positive definite covariance: some "
-            "columns are combinations of others. Drop them, or set covariance_floor > 0."
-        )
+        raise SettingsError(NOT_INSIDE)
     return statistics
 
 
-def _drop(
-    alive: list[tuple[int, Any]], several: Several, statistics: FloatArray
-) -> tuple[list[tuple[int, Any]], Several, FloatArray]:
-    """The better half of the starts of each model."""
-    values = several.values(statistics)
+NOT_INSIDE = (
+    "at this start some component has no mass or no positive definite covariance: some columns are "
+    "combinations of others. Drop them, or set covariance_floor > 0."
+)
+
+
+def _better_half(alive: Sequence[int], likelihoods: FloatArray) -> list[int]:
+    """Positions of the better half of the starts of each candidate."""
     kept: list[int] = []
-    for j in sorted({which for which, _ in alive}):
-        own = [i for i, (which, _) in enumerate(alive) if which == j]
-        own.sort(key=lambda i: (-values[i, 0], i))
+    for part in sorted(set(alive)):
+        own = [i for i, which in enumerate(alive) if which == part]
+        own.sort(key=lambda i: (-likelihoods[i], i))
         kept += sorted(own[: max(1, len(own) // 2)])
-    parts = [statistics[several.cuts[i]] for i in kept]
-    remaining = [alive[i] for i in kept]
-    fewer = Several(tuple(model for _, model in remaining))
-    return remaining, fewer, fewer.join(parts, values[kept])
+    return kept

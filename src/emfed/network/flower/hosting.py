@@ -88,7 +88,7 @@ class Host:
             self._recognise()
             status = read_status(self.folder)
             if status.get("state") == "finished":
-                if status.get("rounds", 0) < self.config.run.rounds:
+                if status.get("rounds", 0) < (self.config.settings.rounds or 0):
                     logger.warning("the run is finished; `rounds` has no effect any more")
                 report(status)
                 return

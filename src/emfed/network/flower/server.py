@@ -20,6 +20,7 @@ from emfed.core.errors import EmfedError, ParticipationError, SettingsError
 from emfed.core.records import RoundRecord
 from emfed.core.storage import remove_torn
 from emfed.fitting.serving import Served, serve
+from emfed.fitting.settings import ROUNDS
 from emfed.network.flower.config import Config, read_config
 from emfed.network.flower.transport import GridTransport
 
@@ -178,10 +179,10 @@ def log_to(path: Path) -> None:
 
 def _fit(transport: GridTransport, config: Config, status: Status) -> Served:
     """`serve`, again and again while there are too few sites, for as long as the user said."""
-    sites, run = config.sites, config.run
+    sites, settings = config.sites, config.settings
     began = time.monotonic()
     _gather(transport, config, status)
-    status.say("running", rounds=run.rounds)
+    status.say("running", rounds=settings.rounds or ROUNDS)
 
     def show(record: RoundRecord) -> None:
         nonlocal began
@@ -201,21 +202,14 @@ def _fit(transport: GridTransport, config: Config, status: Status) -> Served:
     while True:
         try:
             return serve(
-                config.model,
-                config.algorithm,
+                settings,
+                None,
                 transport,
                 config.place("folder") / "fit",
-                rounds=run.rounds,
-                tolerance=run.tolerance,
-                weights=run.weights,
-                participation=run.make_participation(),
-                start_statistics=run.start_statistics,
-                seed=run.seed,
                 minimum=sites.fewest,
                 deadline=sites.deadline,
                 attempts=sites.attempts,
                 admit=sites.admit,
-                columns=config.columns,
                 callbacks=[show],
             )
         except ParticipationError as error:

@@ -27,7 +27,7 @@ from emfed.data.mnist import (
 )
 from emfed.data.synthetic import START, TRUTH, linear_federation, synthetic_federation
 from emfed.data.workers import WorkerData
-from emfed.fitting.opening import open_run
+from emfed.fitting.driver import open_run
 from emfed.fitting.rounds import Run
 from emfed.models import GaussianParameters, LinearGaussian, Location, gaussian_mixture
 from emfed.theory.experiments.config import Job

@@ -19,7 +19,7 @@ import numpy as np
 
 from emfed.core.protocols import FloatArray
 from emfed.core.records import RoundRecord
-from emfed.fitting.rounds import Run
+from emfed.fitting.rounds import Run, under
 from emfed.models.several import Several
 
 EARLY = 1e-2
@@ -44,6 +44,31 @@ class Part:
     def settled(self) -> bool:
         """Whether little was left, twice in a row."""
         return self.calm >= 2
+
+    def save(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The chain of points and the trial that is under way."""
+        arrays: dict[str, Any] = {}
+        about: dict[str, Any] = {
+            "calm": self.calm,
+            "likelihood": self.likelihood if np.isfinite(self.likelihood) else None,
+            "chain": [likelihood for _, _, likelihood in self._chain],
+            "least": None if self._trial is None else self._trial[1],
+        }
+        for j, (before, after, _) in enumerate(self._chain):
+            arrays |= {f"before{j}": before, f"after{j}": after}
+        if self._trial is not None:
+            arrays["fallback"] = self._trial[0]
+        return arrays, about
+
+    def load(self, arrays: dict[str, Any], about: dict[str, Any]) -> None:
+        """The inverse of `save`."""
+        self.calm = about["calm"]
+        self.likelihood = -np.inf if about["likelihood"] is None else about["likelihood"]
+        self._chain = [
+            (arrays[f"before{j}"], arrays[f"after{j}"], likelihood)
+            for j, likelihood in enumerate(about["chain"])
+        ]
+        self._trial = None if about["least"] is None else (arrays["fallback"], about["least"])
 
     def follow(
         self, asked: FloatArray, new: FloatArray, value: float, penalty: float
@@ -93,14 +118,31 @@ class Part:
 
 @final
 class Climb:
-    """A callback that watches and steers a run of `Several` under EM."""
+    """A callback that watches and steers a run of models side by side under EM."""
 
-    def __init__(self, run: Run, tolerance: float, accelerate: bool = True) -> None:
+    name = "climb"
+
+    def __init__(self, tolerance: float, accelerate: bool = True) -> None:
+        self.tolerance, self.accelerate = tolerance, accelerate
+        self.parts: list[Part] = []
+
+    def attach(self, run: Run) -> None:
+        """Follow this run, whose statistics tell the log-likelihood of each part."""
         several = run.model
         assert isinstance(several, Several)
         self.run, self.several = run, several
-        self.parts = [Part(model, tolerance, accelerate) for model in several.models]
+        self.parts = [Part(model, self.tolerance, self.accelerate) for model in several.models]
         self._asked, self._penalties = run.state.statistics, self._charged()
+
+    @property
+    def settled(self) -> bool:
+        """Whether little is left for any part."""
+        return bool(self.parts) and all(part.settled for part in self.parts)
+
+    @property
+    def likelihoods(self) -> list[float]:
+        """The log-likelihood of each part where it was last asked."""
+        return [part.likelihood for part in self.parts]
 
     def _charged(self) -> list[float]:
         """The penalty of each part where it will be asked next."""
@@ -109,16 +151,35 @@ class Climb:
 
     def __call__(self, record: RoundRecord) -> bool:
         """After each round; True when all have settled."""
+        if record.answered < record.asked:  # a likelihood of some rows compares with none
+            return False
         new = self.run.state.statistics
         values = self.several.values(new)
         moved = [
             part.follow(self._asked[cut], new[cut], float(values[j, 0]), self._penalties[j])
             for j, (part, cut) in enumerate(zip(self.parts, self.several.cuts, strict=True))
         ]
-        if all(part.settled for part in self.parts):
+        if self.tolerance and self.settled:
             return True
         statistics = self.several.join(moved, values)
         if not np.array_equal(statistics, new):
             self.run.move(statistics)
         self._asked, self._penalties = statistics, self._charged()
         return False
+
+    def save(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Where each part stands."""
+        arrays: dict[str, Any] = {"asked": self._asked}
+        about: list[dict[str, Any]] = []
+        for j, part in enumerate(self.parts):
+            own, told = part.save()
+            arrays |= {f"{j}/{name}": array for name, array in own.items()}
+            about.append(told)
+        return arrays, {"parts": about}
+
+    def load(self, arrays: dict[str, Any], about: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._asked = arrays["asked"]
+        for j, (part, told) in enumerate(zip(self.parts, about["parts"], strict=True)):
+            part.load(under(f"{j}/", arrays), told)
+        self._penalties = self._charged()

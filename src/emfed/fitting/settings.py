@@ -1,0 +1,261 @@
+"""All that a fit needs to know, in one place: `fit`, the estimators, the command line and
+``run.toml`` translate into it, so one word means one thing everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from math import inf
+from typing import Any, Literal, final
+
+import numpy as np
+
+from emfed.algorithms import EM, AutoEM, Bernoulli, Everyone, FedEM, VRFedEM
+from emfed.artifacts.result import CRITERIA
+from emfed.compressors import SubtractiveDithering
+from emfed.core.errors import SettingsError, check_count, check_range, check_type
+from emfed.core.protocols import Algorithm, FloatArray, IntArray, Model, Participation
+from emfed.core.streams import check_seed
+from emfed.fitting.stopping import Stop
+from emfed.models.clusters import Clusters
+
+Criterion = Literal["aic", "bic", "icl"]
+ROUNDS = 1000
+"""At most, unless told otherwise."""
+TOL, TOL_ALONE = 1e-6, 1e-4
+"""Nats per row that may be left to gain: of a federation, and of one worker alone, whose rounds
+cost no message but a pass over the rows each (scikit-learn stops a mixture at a gain of 1e-3)."""
+FIELD_TOL = 1e-4
+"""|H|^2 for a tolerance of one nat, where an algorithm's steps do not tell what they gain: the gap
+is |H|^2 over the share of it that one step of EM closes."""
+STARTS = ("auto", "k-means", "moments", "points")
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class FitSettings:
+    """What is fitted, from where, by what, until when.
+
+    Parameters
+    ----------
+    model : a model, or a function from a number of components to one.
+    n_components : numbers of components to compare: a number, a collection, or a range ``"2:8"``
+        with both ends; None: as the model says.
+    criterion : what chooses among them: ``"bic"``, ``"aic"`` or ``"icl"``.
+    algorithm : ``"auto"`` (the pooled answer for few bytes; alone, EM with long steps), ``"em"``,
+        ``"FedEM"``, ``"VR-FedEM"``, or an `Algorithm`.
+    follow_em : with ``"auto"``, take little noise and no momentum, and so end where EM ends.
+    start : parameters in the user's units, or how to find them: ``"auto"`` (k-means where the model
+        has clusters), ``"k-means"``, ``"moments"`` or ``"points"`` (rows leave their workers).
+    n_init : starts that compete; the best is kept.
+    start_statistics : whether S_0 is the ``"expected"`` statistics at given parameters (the paper)
+        or what ``"parameters"`` imply, which sends nothing.
+    participation : who takes part in a round: None is everyone, a number the probability of each.
+    weights : ``"samples"`` (the pooled optimum), ``"uniform"`` (the paper), or one per worker.
+    tol : nats per row that may be left to gain where a fit has converged; None: 1e-6, of one worker
+        alone 1e-4; 0: rounds are made until another limit is met.
+    field_tol : the same by |H|^2, in three rounds in a row.
+    rounds, epochs, max_bytes, seconds : limits; the first one met ends the fit.
+    seed : of starts, noise, batches and participation.
+    columns : names of the columns to use, in this order; None: all.
+    retries : how often a worker that stays silent is asked again in a round.
+    accelerate : whether EM that watches its log-likelihood takes long steps.
+    drop : whether candidates that will hardly be chosen leave the run early.
+    scores : whether every worker tells at the end how well the model fits its rows.
+    likelihood : whether everyone is asked at the end for the log-likelihood, if nobody told it.
+    """
+
+    model: Model | Callable[[int], Model]
+    n_components: Any = None
+    criterion: Criterion = "bic"
+    algorithm: Algorithm | str = "auto"
+    follow_em: bool = False
+    start: Any = "auto"
+    n_init: int = 1
+    start_statistics: Literal["expected", "parameters"] | None = None
+    participation: Participation | float | None = None
+    weights: str | Sequence[float] | FloatArray = "samples"
+    tol: float | None = None
+    field_tol: float | None = None
+    rounds: int | None = None
+    epochs: float | None = None
+    max_bytes: int | None = None
+    seconds: float | None = None
+    seed: int = 0
+    columns: Sequence[str] | None = None
+    retries: int = 0
+    accelerate: bool = True
+    drop: bool = True
+    scores: bool = False
+    likelihood: bool = False
+    numbers: tuple[int, ...] | None = field(init=False, default=None)
+    """The numbers of components, read."""
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        check_count("n_init", self.n_init)
+        check_count("retries", self.retries, 0)
+        if self.criterion not in CRITERIA:
+            known = ", ".join(CRITERIA)
+            raise SettingsError(f"criterion must be one of {known}; got {self.criterion!r}.")
+        if self.tol is not None:
+            check_range("tol", self.tol, 0, inf, open_high=True)
+        if self.start_statistics not in (None, "expected", "parameters"):
+            raise SettingsError(
+                f"start_statistics must be 'expected' or 'parameters'; got "
+                f"{self.start_statistics!r}."
+            )
+        if isinstance(self.start, str) and self.start not in STARTS:
+            raise SettingsError(f"start must be parameters or one of {STARTS}; got {self.start!r}.")
+        if self.n_init > 1 and not isinstance(self.start, str):
+            raise SettingsError("n_init > 1 needs a start by name, such as start='k-means'.")
+        if self.n_components is not None:
+            object.__setattr__(self, "numbers", tuple(read_range(self.n_components)))
+        elif not isinstance(self.model, Model):
+            check_type("model", self.model, Model, "gaussian_mixture(3)")
+        check_type("participation", self.who(), Participation, "Bernoulli(0.5)")
+        self.method(2)
+        self.stop(self.method(2), 2)
+
+    # What the words mean.
+
+    def candidates(self) -> tuple[Model, ...]:
+        """The models that are compared: one, or one for each number of components."""
+        if self.numbers is None:
+            assert isinstance(self.model, Model)
+            return (self.model,)
+        made = tuple(with_components(self.model, k) for k in self.numbers)
+        check_type("model", made[0], Model, "gaussian_mixture(3)")
+        return made
+
+    def who(self) -> Participation:
+        """Who takes part in a round."""
+        given: Any = self.participation
+        if given is None or isinstance(given, Participation):
+            return Everyone() if given is None else given
+        check_range("participation", given, 0, 1, open_low=True)
+        return Everyone() if given == 1 else Bernoulli(float(given))
+
+    def method(self, workers: int) -> Algorithm:
+        """The algorithm, for so many workers; the one meaning of ``"auto"``."""
+        given = self.algorithm
+        if self.follow_em and not (isinstance(given, str) and given.lower() == "auto"):
+            raise SettingsError(
+                f"follow_em goes with algorithm 'auto'; got {given!r}: leave one of the two out "
+                "(of an algorithm of your own, AutoEM(follow_em=True))."
+            )
+        if not isinstance(given, str):
+            check_type("algorithm", given, Algorithm, "FedEM(Dithering(levels=4))")
+            return given
+        named: dict[str, Algorithm] = {
+            "auto": AutoEM(follow_em=bool(self.follow_em)),
+            "em": EM(),
+            "fedem": FedEM(SubtractiveDithering(0.25), in_metric=True),
+            "vr-fedem": VRFedEM(SubtractiveDithering(0.25), in_metric=True, batch_size=64),
+        }
+        if given.lower() not in named:
+            raise SettingsError(
+                f"algorithm must be 'auto', 'em', 'FedEM', 'VR-FedEM' or an Algorithm; got "
+                f"{given!r}."
+            )
+        # Alone there is nothing to compress; with absences there is.
+        if given.lower() == "auto" and workers == 1 and isinstance(self.who(), Everyone):
+            return EM()
+        return named[given.lower()]
+
+    @property
+    def long_steps(self) -> bool:
+        """Whether EM may take long steps: as ``"auto"`` alone, on models with a smooth E-step."""
+        auto = isinstance(self.algorithm, str) and self.algorithm.lower() == "auto"
+        smooth = not any(isinstance(model, Clusters) for model in self.candidates())
+        return self.accelerate and auto and smooth
+
+    def tolerance(self, workers: int) -> float:
+        """Nats per row that may be left."""
+        if self.tol is None:
+            return TOL_ALONE if workers == 1 else TOL
+        return float(self.tol)
+
+    def stop(self, algorithm: Algorithm, workers: int) -> Stop:
+        """When this algorithm, among so many workers, is done."""
+        nats, field_tol = self.tolerance(workers), self.field_tol
+        if field_tol is not None and self.tol is None:
+            nats = 0.0
+        if nats and not algorithm.tells_gains:
+            nats, field_tol = 0.0, FIELD_TOL * nats if field_tol is None else field_tol
+        limits = (self.rounds, self.epochs, self.max_bytes, self.seconds)
+        rounds = ROUNDS if all(limit is None for limit in limits) else self.rounds
+        return Stop(rounds, self.epochs, field_tol, self.max_bytes, self.seconds, nats or None)
+
+    @classmethod
+    def read(cls, model: Any, algorithm: Any = None, **options: Any) -> FitSettings:
+        """From keyword arguments; an unknown one is told."""
+        known = [f.name for f in fields(cls) if f.init]
+        for name in options:
+            if name not in known:
+                from emfed.core.configuration import nearest
+
+                raise SettingsError(f"unknown setting {name!r}; {nearest(name, known)}")
+        if algorithm is not None:
+            options["algorithm"] = algorithm
+        return cls(model, **options)
+
+    def but(self, **changes: Any) -> FitSettings:
+        """The same with some settings changed."""
+        return replace(self, **changes)
+
+
+def read_range(components: Any, name: str = "n_components") -> list[int]:
+    """Numbers from a number, a collection of them, or a range ``"2:8"``; ``name`` is for errors."""
+    if isinstance(components, str):
+        ends = components.split(":")
+        if len(ends) not in (1, 2) or not all(end.strip().isdigit() for end in ends):
+            raise SettingsError(
+                f"{name} must be a number, a collection of them, or a range such as '2:8'; got "
+                f"{components!r}."
+            )
+        found: list[Any] = list(range(int(ends[0]), int(ends[-1]) + 1))
+    elif isinstance(components, Iterable):
+        found = list(components)
+    else:
+        found = [components]
+    numbers = sorted({check_count(name, k) for k in found})
+    if not numbers:
+        raise SettingsError(f"{name}: {components!r} holds no number.")
+    return numbers
+
+
+def with_components(model: Any, k: int) -> Any:
+    """The model with so many components."""
+    if not isinstance(model, Model):
+        return model(k)
+    plain: Any = model
+    own = getattr(plain, "__dataclass_fields__", {})
+    for name in ("n_components", "n_states"):
+        if name in own:
+            return replace(plain, **{name: k})
+    if "inner" in own:
+        return replace(plain, inner=with_components(plain.inner, k))
+    raise SettingsError(
+        f"{type(model).__name__} has no number of components: give a function from it to a model."
+    )
+
+
+def worker_weights(
+    weights: str | Sequence[float] | FloatArray, counts: FloatArray | IntArray
+) -> FloatArray:
+    """w_i, summing to one."""
+    if isinstance(weights, str):
+        if weights == "samples":
+            return counts / counts.sum()
+        if weights == "uniform":
+            return np.full(len(counts), 1 / len(counts))
+        raise SettingsError(f"weights must be 'samples', 'uniform' or numbers; got {weights!r}.")
+    values = np.asarray(weights, dtype=np.float64)
+    if values.shape != counts.shape or not np.all(np.isfinite(values) & (values > 0)):
+        raise SettingsError(
+            f"weights must be {len(counts)} positive numbers, one per worker; "
+            f"got shape {values.shape}."
+        )
+    return values / values.sum()

@@ -1,0 +1,152 @@
+"""What binds a model, as numbers that can be sent.
+
+`Model.bind` needs of all summaries no more than `Model.combine` makes of them and the number of
+rows: binding to the one combined summary gives the same model. So that, and nothing about single
+workers, is what every worker is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any, final
+
+import numpy as np
+
+from emfed.core.errors import SettingsError, WireError
+from emfed.core.protocols import FloatArray, IntArray, Model, Opening, Parameters, View
+from emfed.models.clusters import Clusters
+from emfed.models.several import Several
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def pack_constants(model: Model, opening: Opening, weights: FloatArray) -> FloatArray:
+    """The number of rows, then the combined summary by name."""
+    whole = model.combine(opening.summaries, weights)
+    rows = np.array([float(opening.counts.sum())])
+    return np.concatenate([rows, *(np.ravel(whole[name]) for name in sorted(whole))])
+
+
+def bind_constants(model: Model, constants: FloatArray, shapes: Shapes) -> Model:
+    """The model that knows all data, from `pack_constants`; ``shapes`` are those of a summary."""
+    rows = constants[0]
+    if not (rows >= 1 and rows == np.floor(rows) and rows < 2.0**53):
+        raise WireError(f"constants begin with a number of rows; got {rows}.")
+    whole = {name: values[None] for name, values in unflatten(constants[1:], shapes).items()}
+    return model.bind(whole, np.array([int(rows)]), np.ones(1))
+
+
+def flatten(summary: Mapping[str, FloatArray]) -> FloatArray:
+    """Arrays as one vector, by name."""
+    return np.concatenate([np.empty(0), *(np.ravel(summary[name]) for name in sorted(summary))])
+
+
+def unflatten(values: FloatArray, shapes: Shapes) -> dict[str, FloatArray]:
+    """The inverse of `flatten`."""
+    out, start = {}, 0
+    for name in sorted(shapes):
+        stop = start + prod(shapes[name])
+        out[name] = values[start:stop].reshape(shapes[name])
+        start = stop
+    if start != len(values):
+        raise WireError(f"expected {start} numbers of a summary; got {len(values)}.")
+    return out
+
+
+def flatten_params(params: Parameters) -> FloatArray:
+    """theta as one vector."""
+    return np.concatenate([np.ravel(array) for array in params.arrays().values()])
+
+
+def unflatten_params(values: FloatArray, like: Parameters) -> Parameters:
+    """The inverse of `flatten_params`, for parameters shaped like these."""
+    arrays: dict[str, Any] = {}
+    start = 0
+    for name, array in like.arrays().items():
+        arrays[name] = values[start : start + array.size].reshape(array.shape)
+        start += array.size
+    if start != len(values):
+        raise WireError(f"expected {start} parameters; got {len(values)}.")
+    return like.with_arrays(arrays)
+
+
+def candidates_of(model: Model) -> tuple[Model, ...]:
+    """The candidates that a run opened with; one where its model stands alone."""
+    return model.models if isinstance(model, Several) else (model,)
+
+
+@final
+class Bound:
+    """A run's model and what binds it: both ends build every view from these alone, and alike.
+
+    A candidate is bound when a view first names it. So candidates that the rows cannot have (more
+    components than rows) do no harm as long as no view names them.
+    """
+
+    def __init__(self, model: Model, constants: FloatArray, shapes: Shapes) -> None:
+        self.model, self.constants, self.shapes = model, constants, dict(shapes)
+        self._parts: dict[int, Any] = {}
+        self._views: dict[View, Model] = {}
+
+    @classmethod
+    def told(cls, model: Model, opening: Opening, weights: FloatArray) -> Bound:
+        """From what the opening exchange told."""
+        shapes = {name: values.shape[1:] for name, values in opening.summaries.items()}
+        return cls(model, pack_constants(model, opening, weights), shapes)
+
+    @classmethod
+    def given(cls, model: Model) -> Bound:
+        """A model that is bound already, alone; it does not travel."""
+        bound = cls(model, np.empty(0), {})
+        bound._parts[0] = model
+        return bound
+
+    def part(self, position: int) -> Any:
+        """A candidate that knows all data."""
+        if position not in self._parts:
+            candidates = candidates_of(self.model)
+            if position >= len(candidates):
+                raise SettingsError(f"a view names part {position} of {len(candidates)}.")
+            bound = bind_constants(candidates[position], self.constants, self.shapes)
+            self._parts[position] = bound
+        return self._parts[position]
+
+    def view(self, view: View) -> Model:
+        """The model that a view names."""
+        if view not in self._views:
+            self._views[view] = self._build(view)
+        return self._views[view]
+
+    def parts_of(self, view: View) -> tuple[int, ...]:
+        """The candidates that a view names."""
+        everything = range(len(candidates_of(self.model)))
+        return tuple(everything) if view.parts is None else view.parts
+
+    def kept(self, before: View, after: View) -> IntArray:
+        """Where the statistics of the second view, some parts of the first, lie in the first's."""
+        several = self.view(before)
+        if not isinstance(several, Several):
+            return np.arange(several.layout.size)
+        told = self.parts_of(before)
+        missing = [j for j in self.parts_of(after) if j not in told]
+        if missing or after.watched != before.watched:
+            raise SettingsError(f"a phase cannot go on with parts {missing} that it did not have.")
+        return several.places([told.index(j) for j in self.parts_of(after)])
+
+    def _build(self, view: View) -> Model:
+        parts = self.parts_of(view)
+        alone = view.parts is None and not isinstance(self.model, Several)
+        if alone and view.clusters is None and not view.watched:
+            return self.part(0)
+        if view.clusters is not None:
+            return _clusters(self.part(parts[0]), view)
+        return Several(tuple(self.part(j) for j in parts), view.watched)
+
+
+def _clusters(model: Any, view: View) -> Model:
+    assert view.clusters is not None
+    found = model.clusters(view.clusters)
+    if not isinstance(found, Clusters):
+        raise SettingsError(f"{type(model).__name__} has no clusters: use start='moments'.")
+    return found.silent_below(view.smallest)

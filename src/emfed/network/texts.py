@@ -1,0 +1,43 @@
+"""The settings that travel as text, built by the same functions at every end and for prices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from emfed.core.protocols import Algorithm, View
+from emfed.core.version import __version__
+from emfed.network.descriptions import plain
+
+
+def as_json(content: Mapping[str, Any]) -> bytes:
+    """The shortest JSON, the same for equal content."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.encode()
+
+
+def hello(description: Any, columns: Sequence[str] | None) -> dict[str, Any]:
+    """What a server asks of a worker that it does not know yet."""
+    return {"model": description, "columns": None if columns is None else list(columns)}
+
+
+def join_about(
+    columns: Sequence[str] | None, shapes: Mapping[str, Sequence[int]], weighted: bool
+) -> dict[str, Any]:
+    """What a worker says of its data beside the numbers."""
+    about: dict[str, Any] = {
+        "columns": None if columns is None else list(columns),
+        "shapes": {name: list(shape) for name, shape in shapes.items()},
+        "software": f"emfed {__version__}",
+    }
+    return about | ({"weighted": True} if weighted else {})
+
+
+def settings(view: View, algorithm: Algorithm, seed: int, phase: int, since: int) -> dict[str, Any]:
+    """What a worker must know of a phase. ``since`` is the phase whose memories it goes on with."""
+    described = dict(algorithm.describe())
+    if "step_size" in described:  # the server's affair, and perhaps a function
+        described["step_size"] = None
+    told = {"algorithm": plain(described), "seed": seed, "phase": phase, "since": since}
+    return told | ({"view": view.describe()} if view.describe() else {})
