@@ -46,7 +46,7 @@ def _name(result: Result) -> str:
 def _summary(result: Result) -> list[str]:
     card, facts = result.card, result.facts
     data = card["data"]
-    parts = card["model"].get("n_components") or card["model"].get("n_states")
+    parts = card["model"].get("n_components")
     held = (
         f" on {data['rows']:,} rows of {data['columns']} columns, held by {data['workers']:,} "
         f"site{'s' if data['workers'] > 1 else ''}"

@@ -20,8 +20,8 @@ from emfed.core.errors import EmfedError, ModelFileError
 from emfed.core.ledger import DIRECTIONS, PARTS, Ledger
 from emfed.core.protocols import FloatArray, Model
 from emfed.core.records import Records
+from emfed.core.registry import STORED
 from emfed.core.storage import Seal, decode, encode, load_sealed, save_sealed
-from emfed.models.registry import CLASSES, known_classes
 
 SEAL = Seal("emfed-model", "1", "model file", ModelFileError)
 _ADVICE = "free space or choose another place."
@@ -49,11 +49,11 @@ def write_model(
 ) -> None:
     """Write atomically; without ``names`` the workers stay unnamed."""
     arrays: dict[str, NDArray[Any]] = {"statistics": contents.statistics}
-    known = {cls: name for name, cls in CLASSES.items()}
+    known = {cls: name for name, cls in STORED.items()}
     if type(contents.model) not in known:
         raise ModelFileError(
-            f"model files do not know {type(contents.model).__name__}: call "
-            "emfed.savable on it, if it is a dataclass, before saving and loading."
+            f"model files do not know {type(contents.model).__name__}: decorate the class, a "
+            "dataclass, with emfed.register_model before saving and loading."
         )
     tree = encode(contents.model, known, "model", arrays)
     description: dict[str, Any] = {
@@ -103,8 +103,7 @@ def read_model(path: str | Path) -> Contents:
 
 
 def _contents(arrays: dict[str, NDArray[Any]], description: dict[str, Any]) -> Contents:
-    tree = description["model"]
-    model = decode(tree, known_classes(tree.get("type")), arrays)
+    model = decode(description["model"], STORED, arrays)
     if not isinstance(model, Model):
         raise ModelFileError("its description is that of no model.")
     statistics = arrays["statistics"]

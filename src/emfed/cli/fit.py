@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from emfed import models
 from emfed.algorithms import Bernoulli, Everyone
 from emfed.artifacts.result import Result
 from emfed.cli.commands import NAMES
@@ -27,13 +28,6 @@ from emfed.fitting.closing import with_scores
 from emfed.fitting.driver import NATS, fit, threads_of
 from emfed.fitting.opening import choose_algorithm
 from emfed.fitting.selection import select_components, within_rows
-from emfed.models import (
-    factor_analysis,
-    gaussian_mixture,
-    mixed_mixture,
-    ppca,
-    regression_mixture,
-)
 from emfed.network import StackedFederation
 
 ROUNDS, TOLERANCE, FACTORS = 2000, 1e-8, 2
@@ -136,6 +130,13 @@ def _check(options: Options) -> None:
         raise SettingsError("--model regression needs --target, the column to explain.")
 
 
+KINDS = {
+    "gaussian": "gaussian-mixture",
+    "mixed": "mixed-mixture",
+    "factors": "factor-analysis",
+    "ppca": "ppca",
+    "regression": "regression-mixture",
+}
 OF_MODELS = {
     "covariance": ("gaussian",),
     "missing": ("gaussian", "mixed"),
@@ -195,17 +196,19 @@ def _check_holes(intake: Intake, options: Options) -> None:
 
 def make_model(options: Options, intake: Intake, components: int) -> Model:
     """The model that the options describe."""
+    kind, said = KINDS[options.model], dict[str, Any]()
     if intake.families or options.model == "mixed":
-        families: Any = intake.families or dict.fromkeys(intake.columns, "gaussian")
-        return mixed_mixture(components, families)
-    if options.model == "gaussian":
-        return gaussian_mixture(components, options.covariance or "full", missing=options.missing)
-    if options.model in ("factors", "ppca"):
-        make = ppca if options.model == "ppca" else factor_analysis
-        return make(options.factors or FACTORS, components)
-    if options.target not in intake.columns:
-        raise SettingsError(f"--target {options.target!r} is not among the columns used.")
-    return regression_mixture(components, intake.columns.index(options.target))
+        kind = "mixed-mixture"
+        said["families"] = intake.families or dict.fromkeys(intake.columns, "gaussian")
+    elif options.model == "gaussian":
+        said |= {"covariance_type": options.covariance or "full", "missing": options.missing}
+    elif options.model == "regression":
+        if options.target not in intake.columns:
+            raise SettingsError(f"--target {options.target!r} is not among the columns used.")
+        said["target"] = intake.columns.index(options.target)
+    else:
+        said["n_factors"] = options.factors or FACTORS
+    return models.make_model(kind, components, **said)
 
 
 def _said(options: Options) -> dict[str, Any]:

@@ -26,11 +26,11 @@ from emfed.core.protocols import (
     Model,
     Participation,
 )
+from emfed.core.registry import plain
 from emfed.fitting.closing import with_scores
 from emfed.fitting.opening import named_algorithm, open_run
 from emfed.fitting.rounds import Run
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop, remaining
-from emfed.network.descriptions import plain
 
 NATS = 1e-6
 """What `AutoEM` leaves ungained, unless told otherwise."""

@@ -27,6 +27,7 @@ from emfed.core.protocols import (
     Opening,
     Participation,
 )
+from emfed.core.registry import plain
 from emfed.core.streams import Purpose, check_seed, uniforms
 from emfed.core.wire import ENVELOPE, floats_size, summary_size
 from emfed.data.workers import as_workers
@@ -36,7 +37,6 @@ from emfed.fitting.stopping import Monitor
 from emfed.models.naming import columns_named
 from emfed.models.several import Several
 from emfed.network import FEDERATIONS, RayFederation, bind_constants, pack_constants
-from emfed.network.descriptions import plain
 
 
 def named_algorithm(algorithm: Algorithm | str | None) -> Algorithm:

@@ -10,6 +10,7 @@ import numpy as np
 
 from emfed.core.errors import check_count
 from emfed.core.protocols import FloatArray
+from emfed.core.registry import stored
 from emfed.models.families import Family
 
 
@@ -29,6 +30,7 @@ def clip_simplex(p: FloatArray, floor: float) -> FloatArray:
     return p
 
 
+@stored("family/bernoulli")
 @final
 @dataclass(frozen=True)
 class Bernoulli(Family):
@@ -93,6 +95,7 @@ class Bernoulli(Family):
         return np.where(y < 0, 0.0, np.where(y < 1, 1 - theta[..., 0], 1.0))
 
 
+@stored("family/categorical")
 @final
 @dataclass(frozen=True)
 class Categorical(Family):

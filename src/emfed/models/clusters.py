@@ -18,6 +18,7 @@ from array_api_compat import array_namespace, device
 
 from emfed.core.errors import DataError, EmfedError, SettingsError, check_count, check_type
 from emfed.core.protocols import FloatArray, IntArray, Layout, Model, Parameters
+from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models.components import SMALLEST_MASS
 from emfed.models.mixture import blocks, to_numpy
@@ -36,6 +37,7 @@ class Centres(Parameters):
         object.__setattr__(self, "centres", np.asarray(self.centres, dtype=np.float64))
 
 
+@stored("k-means")
 @final
 @dataclass(frozen=True, eq=False)
 class Clusters(Model):
@@ -51,6 +53,8 @@ class Clusters(Model):
     samples: int = 0
     variance: float = 0.0
     """The mean squared distance to the common mean, in the frame."""
+    framed: bool = False
+    """Whether the frame is that of another model, which binding leaves as it is."""
 
     def __post_init__(self) -> None:
         check_count("n_clusters", self.n_components)
@@ -105,6 +109,8 @@ class Clusters(Model):
         self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
     ) -> Self:
         """Common origin and scale: one for all columns unless they are standardised."""
+        if self.framed:
+            return self
         samples = int(counts.sum())
         if self.n_components > samples:
             raise DataError(
@@ -122,7 +128,7 @@ class Clusters(Model):
         """Clusters in a frame that another model has already been bound to."""
         one_scale = bool(np.all(frame.scale == frame.scale[0]))
         d = float(len(frame.origin))
-        return cls(count, not one_scale, frame=frame, samples=samples, variance=d)
+        return cls(count, not one_scale, frame=frame, samples=samples, variance=d, framed=True)
 
     def clusters(self, count: int) -> Clusters:
         """Itself, with so many clusters."""
@@ -279,11 +285,28 @@ class Clusters(Model):
         """The settings."""
         return {
             "model": "k-means",
-            "n_clusters": self.n_components,
+            "n_components": self.n_components,
             "standardised": self.standardised,
             "fill": self.fill,
             "smallest": self.smallest,
+            **({"frame": self._frame.describe(), "samples": self.samples} if self.framed else {}),
         }
+
+
+@register_model("k-means")
+def _clusters(
+    n_components: int,
+    standardised: bool = False,
+    fill: bool = False,
+    smallest: int = 1,
+    frame: Mapping[str, Any] | None = None,
+    samples: int = 0,
+) -> Clusters:
+    """k-means from its description, in the frame of another model if that has one."""
+    if frame is None:
+        return Clusters(n_components, standardised, fill, smallest)
+    found = Clusters.within(Frame.read(frame), n_components, samples)
+    return dataclasses.replace(found, standardised=standardised, fill=fill, smallest=smallest)
 
 
 def k_means(n_clusters: int, *, standardised: bool = False) -> Clusters:

@@ -11,6 +11,7 @@ from array_api_compat import device, is_numpy_array
 
 from emfed.core.errors import SettingsError
 from emfed.core.protocols import FloatArray, Layout
+from emfed.core.registry import stored
 from emfed.models.gaussian import GaussianMixture
 from emfed.models.matrices import (
     is_positive_definite,
@@ -82,6 +83,7 @@ class _Shared(_Matrices):
         return ((params.means @ precisions) * params.means).sum(axis=-1)
 
 
+@stored("gaussian-mixture/known")
 @final
 @dataclass(frozen=True, eq=False)
 class Known(_Shared):
@@ -160,6 +162,7 @@ class _Tied(_Shared):
         return params
 
 
+@stored("gaussian-mixture/tied")
 @final
 @dataclass(frozen=True, eq=False)
 class Tied(_Tied):
@@ -171,6 +174,7 @@ class Tied(_Tied):
         return True
 
 
+@stored("gaussian-mixture/tied-streamed")
 @final
 @dataclass(frozen=True, eq=False)
 class StreamedTied(_Tied):
@@ -206,6 +210,7 @@ class StreamedTied(_Tied):
         return {**super().describe(), "second_moment": "statistic"}
 
 
+@stored("gaussian-mixture/full")
 @final
 @dataclass(frozen=True, eq=False)
 class Full(_Matrices):
@@ -339,6 +344,7 @@ class _Variances(GaussianMixture):
         return np.diagonal(self.prior_scale())
 
 
+@stored("gaussian-mixture/diag")
 @final
 @dataclass(frozen=True, eq=False)
 class Diagonal(_Variances):
@@ -392,6 +398,7 @@ class Diagonal(_Variances):
         return draws, np.ones((self.n_components, self.n_features))
 
 
+@stored("gaussian-mixture/spherical")
 @final
 @dataclass(frozen=True, eq=False)
 class Spherical(_Variances):

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from emfed.core.protocols import FloatArray
+from emfed.core.registry import stored
 from emfed.models.families import Family, symmetric
 
 
@@ -30,6 +31,7 @@ class _Positive(Family):
         return bool(np.all(theta > 0))
 
 
+@stored("family/exponential")
 @final
 @dataclass(frozen=True)
 class Exponential(_Positive):
@@ -110,6 +112,7 @@ def _shape(gap: FloatArray) -> FloatArray:
     return np.asarray(a, dtype=np.float64)
 
 
+@stored("family/gamma")
 @final
 @dataclass(frozen=True)
 class Gamma(_Positive):

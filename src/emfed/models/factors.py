@@ -32,6 +32,7 @@ from emfed.core.errors import (
     check_type,
 )
 from emfed.core.protocols import FloatArray, IntArray, Layout, Model
+from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models.components import SMALLEST_MASS, keep_dying, normalised
 from emfed.models.loadings import FactorParameters, Posterior, rotate
@@ -42,6 +43,7 @@ from emfed.models.rows import check_rows, combine_moments, moments, total_weight
 from emfed.models.sampling import entropy, sample_gaussian
 
 
+@stored("factor-mixture")
 @final
 @dataclass(frozen=True, eq=False)
 class FactorMixture(Model):
@@ -388,10 +390,11 @@ class FactorMixture(Model):
             "n_components": self.n_components,
             "noise_floor": self.noise_floor,
             "weight_concentration": self.weight_concentration,
-            "noise_prior": None if prior is None else [prior.dof, float(prior.scale)],
+            "noise_prior": prior and prior.describe(),
         }
 
 
+@register_model("factor-analysis")
 def factor_analysis(
     n_factors: int,
     n_components: int = 1,
@@ -406,10 +409,11 @@ def factor_analysis(
     ``weight_concentration`` >= 1 is a Dirichlet prior on the weights, ``noise_prior`` an
     `InverseWishart` (in one dimension) on each noise variance.
     """
-    options = (noise_floor, weight_concentration, noise_prior)
+    options = (noise_floor, weight_concentration, InverseWishart.read(noise_prior))
     return FactorMixture(n_factors, n_components, False, *options)
 
 
+@register_model("ppca")
 def ppca(
     n_factors: int,
     n_components: int = 1,
@@ -422,5 +426,5 @@ def ppca(
 
     The options are those of `factor_analysis`.
     """
-    options = (noise_floor, weight_concentration, noise_prior)
+    options = (noise_floor, weight_concentration, InverseWishart.read(noise_prior))
     return FactorMixture(n_factors, n_components, True, *options)

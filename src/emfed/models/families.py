@@ -19,6 +19,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from emfed.core.protocols import FloatArray
+from emfed.core.registry import stored
 
 
 def log_gamma(xp: Any, x: Any) -> Any:
@@ -142,6 +143,7 @@ class Family(ABC):
         """The distribution function, whose inverse is `draw`."""
 
 
+@stored("family/gaussian")
 @final
 @dataclass(frozen=True)
 class Gaussian(Family):
@@ -235,6 +237,7 @@ class Gaussian(Family):
         return np.asarray(ndtr((y - theta[..., 0]) / np.sqrt(theta[..., 1])))
 
 
+@stored("family/poisson")
 @final
 @dataclass(frozen=True)
 class Poisson(Family):

@@ -28,6 +28,7 @@ from emfed.core.errors import (
     check_type,
 )
 from emfed.core.protocols import FloatArray, IntArray, Layout
+from emfed.core.registry import stored
 from emfed.core.streams import Purpose, normals
 from emfed.models.clusters import Clusters
 from emfed.models.components import SMALLEST_MASS, keep_dying
@@ -45,6 +46,7 @@ from emfed.models.rows import check_rows, combine_moments, moments
 from emfed.models.sampling import covariance_parameters, sample_gaussian
 
 
+@stored("gaussian-mixture/bound")
 @dataclass(frozen=True, eq=False)
 class Bound:
     """What the opening exchange told: the frame, the sample count, the second moment if asked."""
@@ -394,13 +396,11 @@ class GaussianMixture(MixtureModel):
         prior = self.covariance_prior
         return {
             "model": "gaussian-mixture",
-            "covariance": self.kind,
+            "covariance_type": self.kind,
             "n_components": self.n_components,
             "covariance_floor": self.covariance_floor,
             "weight_concentration": self.weight_concentration,
-            "covariance_prior": None
-            if prior is None
-            else {"dof": prior.dof, "scale": np.asarray(prior.scale).tolist()},
+            "covariance_prior": prior and prior.describe(),
         }
 
     def free_parameters(self) -> int:

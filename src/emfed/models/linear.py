@@ -19,6 +19,7 @@ from array_api_compat import array_namespace
 
 from emfed.core.errors import EmfedError, check_range
 from emfed.core.protocols import FloatArray, IntArray, Layout, Model, Parameters
+from emfed.core.registry import register_model
 from emfed.core.streams import Purpose, normals
 from emfed.models.rows import check_rows, moments
 
@@ -31,6 +32,7 @@ class Location(Parameters):
     mean: FloatArray
 
 
+@register_model("linear-gaussian")
 @final
 @dataclass(frozen=True)
 class LinearGaussian(Model):

@@ -24,6 +24,7 @@ import numpy as np
 
 from emfed.core.errors import DataError
 from emfed.core.protocols import BoolArray, FloatArray, IntArray, Layout, Metric, Model
+from emfed.core.registry import stored
 from emfed.models.clusters import Clusters
 from emfed.models.gaussian import GaussianMixture
 from emfed.models.imputing import Imputable, latent_numbers, mixture_quantile, pick
@@ -48,6 +49,7 @@ class Completion:
     spread: FloatArray
 
 
+@stored("gaussian-mixture/missing")
 @final
 @dataclass(frozen=True, eq=False)
 class MissingGaussianMixture(Model, Imputable):

@@ -25,6 +25,7 @@ from emfed.core.errors import (
     check_type,
 )
 from emfed.core.protocols import FloatArray, IntArray, Layout
+from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models import emissions
 from emfed.models.categories import Categorical
@@ -53,6 +54,7 @@ class MixedParameters(ColumnParameters):
     weights: FloatArray = dataclasses.field(default_factory=lambda: np.empty(0))
 
 
+@stored("mixed-mixture")
 @final
 @dataclass(frozen=True, eq=False)
 class MixedMixture(MixtureModel, Imputable):
@@ -298,6 +300,7 @@ class MixedMixture(MixtureModel, Imputable):
         return interval_columns(self.columns, user, np.asarray(data), shares, level)
 
 
+@register_model("mixed-mixture")
 def mixed_mixture(
     n_components: int,
     families: Mapping[str, Any] | Sequence[Any] | str,

@@ -28,6 +28,7 @@ from emfed.core.errors import (
     check_type,
 )
 from emfed.core.protocols import FloatArray, IntArray, Layout, Parameters
+from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models.components import SMALLEST_MASS, keep_dying, normalised
 from emfed.models.matrices import is_positive_definite, outer, pack, triangle, unpack
@@ -55,6 +56,7 @@ class RegressionParameters(Parameters):
         return np.concatenate([self.intercepts[..., None], self.coefficients], axis=-1)
 
 
+@stored("regression-mixture/bound")
 @final
 @dataclass(frozen=True, eq=False)
 class RegressionBound:
@@ -66,6 +68,7 @@ class RegressionBound:
     """The mean of (1, x, y)(1, x, y)^T in the frame."""
 
 
+@stored("regression-mixture")
 @final
 @dataclass(frozen=True, eq=False)
 class RegressionMixture(MixtureModel):
@@ -326,10 +329,11 @@ class RegressionMixture(MixtureModel):
             "noise_floor": self.noise_floor,
             "weight_concentration": self.weight_concentration,
             "ridge": self.ridge,
-            "noise_prior": None if prior is None else [prior.dof, float(prior.scale)],
+            "noise_prior": prior and prior.describe(),
         }
 
 
+@register_model("regression-mixture")
 def regression_mixture(
     n_components: int,
     target: int = -1,
@@ -346,5 +350,5 @@ def regression_mixture(
     prior of variance noise / ridge on each standardised coefficient; ``noise_prior`` is an
     `InverseWishart` (in one dimension) on the noise.
     """
-    options = (noise_floor, weight_concentration, ridge, noise_prior)
+    options = (noise_floor, weight_concentration, ridge, InverseWishart.read(noise_prior))
     return RegressionMixture(n_components, operator.index(target), *options)

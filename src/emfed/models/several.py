@@ -20,7 +20,10 @@ import numpy as np
 
 from emfed.core.errors import SettingsError
 from emfed.core.protocols import FloatArray, IntArray, Layout, Metric, Model, Parameters
+from emfed.core.registry import MODELS, register_model, stored
 
+MOST_PARTS = 1024
+"""Models that one description may name: a hundred times what a range with a few starts needs."""
 VALUES = 2
 """The log-likelihood and the entropy of each part."""
 
@@ -68,6 +71,7 @@ class SeveralMetric(Metric):
         return self._apply(vectors, "unwhiten")
 
 
+@stored("side-by-side")
 @final
 @dataclass(frozen=True, eq=False)
 class Several(Model):
@@ -245,4 +249,15 @@ class Several(Model):
 
     def describe(self) -> dict[str, Any]:
         """Every part."""
-        return {"model": "several", "models": [model.describe() for model in self.models]}
+        models = [model.describe() for model in self.models]
+        return {"model": "side-by-side", "models": models, "watched": self.watched}
+
+
+@register_model("side-by-side")
+def _side_by_side(models: Sequence[Any], watched: bool = True) -> Several:
+    """Models of the same rows from their descriptions."""
+    if not isinstance(models, list) or len(models) > MOST_PARTS:
+        raise SettingsError(f"models side by side are a list of at most {MOST_PARTS} descriptions.")
+    if any(isinstance(part, Mapping) and part.get("model") == "side-by-side" for part in models):
+        raise SettingsError("models side by side are none that are side by side themselves.")
+    return Several(tuple(MODELS.build(part) for part in models), watched)

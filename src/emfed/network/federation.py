@@ -33,6 +33,7 @@ from emfed.core.protocols import (
     Request,
     Rows,
 )
+from emfed.core.registry import plain
 from emfed.core.storage import DISK, Disk, load_checkpoint, save_checkpoint
 from emfed.core.wire import (
     STEP_FRAME,
@@ -49,7 +50,7 @@ from emfed.core.wire import (
     peek,
     seal,
 )
-from emfed.network.descriptions import build_model, plain
+from emfed.models import build_model
 from emfed.network.line import Line, logger
 from emfed.network.members import Members, new_run
 from emfed.network.opening import flatten_params

@@ -18,6 +18,7 @@ from typing import Any, final
 
 import numpy as np
 
+from emfed.algorithms import build_algorithm
 from emfed.core.errors import DataError, SettingsError, WireError
 from emfed.core.protocols import Algorithm, FloatArray, Model, Request, Rows
 from emfed.core.storage import DISK, Disk
@@ -41,8 +42,8 @@ from emfed.core.wire import (
     seal,
 )
 from emfed.data import Workers
+from emfed.models import build_model
 from emfed.network.data import arrange, read_site
-from emfed.network.descriptions import build_algorithm, build_model
 from emfed.network.loop import LoopFederation
 from emfed.network.opening import bind_constants, flatten, unflatten_params
 from emfed.network.rules import GuardedRows, Journal, Refusal, SiteRules

@@ -16,8 +16,8 @@ from emfed.core.protocols import Algorithm, FloatArray, Model
 from emfed.fitting.estimators.base import FederatedEstimator
 from emfed.fitting.estimators.engine import Settings
 from emfed.fitting.selection import read_range
-from emfed.imputation.row_owner import RowOwner
 from emfed.models import gaussian_mixture, mixed_mixture
+from emfed.models.row_owner import RowOwner
 
 _NOISE = SubtractiveDithering(0.05)
 QUIET: dict[str, Algorithm] = {

@@ -15,25 +15,9 @@ from emfed.compressors.words import parse_compressor
 from emfed.core.configuration import check_keys, nearest, read_settings
 from emfed.core.errors import EmfedError, SettingsError, check_count, check_range
 from emfed.core.protocols import Algorithm, Model, Participation
-from emfed.models import (
-    factor_analysis,
-    gaussian_mixture,
-    hidden_markov,
-    mixed_mixture,
-    ppca,
-    regression_mixture,
-)
-from emfed.network.descriptions import plain
+from emfed.core.registry import plain
+from emfed.models import MODELS, make_model
 
-MODELS: dict[str, Callable[..., Model]] = {
-    "gaussian-mixture": gaussian_mixture,
-    "mixed-mixture": mixed_mixture,
-    "hidden-markov": hidden_markov,
-    "factor-analysis": factor_analysis,
-    "ppca": ppca,
-    "regression-mixture": regression_mixture,
-}
-"""Models a configuration can name; its other keys are arguments of the function."""
 PORT = 9400
 
 
@@ -187,24 +171,11 @@ def _call(make: Callable[..., Any], options: Mapping[str, Any], where: str) -> A
 
 
 def _model(table: Mapping[str, Any], where: str) -> Model:
-    kind, options = _kind(table, where, sorted([*MODELS, "site-owner"]))
-    if kind == "site-owner":
-        from emfed.imputation.site_owner import SiteOwner
-
-        def site_owner(
-            times: int,
-            rank: int = 3,
-            ridge: float = 1.0,
-            smoothing: float = 0.0,
-            seasonality: float = 0.0,
-        ) -> Model:
-            """What is chosen; the rest of it comes with the data."""
-            return SiteOwner(times, rank, ridge, smoothing, seasonality)
-
-        made: Model = _call(site_owner, options, where)
-        return made
-    found: Model = _call(MODELS[kind], options, where)
-    return found
+    kind, options = _kind(table, where, sorted(MODELS))
+    try:
+        return make_model(kind, **options)
+    except SettingsError as error:
+        raise SettingsError(f"{where}: {error}") from None
 
 
 def _algorithm(table: Mapping[str, Any], where: str) -> Algorithm:

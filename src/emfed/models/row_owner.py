@@ -1,7 +1,7 @@
 """``site-owner`` for a plain table with holes: its rows are the sites, its columns the times.
 
 Each row belongs to one worker and keeps its factors there; what rows share is the loadings of the
-columns (see `emfed.imputation.owners`). Three things differ from `SiteOwner`:
+columns (see `emfed.models.owners`). Three things differ from `SiteOwner`:
 
 * columns have units, so they are standardised by the means and variances of what all workers saw,
   which the opening exchange tells;
@@ -33,22 +33,18 @@ from emfed.core.errors import (
     check_type,
 )
 from emfed.core.protocols import FloatArray, IntArray
+from emfed.core.registry import register_model
 from emfed.core.streams import Purpose, normals
-from emfed.imputation.lowrank import Structure
-from emfed.imputation.owners import FactorOwner, Loadings
-from emfed.imputation.rows import Side, time_side
 from emfed.models.imputing import Imputable, latent_numbers
 from emfed.models.loadings import FactorParameters, rotate
 from emfed.models.mixture import to_numpy
 from emfed.models.naming import column_name
+from emfed.models.owners import FactorOwner, Loadings
 from emfed.models.parameters import Frame, GaussianParameters, common_frame, is_constant
 from emfed.models.patterns import Stack, add_by_owner, row_stacks, sizes
-from emfed.models.registry import savable
 from emfed.models.rows import check_seen, combine_seen, seen_moments, total_weight
 from emfed.models.sampling import sample_gaussian
-from emfed.network.descriptions import register_model
-
-_NONE: IntArray = np.empty(0, dtype=np.int64)
+from emfed.models.sides import Side
 
 
 class Posterior(NamedTuple):
@@ -81,6 +77,7 @@ class Posterior(NamedTuple):
         return ((factors @ self.covariance) * factors).sum(axis=-1) + self.noise[..., 0]
 
 
+@register_model("row-owner")
 @final
 @dataclass(frozen=True, eq=False)
 class RowOwner(FactorOwner, Imputable):
@@ -137,9 +134,8 @@ class RowOwner(FactorOwner, Imputable):
 
     def side(self) -> Side:
         """The penalty on loadings, per row; the mean of a column is hardly shrunk."""
-        factors, mean = self.ridge / self.rows, max(1e-6, 1e-3 * self.ridge) / self.rows
-        structure = Structure(self.rank, factors, 0.0, mean)
-        return time_side(structure, _NONE, _NONE, np.zeros((1, self.width)), self.n_features)
+        mean = max(1e-6, 1e-3 * self.ridge)
+        return Side.penalty(np.array([*[self.ridge] * self.rank, mean]) / self.rows)
 
     # The opening exchange.
 
@@ -384,7 +380,3 @@ class RowOwner(FactorOwner, Imputable):
         """All settings."""
         names = ("rank", "ridge", "noise_floor")
         return {"model": "row-owner", **{name: getattr(self, name) for name in names}}
-
-
-register_model("row-owner", lambda settings: RowOwner(**settings))
-savable(RowOwner, "row-owner")

@@ -18,8 +18,8 @@ from typing import Any, final
 import numpy as np
 
 from emfed.core.protocols import FloatArray, Layout, Model, Parameters
-from emfed.imputation.metric import FactorMetric
-from emfed.imputation.rows import Side
+from emfed.models.owner_metric import FactorMetric
+from emfed.models.sides import Side
 
 SHRINK = 0.25
 """A column's moments shrink to no less than this in one round, in any direction."""
