@@ -47,8 +47,9 @@ def _summary(result: Result) -> list[str]:
     card, facts = result.card, result.facts
     data = card["data"]
     parts = card["model"].get("n_components")
+    width = f" of {data['columns']} columns" if data["columns"] else ""
     held = (
-        f" on {data['rows']:,} rows of {data['columns']} columns, held by {data['workers']:,} "
+        f" on {data['rows']:,} rows{width}, held by {data['workers']:,} "
         f"site{'s' if data['workers'] > 1 else ''}"
         if facts is not None
         else ""
@@ -345,8 +346,6 @@ def _selection(result: Result) -> list[Section]:
 
 def _components(result: Result) -> list[Section]:
     portrait = portray(result.model, result.params, result.columns)
-    if portrait is None:
-        return []
     noun = portrait.noun
     every = result.columns or [f"column {j}" for j in range(width_of(result.model) or 0)]
     names = [every[j] for j in portrait.columns.tolist()]

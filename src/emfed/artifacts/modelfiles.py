@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from emfed.artifacts.cards import Facts
 from emfed.core.errors import EmfedError, ModelFileError
 from emfed.core.ledger import DIRECTIONS, PARTS, Ledger
-from emfed.core.protocols import FloatArray, Model
+from emfed.core.protocols import FloatArray, Model, Parameters
 from emfed.core.records import Records
 from emfed.core.registry import STORED
 from emfed.core.storage import Seal, decode, encode, load_sealed, save_sealed
@@ -68,7 +68,7 @@ def write_model(
     arrays |= {f"records/{name}": a for name, a in contents.records.to_arrays().items()}
     arrays |= {f"summary/{name}": np.asarray(a) for name, a in (contents.summary or {}).items()}
     arrays["ledger"] = contents.ledger.counts
-    if hasattr(params, "arrays"):
+    if isinstance(params, Parameters):
         arrays |= {f"params/{name}": np.asarray(a) for name, a in params.arrays().items()}
     if names and contents.ledger.names is not None:
         text = json.dumps(list(contents.ledger.names), ensure_ascii=False)
@@ -148,7 +148,7 @@ def _check_params(model: Model, statistics: FloatArray, arrays: dict[str, NDArra
     """What other readers are shown is what this one computes."""
     params = model.to_user(model.maximize(statistics))
     shown = _under("params/", arrays)
-    if shown and hasattr(params, "arrays"):
+    if shown and isinstance(params, Parameters):
         for name, value in params.arrays().items():
             if not np.allclose(shown[name], value, rtol=1e-6, atol=1e-9, equal_nan=True):
                 raise ModelFileError(f"its parameters {name!r} are not those of its statistics.")

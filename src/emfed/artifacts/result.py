@@ -13,7 +13,15 @@ from emfed.artifacts.cards import Facts, make_card, worker_table
 from emfed.artifacts.modelfiles import Contents, read_model, write_model
 from emfed.core.errors import SettingsError, check_count, check_range
 from emfed.core.ledger import Ledger
-from emfed.core.protocols import FloatArray, IntArray
+from emfed.core.protocols import (
+    AssignsRows,
+    DrawsRows,
+    FillsRows,
+    FloatArray,
+    IntArray,
+    ScoresRows,
+    free_parameters,
+)
 from emfed.core.records import Records
 from emfed.core.streams import check_seed
 from emfed.data.reading import match_columns, read_table
@@ -150,10 +158,16 @@ class Result:
 
     def score_samples(self, data: Any) -> FloatArray:
         """The log-likelihood of each row, in the user's units."""
+        if not isinstance(self.model, ScoresRows):
+            raise self._cannot("score single rows", "log_likelihood() gives their mean")
         return np.asarray(self.model.score_samples(*self._inner(data)))
 
     def predict_proba(self, data: Any) -> FloatArray:
         """p(component | row)."""
+        if not isinstance(self.model, AssignsRows):
+            raise self._cannot(
+                "predict: it has no components", "fit a mixture or k_means, or use log_likelihood()"
+            )
         return np.asarray(self.model.responsibilities(*self._inner(data)))
 
     def predict(self, data: Any) -> IntArray:
@@ -163,7 +177,7 @@ class Result:
     @property
     def free_parameters(self) -> int:
         """How many numbers of the model were free: what AIC and BIC charge for."""
-        return int(self.model.free_parameters())
+        return free_parameters(self.model)
 
     def aic(self, data: Any) -> float:
         """Akaike's criterion of the model on these rows; smaller is better."""
@@ -186,7 +200,12 @@ class Result:
     def sample(self, count: int = 1, seed: int = 0) -> tuple[FloatArray, IntArray]:
         """Rows that the fitted model draws, in the user's units, and the component of each."""
         count, seed = check_count("count", count), check_seed(seed)
-        rows, labels = self.model.sample(self.model.maximize(self.statistics), count, seed)
+        params = self.model.maximize(self.statistics)
+        if not isinstance(self.model, DrawsRows):
+            raise self._cannot(
+                "draw rows", "fit gaussian_mixture, mixed_mixture, factor_analysis or ppca"
+            )
+        rows, labels = self.model.sample(params, count, seed)
         return np.asarray(rows), labels
 
     def impute(self, data: Any) -> FloatArray:
@@ -203,13 +222,17 @@ class Result:
         check_range("level", level, 0, 1, open_low=True, open_high=True)
         return self._imputable().intervals(*self._inner(data), level)
 
-    def _imputable(self) -> Any:
-        if not hasattr(self.model, "impute"):
-            raise SettingsError(
-                "this model has no missing values to impute: use mixed_mixture(...) or "
-                "gaussian_mixture(..., missing=True)."
+    def _imputable(self) -> FillsRows:
+        if not isinstance(self.model, FillsRows):
+            raise self._cannot(
+                "impute: it has no missing values",
+                "fit mixed_mixture(...) or gaussian_mixture(..., missing=True)",
             )
         return self.model
+
+    def _cannot(self, what: str, instead: str) -> SettingsError:
+        name = self.model.describe().get("model", type(self.model).__name__)
+        return SettingsError(f"the model {name!r} cannot {what}; {instead}.")
 
     def _inner(self, data: Any) -> tuple[Any, Any]:
         """Checked rows, and the parameters in the units of the statistics.

@@ -21,7 +21,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.artifacts.result import criterion
-from emfed.core.protocols import FloatArray, IdentityMetric
+from emfed.core.protocols import FloatArray, IdentityMetric, free_parameters
 from emfed.core.records import Records, RoundRecord
 from emfed.core.wire import ENVELOPE, floats_size
 from emfed.fitting.rounds import Run
@@ -61,7 +61,7 @@ def contenders(
     """
     charged, hoped = [], []
     for model, (likelihood, entropy), gain in zip(models, values.tolist(), hopes, strict=True):
-        free = model.free_parameters()
+        free = free_parameters(model)
         charged.append(criterion(by, likelihood, entropy, rows, free))
         hoped.append(criterion(by, likelihood + gain, 0.0, rows, free))
     sound = [j for j, (m, p) in enumerate(zip(models, params, strict=True)) if not m.remarks(p)]

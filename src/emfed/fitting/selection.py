@@ -19,6 +19,7 @@ from emfed.data.workers import as_workers
 from emfed.fitting.candidates import Rivals
 from emfed.fitting.driver import fit
 from emfed.fitting.opening import named_algorithm
+from emfed.models.markov import HiddenMarkov
 from emfed.models.several import Several
 from emfed.network import FEDERATIONS
 
@@ -74,7 +75,7 @@ def read_range(components: Any, name: str = "components") -> list[int]:
 def within_rows(model: Model, numbers: list[int], rows: int) -> list[int]:
     """Numbers of components that so many rows can have, if any; a warning names the others."""
     can = [k for k in numbers if k <= rows]
-    if len(can) in (0, len(numbers)) or hasattr(model, "n_states"):  # states share sequences
+    if len(can) in (0, len(numbers)) or isinstance(model, HiddenMarkov):  # states share sequences
         return numbers
     warnings.warn(
         f"{rows} rows cannot have {', '.join(map(str, numbers[len(can) :]))} components: tried "
@@ -205,10 +206,9 @@ def _with(model: Any, k: int) -> Any:
     if not isinstance(model, Model):
         return model(k)
     plain: Any = model
-    fields = getattr(plain, "__dataclass_fields__", {})
-    for name in ("n_components", "n_states"):
-        if name in fields:
-            return dataclasses.replace(plain, **{name: k})
+    fields = [f.name for f in dataclasses.fields(plain)] if dataclasses.is_dataclass(plain) else []
+    if "n_components" in fields:
+        return dataclasses.replace(plain, n_components=k)
     if "inner" in fields:
         return dataclasses.replace(plain, inner=_with(plain.inner, k))
     raise SettingsError(

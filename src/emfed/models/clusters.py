@@ -23,6 +23,7 @@ from emfed.core.streams import Purpose, normals
 from emfed.models.components import SMALLEST_MASS
 from emfed.models.mixture import blocks, to_numpy
 from emfed.models.parameters import Frame, common_frame
+from emfed.models.portraits import Portrait, centre_portrait
 from emfed.models.rows import check_rows, combine_moments, moments, total_weight
 
 
@@ -280,6 +281,10 @@ class Clusters(Model):
     def free_parameters(self) -> int:
         """The centres."""
         return self.n_components * self.n_features
+
+    def portrait(self, params: Centres, names: Sequence[str]) -> Portrait:
+        """The centres."""
+        return centre_portrait(params.centres, names)
 
     def describe(self) -> dict[str, Any]:
         """The settings."""

@@ -39,6 +39,7 @@ from emfed.models.loadings import FactorParameters, Posterior, rotate
 from emfed.models.matrices import is_positive_definite, pack, unpack
 from emfed.models.mixture import blocks, to_numpy
 from emfed.models.parameters import Frame, GaussianParameters, InverseWishart, common_frame
+from emfed.models.portraits import Portrait, normal_portrait
 from emfed.models.rows import check_rows, combine_moments, moments, total_weight
 from emfed.models.sampling import entropy, sample_gaussian
 
@@ -380,6 +381,10 @@ class FactorMixture(Model):
         """In three passes."""
         statistics, likelihood, _ = super().evaluate(data, params, weights)
         return statistics, likelihood, entropy(self.responsibilities(data, params), weights)
+
+    def portrait(self, params: FactorParameters, names: Sequence[str]) -> Portrait:
+        """Moments by column."""
+        return normal_portrait(params.weights, params.means, params.covariances(), names)
 
     def describe(self) -> dict[str, Any]:
         """The settings."""

@@ -42,6 +42,7 @@ from emfed.models.parameters import (
     check_start,
     common_frame,
 )
+from emfed.models.portraits import Portrait, normal_portrait
 from emfed.models.rows import check_rows, combine_moments, moments
 from emfed.models.sampling import covariance_parameters, sample_gaussian
 
@@ -390,6 +391,13 @@ class GaussianMixture(MixtureModel):
             "compression noise may help), or outliers or sentinel values inflate the variances "
             "(treat those first), or the floor is too high."
         ]
+
+    def portrait(self, params: GaussianParameters, names: Sequence[str]) -> Portrait:
+        """Moments by column."""
+        k, d = params.means.shape
+        shape = (k, d) if self.kind in ("diag", "spherical") else (k, d, d)
+        spread = params.covariances[:, None] if self.kind == "spherical" else params.covariances
+        return normal_portrait(params.weights, params.means, np.broadcast_to(spread, shape), names)
 
     def describe(self) -> dict[str, Any]:
         """The settings; the data's constants are told apart by the run's fingerprint."""

@@ -21,6 +21,7 @@ from emfed.core.errors import EmfedError, check_range
 from emfed.core.protocols import FloatArray, IntArray, Layout, Model, Parameters
 from emfed.core.registry import register_model
 from emfed.core.streams import Purpose, normals
+from emfed.models.portraits import Portrait, normal_portrait
 from emfed.models.rows import check_rows, moments
 
 
@@ -119,6 +120,10 @@ class LinearGaussian(Model):
     def free_parameters(self) -> int:
         """The mean."""
         return self.layout.size
+
+    def portrait(self, params: Location, names: Sequence[str]) -> Portrait:
+        """Moments by column."""
+        return normal_portrait(np.ones(1), params.mean[None], np.ones((1, len(params.mean))), names)
 
     def describe(self) -> dict[str, Any]:
         """kappa."""

@@ -38,6 +38,7 @@ from emfed.models.columns import ColumnParameters, Columns
 from emfed.models.components import SMALLEST_MASS, keep_dying
 from emfed.models.groups import code_shares, seen_shares
 from emfed.models.mixture import to_numpy
+from emfed.models.portraits import Portrait, column_portrait
 from emfed.models.spreads import ColumnMetric
 
 BLOCK_ELEMENTS = 1 << 20
@@ -76,6 +77,11 @@ class HiddenMarkov(Model):
     def allows_missing(self) -> bool:
         """NaN is a missing value."""
         return True
+
+    @property
+    def n_features(self) -> int:
+        """The number of columns."""
+        return self.columns.count
 
     @cached_property
     def layout(self) -> Layout:
@@ -389,6 +395,11 @@ class HiddenMarkov(Model):
         k = self.n_components
         return k - 1 + k * (k - 1) + k * self.columns.free_parameters()
 
+    def portrait(self, params: MarkovParameters, names: Sequence[str]) -> Portrait:
+        """The parameters of each column, and the long-run share of each state."""
+        weights = _stationary(params.transitions)
+        return column_portrait("state", weights, self.columns, params, names)
+
     def describe(self) -> dict[str, Any]:
         """The settings."""
         return {
@@ -399,6 +410,14 @@ class HiddenMarkov(Model):
             "concentration": self.concentration,
             "prior_rows": self.prior_rows,
         }
+
+
+def _stationary(transitions: FloatArray) -> FloatArray:
+    """The long-run share of each state."""
+    k = len(transitions)
+    system = np.vstack([transitions.T - np.eye(k), np.ones(k)])
+    shares = np.linalg.lstsq(system, np.append(np.zeros(k), 1.0), rcond=None)[0]
+    return np.clip(shares, 0.0, 1.0)
 
 
 @register_model("hidden-markov")

@@ -27,12 +27,13 @@ from emfed.core.protocols import BoolArray, FloatArray, IntArray, Layout, Metric
 from emfed.core.registry import stored
 from emfed.models.clusters import Clusters
 from emfed.models.gaussian import GaussianMixture
-from emfed.models.imputing import Imputable, latent_numbers, mixture_quantile, pick
+from emfed.models.imputing import latent_numbers, mixture_quantile, pick
 from emfed.models.matrices import outer, pack, unpack
 from emfed.models.mixture import to_numpy
 from emfed.models.naming import column_name
 from emfed.models.parameters import GaussianParameters
 from emfed.models.patterns import Stack, row_stacks, sizes
+from emfed.models.portraits import Portrait
 from emfed.models.rows import check_seen, combine_seen, seen_moments, total_weight
 from emfed.models.sampling import entropy
 
@@ -52,7 +53,7 @@ class Completion:
 @stored("gaussian-mixture/missing")
 @final
 @dataclass(frozen=True, eq=False)
-class MissingGaussianMixture(Model, Imputable):
+class MissingGaussianMixture(Model):
     """A Gaussian mixture whose rows may have missing values; `gaussian_mixture` makes one."""
 
     inner: GaussianMixture
@@ -61,6 +62,11 @@ class MissingGaussianMixture(Model, Imputable):
     def n_components(self) -> int:
         """The number of components."""
         return self.inner.n_components
+
+    @property
+    def n_features(self) -> int:
+        """The number of columns."""
+        return self.inner.n_features
 
     @property
     def layout(self) -> Layout:
@@ -297,6 +303,10 @@ class MissingGaussianMixture(Model, Imputable):
         """In three passes."""
         statistics, likelihood, _ = super().evaluate(data, params, weights)
         return statistics, likelihood, entropy(self.responsibilities(data, params), weights)
+
+    def portrait(self, params: GaussianParameters, names: Sequence[str]) -> Portrait:
+        """As in the plain mixture."""
+        return self.inner.portrait(params, names)
 
     def describe(self) -> dict[str, Any]:
         """The plain mixture's, and that values may be missing."""

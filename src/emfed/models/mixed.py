@@ -34,7 +34,6 @@ from emfed.models.columns import EXPOSURE, ColumnParameters, Columns
 from emfed.models.components import SMALLEST_MASS, keep_dying, normalised
 from emfed.models.groups import code_shares, seen_shares
 from emfed.models.imputing import (
-    Imputable,
     draw_columns,
     interval_columns,
     mean_columns,
@@ -42,6 +41,7 @@ from emfed.models.imputing import (
 )
 from emfed.models.mixture import MixtureModel
 from emfed.models.parameters import Frame
+from emfed.models.portraits import Portrait, column_portrait
 from emfed.models.rows import check_table
 from emfed.models.spreads import ColumnMetric
 
@@ -57,7 +57,7 @@ class MixedParameters(ColumnParameters):
 @stored("mixed-mixture")
 @final
 @dataclass(frozen=True, eq=False)
-class MixedMixture(MixtureModel, Imputable):
+class MixedMixture(MixtureModel):
     """A mixture over a table of mixed types; `mixed_mixture` makes one."""
 
     n_components: int
@@ -81,6 +81,11 @@ class MixedMixture(MixtureModel, Imputable):
         if self.samples is None:
             raise EmfedError("this model does not know its data yet: use emfed.fit, or bind().")
         return self.samples
+
+    @property
+    def n_features(self) -> int:
+        """The number of columns."""
+        return self.columns.count
 
     @cached_property
     def layout(self) -> Layout:
@@ -265,6 +270,10 @@ class MixedMixture(MixtureModel, Imputable):
     def sample(self, params: MixedParameters, count: int, seed: int) -> tuple[FloatArray, IntArray]:
         """A component for each row, then each column; exposures are those of a typical row."""
         return sample_columns(self.columns, self.to_user(params), params.weights, count, seed)
+
+    def portrait(self, params: MixedParameters, names: Sequence[str]) -> Portrait:
+        """The parameters of each column."""
+        return column_portrait("component", params.weights, self.columns, params, names)
 
     def describe(self) -> dict[str, Any]:
         """The settings."""

@@ -34,6 +34,7 @@ from emfed.models.components import SMALLEST_MASS, keep_dying, normalised
 from emfed.models.matrices import is_positive_definite, outer, pack, triangle, unpack
 from emfed.models.mixture import MixtureModel
 from emfed.models.parameters import Frame, InverseWishart, common_frame
+from emfed.models.portraits import Portrait
 from emfed.models.rows import check_rows, combine_moments, moments
 
 
@@ -102,6 +103,11 @@ class RegressionMixture(MixtureModel):
     def n_inputs(self) -> int:
         """The number of columns of x."""
         return len(self._known.frame.origin) - 1
+
+    @property
+    def n_features(self) -> int:
+        """The number of columns."""
+        return self.n_inputs + 1
 
     @cached_property
     def layout(self) -> Layout:
@@ -318,6 +324,15 @@ class RegressionMixture(MixtureModel):
     def free_parameters(self) -> int:
         """Weights, and a line and a noise variance for each component; x has no distribution."""
         return self.n_components - 1 + self.n_components * (self.n_inputs + 2)
+
+    def portrait(self, params: RegressionParameters, names: Sequence[str]) -> Portrait:
+        """The coefficients."""
+        rest = list(names)
+        what = rest.pop(self.target)
+        rows = [params.intercepts, *params.coefficients.T, np.sqrt(params.noise)]
+        labels = [f"{what}: intercept", *(f"per unit of {n}" for n in rest), "noise (sd)"]
+        cells = [[f"{v:.4g}" for v in np.ravel(row)] for row in rows]
+        return Portrait("component", params.weights, labels, cells, np.empty(0, dtype=np.int64))
 
     def describe(self) -> dict[str, Any]:
         """The settings."""

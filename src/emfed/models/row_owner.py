@@ -35,13 +35,14 @@ from emfed.core.errors import (
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.core.registry import register_model
 from emfed.core.streams import Purpose, normals
-from emfed.models.imputing import Imputable, latent_numbers
+from emfed.models.imputing import latent_numbers
 from emfed.models.loadings import FactorParameters, rotate
 from emfed.models.mixture import to_numpy
 from emfed.models.naming import column_name
 from emfed.models.owners import FactorOwner, Loadings
 from emfed.models.parameters import Frame, GaussianParameters, common_frame, is_constant
 from emfed.models.patterns import Stack, add_by_owner, row_stacks, sizes
+from emfed.models.portraits import Portrait, normal_portrait
 from emfed.models.rows import check_seen, combine_seen, seen_moments, total_weight
 from emfed.models.sampling import sample_gaussian
 from emfed.models.sides import Side
@@ -80,7 +81,7 @@ class Posterior(NamedTuple):
 @register_model("row-owner")
 @final
 @dataclass(frozen=True, eq=False)
-class RowOwner(FactorOwner, Imputable):
+class RowOwner(FactorOwner):
     """Low rank plus noise: ``rank`` factors for each row, which stay with its worker.
 
     ``ridge`` shrinks the loadings of columns, in units of a row of weight one; ``noise_floor`` is
@@ -375,6 +376,10 @@ class RowOwner(FactorOwner, Imputable):
         user = self.to_user(params)
         gaussian = GaussianParameters(user.weights, user.means, user.covariances())
         return sample_gaussian(gaussian, "full", count, seed)
+
+    def portrait(self, params: FactorParameters, names: Sequence[str]) -> Portrait:
+        """Moments by column."""
+        return normal_portrait(params.weights, params.means, params.covariances(), names)
 
     def describe(self) -> dict[str, Any]:
         """All settings."""

@@ -19,7 +19,15 @@ from typing import Any, Self, final
 import numpy as np
 
 from emfed.core.errors import SettingsError
-from emfed.core.protocols import FloatArray, IntArray, Layout, Metric, Model, Parameters
+from emfed.core.protocols import (
+    FloatArray,
+    IntArray,
+    Layout,
+    Metric,
+    Model,
+    Parameters,
+    free_parameters,
+)
 from emfed.core.registry import MODELS, register_model, stored
 
 MOST_PARTS = 1024
@@ -215,10 +223,6 @@ class Several(Model):
             out[cut] = moved
         return out
 
-    def remarks(self, params: SeveralParameters) -> list[str]:
-        """None: parts are looked at one by one."""
-        return []
-
     def start(self, seed: int) -> SeveralParameters:
         """The j-th part starts with seed + j."""
         return SeveralParameters(tuple(m.start(seed + j) for j, m in enumerate(self.models)))
@@ -245,7 +249,7 @@ class Several(Model):
 
     def free_parameters(self) -> int:
         """The sum over the parts."""
-        return sum(model.free_parameters() for model in self.models)
+        return sum(free_parameters(model) for model in self.models)
 
     def describe(self) -> dict[str, Any]:
         """Every part."""

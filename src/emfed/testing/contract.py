@@ -11,7 +11,7 @@ import numpy as np
 
 from emfed.algorithms.steps import shorten
 from emfed.core.errors import ContractError, DataError, check_type
-from emfed.core.protocols import Model
+from emfed.core.protocols import Model, SimulatesLatents
 from emfed.testing.subject import Broken, Subject, apart, as_float32, blend, expect
 
 TIGHT = 1e-9
@@ -248,13 +248,13 @@ def missing_is_as_said(on: Subject) -> None:
 
 def simulation_is_unbiased(on: Subject) -> None:
     """Simulated statistics average to the expected ones, where the model has a simulation."""
-    size = on.model.latent_size
-    if not size:
+    model = on.model
+    if not isinstance(model, SimulatesLatents):
         return
     rows, repeats, draws = on.rows[:16], 24, 16
-    u = on.uniform(500, repeats, len(rows), draws * size)
-    sample = np.stack([on.model.simulated_statistics(rows, on.params, part) for part in u])
-    error = sample.mean(axis=0) - on.model.expected_statistics(rows, on.params)
+    u = on.uniform(500, repeats, len(rows), draws * model.latent_size)
+    sample = np.stack([model.simulated_statistics(rows, on.params, part) for part in u])
+    error = sample.mean(axis=0) - model.expected_statistics(rows, on.params)
     spread = sample.std(axis=0, ddof=1) / np.sqrt(repeats)
     worst = float(np.max(np.abs(error) / (6 * spread + 1e-3)))
     expect(

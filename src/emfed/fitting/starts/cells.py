@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from emfed.core.protocols import FloatArray, Model
+from emfed.core.protocols import FloatArray, Model, StartsFromClusters
 from emfed.core.streams import Purpose, normals
 
 BRANCHES = 4
@@ -31,7 +30,7 @@ Ask = Callable[[Model, FloatArray], FloatArray]
 
 
 def grow_cells(
-    model: Model, ask: Ask, components: int, rows: float | None, seed: int
+    model: StartsFromClusters, ask: Ask, components: int, rows: float | None, seed: int
 ) -> tuple[FloatArray, FloatArray]:
     """Masses and means of cells, in the frame of the model; empty cells are left out.
 
@@ -54,9 +53,8 @@ def grow_cells(
     return mass, centres
 
 
-def _columns(model: Model) -> int:
-    one: Any = model.clusters(1)
-    return int(one.n_features)
+def _columns(model: StartsFromClusters) -> int:
+    return int(model.clusters(1).n_features)
 
 
 def _spread(mass: FloatArray, centres: FloatArray) -> FloatArray:
@@ -81,11 +79,10 @@ def _branches(
 
 
 def _settle(
-    model: Model, ask: Ask, centres: FloatArray, smallest: int
+    model: StartsFromClusters, ask: Ask, centres: FloatArray, smallest: int
 ) -> tuple[FloatArray, FloatArray]:
     """Where the rows nearest to each centre lie: one round. If nobody says, they stay."""
-    found: Any = model.clusters(len(centres))
-    clusters = dataclasses.replace(found, smallest=smallest)
+    clusters = dataclasses.replace(model.clusters(len(centres)), smallest=smallest)
     statistics = ask(clusters, clusters.statistics_of(clusters.start_at(None, centres, None)))
     parts = clusters.layout.split(statistics)
     # Uploads are rounded where there are many workers: the mean of a small cell is then noise.

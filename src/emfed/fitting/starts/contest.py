@@ -14,7 +14,7 @@ from emfed.algorithms import EM, Everyone, FedEM
 from emfed.compressors import SubtractiveDithering
 from emfed.core.errors import EmfedWarning, SettingsError, check_count
 from emfed.core.ledger import Ledger
-from emfed.core.protocols import Algorithm, Federation, FloatArray, Model
+from emfed.core.protocols import Algorithm, Federation, FloatArray, Model, StartsFromClusters
 from emfed.core.streams import Purpose, choose_distinct, uniforms
 from emfed.core.wire import ENVELOPE, floats_size
 from emfed.fitting.rounds import Run
@@ -159,8 +159,12 @@ def _resolve(model: Any, method: Method) -> str:
     """What "auto" means for a model."""
     if method != "auto":
         return method
-    able = getattr(model, "n_components", 1) > 1 and model.clusters(1) is not None
-    return "k-means" if able else "moments"
+    return "k-means" if _able(model) and model.n_components > 1 else "moments"
+
+
+def _able(model: Any) -> bool:
+    """Whether k-means can start it."""
+    return isinstance(model, StartsFromClusters) and model.clusters(1) is not None
 
 
 def _starts(
@@ -169,13 +173,14 @@ def _starts(
     """``n_init`` starting parameters of each model, in its frame."""
     chosen = [_resolve(model, method) for model in models]
     cells: tuple[FloatArray, FloatArray] | None = None
+    for model, how in zip(models, chosen, strict=True):
+        if how == "k-means" and not _able(model):
+            raise SettingsError(f"{type(model).__name__} has no clusters: use start='moments'.")
     if "k-means" in chosen:
         widest = max(
             (m for m, c in zip(models, chosen, strict=True) if c == "k-means"),
             key=lambda m: m.n_components,
         )
-        if widest.clusters(1) is None:
-            widest.start_at(None, None, None)  # says what to do instead
         n = session.network.size
         rows = None if n == 1 else session.samples / n
         cells = grow_cells(widest, session.ask_cells, widest.n_components, rows, session.seed)
@@ -209,8 +214,7 @@ def _from_cells(model: Any, mass: FloatArray, cells: FloatArray, seed: int, whic
 def _from_points(session: _Session, model: Any, seed: int) -> Any:
     """Rows of the data as centres, the paper's start: they leave their workers."""
     data = getattr(session.network, "data", None)
-    one = model.clusters(1)
-    if data is None or one is None:
+    if data is None or not _able(model):
         raise SettingsError(
             "start='points' needs data in this process and a model that centres can start: use "
             "start='k-means' or start='moments'."
@@ -234,7 +238,7 @@ def _from_points(session: _Session, model: Any, seed: int) -> Any:
     )
     d = rows.shape[1]
     session.ledger.add("start", "up", workers, 8 * d, 0)
-    frame = one.frame
+    frame = model.clusters(1).frame
     centres = np.nan_to_num((rows - frame.origin) / frame.scale)
     return model.start_at(np.full(k, 1 / k), centres, np.ones(d))
 
