@@ -208,7 +208,6 @@ class ScoresRows(Protocol):
 
     def score_samples(self, data: Any, params: Any) -> FloatArray:
         """log p(y; theta) of each row, in the user's units, ``(..., samples)``."""
-        ...
 
 
 @runtime_checkable
@@ -217,7 +216,6 @@ class AssignsRows(Protocol):
 
     def responsibilities(self, data: Any, params: Any) -> FloatArray:
         """p(component | row), ``(..., samples, components)``."""
-        ...
 
 
 @runtime_checkable
@@ -226,7 +224,6 @@ class DrawsRows(Protocol):
 
     def sample(self, params: Any, count: int, seed: int) -> tuple[FloatArray, IntArray]:
         """Rows that the model draws, in the user's units, and the component of each."""
-        ...
 
 
 @runtime_checkable
@@ -235,15 +232,12 @@ class FillsRows(Protocol):
 
     def impute(self, data: Any, params: Any) -> FloatArray:
         """Rows with missing values replaced by their posterior mean."""
-        ...
 
     def draw(self, data: Any, params: Any, draws: int, seed: int) -> FloatArray:
         """Random completions from the posterior, ``(draws, rows, columns)``."""
-        ...
 
     def intervals(self, data: Any, params: Any, level: float) -> tuple[FloatArray, FloatArray]:
         """Ends of central predictive intervals; where a value was seen, both ends are it."""
-        ...
 
 
 @runtime_checkable
@@ -253,15 +247,12 @@ class StartsFromClusters(Protocol):
     @property
     def n_components(self) -> int:
         """The number of components."""
-        ...
 
     def clusters(self, count: int) -> Any:
         """The k-means of so many clusters that can start this bound model; None: there is none."""
-        ...
 
     def start_at(self, mass: FloatArray, centres: FloatArray, spread: FloatArray) -> Any:
         """Starting parameters from clusters: masses, centres, and the variances within them."""
-        ...
 
 
 @runtime_checkable
@@ -271,7 +262,6 @@ class SimulatesLatents(Protocol):
     @property
     def latent_size(self) -> int:
         """Uniforms that one draw of a row's z takes."""
-        ...
 
     def simulated_statistics(
         self, data: Any, params: Any, uniforms: FloatArray, weights: Any | None = None
@@ -280,7 +270,6 @@ class SimulatesLatents(Protocol):
 
         ``uniforms`` are ``(..., samples, draws * latent_size)``.
         """
-        ...
 
 
 @runtime_checkable

@@ -33,7 +33,6 @@ class Described(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """What was chosen, as plain JSON types."""
-        ...
 
 
 Made = TypeVar("Made", bound=Described)

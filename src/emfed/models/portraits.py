@@ -52,7 +52,6 @@ class HasPortrait(Protocol):
 
     def portrait(self, params: Any, names: Sequence[str]) -> Portrait:
         """The components at parameters in the user's units; ``names`` are those of columns."""
-        ...
 
 
 def width_of(model: Any) -> int | None:
