@@ -67,7 +67,6 @@ class EM(Algorithm):
     def read_upload(
         self, model: Model, seed: int, request: Request, evaluations: int, payload: bytes
     ) -> Replies:
-        """The floats."""
         return steps.read_upload(model, _EXACT, seed, request, evaluations, payload)
 
     def server_step(
@@ -86,5 +85,4 @@ class EM(Algorithm):
         )
 
     def describe(self) -> dict[str, Any]:
-        """The name."""
         return {"algorithm": self.name}

@@ -43,7 +43,6 @@ class FedEM(CompressedEM):
             check_count("simulations", self.simulations)
 
     def columns(self, q: int) -> dict[str, Column]:
-        """The memory's."""
         return memory.columns(q)
 
     def estimate(

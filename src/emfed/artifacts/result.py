@@ -10,7 +10,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.artifacts.cards import Facts, make_card, worker_table
-from emfed.artifacts.modelfiles import Contents, read_model, write_model
+from emfed.artifacts.modelfiles import read_model, write_model
 from emfed.core.errors import SettingsError, check_count, check_range
 from emfed.core.ledger import Ledger
 from emfed.core.protocols import (
@@ -27,7 +27,6 @@ from emfed.core.streams import check_seed
 from emfed.data.reading import match_columns, read_table
 from emfed.data.sources import ParquetRows, Source
 from emfed.models.adapting import adapt
-from emfed.models.portraits import width_of
 
 CRITERIA = ("aic", "bic", "icl")
 
@@ -100,17 +99,7 @@ class Result:
     @property
     def card(self) -> dict[str, Any]:
         """The model card: data, settings, bytes, participation, convergence, versions."""
-        return make_card(
-            self.model.describe(),
-            self.columns,
-            width_of(self.model),
-            self.seed,
-            self.stopped,
-            self.converged,
-            self.records,
-            self.ledger,
-            self.facts,
-        )
+        return make_card(self)
 
     def workers(self) -> dict[str, list[Any]]:
         """One row per worker: rows, messages and bytes each way, and fit where it is known."""
@@ -118,20 +107,7 @@ class Result:
 
     def save(self, path: str | Path, *, names: bool = True) -> None:
         """Write a model file, which `emfed.load` reads; without ``names`` workers are unnamed."""
-        contents = Contents(
-            self.model,
-            self.statistics,
-            self.records,
-            self.ledger,
-            self.stopped,
-            self.seed,
-            self.columns,
-            self.worker_weights,
-            self.samples,
-            self.facts,
-            self.summary,
-        )
-        write_model(path, contents, self.params, self.card, names)
+        write_model(path, self, names)
 
     def adapt(self, data: Any, worth: float = 50.0) -> Result:
         """This model fitted to the rows of one worker, who alone needs it; nothing is sent.
@@ -257,18 +233,4 @@ def load(path: str | Path) -> Result:
 
     Files hold no code. One that is damaged, cut short or something else is a `ModelFileError`.
     """
-    found = read_model(path)
-    return Result(
-        model=found.model,
-        params=found.model.to_user(found.model.maximize(found.statistics)),
-        records=found.records,
-        stopped=found.stopped,
-        seed=found.seed,
-        statistics=found.statistics,
-        ledger=found.ledger,
-        columns=found.columns,
-        worker_weights=found.worker_weights,
-        samples=found.samples,
-        facts=found.facts,
-        summary=found.summary,
-    )
+    return Result(**read_model(path))

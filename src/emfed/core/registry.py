@@ -118,11 +118,9 @@ class Registry(Mapping[str, Callable[..., Made]], Generic[Made]):
             raise SettingsError(f"unknown {self.what} {str(name)[:LONGEST_NAME]!r}; {hint}")
         known = inspect.signature(self[name]).parameters
         check_keys(options, list(known), name)
-        lacking = [
-            key for key, p in known.items() if p.default is inspect.Parameter.empty
-        ]  # without a default
-        if left := [key for key in lacking if key not in options]:
-            raise SettingsError(f"{name} needs {' and '.join(left)}.")
+        bare = [key for key, option in known.items() if option.default is option.empty]
+        if lacking := [key for key in bare if key not in options]:
+            raise SettingsError(f"{name} needs {' and '.join(lacking)}.")
         try:
             made = self[name](**self._read(dict(options)))
         except (TypeError, ValueError) as error:

@@ -16,7 +16,7 @@ from typing import Any, Self, final
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from emfed.core.errors import DataError, EmfedError, SettingsError, check_count, check_type
+from emfed.core.errors import DataError, SettingsError, check_count, check_type, known
 from emfed.core.protocols import FloatArray, IntArray, Layout, Model, Parameters
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
@@ -62,25 +62,20 @@ class Clusters(Model):
 
     @property
     def _frame(self) -> Frame:
-        if self.frame is None:
-            raise EmfedError("this model does not know its data yet: use emfed.fit, or bind().")
-        return self.frame
+        return known(self.frame)
 
     @property
     def n_features(self) -> int:
-        """The number of columns d."""
         return len(self._frame.origin)
 
     @cached_property
     def layout(self) -> Layout:
-        """``mass`` and ``first``."""
         k, d = self.n_components, self.n_features
         return Layout((("mass", (k,)), ("first", (k, d))))
 
     def check(
         self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
     ) -> None:
-        """Finite numbers."""
         check_rows(data, where, columns, None if self.frame is None else self.n_features, first)
 
     def evaluate(
@@ -96,14 +91,12 @@ class Clusters(Model):
         return statistics, value, np.zeros_like(value)
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
-        """Mean and variances."""
         mean, scatter = moments(data, weights, full=False)
         return {"mean": mean, "scatter": scatter}
 
     def combine(
         self, summaries: Mapping[str, FloatArray], shares: FloatArray
     ) -> dict[str, FloatArray]:
-        """Mean and variances of a union."""
         return combine_moments(summaries, shares, full=False)
 
     def bind(
@@ -136,7 +129,6 @@ class Clusters(Model):
         return dataclasses.replace(self, n_components=count)
 
     def start_at(self, mass: FloatArray, centres: FloatArray, spread: FloatArray) -> Centres:
-        """The centres."""
         return Centres(centres)
 
     # The E-step.
@@ -213,7 +205,6 @@ class Clusters(Model):
     # The M-step.
 
     def maximize(self, statistics: FloatArray) -> Centres:
-        """The mean of each cluster."""
         parts = self.layout.split(np.asarray(statistics, dtype=np.float64))
         return Centres(parts["first"] / parts["mass"][..., None])
 
@@ -230,7 +221,6 @@ class Clusters(Model):
         return self.variance - float(between.sum())
 
     def penalty(self, params: Centres) -> float:
-        """None."""
         return 0.0
 
     def inside(self, statistics: FloatArray) -> bool:
@@ -264,7 +254,6 @@ class Clusters(Model):
         return self.layout.join({"mass": mass, "first": params.centres / k})
 
     def to_user(self, params: Centres) -> Centres:
-        """Centres in the user's units."""
         return Centres(params.centres * self._frame.scale + self._frame.origin)
 
     def from_user(self, params: Centres) -> Centres:
@@ -279,15 +268,12 @@ class Clusters(Model):
         return Centres((params.centres - self._frame.origin) / self._frame.scale)
 
     def free_parameters(self) -> int:
-        """The centres."""
         return self.n_components * self.n_features
 
     def portrait(self, params: Centres, names: Sequence[str]) -> Portrait:
-        """The centres."""
         return centre_portrait(params.centres, names)
 
     def describe(self) -> dict[str, Any]:
-        """The settings."""
         return {
             "model": "k-means",
             "n_components": self.n_components,

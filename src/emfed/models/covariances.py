@@ -40,7 +40,6 @@ class _Matrices(GaussianMixture):
         return raise_eigenvalues(covariances, self.covariance_floor)
 
     def all_positive(self, covariances: FloatArray, slack: float = 0.0) -> bool:
-        """By Cholesky."""
         return is_positive_definite(covariances + slack * np.eye(self.n_features))
 
     def precisions(self, params: GaussianParameters) -> tuple[FloatArray, FloatArray]:
@@ -59,7 +58,6 @@ class _Shared(_Matrices):
 
     @property
     def shared_covariance(self) -> bool:
-        """Yes."""
         return True
 
     def second_shape(self, d: int) -> None:
@@ -130,7 +128,6 @@ class Known(_Shared):
         return self.matrix / np.outer(scale, scale)
 
     def describe(self) -> dict[str, Any]:
-        """The settings and the matrix."""
         return {**super().describe(), "known_covariance": self.matrix.tolist()}
 
 
@@ -158,7 +155,6 @@ class _Tied(_Shared):
         return means, raise_eigenvalues(within, max(self.covariance_floor, 1e-12))
 
     def settle(self, params: GaussianParameters) -> GaussianParameters:
-        """As given."""
         return params
 
 
@@ -219,12 +215,10 @@ class Full(_Matrices):
     kind: ClassVar[str] = "full"
 
     def settle(self, params: GaussianParameters) -> GaussianParameters:
-        """As given."""
         return params
 
     @property
     def shared_covariance(self) -> bool:
-        """No."""
         return False
 
     @property
@@ -322,12 +316,10 @@ class _Variances(GaussianMixture):
     """Covariances that are variances, one per component and column or one per component."""
 
     def settle(self, params: GaussianParameters) -> GaussianParameters:
-        """As given."""
         return params
 
     @property
     def shared_covariance(self) -> bool:
-        """No."""
         return False
 
     def lift(self, covariances: FloatArray) -> FloatArray:
@@ -361,7 +353,6 @@ class Diagonal(_Variances):
         return params.covariances + params.means**2
 
     def expand(self, xp: Any, z: Any) -> Any:
-        """The rows and their squares."""
         if not is_numpy_array(z):
             return xp.concat([z, z * z], axis=0)
         out = np.empty((2 * z.shape[0], z.shape[1]))

@@ -23,14 +23,7 @@ from typing import Any, Self, final
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from emfed.core.errors import (
-    DataError,
-    EmfedError,
-    SettingsError,
-    check_count,
-    check_range,
-    check_type,
-)
+from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
 from emfed.core.protocols import FloatArray, IntArray, Layout, Model
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
@@ -71,13 +64,10 @@ class FactorMixture(Model):
 
     @property
     def _frame(self) -> Frame:
-        if self.frame is None:
-            raise EmfedError("this model does not know its data yet: use emfed.fit, or bind().")
-        return self.frame
+        return known(self.frame)
 
     @property
     def n_features(self) -> int:
-        """The number of columns d."""
         return len(self._frame.origin)
 
     @cached_property
@@ -108,14 +98,12 @@ class FactorMixture(Model):
             )
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
-        """Mean and variances."""
         mean, scatter = moments(data, weights, full=False)
         return {"mean": mean, "scatter": scatter}
 
     def combine(
         self, summaries: Mapping[str, FloatArray], shares: FloatArray
     ) -> dict[str, FloatArray]:
-        """Mean and variances of a union."""
         return combine_moments(summaries, shares, full=False)
 
     def bind(
@@ -194,7 +182,6 @@ class FactorMixture(Model):
         return self.layout.join(parts) / count
 
     def responsibilities(self, data: Any, params: FactorParameters) -> FloatArray:
-        """p(component | row), ``(..., rows, K)``."""
         parts = []
         for _, _, logits, _ in self._joint(data, params, Posterior.at(params)):
             joint = to_numpy(logits)
@@ -203,7 +190,6 @@ class FactorMixture(Model):
         return np.concatenate(parts, axis=-2)
 
     def score_samples(self, data: Any, params: FactorParameters) -> FloatArray:
-        """log p of each row, in the user's units."""
         parts = []
         for _, _, logits, _ in self._joint(data, params, Posterior.at(params)):
             parts.append(np.logaddexp.reduce(to_numpy(logits), axis=-2))
@@ -383,11 +369,9 @@ class FactorMixture(Model):
         return statistics, likelihood, entropy(self.responsibilities(data, params), weights)
 
     def portrait(self, params: FactorParameters, names: Sequence[str]) -> Portrait:
-        """Moments by column."""
         return normal_portrait(params.weights, params.means, params.covariances(), names)
 
     def describe(self) -> dict[str, Any]:
-        """The settings."""
         prior = self.noise_prior
         return {
             "model": "ppca" if self.isotropic else "factor-analysis",

@@ -19,14 +19,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from array_api_compat import device
 
-from emfed.core.errors import (
-    DataError,
-    EmfedError,
-    SettingsError,
-    check_count,
-    check_range,
-    check_type,
-)
+from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
 from emfed.core.protocols import FloatArray, IntArray, Layout
 from emfed.core.registry import stored
 from emfed.core.streams import Purpose, normals
@@ -125,16 +118,10 @@ class GaussianMixture(MixtureModel):
     @property
     def constants(self) -> Bound:
         """What `bind` was told."""
-        if self.bound is None:
-            raise EmfedError(
-                "this model does not know its data yet: call bind() with the workers' summaries, "
-                "or emfed.fit, which does."
-            )
-        return self.bound
+        return known(self.bound)
 
     @property
     def n_features(self) -> int:
-        """The number of columns d."""
         return len(self.constants.frame.origin)
 
     @cached_property
@@ -359,7 +346,6 @@ class GaussianMixture(MixtureModel):
         """E[second moments of y | component], ``(..., K, *second)``."""
 
     def to_user(self, params: GaussianParameters) -> GaussianParameters:
-        """Parameters in the user's units."""
         return self.constants.frame.leave(params, self.kind)
 
     def from_user(self, params: GaussianParameters) -> GaussianParameters:
@@ -393,7 +379,6 @@ class GaussianMixture(MixtureModel):
         ]
 
     def portrait(self, params: GaussianParameters, names: Sequence[str]) -> Portrait:
-        """Moments by column."""
         k, d = params.means.shape
         shape = (k, d) if self.kind in ("diag", "spherical") else (k, d, d)
         spread = params.covariances[:, None] if self.kind == "spherical" else params.covariances
@@ -412,7 +397,6 @@ class GaussianMixture(MixtureModel):
         }
 
     def free_parameters(self) -> int:
-        """Weights, means and covariances."""
         k, d = self.n_components, self.n_features
         return k - 1 + k * d + covariance_parameters(self.kind, k, d)
 

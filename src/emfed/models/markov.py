@@ -20,14 +20,7 @@ from typing import Any, Self, final
 
 import numpy as np
 
-from emfed.core.errors import (
-    DataError,
-    EmfedError,
-    SettingsError,
-    check_count,
-    check_range,
-    check_type,
-)
+from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
 from emfed.core.protocols import FloatArray, IntArray, Layout, Model
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
@@ -75,19 +68,15 @@ class HiddenMarkov(Model):
 
     @property
     def allows_missing(self) -> bool:
-        """NaN is a missing value."""
         return True
 
     @property
     def n_features(self) -> int:
-        """The number of columns."""
         return self.columns.count
 
     @cached_property
     def layout(self) -> Layout:
-        """mass, initial, transitions, moments, observed."""
-        if not self.samples:
-            raise EmfedError("this model does not know its data yet: use emfed.fit, or bind().")
+        known(self.samples or None)
         k, (moments, observed) = self.n_components, self.columns.widths
         return Layout(
             (
@@ -291,7 +280,6 @@ class HiddenMarkov(Model):
         )
 
     def surrogate(self, statistics: FloatArray, params: MarkovParameters) -> FloatArray:
-        """psi + R - <s, phi>."""
         parts = self.layout.split(np.asarray(statistics, dtype=np.float64))
         found = (parts["mass"], parts["moments"], parts["observed"])
         value = emissions.cross_entropy(self.columns, params, *found)
@@ -367,7 +355,6 @@ class HiddenMarkov(Model):
         return self.layout.join({**parts, "moments": moments, "observed": observed})
 
     def to_user(self, params: MarkovParameters) -> MarkovParameters:
-        """Parameters in the user's units."""
         arrays = emissions.to_user(self.columns, params)
         return MarkovParameters(initial=params.initial, transitions=params.transitions, **arrays)
 
@@ -401,7 +388,6 @@ class HiddenMarkov(Model):
         return column_portrait("state", weights, self.columns, params, names)
 
     def describe(self) -> dict[str, Any]:
-        """The settings."""
         return {
             "model": "hidden-markov",
             "n_components": self.n_components,

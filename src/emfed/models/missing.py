@@ -60,22 +60,18 @@ class MissingGaussianMixture(Model):
 
     @property
     def n_components(self) -> int:
-        """The number of components."""
         return self.inner.n_components
 
     @property
     def n_features(self) -> int:
-        """The number of columns."""
         return self.inner.n_features
 
     @property
     def layout(self) -> Layout:
-        """That of the plain mixture."""
         return self.inner.layout
 
     @property
     def allows_missing(self) -> bool:
-        """NaN is a missing value."""
         return True
 
     # The opening exchange.
@@ -234,15 +230,12 @@ class MissingGaussianMixture(Model):
     # The M-step, starts and units: the plain mixture's.
 
     def maximize(self, statistics: FloatArray) -> GaussianParameters:
-        """T(s) of the plain mixture."""
         return self.inner.maximize(statistics)
 
     def surrogate(self, statistics: FloatArray, params: GaussianParameters) -> FloatArray:
-        """That of the plain mixture."""
         return self.inner.surrogate(statistics, params)
 
     def penalty(self, params: GaussianParameters) -> float:
-        """R(theta) of the plain mixture."""
         return self.inner.penalty(params)
 
     def inside(self, statistics: FloatArray) -> bool:
@@ -254,11 +247,9 @@ class MissingGaussianMixture(Model):
         return self.inner.protect(before, after)
 
     def remarks(self, params: GaussianParameters) -> list[str]:
-        """As in the plain mixture."""
         return self.inner.remarks(params)
 
     def start(self, seed: int) -> GaussianParameters:
-        """As in the plain mixture."""
         return self.inner.start(seed)
 
     def clusters(self, count: int) -> Clusters:
@@ -268,7 +259,6 @@ class MissingGaussianMixture(Model):
     def start_at(
         self, mass: FloatArray, centres: FloatArray, spread: FloatArray
     ) -> GaussianParameters:
-        """As in the plain mixture."""
         return self.inner.start_at(mass, centres, spread)
 
     def statistics_of(self, params: GaussianParameters) -> FloatArray:
@@ -276,11 +266,9 @@ class MissingGaussianMixture(Model):
         return self.inner.statistics_of(params)
 
     def metric(self, params: GaussianParameters) -> Metric:
-        """That of the plain mixture."""
         return self.inner.metric(params)
 
     def to_user(self, params: GaussianParameters) -> GaussianParameters:
-        """Parameters in the user's units."""
         return self.inner.to_user(params)
 
     def from_user(self, params: GaussianParameters) -> GaussianParameters:
@@ -288,7 +276,6 @@ class MissingGaussianMixture(Model):
         return self.inner.from_user(params)
 
     def free_parameters(self) -> int:
-        """Those of the plain mixture."""
         return self.inner.free_parameters()
 
     def sample(
@@ -305,7 +292,6 @@ class MissingGaussianMixture(Model):
         return statistics, likelihood, entropy(self.responsibilities(data, params), weights)
 
     def portrait(self, params: GaussianParameters, names: Sequence[str]) -> Portrait:
-        """As in the plain mixture."""
         return self.inner.portrait(params, names)
 
     def describe(self) -> dict[str, Any]:
@@ -333,7 +319,6 @@ class MissingGaussianMixture(Model):
             yield stack, shares, np.swapaxes(full, 1, 2), c.spread
 
     def impute(self, data: Any, params: GaussianParameters) -> FloatArray:
-        """Rows with missing values replaced by their posterior mean."""
         out, frame = np.array(data, dtype=np.float64), self.inner.constants.frame
         for stack, shares, full, _ in self._conditionals(data, params):
             mean = (shares[..., None] * full).sum(axis=-2) * frame.scale + frame.origin

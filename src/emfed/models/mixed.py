@@ -16,14 +16,7 @@ from typing import Any, Self, final
 
 import numpy as np
 
-from emfed.core.errors import (
-    DataError,
-    EmfedError,
-    SettingsError,
-    check_count,
-    check_range,
-    check_type,
-)
+from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
 from emfed.core.protocols import FloatArray, IntArray, Layout
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
@@ -78,13 +71,10 @@ class MixedMixture(MixtureModel):
 
     @property
     def _known(self) -> int:
-        if self.samples is None:
-            raise EmfedError("this model does not know its data yet: use emfed.fit, or bind().")
-        return self.samples
+        return known(self.samples)
 
     @property
     def n_features(self) -> int:
-        """The number of columns."""
         return self.columns.count
 
     @cached_property
@@ -186,7 +176,6 @@ class MixedMixture(MixtureModel):
         return MixedParameters(weights=normalised(mass, pseudo), **arrays)
 
     def surrogate(self, statistics: FloatArray, params: MixedParameters) -> FloatArray:
-        """psi + R - <s, phi>."""
         mass, moments, observed = self._split(statistics)
         value = -(mass * np.log(params.weights)).sum(axis=-1)
         value = value + emissions.cross_entropy(self.columns, params, mass, moments, observed)
@@ -246,7 +235,6 @@ class MixedMixture(MixtureModel):
         return MixedParameters(weights=mass, **emissions.begin_at(self.columns, centres, spread))
 
     def to_user(self, params: MixedParameters) -> MixedParameters:
-        """Parameters in the user's units."""
         return MixedParameters(weights=params.weights, **emissions.to_user(self.columns, params))
 
     def from_user(self, params: MixedParameters) -> MixedParameters:
@@ -272,11 +260,9 @@ class MixedMixture(MixtureModel):
         return sample_columns(self.columns, self.to_user(params), params.weights, count, seed)
 
     def portrait(self, params: MixedParameters, names: Sequence[str]) -> Portrait:
-        """The parameters of each column."""
         return column_portrait("component", params.weights, self.columns, params, names)
 
     def describe(self) -> dict[str, Any]:
-        """The settings."""
         return {
             "model": "mixed-mixture",
             "n_components": self.n_components,
@@ -295,7 +281,6 @@ class MixedMixture(MixtureModel):
         return mean_columns(self.columns, self.to_user(params), np.asarray(data), shares)
 
     def draw(self, data: Any, params: MixedParameters, draws: int, seed: int) -> FloatArray:
-        """``draws`` random completions, ``(draws, rows, columns)``."""
         shares = self.responsibilities(data, params)
         user = self.to_user(params)
         return draw_columns(self.columns, user, np.asarray(data), shares, draws, seed)

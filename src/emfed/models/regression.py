@@ -19,14 +19,7 @@ from typing import Any, Self, final
 import numpy as np
 from array_api_compat import device
 
-from emfed.core.errors import (
-    DataError,
-    EmfedError,
-    SettingsError,
-    check_count,
-    check_range,
-    check_type,
-)
+from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
 from emfed.core.protocols import FloatArray, IntArray, Layout, Parameters
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
@@ -95,9 +88,7 @@ class RegressionMixture(MixtureModel):
 
     @property
     def _known(self) -> RegressionBound:
-        if self.bound is None:
-            raise EmfedError("this model does not know its data yet: use emfed.fit, or bind().")
-        return self.bound
+        return known(self.bound)
 
     @property
     def n_inputs(self) -> int:
@@ -106,7 +97,6 @@ class RegressionMixture(MixtureModel):
 
     @property
     def n_features(self) -> int:
-        """The number of columns."""
         return self.n_inputs + 1
 
     @cached_property
@@ -133,14 +123,12 @@ class RegressionMixture(MixtureModel):
             )
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
-        """Mean and second moments about it."""
         mean, scatter = moments(data, weights, full=True)
         return {"mean": mean, "scatter": scatter}
 
     def combine(
         self, summaries: Mapping[str, FloatArray], shares: FloatArray
     ) -> dict[str, FloatArray]:
-        """Mean and second moments of a union."""
         return combine_moments(summaries, shares, full=True)
 
     def bind(
@@ -326,7 +314,6 @@ class RegressionMixture(MixtureModel):
         return self.n_components - 1 + self.n_components * (self.n_inputs + 2)
 
     def portrait(self, params: RegressionParameters, names: Sequence[str]) -> Portrait:
-        """The coefficients."""
         rest = list(names)
         what = rest.pop(self.target)
         rows = [params.intercepts, *params.coefficients.T, np.sqrt(params.noise)]
@@ -335,7 +322,6 @@ class RegressionMixture(MixtureModel):
         return Portrait("component", params.weights, labels, cells, np.empty(0, dtype=np.int64))
 
     def describe(self) -> dict[str, Any]:
-        """The settings."""
         prior = self.noise_prior
         return {
             "model": "regression-mixture",

@@ -24,14 +24,7 @@ from typing import Any, NamedTuple, Self, final
 import numpy as np
 from scipy.special import ndtri
 
-from emfed.core.errors import (
-    DataError,
-    EmfedError,
-    SettingsError,
-    check_count,
-    check_range,
-    check_type,
-)
+from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.core.registry import register_model
 from emfed.core.streams import Purpose, normals
@@ -105,23 +98,18 @@ class RowOwner(FactorOwner):
 
     @property
     def _frame(self) -> Frame:
-        if self.frame is None:
-            raise EmfedError("this model does not know its data yet: use emfed.fit, or bind().")
-        return self.frame
+        return known(self.frame)
 
     @property
     def n_features(self) -> int:
-        """The number of columns."""
         return len(self._frame.origin)
 
     @property
     def n_columns(self) -> int:
-        """The same."""
         return self.n_features
 
     @property
     def allows_missing(self) -> bool:
-        """NaN is a missing value."""
         return True
 
     @property
@@ -143,7 +131,6 @@ class RowOwner(FactorOwner):
     def check(
         self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
     ) -> None:
-        """Finite numbers, or NaN."""
         expected = None if self.frame is None else self.n_features
         check_seen(data, where, columns, expected, first)
 
@@ -292,7 +279,6 @@ class RowOwner(FactorOwner):
         return (at for at in self._posteriors(data, params) if not at.stack.seen.all())
 
     def impute(self, data: Any, params: Loadings) -> FloatArray:
-        """Rows with missing values replaced by their posterior mean."""
         out, frame = np.array(data, dtype=np.float64), self._frame
         for at in self._missing(out, params):
             where = at.stack.positions
@@ -378,10 +364,8 @@ class RowOwner(FactorOwner):
         return sample_gaussian(gaussian, "full", count, seed)
 
     def portrait(self, params: FactorParameters, names: Sequence[str]) -> Portrait:
-        """Moments by column."""
         return normal_portrait(params.weights, params.means, params.covariances(), names)
 
     def describe(self) -> dict[str, Any]:
-        """All settings."""
         names = ("rank", "ridge", "noise_floor")
         return {"model": "row-owner", **{name: getattr(self, name) for name in names}}

@@ -19,7 +19,7 @@ from typing import Any, Self, final
 
 import numpy as np
 
-from emfed.core.errors import DataError, EmfedError, check_count
+from emfed.core.errors import DataError, check_count, known
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
@@ -170,9 +170,7 @@ class SiteOwner(FactorOwner):
 
     def side(self) -> Side:
         """The penalty on loadings, per cell."""
-        if self.samples is None:
-            raise EmfedError("this model does not know its data yet: use emfed.fit, or bind().")
-        n, mean = self.samples, max(1e-6, 1e-3 * self.ridge)  # means are hardly shrunk
+        n, mean = known(self.samples), max(1e-6, 1e-3 * self.ridge)  # means are hardly shrunk
         lags = lags_of(self.smoothing / n, self.seasonality / n, self.times)
         return Side.penalty(np.array([*[self.ridge] * self.rank, mean]) / n, lags)
 
@@ -204,7 +202,6 @@ class SiteOwner(FactorOwner):
         return Loadings(np.pad(draw, ((0, 0), (0, 1))), np.array([0.5]))
 
     def describe(self) -> dict[str, Any]:
-        """All settings."""
         names = ("times", "rank", "ridge", "smoothing", "seasonality")
         return {"model": "site-owner", **{name: getattr(self, name) for name in names}}
 

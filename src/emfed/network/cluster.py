@@ -244,7 +244,6 @@ class RayFederation(Federation):
 
     @property
     def size(self) -> int:
-        """The number of workers."""
         return self._size
 
     @property
@@ -364,7 +363,6 @@ class RayFederation(Federation):
         return Opening(counts, summaries, self._columns, self._names)
 
     def begin(self, model: Model, algorithm: Algorithm, seed: int) -> None:
-        """Fresh state for everyone."""
         self._begun = model, algorithm, seed
         self._everyone("begin", model, algorithm, seed)
 
@@ -392,7 +390,6 @@ class RayFederation(Federation):
         return sum(self._ask(method, calls))
 
     def mean_statistics(self, model: Model, params: Any, weights: FloatArray) -> FloatArray:
-        """sum_i w_i s-bar_i(theta)."""
         return np.asarray(self._weighted("mean_statistics", model, params, weights))
 
     def mean_log_likelihood(self, model: Model, params: Any, weights: FloatArray) -> float:
@@ -407,7 +404,6 @@ class RayFederation(Federation):
         return workers, {name: np.concatenate([rows[name] for _, rows in parts]) for name in names}
 
     def restore_rows(self, workers: IntArray, rows: Rows) -> None:
-        """Put back what `worker_rows` gave."""
         calls = [
             (shard, (workers[positions], {name: array[positions] for name, array in rows.items()}))
             for shard, positions in self._split(workers)

@@ -183,7 +183,6 @@ class FaultyFederation(Federation):
 
     @property
     def size(self) -> int:
-        """As within."""
         return self.inner.size
 
     def open(self, model: Model) -> Opening:
@@ -191,31 +190,24 @@ class FaultyFederation(Federation):
         return self.inner.open(model)
 
     def begin(self, model: Model, algorithm: Algorithm, seed: int) -> None:
-        """As within."""
         self._columns = algorithm.columns(model.layout.size)
         self._reset()
         self.inner.begin(model, algorithm, seed)
 
     def mean_statistics(self, model: Model, params: Any, weights: FloatArray) -> FloatArray:
-        """As within."""
         return self.inner.mean_statistics(model, params, weights)
 
     def mean_log_likelihood(self, model: Model, params: Any, weights: FloatArray) -> float:
-        """As within."""
         return self.inner.mean_log_likelihood(model, params, weights)
 
     def scores(self, model: Model, params: Any) -> FloatArray:
-        """As within."""
         return self.inner.scores(model, params)
 
     def worker_rows(self) -> tuple[IntArray, Rows]:
-        """As within."""
         return self.inner.worker_rows()
 
     def restore_rows(self, workers: IntArray, rows: Rows) -> None:
-        """As within."""
         self.inner.restore_rows(workers, rows)
 
     def close(self) -> None:
-        """As within."""
         self.inner.close()

@@ -148,7 +148,6 @@ class _Rows(Oracle):
         return np.asarray(total)
 
     def take(self, indices: IntArray, subset: IntArray) -> Any:
-        """Picked rows."""
         return self._data.take(self._workers[subset], indices)
 
 
@@ -185,7 +184,6 @@ class InProcessFederation(Federation):
     @property
     @final
     def size(self) -> int:
-        """The number of workers."""
         return self.data.size
 
     @property
@@ -257,7 +255,6 @@ class InProcessFederation(Federation):
 
     @final
     def begin(self, model: Model, algorithm: Algorithm, seed: int) -> None:
-        """Fresh state for everyone."""
         if self.data.streaming and algorithm.revisits_rows:
             raise SettingsError(
                 "a Stream gives each row once, and this algorithm needs rows again: use FedEM."
@@ -302,7 +299,6 @@ class InProcessFederation(Federation):
 
     @final
     def mean_statistics(self, model: Model, params: Any, weights: FloatArray) -> FloatArray:
-        """sum_i w_i s-bar_i(theta)."""
         total = np.zeros(model.layout.size)
         for piece in self.pieces(self.data, self.everyone):
             values = model.expected_statistics(piece.rows, params, piece.padding)
@@ -334,5 +330,4 @@ class InProcessFederation(Federation):
 
     @final
     def restore_rows(self, workers: IntArray, rows: Rows) -> None:
-        """Put back what `worker_rows` gave."""
         self._store.put(workers - self.first, rows)
