@@ -109,6 +109,9 @@ def test_a_location_that_cannot_predict_says_what_to_use() -> None:
         (lambda: make_model("gaussian-mixture", "two"), "n_components"),
         (lambda: make_model("linear-gaussian", 2), "unknown key 'n_components'"),
         (lambda: make_model("row-owner", rank=2, rows=3.0), "rows follows from the data"),
+        (lambda: make_model("row-owner", rank=2, mass=np.ones(3)), "mass follows from the data"),
+        (lambda: make_model("mixed-mixture", 2, families=5), "cannot be made from these options"),
+        (lambda: make_model("ppca", 2, n_factors=1, noise_prior={}), "cannot be made"),
         (lambda: make_model("mixed-mixture", 2, families={"a": {"family": "gamm"}}), "family"),
         (
             lambda: make_model("gaussian-mixture", 2, covariance_prior={"dof": 3, "scal": 1}),

@@ -123,13 +123,14 @@ class Registry(Mapping[str, Callable[..., Made]], Generic[Made]):
             raise SettingsError(f"{name} needs {' and '.join(lacking)}.")
         try:
             made = self[name](**self._read(dict(options)))
-        except (TypeError, ValueError) as error:
-            if isinstance(error, EmfedError):
-                raise
-            raise SettingsError(f"{name}: {error}.") from None
+        except EmfedError:
+            raise
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            words = f"{type(error).__name__}: {str(error)[:200]}"
+            raise SettingsError(f"{name} cannot be made from these options ({words}).") from None
         told = made.describe()
         for key, value in options.items():
-            if key not in told and value != known[key].default:
+            if key not in told and not np.array_equal(value, known[key].default):
                 raise SettingsError(f"{name}: {key} follows from the data and cannot be chosen.")
         return made
 
