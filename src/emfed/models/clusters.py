@@ -97,6 +97,7 @@ class Clusters(Model):
     def combine(
         self, summaries: Mapping[str, FloatArray], shares: FloatArray
     ) -> dict[str, FloatArray]:
+        """Mean and variances of a union."""
         return combine_moments(summaries, shares, full=False)
 
     def bind(

@@ -98,12 +98,14 @@ class FactorMixture(Model):
             )
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
+        """Mean and variances."""
         mean, scatter = moments(data, weights, full=False)
         return {"mean": mean, "scatter": scatter}
 
     def combine(
         self, summaries: Mapping[str, FloatArray], shares: FloatArray
     ) -> dict[str, FloatArray]:
+        """Mean and variances of a union."""
         return combine_moments(summaries, shares, full=False)
 
     def bind(

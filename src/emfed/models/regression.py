@@ -129,6 +129,7 @@ class RegressionMixture(MixtureModel):
     def combine(
         self, summaries: Mapping[str, FloatArray], shares: FloatArray
     ) -> dict[str, FloatArray]:
+        """Mean and second moments of a union."""
         return combine_moments(summaries, shares, full=True)
 
     def bind(

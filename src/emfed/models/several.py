@@ -155,6 +155,7 @@ class Several(Model):
     def combine(
         self, summaries: Mapping[str, FloatArray], shares: FloatArray
     ) -> dict[str, FloatArray]:
+        """As the first part does."""
         return dict(self.models[0].combine(summaries, shares))
 
     def bind(
