@@ -26,7 +26,7 @@ from benchmarks.__main__ import show
 from benchmarks.deployments import Deployment, difference, mixture_tables
 from benchmarks.guide import follow_guide
 from benchmarks.stock import run_stock
-from emfed.imputation.site_owner import COLUMNS
+from emfed.models.site_owner import COLUMNS
 
 SITES = 3
 MIXTURE = '[model]\nkind = "gaussian-mixture"\nn_components = 2\n'

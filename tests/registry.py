@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import emfed
-from emfed.imputation.row_owner import RowOwner
+from emfed.models.row_owner import RowOwner
 from tests.helpers import KINDS, make_data, make_model
 from tests.tables import FAMILIES, column, mixed_tables
 

@@ -73,8 +73,8 @@ from emfed.models import (
     k_means,
     mixed_mixture,
     ppca,
+    register_model,
     regression_mixture,
-    savable,
 )
 from emfed.network import (
     FaultPlan,
@@ -88,7 +88,6 @@ from emfed.network import (
     StackedFederation,
     Transport,
 )
-from emfed.network.descriptions import register_model
 
 if TYPE_CHECKING:
     from emfed.fitting.estimators import (
@@ -196,7 +195,6 @@ __all__ = [
     "read_records",
     "register_model",
     "rehearse",
-    "savable",
     "select_components",
     "serve",
     "simulate_table",

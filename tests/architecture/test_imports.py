@@ -136,3 +136,23 @@ def test_no_pickle_no_global_randomness_no_print(path: Path) -> None:
 
 def test_ray_is_imported_in_one_file() -> None:
     assert [p.name for p in FILES if "ray" in imported(p)] == ["cluster.py"]
+
+
+def test_nothing_looks_upward_by_importlib() -> None:
+    """Resources and versions are read by it; modules only where experiments are named."""
+    for path in FILES:
+        if "importlib" in {name.partition(".")[0] for name in imported(path)}:
+            if room(dotted(path)) == "theory.experiments":
+                continue
+            names = {n for n in imported(path) if n.startswith("importlib")}
+            assert "import_module" not in path.read_text(encoding="utf-8"), path
+            assert names <= {"importlib", "importlib.metadata", "importlib.util"}, path
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_models_are_not_probed(path: Path) -> None:
+    """What a model can do is told by `isinstance` with a protocol, not by `hasattr`."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("hasattr", "getattr"):
+            asked = ast.unparse(node.args[0])
+            assert asked.rpartition(".")[2] not in ("model", "models"), f"{path}:{node.lineno}"

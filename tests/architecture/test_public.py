@@ -26,7 +26,7 @@ def test_exported_names() -> None:
         "Stop Stream Structure SubtractiveDithering Transport VRFedEM WireError "
         "WorkerData WorkerTables __version__ as_workers block_quantization factor_analysis "
         "fit gaussian_mixture hidden_markov impute load mixed_mixture open_run pad_sequences "
-        "ppca read_ebird read_records register_model regression_mixture rehearse savable serve "
+        "ppca read_ebird read_records register_model regression_mixture rehearse serve "
         "simulate_table "
         "synthetic_federation".split()
     )

@@ -18,9 +18,9 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 import emfed
+from emfed.core.registry import MODELS, STORED
 from emfed.core.storage import load_checkpoint, save_checkpoint
 from emfed.core.storage.sealed import _digest
-from emfed.models.registry import CLASSES
 from tests.helpers import make_data
 from tests.registry import REGISTRY
 
@@ -167,14 +167,14 @@ def test_workers_may_stay_unnamed(tmp_path: Path) -> None:
 
 def test_a_model_of_ones_own(tmp_path: Path) -> None:
     @dataclass(frozen=True, eq=False)
-    class Mine(CLASSES["gaussian-mixture/full"]):
+    class Mine(STORED["gaussian-mixture/full"]):
         pass
 
     result = emfed.fit(Mine(2), make_data(), rounds=3)
-    with pytest.raises(emfed.ModelFileError, match="savable"):
+    with pytest.raises(emfed.ModelFileError, match="register_model"):
         result.save(tmp_path / "m.emfed")
     assert not list(tmp_path.iterdir())
-    emfed.savable(Mine, "mine")
+    emfed.register_model("mine")(Mine)
     try:
         result.save(tmp_path / "m.emfed")
         rows = np.concatenate(make_data())
@@ -182,13 +182,13 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
             emfed.load(tmp_path / "m.emfed").predict(rows), result.predict(rows)
         )
         with pytest.raises(emfed.SettingsError, match="another class"):
-            emfed.savable(CLASSES["gaussian-mixture/full"], "mine")
+            emfed.register_model("mine")(STORED["gaussian-mixture/full"])
     finally:
-        del CLASSES["mine"]
+        del STORED["mine"], MODELS._makers["mine"]
     with pytest.raises(emfed.ModelFileError, match="'mine', which is not known here"):
         emfed.load(tmp_path / "m.emfed")
     with pytest.raises(emfed.SettingsError, match="dataclass"):
-        emfed.savable(int)
+        emfed.register_model("whole numbers")(int)
 
 
 def test_arrays_keep_their_shapes(tmp_path: Path) -> None:

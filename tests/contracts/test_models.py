@@ -413,4 +413,4 @@ def test_every_start_lies_inside_the_domain(kind: str, seed: int, k: int, d: int
 @each
 def test_description_is_plain_json(kind: str) -> None:
     model, _, _ = setup(kind)
-    assert json.loads(json.dumps(model.describe()))["covariance"] == model.kind
+    assert json.loads(json.dumps(model.describe()))["covariance_type"] == model.kind

@@ -11,9 +11,10 @@ import pytest
 import emfed
 from emfed.imputation import Columns, FieldTable, Structure, impute, read_records
 from emfed.imputation.cell import CellRun
-from emfed.imputation.site_owner import COLUMNS, SiteOwner, worker_rows
+from emfed.imputation.site_owner import worker_rows
 from emfed.imputation.supports import Settings
 from emfed.imputation.sweeps import Solver
+from emfed.models.site_owner import COLUMNS, SiteOwner
 from tests.imputation.tables import pooled_error, small_table
 
 

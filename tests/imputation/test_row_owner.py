@@ -14,11 +14,11 @@ import pytest
 
 import emfed
 from emfed import LocalTransport, RemoteFederation, Site
-from emfed.imputation.owners import SHRINK
-from emfed.imputation.row_owner import RowOwner
-from emfed.imputation.site_owner import SiteOwner
+from emfed.models import build_model
+from emfed.models.owners import SHRINK
 from emfed.models.parameters import Frame
-from emfed.network.descriptions import build_model
+from emfed.models.row_owner import RowOwner
+from emfed.models.site_owner import SiteOwner
 from tests.registry import REGISTRY
 
 TABLES = REGISTRY["low rank, NaN"].tables

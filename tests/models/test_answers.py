@@ -87,7 +87,7 @@ def test_samples_have_the_moments_of_the_model(kind: str) -> None:
 def test_models_without_an_answer_say_so() -> None:
     rng = np.random.default_rng(0)
     result = emfed.fit(emfed.regression_mixture(2), [rng.normal(size=(50, 3))], rounds=2)
-    with pytest.raises(emfed.SettingsError, match="does not draw samples"):
+    with pytest.raises(emfed.SettingsError, match="cannot draw rows; fit"):
         result.sample(3)
     for bad in (0, -1, 1.5):
         with pytest.raises(emfed.SettingsError, match="count"):

@@ -22,7 +22,6 @@ def test_every_model_has_a_portrait(name: str) -> None:
     result, rows = fitted(name)
     assert width_of(result.model) == rows.shape[-1]
     portrait = portray(result.model, result.params)
-    assert portrait is not None
     assert portrait.weights.sum() == pytest.approx(1, abs=1e-8)
     assert len(portrait.features) == len(portrait.cells)
     assert {len(cells) for cells in portrait.cells} == {len(portrait.weights)}
@@ -36,7 +35,6 @@ def test_moments_are_those_of_rows_that_the_model_draws(name: str) -> None:
         pytest.skip("counts per unit of exposure, drawn with the exposure of a typical row")
     result, _ = fitted(name)
     portrait = portray(result.model, result.params)
-    assert portrait is not None
     if portrait.means is None:
         assert "categorical" in name
         return

@@ -24,9 +24,9 @@ import emfed
 from emfed.algorithms import ALGORITHMS
 from emfed.cli.main import main
 from emfed.core.errors import EmfedError, SettingsError
+from emfed.core.registry import plain
 from emfed.core.wire import LARGEST_PAYLOAD, Header, Kind, Reason, encode_refusal, encode_text
 from emfed.network import RemoteFederation, SiteRules, Transport
-from emfed.network.descriptions import plain
 from emfed.network.flower import keys
 from emfed.network.flower.client import look_first, open_site, write_site
 from emfed.network.flower.config import read_config

@@ -10,7 +10,8 @@ import emfed
 from emfed import LocalTransport, RemoteFederation, Site
 from emfed.imputation import Structure, impute
 from emfed.imputation.fit import QUANTISER_OF_TIMES
-from emfed.imputation.site_owner import COLUMNS, SiteOwner, worker_rows
+from emfed.imputation.site_owner import table_parameters, worker_rows
+from emfed.models.site_owner import COLUMNS, SiteOwner
 from tests.imputation.tables import small_table
 from tests.imputation.test_modes import owned
 
@@ -37,7 +38,7 @@ def test_site_owners_elsewhere_come_to_the_same_table(tmp_path: Path) -> None:
         seed=3,
     )
     loadings = there.model.maximize(there.statistics)
-    found = there.model.table_parameters(table, loadings)
+    found = table_parameters(there.model, table, loadings)
     everywhere = np.indices(table.shape).reshape(2, -1)
     np.testing.assert_allclose(
         found.theta(*everywhere), here.params.theta(*everywhere), rtol=1e-9, atol=1e-9

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import emfed
 from emfed import LocalTransport, RemoteFederation, Site, Transport
+from emfed.core.registry import plain
 from emfed.core.wire import (
     Header,
     Kind,
@@ -31,7 +32,6 @@ from emfed.core.wire import (
     peek,
     seal,
 )
-from emfed.network.descriptions import plain
 from emfed.network.site import mark
 from emfed.network.store import SiteStore
 from tests.helpers import make_data, make_model

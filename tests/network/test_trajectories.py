@@ -10,8 +10,17 @@ import numpy as np
 import pytest
 
 import emfed
-from emfed.compressors import Dithering, Identity, RandomSparsification, SubtractiveDithering
+from emfed.algorithms import build_algorithm
+from emfed.compressors import (
+    Dithering,
+    Identity,
+    RandomSparsification,
+    SubtractiveDithering,
+    build_compressor,
+)
 from emfed.core.protocols import Opening
+from emfed.core.registry import plain
+from emfed.models import build_model
 from emfed.network import (
     LocalTransport,
     RemoteFederation,
@@ -20,7 +29,6 @@ from emfed.network import (
     bind_constants,
     pack_constants,
 )
-from emfed.network.descriptions import build_algorithm, build_compressor, build_model, plain
 from tests.helpers import KINDS, make_data, make_model
 from tests.registry import REGISTRY
 
@@ -204,7 +212,7 @@ def test_models_travel_as_descriptions(name: str) -> None:
     ("build", "description"),
     [
         (build_model, {"model": "of another release"}),
-        (build_model, {"model": "gaussian-mixture", "covariance": "full", "n_components": 2}),
+        (build_model, {"model": "gaussian-mixture", "covariance_type": "full", "n_components": 2}),
         (build_model, plain(make_model("full").describe()) | {"novelty": 3}),
         (build_model, plain(make_model("full").describe()) | {"n_components": "many"}),
         (build_model, None),

@@ -26,7 +26,7 @@ def unlike(seed: int = 4, workers: int = 20, rows: int = 60) -> list[Any]:
 def pooled(model: Any, tables: list[Any]) -> tuple[Any, float]:
     """A start that is off, and the log-likelihood where EM ends from it."""
     shape = {"tied": 4 * np.eye(2), "diag": np.full((3, 2), 4.0)}
-    covariances = shape.get(model.describe()["covariance"], np.tile(4 * np.eye(2), (3, 1, 1)))
+    covariances = shape.get(model.describe()["covariance_type"], np.tile(4 * np.eye(2), (3, 1, 1)))
     start = emfed.GaussianParameters(np.full(3, 1 / 3), 0.6 * CENTRES + 1, covariances)
     rows = np.concatenate(tables)
     return start, emfed.fit(model, tables, rounds=500, start=start).log_likelihood(rows)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 import emfed
 from emfed.models.covariances import Diagonal
+from emfed.models.row_owner import RowOwner
 from emfed.testing import CHECKS, check_model
 from tests.helpers import make_data
 
@@ -69,7 +70,47 @@ class Shifted(emfed.LinearGaussian):
         return super().expected_statistics(data, params, weights) + 0.3
 
 
+class ScoresAreSums(emfed.LinearGaussian):
+    def score_samples(self, data: Any, params: Any) -> Any:
+        return 2 * super().score_samples(data, params)
+
+
+class SharesOfThree(Diagonal):
+    def responsibilities(self, data: Any, params: Any) -> Any:
+        return 3 * super().responsibilities(data, params)
+
+
+class AlwaysOthers(Diagonal):
+    drawn: ClassVar[list[int]] = []
+
+    def sample(self, params: Any, count: int, seed: int) -> Any:
+        self.drawn.append(seed)
+        return super().sample(params, count, len(self.drawn))
+
+
+class FarClusters(Diagonal):
+    def start_at(self, mass: Any, centres: Any, spread: Any) -> Any:
+        return super().start_at(mass, centres, -spread)
+
+
+@dataclasses.dataclass(frozen=True)
+class FillsOverWhatWasSeen(RowOwner):
+    def impute(self, data: Any, params: Any) -> Any:
+        return 1 + super().impute(data, params)
+
+
+class SaysOtherwise(emfed.LinearGaussian):
+    def describe(self) -> dict[str, Any]:
+        return super().describe() | {"unit": "cm"}
+
+
 BROKEN = [
+    (ScoresAreSums(0.5), "rows are scored", "is not the mean of score_samples"),
+    (SharesOfThree(3), "rows are scored", "shares (rows, components) that sum to one"),
+    (AlwaysOthers(3), "draws are rows", "other rows with the same seed"),
+    (FarClusters(3), "clusters start it", "parameters outside the domain"),
+    (FillsOverWhatWasSeen(2), "holes are filled", "changes values that were seen"),
+    (SaysOtherwise(0.5), "settings travel", "cannot be made from these settings"),
     (Shifted(0.5), "fixed points are stationary", "h = 0 must mean a stationary point"),
     (SumsNotMeans(0.5), "statistics average", "must be averages over samples, not sums"),
     (LongShot(0.5), "maximize minimises", "maximize does not minimise the surrogate"),

@@ -89,7 +89,6 @@ class CompressedEM(Algorithm):
     @property
     @final
     def rows_at_once(self) -> int:
-        """A mini-batch."""
         return self.batch_size or 0
 
     @property
@@ -197,7 +196,6 @@ class CompressedEM(Algorithm):
 
     @final
     def describe(self) -> dict[str, Any]:
-        """All settings."""
         settings = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return settings | {
             "algorithm": self.name,

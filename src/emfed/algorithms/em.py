@@ -72,7 +72,6 @@ class EM(Algorithm):
     def read_upload(
         self, model: Model, seed: int, request: Request, evaluations: int, payload: bytes
     ) -> Replies:
-        """The floats."""
         return steps.read_upload(model, _EXACT, seed, request, evaluations, payload)
 
     def server_step(
@@ -91,5 +90,4 @@ class EM(Algorithm):
         )
 
     def describe(self) -> dict[str, Any]:
-        """The name."""
         return {"algorithm": self.name}

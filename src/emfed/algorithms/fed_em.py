@@ -8,8 +8,18 @@ from typing import ClassVar, final
 
 from emfed.algorithms import memory, steps
 from emfed.algorithms.base import CompressedEM
-from emfed.core.errors import check_count
-from emfed.core.protocols import Column, FloatArray, IntArray, Latent, Model, Oracle, Request, Rows
+from emfed.core.errors import SettingsError, check_count
+from emfed.core.protocols import (
+    Column,
+    FloatArray,
+    IntArray,
+    Latent,
+    Model,
+    Oracle,
+    Request,
+    Rows,
+    SimulatesLatents,
+)
 from emfed.core.streams import latent_uniforms
 
 
@@ -33,7 +43,6 @@ class FedEM(CompressedEM):
             check_count("simulations", self.simulations)
 
     def columns(self, q: int) -> dict[str, Column]:
-        """The memory's."""
         return memory.columns(q)
 
     def estimate(
@@ -47,6 +56,7 @@ class FedEM(CompressedEM):
         if latent is None:
             estimates = model.expected_statistics(batch.data, request.params, batch.weights)
         else:
+            assert isinstance(model, SimulatesLatents)  # or there would be no uniforms
             u = latent(request.workers[fresh], 0, batch.data.shape[1])
             estimates = model.simulated_statistics(batch.data, request.params, u, batch.weights)
         return rows, estimates, batch.evaluations
@@ -55,5 +65,9 @@ class FedEM(CompressedEM):
         """The uniforms of a simulated E-step, by worker and row."""
         if self.simulations is None:
             return None
+        if not isinstance(model, SimulatesLatents):
+            raise SettingsError(
+                f"{type(model).__name__} has no E-step by simulation: leave simulations out."
+            )
         draws = self.simulations * model.latent_size
         return partial(latent_uniforms, seed, request.round, draws)

@@ -27,15 +27,12 @@ class Everyone(Participation):
     """All workers, every round."""
 
     def draw(self, seed: int, round_: int, n: int) -> IntArray:
-        """All of them."""
         return np.arange(n, dtype=np.int64)
 
     def probabilities(self, workers: IntArray, n: int) -> FloatArray:
-        """One."""
         return np.ones(len(workers))
 
     def describe(self) -> dict[str, Any]:
-        """The name."""
         return {"participation": "everyone"}
 
 
@@ -78,12 +75,10 @@ class Bernoulli(Participation):
         return drawn[u < values[drawn] / p]
 
     def probabilities(self, workers: IntArray, n: int) -> FloatArray:
-        """The p of each."""
         values = self._all(n)
         return np.full(len(workers), values[0]) if values.size == 1 else values[workers]
 
     def describe(self) -> dict[str, Any]:
-        """The probabilities."""
         return {"participation": "bernoulli", "p": np.asarray(self.p).tolist()}
 
 
@@ -110,18 +105,15 @@ class FixedSize(Participation):
         check_count("FixedSize count", self.count)
 
     def draw(self, seed: int, round_: int, n: int) -> IntArray:
-        """A uniform subset."""
         if self.count > n:
             raise SettingsError(f"FixedSize asks for {self.count} workers; there are {n}.")
         u = uniforms(seed, round_, Purpose.PARTICIPATION, _SERVER, self.count)
         return np.sort(choose_distinct(u, np.array([n]))[0])
 
     def probabilities(self, workers: IntArray, n: int) -> FloatArray:
-        """count / n."""
         return np.full(len(workers), self.count / n)
 
     def describe(self) -> dict[str, Any]:
-        """The count."""
         return {"participation": "fixed-size", "count": self.count}
 
 
@@ -154,14 +146,12 @@ class Schedule(Participation):
         return ids
 
     def probabilities(self, workers: IntArray, n: int) -> FloatArray:
-        """As declared."""
         p = np.atleast_1d(np.asarray(self.p, dtype=np.float64))
         if p.size not in (1, n):
             raise SettingsError(f"got {p.size} schedule probabilities for {n} workers.")
         return np.full(len(workers), p[0]) if p.size == 1 else p[workers]
 
     def describe(self) -> dict[str, Any]:
-        """Rounds and probabilities."""
         rounds = [list(map(int, ids)) for ids in self.rounds]
         return {"participation": "schedule", "rounds": rounds, "p": np.asarray(self.p).tolist()}
 

@@ -6,14 +6,17 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from emfed.core.ledger import Ledger
 from emfed.core.protocols import FloatArray, IntArray
-from emfed.core.records import Records
 from emfed.core.version import __version__
+from emfed.models.portraits import width_of
+
+if TYPE_CHECKING:
+    from emfed.artifacts.result import Result
 
 
 def software() -> dict[str, str]:
@@ -90,20 +93,11 @@ class Facts:
         return np.flatnonzero((short > 0.5 * spread) & (short > 3 * spread / np.sqrt(self.rows)))
 
 
-def make_card(
-    model: Mapping[str, Any],
-    columns: tuple[str, ...] | None,
-    width: int | None,
-    seed: int,
-    stopped: str,
-    converged: bool | None,
-    records: Records,
-    ledger: Ledger,
-    facts: Facts | None,
-) -> dict[str, Any]:
+def make_card(result: Result) -> dict[str, Any]:
     """The card as plain JSON types; everything in it is an aggregate over workers or a setting."""
-    made = [record for record in records if record.round > 0]
-    last = made[-1].squared_H if made else None
+    facts, columns = result.facts, result.columns
+    made = [record for record in result.records if record.round > 0]
+    width = width_of(result.model) or (columns and len(columns))
     data: dict[str, Any] = {"columns": width, "column_names": columns and list(columns)}
     if facts is not None:
         data |= {
@@ -118,22 +112,22 @@ def make_card(
     return {
         "created": None if facts is None else facts.created,
         "software": {} if facts is None else dict(facts.software),
-        "model": dict(model),
+        "model": dict(result.model.describe()),
         "data": data,
         "settings": {} if facts is None else dict(facts.settings),
-        "seed": seed,
+        "seed": result.seed,
         "simulated": None if facts is None else facts.simulated,
-        "bytes": ledger.summary(),
+        "bytes": result.ledger.summary(),
         "participation": {
             "rounds": len(made),
             "asked": sum(record.asked for record in made),
             "answered": sum(record.answered for record in made),
         },
         "convergence": {
-            "stopped": stopped,
-            "converged": converged,
-            "squared_H": last,
-            "guard_hits": sum(record.guard_hits for record in records),
+            "stopped": result.stopped,
+            "converged": result.converged,
+            "squared_H": made[-1].squared_H if made else None,
+            "guard_hits": result.guard_hits,
             "log_likelihood": None if facts is None else facts.log_likelihood,
         },
     }

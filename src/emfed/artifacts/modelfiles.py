@@ -7,10 +7,8 @@ too, in the user's units, for readers in other languages.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,42 +16,27 @@ from numpy.typing import NDArray
 from emfed.artifacts.cards import Facts
 from emfed.core.errors import EmfedError, ModelFileError
 from emfed.core.ledger import DIRECTIONS, PARTS, Ledger
-from emfed.core.protocols import FloatArray, Model
+from emfed.core.protocols import Model, Parameters
 from emfed.core.records import Records
+from emfed.core.registry import STORED
 from emfed.core.storage import Seal, decode, encode, load_sealed, save_sealed
-from emfed.models.registry import CLASSES, known_classes
+
+if TYPE_CHECKING:
+    from emfed.artifacts.result import Result
 
 SEAL = Seal("emfed-model", "1", "model file", ModelFileError)
 _ADVICE = "free space or choose another place."
 
 
-@dataclass(frozen=True, eq=False)
-class Contents:
-    """What a model file holds."""
-
-    model: Model
-    statistics: FloatArray
-    records: Records
-    ledger: Ledger
-    stopped: str
-    seed: int
-    columns: tuple[str, ...] | None
-    worker_weights: FloatArray | None
-    samples: float
-    facts: Facts | None
-    summary: Mapping[str, FloatArray] | None = None
-
-
-def write_model(
-    path: str | Path, contents: Contents, params: Any, card: dict[str, Any], names: bool = True
-) -> None:
+def write_model(path: str | Path, contents: Result, names: bool = True) -> None:
     """Write atomically; without ``names`` the workers stay unnamed."""
+    params = contents.params
     arrays: dict[str, NDArray[Any]] = {"statistics": contents.statistics}
-    known = {cls: name for name, cls in CLASSES.items()}
+    known = {cls: name for name, cls in STORED.items()}
     if type(contents.model) not in known:
         raise ModelFileError(
-            f"model files do not know {type(contents.model).__name__}: call "
-            "emfed.savable on it, if it is a dataclass, before saving and loading."
+            f"model files do not know {type(contents.model).__name__}: decorate the class, a "
+            "dataclass, with emfed.register_model before saving and loading."
         )
     tree = encode(contents.model, known, "model", arrays)
     description: dict[str, Any] = {
@@ -63,12 +46,12 @@ def write_model(
         "columns": contents.columns and list(contents.columns),
         "samples": contents.samples,
         "facts": None,
-        "card": card,
+        "card": contents.card,
     }
     arrays |= {f"records/{name}": a for name, a in contents.records.to_arrays().items()}
     arrays |= {f"summary/{name}": np.asarray(a) for name, a in (contents.summary or {}).items()}
     arrays["ledger"] = contents.ledger.counts
-    if hasattr(params, "arrays"):
+    if isinstance(params, Parameters):
         arrays |= {f"params/{name}": np.asarray(a) for name, a in params.arrays().items()}
     if names and contents.ledger.names is not None:
         text = json.dumps(list(contents.ledger.names), ensure_ascii=False)
@@ -88,8 +71,8 @@ def write_model(
     save_sealed(path, SEAL, arrays, description, _ADVICE)
 
 
-def read_model(path: str | Path) -> Contents:
-    """Read and check: whatever the bytes, a whole model or a `ModelFileError`."""
+def read_model(path: str | Path) -> dict[str, Any]:
+    """The fields of a result, read and checked; whatever the bytes, all or a `ModelFileError`."""
     arrays, description = load_sealed(path, SEAL)
     try:
         return _contents(arrays, description)
@@ -102,9 +85,8 @@ def read_model(path: str | Path) -> Contents:
         ) from e
 
 
-def _contents(arrays: dict[str, NDArray[Any]], description: dict[str, Any]) -> Contents:
-    tree = description["model"]
-    model = decode(tree, known_classes(tree.get("type")), arrays)
+def _contents(arrays: dict[str, NDArray[Any]], description: dict[str, Any]) -> dict[str, Any]:
+    model = decode(description["model"], STORED, arrays)
     if not isinstance(model, Model):
         raise ModelFileError("its description is that of no model.")
     statistics = arrays["statistics"]
@@ -114,7 +96,8 @@ def _contents(arrays: dict[str, NDArray[Any]], description: dict[str, Any]) -> C
         )
     if not model.inside(statistics):
         raise ModelFileError("its statistics are none that the model can have.")
-    _check_params(model, statistics, arrays)
+    params = model.to_user(model.maximize(statistics))
+    _check_params(params, arrays)
     counts = arrays["ledger"]
     if counts.ndim != 4 or counts.shape[1:3] != (len(DIRECTIONS), len(PARTS)):
         raise ModelFileError(f"its ledger has the shape {counts.shape}.")
@@ -126,30 +109,30 @@ def _contents(arrays: dict[str, NDArray[Any]], description: dict[str, Any]) -> C
     columns = description["columns"]
     if columns is not None and not all(isinstance(name, str) for name in columns):
         raise ModelFileError("its columns have no names.")
-    return Contents(
-        model,
-        statistics,
-        Records.from_arrays(_under("records/", arrays)),
-        ledger,
-        str(description["stopped"]),
-        int(description["seed"]),
-        None if columns is None else tuple(columns),
-        arrays.get("workers/weights"),
-        float(description["samples"]),
-        _facts(arrays, description["facts"], counts.shape[3]),
-        summary or None,
-    )
+    return {
+        "model": model,
+        "params": params,
+        "statistics": statistics,
+        "records": Records.from_arrays(_under("records/", arrays)),
+        "ledger": ledger,
+        "stopped": str(description["stopped"]),
+        "seed": int(description["seed"]),
+        "columns": None if columns is None else tuple(columns),
+        "worker_weights": arrays.get("workers/weights"),
+        "samples": float(description["samples"]),
+        "facts": _facts(arrays, description["facts"], counts.shape[3]),
+        "summary": summary or None,
+    }
 
 
 def _under(prefix: str, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
 
 
-def _check_params(model: Model, statistics: FloatArray, arrays: dict[str, NDArray[Any]]) -> None:
+def _check_params(params: Any, arrays: dict[str, NDArray[Any]]) -> None:
     """What other readers are shown is what this one computes."""
-    params = model.to_user(model.maximize(statistics))
     shown = _under("params/", arrays)
-    if shown and hasattr(params, "arrays"):
+    if shown and isinstance(params, Parameters):
         for name, value in params.arrays().items():
             if not np.allclose(shown[name], value, rtol=1e-6, atol=1e-9, equal_nan=True):
                 raise ModelFileError(f"its parameters {name!r} are not those of its statistics.")

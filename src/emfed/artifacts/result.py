@@ -10,16 +10,23 @@ from typing import Any, final
 import numpy as np
 
 from emfed.artifacts.cards import Facts, make_card, worker_table
-from emfed.artifacts.modelfiles import Contents, read_model, write_model
+from emfed.artifacts.modelfiles import read_model, write_model
 from emfed.core.errors import SettingsError, check_count, check_range
 from emfed.core.ledger import Ledger
-from emfed.core.protocols import FloatArray, IntArray
+from emfed.core.protocols import (
+    AssignsRows,
+    DrawsRows,
+    FillsRows,
+    FloatArray,
+    IntArray,
+    ScoresRows,
+    free_parameters,
+)
 from emfed.core.records import Records
 from emfed.core.streams import check_seed
 from emfed.data.reading import match_columns, read_table
 from emfed.data.sources import ParquetRows, Source
 from emfed.models.adapting import adapt
-from emfed.models.portraits import width_of
 
 CRITERIA = ("aic", "bic", "icl")
 
@@ -92,17 +99,7 @@ class Result:
     @property
     def card(self) -> dict[str, Any]:
         """The model card: data, settings, bytes, participation, convergence, versions."""
-        return make_card(
-            self.model.describe(),
-            self.columns,
-            width_of(self.model),
-            self.seed,
-            self.stopped,
-            self.converged,
-            self.records,
-            self.ledger,
-            self.facts,
-        )
+        return make_card(self)
 
     def workers(self) -> dict[str, list[Any]]:
         """One row per worker: rows, messages and bytes each way, and fit where it is known."""
@@ -110,20 +107,7 @@ class Result:
 
     def save(self, path: str | Path, *, names: bool = True) -> None:
         """Write a model file, which `emfed.load` reads; without ``names`` workers are unnamed."""
-        contents = Contents(
-            self.model,
-            self.statistics,
-            self.records,
-            self.ledger,
-            self.stopped,
-            self.seed,
-            self.columns,
-            self.worker_weights,
-            self.samples,
-            self.facts,
-            self.summary,
-        )
-        write_model(path, contents, self.params, self.card, names)
+        write_model(path, self, names)
 
     def adapt(self, data: Any, worth: float = 50.0) -> Result:
         """This model fitted to the rows of one worker, who alone needs it; nothing is sent.
@@ -150,10 +134,16 @@ class Result:
 
     def score_samples(self, data: Any) -> FloatArray:
         """The log-likelihood of each row, in the user's units."""
+        if not isinstance(self.model, ScoresRows):
+            raise self._cannot("score single rows", "log_likelihood() gives their mean")
         return np.asarray(self.model.score_samples(*self._inner(data)))
 
     def predict_proba(self, data: Any) -> FloatArray:
         """p(component | row)."""
+        if not isinstance(self.model, AssignsRows):
+            raise self._cannot(
+                "predict: it has no components", "fit a mixture or k_means, or use log_likelihood()"
+            )
         return np.asarray(self.model.responsibilities(*self._inner(data)))
 
     def predict(self, data: Any) -> IntArray:
@@ -163,7 +153,7 @@ class Result:
     @property
     def free_parameters(self) -> int:
         """How many numbers of the model were free: what AIC and BIC charge for."""
-        return int(self.model.free_parameters())
+        return free_parameters(self.model)
 
     def aic(self, data: Any) -> float:
         """Akaike's criterion of the model on these rows; smaller is better."""
@@ -186,7 +176,12 @@ class Result:
     def sample(self, count: int = 1, seed: int = 0) -> tuple[FloatArray, IntArray]:
         """Rows that the fitted model draws, in the user's units, and the component of each."""
         count, seed = check_count("count", count), check_seed(seed)
-        rows, labels = self.model.sample(self.model.maximize(self.statistics), count, seed)
+        params = self.model.maximize(self.statistics)
+        if not isinstance(self.model, DrawsRows):
+            raise self._cannot(
+                "draw rows", "fit gaussian_mixture, mixed_mixture, factor_analysis or ppca"
+            )
+        rows, labels = self.model.sample(params, count, seed)
         return np.asarray(rows), labels
 
     def impute(self, data: Any) -> FloatArray:
@@ -203,13 +198,17 @@ class Result:
         check_range("level", level, 0, 1, open_low=True, open_high=True)
         return self._imputable().intervals(*self._inner(data), level)
 
-    def _imputable(self) -> Any:
-        if not hasattr(self.model, "impute"):
-            raise SettingsError(
-                "this model has no missing values to impute: use mixed_mixture(...) or "
-                "gaussian_mixture(..., missing=True)."
+    def _imputable(self) -> FillsRows:
+        if not isinstance(self.model, FillsRows):
+            raise self._cannot(
+                "impute: it has no missing values",
+                "fit mixed_mixture(...) or gaussian_mixture(..., missing=True)",
             )
         return self.model
+
+    def _cannot(self, what: str, instead: str) -> SettingsError:
+        name = self.model.describe().get("model", type(self.model).__name__)
+        return SettingsError(f"the model {name!r} cannot {what}; {instead}.")
 
     def _inner(self, data: Any) -> tuple[Any, Any]:
         """Checked rows, and the parameters in the units of the statistics.
@@ -234,18 +233,4 @@ def load(path: str | Path) -> Result:
 
     Files hold no code. One that is damaged, cut short or something else is a `ModelFileError`.
     """
-    found = read_model(path)
-    return Result(
-        model=found.model,
-        params=found.model.to_user(found.model.maximize(found.statistics)),
-        records=found.records,
-        stopped=found.stopped,
-        seed=found.seed,
-        statistics=found.statistics,
-        ledger=found.ledger,
-        columns=found.columns,
-        worker_weights=found.worker_weights,
-        samples=found.samples,
-        facts=found.facts,
-        summary=found.summary,
-    )
+    return Result(**read_model(path))

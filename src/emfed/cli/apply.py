@@ -11,7 +11,7 @@ import numpy as np
 from emfed.artifacts.result import Result, load
 from emfed.cli.tables import PIPE, check_output, numbers, read_cells, text_of, write_table
 from emfed.core.errors import DataError, SettingsError
-from emfed.core.protocols import FloatArray
+from emfed.core.protocols import AssignsRows, FillsRows, FloatArray
 from emfed.fitting.driver import threads_of
 from emfed.models.markov import HiddenMarkov
 
@@ -29,7 +29,7 @@ def run_predict(
     """Component, its probability and the log-likelihood of every row."""
     _check_streams(out, as_json, [model, data])
     result = load(model)
-    if not hasattr(result.model, "responsibilities"):
+    if not isinstance(result.model, AssignsRows):
         raise SettingsError(f"{model} has no components to tell: {result.model.describe()}.")
     frame, rows = _read(result, data)
     with threads_of(threads):
@@ -103,7 +103,7 @@ def run_fill(
     if draws and intervals:
         raise SettingsError("--draws and --intervals do not go together: draws are the intervals.")
     result = load(model)
-    if not hasattr(result.model, "impute"):
+    if not isinstance(result.model, FillsRows):
         raise SettingsError(f"{model} knows no missing values: fit it with --missing or --types.")
     frame, rows = _read(result, data)
     names = _columns_of(result, frame)

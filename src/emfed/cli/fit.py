@@ -140,7 +140,7 @@ def make_settings(options: Options, intake: Intake) -> FitSettings:
         model |= {"kind": "mixed-mixture", "families": families}
     elif options.model == "gaussian-mixture":
         covariance = options.covariance_type or "full"
-        model |= {"covariance": covariance, "missing": options.missing}
+        model |= {"covariance_type": covariance, "missing": options.missing}
     elif options.model in ("factor-analysis", "ppca"):
         model |= {"n_factors": options.factors or FACTORS}
     else:

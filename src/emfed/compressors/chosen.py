@@ -42,7 +42,6 @@ class ChosenDithering(Compressor):
         check_range("noise", float(np.min(self.noise, initial=1.0)), 0, np.inf, open_low=True)
 
     def draws(self, q: int) -> int:
-        """One uniform per coordinate."""
         return q
 
     def _steps(self, vectors: FloatArray) -> FloatArray:
@@ -95,7 +94,6 @@ class ChosenDithering(Compressor):
         return np.clip(1 - share, LEAST_RATE, 1.0)
 
     def describe(self) -> dict[str, Any]:
-        """The bounds."""
         return {
             "compressor": "chosen-dithering",
             "noise": self.noise,

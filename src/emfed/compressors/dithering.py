@@ -132,7 +132,6 @@ class Dithering(Compressor):
         return self
 
     def draws(self, q: int) -> int:
-        """One uniform per coordinate."""
         return q
 
     def compress(self, vectors: FloatArray, uniforms: FloatArray) -> Compressed:
@@ -181,7 +180,6 @@ class Dithering(Compressor):
         return np.asarray((step**2 * part * (1 - part)).sum(axis=-1))
 
     def describe(self) -> dict[str, Any]:
-        """Levels, norm and blocks."""
         return {
             "compressor": "dithering",
             "levels": self.levels,

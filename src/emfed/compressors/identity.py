@@ -27,16 +27,13 @@ class Identity(Compressor):
         return 0 if self.precision == "float64" else q
 
     def compress(self, vectors: FloatArray, uniforms: FloatArray) -> Compressed:
-        """The numbers."""
         symbols = np.empty((*vectors.shape[:-1], 0), dtype=np.int32)
         return Compressed(round_randomly(vectors, self.precision, uniforms), symbols)
 
     def decompress(self, message: Compressed, uniforms: FloatArray, q: int) -> FloatArray:
-        """The numbers."""
         return message.reals
 
     def form(self, q: int) -> Form:
-        """q reals."""
         return Form(q, 0)
 
     def omega(self, q: int) -> float:
@@ -48,12 +45,10 @@ class Identity(Compressor):
         return np.zeros(vectors.shape[:-1]) if self.precision == "float64" else None
 
     def describe(self) -> dict[str, Any]:
-        """The precision."""
         return {"compressor": "identity", "precision": self.precision}
 
     @classmethod
     def examples(cls) -> Iterator[Compressor]:
-        """The three precisions."""
         yield cls()
         yield cls("float32")
         yield cls("bfloat16")

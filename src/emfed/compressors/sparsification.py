@@ -83,7 +83,6 @@ class RandomSparsification(Compressor):
         return self.then.form(self.kept(q))
 
     def dither(self, uniforms: FloatArray, q: int) -> FloatArray | None:
-        """The quantiser's."""
         return self.then.dither(uniforms[..., q:], self.kept(q))
 
     def omega(self, q: int) -> float:

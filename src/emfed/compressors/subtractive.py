@@ -31,7 +31,6 @@ class SubtractiveDithering(Compressor):
         check_range("noise", self.noise, 1e-8, 1e8)
 
     def draws(self, q: int) -> int:
-        """One uniform per coordinate."""
         return q
 
     def compress(self, vectors: FloatArray, uniforms: FloatArray) -> Compressed:
@@ -67,11 +66,9 @@ class SubtractiveDithering(Compressor):
         return np.asarray(self.noise * (vectors**2).sum(axis=-1))
 
     def describe(self) -> dict[str, Any]:
-        """The noise."""
         return {"compressor": "subtractive-dithering", "noise": self.noise}
 
     @classmethod
     def examples(cls) -> Iterator[Compressor]:
-        """Fine and coarse."""
         yield cls(0.01)
         yield cls(2.0)

@@ -22,6 +22,8 @@ A message says what was expected, what came, and what to do.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 
 class EmfedError(Exception):
     """Base of every error emfed raises on purpose."""
@@ -79,6 +81,16 @@ class WireError(EmfedError, ValueError):
 
 class EmfedWarning(UserWarning):
     """Something works but deserves a look."""
+
+
+Told = TypeVar("Told")
+
+
+def known(value: Told | None) -> Told:
+    """What binding a model tells it, or words that it was not told."""
+    if value is None:
+        raise EmfedError("this model does not know its data yet: use emfed.fit, or bind().")
+    return value
 
 
 def check_type(name: str, value: object, kind: type, example: str) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -44,14 +44,19 @@ from emfed.core.metrics import IdentityMetric, Metric
 __all__ = [
     "ALONE",
     "Algorithm",
+    "AssignsRows",
     "BoolArray",
     "Column",
     "Compressed",
     "Compressor",
+    "CountsParameters",
     "Crowd",
+    "DrawsRows",
     "Federation",
+    "FillsRows",
     "FloatArray",
     "Form",
+    "HasColumns",
     "IdentityMetric",
     "IntArray",
     "Latent",
@@ -66,10 +71,14 @@ __all__ = [
     "Replies",
     "Request",
     "Rows",
+    "ScoresRows",
     "ServerState",
+    "SimulatesLatents",
+    "StartsFromClusters",
     "StepInfo",
     "View",
     "WHOLE",
+    "free_parameters",
 ]
 
 
@@ -79,6 +88,10 @@ class Model(ABC):
     A model is immutable. `bind` returns the model that knows what the opening exchange told the
     server (dimensions, origin and scale, constants of T); a model that needs nothing of the kind
     returns itself.
+
+    What is abstract here every model must have; the other methods have a default that fits most.
+    What else a model may do is a protocol of its own (`ScoresRows` and the ones after it): a model
+    has it by having the methods, and `isinstance` tells.
     """
 
     @property
@@ -117,20 +130,6 @@ class Model(ABC):
     def expected_statistics(self, data: Any, params: Any, weights: Any | None = None) -> FloatArray:
         """s-bar(theta): the (weighted) mean over samples of E[s(y, z) | y; theta]."""
 
-    @property
-    def latent_size(self) -> int:
-        """Uniforms that one draw of a row's z takes; 0 where the E-step is not simulated."""
-        return 0
-
-    def simulated_statistics(
-        self, data: Any, params: Any, uniforms: FloatArray, weights: Any | None = None
-    ) -> FloatArray:
-        """Like `expected_statistics`, E[s(y, z) | y] replaced by a mean over draws of z.
-
-        ``uniforms`` are ``(..., samples, draws * latent_size)``.
-        """
-        raise SettingsError(f"{type(self).__name__} has no E-step by simulation: leave it out.")
-
     def group_shares(self, statistics: FloatArray) -> FloatArray:
         """Those of the statistics that are shares of rows, ``(..., groups)``: none may be small."""
         mass = self.layout.split(statistics).get("mass", statistics[..., :0])
@@ -168,14 +167,6 @@ class Model(ABC):
         likelihood = np.asarray(self.log_likelihood(data, params, weights))
         return statistics, likelihood, np.zeros_like(likelihood)
 
-    def free_parameters(self) -> int:
-        """How many numbers theta has that can be chosen freely: what AIC and BIC charge for."""
-        raise SettingsError(f"no AIC or BIC: {type(self).__name__} needs free_parameters().")
-
-    def sample(self, params: Any, count: int, seed: int) -> tuple[FloatArray, IntArray]:
-        """Rows that the model draws, in the user's units, and the component of each."""
-        raise SettingsError(f"{type(self).__name__} does not draw samples: it has no sample().")
-
     @abstractmethod
     def penalty(self, params: Any) -> float:
         """R(theta), zero without a prior."""
@@ -196,14 +187,6 @@ class Model(ABC):
     def start(self, seed: int) -> Any:
         """Starting parameters drawn from aggregates only: they reveal no record."""
 
-    def clusters(self, count: int) -> Model | None:
-        """The k-means of so many clusters that can start this bound model; None: there is none."""
-        return None
-
-    def start_at(self, mass: FloatArray, centres: FloatArray, spread: FloatArray) -> Any:
-        """Starting parameters from clusters: masses, centres, and the variances within them."""
-        raise SettingsError(f"{type(self).__name__} has no clusters: use start='moments'.")
-
     @abstractmethod
     def statistics_of(self, params: Any) -> FloatArray:
         """E[s(y, z)] when the model itself, at these parameters, draws y and z."""
@@ -223,6 +206,105 @@ class Model(ABC):
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """What was chosen, as plain JSON types; equal descriptions mean equal models."""
+
+
+@runtime_checkable
+class ScoresRows(Protocol):
+    """A model that tells the log-likelihood of single rows."""
+
+    def score_samples(self, data: Any, params: Any) -> FloatArray:
+        """log p(y; theta) of each row, in the user's units, ``(..., samples)``."""
+
+
+@runtime_checkable
+class AssignsRows(Protocol):
+    """A model with components, of which a row is of one."""
+
+    def responsibilities(self, data: Any, params: Any) -> FloatArray:
+        """p(component | row), ``(..., samples, components)``."""
+
+
+@runtime_checkable
+class DrawsRows(Protocol):
+    """A model that draws rows of its own."""
+
+    def sample(self, params: Any, count: int, seed: int) -> tuple[FloatArray, IntArray]:
+        """Rows that the model draws, in the user's units, and the component of each."""
+
+
+@runtime_checkable
+class FillsRows(Protocol):
+    """A model that tells what missing values may have been, in the user's units."""
+
+    def impute(self, data: Any, params: Any) -> FloatArray:
+        """Rows with missing values replaced by their posterior mean."""
+
+    def draw(self, data: Any, params: Any, draws: int, seed: int) -> FloatArray:
+        """Random completions from the posterior, ``(draws, rows, columns)``."""
+
+    def intervals(self, data: Any, params: Any, level: float) -> tuple[FloatArray, FloatArray]:
+        """Ends of central predictive intervals; where a value was seen, both ends are it."""
+
+
+@runtime_checkable
+class StartsFromClusters(Protocol):
+    """A model that k-means can start."""
+
+    @property
+    def n_components(self) -> int:
+        """The number of components."""
+
+    def clusters(self, count: int) -> Any:
+        """The k-means of so many clusters that can start this bound model; None: there is none."""
+
+    def start_at(self, mass: FloatArray, centres: FloatArray, spread: FloatArray) -> Any:
+        """Starting parameters from clusters: masses, centres, and the variances within them."""
+
+
+@runtime_checkable
+class SimulatesLatents(Protocol):
+    """A model whose E-step can be a mean over draws of the latent variable."""
+
+    @property
+    def latent_size(self) -> int:
+        """Uniforms that one draw of a row's z takes."""
+
+    def simulated_statistics(
+        self, data: Any, params: Any, uniforms: FloatArray, weights: Any | None = None
+    ) -> FloatArray:
+        """Like `expected_statistics`, E[s(y, z) | y] replaced by a mean over draws of z.
+
+        ``uniforms`` are ``(..., samples, draws * latent_size)``.
+        """
+
+
+@runtime_checkable
+class CountsParameters(Protocol):
+    """A model that AIC, BIC and ICL can judge."""
+
+    def free_parameters(self) -> int:
+        """How many numbers of theta can be chosen freely."""
+        ...
+
+
+@runtime_checkable
+class HasColumns(Protocol):
+    """A model of rows with a fixed number of columns."""
+
+    @property
+    def n_features(self) -> int:
+        """The number of columns, once it is bound."""
+        ...
+
+
+def free_parameters(model: Any) -> int:
+    """What AIC, BIC and ICL charge a model for, or words that it does not say."""
+    if isinstance(model, CountsParameters):
+        return model.free_parameters()
+    raise SettingsError(
+        f"no AIC, BIC or ICL: {type(model).__name__} has no free_parameters(). Compare the "
+        "log_likelihood of rows that were left out of the fit."
+    )
 
 
 class Compressor(ABC):

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from emfed.artifacts.result import criterion
-from emfed.core.protocols import FloatArray, IdentityMetric, View
+from emfed.core.protocols import FloatArray, IdentityMetric, View, free_parameters
 from emfed.core.records import Records, RoundRecord
 from emfed.fitting.rounds import Run, under
 from emfed.fitting.stopping import remaining
@@ -57,7 +57,7 @@ def contenders(
     """
     charged, hoped = [], []
     for model, (likelihood, entropy), gain in zip(models, values.tolist(), hopes, strict=True):
-        free = model.free_parameters()
+        free = free_parameters(model)
         charged.append(criterion(by, likelihood, entropy, rows, free))
         hoped.append(criterion(by, likelihood + gain, 0.0, rows, free))
     sound = [j for j, (m, p) in enumerate(zip(models, params, strict=True)) if not m.remarks(p)]

@@ -22,6 +22,7 @@ from emfed.artifacts.result import Result
 from emfed.core.errors import CheckpointError, EmfedWarning, SettingsError, check_count
 from emfed.core.protocols import WHOLE, Algorithm, Federation, FloatArray, View
 from emfed.core.records import Records, RoundRecord
+from emfed.core.registry import plain
 from emfed.data.workers import as_workers
 from emfed.fitting.candidates import Candidates
 from emfed.fitting.climbing import Climb
@@ -33,7 +34,6 @@ from emfed.fitting.starts import NOT_INSIDE, search
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop, remaining
 from emfed.models.several import Several, SeveralParameters
 from emfed.network import FEDERATIONS, RayFederation
-from emfed.network.descriptions import plain
 
 Place = Literal["stacked", "loop", "ray"] | Federation
 """Where the workers of a table run."""

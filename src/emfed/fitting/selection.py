@@ -10,6 +10,7 @@ import numpy as np
 
 from emfed.artifacts.result import CRITERIA, Result, criterion
 from emfed.core.protocols import FloatArray, Model
+from emfed.models import HiddenMarkov
 
 
 @final
@@ -42,7 +43,9 @@ def within_rows(
 ) -> tuple[int, ...]:
     """Positions of the candidates that so many rows can have; ``remarks`` name the others."""
     can = [j for j, k in enumerate(numbers) if k <= rows]
-    if len(can) in (0, len(numbers)) or hasattr(models[0], "n_states"):  # states share sequences
+    if len(can) in (0, len(numbers)) or isinstance(
+        models[0], HiddenMarkov
+    ):  # states share sequences
         return tuple(range(len(numbers)))
     left = ", ".join(str(k) for k in numbers if k > rows)
     tried = ", ".join(str(numbers[j]) for j in can)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from math import inf
 from typing import Any, Literal, final
 
@@ -231,10 +231,9 @@ def with_components(model: Any, k: int) -> Any:
     if not isinstance(model, Model):
         return model(k)
     plain: Any = model
-    own = getattr(plain, "__dataclass_fields__", {})
-    for name in ("n_components", "n_states"):
-        if name in own:
-            return replace(plain, **{name: k})
+    own = [f.name for f in fields(plain)] if is_dataclass(plain) else []
+    if "n_components" in own:
+        return replace(plain, n_components=k)
     if "inner" in own:
         return replace(plain, inner=with_components(plain.inner, k))
     raise SettingsError(

@@ -14,24 +14,8 @@ from emfed.core.configuration import check_keys, nearest
 from emfed.core.errors import EmfedError, SettingsError
 from emfed.core.protocols import Algorithm, Model
 from emfed.fitting.settings import FitSettings, read_range
-from emfed.models import (
-    factor_analysis,
-    gaussian_mixture,
-    hidden_markov,
-    mixed_mixture,
-    ppca,
-    regression_mixture,
-)
+from emfed.models import MODELS, make_model
 
-MODELS: dict[str, Callable[..., Model]] = {
-    "gaussian-mixture": gaussian_mixture,
-    "mixed-mixture": mixed_mixture,
-    "hidden-markov": hidden_markov,
-    "factor-analysis": factor_analysis,
-    "ppca": ppca,
-    "regression-mixture": regression_mixture,
-}
-"""Models that words can name; their other words are arguments of the function."""
 WORDS = [
     f.name
     for f in fields(FitSettings)
@@ -63,34 +47,26 @@ def _at(where: str, table: str) -> str:
 
 
 def _model(table: Mapping[str, Any], where: str) -> tuple[Any, Any]:
-    """A function from a number of components to the model, and the numbers."""
-    kind, options = _kind(table, where, sorted([*MODELS, "site-owner"]))
-    if kind == "site-owner":
-        from emfed.imputation.site_owner import SiteOwner
-
-        def planned(
-            times: int,
-            rank: int = 3,
-            ridge: float = 1.0,
-            smoothing: float = 0.0,
-            seasonality: float = 0.0,
-        ) -> Model:
-            """What is chosen; the rest of it comes with the data."""
-            return SiteOwner(times, rank, ridge, smoothing, seasonality)
-
-        return call(planned, options, where), None
-    numbers = read_range(options.pop("n_components", 1), f"{where}: n_components")
-    if kind == "hidden-markov":
-        return partial(_with, MODELS[kind], "n_states", options, where), numbers
-    made = partial(_with, MODELS[kind], "n_components", options, where)
-    made(numbers[0])  # whatever is wrong with the words is said here
-    return made, numbers
+    """A function from a number of components to the model, and the numbers; or the model itself."""
+    options = dict(table)
+    kind = options.pop("kind", None)
+    if kind is None:
+        raise SettingsError(f"{where}: a kind is missing; choose among {', '.join(MODELS)}.")
+    numbers = options.pop("n_components", None)
+    if numbers is None:
+        return make_from(kind, options, where), None
+    given = read_range(numbers, f"{where}: n_components")
+    made = partial(make_from, kind, options, where)
+    made(given[0])  # whatever is wrong with the words is said here
+    return made, given
 
 
-def _with(
-    make: Callable[..., Model], name: str, options: Mapping[str, Any], where: str, k: int
-) -> Any:
-    return call(make, {**options, name: k}, where)
+def make_from(kind: str, options: Mapping[str, Any], where: str, k: int | None = None) -> Model:
+    """The model of these words; a wrong one is told with its place."""
+    try:
+        return make_model(kind, k, **options)
+    except EmfedError as error:
+        raise SettingsError(f"{where}: {error}") from None
 
 
 def _algorithm(table: Mapping[str, Any], where: str) -> Algorithm | str:
@@ -112,15 +88,6 @@ def _algorithm(table: Mapping[str, Any], where: str) -> Algorithm | str:
         options["step_size"] = call(Decreasing, step, f"{where}: step_size")
     made: Algorithm = call(make, options, where)
     return made
-
-
-def _kind(table: Mapping[str, Any], where: str, known: list[str]) -> tuple[str, dict[str, Any]]:
-    options = dict(table)
-    kind = options.pop("kind", None)
-    if kind not in known:
-        said = "a kind is missing" if kind is None else f"unknown kind {kind!r}"
-        raise SettingsError(f"{where}: {said}; {nearest(str(kind), known)}")
-    return str(kind), options
 
 
 def call(make: Callable[..., Any], options: Mapping[str, Any], where: str) -> Any:

@@ -25,10 +25,11 @@ from emfed.imputation.lowrank import Structure
 from emfed.imputation.observed import ObservedRun
 from emfed.imputation.paper import ALPHA, BATCH, EPOCHS, GAMMA, QUANTISER, Batch, PaperRun
 from emfed.imputation.result import Imputation
-from emfed.imputation.site_owner import COLUMNS, SiteOwner, check_owners, worker_rows
+from emfed.imputation.site_owner import check_owners, table_parameters, worker_rows
 from emfed.imputation.supports import Settings
 from emfed.imputation.sweeps import Solver
 from emfed.imputation.table import FieldTable
+from emfed.models.site_owner import COLUMNS, SiteOwner
 
 Mode = Literal["observed", "cell", "paper", "site-owner"]
 QUANTISER_OF_CELLS = Dithering(levels=3, norm=3, block=128, scales="bfloat16")
@@ -328,7 +329,7 @@ def _site_owner(job: _Job) -> Imputation:
     prior = replace(chosen, rank=model.rank, penalty=float(loadings.variance[0]), site_penalty=1e9)
     return Imputation(
         "site-owner",
-        result.model.table_parameters(table, loadings),
+        table_parameters(result.model, table, loadings),
         Solver(table.family, prior, seed=seed),
         table,
         table.pooled,

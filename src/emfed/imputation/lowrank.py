@@ -18,11 +18,6 @@ from emfed.core.protocols import FloatArray, IntArray
 _EMPTY = np.empty((0, 0))
 
 
-def add_up(index: IntArray, values: FloatArray, size: int) -> FloatArray:
-    """Values added by index: out[index[i]] += values[i]."""
-    return np.asarray(np.bincount(index, values, minlength=size), dtype=np.float64)
-
-
 @final
 @dataclass(frozen=True)
 class Structure:

@@ -42,8 +42,9 @@ from emfed.core.wire import (
     payload_sizes,
     support_size,
 )
-from emfed.imputation.lowrank import Cells, add_up
+from emfed.imputation.lowrank import Cells
 from emfed.imputation.table import FieldTable
+from emfed.models.sides import add_up
 
 _NOTHING = np.empty(0)
 COUNT = 8

@@ -19,7 +19,8 @@ from emfed.core.protocols import FloatArray, IntArray
 from emfed.core.streams import Purpose, normals
 from emfed.imputation.families import Family
 from emfed.imputation.lowrank import Cells, Covariates, Structure, TableParameters
-from emfed.imputation.rows import Side, newton, site_side, time_side
+from emfed.imputation.rows import newton, site_side, time_side
+from emfed.models.sides import Side
 
 _ZERO = np.zeros(1, dtype=np.int64)
 

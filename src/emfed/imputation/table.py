@@ -20,7 +20,8 @@ from emfed.core.protocols import FloatArray, IntArray
 from emfed.core.streams import Purpose, check_seed, uniforms
 from emfed.imputation.bins import Bins
 from emfed.imputation.families import Family
-from emfed.imputation.lowrank import Cells, add_up
+from emfed.imputation.lowrank import Cells
+from emfed.models.sides import add_up
 
 logger = logging.getLogger(__name__)
 _ZERO = np.zeros(1, dtype=np.int64)

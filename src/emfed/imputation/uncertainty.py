@@ -14,8 +14,9 @@ import numpy as np
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.core.streams import Purpose, normals
 from emfed.imputation.lowrank import Cells, TableParameters
-from emfed.imputation.rows import Side, newton
+from emfed.imputation.rows import newton
 from emfed.imputation.sweeps import Solver
+from emfed.models.sides import Side
 
 _ZERO = np.zeros(1, dtype=np.int64)
 GIBBS = 5

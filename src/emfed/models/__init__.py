@@ -1,5 +1,9 @@
 """Latent-variable models: statistics in, parameters out."""
 
+from typing import Any
+
+from emfed.core.protocols import Model
+from emfed.core.registry import MODELS, register_model
 from emfed.models.categories import Categorical
 from emfed.models.clusters import Centres, Clusters, k_means
 from emfed.models.factors import FactorMixture, factor_analysis, ppca
@@ -11,12 +15,13 @@ from emfed.models.loadings import FactorParameters
 from emfed.models.markov import HiddenMarkov, MarkovParameters, hidden_markov
 from emfed.models.mixed import MixedMixture, MixedParameters, mixed_mixture
 from emfed.models.parameters import GaussianParameters, InverseWishart
-from emfed.models.registry import CLASSES, savable
 from emfed.models.regression import RegressionMixture, RegressionParameters, regression_mixture
+from emfed.models.row_owner import RowOwner
+from emfed.models.several import Several
+from emfed.models.site_owner import SiteOwner
 
 __all__ = [
-    "CLASSES",
-    "savable",
+    "MODELS",
     "MarkovParameters",
     "hidden_markov",
     "HiddenMarkov",
@@ -37,9 +42,35 @@ __all__ = [
     "MixedMixture",
     "MixedParameters",
     "Poisson",
+    "RowOwner",
+    "Several",
+    "SiteOwner",
+    "build_model",
     "factor_analysis",
     "gaussian_mixture",
     "k_means",
+    "make_model",
     "mixed_mixture",
     "ppca",
+    "register_model",
 ]
+
+build_model = MODELS.build
+"""The model, not bound to data, that describes itself as a description says."""
+
+
+def make_model(kind: str, n_components: int | None = None, **options: Any) -> Model:
+    """The model of this kind: the one way from words to a model.
+
+    The command line, ``run.toml`` and estimators all come through here. ``kind`` is a name that
+    models describe themselves with, one of `MODELS`, and ``options`` are arguments of the function
+    of that name; what is left out has the default there.
+
+    Examples
+    --------
+    >>> make_model("gaussian-mixture", 3, covariance_type="diag").describe()["n_components"]
+    3
+    """
+    if n_components is not None:
+        options["n_components"] = n_components
+    return MODELS.make(kind, options)

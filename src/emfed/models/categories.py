@@ -10,6 +10,7 @@ import numpy as np
 
 from emfed.core.errors import check_count
 from emfed.core.protocols import FloatArray
+from emfed.core.registry import stored
 from emfed.models.families import Family
 
 
@@ -29,6 +30,7 @@ def clip_simplex(p: FloatArray, floor: float) -> FloatArray:
     return p
 
 
+@stored("family/bernoulli")
 @final
 @dataclass(frozen=True)
 class Bernoulli(Family):
@@ -40,15 +42,12 @@ class Bernoulli(Family):
     support: ClassVar[str] = "0 or 1"
 
     def allowed(self, xp: Any, y: Any) -> Any:
-        """0 or 1."""
         return (y == 0) | (y == 1)
 
     def typical(self, mean: FloatArray, extra: FloatArray, scale: FloatArray) -> FloatArray:
-        """The share of ones."""
         return mean[..., None]
 
     def expand(self, xp: Any, z: Any, exposure: Any) -> Sequence[Any]:
-        """The value itself."""
         return (z,)
 
     def natural(self, theta: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -56,15 +55,12 @@ class Bernoulli(Family):
         return -np.log1p(-theta[..., 0]), np.log(theta / (1 - theta))
 
     def base(self, xp: Any, y: Any, exposure: Any, scale: Any) -> Any:
-        """Nothing."""
         return xp.zeros_like(y)
 
     def estimate(self, mass: FloatArray, moments: FloatArray, floor: float) -> FloatArray:
-        """The share of ones."""
         return np.clip(moments / mass[..., None], floor / 2, 1 - floor / 2)
 
     def expected(self, theta: FloatArray) -> FloatArray:
-        """The probability."""
         return theta
 
     def covariance(self, theta: FloatArray, scale: FloatArray) -> FloatArray:
@@ -77,11 +73,9 @@ class Bernoulli(Family):
         return 1 / (1 + np.exp(-np.log(share / (1 - share)) - draws[..., :1]))
 
     def proper(self, theta: FloatArray) -> bool:
-        """Probabilities."""
         return bool(np.all((theta > 0) & (theta < 1)))
 
     def mean(self, theta: FloatArray, exposure: FloatArray) -> FloatArray:
-        """The probability of 1."""
         return theta[..., 0]
 
     def draw(self, theta: FloatArray, exposure: FloatArray, u: FloatArray) -> FloatArray:
@@ -93,6 +87,7 @@ class Bernoulli(Family):
         return np.where(y < 0, 0.0, np.where(y < 1, 1 - theta[..., 0], 1.0))
 
 
+@stored("family/categorical")
 @final
 @dataclass(frozen=True)
 class Categorical(Family):
@@ -120,31 +115,24 @@ class Categorical(Family):
 
     @property
     def size(self) -> int:
-        """A probability of each category."""
         return self.categories
 
     def allowed(self, xp: Any, y: Any) -> Any:
-        """Codes."""
         return (y >= 0) & (y < self.categories) & (y == xp.floor(y))
 
     def extra(self, xp: Any, y: Any) -> Any | None:
-        """Indicators, for the frequencies."""
         return xp.stack([xp.astype(y == code, xp.float64) for code in range(self.categories)])
 
     def typical(self, mean: FloatArray, extra: FloatArray, scale: FloatArray) -> FloatArray:
-        """The frequencies."""
         return extra
 
     def expand(self, xp: Any, z: Any, exposure: Any) -> Sequence[Any]:
-        """Indicators."""
         return [xp.astype(z == code, xp.float64) for code in range(self.categories)]
 
     def natural(self, theta: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Logarithms."""
         return np.zeros(theta.shape[:-1]), np.log(theta)
 
     def base(self, xp: Any, y: Any, exposure: Any, scale: Any) -> Any:
-        """Nothing."""
         return xp.zeros_like(y)
 
     def estimate(self, mass: FloatArray, moments: FloatArray, floor: float) -> FloatArray:
@@ -159,7 +147,6 @@ class Categorical(Family):
         return bool(np.all(moments.sum(axis=-1) > 1e-12))
 
     def expected(self, theta: FloatArray) -> FloatArray:
-        """The probabilities."""
         return theta
 
     def covariance(self, theta: FloatArray, scale: FloatArray) -> FloatArray:
@@ -172,7 +159,6 @@ class Categorical(Family):
         return p / p.sum(axis=-1, keepdims=True)
 
     def proper(self, theta: FloatArray) -> bool:
-        """Probabilities."""
         return bool(np.all(theta > 0) and np.allclose(theta.sum(axis=-1), 1, atol=1e-6))
 
     def mean(self, theta: FloatArray, exposure: FloatArray) -> FloatArray:
@@ -180,7 +166,6 @@ class Categorical(Family):
         return np.argmax(theta, axis=-1).astype(np.float64)
 
     def draw(self, theta: FloatArray, exposure: FloatArray, u: FloatArray) -> FloatArray:
-        """By inversion."""
         below = np.cumsum(theta, axis=-1)[..., :-1]
         return (u[..., None] > below).sum(axis=-1).astype(np.float64)
 

@@ -16,12 +16,14 @@ from typing import Any, Self, final
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from emfed.core.errors import DataError, EmfedError, SettingsError, check_count, check_type
+from emfed.core.errors import DataError, SettingsError, check_count, check_type, known
 from emfed.core.protocols import FloatArray, IntArray, Layout, Model, Parameters
+from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models.components import SMALLEST_MASS
 from emfed.models.mixture import blocks, to_numpy
 from emfed.models.parameters import Frame, common_frame
+from emfed.models.portraits import Portrait, centre_portrait
 from emfed.models.rows import check_rows, combine_moments, moments, total_weight
 
 
@@ -36,6 +38,7 @@ class Centres(Parameters):
         object.__setattr__(self, "centres", np.asarray(self.centres, dtype=np.float64))
 
 
+@stored("k-means")
 @final
 @dataclass(frozen=True, eq=False)
 class Clusters(Model):
@@ -51,31 +54,28 @@ class Clusters(Model):
     samples: int = 0
     variance: float = 0.0
     """The mean squared distance to the common mean, in the frame."""
+    framed: bool = False
+    """Whether the frame is that of another model, which binding leaves as it is."""
 
     def __post_init__(self) -> None:
         check_count("n_clusters", self.n_components)
 
     @property
     def _frame(self) -> Frame:
-        if self.frame is None:
-            raise EmfedError("this model does not know its data yet: use emfed.fit, or bind().")
-        return self.frame
+        return known(self.frame)
 
     @property
     def n_features(self) -> int:
-        """The number of columns d."""
         return len(self._frame.origin)
 
     @cached_property
     def layout(self) -> Layout:
-        """``mass`` and ``first``."""
         k, d = self.n_components, self.n_features
         return Layout((("mass", (k,)), ("first", (k, d))))
 
     def check(
         self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
     ) -> None:
-        """Finite numbers."""
         check_rows(data, where, columns, None if self.frame is None else self.n_features, first)
 
     def evaluate(
@@ -91,7 +91,6 @@ class Clusters(Model):
         return statistics, value, np.zeros_like(value)
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
-        """Mean and variances."""
         mean, scatter = moments(data, weights, full=False)
         return {"mean": mean, "scatter": scatter}
 
@@ -105,6 +104,8 @@ class Clusters(Model):
         self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
     ) -> Self:
         """Common origin and scale: one for all columns unless they are standardised."""
+        if self.framed:
+            return self
         samples = int(counts.sum())
         if self.n_components > samples:
             raise DataError(
@@ -122,7 +123,7 @@ class Clusters(Model):
         """Clusters in a frame that another model has already been bound to."""
         one_scale = bool(np.all(frame.scale == frame.scale[0]))
         d = float(len(frame.origin))
-        return cls(count, not one_scale, frame=frame, samples=samples, variance=d)
+        return cls(count, not one_scale, frame=frame, samples=samples, variance=d, framed=True)
 
     def silent_below(self, rows: int) -> Clusters:
         """The same, with no word about clusters that hold fewer of a worker's rows."""
@@ -133,7 +134,6 @@ class Clusters(Model):
         return dataclasses.replace(self, n_components=count)
 
     def start_at(self, mass: FloatArray, centres: FloatArray, spread: FloatArray) -> Centres:
-        """The centres."""
         return Centres(centres)
 
     # The E-step.
@@ -210,7 +210,6 @@ class Clusters(Model):
     # The M-step.
 
     def maximize(self, statistics: FloatArray) -> Centres:
-        """The mean of each cluster."""
         parts = self.layout.split(np.asarray(statistics, dtype=np.float64))
         return Centres(parts["first"] / parts["mass"][..., None])
 
@@ -227,7 +226,6 @@ class Clusters(Model):
         return self.variance - float(between.sum())
 
     def penalty(self, params: Centres) -> float:
-        """None."""
         return 0.0
 
     def inside(self, statistics: FloatArray) -> bool:
@@ -261,7 +259,6 @@ class Clusters(Model):
         return self.layout.join({"mass": mass, "first": params.centres / k})
 
     def to_user(self, params: Centres) -> Centres:
-        """Centres in the user's units."""
         return Centres(params.centres * self._frame.scale + self._frame.origin)
 
     def from_user(self, params: Centres) -> Centres:
@@ -276,18 +273,36 @@ class Clusters(Model):
         return Centres((params.centres - self._frame.origin) / self._frame.scale)
 
     def free_parameters(self) -> int:
-        """The centres."""
         return self.n_components * self.n_features
 
+    def portrait(self, params: Centres, names: Sequence[str]) -> Portrait:
+        return centre_portrait(params.centres, names)
+
     def describe(self) -> dict[str, Any]:
-        """The settings."""
         return {
             "model": "k-means",
-            "n_clusters": self.n_components,
+            "n_components": self.n_components,
             "standardised": self.standardised,
             "fill": self.fill,
             "smallest": self.smallest,
+            **({"frame": self._frame.describe(), "samples": self.samples} if self.framed else {}),
         }
+
+
+@register_model("k-means")
+def _clusters(
+    n_components: int,
+    standardised: bool = False,
+    fill: bool = False,
+    smallest: int = 1,
+    frame: Mapping[str, Any] | None = None,
+    samples: int = 0,
+) -> Clusters:
+    """k-means from its description, in the frame of another model if that has one."""
+    if frame is None:
+        return Clusters(n_components, standardised, fill, smallest)
+    found = Clusters.within(Frame.read(frame), n_components, samples)
+    return dataclasses.replace(found, standardised=standardised, fill=fill, smallest=smallest)
 
 
 def k_means(n_clusters: int, *, standardised: bool = False) -> Clusters:

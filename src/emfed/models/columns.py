@@ -18,8 +18,10 @@ from typing import Any, final
 import numpy as np
 from array_api_compat import array_namespace, device
 
+from emfed.core.configuration import check_keys
 from emfed.core.errors import DataError, SettingsError
 from emfed.core.protocols import FloatArray, IntArray, Parameters
+from emfed.core.registry import stored
 from emfed.models.categories import Bernoulli, Categorical
 from emfed.models.durations import Exponential, Gamma
 from emfed.models.families import Family, Gaussian, Poisson
@@ -88,6 +90,7 @@ class Group:
         return part[..., self.first : self.first + c, :]
 
 
+@stored("columns/bound")
 @final
 @dataclass(frozen=True, eq=False)
 class ColumnBound:
@@ -103,6 +106,7 @@ class ColumnBound:
     """Mean and standard deviation of each column's values, whatever its family."""
 
 
+@stored("columns")
 @final
 @dataclass(frozen=True, eq=False)
 class Columns:
@@ -118,9 +122,14 @@ class Columns:
 
     @classmethod
     def of(cls, given: Any, floor: float, missing: bool = True) -> Columns:
-        """From a dict of names and families, a list of families, or one for every column."""
-        if isinstance(given, (str, Family)):
+        """From a dict of names and families, a list of families, or one for every column.
+
+        What `describe` gives is read too: pairs for a dict, and a family's settings for the family.
+        """
+        if isinstance(given, (str, Family)) or _has_settings(given):
             return cls((_family(given),), None, floor, missing, every=True)
+        if isinstance(given, list) and given and isinstance(given[0], list):
+            given = dict(given)
         names = tuple(given) if isinstance(given, Mapping) else None
         values = list(given.values()) if isinstance(given, Mapping) else list(given)
         if not values:
@@ -415,9 +424,23 @@ def _family(given: Any) -> Family | str:
         return EXPOSURE
     if isinstance(given, str) and given in NAMED:
         return NAMED[given]
+    if isinstance(given, Mapping):
+        kinds: dict[Any, Any] = {Categorical.name: Categorical, Poisson.name: Poisson}
+        settings = dict(given)
+        if (kind := kinds.get(settings.pop("family", None))) is not None:
+            check_keys(settings, [f.name for f in dataclasses.fields(kind)], "a column's family")
+            made: Family = kind(**settings)
+            return made
     raise SettingsError(
         f"a column's family must be one of {', '.join(NAMED)}, {EXPOSURE}, Categorical(n) or "
         f"Poisson(exposure=...); got {given!r}."
+    )
+
+
+def _has_settings(given: Any) -> bool:
+    """Whether it is one family with its settings, numbers or None, not families by column."""
+    return isinstance(given, Mapping) and any(
+        value is None or isinstance(value, int) for value in given.values()
     )
 
 

@@ -11,6 +11,7 @@ from array_api_compat import device, is_numpy_array
 
 from emfed.core.errors import SettingsError
 from emfed.core.protocols import FloatArray, Layout
+from emfed.core.registry import stored
 from emfed.models.gaussian import GaussianMixture
 from emfed.models.matrices import (
     is_positive_definite,
@@ -39,7 +40,6 @@ class _Matrices(GaussianMixture):
         return raise_eigenvalues(covariances, self.covariance_floor)
 
     def all_positive(self, covariances: FloatArray, slack: float = 0.0) -> bool:
-        """By Cholesky."""
         return is_positive_definite(covariances + slack * np.eye(self.n_features))
 
     def precisions(self, params: GaussianParameters) -> tuple[FloatArray, FloatArray]:
@@ -58,7 +58,6 @@ class _Shared(_Matrices):
 
     @property
     def shared_covariance(self) -> bool:
-        """Yes."""
         return True
 
     def second_shape(self, d: int) -> None:
@@ -82,6 +81,7 @@ class _Shared(_Matrices):
         return ((params.means @ precisions) * params.means).sum(axis=-1)
 
 
+@stored("gaussian-mixture/known")
 @final
 @dataclass(frozen=True, eq=False)
 class Known(_Shared):
@@ -128,7 +128,6 @@ class Known(_Shared):
         return self.matrix / np.outer(scale, scale)
 
     def describe(self) -> dict[str, Any]:
-        """The settings and the matrix."""
         return {**super().describe(), "known_covariance": self.matrix.tolist()}
 
 
@@ -156,10 +155,10 @@ class _Tied(_Shared):
         return means, raise_eigenvalues(within, max(self.covariance_floor, 1e-12))
 
     def settle(self, params: GaussianParameters) -> GaussianParameters:
-        """As given."""
         return params
 
 
+@stored("gaussian-mixture/tied")
 @final
 @dataclass(frozen=True, eq=False)
 class Tied(_Tied):
@@ -171,6 +170,7 @@ class Tied(_Tied):
         return True
 
 
+@stored("gaussian-mixture/tied-streamed")
 @final
 @dataclass(frozen=True, eq=False)
 class StreamedTied(_Tied):
@@ -206,6 +206,7 @@ class StreamedTied(_Tied):
         return {**super().describe(), "second_moment": "statistic"}
 
 
+@stored("gaussian-mixture/full")
 @final
 @dataclass(frozen=True, eq=False)
 class Full(_Matrices):
@@ -214,12 +215,10 @@ class Full(_Matrices):
     kind: ClassVar[str] = "full"
 
     def settle(self, params: GaussianParameters) -> GaussianParameters:
-        """As given."""
         return params
 
     @property
     def shared_covariance(self) -> bool:
-        """No."""
         return False
 
     @property
@@ -317,12 +316,10 @@ class _Variances(GaussianMixture):
     """Covariances that are variances, one per component and column or one per component."""
 
     def settle(self, params: GaussianParameters) -> GaussianParameters:
-        """As given."""
         return params
 
     @property
     def shared_covariance(self) -> bool:
-        """No."""
         return False
 
     def lift(self, covariances: FloatArray) -> FloatArray:
@@ -339,6 +336,7 @@ class _Variances(GaussianMixture):
         return np.diagonal(self.prior_scale())
 
 
+@stored("gaussian-mixture/diag")
 @final
 @dataclass(frozen=True, eq=False)
 class Diagonal(_Variances):
@@ -355,7 +353,6 @@ class Diagonal(_Variances):
         return params.covariances + params.means**2
 
     def expand(self, xp: Any, z: Any) -> Any:
-        """The rows and their squares."""
         if not is_numpy_array(z):
             return xp.concat([z, z * z], axis=0)
         out = np.empty((2 * z.shape[0], z.shape[1]))
@@ -392,6 +389,7 @@ class Diagonal(_Variances):
         return draws, np.ones((self.n_components, self.n_features))
 
 
+@stored("gaussian-mixture/spherical")
 @final
 @dataclass(frozen=True, eq=False)
 class Spherical(_Variances):

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from emfed.core.protocols import FloatArray
+from emfed.core.registry import stored
 from emfed.models.families import Family, symmetric
 
 
@@ -26,10 +27,10 @@ class _Positive(Family):
         return xp.zeros_like(y) - xp.log(scale)
 
     def proper(self, theta: FloatArray) -> bool:
-        """Positive numbers."""
         return bool(np.all(theta > 0))
 
 
+@stored("family/exponential")
 @final
 @dataclass(frozen=True)
 class Exponential(_Positive):
@@ -40,15 +41,12 @@ class Exponential(_Positive):
     support: ClassVar[str] = "a finite number >= 0"
 
     def allowed(self, xp: Any, y: Any) -> Any:
-        """Not negative."""
         return (y >= 0) & (y <= 1e140)
 
     def typical(self, mean: FloatArray, extra: FloatArray, scale: FloatArray) -> FloatArray:
-        """The mean."""
         return mean[..., None]
 
     def expand(self, xp: Any, z: Any, exposure: Any) -> Sequence[Any]:
-        """The value."""
         return (z,)
 
     def natural(self, theta: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -56,7 +54,6 @@ class Exponential(_Positive):
         return np.log(theta[..., 0]), -1 / theta
 
     def estimate(self, mass: FloatArray, moments: FloatArray, floor: float) -> FloatArray:
-        """The mean."""
         return np.maximum(moments / mass[..., None], floor)
 
     def valid(self, mass: FloatArray, moments: FloatArray, floor: float) -> bool:
@@ -64,11 +61,9 @@ class Exponential(_Positive):
         return bool(np.all(moments[..., 0] / mass > (-floor or 1e-14)))
 
     def expected(self, theta: FloatArray) -> FloatArray:
-        """The mean."""
         return theta
 
     def covariance(self, theta: FloatArray, scale: FloatArray) -> FloatArray:
-        """The squared mean."""
         return theta[..., None] ** 2
 
     def begin(self, draws: FloatArray, typical: FloatArray) -> FloatArray:
@@ -76,23 +71,18 @@ class Exponential(_Positive):
         return np.exp(0.7 * draws[..., :1])
 
     def leave(self, theta: FloatArray, origin: FloatArray, scale: FloatArray) -> FloatArray:
-        """Times the scale."""
         return theta * scale[..., None]
 
     def enter(self, theta: FloatArray, origin: FloatArray, scale: FloatArray) -> FloatArray:
-        """Over the scale."""
         return theta / scale[..., None]
 
     def mean(self, theta: FloatArray, exposure: FloatArray) -> FloatArray:
-        """The mean."""
         return theta[..., 0]
 
     def draw(self, theta: FloatArray, exposure: FloatArray, u: FloatArray) -> FloatArray:
-        """By inversion."""
         return -theta[..., 0] * np.log1p(-u)
 
     def cdf(self, theta: FloatArray, exposure: FloatArray, y: FloatArray) -> FloatArray:
-        """Of the exponential distribution."""
         return -np.expm1(-np.maximum(y, 0) / theta[..., 0])
 
 
@@ -110,6 +100,7 @@ def _shape(gap: FloatArray) -> FloatArray:
     return np.asarray(a, dtype=np.float64)
 
 
+@stored("family/gamma")
 @final
 @dataclass(frozen=True)
 class Gamma(_Positive):
@@ -121,23 +112,18 @@ class Gamma(_Positive):
 
     @property
     def width(self) -> int:
-        """z and its logarithm."""
         return 2
 
     def allowed(self, xp: Any, y: Any) -> Any:
-        """Positive."""
         return (y > 0) & (y <= 1e140)
 
     def extra(self, xp: Any, y: Any) -> Any | None:
-        """The logarithm."""
         return xp.log(y)[None, ...]
 
     def typical(self, mean: FloatArray, extra: FloatArray, scale: FloatArray) -> FloatArray:
-        """Means of z and log z."""
         return np.stack([mean, extra[..., 0] - np.log(scale)], axis=-1)
 
     def expand(self, xp: Any, z: Any, exposure: Any) -> Sequence[Any]:
-        """The value and its logarithm."""
         return z, xp.log(z)
 
     def natural(self, theta: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -170,7 +156,6 @@ class Gamma(_Positive):
         return np.stack([mean, digamma(a) - np.log(a / mean)], axis=-1)
 
     def covariance(self, theta: FloatArray, scale: FloatArray) -> FloatArray:
-        """Of z and log z."""
         from scipy.special import polygamma
 
         a, mean = theta[..., 0], theta[..., 1]
@@ -183,25 +168,20 @@ class Gamma(_Positive):
         return np.stack([np.broadcast_to(_shape(gap), mean.shape), mean], axis=-1)
 
     def leave(self, theta: FloatArray, origin: FloatArray, scale: FloatArray) -> FloatArray:
-        """The mean times the scale."""
         return np.stack([theta[..., 0], theta[..., 1] * scale], axis=-1)
 
     def enter(self, theta: FloatArray, origin: FloatArray, scale: FloatArray) -> FloatArray:
-        """The mean over the scale."""
         return np.stack([theta[..., 0], theta[..., 1] / scale], axis=-1)
 
     def mean(self, theta: FloatArray, exposure: FloatArray) -> FloatArray:
-        """The mean."""
         return theta[..., 1]
 
     def draw(self, theta: FloatArray, exposure: FloatArray, u: FloatArray) -> FloatArray:
-        """By inversion."""
         from scipy.special import gammaincinv
 
         return theta[..., 1] / theta[..., 0] * gammaincinv(theta[..., 0], u)
 
     def cdf(self, theta: FloatArray, exposure: FloatArray, y: FloatArray) -> FloatArray:
-        """The incomplete gamma function."""
         from scipy.special import gammainc
 
         a, mean = theta[..., 0], theta[..., 1]

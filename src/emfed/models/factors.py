@@ -23,25 +23,21 @@ from typing import Any, Self, final
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from emfed.core.errors import (
-    DataError,
-    EmfedError,
-    SettingsError,
-    check_count,
-    check_range,
-    check_type,
-)
+from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
 from emfed.core.protocols import FloatArray, IntArray, Layout, Model
+from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models.components import SMALLEST_MASS, keep_dying, normalised
 from emfed.models.loadings import FactorParameters, Posterior, rotate
 from emfed.models.matrices import is_positive_definite, pack, unpack
 from emfed.models.mixture import blocks, to_numpy
 from emfed.models.parameters import Frame, GaussianParameters, InverseWishart, common_frame
+from emfed.models.portraits import Portrait, normal_portrait
 from emfed.models.rows import check_rows, combine_moments, moments, total_weight
 from emfed.models.sampling import entropy, sample_gaussian
 
 
+@stored("factor-mixture")
 @final
 @dataclass(frozen=True, eq=False)
 class FactorMixture(Model):
@@ -68,13 +64,10 @@ class FactorMixture(Model):
 
     @property
     def _frame(self) -> Frame:
-        if self.frame is None:
-            raise EmfedError("this model does not know its data yet: use emfed.fit, or bind().")
-        return self.frame
+        return known(self.frame)
 
     @property
     def n_features(self) -> int:
-        """The number of columns d."""
         return len(self._frame.origin)
 
     @cached_property
@@ -191,7 +184,6 @@ class FactorMixture(Model):
         return self.layout.join(parts) / count
 
     def responsibilities(self, data: Any, params: FactorParameters) -> FloatArray:
-        """p(component | row), ``(..., rows, K)``."""
         parts = []
         for _, _, logits, _ in self._joint(data, params, Posterior.at(params)):
             joint = to_numpy(logits)
@@ -200,7 +192,6 @@ class FactorMixture(Model):
         return np.concatenate(parts, axis=-2)
 
     def score_samples(self, data: Any, params: FactorParameters) -> FloatArray:
-        """log p of each row, in the user's units."""
         parts = []
         for _, _, logits, _ in self._joint(data, params, Posterior.at(params)):
             parts.append(np.logaddexp.reduce(to_numpy(logits), axis=-2))
@@ -379,8 +370,10 @@ class FactorMixture(Model):
         statistics, likelihood, _ = super().evaluate(data, params, weights)
         return statistics, likelihood, entropy(self.responsibilities(data, params), weights)
 
+    def portrait(self, params: FactorParameters, names: Sequence[str]) -> Portrait:
+        return normal_portrait(params.weights, params.means, params.covariances(), names)
+
     def describe(self) -> dict[str, Any]:
-        """The settings."""
         prior = self.noise_prior
         return {
             "model": "ppca" if self.isotropic else "factor-analysis",
@@ -388,10 +381,11 @@ class FactorMixture(Model):
             "n_components": self.n_components,
             "noise_floor": self.noise_floor,
             "weight_concentration": self.weight_concentration,
-            "noise_prior": None if prior is None else [prior.dof, float(prior.scale)],
+            "noise_prior": prior and prior.describe(),
         }
 
 
+@register_model("factor-analysis")
 def factor_analysis(
     n_factors: int,
     n_components: int = 1,
@@ -406,10 +400,11 @@ def factor_analysis(
     ``weight_concentration`` >= 1 is a Dirichlet prior on the weights, ``noise_prior`` an
     `InverseWishart` (in one dimension) on each noise variance.
     """
-    options = (noise_floor, weight_concentration, noise_prior)
+    options = (noise_floor, weight_concentration, InverseWishart.read(noise_prior))
     return FactorMixture(n_factors, n_components, False, *options)
 
 
+@register_model("ppca")
 def ppca(
     n_factors: int,
     n_components: int = 1,
@@ -422,5 +417,5 @@ def ppca(
 
     The options are those of `factor_analysis`.
     """
-    options = (noise_floor, weight_concentration, noise_prior)
+    options = (noise_floor, weight_concentration, InverseWishart.read(noise_prior))
     return FactorMixture(n_factors, n_components, True, *options)

@@ -8,6 +8,7 @@ import numpy as np
 
 from emfed.core.errors import SettingsError
 from emfed.core.protocols import FloatArray
+from emfed.core.registry import register_model
 from emfed.models.covariances import Diagonal, Full, Known, Spherical, StreamedTied, Tied
 from emfed.models.gaussian import GaussianMixture
 from emfed.models.missing import MissingGaussianMixture
@@ -19,9 +20,10 @@ COVARIANCES: dict[str, type[GaussianMixture]] = {
 """Every covariance type by name."""
 
 
+@register_model("gaussian-mixture")
 def gaussian_mixture(
     n_components: int,
-    covariance: str = "full",
+    covariance_type: str = "full",
     *,
     known_covariance: FloatArray | None = None,
     covariance_floor: float = 1e-6,
@@ -35,7 +37,7 @@ def gaussian_mixture(
     ``known`` needs ``known_covariance``, ``(d, d)`` in the user's units. No eigenvalue of a
     covariance falls below ``covariance_floor`` times the variance of the columns over all data (0
     switches that off). ``weight_concentration`` >= 1 is a symmetric Dirichlet prior on the weights,
-    ``covariance_prior`` an `InverseWishart` on the covariances.
+    ``covariance_prior`` an `InverseWishart` on the covariances, or a dict of its dof and scale.
 
     For ``tied``, ``second_moment`` says whether the data's second moment is a ``constant`` of the
     opening exchange or a ``statistic`` of every message, which streams need.
@@ -43,33 +45,36 @@ def gaussian_mixture(
     With ``missing=True`` (``full`` and ``diag``) NaN is a value missing at random, handled exactly:
     fit, likelihood and responsibilities use what was seen, and a result can `impute`.
     """
+    covariance_prior = InverseWishart.read(covariance_prior)
     if missing:
-        if covariance not in ("full", "diag"):
+        if covariance_type not in ("full", "diag"):
             raise SettingsError(
-                f"missing=True goes with covariance 'full' or 'diag'; got {covariance!r}."
+                f"missing=True goes with covariance_type 'full' or 'diag'; got {covariance_type!r}."
             )
         settings = (covariance_floor, weight_concentration, covariance_prior)
-        return MissingGaussianMixture(COVARIANCES[covariance](n_components, *settings))
-    if str(covariance) not in COVARIANCES:
+        return MissingGaussianMixture(COVARIANCES[covariance_type](n_components, *settings))
+    if str(covariance_type) not in COVARIANCES:
         names = ", ".join(COVARIANCES)
-        raise SettingsError(f"covariance must be one of {names}; got {covariance!r}.")
-    cls = COVARIANCES[covariance]
+        raise SettingsError(f"covariance_type must be one of {names}; got {covariance_type!r}.")
+    cls = COVARIANCES[covariance_type]
     common = (n_components, covariance_floor, weight_concentration, covariance_prior)
     if second_moment not in ("constant", "statistic") or (
         second_moment == "statistic" and cls is not Tied
     ):
         raise SettingsError(
-            "second_moment must be 'constant', or 'statistic' for covariance='tied'; got "
-            f"{second_moment!r} for {covariance!r}."
+            "second_moment must be 'constant', or 'statistic' for covariance_type='tied'; "
+            f"got {second_moment!r} for {covariance_type!r}."
         )
     if cls is Known:
         if known_covariance is None:
-            raise SettingsError("covariance='known' needs known_covariance, a (d, d) matrix.")
+            raise SettingsError("covariance_type='known' needs known_covariance, a (d, d) matrix.")
         try:
             matrix = np.asarray(known_covariance, dtype=np.float64)
         except (TypeError, ValueError):
             raise SettingsError("known_covariance must be a (d, d) matrix of numbers.") from None
         return Known(*common, matrix=matrix)
     if known_covariance is not None:
-        raise SettingsError(f"known_covariance goes with covariance='known', not {covariance!r}.")
+        raise SettingsError(
+            f"known_covariance goes with covariance_type='known', not {covariance_type!r}."
+        )
     return StreamedTied(*common) if second_moment == "statistic" else cls(*common)

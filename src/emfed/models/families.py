@@ -19,6 +19,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from emfed.core.protocols import FloatArray
+from emfed.core.registry import stored
 
 
 def log_gamma(xp: Any, x: Any) -> Any:
@@ -142,6 +143,7 @@ class Family(ABC):
         """The distribution function, whose inverse is `draw`."""
 
 
+@stored("family/gaussian")
 @final
 @dataclass(frozen=True)
 class Gaussian(Family):
@@ -153,7 +155,6 @@ class Gaussian(Family):
 
     @property
     def width(self) -> int:
-        """z and its square."""
         return 2
 
     def allowed(self, xp: Any, y: Any) -> Any:
@@ -170,7 +171,6 @@ class Gaussian(Family):
         return np.stack([mean, np.ones_like(mean)], axis=-1)
 
     def expand(self, xp: Any, z: Any, exposure: Any) -> Sequence[Any]:
-        """z and its square."""
         return z, z * z
 
     def natural(self, theta: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -198,7 +198,6 @@ class Gaussian(Family):
         return np.stack([theta[..., 0], theta[..., 0] ** 2 + theta[..., 1]], axis=-1)
 
     def covariance(self, theta: FloatArray, scale: FloatArray) -> FloatArray:
-        """Of z and z^2."""
         mean, v = theta[..., 0], theta[..., 1]
         return symmetric(v, 2 * mean * v, 2 * v**2 + 4 * mean**2 * v)
 
@@ -207,34 +206,29 @@ class Gaussian(Family):
         return np.stack([draws[..., 0], np.ones(draws.shape[:-1])], axis=-1)
 
     def leave(self, theta: FloatArray, origin: FloatArray, scale: FloatArray) -> FloatArray:
-        """Moved and scaled."""
         return np.stack([theta[..., 0] * scale + origin, theta[..., 1] * scale**2], axis=-1)
 
     def enter(self, theta: FloatArray, origin: FloatArray, scale: FloatArray) -> FloatArray:
-        """The inverse of `leave`."""
         return np.stack([(theta[..., 0] - origin) / scale, theta[..., 1] / scale**2], axis=-1)
 
     def proper(self, theta: FloatArray) -> bool:
-        """Positive variances."""
         return bool(np.all(theta[..., 1] > 0))
 
     def mean(self, theta: FloatArray, exposure: FloatArray) -> FloatArray:
-        """mu."""
         return theta[..., 0]
 
     def draw(self, theta: FloatArray, exposure: FloatArray, u: FloatArray) -> FloatArray:
-        """By inversion."""
         from scipy.special import ndtri
 
         return theta[..., 0] + np.sqrt(theta[..., 1]) * ndtri(u)
 
     def cdf(self, theta: FloatArray, exposure: FloatArray, y: FloatArray) -> FloatArray:
-        """Of the normal distribution."""
         from scipy.special import ndtr
 
         return np.asarray(ndtr((y - theta[..., 0]) / np.sqrt(theta[..., 1])))
 
 
+@stored("family/poisson")
 @final
 @dataclass(frozen=True)
 class Poisson(Family):
@@ -257,7 +251,6 @@ class Poisson(Family):
         return self.exposure is None
 
     def allowed(self, xp: Any, y: Any) -> Any:
-        """Counts."""
         return (y >= 0) & (y == xp.floor(y)) & (y < 2.0**53)
 
     def frame(self, mean: FloatArray, scatter: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -270,7 +263,6 @@ class Poisson(Family):
         return np.stack(pair, axis=-1)
 
     def expand(self, xp: Any, z: Any, exposure: Any) -> Sequence[Any]:
-        """Count and exposure."""
         return (z,) if self.exposure is None else (z, exposure)
 
     def natural(self, theta: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -313,19 +305,15 @@ class Poisson(Family):
         return np.maximum(typical[:, :1], 1e-3) * np.exp(0.5 * draws[..., :1])
 
     def leave(self, theta: FloatArray, origin: FloatArray, scale: FloatArray) -> FloatArray:
-        """Times the scale."""
         return theta * scale[..., None]
 
     def enter(self, theta: FloatArray, origin: FloatArray, scale: FloatArray) -> FloatArray:
-        """Over the scale."""
         return theta / scale[..., None]
 
     def proper(self, theta: FloatArray) -> bool:
-        """Positive rates."""
         return bool(np.all(theta > 0))
 
     def mean(self, theta: FloatArray, exposure: FloatArray) -> FloatArray:
-        """Rate times exposure."""
         return theta[..., 0] * exposure
 
     def draw(self, theta: FloatArray, exposure: FloatArray, u: FloatArray) -> FloatArray:
@@ -338,7 +326,6 @@ class Poisson(Family):
         return np.where((count > 0) & (pdtr(np.maximum(count - 1, 0), rate) >= u), count - 1, count)
 
     def cdf(self, theta: FloatArray, exposure: FloatArray, y: FloatArray) -> FloatArray:
-        """Of the Poisson distribution."""
         from scipy.special import pdtr
 
         return np.where(y < 0, 0.0, pdtr(np.floor(np.maximum(y, 0)), theta[..., 0] * exposure))

@@ -19,15 +19,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from array_api_compat import device
 
-from emfed.core.errors import (
-    DataError,
-    EmfedError,
-    SettingsError,
-    check_count,
-    check_range,
-    check_type,
-)
+from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
 from emfed.core.protocols import FloatArray, IntArray, Layout
+from emfed.core.registry import stored
 from emfed.core.streams import Purpose, normals
 from emfed.models.clusters import Clusters
 from emfed.models.components import SMALLEST_MASS, keep_dying
@@ -41,10 +35,12 @@ from emfed.models.parameters import (
     check_start,
     common_frame,
 )
+from emfed.models.portraits import Portrait, normal_portrait
 from emfed.models.rows import check_rows, combine_moments, moments
 from emfed.models.sampling import covariance_parameters, sample_gaussian
 
 
+@stored("gaussian-mixture/bound")
 @dataclass(frozen=True, eq=False)
 class Bound:
     """What the opening exchange told: the frame, the sample count, the second moment if asked."""
@@ -122,16 +118,10 @@ class GaussianMixture(MixtureModel):
     @property
     def constants(self) -> Bound:
         """What `bind` was told."""
-        if self.bound is None:
-            raise EmfedError(
-                "this model does not know its data yet: call bind() with the workers' summaries, "
-                "or emfed.fit, which does."
-            )
-        return self.bound
+        return known(self.bound)
 
     @property
     def n_features(self) -> int:
-        """The number of columns d."""
         return len(self.constants.frame.origin)
 
     @cached_property
@@ -356,7 +346,6 @@ class GaussianMixture(MixtureModel):
         """E[second moments of y | component], ``(..., K, *second)``."""
 
     def to_user(self, params: GaussianParameters) -> GaussianParameters:
-        """Parameters in the user's units."""
         return self.constants.frame.leave(params, self.kind)
 
     def from_user(self, params: GaussianParameters) -> GaussianParameters:
@@ -389,22 +378,25 @@ class GaussianMixture(MixtureModel):
             "(treat those first), or the floor is too high."
         ]
 
+    def portrait(self, params: GaussianParameters, names: Sequence[str]) -> Portrait:
+        k, d = params.means.shape
+        shape = (k, d) if self.kind in ("diag", "spherical") else (k, d, d)
+        spread = params.covariances[:, None] if self.kind == "spherical" else params.covariances
+        return normal_portrait(params.weights, params.means, np.broadcast_to(spread, shape), names)
+
     def describe(self) -> dict[str, Any]:
         """The settings; the data's constants are told apart by the run's fingerprint."""
         prior = self.covariance_prior
         return {
             "model": "gaussian-mixture",
-            "covariance": self.kind,
+            "covariance_type": self.kind,
             "n_components": self.n_components,
             "covariance_floor": self.covariance_floor,
             "weight_concentration": self.weight_concentration,
-            "covariance_prior": None
-            if prior is None
-            else {"dof": prior.dof, "scale": np.asarray(prior.scale).tolist()},
+            "covariance_prior": prior and prior.describe(),
         }
 
     def free_parameters(self) -> int:
-        """Weights, means and covariances."""
         k, d = self.n_components, self.n_features
         return k - 1 + k * d + covariance_parameters(self.kind, k, d)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 
@@ -14,22 +12,6 @@ from emfed.models.categories import Categorical
 from emfed.models.columns import ColumnParameters, Columns, Group
 from emfed.models.families import Family
 from emfed.models.sampling import draw_components
-
-
-class Imputable(ABC):
-    """A model that can say what its missing values may have been; all in the user's units."""
-
-    @abstractmethod
-    def impute(self, data: Any, params: Any) -> FloatArray:
-        """Rows with missing values replaced by their posterior mean."""
-
-    @abstractmethod
-    def draw(self, data: Any, params: Any, draws: int, seed: int) -> FloatArray:
-        """Random completions from the posterior, ``(draws, rows, columns)``."""
-
-    @abstractmethod
-    def intervals(self, data: Any, params: Any, level: float) -> tuple[FloatArray, FloatArray]:
-        """Ends of central predictive intervals; where a value was seen, both ends are it."""
 
 
 def pick(shares: FloatArray, u: FloatArray) -> IntArray:

@@ -17,9 +17,11 @@ from typing import Any, Self, final
 import numpy as np
 from array_api_compat import array_namespace
 
-from emfed.core.errors import EmfedError, check_range
+from emfed.core.errors import check_range, known
 from emfed.core.protocols import FloatArray, IntArray, Layout, Model, Parameters
+from emfed.core.registry import register_model
 from emfed.core.streams import Purpose, normals
+from emfed.models.portraits import Portrait, normal_portrait
 from emfed.models.rows import check_rows, moments
 
 
@@ -31,6 +33,7 @@ class Location(Parameters):
     mean: FloatArray
 
 
+@register_model("linear-gaussian")
 @final
 @dataclass(frozen=True)
 class LinearGaussian(Model):
@@ -44,15 +47,11 @@ class LinearGaussian(Model):
 
     @property
     def layout(self) -> Layout:
-        """The mean of z."""
-        if self.n_features is None:
-            raise EmfedError("this model does not know its data yet: use emfed.fit, or bind().")
-        return Layout((("mean", (self.n_features,)),))
+        return Layout((("mean", (known(self.n_features),)),))
 
     def check(
         self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
     ) -> None:
-        """Finite numbers."""
         check_rows(data, where, columns, self.n_features, first)
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
@@ -62,13 +61,11 @@ class LinearGaussian(Model):
     def combine(
         self, summaries: Mapping[str, FloatArray], shares: FloatArray
     ) -> dict[str, FloatArray]:
-        """The mean of the means."""
         return {"mean": shares @ summaries["mean"]}
 
     def bind(
         self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
     ) -> Self:
-        """The dimension."""
         return dataclasses.replace(self, n_features=summaries["mean"].shape[-1])
 
     def expected_statistics(
@@ -79,7 +76,6 @@ class LinearGaussian(Model):
         return (1 - self.kappa) * params.mean + self.kappa * mean
 
     def maximize(self, statistics: FloatArray) -> Location:
-        """T(s) = s."""
         return Location(np.asarray(statistics, dtype=np.float64))
 
     def surrogate(self, statistics: FloatArray, params: Location) -> FloatArray:
@@ -93,12 +89,10 @@ class LinearGaussian(Model):
         return -0.5 * (self.kappa * distance + mean.shape[-1] * np.log(2 * np.pi / self.kappa))
 
     def score_samples(self, data: Any, params: Location) -> FloatArray:
-        """The log density of each row."""
         rows = array_namespace(data).expand_dims(data, axis=-2)
         return self.log_likelihood(rows, params)
 
     def penalty(self, params: Location) -> float:
-        """None."""
         return 0.0
 
     def inside(self, statistics: FloatArray) -> bool:
@@ -106,18 +100,17 @@ class LinearGaussian(Model):
         return bool(np.all(np.isfinite(statistics)))
 
     def start(self, seed: int) -> Location:
-        """Standard normal."""
         zero = np.zeros(1, dtype=np.int64)
         return Location(normals(seed, 0, Purpose.START, zero, self.layout.size)[0])
 
     def statistics_of(self, params: Location) -> FloatArray:
-        """theta."""
         return params.mean
 
     def free_parameters(self) -> int:
-        """The mean."""
         return self.layout.size
 
+    def portrait(self, params: Location, names: Sequence[str]) -> Portrait:
+        return normal_portrait(np.ones(1), params.mean[None], np.ones((1, len(params.mean))), names)
+
     def describe(self) -> dict[str, Any]:
-        """kappa."""
         return {"model": "linear-gaussian", "kappa": self.kappa}

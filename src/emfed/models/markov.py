@@ -20,15 +20,9 @@ from typing import Any, Self, final
 
 import numpy as np
 
-from emfed.core.errors import (
-    DataError,
-    EmfedError,
-    SettingsError,
-    check_count,
-    check_range,
-    check_type,
-)
+from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
 from emfed.core.protocols import FloatArray, IntArray, Layout, Model
+from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models import emissions
 from emfed.models.categories import clip_simplex
@@ -37,6 +31,7 @@ from emfed.models.columns import ColumnParameters, Columns
 from emfed.models.components import SMALLEST_MASS, keep_dying
 from emfed.models.groups import code_shares, seen_shares
 from emfed.models.mixture import to_numpy
+from emfed.models.portraits import Portrait, column_portrait
 from emfed.models.spreads import ColumnMetric
 
 BLOCK_ELEMENTS = 1 << 20
@@ -52,12 +47,13 @@ class MarkovParameters(ColumnParameters):
     transitions: FloatArray = dataclasses.field(default_factory=lambda: np.empty(0))
 
 
+@stored("hidden-markov")
 @final
 @dataclass(frozen=True, eq=False)
 class HiddenMarkov(Model):
     """A hidden Markov model; `hidden_markov` makes one."""
 
-    n_states: int
+    n_components: int
     columns: Columns
     concentration: float = 1.0
     prior_rows: float = 0.0
@@ -66,21 +62,22 @@ class HiddenMarkov(Model):
     """The mean length of a sequence."""
 
     def __post_init__(self) -> None:
-        check_count("n_states", self.n_states)
+        check_count("n_components", self.n_components)
         check_range("concentration", self.concentration, 1, np.inf, open_high=True)
         check_range("prior_rows", self.prior_rows, 0, np.inf, open_high=True)
 
     @property
     def allows_missing(self) -> bool:
-        """NaN is a missing value."""
         return True
+
+    @property
+    def n_features(self) -> int:
+        return self.columns.count
 
     @cached_property
     def layout(self) -> Layout:
-        """mass, initial, transitions, moments, observed."""
-        if not self.samples:
-            raise EmfedError("this model does not know its data yet: use emfed.fit, or bind().")
-        k, (moments, observed) = self.n_states, self.columns.widths
+        known(self.samples or None)
+        k, (moments, observed) = self.n_components, self.columns.widths
         return Layout(
             (
                 ("mass", (k,)),
@@ -158,7 +155,7 @@ class HiddenMarkov(Model):
         """Parts of the sequences: their place, rows ``(..., n, t, d)`` and lengths."""
         rows = data if isinstance(data, np.ndarray) else to_numpy(data)
         *lead, n, t, _ = rows.shape
-        width = sum(self.columns.widths) + 4 * self.n_states
+        width = sum(self.columns.widths) + 4 * self.n_components
         size = max(1, BLOCK_ELEMENTS // (t * width * int(np.prod(lead))))
         for start in range(0, n, size):
             part = slice(start, start + size)
@@ -177,7 +174,7 @@ class HiddenMarkov(Model):
     ) -> FloatArray:
         """``(..., K, n, t)`` without what no state changes."""
         _, slopes = self.columns.natural(params)
-        return (slopes @ features).reshape(*shape[:-2], self.n_states, *shape[-2:])
+        return (slopes @ features).reshape(*shape[:-2], self.n_components, *shape[-2:])
 
     def expected_statistics(
         self, data: Any, params: MarkovParameters, weights: Any | None = None
@@ -283,7 +280,6 @@ class HiddenMarkov(Model):
         )
 
     def surrogate(self, statistics: FloatArray, params: MarkovParameters) -> FloatArray:
-        """psi + R - <s, phi>."""
         parts = self.layout.split(np.asarray(statistics, dtype=np.float64))
         found = (parts["mass"], parts["moments"], parts["observed"])
         value = emissions.cross_entropy(self.columns, params, *found)
@@ -307,7 +303,7 @@ class HiddenMarkov(Model):
             return False
         parts = self.layout.split(np.asarray(statistics, dtype=np.float64))
         extra = self.concentration - 1
-        outward = parts["transitions"].sum(axis=-1) + self.n_states * extra / self._steps
+        outward = parts["transitions"].sum(axis=-1) + self.n_components * extra / self._steps
         begun = parts["initial"].sum(axis=-1)
         if any(np.any(x < SMALLEST_MASS) for x in (parts["mass"], outward, begun)):
             return False
@@ -324,7 +320,7 @@ class HiddenMarkov(Model):
     def metric(self, params: MarkovParameters) -> ColumnMetric:
         """Every statistic in units of its spread."""
         mass = self.layout.split(self.statistics_of(params))["mass"]
-        often = np.maximum(mass, 0.02 / self.n_states)
+        often = np.maximum(mass, 0.02 / self.n_components)
         extra = {
             "initial": np.sqrt(np.maximum(params.initial, 0.02)),
             "transitions": np.sqrt(often[:, None] * np.maximum(params.transitions, 0.02)),
@@ -335,7 +331,7 @@ class HiddenMarkov(Model):
 
     def start(self, seed: int) -> MarkovParameters:
         """Columns around those of all data; states that last a few steps."""
-        k = self.n_states
+        k = self.n_components
         size = k * self.columns.widths[0]
         draws = normals(seed, 0, Purpose.START, np.zeros(1, dtype=np.int64), size)[0]
         return MarkovParameters(
@@ -359,14 +355,13 @@ class HiddenMarkov(Model):
         return self.layout.join({**parts, "moments": moments, "observed": observed})
 
     def to_user(self, params: MarkovParameters) -> MarkovParameters:
-        """Parameters in the user's units."""
         arrays = emissions.to_user(self.columns, params)
         return MarkovParameters(initial=params.initial, transitions=params.transitions, **arrays)
 
     def from_user(self, params: MarkovParameters) -> MarkovParameters:
         """Check parameters given in the user's units and bring them into the frame."""
         check_type("start", params, MarkovParameters, "MarkovParameters(initial=..., ...)")
-        k = self.n_states
+        k = self.n_components
         for name, shape in (("initial", (k,)), ("transitions", (k, k))):
             value = getattr(params, name)
             good = value.shape == shape and np.all(value >= 0)
@@ -384,14 +379,18 @@ class HiddenMarkov(Model):
 
     def free_parameters(self) -> int:
         """Initial and transition probabilities, and the emissions of each state."""
-        k = self.n_states
+        k = self.n_components
         return k - 1 + k * (k - 1) + k * self.columns.free_parameters()
 
+    def portrait(self, params: MarkovParameters, names: Sequence[str]) -> Portrait:
+        """The parameters of each column, and the long-run share of each state."""
+        weights = _stationary(params.transitions)
+        return column_portrait("state", weights, self.columns, params, names)
+
     def describe(self) -> dict[str, Any]:
-        """The settings."""
         return {
             "model": "hidden-markov",
-            "n_states": self.n_states,
+            "n_components": self.n_components,
             "families": self.columns.describe(),
             "floor": self.columns.floor,
             "concentration": self.concentration,
@@ -399,8 +398,17 @@ class HiddenMarkov(Model):
         }
 
 
+def _stationary(transitions: FloatArray) -> FloatArray:
+    """The long-run share of each state."""
+    k = len(transitions)
+    system = np.vstack([transitions.T - np.eye(k), np.ones(k)])
+    shares = np.linalg.lstsq(system, np.append(np.zeros(k), 1.0), rcond=None)[0]
+    return np.clip(shares, 0.0, 1.0)
+
+
+@register_model("hidden-markov")
 def hidden_markov(
-    n_states: int,
+    n_components: int,
     families: Mapping[str, Any] | Sequence[Any] | str = "gaussian",
     *,
     floor: float = 1e-6,
@@ -415,4 +423,4 @@ def hidden_markov(
     ``floor`` keeps probabilities, variances and rates off zero.
     """
     check_range("floor", floor, 0, 0.1)
-    return HiddenMarkov(n_states, Columns.of(families, floor), concentration, prior_rows)
+    return HiddenMarkov(n_components, Columns.of(families, floor), concentration, prior_rows)

@@ -64,7 +64,6 @@ class GaussianMetric(Metric):
         return factor @ matrices @ np.swapaxes(factor, -1, -2)
 
     def whiten(self, vectors: FloatArray) -> FloatArray:
-        """``(..., q)`` into the metric's coordinates."""
         parts = self.layout.split(vectors)
         mass, first = parts["mass"], parts["first"]
         mu, roots = self.means, self.root_weights
@@ -115,7 +114,6 @@ class GaussianMetric(Metric):
         return squares.sum(axis=-1) if self.kind == "spherical" else squares
 
     def unwhiten(self, vectors: FloatArray) -> FloatArray:
-        """The inverse of `whiten`."""
         parts = self.layout.split(vectors)
         mu, roots = self.means, self.root_weights
         mass = parts["mass"] * roots

@@ -24,14 +24,16 @@ import numpy as np
 
 from emfed.core.errors import DataError
 from emfed.core.protocols import BoolArray, FloatArray, IntArray, Layout, Metric, Model
+from emfed.core.registry import stored
 from emfed.models.clusters import Clusters
 from emfed.models.gaussian import GaussianMixture
-from emfed.models.imputing import Imputable, latent_numbers, mixture_quantile, pick
+from emfed.models.imputing import latent_numbers, mixture_quantile, pick
 from emfed.models.matrices import outer, pack, unpack
 from emfed.models.mixture import to_numpy
 from emfed.models.naming import column_name
 from emfed.models.parameters import GaussianParameters
 from emfed.models.patterns import Stack, row_stacks, sizes
+from emfed.models.portraits import Portrait
 from emfed.models.rows import check_seen, combine_seen, seen_moments, total_weight
 from emfed.models.sampling import entropy
 
@@ -48,26 +50,28 @@ class Completion:
     spread: FloatArray
 
 
+@stored("gaussian-mixture/missing")
 @final
 @dataclass(frozen=True, eq=False)
-class MissingGaussianMixture(Model, Imputable):
+class MissingGaussianMixture(Model):
     """A Gaussian mixture whose rows may have missing values; `gaussian_mixture` makes one."""
 
     inner: GaussianMixture
 
     @property
     def n_components(self) -> int:
-        """The number of components."""
         return self.inner.n_components
 
     @property
+    def n_features(self) -> int:
+        return self.inner.n_features
+
+    @property
     def layout(self) -> Layout:
-        """That of the plain mixture."""
         return self.inner.layout
 
     @property
     def allows_missing(self) -> bool:
-        """NaN is a missing value."""
         return True
 
     # The opening exchange.
@@ -226,15 +230,12 @@ class MissingGaussianMixture(Model, Imputable):
     # The M-step, starts and units: the plain mixture's.
 
     def maximize(self, statistics: FloatArray) -> GaussianParameters:
-        """T(s) of the plain mixture."""
         return self.inner.maximize(statistics)
 
     def surrogate(self, statistics: FloatArray, params: GaussianParameters) -> FloatArray:
-        """That of the plain mixture."""
         return self.inner.surrogate(statistics, params)
 
     def penalty(self, params: GaussianParameters) -> float:
-        """R(theta) of the plain mixture."""
         return self.inner.penalty(params)
 
     def inside(self, statistics: FloatArray) -> bool:
@@ -246,11 +247,9 @@ class MissingGaussianMixture(Model, Imputable):
         return self.inner.protect(before, after)
 
     def remarks(self, params: GaussianParameters) -> list[str]:
-        """As in the plain mixture."""
         return self.inner.remarks(params)
 
     def start(self, seed: int) -> GaussianParameters:
-        """As in the plain mixture."""
         return self.inner.start(seed)
 
     def clusters(self, count: int) -> Clusters:
@@ -260,7 +259,6 @@ class MissingGaussianMixture(Model, Imputable):
     def start_at(
         self, mass: FloatArray, centres: FloatArray, spread: FloatArray
     ) -> GaussianParameters:
-        """As in the plain mixture."""
         return self.inner.start_at(mass, centres, spread)
 
     def statistics_of(self, params: GaussianParameters) -> FloatArray:
@@ -268,11 +266,9 @@ class MissingGaussianMixture(Model, Imputable):
         return self.inner.statistics_of(params)
 
     def metric(self, params: GaussianParameters) -> Metric:
-        """That of the plain mixture."""
         return self.inner.metric(params)
 
     def to_user(self, params: GaussianParameters) -> GaussianParameters:
-        """Parameters in the user's units."""
         return self.inner.to_user(params)
 
     def from_user(self, params: GaussianParameters) -> GaussianParameters:
@@ -280,7 +276,6 @@ class MissingGaussianMixture(Model, Imputable):
         return self.inner.from_user(params)
 
     def free_parameters(self) -> int:
-        """Those of the plain mixture."""
         return self.inner.free_parameters()
 
     def sample(
@@ -295,6 +290,9 @@ class MissingGaussianMixture(Model, Imputable):
         """In three passes."""
         statistics, likelihood, _ = super().evaluate(data, params, weights)
         return statistics, likelihood, entropy(self.responsibilities(data, params), weights)
+
+    def portrait(self, params: GaussianParameters, names: Sequence[str]) -> Portrait:
+        return self.inner.portrait(params, names)
 
     def describe(self) -> dict[str, Any]:
         """The plain mixture's, and that values may be missing."""
@@ -321,7 +319,6 @@ class MissingGaussianMixture(Model, Imputable):
             yield stack, shares, np.swapaxes(full, 1, 2), c.spread
 
     def impute(self, data: Any, params: GaussianParameters) -> FloatArray:
-        """Rows with missing values replaced by their posterior mean."""
         out, frame = np.array(data, dtype=np.float64), self.inner.constants.frame
         for stack, shares, full, _ in self._conditionals(data, params):
             mean = (shares[..., None] * full).sum(axis=-2) * frame.scale + frame.origin

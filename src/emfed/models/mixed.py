@@ -16,15 +16,9 @@ from typing import Any, Self, final
 
 import numpy as np
 
-from emfed.core.errors import (
-    DataError,
-    EmfedError,
-    SettingsError,
-    check_count,
-    check_range,
-    check_type,
-)
+from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
 from emfed.core.protocols import FloatArray, IntArray, Layout
+from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models import emissions
 from emfed.models.categories import Categorical
@@ -33,7 +27,6 @@ from emfed.models.columns import EXPOSURE, ColumnParameters, Columns
 from emfed.models.components import SMALLEST_MASS, keep_dying, normalised
 from emfed.models.groups import code_shares, seen_shares
 from emfed.models.imputing import (
-    Imputable,
     draw_columns,
     interval_columns,
     mean_columns,
@@ -41,6 +34,7 @@ from emfed.models.imputing import (
 )
 from emfed.models.mixture import MixtureModel
 from emfed.models.parameters import Frame
+from emfed.models.portraits import Portrait, column_portrait
 from emfed.models.rows import check_table
 from emfed.models.spreads import ColumnMetric
 
@@ -53,9 +47,10 @@ class MixedParameters(ColumnParameters):
     weights: FloatArray = dataclasses.field(default_factory=lambda: np.empty(0))
 
 
+@stored("mixed-mixture")
 @final
 @dataclass(frozen=True, eq=False)
-class MixedMixture(MixtureModel, Imputable):
+class MixedMixture(MixtureModel):
     """A mixture over a table of mixed types; `mixed_mixture` makes one."""
 
     n_components: int
@@ -76,9 +71,11 @@ class MixedMixture(MixtureModel, Imputable):
 
     @property
     def _known(self) -> int:
-        if self.samples is None:
-            raise EmfedError("this model does not know its data yet: use emfed.fit, or bind().")
-        return self.samples
+        return known(self.samples)
+
+    @property
+    def n_features(self) -> int:
+        return self.columns.count
 
     @cached_property
     def layout(self) -> Layout:
@@ -179,7 +176,6 @@ class MixedMixture(MixtureModel, Imputable):
         return MixedParameters(weights=normalised(mass, pseudo), **arrays)
 
     def surrogate(self, statistics: FloatArray, params: MixedParameters) -> FloatArray:
-        """psi + R - <s, phi>."""
         mass, moments, observed = self._split(statistics)
         value = -(mass * np.log(params.weights)).sum(axis=-1)
         value = value + emissions.cross_entropy(self.columns, params, mass, moments, observed)
@@ -239,7 +235,6 @@ class MixedMixture(MixtureModel, Imputable):
         return MixedParameters(weights=mass, **emissions.begin_at(self.columns, centres, spread))
 
     def to_user(self, params: MixedParameters) -> MixedParameters:
-        """Parameters in the user's units."""
         return MixedParameters(weights=params.weights, **emissions.to_user(self.columns, params))
 
     def from_user(self, params: MixedParameters) -> MixedParameters:
@@ -264,8 +259,10 @@ class MixedMixture(MixtureModel, Imputable):
         """A component for each row, then each column; exposures are those of a typical row."""
         return sample_columns(self.columns, self.to_user(params), params.weights, count, seed)
 
+    def portrait(self, params: MixedParameters, names: Sequence[str]) -> Portrait:
+        return column_portrait("component", params.weights, self.columns, params, names)
+
     def describe(self) -> dict[str, Any]:
-        """The settings."""
         return {
             "model": "mixed-mixture",
             "n_components": self.n_components,
@@ -284,7 +281,6 @@ class MixedMixture(MixtureModel, Imputable):
         return mean_columns(self.columns, self.to_user(params), np.asarray(data), shares)
 
     def draw(self, data: Any, params: MixedParameters, draws: int, seed: int) -> FloatArray:
-        """``draws`` random completions, ``(draws, rows, columns)``."""
         shares = self.responsibilities(data, params)
         user = self.to_user(params)
         return draw_columns(self.columns, user, np.asarray(data), shares, draws, seed)
@@ -298,6 +294,7 @@ class MixedMixture(MixtureModel, Imputable):
         return interval_columns(self.columns, user, np.asarray(data), shares, level)
 
 
+@register_model("mixed-mixture")
 def mixed_mixture(
     n_components: int,
     families: Mapping[str, Any] | Sequence[Any] | str,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from emfed.core.configuration import check_keys
 from emfed.core.errors import DataError, EmfedWarning, SettingsError, check_range, check_type
 from emfed.core.protocols import BoolArray, FloatArray, IntArray, Parameters
+from emfed.core.registry import stored
 from emfed.models.naming import column_name, counted
 
 ROUNDING = 4e-15
@@ -32,6 +36,7 @@ class GaussianParameters(Parameters):
             object.__setattr__(self, name, np.asarray(value, dtype=np.float64))
 
 
+@stored("inverse-wishart")
 @dataclass(frozen=True)
 class InverseWishart:
     """The prior exp(-((dof + d + 1) log det S + <scale, S^-1>) / 2) on covariances.
@@ -55,7 +60,21 @@ class InverseWishart:
                 f"matrix; got {self.scale!r}."
             )
 
+    @classmethod
+    def read(cls, given: Any) -> Any:
+        """A prior from the mapping that `describe` gives; anything else is left to be checked."""
+        if not isinstance(given, Mapping):
+            return given
+        check_keys(given, ("dof", "scale"), "a prior")
+        scale = given.get("scale", 1.0)
+        return cls(given["dof"], np.array(scale) if isinstance(scale, list) else scale)
 
+    def describe(self) -> dict[str, Any]:
+        """Its numbers, as plain JSON types."""
+        return {"dof": self.dof, "scale": np.asarray(self.scale).tolist()}
+
+
+@stored("frame")
 @dataclass(frozen=True)
 class Frame:
     """The common origin and scale of all workers, from the opening exchange.
@@ -66,6 +85,20 @@ class Frame:
 
     origin: FloatArray
     scale: FloatArray
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> Frame:
+        """The frame that describes itself so."""
+        scale = [np.inf if value is None else value for value in given["scale"]]
+        frame = cls(np.array(given["origin"], dtype=np.float64), np.array(scale, dtype=np.float64))
+        if frame.origin.shape != frame.scale.shape or not np.all(frame.scale > 0):
+            raise SettingsError("a frame has an origin and a positive scale for each column.")
+        return frame
+
+    def describe(self) -> dict[str, Any]:
+        """Its numbers as JSON has them; None for the scale of a column that is left out."""
+        scale = [value if np.isfinite(value) else None for value in self.scale.tolist()]
+        return {"origin": self.origin.tolist(), "scale": scale}
 
     def enter(self, params: GaussianParameters, kind: str) -> GaussianParameters:
         """The user's units to the frame's."""

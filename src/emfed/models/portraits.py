@@ -7,21 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from emfed.core.protocols import FloatArray, IntArray
-from emfed.models.clusters import Clusters
+from emfed.core.protocols import FloatArray, HasColumns, IntArray, Parameters
 from emfed.models.columns import Columns
 from emfed.models.emissions import by_column
-from emfed.models.gaussian import GaussianMixture
-from emfed.models.linear import LinearGaussian
-from emfed.models.loadings import FactorParameters
-from emfed.models.markov import HiddenMarkov
-from emfed.models.missing import MissingGaussianMixture
-from emfed.models.mixed import MixedMixture
-from emfed.models.regression import RegressionMixture
 
 VARIANCES: dict[str, Callable[[FloatArray], FloatArray]] = {
     "gaussian": lambda t: t[..., 1],
@@ -31,6 +23,9 @@ VARIANCES: dict[str, Callable[[FloatArray], FloatArray]] = {
     "gamma": lambda t: t[..., 1] ** 2 / t[..., 0],
 }
 """Of one value, per unit of exposure; categories have none."""
+
+
+_NO_COLUMNS: IntArray = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,54 +46,32 @@ class Portrait:
     """``(K, c)`` and ``(K, c, c)``, or variances ``(K, c)``; None where rows have none."""
 
 
+@runtime_checkable
+class HasPortrait(Protocol):
+    """A model that says what a report shows of its components."""
+
+    def portrait(self, params: Any, names: Sequence[str]) -> Portrait:
+        """The components at parameters in the user's units; ``names`` are those of columns."""
+
+
 def width_of(model: Any) -> int | None:
-    """The number of columns of the data that a bound model was fitted on."""
-    if isinstance(model, MissingGaussianMixture):
-        return model.inner.n_features
-    if isinstance(model, RegressionMixture):
-        return model.n_inputs + 1
-    if isinstance(model, (MixedMixture, HiddenMarkov)):
-        return model.columns.count
-    return getattr(model, "n_features", None)
+    """The number of columns of the data that a bound model was fitted on, if they are fixed."""
+    return model.n_features if isinstance(model, HasColumns) else None
 
 
-def portray(model: Any, params: Any, names: Sequence[str] | None = None) -> Portrait | None:
-    """The portrait of a fitted model; None for a model that this module does not know."""
-    if names is None:
-        names = [f"column {j}" for j in range(width_of(model) or 0)]
-    if isinstance(model, MissingGaussianMixture):
-        return portray(model.inner, params, names)
-    if isinstance(model, GaussianMixture):
-        return _normal(params.weights, params.means, _spread(model.kind, params), names)
-    if isinstance(params, FactorParameters):  # of whichever model is one or several of them
-        return _normal(params.weights, params.means, params.covariances(), names)
-    if isinstance(model, Clusters):
-        return _centres(params.centres, names)
-    if isinstance(model, LinearGaussian):
-        return _normal(np.ones(1), params.mean[None], np.ones((1, len(params.mean))), names)
-    if isinstance(model, MixedMixture):
-        return _columns("component", params.weights, model.columns, params, names)
-    if isinstance(model, HiddenMarkov):
-        weights = _stationary(params.transitions)
-        return _columns("state", weights, model.columns, params, names)
-    if isinstance(model, RegressionMixture):
-        return _regressions(model, params, names)
-    return None
+def portray(model: Any, params: Any, names: Sequence[str] | None = None) -> Portrait:
+    """The portrait of a fitted model: its own, or every array of its parameters."""
+    if isinstance(model, HasPortrait):
+        return model.portrait(params, names or [f"column {j}" for j in range(width_of(model) or 0)])
+    arrays = params.arrays() if isinstance(params, Parameters) else {}
+    cells = [[_numbers(np.ravel(value))] for value in arrays.values()]
+    return Portrait("estimate", np.full(1, np.nan), list(arrays), cells, _NO_COLUMNS)
 
 
-def _spread(kind: str, params: Any) -> FloatArray:
-    """Covariances ``(K, d, d)``, or variances ``(K, d)``."""
-    k, d = params.means.shape
-    if kind in ("full", "diag"):
-        return np.asarray(params.covariances)
-    if kind == "spherical":
-        return np.broadcast_to(params.covariances[:, None], (k, d))
-    return np.broadcast_to(params.covariances, (k, d, d))
-
-
-def _normal(
+def normal_portrait(
     weights: FloatArray, means: FloatArray, spread: FloatArray, names: Sequence[str]
 ) -> Portrait:
+    """Means and standard deviations, given covariances ``(K, d, d)`` or variances ``(K, d)``."""
     variances = np.diagonal(spread, axis1=-2, axis2=-1) if spread.ndim == 3 else spread
     sd = np.sqrt(variances)
     cells = [
@@ -109,16 +82,17 @@ def _normal(
     return Portrait("component", weights, names, cells, every, means, spread)
 
 
-def _centres(centres: FloatArray, names: Sequence[str]) -> Portrait:
+def centre_portrait(centres: FloatArray, names: Sequence[str]) -> Portrait:
     """k-means has centres and nothing else: shares are in the statistics."""
     cells = [[f"{v:.4g}" for v in column] for column in centres.T]
     shares = np.full(len(centres), np.nan)
-    return Portrait("cluster", shares, names, cells, np.empty(0, dtype=np.int64))
+    return Portrait("cluster", shares, names, cells, _NO_COLUMNS)
 
 
-def _columns(
+def column_portrait(
     noun: str, weights: FloatArray, columns: Columns, params: Any, names: Sequence[str]
 ) -> Portrait:
+    """The parameters of columns of any family."""
     found = by_column(columns, params)
     keys = list(found)
     cells = [[_words(found[key], k) for k in range(len(weights))] for key in keys]
@@ -132,7 +106,7 @@ def _columns(
             means.append(group.family.mean(theta, np.ones(1)))
             variances.append(VARIANCES[group.array](theta))
     if not which:
-        return Portrait(noun, weights, labels, cells, np.empty(0, dtype=np.int64))
+        return Portrait(noun, weights, labels, cells, _NO_COLUMNS)
     picked = np.argsort(which)
     return Portrait(
         noun,
@@ -149,27 +123,12 @@ def _words(arrays: Any, k: int) -> str:
     """One column's parameters in one component, few words."""
     parts = []
     for name, value in arrays.items():
-        numbers = np.atleast_1d(np.asarray(value)[k])
-        text = " ".join(f"{v:.3g}" for v in numbers[:12]) + (" …" if len(numbers) > 12 else "")
-        parts.append(f"{name} {text}")
+        parts.append(f"{name} {_numbers(np.atleast_1d(np.asarray(value)[k]))}")
     return ", ".join(parts)
 
 
-def _regressions(model: RegressionMixture, params: Any, names: Sequence[str]) -> Portrait:
-    target = model.target % len(names)
-    inputs = [name for j, name in enumerate(names) if j != target]
-    rows = [params.intercepts, *params.coefficients.T, np.sqrt(params.noise)]
-    labels = [f"{names[target]}: intercept", *(f"per unit of {n}" for n in inputs), "noise (sd)"]
-    cells = [[f"{v:.4g}" for v in np.ravel(row)] for row in rows]
-    return Portrait("component", params.weights, labels, cells, np.empty(0, dtype=np.int64))
-
-
-def _stationary(transitions: FloatArray) -> FloatArray:
-    """The long-run share of each state."""
-    k = len(transitions)
-    system = np.vstack([transitions.T - np.eye(k), np.ones(k)])
-    shares = np.linalg.lstsq(system, np.append(np.zeros(k), 1.0), rcond=None)[0]
-    return np.clip(shares, 0.0, 1.0)
+def _numbers(values: FloatArray) -> str:
+    return " ".join(f"{v:.3g}" for v in values[:12]) + (" …" if len(values) > 12 else "")
 
 
 def principal_plane(portrait: Portrait) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:

@@ -19,20 +19,15 @@ from typing import Any, Self, final
 import numpy as np
 from array_api_compat import device
 
-from emfed.core.errors import (
-    DataError,
-    EmfedError,
-    SettingsError,
-    check_count,
-    check_range,
-    check_type,
-)
+from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
 from emfed.core.protocols import FloatArray, IntArray, Layout, Parameters
+from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models.components import SMALLEST_MASS, keep_dying, normalised
 from emfed.models.matrices import is_positive_definite, outer, pack, triangle, unpack
 from emfed.models.mixture import MixtureModel
 from emfed.models.parameters import Frame, InverseWishart, common_frame
+from emfed.models.portraits import Portrait
 from emfed.models.rows import check_rows, combine_moments, moments
 
 
@@ -55,6 +50,7 @@ class RegressionParameters(Parameters):
         return np.concatenate([self.intercepts[..., None], self.coefficients], axis=-1)
 
 
+@stored("regression-mixture/bound")
 @final
 @dataclass(frozen=True, eq=False)
 class RegressionBound:
@@ -66,6 +62,7 @@ class RegressionBound:
     """The mean of (1, x, y)(1, x, y)^T in the frame."""
 
 
+@stored("regression-mixture")
 @final
 @dataclass(frozen=True, eq=False)
 class RegressionMixture(MixtureModel):
@@ -91,14 +88,16 @@ class RegressionMixture(MixtureModel):
 
     @property
     def _known(self) -> RegressionBound:
-        if self.bound is None:
-            raise EmfedError("this model does not know its data yet: use emfed.fit, or bind().")
-        return self.bound
+        return known(self.bound)
 
     @property
     def n_inputs(self) -> int:
         """The number of columns of x."""
         return len(self._known.frame.origin) - 1
+
+    @property
+    def n_features(self) -> int:
+        return self.n_inputs + 1
 
     @cached_property
     def layout(self) -> Layout:
@@ -124,7 +123,6 @@ class RegressionMixture(MixtureModel):
             )
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
-        """Mean and second moments about it."""
         mean, scatter = moments(data, weights, full=True)
         return {"mean": mean, "scatter": scatter}
 
@@ -316,8 +314,15 @@ class RegressionMixture(MixtureModel):
         """Weights, and a line and a noise variance for each component; x has no distribution."""
         return self.n_components - 1 + self.n_components * (self.n_inputs + 2)
 
+    def portrait(self, params: RegressionParameters, names: Sequence[str]) -> Portrait:
+        rest = list(names)
+        what = rest.pop(self.target)
+        rows = [params.intercepts, *params.coefficients.T, np.sqrt(params.noise)]
+        labels = [f"{what}: intercept", *(f"per unit of {n}" for n in rest), "noise (sd)"]
+        cells = [[f"{v:.4g}" for v in np.ravel(row)] for row in rows]
+        return Portrait("component", params.weights, labels, cells, np.empty(0, dtype=np.int64))
+
     def describe(self) -> dict[str, Any]:
-        """The settings."""
         prior = self.noise_prior
         return {
             "model": "regression-mixture",
@@ -326,10 +331,11 @@ class RegressionMixture(MixtureModel):
             "noise_floor": self.noise_floor,
             "weight_concentration": self.weight_concentration,
             "ridge": self.ridge,
-            "noise_prior": None if prior is None else [prior.dof, float(prior.scale)],
+            "noise_prior": prior and prior.describe(),
         }
 
 
+@register_model("regression-mixture")
 def regression_mixture(
     n_components: int,
     target: int = -1,
@@ -346,5 +352,5 @@ def regression_mixture(
     prior of variance noise / ridge on each standardised coefficient; ``noise_prior`` is an
     `InverseWishart` (in one dimension) on the noise.
     """
-    options = (noise_floor, weight_concentration, ridge, noise_prior)
+    options = (noise_floor, weight_concentration, ridge, InverseWishart.read(noise_prior))
     return RegressionMixture(n_components, operator.index(target), *options)

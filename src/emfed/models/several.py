@@ -10,7 +10,7 @@ compare them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -19,8 +19,19 @@ from typing import Any, Self, final
 import numpy as np
 
 from emfed.core.errors import SettingsError
-from emfed.core.protocols import FloatArray, IntArray, Layout, Metric, Model, Parameters
+from emfed.core.protocols import (
+    FloatArray,
+    IntArray,
+    Layout,
+    Metric,
+    Model,
+    Parameters,
+    free_parameters,
+)
+from emfed.core.registry import MODELS, register_model, stored
 
+MOST_PARTS = 1024
+"""Models that one description may name: a hundred times what a range with a few starts needs."""
 VALUES = 2
 """The log-likelihood and the entropy of each part."""
 
@@ -33,7 +44,6 @@ class SeveralParameters(Parameters):
     parts: tuple[Any, ...]
 
     def take(self, index: Any) -> SeveralParameters:
-        """Index the leading axis of every array."""
         return SeveralParameters(tuple(part.take(index) for part in self.parts))
 
     def arrays(self) -> dict[str, FloatArray]:
@@ -69,14 +79,13 @@ class SeveralMetric(Metric):
         return out
 
     def whiten(self, vectors: FloatArray) -> FloatArray:
-        """Part by part."""
         return self._apply(vectors, "whiten")
 
     def unwhiten(self, vectors: FloatArray) -> FloatArray:
-        """Part by part."""
         return self._apply(vectors, "unwhiten")
 
 
+@stored("side-by-side")
 @final
 @dataclass(frozen=True, eq=False)
 class Several(Model):
@@ -116,6 +125,9 @@ class Several(Model):
             spans.append(told[list(kept)].ravel())
         return np.concatenate(spans)
 
+    def _each(self, params: SeveralParameters) -> Iterator[tuple[Any, Any]]:
+        return zip(self.models, params.parts, strict=True)
+
     def values(self, statistics: FloatArray) -> FloatArray:
         """Log-likelihood and entropy of each part, ``(..., parts, 2)``."""
         return self.layout.split(statistics)["values"]
@@ -132,7 +144,6 @@ class Several(Model):
 
     @property
     def allows_missing(self) -> bool:
-        """If all parts do."""
         return all(model.allows_missing for model in self.models)
 
     @property
@@ -143,7 +154,6 @@ class Several(Model):
     def check(
         self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
     ) -> None:
-        """As the first part does."""
         self.models[0].check(data, where, columns, first)
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
@@ -151,7 +161,6 @@ class Several(Model):
         return dict(self.models[0].summary(data, weights))
 
     def group_shares(self, statistics: FloatArray) -> FloatArray:
-        """Those of all parts."""
         pieces = zip(self.models, self.cuts, strict=True)
         return np.concatenate([m.group_shares(statistics[..., cut]) for m, cut in pieces], axis=-1)
 
@@ -169,7 +178,6 @@ class Several(Model):
     def bind(
         self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
     ) -> Self:
-        """Every part."""
         bound = tuple(model.bind(summaries, counts, weights) for model in self.models)
         return dataclasses.replace(self, models=bound)
 
@@ -178,22 +186,20 @@ class Several(Model):
     ) -> FloatArray:
         """Part by part, with what each thinks of the rows."""
         if not self.watched:
-            pairs = zip(self.models, params.parts, strict=True)
-            return self.join([m.expected_statistics(data, p, weights) for m, p in pairs])
+            each = self._each(params)
+            return self.join([m.expected_statistics(data, p, weights) for m, p in each])
         parts, values = [], []
-        for model, own in zip(self.models, params.parts, strict=True):
+        for model, own in self._each(params):
             statistics, likelihood, entropy = model.evaluate(data, own, weights)
             parts.append(statistics)
             values.append(np.stack([likelihood, entropy], axis=-1))
         return self.join(parts, np.stack(values, axis=-2))
 
     def maximize(self, statistics: FloatArray) -> SeveralParameters:
-        """T of each part."""
         pairs = zip(self.models, self.cuts, strict=True)
         return SeveralParameters(tuple(m.maximize(statistics[..., cut]) for m, cut in pairs))
 
     def surrogate(self, statistics: FloatArray, params: SeveralParameters) -> FloatArray:
-        """The sum over the parts."""
         triples = zip(self.models, self.cuts, params.parts, strict=True)
         return np.sum([m.surrogate(statistics[..., cut], p) for m, cut, p in triples], axis=0)
 
@@ -205,7 +211,6 @@ class Several(Model):
         return np.sum([m.log_likelihood(data, p, weights) for m, p in pairs], axis=0)
 
     def penalty(self, params: SeveralParameters) -> float:
-        """The sum over the parts."""
         return sum(m.penalty(p) for m, p in zip(self.models, params.parts, strict=True))
 
     def inside(self, statistics: FloatArray) -> bool:
@@ -228,38 +233,36 @@ class Several(Model):
             out[cut] = moved
         return out
 
-    def remarks(self, params: SeveralParameters) -> list[str]:
-        """None: parts are looked at one by one."""
-        return []
-
     def start(self, seed: int) -> SeveralParameters:
         """The j-th part starts with seed + j."""
         return SeveralParameters(tuple(m.start(seed + j) for j, m in enumerate(self.models)))
 
     def statistics_of(self, params: SeveralParameters) -> FloatArray:
         """Part by part; what they think of the rows is not known yet."""
-        pairs = zip(self.models, params.parts, strict=True)
-        return self.join([model.statistics_of(own) for model, own in pairs])
+        return self.join([model.statistics_of(own) for model, own in self._each(params)])
 
     def metric(self, params: SeveralParameters) -> SeveralMetric:
-        """Part by part."""
-        pairs = zip(self.models, params.parts, strict=True)
-        return SeveralMetric(tuple(m.metric(p) for m, p in pairs), self.cuts)
+        return SeveralMetric(tuple(m.metric(p) for m, p in self._each(params)), self.cuts)
 
     def to_user(self, params: SeveralParameters) -> SeveralParameters:
-        """Part by part."""
-        pairs = zip(self.models, params.parts, strict=True)
-        return SeveralParameters(tuple(m.to_user(p) for m, p in pairs))
+        return SeveralParameters(tuple(m.to_user(p) for m, p in self._each(params)))
 
     def from_user(self, params: SeveralParameters) -> SeveralParameters:
-        """Part by part."""
-        pairs = zip(self.models, params.parts, strict=True)
-        return SeveralParameters(tuple(m.from_user(p) for m, p in pairs))
+        return SeveralParameters(tuple(m.from_user(p) for m, p in self._each(params)))
 
     def free_parameters(self) -> int:
-        """The sum over the parts."""
-        return sum(model.free_parameters() for model in self.models)
+        return sum(free_parameters(model) for model in self.models)
 
     def describe(self) -> dict[str, Any]:
-        """Every part."""
-        return {"model": "several", "models": [model.describe() for model in self.models]}
+        models = [model.describe() for model in self.models]
+        return {"model": "side-by-side", "models": models, "watched": self.watched}
+
+
+@register_model("side-by-side")
+def _side_by_side(models: Sequence[Any], watched: bool = True) -> Several:
+    """Models of the same rows from their descriptions."""
+    if not isinstance(models, list) or len(models) > MOST_PARTS:
+        raise SettingsError(f"models side by side are a list of at most {MOST_PARTS} descriptions.")
+    if any(isinstance(part, Mapping) and part.get("model") == "side-by-side" for part in models):
+        raise SettingsError("models side by side are none that are side by side themselves.")
+    return Several(tuple(MODELS.build(part) for part in models), watched)

@@ -87,7 +87,6 @@ class ColumnMetric(Metric):
         return np.concatenate(out, axis=-1)
 
     def whiten(self, vectors: FloatArray) -> FloatArray:
-        """``(..., q)`` into the metric's coordinates."""
         parts = self.layout.split(vectors)
         mass = parts["mass"]
         observed = parts.get("observed", np.empty((*mass.shape, 0)))
@@ -98,7 +97,6 @@ class ColumnMetric(Metric):
         return self.layout.join(out | {n: parts[n] / by for n, by in self.extra.items()})
 
     def unwhiten(self, vectors: FloatArray) -> FloatArray:
-        """The inverse of `whiten`."""
         parts = self.layout.split(vectors)
         mass = parts["mass"] * self.root_weights
         seen, spread = self._shares()

@@ -34,6 +34,7 @@ from emfed.core.protocols import (
     Rows,
     View,
 )
+from emfed.core.registry import plain
 from emfed.core.storage import DISK, Disk
 from emfed.core.wire import (
     STEP_FRAME,
@@ -51,9 +52,9 @@ from emfed.core.wire import (
     peek,
     seal,
 )
+from emfed.models import build_model
 from emfed.models.binding import Bound, flatten_params
 from emfed.network import texts
-from emfed.network.descriptions import build_model, plain
 from emfed.network.inprocess import answer_width
 from emfed.network.line import Line, logger
 from emfed.network.members import Members, new_run

@@ -26,6 +26,7 @@ from emfed.core.protocols import (
     Replies,
     Request,
     Rows,
+    SimulatesLatents,
     View,
 )
 from emfed.data.sources import chunks
@@ -131,7 +132,8 @@ class WorkerRows(Oracle):
 
     def _simulate(self, params: Any, piece: Piece, workers: IntArray, latent: Latent) -> FloatArray:
         """The E-step by simulation, a block of rows at a time: uniforms are never all there."""
-        m = piece.rows.shape[1]
+        model, m = self._model, piece.rows.shape[1]
+        assert isinstance(model, SimulatesLatents)  # or there would be no uniforms
         block = max(1, SIMULATED_ROWS // len(workers))
         total: Any = 0.0
         for start in range(0, m, block):
@@ -140,12 +142,12 @@ class WorkerRows(Oracle):
             u = latent(workers, piece.first + start, rows.shape[1])
             if piece.padding is None:
                 share: Any = rows.shape[1] / m
-                values = self._model.simulated_statistics(rows, params, u)
+                values = model.simulated_statistics(rows, params, u)
             else:  # of workers without rows in this block nothing counts
                 padding = piece.padding[:, part]
                 share = (padding.sum(axis=1) / piece.padding.sum(axis=1))[:, None]
                 padding = np.where(share > 0, padding, 1.0)
-                values = self._model.simulated_statistics(rows, params, u, padding)
+                values = model.simulated_statistics(rows, params, u, padding)
             total = total + share * values
         return np.asarray(total)
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from emfed.core.ledger import Ledger
 from emfed.core.protocols import Algorithm, BoolArray, IntArray, Model, Opening, Question, View
+from emfed.core.registry import plain
 from emfed.core.wire import (
     BUNDLE_FRAME,
     ENVELOPE,
@@ -25,7 +26,6 @@ from emfed.core.wire import (
 )
 from emfed.models.binding import Bound, flatten_params
 from emfed.network import texts
-from emfed.network.descriptions import plain
 
 COUNT = 8
 """Bytes of a number of rows."""

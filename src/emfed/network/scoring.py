@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
-from emfed.core.errors import SettingsError
-from emfed.core.protocols import BoolArray, FloatArray
+from emfed.core.protocols import AssignsRows, BoolArray, DrawsRows, FloatArray, Model, ScoresRows
 from emfed.data.tables import Piece
 
 DRAWS = 4000
@@ -34,13 +33,16 @@ class Expectation:
     moments: FloatArray
 
 
-def expectation(model: Any, params: Any) -> Expectation | None:
+def expectation(model: Model, params: Any) -> Expectation | None:
     """None for models that draw no samples, or cannot tell components apart."""
-    try:
-        rows, _ = model.sample(params, DRAWS, 0)
-        return Expectation(rows, _by_component(model, params, rows))
-    except (SettingsError, AttributeError):
+    if not (isinstance(model, DrawsRows) and _tells_apart(model)):
         return None
+    rows, _ = model.sample(params, DRAWS, 0)
+    return Expectation(rows, _by_component(model, params, rows))
+
+
+def _tells_apart(model: Any) -> bool:
+    return isinstance(model, ScoresRows) and isinstance(model, AssignsRows)
 
 
 def _by_component(model: Any, params: Any, rows: FloatArray) -> FloatArray:
@@ -50,9 +52,9 @@ def _by_component(model: Any, params: Any, rows: FloatArray) -> FloatArray:
     return np.asarray((shares.T @ powers) / np.maximum(shares.sum(axis=0), 1e-12)[:, None])
 
 
-def score(model: Any, params: Any, piece: Piece, drawn: Expectation | None) -> FloatArray:
+def score(model: Model, params: Any, piece: Piece, drawn: Expectation | None) -> FloatArray:
     """Mean of the log-likelihood, of its square, and both as expected, ``(workers, 4)``."""
-    if not hasattr(model, "score_samples"):  # a model of the user's that only has the mean
+    if not isinstance(model, ScoresRows):  # a model of the user's that only has the mean
         mean = np.asarray(model.log_likelihood(piece.rows, params, piece.padding))
         return np.stack([mean, *np.full((3, len(mean)), np.nan)], axis=1)
     values = np.asarray(model.score_samples(piece.rows, params))
@@ -60,7 +62,7 @@ def score(model: Any, params: Any, piece: Piece, drawn: Expectation | None) -> F
     inside = inside / inside.sum(axis=-1, keepdims=True)
     powers = np.stack([values, values**2], axis=-1)
     found = (inside[..., None] * powers).sum(axis=-2)
-    if drawn is None:
+    if drawn is None or not isinstance(model, AssignsRows):
         return np.concatenate([found, np.full_like(found, np.nan)], axis=-1)
     shares = (inside[..., None] * model.responsibilities(piece.rows, params)).sum(axis=-2)
     expected = shares @ drawn.moments

@@ -71,7 +71,6 @@ class Portions:
 
     @property
     def size(self) -> int:
-        """The number of workers."""
         return self.parts[-1].first + self.parts[-1].size
 
 

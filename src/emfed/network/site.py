@@ -18,6 +18,7 @@ from typing import Any, final
 
 import numpy as np
 
+from emfed.algorithms import build_algorithm
 from emfed.core.errors import DataError, SettingsError, WireError
 from emfed.core.protocols import (
     WHOLE,
@@ -51,11 +52,11 @@ from emfed.core.wire import (
     seal,
 )
 from emfed.data import Workers
+from emfed.models import build_model
 from emfed.models.binding import Bound, flatten, unflatten_params
 from emfed.models.clusters import Clusters
 from emfed.network import texts
 from emfed.network.data import arrange, read_site
-from emfed.network.descriptions import build_algorithm, build_model
 from emfed.network.inprocess import WorkerRows, answer, check_suits, fresh_rows, narrow
 from emfed.network.loop import LoopFederation
 from emfed.network.rules import GuardedRows, Journal, Refusal, SiteRules

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from emfed.core.protocols import Algorithm, View
+from emfed.core.registry import plain
 from emfed.core.version import __version__
-from emfed.network.descriptions import plain
 
 
 def as_json(content: Mapping[str, Any]) -> bytes:

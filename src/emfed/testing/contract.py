@@ -11,7 +11,16 @@ import numpy as np
 
 from emfed.algorithms.steps import shorten
 from emfed.core.errors import ContractError, DataError, check_type
-from emfed.core.protocols import Model
+from emfed.core.protocols import (
+    AssignsRows,
+    DrawsRows,
+    FillsRows,
+    Model,
+    ScoresRows,
+    SimulatesLatents,
+    StartsFromClusters,
+)
+from emfed.core.registry import MODELS, plain
 from emfed.testing.subject import Broken, Subject, apart, as_float32, blend, expect
 
 TIGHT = 1e-9
@@ -248,13 +257,13 @@ def missing_is_as_said(on: Subject) -> None:
 
 def simulation_is_unbiased(on: Subject) -> None:
     """Simulated statistics average to the expected ones, where the model has a simulation."""
-    size = on.model.latent_size
-    if not size:
+    model = on.model
+    if not isinstance(model, SimulatesLatents):
         return
     rows, repeats, draws = on.rows[:16], 24, 16
-    u = on.uniform(500, repeats, len(rows), draws * size)
-    sample = np.stack([on.model.simulated_statistics(rows, on.params, part) for part in u])
-    error = sample.mean(axis=0) - on.model.expected_statistics(rows, on.params)
+    u = on.uniform(500, repeats, len(rows), draws * model.latent_size)
+    sample = np.stack([model.simulated_statistics(rows, on.params, part) for part in u])
+    error = sample.mean(axis=0) - model.expected_statistics(rows, on.params)
     spread = sample.std(axis=0, ddof=1) / np.sqrt(repeats)
     worst = float(np.max(np.abs(error) / (6 * spread + 1e-3)))
     expect(
@@ -262,6 +271,75 @@ def simulation_is_unbiased(on: Subject) -> None:
         f"simulated_statistics are off their expectation by {6 * worst:.0f} standard errors: draws "
         "of z must follow p(z | y; theta)",
     )
+
+
+def rows_are_scored(on: Subject) -> None:
+    """Scores of rows average to the likelihood, and shares of components sum to one."""
+    model = on.model
+    if isinstance(model, ScoresRows):
+        gap = apart(model.log_likelihood(on.rows, on.params), _scores(model, on).mean())
+        expect(gap < 1e-8, f"log_likelihood is not the mean of score_samples (off by {gap:.1e})")
+    if isinstance(model, AssignsRows):
+        shares = np.asarray(model.responsibilities(on.rows, on.params))
+        total = shares.sum(axis=-1)
+        gap = apart(total > 0.5, total)  # 0 for steps after the end of a sequence
+        expect(
+            shares.shape[0] == on.count and gap < 1e-8 and bool(np.all(shares >= 0)),
+            f"responsibilities must be shares (rows, components) that sum to one (off by {gap})",
+        )
+
+
+def _scores(model: ScoresRows, on: Subject) -> Any:
+    scores = np.asarray(model.score_samples(on.rows, on.params))
+    expect(scores.shape[:1] == (on.count,), "score_samples must give one number for each row")
+    return scores
+
+
+def draws_are_rows(on: Subject) -> None:
+    """Rows that the model draws are ones it accepts, and the seed alone decides them."""
+    model = on.model
+    if not isinstance(model, DrawsRows):
+        return
+    (rows, labels), (again, _) = (model.sample(on.params, 40, on.seed) for _ in range(2))
+    model.check(rows, "rows that the model drew")
+    expect(len(rows) == len(labels) == 40, "sample(params, 40, seed) must give 40 rows and labels")
+    expect(bool(np.array_equal(rows, again)), "sample gives other rows with the same seed")
+
+
+def holes_are_filled(on: Subject) -> None:
+    """What was seen stays as it is, what was missing gets numbers, ends of intervals in order."""
+    model, holes = on.model, on.with_holes()
+    if not isinstance(model, FillsRows) or not model.allows_missing:
+        return
+    low, high = model.intervals(holes, on.params, 0.9)
+    draws = model.draw(holes, on.params, 2, on.seed)
+    for name, filled in (("impute", model.impute(holes, on.params)), ("draw", draws[1])):
+        kept = bool(np.all((filled == holes) | np.isnan(holes)))
+        expect(kept, f"{name} changes values that were seen")
+        more = np.isfinite(filled).sum() > np.isfinite(holes).sum()  # an exposure stays missing
+        expect(bool(more), f"{name} fills nothing in")
+    expect(not np.any(low > high), "intervals have lower ends above their upper ends")
+
+
+def clusters_start_it(on: Subject) -> None:
+    """Parameters from clusters lie in the domain."""
+    model = on.model
+    if not isinstance(model, StartsFromClusters) or (one := model.clusters(1)) is None:
+        return
+    k, d = model.n_components, one.n_features
+    centres = 0.1 * on.draws(600, k, d)
+    params = model.start_at(np.full(k, 1 / k), centres, np.full(d, 0.5))
+    expect(
+        model.inside(model.statistics_of(params)), "start_at gives parameters outside the domain"
+    )
+
+
+def settings_travel(on: Subject) -> None:
+    """A registered model is what its description builds; others stay in this process."""
+    told = plain(on.model.describe())
+    if told.get("model") in MODELS:
+        made = plain(MODELS.build(told).describe())
+        expect(made == told, "the model that its description builds describes itself otherwise")
 
 
 def plain_things(on: Subject) -> None:
@@ -295,6 +373,11 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
         float32_is_exact,
         missing_is_as_said,
         simulation_is_unbiased,
+        rows_are_scored,
+        draws_are_rows,
+        holes_are_filled,
+        clusters_start_it,
+        settings_travel,
         plain_things,
     )
 }

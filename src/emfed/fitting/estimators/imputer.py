@@ -14,8 +14,7 @@ from emfed.core.errors import SettingsError, check_range
 from emfed.core.protocols import Algorithm, FloatArray, Model
 from emfed.fitting.estimators.base import FederatedEstimator
 from emfed.fitting.settings import FitSettings, read_range
-from emfed.imputation.row_owner import RowOwner
-from emfed.models import gaussian_mixture, mixed_mixture
+from emfed.models import RowOwner, gaussian_mixture, mixed_mixture
 
 _NOISE = SubtractiveDithering(0.05)
 QUIET: dict[str, Algorithm] = {

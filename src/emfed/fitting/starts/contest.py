@@ -12,7 +12,7 @@ import numpy as np
 from emfed.algorithms import EM, FedEM
 from emfed.compressors import SubtractiveDithering
 from emfed.core.errors import EmfedWarning, SettingsError
-from emfed.core.protocols import Algorithm, FloatArray, View
+from emfed.core.protocols import Algorithm, FloatArray, StartsFromClusters, View
 from emfed.core.streams import Purpose, choose_distinct, uniforms
 from emfed.fitting.rounds import Run
 from emfed.fitting.session import Session
@@ -113,8 +113,11 @@ def _resolve(model: Any, method: str) -> str:
     """What "auto" means for a model."""
     if method != "auto":
         return method
-    able = getattr(model, "n_components", 1) > 1 and model.clusters(1) is not None
-    return "k-means" if able else "moments"
+    return "k-means" if _able(model) and model.n_components > 1 else "moments"
+
+
+def _able(model: Any) -> bool:
+    return isinstance(model, StartsFromClusters) and model.clusters(1) is not None
 
 
 def _starts(looking: _Search, method: str, n_init: int) -> list[list[Any]]:
@@ -122,16 +125,18 @@ def _starts(looking: _Search, method: str, n_init: int) -> list[list[Any]]:
     session = looking.session
     chosen = [_resolve(model, method) for model in looking.models]
     cells: tuple[FloatArray, FloatArray] | None = None
+    for model, how in zip(looking.models, chosen, strict=True):
+        if how == "k-means" and not _able(model):
+            raise SettingsError(f"{type(model).__name__} has no clusters: use start='moments'.")
     if "k-means" in chosen:
         pairs = zip(looking.models, looking.parts, chosen, strict=True)
         able = [(model, part) for model, part, how in pairs if how == "k-means"]
         widest, part = max(able, key=lambda pair: pair[0].n_components)
-        one = widest.clusters(1)
-        if one is None:
-            widest.start_at(None, None, None)  # says what to do instead
         rows = None if looking.alone else session.samples / session.federation.size
         ask = partial(looking.ask, part)
-        cells = grow_cells(one.n_features, ask, widest.n_components, rows, session.seed)
+        cells = grow_cells(
+            widest.clusters(1).n_features, ask, widest.n_components, rows, session.seed
+        )
     out = []
     for model, how in zip(looking.models, chosen, strict=True):
         seeds = [(session.seed + _GOLDEN * j) % 2**64 for j in range(n_init)]
@@ -161,9 +166,9 @@ def _from_cells(model: Any, mass: FloatArray, cells: FloatArray, seed: int, whic
 
 def _from_points(session: Session, model: Any, seed: int) -> Any:
     """Rows of the data as centres, the paper's start: they leave their workers."""
-    network, one = session.federation, model.clusters(1)
+    network = session.federation
     data = network.data if isinstance(network, InProcessFederation) else None
-    if data is None or one is None:
+    if data is None or not _able(model):
         raise SettingsError(
             "start='points' needs data in this process and a model that centres can start: use "
             "start='k-means' or start='moments'."
@@ -188,7 +193,7 @@ def _from_points(session: Session, model: Any, seed: int) -> Any:
     d = rows.shape[1]
     if session.prices is not None:
         session.ledger.add("start", "up", workers, 8 * d, 0)
-    frame = one.frame
+    frame = model.clusters(1).frame
     centres = np.nan_to_num((rows - frame.origin) / frame.scale)
     return model.start_at(np.full(k, 1 / k), centres, np.ones(d))
 

@@ -20,8 +20,8 @@ from emfed.core.storage import write_atomic
 from emfed.core.wire import Kind, Reason, decode_text, encode_refusal, peek
 from emfed.data import ParquetRows, WorkerData
 from emfed.fitting.serving import rehearse
+from emfed.models import build_model
 from emfed.network import Site, SiteRules
-from emfed.network.descriptions import build_model
 from emfed.network.flower.transport import QUERY, unwrap, wrap
 
 FOLDER = "EMFED_SITE_FOLDER"

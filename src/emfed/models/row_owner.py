@@ -1,7 +1,7 @@
 """``site-owner`` for a plain table with holes: its rows are the sites, its columns the times.
 
 Each row belongs to one worker and keeps its factors there; what rows share is the loadings of the
-columns (see `emfed.imputation.owners`). Three things differ from `SiteOwner`:
+columns (see `emfed.models.owners`). Three things differ from `SiteOwner`:
 
 * columns have units, so they are standardised by the means and variances of what all workers saw,
   which the opening exchange tells;
@@ -24,31 +24,21 @@ from typing import Any, NamedTuple, Self, final
 import numpy as np
 from scipy.special import ndtri
 
-from emfed.core.errors import (
-    DataError,
-    EmfedError,
-    SettingsError,
-    check_count,
-    check_range,
-    check_type,
-)
+from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
 from emfed.core.protocols import FloatArray, IntArray
+from emfed.core.registry import register_model
 from emfed.core.streams import Purpose, normals
-from emfed.imputation.lowrank import Structure
-from emfed.imputation.owners import FactorOwner, Loadings
-from emfed.imputation.rows import Side, time_side
-from emfed.models.imputing import Imputable, latent_numbers
+from emfed.models.imputing import latent_numbers
 from emfed.models.loadings import FactorParameters, rotate
 from emfed.models.mixture import to_numpy
 from emfed.models.naming import column_name
+from emfed.models.owners import FactorOwner, Loadings
 from emfed.models.parameters import Frame, GaussianParameters, common_frame, is_constant
 from emfed.models.patterns import Stack, add_by_owner, row_stacks, sizes
-from emfed.models.registry import savable
+from emfed.models.portraits import Portrait, normal_portrait
 from emfed.models.rows import check_seen, combine_seen, seen_moments, total_weight
 from emfed.models.sampling import sample_gaussian
-from emfed.network.descriptions import register_model
-
-_NONE: IntArray = np.empty(0, dtype=np.int64)
+from emfed.models.sides import Side
 
 
 class Posterior(NamedTuple):
@@ -81,9 +71,10 @@ class Posterior(NamedTuple):
         return ((factors @ self.covariance) * factors).sum(axis=-1) + self.noise[..., 0]
 
 
+@register_model("row-owner")
 @final
 @dataclass(frozen=True, eq=False)
-class RowOwner(FactorOwner, Imputable):
+class RowOwner(FactorOwner):
     """Low rank plus noise: ``rank`` factors for each row, which stay with its worker.
 
     ``ridge`` shrinks the loadings of columns, in units of a row of weight one; ``noise_floor`` is
@@ -107,23 +98,18 @@ class RowOwner(FactorOwner, Imputable):
 
     @property
     def _frame(self) -> Frame:
-        if self.frame is None:
-            raise EmfedError("this model does not know its data yet: use emfed.fit, or bind().")
-        return self.frame
+        return known(self.frame)
 
     @property
     def n_features(self) -> int:
-        """The number of columns."""
         return len(self._frame.origin)
 
     @property
     def n_columns(self) -> int:
-        """The same."""
         return self.n_features
 
     @property
     def allows_missing(self) -> bool:
-        """NaN is a missing value."""
         return True
 
     @property
@@ -137,16 +123,14 @@ class RowOwner(FactorOwner, Imputable):
 
     def side(self) -> Side:
         """The penalty on loadings, per row; the mean of a column is hardly shrunk."""
-        factors, mean = self.ridge / self.rows, max(1e-6, 1e-3 * self.ridge) / self.rows
-        structure = Structure(self.rank, factors, 0.0, mean)
-        return time_side(structure, _NONE, _NONE, np.zeros((1, self.width)), self.n_features)
+        mean = max(1e-6, 1e-3 * self.ridge)
+        return Side.penalty(np.array([*[self.ridge] * self.rank, mean]) / self.rows)
 
     # The opening exchange.
 
     def check(
         self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
     ) -> None:
-        """Finite numbers, or NaN."""
         expected = None if self.frame is None else self.n_features
         check_seen(data, where, columns, expected, first)
 
@@ -295,7 +279,6 @@ class RowOwner(FactorOwner, Imputable):
         return (at for at in self._posteriors(data, params) if not at.stack.seen.all())
 
     def impute(self, data: Any, params: Loadings) -> FloatArray:
-        """Rows with missing values replaced by their posterior mean."""
         out, frame = np.array(data, dtype=np.float64), self._frame
         for at in self._missing(out, params):
             where = at.stack.positions
@@ -380,11 +363,9 @@ class RowOwner(FactorOwner, Imputable):
         gaussian = GaussianParameters(user.weights, user.means, user.covariances())
         return sample_gaussian(gaussian, "full", count, seed)
 
+    def portrait(self, params: FactorParameters, names: Sequence[str]) -> Portrait:
+        return normal_portrait(params.weights, params.means, params.covariances(), names)
+
     def describe(self) -> dict[str, Any]:
-        """All settings."""
         names = ("rank", "ridge", "noise_floor")
         return {"model": "row-owner", **{name: getattr(self, name) for name in names}}
-
-
-register_model("row-owner", lambda settings: RowOwner(**settings))
-savable(RowOwner, "row-owner")
