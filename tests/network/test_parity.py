@@ -117,7 +117,7 @@ TASKS = {
         options=("--model", "factor-analysis", "-k", "1", "--factors", "1"),
     ),
     "low-rank imputation": Task(
-        {"kind": "row-owner", "n_components": 1},
+        {"kind": "row-owner", "rank": 1},
         data=lambda seed: rows(seed, holes=True),
         estimator=lambda: emfed.FederatedImputer(rank=1),
     ),
