@@ -400,6 +400,9 @@ class Run:
             **{f"rows/{name}": array for name, array in rows.items()},
             **{f"records/{name}": array for name, array in self.records.to_arrays().items()},
         }
+        if self.session.prices is not None:
+            told = self.session.prices.state()
+            arrays |= {f"prices/{name}": array for name, array in told.items()}
         known = {}
         for hook in hooks:
             own, known[hook.name] = hook.save()
@@ -457,6 +460,9 @@ class Run:
         )
         since = None if self.since == self.phase else self.since
         self.session.begin(self.view, self.algorithm, self.seed, self.phase, since)
+        prices, priced = self.session.prices, under("prices/", arrays)
+        if prices is not None and priced:
+            prices.restore(priced)
         self.federation.restore_rows(arrays["workers"], under("rows/", arrays))
         for hook in hooks:
             hook.load(under(f"hooks/{hook.name}/", arrays), description["hooks"][hook.name])

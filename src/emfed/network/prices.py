@@ -7,7 +7,7 @@ that follow from numbers alone are computed; texts are built by the functions of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import final
 
 import numpy as np
@@ -53,6 +53,14 @@ class Prices:
         payload, envelope = COUNT + floats_size(numbers), JOIN_ENVELOPE + len(about)
         self.ledger.add("opening", "up", self._everyone, payload, envelope)
         self._constants = floats_size(len(bound.constants))
+
+    def state(self) -> dict[str, BoolArray]:
+        """Who knows what, for a checkpoint."""
+        return {"constants": self._knows_constants, "settings": self._knows_settings}
+
+    def restore(self, state: Mapping[str, BoolArray]) -> None:
+        """The inverse of `state`."""
+        self._knows_constants, self._knows_settings = state["constants"], state["settings"]
 
     def begin(self, view: View, algorithm: Algorithm, seed: int, phase: int, since: int) -> None:
         """A phase whose settings nobody knows yet."""

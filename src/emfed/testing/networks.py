@@ -8,6 +8,7 @@ server, the invariant of `emfed.algorithms.memory` is measured on what is on the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,12 +20,15 @@ from emfed.algorithms import EM, AutoEM, Bernoulli, Everyone, FedEM, VRFedEM
 from emfed.algorithms.memory import gap
 from emfed.compressors import Dithering, Identity, RandomSparsification, SubtractiveDithering
 from emfed.core.errors import EmfedError, ParticipationError
-from emfed.core.protocols import Algorithm, FloatArray, Model, Participation
+from emfed.core.protocols import Algorithm, FloatArray, Model, Participation, Rows, View
 from emfed.core.streams import Purpose, normals, uniforms
-from emfed.fitting.driver import fit, open_run
+from emfed.data import as_workers
+from emfed.fitting.driver import begin_run, main_view, open_session, start_at
 from emfed.fitting.rounds import Run
+from emfed.fitting.settings import FitSettings
 from emfed.models import LinearGaussian, gaussian_mixture
-from emfed.network import RemoteFederation, Site, Transport
+from emfed.network import LoopFederation, RemoteFederation, Site, Transport
+from emfed.network.inprocess import narrow
 from emfed.network.rules import Refusal
 from emfed.network.store import SiteStore, State
 from emfed.testing.disks import Killed, SimulatedDisk
@@ -219,6 +223,32 @@ class Case:
     """Rounds without faults at the end, in which the run must come to the undisturbed answer,
     whatever disks were lost: for full local passes, where that is one point."""
 
+    narrows: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """Rounds after which only some of the candidates are left."""
+
+    def settings(self, seed: int) -> FitSettings:
+        """What is fitted: just so many rounds; of three candidates, where some are to be left."""
+        return FitSettings(
+            candidate if self.narrows else self.model,
+            n_components=(1, 2, 3) if self.narrows else None,
+            algorithm=self.algorithm,
+            participation=self.participation,
+            rounds=self.rounds,
+            tol=0,
+            seed=seed,
+        )
+
+    def narrow(self, run: Run) -> None:
+        """Go on with fewer candidates, if it is time for it."""
+        for after, parts in self.narrows:
+            if run.state.round == after + 1 and run.view.parts != parts:
+                run.narrow(View(parts))
+
+
+def candidate(number: int) -> Model:
+    """Models of the same rows that differ in their rate."""
+    return LinearGaussian(0.5 + 0.1 * number)
+
 
 def draw_case(seed: int, dice: Dice) -> Case:
     """A small federation, and an algorithm with any compressor."""
@@ -252,7 +282,9 @@ def draw_case(seed: int, dice: Dice) -> Case:
         isinstance(algorithm, FedEM) and algorithm.batch_size is None
     )
     calm = CALM if full and not mixture and not everyone and dice() < 0.2 else 0
-    return Case(model, tables, algorithm, participation, 5 + int(dice() * 4), everyone, calm)
+    narrows = ((2, (0, 2)), (4, (2,))) if not (mixture or calm) and dice() < 0.3 else ()
+    rounds = 5 + int(dice() * 4)
+    return Case(model, tables, algorithm, participation, rounds, everyone, calm, narrows)
 
 
 def try_plan(seed: int) -> Outcome:
@@ -264,20 +296,34 @@ def try_plan(seed: int) -> Outcome:
     trial.go()
     error = np.nan
     if case.everyone:
-        clean = fit(
-            case.model,
-            case.tables,
-            case.algorithm,
-            participation=case.participation,
-            rounds=case.rounds,
-            seed=seed,
-            federation="loop",
-        )
-        error = _distance(trial.statistics, clean.statistics)
+        error = _distance(trial.statistics, undisturbed(case, seed))
     elif case.calm:  # the one fixed point of a linear model: the mean of all rows
         rows = np.concatenate(list(case.tables.values()))
         error = _distance(trial.statistics, rows.mean(axis=0))
     return trial.outcome(error)
+
+
+def undisturbed(case: Case, seed: int) -> FloatArray:
+    """The statistics that the case ends with where nothing goes wrong."""
+    settings, workers = case.settings(seed), LoopFederation(as_workers(case.tables))
+    session, parts = open_session(settings, workers, [])
+    view = main_view(session, parts, False)
+    run = begin_run(settings, session, view, start_at(settings, session, parts, view))
+    while run.state.round <= case.rounds:
+        run.step()
+        case.narrow(run)
+    return run.state.statistics
+
+
+def _rows_in(run: Run, state: State | None) -> Rows | None:
+    """A site's memories in the run's present phase; it may not have heard of it yet."""
+    if state is None:
+        return None
+    told = json.loads(state.phase)
+    if not run.since <= told["phase"] <= run.phase:
+        return None
+    places = run.session.bound.kept(View.read(told.get("view", {})), run.view)
+    return narrow(state.rows, run.algorithm.columns(len(state.statistics)), places)
 
 
 def _distance(found: FloatArray, right: FloatArray) -> float:
@@ -327,15 +373,13 @@ class Trial:
             pause=0,
             disk=self.disk,
         )
-        run = open_run(
-            self.case.model,
-            None,
-            self.case.algorithm,
-            participation=self.case.participation,
-            federation=federation,
-            seed=self.seed,
-        )
-        if self.disk.read(CHECKPOINT) is not None:
+        settings = self.case.settings(self.seed)
+        session, parts = open_session(settings, federation, [])
+        view = main_view(session, parts, False)
+        goes_on = self.disk.read(CHECKPOINT) is not None
+        begun = None if goes_on else start_at(settings, session, parts, view)
+        run = begin_run(settings, session, view, begun)
+        if goes_on:
             run.restore(CHECKPOINT, self.disk)
         return federation, run
 
@@ -355,9 +399,11 @@ class Trial:
                 self.disk.fuse == 4 and not self.keep_fuse
             ):  # after the replies came, before anything is written
                 run.step()
+                self.case.narrow(run)
                 raise Killed
             generation = run.state.generation
             run.step()
+            self.case.narrow(run)
             run.save(CHECKPOINT, self.disk)
             if run.state.generation > generation:
                 transport.wiped.clear()
@@ -381,15 +427,13 @@ class Trial:
         """
         if self.transport.wiped:
             return
-        states = dict(enumerate(self.transport.rows(federation.members.run)))
-        known = {number: state for number, state in states.items() if state is not None}
+        states = enumerate(self.transport.rows(federation.members.run))
+        known = {n: rows for n, state in states if (rows := _rows_in(run, state)) is not None}
         if not known:
             return
         workers = np.array(list(known), dtype=np.int64)
         names = run.algorithm.columns(run.model.layout.size)
-        rows = {
-            name: np.concatenate([state.rows[name] for state in known.values()]) for name in names
-        }
+        rows = {name: np.concatenate([own[name] for own in known.values()]) for name in names}
         found = gap(
             run.state.control, run.state.generation, run.accepted, run.weights, workers, rows
         )
