@@ -17,6 +17,7 @@ from emfed.algorithms import Everyone
 from emfed.algorithms.memory import gap
 from emfed.core.errors import (
     CheckpointError,
+    ParticipationError,
     ServerCrash,
     check_count,
     check_type,
@@ -335,8 +336,14 @@ class Run:
         if monitor is None or state.round == 0 or (state.round - 1) % monitor.every:
             return None, None
         squared_h = objective = None
+        with contextlib.suppress(ParticipationError):  # it looks on: no answer is no failure
+            squared_h, objective = self._looked_at(monitor)
+        return squared_h, objective
+
+    def _looked_at(self, monitor: Monitor) -> tuple[float | None, float | None]:
+        squared_h = objective = None
         if monitor.mean_field:
-            field = self.ask("statistics", "monitor") - state.statistics
+            field = self.ask("statistics", "monitor") - self.state.statistics
             squared_h = float(field @ field)
         if monitor.objective:
             likelihood = float(self.ask("values", "monitor")[:, 0].sum())

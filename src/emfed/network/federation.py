@@ -381,7 +381,8 @@ class RemoteFederation(Federation):
                     message = encode_question(header, question.kind, view, values)
                     messages[key] = self._with_news(number, message, (Kind.CONSTANTS,))
             self._rejoin(self._take_answers(question.purpose, messages, width, found))
-            if len(found) == self.size or (attempt and len(found) >= enough):
+            left = [n for key, n in self._numbers.items() if key not in self.refusals]
+            if all(n in found for n in left) or (attempt and len(found) >= enough):
                 break
         if len(found) < enough:
             raise ParticipationError(
