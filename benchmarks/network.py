@@ -21,7 +21,6 @@ from typing import Any
 
 from benchmarks.deployments import Deployment, mixture_tables
 from emfed.network.flower.deployment import Link
-from emfed.network.flower.keys import make_server_keys, make_site_key, read_public_key
 from emfed.network.flower.processes import (
     Child,
     console_script,
@@ -33,6 +32,7 @@ from emfed.network.flower.processes import (
     stop_all,
     wait_until,
 )
+from emfed.network.keys import make_server_keys, make_site_key, read_public_key
 
 ROUNDS = 6
 COLUMNS, COMPONENTS = 10, 10

@@ -26,10 +26,10 @@ from emfed.cli.main import main
 from emfed.core.errors import EmfedError, SettingsError
 from emfed.core.wire import LARGEST_PAYLOAD, Header, Kind, Reason, encode_refusal, encode_text
 from emfed.network import RemoteFederation, SiteRules, Transport
+from emfed.network.deployment.config import read_config
 from emfed.network.descriptions import plain
 from emfed.network.flower import keys
 from emfed.network.flower.client import look_first, open_site, write_site
-from emfed.network.flower.config import read_config
 from emfed.network.flower.deployment import Link, Node, split_address
 from emfed.network.flower.joining import Guest, explain, prepare, read_rules
 from emfed.network.flower.processes import Child

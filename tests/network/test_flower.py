@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.deployments import Deployment, difference, mixture_tables
 
-from emfed.network.flower.keys import make_server_keys, make_site_key
+from emfed.network.keys import make_server_keys, make_site_key
 
 CONFIG = """
 [model]

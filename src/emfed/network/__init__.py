@@ -13,6 +13,7 @@ from emfed.network.rules import SiteRules
 from emfed.network.site import Site
 from emfed.network.stacked import StackedFederation
 from emfed.network.transport import LocalTransport, Transport
+from emfed.network.websocket import join, listen
 
 FEDERATIONS: dict[str, type[InProcessFederation]] = {
     "loop": LoopFederation,
@@ -34,5 +35,7 @@ __all__ = [
     "StackedFederation",
     "Transport",
     "bind_constants",
+    "join",
+    "listen",
     "pack_constants",
 ]

@@ -23,6 +23,7 @@ from emfed.models import (
     ppca,
     regression_mixture,
 )
+from emfed.network.deployment.settings import ServerSettings
 from emfed.network.descriptions import plain
 
 MODELS: dict[str, Callable[..., Model]] = {
@@ -34,7 +35,6 @@ MODELS: dict[str, Callable[..., Model]] = {
     "regression-mixture": regression_mixture,
 }
 """Models a configuration can name; its other keys are arguments of the function."""
-PORT = 9400
 
 
 @final
@@ -91,22 +91,6 @@ class SiteSettings:
     def fewest(self) -> int:
         """Answers that a round needs."""
         return (self.expected + 1) // 2 if self.minimum is None else self.minimum
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class ServerSettings:
-    """Where the server listens and keeps its things; folders are relative to the file."""
-
-    host: str = "127.0.0.1"
-    port: int = PORT
-    keys: str = "keys"
-    folder: str = "run"
-    output: str = "model"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.port < 65536:
-            raise SettingsError(f"port must lie between 1 and 65535; got {self.port}.")
 
 
 @final
