@@ -25,17 +25,18 @@ from emfed.algorithms import ALGORITHMS
 from emfed.cli.main import main
 from emfed.core.errors import EmfedError, SettingsError
 from emfed.core.wire import LARGEST_PAYLOAD, Header, Kind, Reason, encode_refusal, encode_text
-from emfed.network import RemoteFederation, SiteRules, Transport
+from emfed.network import LocalTransport, RemoteFederation, SiteRules, Transport, keys
+from emfed.network.addresses import alone, split_address
 from emfed.network.deployment.config import read_config
+from emfed.network.deployment.joining import Guest
+from emfed.network.deployment.site import look_first, open_site, prepare, read_rules, write_site
+from emfed.network.deployment.status import Noted
 from emfed.network.descriptions import plain
-from emfed.network.flower import keys
-from emfed.network.flower.client import look_first, open_site, write_site
-from emfed.network.flower.deployment import Link, Node, split_address
-from emfed.network.flower.joining import Guest, explain, prepare, read_rules
+from emfed.network.flower.deployment import Link, Node
+from emfed.network.flower.joining import explain
 from emfed.network.flower.processes import Child
-from emfed.network.flower.server import alone, orphaned
+from emfed.network.flower.server import orphaned
 from emfed.network.flower.superlink import HEADER, LocalOnly
-from emfed.network.flower.transport import GridTransport
 
 
 class Command:
@@ -359,7 +360,7 @@ def test_a_rehearsal_sends_a_refusal_and_shows_the_rest(tmp_path: Path) -> None:
 
 
 def test_a_second_join_leaves_the_first_ones_files_alone(command: Command, tmp_path: Path) -> None:
-    folder = tmp_path / "site-trial"
+    folder = tmp_path / "site-other"
     folder.mkdir()
     TABLE.write_csv(tmp_path / "rows.csv")
     write_site(folder, prepare(folder, tmp_path / "rows.csv", None), SiteRules(), None)
@@ -388,7 +389,7 @@ def test_a_rehearsal_has_a_folder_of_its_own(
     assert "messages.jsonl" in command(*join)[2]
     code, _, said = command(*join, "--dry-run")
     assert (code, "nothing but refusals was sent" in said) == (130, True)
-    assert [guest.folder.name for guest in seen] == ["site-trial", "dry-run"]
+    assert [guest.folder.name for guest in seen] == ["site-rows", "dry-run"]
 
 
 @pytest.mark.parametrize(
@@ -549,7 +550,7 @@ def test_a_folder_belongs_to_one_run(command: Command, tmp_path: Path) -> None:
 def test_a_second_server_waits_for_the_first_and_says_so(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("emfed.network.flower.hosting.HANDOVER", 1.5)
+    monkeypatch.setattr("emfed.network.deployment.hosting.HANDOVER_SECONDS", 1.5)
     (tmp_path / "run.toml").write_text(GOOD)
     (tmp_path / "run").mkdir()
     with alone(tmp_path / "run" / "host.lock") as mine:
@@ -567,13 +568,13 @@ def test_a_second_server_waits_for_the_first_and_says_so(
 
 
 def test_refusals_are_kept_with_their_reason() -> None:
-    transport = GridTransport(None)
+    transport = Noted(LocalTransport({}))
     header = Header(Kind.REFUSAL, 1, 1, 0, 0, 0)
     for reason, words in ((Reason.REFUSED, "too few rows."), (Reason.OLD, "old.")):
-        transport._note(reason.name, encode_refusal(header, reason, words, 0))
-    transport._note("damaged", b"nonsense")
+        transport.note(reason.name, encode_refusal(header, reason, words, 0))
+    transport.note("damaged", b"nonsense")
     assert transport.refusals == {"REFUSED": "too few rows."}
-    transport._note("REFUSED", encode_text(Header(Kind.HELLO, 1, 1, 0, 0, 0), {}))
+    transport.note("REFUSED", encode_text(Header(Kind.HELLO, 1, 1, 0, 0, 0), {}))
     assert transport.refusals == {}
 
 

@@ -106,9 +106,10 @@ def _lock(handle: int) -> bool:
 
 @contextlib.contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """Within, SIGTERM is like Ctrl-C: a KeyboardInterrupt, and every ``finally`` runs.
+    """Within, SIGTERM and Ctrl-C both raise KeyboardInterrupt at once, and every ``finally`` runs.
 
-    Only the main thread hears signals; elsewhere this does nothing.
+    (`fit` would take Ctrl-C as the wish to end well after the round; a run over a network is rather
+    to be gone on with.) Only the main thread hears signals; elsewhere this does nothing.
     """
 
     def interrupt(*_: object) -> None:
@@ -117,8 +118,12 @@ def terminated_as_interrupted() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as a shell has it for jobs in the background
+            signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

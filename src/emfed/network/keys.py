@@ -184,8 +184,8 @@ class KeyRing:
         self._bad: dict[str, str] = {}
         self.refresh()
 
-    def refresh(self) -> bool:
-        """Look again; whether anything changed. Files that hold no key are logged, once."""
+    def refresh(self) -> None:
+        """Look again, if anything changed. Files that hold no key are logged, once."""
         seen = []
         for path in sorted(self._folder.glob("sites/*.pub")) + sorted(
             self._folder.glob("removed/*.pub")
@@ -194,7 +194,7 @@ class KeyRing:
                 about = path.stat()
                 seen.append((str(path), about.st_mtime_ns, about.st_size))
         if seen == self._seen:
-            return False
+            return
         self._seen = seen
         keys, bad = read_site_keys(self._folder)
         for name, words in bad.items():
@@ -206,7 +206,6 @@ class KeyRing:
         for path in sorted(self._folder.glob("removed/*.pub")):
             with contextlib.suppress(SettingsError, OSError):
                 self._removed.add(fingerprint(read_public_key(path)))
-        return True
 
     def find(self, digest: bytes) -> tuple[str, PublicKey] | None:
         """The site whose key has this fingerprint, if it may join."""

@@ -161,7 +161,8 @@ class SiteConnection:
                 finally:
                     self._line = None
                     watching.cancel()
-                return f"{self.address} ended the connection"
+                ended = f"{self.address} ended the connection"
+                return EXPLANATIONS.get(line.close_code or 1000, ended)
         except (OSError, WebSocketException, TimeoutError) as error:
             return explain(error, self.address, fatal=not self._welcomed)
 

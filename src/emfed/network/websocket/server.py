@@ -392,13 +392,14 @@ class WebSocketTransport(Transport):
         tick = self._silence / 5
         for count in itertools.count():
             await asyncio.sleep(tick)
-            changed = self._ring is not None and self._ring.refresh()
+            if self._ring is not None:
+                self._ring.refresh()
             for link in list(self._links.values()):
                 if link.line.silent(self._silence):
                     logger.warning("%s is silent; its connection is cut", link.name)
                     link.line.transport.abort()
                     self._drop(link)
-                elif changed and self._ring is not None and self._ring.find(link.digest) is None:
+                elif self._ring is not None and self._ring.find(link.digest) is None:
                     logger.warning("%s is shut out: its key is gone", link.name)
                     self._drop(link)
                     self._close(link, REMOVED)
