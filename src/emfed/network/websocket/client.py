@@ -34,7 +34,7 @@ from emfed.network.addresses import (
 from emfed.network.keys import PrivateKey, check_site_name, read_private_key
 from emfed.network.rules import SiteRules
 from emfed.network.site import Site
-from emfed.network.websocket.background import Background, SiteLine, in_thread, library_logger
+from emfed.network.websocket.background import Background, SiteLine, Worker, library_logger
 from emfed.network.websocket.greeting import (
     EXPLANATIONS,
     GREETING_SECONDS,
@@ -121,19 +121,22 @@ class SiteConnection:
 
     async def _stay(self, report: Report) -> None:
         """Call, answer, and call again."""
-        loop = asyncio.get_running_loop()
+        loop, worker = asyncio.get_running_loop(), Worker(self._step)
         failures = 0
-        while True:
-            began = loop.time()
-            why = await self._call(report)
-            failures = 1 if loop.time() - began > STEADY_SECONDS else failures + 1
-            longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (failures - 1))
-            pause = longest * (0.5 + 0.5 * secrets.randbelow(1 << 20) / (1 << 20))
-            report("state", f"{why}; trying again in {max(1, round(pause))} s")
-            logger.info("%s", why)
-            await asyncio.sleep(pause)
+        try:
+            while True:
+                began = loop.time()
+                why = await self._call(worker, report)
+                failures = 1 if loop.time() - began > STEADY_SECONDS else failures + 1
+                longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (failures - 1))
+                pause = longest * (0.5 + 0.5 * secrets.randbelow(1 << 20) / (1 << 20))
+                report("state", f"{why}; trying again in {max(1, round(pause))} s")
+                logger.info("%s", why)
+                await asyncio.sleep(pause)
+        finally:
+            worker.end()
 
-    async def _call(self, report: Report) -> str:
+    async def _call(self, worker: Worker, report: Report) -> str:
         """One connection, from its opening to its end; why it ended, in words."""
         scheme = "ws" if self._context is None else "wss"
         try:
@@ -157,7 +160,7 @@ class SiteConnection:
                 logger.info("connected to %s as %s", self.address, name)
                 watching = asyncio.create_task(self._watch(line))
                 try:
-                    await self._answer_all(line)
+                    await self._answer_all(line, worker)
                 finally:
                     self._line = None
                     watching.cancel()
@@ -186,11 +189,12 @@ class SiteConnection:
             raise InvalidHandshake
         return printable(welcome[len(WELCOME) :].decode(errors="replace"))
 
-    async def _answer_all(self, line: ClientConnection) -> None:
+    @staticmethod
+    async def _answer_all(line: ClientConnection, worker: Worker) -> None:
         """One question after the other; an empty answer says that there is none."""
         async for question in line:
             try:
-                answer = await in_thread(self._step, question) if type(question) is bytes else b""
+                answer = await worker(question) if isinstance(question, bytes) else b""
             except Exception:
                 logger.exception("a question could not be answered")
                 answer = b""
