@@ -25,9 +25,9 @@ from emfed.algorithms.memory import gap
 from emfed.artifacts.result import Result
 from emfed.core.storage import load_checkpoint
 from emfed.fitting.opening import worker_weights
+from emfed.network.addresses import free_port
 from emfed.network.deployment.config import Config, read_config
 from emfed.network.deployment.status import read_status
-from emfed.network.flower.processes import free_port
 from emfed.network.keys import add_site, make_server_keys, make_site_key
 from emfed.network.store import SiteStore
 

@@ -19,13 +19,13 @@ from typing import Any
 
 from benchmarks.deployments import Deployment, mixture_tables
 from benchmarks.network import Counter
+from emfed.network.addresses import free_port
 from emfed.network.flower.deployment import Link
 from emfed.network.flower.processes import (
     Child,
     console_script,
     environment,
     flower_command,
-    free_port,
     make_tools,
     port_open,
     stop_all,

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import final
 
 from emfed.core.errors import EmfedError
+from emfed.network.addresses import free_port
 from emfed.network.deployment.joining import Guest, Report
 from emfed.network.flower.client import DRY_RUN, FOLDER
 from emfed.network.flower.deployment import Node
-from emfed.network.flower.processes import Child, free_port, stop_all
+from emfed.network.flower.processes import Child, stop_all
 from emfed.network.keys import write_private
 
 logger = logging.getLogger(__name__)
