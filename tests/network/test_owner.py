@@ -146,7 +146,7 @@ def test_small_groups_of_a_batch_and_of_the_start(tmp_path: Path) -> None:
     federation = run(tmp_path, rules, algorithm=algorithm, model=make_model("diag", k=1))
     assert federation.answers == [3] * 6
     start = emfed.fit(make_model("diag"), TABLES, rounds=5, seed=4).params
-    with pytest.raises(emfed.ParticipationError, match="start needs"):
+    with pytest.raises(emfed.ParticipationError, match="answered by 3 of 4 workers"):
         run(tmp_path / "2", SiteRules(smallest_group=20), start=start)
 
 
@@ -252,13 +252,18 @@ def test_the_journal_has_every_message(tmp_path: Path) -> None:
         emfed.FedEM(emfed.Dithering(3)),
         federation=RemoteFederation(scales),
         rounds=4,
+        tol=0,
+        start="moments",
         monitor=emfed.Monitor(every=2),
+        scores=True,
     )
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     kinds = [line["kind"] for line in lines]
     assert kinds[0] == "join"
     assert kinds.count("reply") == 4
-    assert kinds.count("statistics") == kinds.count("likelihood") == 2
+    assert kinds.count("answer") == 2 * 2 + 1
+    told = " ".join(line["content"] for line in lines if line["kind"] == "answer")
+    assert all(word in told for word in ("exact expected", "entropy", "spread"))
     assert sum(line["bytes"] for line in lines) == scales.up
     assert [line["round"] for line in lines if line["kind"] == "reply"] == [1, 2, 3, 4]
     assert len({line["run"] for line in lines}) == 1
@@ -272,7 +277,7 @@ def test_the_journal_has_every_message(tmp_path: Path) -> None:
 
 def test_a_rehearsal_shows_what_would_be_sent(tmp_path: Path) -> None:
     model, algorithm = make_model("diag"), emfed.FedEM(emfed.Dithering(3))
-    shown = emfed.rehearse(model, algorithm, TABLES[0])
+    shown = emfed.rehearse(model, algorithm, TABLES[0], start="moments")
     assert [entry["kind"] for entry in shown] == ["join", "reply", "reply"]
     assert "24 rows" in shown[0]["content"]
     journal = tmp_path / "sent.jsonl"
@@ -281,11 +286,13 @@ def test_a_rehearsal_shows_what_would_be_sent(tmp_path: Path) -> None:
         for key, table in zip(KEYS, TABLES, strict=True)
     }
     federation = RemoteFederation(LocalTransport(sites))
-    emfed.fit(model, None, algorithm, federation=federation, rounds=2)
+    emfed.fit(model, None, algorithm, federation=federation, rounds=2, start="moments")
     sent = [json.loads(line) for line in journal.read_text().splitlines()]
     assert sent[0]["bytes"] == shown[0]["bytes"]
     for real, rehearsed in zip(sent[1:], shown[1:], strict=True):
         assert abs(real["bytes"] - rehearsed["bytes"]) <= 6
+    by_default = [entry["kind"] for entry in emfed.rehearse(model, None, TABLES[0])]
+    assert by_default.count("reply") > 4  # those of a k-means start too
     refused = emfed.rehearse(model, algorithm, TABLES[0], rules=SiteRules(models=()))
     assert [entry["kind"] for entry in refused] == ["refusal"]
 

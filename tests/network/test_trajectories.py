@@ -166,6 +166,7 @@ def test_the_ledger_holds_every_byte_that_crosses(tmp_path: Path) -> None:
         federation=federation,
         participation=emfed.Bernoulli(0.6),
         monitor=emfed.Monitor(every=3),
+        start="moments",
         rounds=12,
         seed=2,
     )

@@ -556,3 +556,9 @@ class Federation(ABC):
 
     def close(self) -> None:  # noqa: B027 (most have nothing to give back)
         """Give back processes and connections, where it has any; a second time does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

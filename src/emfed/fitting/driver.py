@@ -436,9 +436,10 @@ def fit(
 
     Examples
     --------
-    >>> import numpy as np, emfed
-    >>> rows = np.random.default_rng(0).normal(size=(60, 2))
-    >>> emfed.fit(emfed.gaussian_mixture(1), {"a": rows[:30], "b": rows[30:]}).converged
+    >>> import emfed
+    >>> from sklearn.datasets import load_iris
+    >>> rows = load_iris().data
+    >>> emfed.fit(emfed.gaussian_mixture(2), {"a": rows[::2], "b": rows[1::2]}).converged
     True
     """
     watch = Watch(
@@ -481,10 +482,11 @@ def select_components(
 
     Examples
     --------
-    >>> import numpy as np, emfed
-    >>> rows = np.random.default_rng(0).normal(size=(60, 2))
-    >>> emfed.select_components(emfed.gaussian_mixture(1), [rows], "1:2").n_components
-    1
+    >>> import emfed
+    >>> from sklearn.datasets import load_iris
+    >>> rows = load_iris().data
+    >>> emfed.select_components(emfed.gaussian_mixture(1), [rows[::2], rows[1::2]], "1:3").criterion
+    'bic'
     """
     watch = Watch((callbacks,) if callable(callbacks) else tuple(callbacks))
     given = FitSettings.read(model, n_components=n_components, **settings)
