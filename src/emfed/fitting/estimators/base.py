@@ -27,7 +27,7 @@ from emfed.fitting.rounds import Run
 from emfed.fitting.selection import read_range
 from emfed.network import StackedFederation
 
-SHAPING = ("model", "n_components", "n_clusters", "n_factors", "covariance_type", "families")
+SHAPING = ("model", "n_components", "n_factors", "covariance_type", "families")
 """Settings, as models describe themselves, without which parameters of a fit start no other."""
 
 
