@@ -23,7 +23,8 @@ path = f"{folder}/{name}.data"
 data = np.load(path + ".npy")
 columns = open(path + ".columns").read().split()
 table = pl.DataFrame(data, schema=columns) if columns else data
-join(address, table, f"{folder}/state-{name}", key=f"{folder}/{name}.key", ca=f"{folder}/keys/ca.pem")
+key, ca = f"{folder}/{name}.key", f"{folder}/keys/ca.pem"
+join(address, table, f"{folder}/state-{name}", key=key, ca=ca)
 """
 
 
