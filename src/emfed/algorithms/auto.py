@@ -19,6 +19,15 @@ beside them, outside Theorem 1.
   the number of workers: few are organisations, whose bits are few anyway and whose answer should
   be the one that pooling gives.
 * *Steps are broadcast*, quantised the same way.
+* *Never worse.* The messages tell how noisy H is. Where that is more than the parameters stand, S
+  waits a round, in which the workers send what was missing. And with H at both ends of a step the
+  server knows what the step did: the surrogate bounds the change of the log-likelihood from above,
+
+      L(theta') - L(theta) <= U(s-bar(theta'), theta) - U(s-bar(theta'), theta'),
+
+  U being `Model.surrogate` and s-bar(theta') = S' + H'. Where that is negative, S goes back to
+  where it was, in full, and the next steps are cautious: plain ones, with little noise. Without
+  noise this is EM, for which the bound is never negative.
 
 With partial participation a memory follows s-bar_i and not h_i, and H sums the memories of all: a
 worker that is away stands for itself with what it last said, as in the incremental EM of Neal and
@@ -40,11 +49,13 @@ from emfed.core.errors import check_count
 from emfed.core.protocols import (
     ALONE,
     Algorithm,
+    BoolArray,
     Column,
     Crowd,
     FloatArray,
     IntArray,
     Layout,
+    Metric,
     Model,
     Oracle,
     Replies,
@@ -64,7 +75,17 @@ NEAR, NEAREST = 0.1, 0.003
 MOST_MOMENTUM = 0.8
 COARSEST_STEP = 0.02
 """The noise of the broadcast: one message serves all, so it may be fine."""
-LEAST_CURVATURE = 0.3
+LEAST_CURVATURE, MOST_CURVATURE = 0.3, 1e12
+STAND = 2 * BUDGET
+"""|noise of H|^2 in the metric beyond which S waits: today's benchmarks stay below (`answer`)."""
+FRAGILE = 0.05
+"""Noise in a coordinate, relative to `Metric.lightest`: a mean may move by a fifth of a spread."""
+MOST_WAITS = 4
+"""Rounds in a row that S waits; each takes the noise to 1/500 of what it was."""
+WORSE = 1e-3
+"""Nats a sample that a step may seem to lose before it is undone."""
+MOST_CAUTION, WARY = 6, 8
+"""How often caution doubles, and the good steps after which it halves again."""
 _OPERATOR = ChosenDithering()
 
 
@@ -174,7 +195,8 @@ class AutoEM(Algorithm):
     def _up(self, curvature: FloatArray) -> steps.Channel:
         """The loop's bound on the noise, and the budget's."""
         assert self.share is not None
-        noise = (np.sqrt(1 + 4 / (CAUTION * self.share * curvature)) - 1) / 2
+        room = 4 / (CAUTION * self.share * curvature)
+        noise = room / (2 * (np.sqrt(1 + room) + 1))
         return steps.Channel(
             ChosenDithering(noise, self._budget / self.share), None, in_metric=True
         )
@@ -220,16 +242,23 @@ class AutoEM(Algorithm):
         if self.incremental:
             extras |= _hear(state, request, replies, weights)
             mean_field = mean_field + extras["anchors"] - extras["heard"] * state.statistics
-        gain = steps.worth(model, request, mean_field)
-        moved, hits = steps.Moved(state.statistics, 0.0, 0), 0
+        metric = model.metric(request.params)
+        white = metric.whiten(mean_field)
+        gain = float(white @ white) / 2
+        moved = steps.Moved(state.statistics, 0.0, 0)
         if len(replies.workers):
-            move, extras = self._move(model, state, request, mean_field, gain, extras)
-            operator = ChosenDithering(COARSEST_STEP, self._budget)
-            down = steps.Channel(operator, None, in_metric=True)
-            moved = steps.move_by(model, seed, state, request, move, down)
-            hits = moved.hits
-            if hits:  # momentum led out of the domain
-                extras["age"] = np.zeros(())
+            noise = _noise(metric, replies, weights)
+            limit = _stands(model, metric) / 4 ** float(extras.get("caution", 0.0))
+            if self._guarded and noise > limit and extras.get("waits", 0.0) < MOST_WAITS:
+                extras["waits"] = np.asarray(extras.get("waits", 0.0)) + 1
+            else:
+                extras["waits"] = np.zeros(())
+                worse = self._worse(model, state, request, mean_field, noise, weights, extras)
+                if worse is not None and worse.any():
+                    moved, extras = _undo(model, state, request, worse, extras)
+                else:
+                    move, extras = self._move(model, state, request, mean_field, gain, extras)
+                    moved, extras = self._step(model, seed, state, request, move, limit, extras)
         new = ServerState(
             state.round + 1,
             state.generation,
@@ -240,7 +269,60 @@ class AutoEM(Algorithm):
         if self.incremental:  # H tells of those who answered alone; the others' memories cancel
             gain /= max(float(weights.sum()), 1e-12) ** 2
         squared = float(mean_field @ mean_field)
-        return new, StepInfo(squared, moved.factor, hits, moved.sent, moved.wire, gain)
+        return new, StepInfo(squared, moved.factor, moved.hits, moved.sent, moved.wire, gain)
+
+    @property
+    def _guarded(self) -> bool:
+        """Whether H is that of all workers at S: not of those who are away, nor of batches."""
+        return not self.incremental and self.batch_size is None
+
+    def _worse(
+        self,
+        model: Model,
+        state: ServerState,
+        request: Request,
+        mean_field: FloatArray,
+        noise: float,
+        weights: FloatArray,
+        extras: dict[str, FloatArray],
+    ) -> BoolArray | None:
+        """Which regions the last step has made worse; None where nobody can say."""
+        if not self._guarded or "good" not in extras or weights.sum() < 1 - 1e-9:
+            return None
+        good, seen = extras["good"], state.statistics + mean_field
+        before = model.maximize(good)
+        with np.errstate(all="ignore"):  # a step may have led anywhere
+            rise = model.surrogates(seen, before) - model.surrogates(seen, request.params)
+            way = state.statistics - good
+            ends = [model.metric(p).whiten(way) ** 2 for p in (before, request.params)]
+            length = [min(float(end[cut].sum()) for end in ends) for cut in model.regions]
+        slack = 3 * np.sqrt(noise * np.array(length)) + max(WORSE, self._budget)
+        return np.asarray(~(rise >= -slack))
+
+    def _step(
+        self,
+        model: Model,
+        seed: int,
+        state: ServerState,
+        request: Request,
+        move: FloatArray,
+        limit: float,
+        extras: dict[str, FloatArray],
+    ) -> tuple[steps.Moved, dict[str, FloatArray]]:
+        """Move S, and remember where it was."""
+        white = model.metric(request.params).whiten(move)
+        if self._guarded and _OPERATOR.finest * float(white @ white) > limit * len(white):
+            moved = steps.move_in_full(model, state, request, move)
+        else:
+            operator = ChosenDithering(COARSEST_STEP, self._budget)
+            down = steps.Channel(operator, None, in_metric=True)
+            moved = steps.move_by(model, seed, state, request, move, down)
+        if moved.hits:  # momentum led out of the domain
+            extras["age"] = np.zeros(())
+        if self._guarded:
+            extras["good"] = state.statistics
+            extras |= _calm_down(extras)
+        return moved, extras
 
     def _move(
         self,
@@ -258,6 +340,7 @@ class AutoEM(Algorithm):
         age = float(extras.get("age", 0.0))
         near = max(NEAREST, NEAR * self._boldness)
         calm = energy < near and not self.incremental and not self.follow_em
+        calm = calm and not extras.get("caution", 0.0)
         if calm:
             metric = model.metric(request.params)
             calm = float(metric.whiten(run) @ metric.whiten(mean_field)) > 0
@@ -276,6 +359,48 @@ class AutoEM(Algorithm):
         """All settings."""
         settings = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {"algorithm": self.name} | settings
+
+
+def _noise(metric: Metric, replies: Replies, weights: FloatArray) -> float:
+    """The variance of H's noise in each coordinate of the metric, as the messages tell it.
+
+    The rate of a message is 1 - noise / |Q|^2 (`ChosenDithering.rate`).
+    """
+    squared = (metric.whiten(replies.values) ** 2).sum(axis=-1)
+    total = float((weights**2 * (1 - replies.rates)) @ squared)
+    return total / max(1, replies.values.shape[-1])
+
+
+def _stands(model: Model, metric: Metric) -> float:
+    """How much noise in each coordinate the parameters stand."""
+    widest = max(cut.stop - cut.start for cut in model.regions)
+    return min(STAND / widest, FRAGILE * metric.lightest)
+
+
+def _undo(
+    model: Model,
+    state: ServerState,
+    request: Request,
+    worse: BoolArray,
+    extras: dict[str, FloatArray],
+) -> tuple[steps.Moved, dict[str, FloatArray]]:
+    """S before the last step, in the regions that it made worse, and more caution from now on."""
+    statistics = state.statistics.copy()
+    for cut, bad in zip(model.regions, worse, strict=True):
+        if bad:
+            statistics[cut] = extras["good"][cut]
+    kept = {name: extras[name] for name in extras if name not in ("good", "ahead", "energy")}
+    caution = min(float(extras.get("caution", 0.0)) + 1, MOST_CAUTION)
+    kept |= {"caution": np.array(caution), "quiet": np.zeros(()), "age": np.zeros(())}
+    return steps.in_full(statistics, request, 0.0, 0), kept
+
+
+def _calm_down(extras: dict[str, FloatArray]) -> dict[str, FloatArray]:
+    """Caution goes with good steps."""
+    caution, quiet = float(extras.get("caution", 0.0)), float(extras.get("quiet", 0.0)) + 1
+    if caution and quiet >= WARY:
+        caution, quiet = caution - 1, 0.0
+    return {"caution": np.array(caution), "quiet": np.array(quiet)}
 
 
 def _inside(model: Model, statistics: FloatArray, move: FloatArray) -> bool:
@@ -311,4 +436,4 @@ def _curvature(
     ratio = (changed**2).sum(axis=1) / np.where(usable, length, 1.0)
     before = np.where(known, before, 1.0)
     now = np.where(usable, np.maximum(ratio, 0.8 * before + 0.2 * ratio), before)
-    return np.maximum(now, LEAST_CURVATURE)
+    return np.clip(np.nan_to_num(now, nan=MOST_CURVATURE), LEAST_CURVATURE, MOST_CURVATURE)

@@ -147,6 +147,15 @@ class Model(ABC):
     def surrogate(self, statistics: FloatArray, params: Any) -> FloatArray:
         """psi(theta) + R(theta) - <s, phi(theta)>, which `maximize` minimises over theta."""
 
+    @property
+    def regions(self) -> tuple[slice, ...]:
+        """Where the statistics of parts lie that have nothing to do with each other."""
+        return (slice(0, self.layout.size),)
+
+    def surrogates(self, statistics: FloatArray, params: Any) -> FloatArray:
+        """`surrogate` of each of the `regions`, ``(regions,)``."""
+        return np.reshape(self.surrogate(statistics, params), (1,))
+
     @abstractmethod
     def log_likelihood(self, data: Any, params: Any, weights: Any | None = None) -> FloatArray:
         """The (weighted) mean over samples of log p(y; theta), in the user's units."""

@@ -340,7 +340,7 @@ class GaussianMixture(MixtureModel):
 
     def metric(self, params: GaussianParameters) -> GaussianMetric:
         """The Fisher metric of the complete-data model at these parameters."""
-        return GaussianMetric.at(params, self.kind, self.layout)
+        return GaussianMetric.at(params, self.kind, self.layout, self.constants.samples)
 
     def statistics_of(self, params: GaussianParameters) -> FloatArray:
         """mass = pi, first = pi mu, second = pi (Sigma + mu mu^T)."""

@@ -329,7 +329,7 @@ class HiddenMarkov(Model):
             "initial": np.sqrt(np.maximum(params.initial, 0.02)),
             "transitions": np.sqrt(often[:, None] * np.maximum(params.transitions, 0.02)),
         }
-        return ColumnMetric.at(self.columns, self.layout, params, mass, extra)
+        return ColumnMetric.at(self.columns, self.layout, params, mass, extra, self._steps)
 
     # Starts and units.
 

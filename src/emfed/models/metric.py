@@ -24,6 +24,23 @@ from emfed.models.matrices import outer, pack, triangle, unpack
 from emfed.models.parameters import GaussianParameters
 
 
+def floored(weights: FloatArray) -> FloatArray:
+    """Weights of at least 0.02 / K: a dying component must not dominate."""
+    return np.maximum(weights, 0.02 / weights.shape[-1])
+
+
+def lightest(weights: FloatArray, samples: float) -> float:
+    """`Metric.lightest` of components with these weights.
+
+    Noise of variance v per coordinate is v `floored` pi in a first moment in units of the spread,
+    so the mean moves by sqrt(v floored(pi)) / pi spreads. Components of less than one sample do
+    not count: `keep_dying` holds them.
+    """
+    alive = weights * samples >= 1
+    ratio = weights**2 / floored(weights)
+    return float(np.min(ratio, where=alive, initial=1.0))
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class GaussianMetric(Metric):
@@ -36,12 +53,14 @@ class GaussianMetric(Metric):
     root: FloatArray
     """L for matrices, standard deviations otherwise, in the covariances' shape."""
     inverse_root: FloatArray
+    lightest: float = 1.0
 
     @classmethod
-    def at(cls, params: GaussianParameters, kind: str, layout: Layout) -> Self:
-        """The metric at these parameters."""
-        floor = 0.02 / len(params.weights)
-        root_weights = np.sqrt(np.maximum(params.weights, floor))
+    def at(
+        cls, params: GaussianParameters, kind: str, layout: Layout, samples: float = np.inf
+    ) -> Self:
+        """The metric at these parameters, fitted to so many samples."""
+        root_weights = np.sqrt(floored(params.weights))
         if kind in ("full", "tied", "known"):
             root: FloatArray = np.linalg.cholesky(params.covariances).astype(np.float64)
             inverse: FloatArray = np.linalg.inv(root).astype(np.float64)
@@ -50,7 +69,8 @@ class GaussianMetric(Metric):
             if kind == "spherical":
                 root = root[..., None]
             inverse = np.reciprocal(root)
-        return cls(kind, layout, root_weights, params.means, root, inverse)
+        light = lightest(params.weights, samples)
+        return cls(kind, layout, root_weights, params.means, root, inverse, light)
 
     def _apply(self, factor: FloatArray, vectors: FloatArray) -> FloatArray:
         """L or L^-1 times ``(..., K, d)`` vectors, component by component."""

@@ -212,7 +212,9 @@ class MixedMixture(MixtureModel, Imputable):
 
     def metric(self, params: MixedParameters) -> ColumnMetric:
         """Every statistic in units of its spread."""
-        return ColumnMetric.at(self.columns, self.layout, params, params.weights)
+        return ColumnMetric.at(
+            self.columns, self.layout, params, params.weights, samples=self._known
+        )
 
     # Starts and units.
 

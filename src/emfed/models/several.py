@@ -67,6 +67,11 @@ class SeveralMetric(Metric):
         """Part by part."""
         return self._apply(vectors, "unwhiten")
 
+    @property
+    def lightest(self) -> float:
+        """That of the most fragile part."""
+        return min(metric.lightest for metric in self.metrics)
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -179,6 +184,16 @@ class Several(Model):
         """The sum over the parts."""
         triples = zip(self.models, self.cuts, params.parts, strict=True)
         return np.sum([m.surrogate(statistics[..., cut], p) for m, cut, p in triples], axis=0)
+
+    @property
+    def regions(self) -> tuple[slice, ...]:
+        """The statistics of each part."""
+        return self.cuts
+
+    def surrogates(self, statistics: FloatArray, params: SeveralParameters) -> FloatArray:
+        """Part by part."""
+        triples = zip(self.models, self.cuts, params.parts, strict=True)
+        return np.array([float(m.surrogate(statistics[cut], p)) for m, cut, p in triples])
 
     def log_likelihood(
         self, data: Any, params: SeveralParameters, weights: Any | None = None
