@@ -157,7 +157,7 @@ class AutoEM(Algorithm):
             targets = estimates - anchors
             curvature = _curvature(model, rows, request, fresh, targets + anchors * self._follows)
             rows = steps.stage_upload(
-                model, self._up(curvature), seed, rows, request, fresh, targets, cost
+                model, self._up(model, request, curvature), seed, rows, request, fresh, targets, cost
             )
             rows = memory.update(
                 rows,
@@ -192,14 +192,14 @@ class AutoEM(Algorithm):
         new = request.accepted[fresh] < 0
         return np.where(new[:, None], request.statistics, rows["anchor"][fresh])
 
-    def _up(self, curvature: FloatArray) -> steps.Channel:
-        """The loop's bound on the noise, and the budget's."""
+    def _up(self, model: Model, request: Request, curvature: FloatArray) -> steps.Channel:
+        """The loop's bound on the noise, the budget's, and half of what S would wait for."""
         assert self.share is not None
+        stands = _stands(model, model.metric(request.params)) * len(request.statistics)
+        budget = min(self._budget, stands / 2)
         room = 4 / (CAUTION * self.share * curvature)
         noise = room / (2 * (np.sqrt(1 + room) + 1))
-        return steps.Channel(
-            ChosenDithering(noise, self._budget / self.share), None, in_metric=True
-        )
+        return steps.Channel(ChosenDithering(noise, budget / self.share), None, in_metric=True)
 
     @property
     def _budget(self) -> float:

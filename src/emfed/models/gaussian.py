@@ -332,11 +332,18 @@ class GaussianMixture(MixtureModel):
     ) -> GaussianParameters:
         """Clusters of one shape, with the variances within them."""
         if self.shared_covariance:
+            mass, centres = self.settle_clusters(mass, centres)
             shapes = self.lift(self.covariances_from(mass, centres, None))
         else:
             shape = {"full": np.diag(spread), "diag": spread}.get(self.kind, spread.mean())
             shapes = np.stack([shape] * len(mass))
         return GaussianParameters(mass, centres, shapes)
+
+    def settle_clusters(
+        self, mass: FloatArray, centres: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Clusters that rows with the known second moment can have; here all can."""
+        return mass, centres
 
     def metric(self, params: GaussianParameters) -> GaussianMetric:
         """The Fisher metric of the complete-data model at these parameters."""
