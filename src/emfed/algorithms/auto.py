@@ -157,7 +157,14 @@ class AutoEM(Algorithm):
             targets = estimates - anchors
             curvature = _curvature(model, rows, request, fresh, targets + anchors * self._follows)
             rows = steps.stage_upload(
-                model, self._up(model, request, curvature), seed, rows, request, fresh, targets, cost
+                model,
+                self._up(model, request, curvature),
+                seed,
+                rows,
+                request,
+                fresh,
+                targets,
+                cost,
             )
             rows = memory.update(
                 rows,

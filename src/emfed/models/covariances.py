@@ -151,9 +151,7 @@ class _Tied(_Shared):
         m c^T W^-1 c > 1 is what no rows can have, so that goes down first; only then do all
         centres move in, in the directions (of the metric W) where there is still too much.
         """
-        whole = raise_eigenvalues(
-            self.constants.second_moment, max(self.covariance_floor, 1e-12)
-        )
+        whole = raise_eigenvalues(self.constants.second_moment, max(self.covariance_floor, 1e-12))
         inverse = np.linalg.inv(np.linalg.cholesky(whole))
         white = centres @ inverse.T
         most = MOST_BETWEEN / np.maximum((white**2).sum(axis=-1), 1e-12)
