@@ -147,6 +147,10 @@ class Model(ABC):
     def surrogate(self, statistics: FloatArray, params: Any) -> FloatArray:
         """psi(theta) + R(theta) - <s, phi(theta)>, which `maximize` minimises over theta."""
 
+    def closed_form(self) -> FloatArray | None:
+        """Statistics at the optimum, if what `bind` was told says all; None: EM must find them."""
+        return None
+
     @property
     def regions(self) -> tuple[slice, ...]:
         """Where the statistics of parts lie that have nothing to do with each other."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from emfed.core.protocols import FloatArray
-from emfed.models.families import Family, symmetric
+from emfed.models.families import Family, positive, symmetric
 
 
 class _Positive(Family):
@@ -58,6 +58,10 @@ class Exponential(_Positive):
     def estimate(self, mass: FloatArray, moments: FloatArray, floor: float) -> FloatArray:
         """The mean."""
         return np.maximum(moments / mass[..., None], floor)
+
+    def possible(self, means: FloatArray, before: FloatArray) -> FloatArray:
+        """Times are not negative."""
+        return positive(means, before)
 
     def valid(self, mass: FloatArray, moments: FloatArray, floor: float) -> bool:
         """No mean below minus the floor."""

@@ -98,6 +98,11 @@ class Several(Model):
         values = [("values", (len(self.models), VALUES))] if self.watched else []
         return Layout((*fields, *values))
 
+    @property
+    def _asked(self) -> Any:
+        """The part whose summary serves all: of one component alone more might be asked."""
+        return max(self.models, key=lambda model: getattr(model, "n_components", 1))
+
     @cached_property
     def cuts(self) -> tuple[slice, ...]:
         """Where the statistics of each part lie."""
@@ -135,8 +140,8 @@ class Several(Model):
         self.models[0].check(data, where, columns, first)
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
-        """That of the first part, which serves all."""
-        return dict(self.models[0].summary(data, weights))
+        """One that serves all."""
+        return dict(self._asked.summary(data, weights))
 
     def group_shares(self, statistics: FloatArray) -> FloatArray:
         """Those of all parts."""
@@ -144,15 +149,15 @@ class Several(Model):
         return np.concatenate([m.group_shares(statistics[..., cut]) for m, cut in pieces], axis=-1)
 
     def summary_shares(self, summary: Mapping[str, FloatArray]) -> FloatArray:
-        """That of the first part, which serves all."""
-        shares: FloatArray = self.models[0].summary_shares(summary)
+        """Of the one that serves all."""
+        shares: FloatArray = self._asked.summary_shares(summary)
         return shares
 
     def combine(
         self, summaries: Mapping[str, FloatArray], shares: FloatArray
     ) -> dict[str, FloatArray]:
-        """As the first part does."""
-        return dict(self.models[0].combine(summaries, shares))
+        """As the part does whose summary serves all."""
+        return dict(self._asked.combine(summaries, shares))
 
     def bind(
         self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
@@ -184,6 +189,11 @@ class Several(Model):
         """The sum over the parts."""
         triples = zip(self.models, self.cuts, params.parts, strict=True)
         return np.sum([m.surrogate(statistics[..., cut], p) for m, cut, p in triples], axis=0)
+
+    def closed_form(self) -> FloatArray | None:
+        """If all parts have one."""
+        parts = [model.closed_form() for model in self.models]
+        return None if any(p is None for p in parts) else self.join(parts)
 
     @property
     def regions(self) -> tuple[slice, ...]:
