@@ -19,15 +19,7 @@ beside them, outside Theorem 1.
   the number of workers: few are organisations, whose bits are few anyway and whose answer should
   be the one that pooling gives.
 * *Steps are broadcast*, quantised the same way.
-* *Never worse.* The messages tell how noisy H is. Where that is more than the parameters stand, S
-  waits a round, in which the workers send what was missing. And with H at both ends of a step the
-  server knows what the step did: the surrogate bounds the change of the log-likelihood from above,
-
-      L(theta') - L(theta) <= U(s-bar(theta'), theta) - U(s-bar(theta'), theta'),
-
-  U being `Model.surrogate` and s-bar(theta') = S' + H'. Where that is negative, S goes back to
-  where it was, in full, and the next steps are cautious: plain ones, with little noise. Without
-  noise this is EM, for which the bound is never negative.
+* *Never worse, and not too early*: `emfed.algorithms.safeguards`.
 
 With partial participation a memory follows s-bar_i and not h_i, and H sums the memories of all: a
 worker that is away stands for itself with what it last said, as in the incremental EM of Neal and
@@ -43,7 +35,8 @@ from typing import Any, ClassVar, Self, final
 
 import numpy as np
 
-from emfed.algorithms import memory, spider, steps
+from emfed.algorithms import memory, safeguards, spider, steps
+from emfed.algorithms.safeguards import Extras, Seen, number
 from emfed.compressors import ChosenDithering
 from emfed.core.errors import check_count
 from emfed.core.protocols import (
@@ -55,7 +48,6 @@ from emfed.core.protocols import (
     FloatArray,
     IntArray,
     Layout,
-    Metric,
     Model,
     Oracle,
     Replies,
@@ -76,16 +68,6 @@ MOST_MOMENTUM = 0.8
 COARSEST_STEP = 0.02
 """The noise of the broadcast: one message serves all, so it may be fine."""
 LEAST_CURVATURE, MOST_CURVATURE = 0.3, 1e12
-STAND = 2 * BUDGET
-"""|noise of H|^2 in the metric beyond which S waits: today's benchmarks stay below (`answer`)."""
-FRAGILE = 0.05
-"""Noise in a coordinate, relative to `Metric.lightest`: a mean may move by a fifth of a spread."""
-MOST_WAITS = 4
-"""Rounds in a row that S waits; each takes the noise to 1/500 of what it was."""
-WORSE = 1e-3
-"""Nats a sample that a step may seem to lose before it is undone."""
-MOST_CAUTION, WARY = 6, 8
-"""How often caution doubles, and the good steps after which it halves again."""
 _OPERATOR = ChosenDithering()
 
 
@@ -156,9 +138,10 @@ class AutoEM(Algorithm):
             anchors = self._anchors(rows, request, fresh)
             targets = estimates - anchors
             curvature = _curvature(model, rows, request, fresh, targets + anchors * self._follows)
+            still = (rows["place"][fresh] == request.statistics).all(axis=1)
             rows = steps.stage_upload(
                 model,
-                self._up(model, request, curvature),
+                self._up(model, request, curvature, still),
                 seed,
                 rows,
                 request,
@@ -199,13 +182,19 @@ class AutoEM(Algorithm):
         new = request.accepted[fresh] < 0
         return np.where(new[:, None], request.statistics, rows["anchor"][fresh])
 
-    def _up(self, model: Model, request: Request, curvature: FloatArray) -> steps.Channel:
-        """The loop's bound on the noise, the budget's, and half of what S would wait for."""
+    def _up(
+        self, model: Model, request: Request, curvature: FloatArray, still: BoolArray
+    ) -> steps.Channel:
+        """The loop's bound on the noise, the budget's, and half of what S would wait for.
+
+        Where S is ``still`` where it was, it waits for a finer answer.
+        """
         assert self.share is not None
-        stands = _stands(model, model.metric(request.params)) * len(request.statistics)
-        budget = min(self._budget, stands / 2)
+        stands = safeguards.stands(model, model.metric(request.params))
+        budget = min(self._budget, stands * len(request.statistics) / 2)
         room = 4 / (CAUTION * self.share * curvature)
         noise = room / (2 * (np.sqrt(1 + room) + 1))
+        noise = np.where(still, np.minimum(noise, safeguards.STILL), noise)
         return steps.Channel(ChosenDithering(noise, budget / self.share), None, in_metric=True)
 
     @property
@@ -254,18 +243,10 @@ class AutoEM(Algorithm):
         gain = float(white @ white) / 2
         moved = steps.Moved(state.statistics, 0.0, 0)
         if len(replies.workers):
-            noise = _noise(metric, replies, weights)
-            limit = _stands(model, metric) / 4 ** float(extras.get("caution", 0.0))
-            if self._guarded and noise > limit and extras.get("waits", 0.0) < MOST_WAITS:
-                extras["waits"] = np.asarray(extras.get("waits", 0.0)) + 1
-            else:
-                extras["waits"] = np.zeros(())
-                worse = self._worse(model, state, request, mean_field, noise, weights, extras)
-                if worse is not None and worse.any():
-                    moved, extras = _undo(model, state, request, worse, extras)
-                else:
-                    move, extras = self._move(model, state, request, mean_field, gain, extras)
-                    moved, extras = self._step(model, seed, state, request, move, limit, extras)
+            noise = safeguards.noise_of(metric, replies, weights)
+            seen = safeguards.Seen(model, state, request, metric, mean_field, noise)
+            complete = float(weights.sum()) > 1 - 1e-9
+            moved, extras = self._advance(seen, seed, gain, complete, extras)
         new = ServerState(
             state.round + 1,
             state.generation,
@@ -283,80 +264,75 @@ class AutoEM(Algorithm):
         """Whether H is that of all workers at S: not of those who are away, nor of batches."""
         return not self.incremental and self.batch_size is None
 
-    def _worse(
-        self,
-        model: Model,
-        state: ServerState,
-        request: Request,
-        mean_field: FloatArray,
-        noise: float,
-        weights: FloatArray,
-        extras: dict[str, FloatArray],
-    ) -> BoolArray | None:
-        """Which regions the last step has made worse; None where nobody can say."""
-        if not self._guarded or "good" not in extras or weights.sum() < 1 - 1e-9:
-            return None
-        good, seen = extras["good"], state.statistics + mean_field
-        before = model.maximize(good)
-        with np.errstate(all="ignore"):  # a step may have led anywhere
-            rise = model.surrogates(seen, before) - model.surrogates(seen, request.params)
-            way = state.statistics - good
-            ends = [model.metric(p).whiten(way) ** 2 for p in (before, request.params)]
-            length = [min(float(end[cut].sum()) for end in ends) for cut in model.regions]
-        slack = 3 * np.sqrt(noise * np.array(length)) + max(WORSE, self._budget)
-        return np.asarray(~(rise >= -slack))
-
-    def _step(
-        self,
-        model: Model,
-        seed: int,
-        state: ServerState,
-        request: Request,
-        move: FloatArray,
-        limit: float,
-        extras: dict[str, FloatArray],
-    ) -> tuple[steps.Moved, dict[str, FloatArray]]:
-        """Move S, and remember where it was."""
-        white = model.metric(request.params).whiten(move)
-        if self._guarded and _OPERATOR.finest * float(white @ white) > limit * len(white):
-            moved = steps.move_in_full(model, state, request, move)
-        else:
-            operator = ChosenDithering(COARSEST_STEP, self._budget)
-            down = steps.Channel(operator, None, in_metric=True)
-            moved = steps.move_by(model, seed, state, request, move, down)
+    def _advance(
+        self, seen: Seen, seed: int, gain: float, complete: bool, extras: Extras
+    ) -> tuple[steps.Moved, Extras]:
+        """Wait, go back, or take a step."""
+        caution, waits = number(extras, "caution"), number(extras, "waits")
+        limit = safeguards.stands(seen.model, seen.metric) / 4**caution
+        phase = number(extras, "probe")
+        if phase >= safeguards.PURE_FROM:
+            limit = min(limit, safeguards.pure(seen))
+        if self._guarded and seen.noise > limit and waits < safeguards.MOST_WAITS:
+            return steps.Moved(seen.state.statistics, 0.0, 0), extras | {
+                "waits": np.array(waits + 1)
+            }
+        extras = {name: extras[name] for name in extras if name not in ("waits", "sure")}
+        if self._guarded and complete:
+            if phase == safeguards.JUDGE:
+                return safeguards.judge(seen, seed, extras)
+            bad = safeguards.worse(seen, extras, self._budget)
+            if bad.any():
+                return safeguards.undo(seen, bad, extras)
+            if phase == safeguards.BOLD:
+                return safeguards.bold(seen, seed, extras)
+        elif phase > safeguards.PLAIN:  # somebody is missing: one more plain step
+            phase -= 1
+        move, extras = self._move(seen, gain, extras)
+        moved = self._step(seen, seed, move, limit, safeguards.FINE if phase else COARSEST_STEP)
         if moved.hits:  # momentum led out of the domain
             extras["age"] = np.zeros(())
+        if phase:
+            extras["probe"] = np.array(phase + 1)
         if self._guarded:
-            extras["good"] = state.statistics
-            extras |= _calm_down(extras)
+            extras |= {"good": seen.state.statistics} | safeguards.calm_down(extras)
         return moved, extras
 
-    def _move(
-        self,
-        model: Model,
-        state: ServerState,
-        request: Request,
-        mean_field: FloatArray,
-        gain: float,
-        extras: dict[str, FloatArray],
-    ) -> tuple[FloatArray, dict[str, FloatArray]]:
+    def _step(
+        self, seen: Seen, seed: int, move: FloatArray, limit: float, noise: float
+    ) -> steps.Moved:
+        """Broadcast a step; in full where it is so long that its noise would be too much."""
+        white = seen.metric.whiten(move)
+        if self._guarded and _OPERATOR.finest * float(white @ white) > limit * len(white):
+            return steps.move_in_full(seen.model, seen.state, seen.request, move)
+        operator = ChosenDithering(noise, self._budget)
+        down = steps.Channel(operator, None, in_metric=True)
+        return steps.move_by(seen.model, seed, seen.state, seen.request, move, down)
+
+    def _move(self, seen: Seen, gain: float, extras: Extras) -> tuple[FloatArray, Extras]:
         """H, and some of the way from the point that the last step led to, while it helps."""
-        ahead = state.statistics + mean_field
+        here, mean_field = seen.state.statistics, seen.mean_field
+        ahead = here + mean_field
         run = ahead - extras.get("ahead", ahead)
         energy = 0.7 * float(extras.get("energy", 2 * gain)) + 0.3 * 2 * gain
-        age = float(extras.get("age", 0.0))
+        age = number(extras, "age")
         near = max(NEAREST, NEAR * self._boldness)
         calm = energy < near and not self.incremental and not self.follow_em
-        calm = calm and not extras.get("caution", 0.0)
-        if calm:
-            metric = model.metric(request.params)
-            calm = float(metric.whiten(run) @ metric.whiten(mean_field)) > 0
+        calm = calm and not number(extras, "caution") and not number(extras, "probe")
+        calm = calm and float(seen.metric.whiten(run) @ seen.metric.whiten(mean_field)) > 0
         age = age + 1 if calm else 0.0
         move = mean_field + min(age / (age + 3), MOST_MOMENTUM) * run
-        if age and not _inside(model, state.statistics, move):
+        if age and not _inside(seen.model, here, move):
             age, move = 0.0, mean_field
-        extras = extras | {"ahead": ahead, "energy": np.array(energy), "age": np.array(age)}
-        return move, extras
+        return move, extras | {"ahead": ahead, "energy": np.array(energy), "age": np.array(age)}
+
+    def confirm(self, state: ServerState, nats: float) -> ServerState:
+        """A few plain steps and a bold one, before the run may say that it has converged."""
+        return replace(state, extras=safeguards.ask(dict(state.extras), nats))
+
+    def sure(self, state: ServerState) -> bool | None:
+        """Whether the bold step gained nothing; who sees a part of the data cannot tell."""
+        return bool(number(dict(state.extras), "sure")) if self._guarded else None
 
     def forget(self, state: ServerState) -> ServerState:
         """With the memories go the anchors."""
@@ -366,48 +342,6 @@ class AutoEM(Algorithm):
         """All settings."""
         settings = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {"algorithm": self.name} | settings
-
-
-def _noise(metric: Metric, replies: Replies, weights: FloatArray) -> float:
-    """The variance of H's noise in each coordinate of the metric, as the messages tell it.
-
-    The rate of a message is 1 - noise / |Q|^2 (`ChosenDithering.rate`).
-    """
-    squared = (metric.whiten(replies.values) ** 2).sum(axis=-1)
-    total = float((weights**2 * (1 - replies.rates)) @ squared)
-    return total / max(1, replies.values.shape[-1])
-
-
-def _stands(model: Model, metric: Metric) -> float:
-    """How much noise in each coordinate the parameters stand."""
-    widest = max(cut.stop - cut.start for cut in model.regions)
-    return min(STAND / widest, FRAGILE * metric.lightest)
-
-
-def _undo(
-    model: Model,
-    state: ServerState,
-    request: Request,
-    worse: BoolArray,
-    extras: dict[str, FloatArray],
-) -> tuple[steps.Moved, dict[str, FloatArray]]:
-    """S before the last step, in the regions that it made worse, and more caution from now on."""
-    statistics = state.statistics.copy()
-    for cut, bad in zip(model.regions, worse, strict=True):
-        if bad:
-            statistics[cut] = extras["good"][cut]
-    kept = {name: extras[name] for name in extras if name not in ("good", "ahead", "energy")}
-    caution = min(float(extras.get("caution", 0.0)) + 1, MOST_CAUTION)
-    kept |= {"caution": np.array(caution), "quiet": np.zeros(()), "age": np.zeros(())}
-    return steps.in_full(statistics, request, 0.0, 0), kept
-
-
-def _calm_down(extras: dict[str, FloatArray]) -> dict[str, FloatArray]:
-    """Caution goes with good steps."""
-    caution, quiet = float(extras.get("caution", 0.0)), float(extras.get("quiet", 0.0)) + 1
-    if caution and quiet >= WARY:
-        caution, quiet = caution - 1, 0.0
-    return {"caution": np.array(caution), "quiet": np.array(quiet)}
 
 
 def _inside(model: Model, statistics: FloatArray, move: FloatArray) -> bool:

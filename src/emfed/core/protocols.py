@@ -371,6 +371,14 @@ class Algorithm(ABC):
     ) -> tuple[ServerState, StepInfo]:
         """Take one round's replies (each worker at most once, sorted) into the server state."""
 
+    def confirm(self, state: ServerState, nats: float) -> ServerState:
+        """A state from which rounds find out whether at most ``nats`` are left; see `sure`."""
+        return state
+
+    def sure(self, state: ServerState) -> bool | None:
+        """Whether rounds have confirmed that little is left; None: only a full pass can tell."""
+        return None
+
     def forget(self, state: ServerState) -> ServerState:
         """A new generation: all memories start at zero again; see `emfed.algorithms.memory`."""
         return replace(state, generation=state.generation + 1, control=np.zeros_like(state.control))

@@ -37,6 +37,11 @@ from emfed.core.records import Records, RoundRecord
 from emfed.core.storage import DISK, Disk, load_checkpoint, save_checkpoint
 from emfed.core.wire import ENVELOPE, REPLY_ENVELOPE, REQUEST_ENVELOPE, STEP_FRAME, floats_size
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop
+from emfed.fitting.verifying import verify
+
+LEFT_BY_WORD = 100.0
+"""A run that says it converged to so many nats has at most so many times as many left: the promise
+of docs/automatic.md. An estimate from a few rounds is good to an order of magnitude or two."""
 
 
 @final
@@ -97,6 +102,7 @@ class Run:
             control=np.zeros(model.layout.size),
         )
         self._params: Any = None
+        self._verify_from = 0
         federation.begin(model, self.algorithm, seed)
         self._charged = np.zeros(4, dtype=np.int64)
         self._step_bytes = [0]  # of all quantised steps before round j, framed
@@ -307,6 +313,35 @@ class Run:
             objective = self.model.penalty(self.params) - likelihood
         return squared_h, objective
 
+    def reason(self, stop: Stop) -> str | None:
+        """The limit that has been met, if any; that a run has converged must be confirmed.
+
+        The algorithm does so in a few more rounds, or everyone is asked (`verify`): again only when
+        a quarter more rounds were made, from the best point seen if it can be sent.
+        """
+        if stop.nats is not None and self.algorithm.sure(self.state):
+            return "nats"
+        found = stop.reason(self)
+        if found not in ("nats", "tolerance") or self._confirmed(stop.left):
+            return found
+        return replace(stop, nats=None, tolerance=None).reason(self)
+
+    def _confirmed(self, nats: float) -> bool:
+        sure = self.algorithm.sure(self.state)
+        if sure is not None:
+            if not sure:
+                self.state = self.algorithm.confirm(self.state, nats)
+            return sure
+        if self.state.round < self._verify_from:
+            return False
+        verdict = verify(self, nats)
+        if verdict.left <= LEFT_BY_WORD * nats:
+            return True
+        self._verify_from = self.state.round + max(10, self.state.round // 4)
+        if not (self.algorithm.broadcasts_steps and self.federation.carries_bytes):
+            self.move(verdict.best)
+        return False
+
     def until(
         self,
         stop: Stop,
@@ -324,7 +359,7 @@ class Run:
         if self.federation.carries_bytes:
             checkpoint_every = 1
         callbacks = tuple(callbacks)
-        reason = stop.reason(self)
+        reason = self.reason(stop)
         idle = crashes = 0
         with interrupts() as interrupted:
             while reason is None:
@@ -343,7 +378,7 @@ class Run:
                 elif any(answer is True for answer in asked):
                     reason = "callback"
                 else:
-                    reason = "silence" if idle >= PATIENCE else stop.reason(self)
+                    reason = "silence" if idle >= PATIENCE else self.reason(stop)
                 if checkpoint is not None and (
                     reason is not None or record.round % checkpoint_every == 0
                 ):

@@ -23,9 +23,9 @@ SMALLEST_NOISE = 1e-10
 
 
 class Penalty(NamedTuple):
-    """R of one noise variance is (count log v + extra / v) / 2."""
+    """R of one noise variance is (rows log v + extra / v) / 2."""
 
-    count: float
+    rows: float
     extra: float
 
 
@@ -47,10 +47,10 @@ def _loss(
     explained[len(values) - factors :] = values[len(values) - factors :] > 1
     rest = np.where(explained, 0.0, values)
     value = logs.sum() + (np.log(np.where(explained, values, 1.0)) + explained).sum() + rest.sum()
-    value += (penalty.count * logs + penalty.extra / noise).sum()
+    value += (penalty.rows * logs + penalty.extra / noise).sum()
     # d/d log psi: each eigenvalue falls by itself times its vector's share of the column.
     slope = 1 - (vectors**2) @ np.where(explained, 1.0, rest)
-    slope = slope + penalty.count - penalty.extra / noise
+    slope = slope + penalty.rows - penalty.extra / noise
     return float(value), slope
 
 
@@ -93,6 +93,6 @@ def fit_components(
     d = len(covariance)
     values = np.linalg.eigvalsh(covariance)
     left = np.maximum(values[: d - factors], 0.0).sum()
-    noise = (left + penalty.extra) / (d - factors + penalty.count)
+    noise = (left + penalty.extra) / (d - factors + penalty.rows)
     whole = np.full(d, max(noise, floor, SMALLEST_NOISE * max(float(values[-1]), 1e-300)))
     return _loadings(covariance, factors, whole), whole

@@ -9,7 +9,8 @@ that both ends know, one quantisation scale fits all. With Sigma = L L^T and wei
               its diagonal also / sqrt(2)
 
 A second moment that all components share (``total``) goes the same way, summed over them, with
-weight one; where it is a constant, `Stiffness` says what that changes. pi is floored at 0.02 / K so that a dying component does not dominate.
+weight one; where it is a constant, `Stiffness` says what that changes. pi is floored at 0.02 / K so
+that a dying component does not dominate.
 """
 
 from __future__ import annotations
