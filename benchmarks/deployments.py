@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from emfed.fitting.opening import worker_weights
 
 from emfed.algorithms.memory import gap
 from emfed.artifacts.result import Result
 from emfed.core.storage import load_checkpoint
-from emfed.fitting.opening import worker_weights
 from emfed.network.flower.config import Config, read_config
 from emfed.network.flower.keys import add_site, make_server_keys, make_site_key
 from emfed.network.flower.processes import free_port

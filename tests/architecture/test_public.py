@@ -18,7 +18,7 @@ def test_exported_names() -> None:
         "FederatedImputer FederatedKMeans FederatedMixture Selection k_means select_components "
         "CheckpointError ChosenDithering Columns ContractError DataError Decreasing "
         "Dithering EM Everyone FactorParameters FaultPlan FaultyFederation FedEM EmfedError "
-        "EmfedWarning FederationError FieldTable FixedSize GaussianParameters Identity Imputation "
+        "EmfedWarning FederationError FieldTable FitSettings FixedSize GaussianParameters Identity Imputation "
         "InverseWishart LinearGaussian LocalTransport LoopFederation MarkovParameters "
         "MixedParameters ModelFileError Monitor NumericalError ParquetRows ParticipationError "
         "Poisson RandomSparsification RayFederation Records RegressionParameters RemoteFederation "

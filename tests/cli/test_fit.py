@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from emfed.cli.tape import Tape
 
 import emfed
-from emfed.cli.tape import Tape
 from tests.cli.shell import START, Shell
 
 NUMBERS = ("--columns", "age,pressure,stays")

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from emfed.fitting.opening import open_run
 from sklearn import datasets
 
 import emfed
 from emfed.fitting.candidates import contenders
 from emfed.fitting.driver import result_of
-from emfed.fitting.opening import open_run
 from emfed.fitting.selection import part_of, read_range
 from emfed.models.several import Several
 from tests.helpers import make_data

@@ -437,7 +437,7 @@ def fit(
     Examples
     --------
     >>> import numpy as np, emfed
-    >>> rows = np.random.default_rng(0).normal(size=(60, 2))
+    >>> rows = np.sin(np.arange(120.0) ** 2).reshape(60, 2)
     >>> emfed.fit(emfed.gaussian_mixture(1), {"a": rows[:30], "b": rows[30:]}).converged
     True
     """
@@ -482,9 +482,10 @@ def select_components(
     Examples
     --------
     >>> import numpy as np, emfed
-    >>> rows = np.random.default_rng(0).normal(size=(60, 2))
-    >>> emfed.select_components(emfed.gaussian_mixture(1), [rows], "1:2").n_components
-    1
+    >>> rows = np.sin(np.arange(120.0) ** 2).reshape(60, 2)
+    >>> apart = [rows, rows[::2] + 9]
+    >>> emfed.select_components(emfed.gaussian_mixture(1), apart, "1:2").n_components
+    2
     """
     watch = Watch((callbacks,) if callable(callbacks) else tuple(callbacks))
     given = FitSettings.read(model, n_components=n_components, **settings)
