@@ -24,6 +24,7 @@ from emfed.core.errors import (
 from emfed.core.ledger import Ledger
 from emfed.core.protocols import (
     Algorithm,
+    BoolArray,
     Crowd,
     Federation,
     FloatArray,
@@ -398,6 +399,7 @@ class Run:
             "workers": workers,
             **{f"extras/{name}": array for name, array in self.state.extras.items()},
             **{f"rows/{name}": array for name, array in rows.items()},
+            **{f"prices/{name}": array for name, array in self._told().items()},
             **{f"records/{name}": array for name, array in self.records.to_arrays().items()},
         }
         if self.session.prices is not None:
@@ -420,6 +422,10 @@ class Run:
             "seconds": self.seconds,
         }
         save_checkpoint(path, arrays, description, disk)
+
+    def _told(self) -> dict[str, BoolArray]:
+        """Who was told what already, where a simulation prices its messages."""
+        return {} if self.session.prices is None else self.session.prices.state()
 
     def restore(self, path: str | Path, disk: Disk = DISK, hooks: Sequence[Hook] = ()) -> None:
         """Continue from a checkpoint of the same run, bit for bit."""
@@ -463,6 +469,8 @@ class Run:
         prices, priced = self.session.prices, under("prices/", arrays)
         if prices is not None and priced:
             prices.restore(priced)
+        if self.session.prices is not None:
+            self.session.prices.restore(under("prices/", arrays))
         self.federation.restore_rows(arrays["workers"], under("rows/", arrays))
         for hook in hooks:
             hook.load(under(f"hooks/{hook.name}/", arrays), description["hooks"][hook.name])
