@@ -125,7 +125,7 @@ def bench_answer() -> Iterator[dict[str, Any]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", emfed.EmfedWarning)
             start = emfed.fit(model, workers, start="k-means", rounds=0).params
-            pooled = emfed.fit(model, workers, start=start, nats=1e-9, rounds=1500)
+            pooled = emfed.fit(model, workers, start=start, tol=1e-9, rounds=1500)
             target = -pooled.log_likelihood(workers.rows)
             beside = _curve(model, workers, plain, start, target, 300, 0)
             curves = [

@@ -181,7 +181,7 @@ def _default(
             model = emfed.gaussian_mixture(k, kind)
             run = emfed.open_run(model, rows, groups=groups, start="auto", seed=seed)
             start = run.model.to_user(run.params)
-            judge = emfed.fit(model, rows, start=start, nats=1e-8, rounds=10_000)
+            judge = emfed.fit(model, rows, start=start, tol=1e-8, rounds=10_000)
         gaps.append(judge.log_likelihood(rows) - ours.score(rows))
         told += not ours.converged_
     assert ours is not None

@@ -33,7 +33,6 @@ def settled(step: float, omega: float, n: int, p: float) -> dict[str, Any]:
         participation=emfed.Bernoulli(p),
         rounds=ROUNDS,
         monitor=emfed.Monitor(objective=False),
-        count_bytes=False,
     ).records
     setting = (step, KAPPA, KAPPA**2 * D, n, omega, p)
     measured = records[2000:].average("squared_h")

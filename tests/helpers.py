@@ -68,9 +68,17 @@ def rare(x: FloatArray, repeats: int) -> float:
     return 2 * float(np.linalg.norm(x)) / repeats + 1e-300
 
 
-COMMON: dict[str, Any] = {"weights": "samples", "seed": 3, "start": "moments", "tol": 0}
+PLAIN: dict[str, Any] = {"start": "moments", "tol": 0}
 """A cheap start, and as many rounds as are asked for."""
 
 
+def plain_fit(model: Any, data: Any, algorithm: Any = None, **options: Any) -> emfed.Result:
+    """EM unless told otherwise, from moments: what a test needs that compares trajectories."""
+    limits = {"rounds", "epochs", "max_bytes", "seconds", "tol", "field_tol"}
+    rounds = {} if limits & {*options} else {"rounds": 100}
+    return emfed.fit(model, data, algorithm or emfed.EM(), **{**PLAIN, **rounds, **options})
+
+
 def fit(model: Any, tables: Any, algorithm: Any = None, **options: Any) -> emfed.Result:
-    return emfed.fit(model, tables, algorithm, **{**COMMON, **options})
+    """The same, with a seed of its own."""
+    return plain_fit(model, tables, algorithm, **{"seed": 3, **options})

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import emfed
 from emfed.algorithms.participation import PARTICIPATIONS
 from emfed.core.protocols import Participation
+from tests.helpers import plain_fit
 
 N = 40
 SCHEMES: list[Any] = [
@@ -66,7 +67,7 @@ def test_rounds_differ_and_seeds_differ() -> None:
 
 def test_a_round_without_anyone_is_a_round() -> None:
     tables = [np.random.default_rng(i).normal(size=(9, 2)) for i in range(2)]
-    result = emfed.fit(
+    result = plain_fit(
         emfed.gaussian_mixture(2, "diag"),
         tables,
         emfed.FedEM(emfed.Dithering(), step_size=0.2),

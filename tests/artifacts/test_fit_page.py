@@ -12,6 +12,7 @@ import pytest
 import emfed
 from emfed.artifacts import fit_page, render_page
 from tests.artifacts.browser import Browser
+from tests.helpers import plain_fit
 from tests.registry import REGISTRY
 
 
@@ -33,7 +34,7 @@ def fitted(**options: Any) -> emfed.Result:
         "start": "k-means",
     }
     settings["algorithm"] = emfed.FedEM(emfed.SubtractiveDithering(0.2), in_metric=True)
-    return emfed.fit(emfed.gaussian_mixture(2), sites(), **(settings | options))
+    return plain_fit(emfed.gaussian_mixture(2), sites(), **(settings | options))
 
 
 def text_of(html: str) -> str:
@@ -77,7 +78,7 @@ def test_the_page_says_what_averages_over_few_rows_are(rows: int, words: str, ot
     tables = sites()
     tables.popitem()
     tables["small"] = tables["site 0"][:rows]
-    page = fit_page(emfed.fit(emfed.gaussian_mixture(1), tables, rounds=1))
+    page = fit_page(plain_fit(emfed.gaussian_mixture(1), tables, rounds=1))
     assert words in page.text[0]
     text = " ".join(page.sections[0].text)
     assert words in text
@@ -100,7 +101,7 @@ def test_axes_that_count_have_whole_numbers_and_none_an_offset() -> None:
 def test_a_good_fit_is_called_one() -> None:
     tables = sites()
     tables.popitem()
-    result = emfed.fit(emfed.gaussian_mixture(2), tables, tolerance=1e-10, closing=True)
+    result = plain_fit(emfed.gaussian_mixture(2), tables, field_tol=1e-10, scores=True)
     words = text_of(render_page(fit_page(result)))
     assert "The fit converged" in words
     assert "fits every site about as well as it claims to" in words
@@ -126,7 +127,7 @@ def test_only_what_was_exact_is_called_exact(algorithm: Any, exact: bool) -> Non
 
 
 def test_results_that_know_little_have_a_page() -> None:
-    result = emfed.fit(
+    result = plain_fit(
         emfed.gaussian_mixture(1), np.random.default_rng(0).normal(size=(50, 1)), rounds=0
     )
     words = text_of(render_page(fit_page(result)))
@@ -137,7 +138,7 @@ def test_results_that_know_little_have_a_page() -> None:
 @pytest.mark.parametrize("name", REGISTRY)
 def test_every_model_has_a_page(name: str) -> None:
     entry = REGISTRY[name]
-    result = emfed.fit(entry.make(**entry.priors), entry.tables, rounds=4, closing=True)
+    result = plain_fit(entry.make(**entry.priors), entry.tables, rounds=4, scores=True)
     page = fit_page(result)
     headings = [section.heading for section in page.sections]
     assert headings[0] == "What left each site"
@@ -165,7 +166,7 @@ def test_a_range_of_components_is_in_the_page() -> None:
 def test_ten_thousand_sites_have_a_page_of_bounded_size() -> None:
     rng = np.random.default_rng(0)
     data = emfed.as_workers(rng.normal(size=(40_000, 2)), groups=np.arange(40_000) // 4)
-    result = emfed.fit(emfed.gaussian_mixture(2, "diag"), data, rounds=3, closing=True)
+    result = plain_fit(emfed.gaussian_mixture(2, "diag"), data, rounds=3, scores=True)
     html = render_page(fit_page(result))
     assert len(html) < 2_000_000
     assert "400 of 10,000" in html

@@ -21,7 +21,7 @@ import emfed
 from emfed.core.registry import MODELS, STORED
 from emfed.core.storage import load_checkpoint, save_checkpoint
 from emfed.core.storage.sealed import _digest
-from tests.helpers import make_data
+from tests.helpers import make_data, plain_fit
 from tests.registry import REGISTRY
 
 each = pytest.mark.parametrize("name", REGISTRY)
@@ -30,7 +30,7 @@ each = pytest.mark.parametrize("name", REGISTRY)
 def fitted(name: str = "full", **options: Any) -> tuple[emfed.Result, Any]:
     entry = REGISTRY[name]
     options = {"rounds": 5, "closing": True} | options
-    result = emfed.fit(entry.make(**entry.priors), entry.tables, **options)
+    result = plain_fit(entry.make(**entry.priors), entry.tables, **options)
     return result, np.concatenate(entry.tables)
 
 
@@ -79,7 +79,7 @@ def test_all_workers_but_one_are_well_served() -> None:
     rng = np.random.default_rng(0)
     tables = {f"site {i}": rng.normal(size=(200, 2)) for i in range(6)}
     tables["far"] = 6 + 4 * rng.normal(size=(20, 2))
-    result = emfed.fit(emfed.gaussian_mixture(1), tables, rounds=3, closing=True)
+    result = plain_fit(emfed.gaussian_mixture(1), tables, rounds=3, scores=True)
     table = result.workers()
     bad = [n for n, b in zip(table["worker"], table["badly_served"], strict=True) if b]
     assert bad == ["far"]
@@ -91,7 +91,7 @@ def test_a_rare_or_wide_component_is_no_bad_service() -> None:
     tables = {f"site {i}": rng.normal(size=(200, 2)) for i in range(6)}
     tables["wide"] = 60 + 9 * rng.normal(size=(100, 2))
     model = emfed.gaussian_mixture(2)
-    result = emfed.fit(model, tables, tolerance=1e-10, closing=True, start="k-means")
+    result = plain_fit(model, tables, field_tol=1e-10, scores=True, start="k-means")
     table = result.workers()
     assert table["log_likelihood"][-1] < min(table["log_likelihood"][:-1]) - 4
     assert not any(table["badly_served"])
@@ -105,13 +105,13 @@ def test_a_site_with_more_or_fewer_values_missing_is_judged_by_what_it_has() -> 
         table[rng.random(table.shape) < share] = np.nan
     tables[3][:, 1] = np.nan  # a whole column
     model = emfed.gaussian_mixture(1, missing=True)
-    result = emfed.fit(model, tables, tolerance=1e-10, closing=True)
+    result = plain_fit(model, tables, field_tol=1e-10, scores=True)
     table = result.workers()
     assert np.ptp(table["log_likelihood"]) > 4
     assert not any(table["badly_served"])
     np.testing.assert_allclose(table["log_likelihood"], table["expected"], atol=0.3)
     tables[2] = tables[2] * 3 + 5
-    result = emfed.fit(model, tables, rounds=0, start=result.params, closing=True)
+    result = plain_fit(model, tables, rounds=0, start=result.params, scores=True)
     assert result.workers()["badly_served"] == [False, False, True, False]
 
 
@@ -120,10 +120,10 @@ def test_what_to_expect_is_right() -> None:
     rng = np.random.default_rng(3)
     tables = [rng.normal(size=(3000, 2)), 8 + 3 * rng.normal(size=(1000, 2))]
     model = emfed.gaussian_mixture(2, "diag")
-    result = emfed.fit(model, tables, tolerance=1e-10, start="k-means")
+    result = plain_fit(model, tables, field_tol=1e-10, start="k-means")
     rows, labels = result.sample(20_000, seed=5)
     parts = [rows[labels == k] for k in (0, 1)]
-    drawn = emfed.fit(model, parts, rounds=0, start=result.params, closing=True)
+    drawn = plain_fit(model, parts, rounds=0, start=result.params, scores=True)
     assert drawn.facts is not None
     assert drawn.facts.scores is not None
     np.testing.assert_allclose(drawn.facts.scores[:, 0], drawn.facts.scores[:, 2], atol=0.06)
@@ -155,7 +155,7 @@ def test_the_card_says_what_a_reader_must_know(tmp_path: Path) -> None:
 
 def test_workers_may_stay_unnamed(tmp_path: Path) -> None:
     tables = {"Sankt Anna, Größe": make_data()[0], "Ω": make_data()[1]}
-    result = emfed.fit(emfed.gaussian_mixture(2), tables, rounds=2)
+    result = plain_fit(emfed.gaussian_mixture(2), tables, rounds=2)
     result.save(tmp_path / "named.emfed")
     assert emfed.load(tmp_path / "named.emfed").workers()["worker"] == list(tables)
     result.save(tmp_path / "unnamed.emfed", names=False)
@@ -170,7 +170,7 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
     class Mine(STORED["gaussian-mixture/full"]):
         pass
 
-    result = emfed.fit(Mine(2), make_data(), rounds=3)
+    result = plain_fit(Mine(2), make_data(), rounds=3)
     with pytest.raises(emfed.ModelFileError, match="register_model"):
         result.save(tmp_path / "m.emfed")
     assert not list(tmp_path.iterdir())

@@ -16,7 +16,7 @@ import emfed
 from emfed.core.protocols import FloatArray
 from emfed.models import GaussianParameters
 from emfed.testing import check_model
-from tests.helpers import KINDS, bind, make_data, make_model
+from tests.helpers import KINDS, bind, make_data, make_model, plain_fit
 
 each = pytest.mark.parametrize("kind", KINDS)
 PRIORS: list[dict[str, Any]] = [
@@ -309,7 +309,7 @@ def test_a_dying_component_does_not_freeze_the_others(kind: str, trial: int) -> 
     rng = np.random.default_rng(trial)
     centres = 6 * rng.normal(size=(4, 8))
     rows = centres[rng.integers(4, size=400)] + rng.normal(size=(400, 8))
-    result = emfed.fit(
+    result = plain_fit(
         emfed.gaussian_mixture(8, kind),
         [rows[:150], rows[150:]],
         rounds=1500,
@@ -334,11 +334,11 @@ def test_singular_data_never_escape_as_linear_algebra_errors(kind: str, floor: f
         parts = [rows[:20], rows[20:]]
         if kind in ("tied", "streamed") and floor == 0 and rows is collinear:
             with pytest.raises(emfed.SettingsError, match="combinations of others"):
-                emfed.fit(model, parts, rounds=150)
+                plain_fit(model, parts, rounds=150)
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", emfed.EmfedWarning)
-            result = emfed.fit(model, parts, rounds=150)
+            result = plain_fit(model, parts, rounds=150)
         assert np.isfinite(result.statistics).all()
 
 

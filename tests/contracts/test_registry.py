@@ -9,6 +9,7 @@ import pytest
 
 import emfed
 from emfed.testing import check_model
+from tests.helpers import plain_fit
 from tests.registry import REGISTRY
 
 each = pytest.mark.parametrize("name", REGISTRY)
@@ -39,10 +40,10 @@ def test_loop_and_stacked_agree_under_partial_participation(name: str, algorithm
         "rounds": 12,
         "seed": 5,
         "start_statistics": "expected",
-        "start": None,
+        "start": "moments",
     }
     results = [
-        emfed.fit(entry.make(), entry.tables, ALGORITHMS[algorithm], federation=where, **options)
+        plain_fit(entry.make(), entry.tables, ALGORITHMS[algorithm], federation=where, **options)
         for where in ("loop", "stacked")
     ]
     statistics = [result.statistics for result in results]
@@ -56,15 +57,15 @@ def test_compressed_federation_reaches_the_pooled_optimum(name: str) -> None:
     """Full local passes, compressed, partial: where EM on the pooled rows ends."""
     entry = REGISTRY[name]
     rows = np.concatenate(entry.tables)
-    start = emfed.fit(entry.make(), [rows], rounds=entry.warm).params
+    start = plain_fit(entry.make(), [rows], rounds=entry.warm).params
     common: dict[str, Any] = {
         "start": start,
         "start_statistics": "parameters",
         "tolerance": 1e-14,
         "count_bytes": False,
     }
-    pooled = emfed.fit(entry.make(), [rows], rounds=2000, **common)
-    got = emfed.fit(
+    pooled = plain_fit(entry.make(), [rows], rounds=2000, **common)
+    got = plain_fit(
         entry.make(),
         entry.tables,
         emfed.FedEM(emfed.Dithering(16, block="row"), step_size=0.7),
@@ -73,5 +74,5 @@ def test_compressed_federation_reaches_the_pooled_optimum(name: str) -> None:
         **common,
     )
     assert got.log_likelihood(rows) == pytest.approx(pooled.log_likelihood(rows), abs=1e-6)
-    before = emfed.fit(entry.make(), [rows], rounds=0, **common)
+    before = plain_fit(entry.make(), [rows], rounds=0, **common)
     assert got.log_likelihood(rows) > before.log_likelihood(rows)

@@ -11,24 +11,29 @@ import pytest
 import emfed
 from emfed.compressors import COMPRESSORS
 from emfed.core.protocols import Compressed
+from emfed.core.registry import plain
 from emfed.core.streams import Purpose, uniforms
 from emfed.core.wire import (
     ENVELOPE,
     REPLY_ENVELOPE,
     REQUEST_ENVELOPE,
     Header,
+    Join,
     Kind,
     RequestBody,
     decode_payload,
     decode_reply,
     decode_request,
+    encode_bundle,
+    encode_join,
     encode_payload,
     encode_reply,
     encode_request,
-    encode_summary,
     encode_table,
+    encode_text,
     floats_size,
 )
+from emfed.network import texts
 from tests.helpers import fit, make_data, make_model
 
 TABLES = make_data(1)
@@ -37,6 +42,12 @@ OPERATORS: list[Any] = [
     *(e for cls in COMPRESSORS.values() for e in cls.examples()),
     emfed.Dithering(2, block="row"),
 ]
+
+
+def opened(run: emfed.Run) -> Any:
+    """Payload and envelopes of all that the server has sent to open the run."""
+    down = run.ledger.summary()["opening"]["down"]
+    return np.array([down["payload"], down["envelope"]])
 
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=repr)
@@ -71,53 +82,51 @@ def test_every_reply_is_encoded_decoded_and_counted(
         return message
 
     monkeypatch.setattr(type(operator), "compress", watch)
-    for _ in range(5):
+    for round_ in range(5):
         sent.clear()
+        before = opened(run)
         record = run.step()
+        news = opened(run) - before  # the settings travel with the first request
+        assert (news.sum() > 0) == (round_ == 0)
         assert len(sent) == N
         assert record.bytes_up == sum(map(len, sent))
         assert record.payload_up == record.bytes_up - N * REPLY_ENVELOPE
         header = Header(Kind.REQUEST, 1, 1, 0, 2, q)
         request = encode_request(header, RequestBody(0, -1, False, np.zeros(q)))
-        assert record.bytes_down == N * len(request)
-        assert record.payload_down == N * floats_size(q)
+        assert record.bytes_down == N * len(request) + news.sum()
+        assert record.payload_down == N * floats_size(q) + news[0]
 
 
 def test_the_opening_is_charged() -> None:
+    """Hello, joins, constants and settings: each message as its encoder makes it."""
     q, told = 9, 2 + 3  # tied, K=3, d=2: means, and packed second moments
     algorithm = emfed.FedEM(emfed.Dithering(2), step_size=0.3, batch_size=5)
     free = fit(make_model("tied"), TABLES, algorithm, rounds=1)
-    header = Header(Kind.SUMMARY, 1, 0, 0, 2, told)
-    summary = encode_summary(header, 30, np.zeros(told), "float64")
-    assert free.records[0].bytes_up == N * len(summary)
-    assert free.records[0].bytes_down == N * (floats_size(1 + told) + ENVELOPE)
+    header = Header(Kind.JOIN, 1, 0, 0, 2, told)
+    run = emfed.open_run(make_model("tied"), TABLES, algorithm, start="moments", seed=3)
+    shapes = run.session.bound.shapes
+    join = encode_join(header, Join(1, texts.join_about(None, shapes, False), 30, np.zeros(told)))
+    opening = free.ledger.summary()["opening"]
+    assert opening["up"]["payload"] + opening["up"]["envelope"] == N * len(join)
+    assert opening["up"]["payload"] == N * (8 + floats_size(told))
+    model = plain(make_model("tied").describe())
+    hello = encode_text(header, texts.hello(model, None))
+    constants = encode_table(header, run.session.bound.constants)
+    rules = texts.settings(run.view, run.algorithm, run.seed, run.phase, run.phase)
+    news = encode_bundle(header, [constants, encode_text(header, rules), b""])
+    down = opening["down"]
+    assert down["payload"] + down["envelope"] == N * (len(hello) + len(news))
     start = fit(make_model("tied"), TABLES, rounds=5).params
     paid = fit(make_model("tied"), TABLES, algorithm, rounds=1, start=start).records[0]
-    exact = N * (floats_size(q) + ENVELOPE)
-    assert paid.bytes_up == free.records[0].bytes_up + exact
+    assert paid.bytes_up == free.records[0].bytes_up + N * (floats_size(q) + ENVELOPE)
     assert paid.evaluations == 142
     memories = emfed.FedEM(emfed.Dithering(2), step_size=0.3, memory_start="mean-field")
     most = fit(make_model("tied"), TABLES, memories, rounds=1, start=start)
     assert most.records[0].bytes_up == paid.bytes_up + N * (floats_size(q) + REPLY_ENVELOPE)
     assert most.records[0].evaluations == 2 * 142
     totals = most.ledger.summary()
-    assert totals["start"]["up"]["payload"] == N * floats_size(q)
-    assert totals["opening"]["up"]["messages"] == 2 * N
-
-
-@pytest.mark.parametrize(
-    ("precision", "width", "close"), [("float32", 4, 1e-5), ("bfloat16", 2, 0.1)]
-)
-def test_the_opening_may_be_shorter(precision: Any, width: int, close: float) -> None:
-    exact = fit(make_model("tied"), TABLES, rounds=30)
-    short = fit(make_model("tied"), TABLES, rounds=30, opening_precision=precision)
-    messages = short.ledger.summary()["opening"]["up"]
-    assert messages["payload"] == N * (8 + 1 + width * 5)
-    np.testing.assert_allclose(short.params.means, exact.params.means, atol=30 * close)
-    again = fit(make_model("tied"), TABLES, rounds=30, opening_precision=precision)
-    np.testing.assert_array_equal(again.statistics, short.statistics)
-    with pytest.raises(emfed.SettingsError, match="opening_precision must be one of"):
-        fit(make_model("tied"), TABLES, rounds=1, opening_precision="half")
+    assert totals["start"]["up"]["payload"] == 2 * N * floats_size(q)  # S_0, and memories
+    assert totals["opening"]["up"]["messages"] == N
 
 
 def test_ledger_by_worker_and_kind() -> None:
@@ -170,10 +179,14 @@ def test_a_report_of_lost_memory_costs_an_envelope() -> None:
 
 def test_counting_can_be_left_out_and_changes_nothing_else() -> None:
     algorithm = emfed.FedEM(emfed.Dithering(2), step_size=0.3, batch_size=5)
-    counted = fit(make_model("diag"), TABLES, algorithm, rounds=10)
-    plain = fit(make_model("diag"), TABLES, algorithm, rounds=10, count_bytes=False)
-    np.testing.assert_array_equal(counted.statistics, plain.statistics)
-    assert plain.records[-1].bytes_up == 0 < counted.records[-1].bytes_up
+    counted, free = (
+        emfed.open_run(make_model("diag"), TABLES, algorithm, start="moments", count_bytes=count)
+        for count in (True, False)
+    )
+    for _ in range(10):
+        assert free.step().bytes_up == 0 < counted.step().bytes_up
+    np.testing.assert_array_equal(counted.state.statistics, free.state.statistics)
+    assert free.ledger.total("up") == free.ledger.total("down") == 0
 
 
 # The compressed broadcast.
@@ -286,9 +299,10 @@ def test_the_broadcast_survives_faults_and_checkpoints(tmp_path: Any) -> None:
         seed=1,
     )
     for _ in range(60):
+        before = opened(run)
         record = run.step()
         full = floats_size(run.model.layout.size) * record.asked
-        assert 0 < record.payload_down <= full
+        assert 0 < record.payload_down - (opened(run) - before)[0] <= full
         assert run.model.inside(run.state.statistics)
     options: dict[str, Any] = {"participation": emfed.Bernoulli(0.7), "seed": 4}
     path = tmp_path / "run"
@@ -309,7 +323,7 @@ def test_the_broadcast_survives_faults_and_checkpoints(tmp_path: Any) -> None:
 
 
 def test_an_envelope_is_refused_by_another_run() -> None:
-    header = Header(Kind.SUMMARY, 1, 0, 0, 2, 3)
+    header = Header(Kind.ANSWER, 1, 0, 0, 2, 3)
     data = encode_table(header, np.zeros(3))
     with pytest.raises(emfed.WireError, match="another run"):
         decode_reply(data, dataclasses.replace(header, run=2))

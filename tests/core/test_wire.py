@@ -15,7 +15,7 @@ from scipy.special import gammaln
 
 from emfed.compressors.precision import ULP, round_randomly, round_up
 from emfed.core.errors import WireError
-from emfed.core.protocols import Compressed, Form
+from emfed.core.protocols import Compressed, Form, View
 from emfed.core.wire import (
     ENVELOPE,
     REPLY_ENVELOPE,
@@ -29,10 +29,10 @@ from emfed.core.wire import (
     decode_floats,
     decode_join,
     decode_payload,
+    decode_question,
     decode_refusal,
     decode_reply,
     decode_request,
-    decode_summary,
     decode_support,
     decode_table,
     decode_text,
@@ -40,10 +40,10 @@ from emfed.core.wire import (
     encode_floats,
     encode_join,
     encode_payload,
+    encode_question,
     encode_refusal,
     encode_reply,
     encode_request,
-    encode_summary,
     encode_support,
     encode_table,
     encode_text,
@@ -52,8 +52,8 @@ from emfed.core.wire import (
     join_envelope,
     payload_sizes,
     peek,
+    question_envelope,
     seal,
-    summary_size,
     support_size,
     unseal,
 )
@@ -189,6 +189,7 @@ HEADER = Header(Kind.REPLY, 2**63 + 5, 17, 3, 12345678901234567890, 210)
         ({"run": 1}, "another run"),
         ({"round": 18}, "another round: expected 18, got 17"),
         ({"worker": 4}, "another worker"),
+        ({"phase": 1}, "another phase"),
         ({"fingerprint": 1}, "another model or layout"),
         ({"dimension": 211}, "another dimension"),
         ({"kind": Kind.REQUEST}, "another kind"),
@@ -216,13 +217,7 @@ def test_replies_requests_and_tables_round_trip() -> None:
     assert len(encode_request(header, full)) == REQUEST_ENVELOPE + floats_size(4)
     steps = RequestBody(0, 15, False, None, (b"abc", b""), 15)
     assert decode_request(encode_request(header, steps), header) == steps
-    table = dataclasses.replace(HEADER, kind=Kind.SUMMARY, dimension=3)
-    summary = encode_summary(table, 2**40 + 1, np.array([0.5, 1.0, -2.0]), "bfloat16")
-    count, told = decode_summary(summary, table)
-    assert (count, told.tolist()) == (2**40 + 1, [0.5, 1.0, -2.0])
-    assert len(summary) == ENVELOPE + summary_size(3, "bfloat16")
-    with pytest.raises(WireError, match="a summary has at least"):
-        decode_summary(seal(table, b"x"), table)
+    table = dataclasses.replace(HEADER, kind=Kind.ANSWER, dimension=3)
     values = np.array([1.5, 2.5, -3.5])
     np.testing.assert_array_equal(decode_table(encode_table(table, values), table), values)
     assert decode_floats(encode_floats(values), 3).tolist() == values.tolist()
@@ -339,8 +334,8 @@ def golden_messages() -> dict[str, bytes]:
         "request-steps": encode_request(
             header, RequestBody(0, 15, False, None, (b"\0a", b"\1b"), 15)
         ),
-        "summary": encode_summary(
-            dataclasses.replace(header, kind=Kind.SUMMARY), 700, numbers, "float64"
+        "answer": encode_table(
+            dataclasses.replace(header, kind=Kind.ANSWER, phase=0xA5C3), numbers
         ),
         "constants": encode_table(dataclasses.replace(header, kind=Kind.CONSTANTS), numbers),
         "support": seal(
@@ -360,8 +355,15 @@ def control_messages(header: Header, numbers: Any) -> dict[str, bytes]:
     )
     about = {"columns": ["x", "y"], "shapes": {"mean": [3]}, "software": "emfed 0"}
     join = Join(2**63 + 5, about, 700, numbers)
+    question = dataclasses.replace(header, kind=Kind.QUESTION, phase=2)
+    view = {"parts": [0, 2, 2], "watched": True}
     return {
         "hello": hello,
+        "settings": encode_text(
+            dataclasses.replace(header, kind=Kind.SETTINGS, dimension=0, phase=2),
+            {"view": view, "seed": 3},
+        ),
+        "question": encode_question(question, "values", view, numbers),
         "join": encode_join(dataclasses.replace(header, kind=Kind.JOIN), join),
         "refusal": encode_refusal(
             dataclasses.replace(header, kind=Kind.REFUSAL, dimension=0),
@@ -385,8 +387,14 @@ def test_control_messages_come_back() -> None:
     np.testing.assert_array_equal(join.values, numbers)
     assert decode_refusal(bodies["refusal"]) == (Reason.OTHER_INSTANCE, "not me", 2**64 - 1)
     assert decode_bundle(bodies["bundle"]) == [made["hello"], made["hello"][:3]]
-    payload = join_envelope(bodies["join"])
-    assert len(made["join"]) - payload == summary_size(3)
+    rows = 8
+    assert len(made["join"]) - join_envelope(bodies["join"]) == rows + floats_size(3)
+    kind, view, values = decode_question(bodies["question"], 3)
+    assert (kind, View.read(view)) == ("values", View((0, 2, 2), watched=True))
+    np.testing.assert_array_equal(values, numbers)
+    assert len(made["question"]) - question_envelope(bodies["question"]) == floats_size(3)
+    assert decode_text(bodies["settings"]) == {"view": view, "seed": 3}
+    assert peek(made["settings"])[0].phase == 2
 
 
 @pytest.mark.parametrize(
@@ -397,6 +405,12 @@ def test_control_messages_come_back() -> None:
         (decode_text, b"[" * 10**5),
         (lambda body: decode_join(body, 3), bytes(19)),
         (lambda body: decode_join(body, 3), bytes(8) + b"\xff" * 12),
+        (lambda body: decode_question(body, 3), b""),
+        (lambda body: decode_question(body, 3), bytes(3)),
+        (lambda body: decode_question(body, 3), b"\xff" * 12),
+        (lambda body: decode_question(body, 3), b"\x02\0\0\0{}"),
+        (lambda body: decode_question(body, 3), b'\x0d\0\0\0{"kind":"all"}'),
+        (lambda body: decode_question(body, 3), b'\x11\0\0\0{"kind":["scores"]}'),
         (decode_refusal, bytes(9)),
         (decode_refusal, b"\1" + bytes(600)),
         (decode_bundle, b""),

@@ -13,7 +13,7 @@ import pytest
 
 import emfed
 from emfed.data import sources
-from tests.helpers import KINDS, bind, make_data, make_model
+from tests.helpers import KINDS, bind, make_data, make_model, plain_fit
 
 EITHER = pytest.mark.parametrize("federation", ["loop", "stacked"])
 
@@ -41,8 +41,8 @@ def test_a_file_gives_what_its_rows_give(table: Any, kind: str, federation: Any)
     options: dict[str, Any] = {"rounds": 5, "seed": 2, "federation": federation}
     monitor = emfed.Monitor()
     model = make_model(kind)
-    inside = emfed.fit(model, parts, monitor=monitor, **options)
-    outside = emfed.fit(model, path, groups="site", monitor=monitor, **options)
+    inside = plain_fit(model, parts, monitor=monitor, **options)
+    outside = plain_fit(model, path, groups="site", monitor=monitor, **options)
     np.testing.assert_allclose(outside.statistics, inside.statistics, atol=1e-9)
     assert outside.records[-1].objective == pytest.approx(inside.records[-1].objective)
     assert outside.columns == ("c0", "c1")
@@ -64,8 +64,8 @@ def test_mini_batches_of_a_file_are_those_of_its_rows(
     path, parts = table
     options: dict[str, Any] = {"rounds": 7, "seed": 2, "federation": federation}
     model = make_model("full")
-    inside = emfed.fit(model, parts, algorithm, **options)
-    outside = emfed.fit(model, path, algorithm, groups="site", **options)
+    inside = plain_fit(model, parts, algorithm, **options)
+    outside = plain_fit(model, path, algorithm, groups="site", **options)
     np.testing.assert_allclose(outside.statistics, inside.statistics, atol=1e-9)
 
 
@@ -78,9 +78,9 @@ def test_one_file_per_worker_and_columns_in_any_order(tmp_path: Path) -> None:
         table = table.select("c1", "c0") if index == 1 else table
         table.write_parquet(names[-1])
     model = make_model("diag")
-    inside = emfed.fit(model, [p.astype(np.float32) for p in parts], rounds=3)
+    inside = plain_fit(model, [p.astype(np.float32) for p in parts], rounds=3)
     for data in (names, {p.stem: str(p) for p in names}, [emfed.ParquetRows(p) for p in names]):
-        outside = emfed.fit(model, data, rounds=3)
+        outside = plain_fit(model, data, rounds=3)
         np.testing.assert_allclose(outside.statistics, inside.statistics, atol=1e-9)
     assert emfed.ParquetRows(names[0]).dtype == np.float32
 
@@ -95,8 +95,8 @@ def test_a_worker_may_be_spread_over_a_file(
     mixed = np.stack(parts, axis=1).reshape(-1, 2)
     frame(mixed, site=["b", "a"] * 40).write_parquet(path)
     model = make_model("full")
-    inside = emfed.fit(model, {"a": parts[1], "b": parts[0]}, rounds=3)
-    outside = emfed.fit(model, path, groups="site", rounds=3)
+    inside = plain_fit(model, {"a": parts[1], "b": parts[0]}, rounds=3)
+    outside = plain_fit(model, path, groups="site", rounds=3)
     np.testing.assert_allclose(outside.statistics, inside.statistics, atol=1e-9)
 
 
@@ -109,7 +109,7 @@ def test_bad_files_are_refused_in_words(tmp_path: Path, monkeypatch: pytest.Monk
 
     def refused(data: Any, message: str, **options: Any) -> None:
         with pytest.raises(emfed.DataError, match=message):
-            emfed.fit(model, data, rounds=1, **options)
+            plain_fit(model, data, rounds=1, **options)
 
     refused(good, "column 'site' holds String")
     refused(good, "groups='ward' is not one", groups="ward")
@@ -121,14 +121,14 @@ def test_bad_files_are_refused_in_words(tmp_path: Path, monkeypatch: pytest.Monk
         emfed.ParquetRows(good, "c0")
     for wrong in ([(10, 100)], [(30, 10)], [(-1, 5)]):
         with pytest.raises(emfed.DataError, match="has 45 rows"):
-            emfed.fit(model, [emfed.ParquetRows(good, ["c0", "c1"], wrong)], rounds=1)
+            plain_fit(model, [emfed.ParquetRows(good, ["c0", "c1"], wrong)], rounds=1)
     with pytest.raises(emfed.DataError, match="of 45"):
         emfed.ParquetRows(good, ["c0"]).take(np.array([-1]))
     torn = tmp_path / "torn.parquet"
     torn.write_bytes(good.read_bytes()[:200])
     refused(torn, "not a readable Parquet")
     with pytest.raises(OSError, match="none.parquet"):
-        emfed.fit(model, tmp_path / "none.parquet", rounds=1)
+        plain_fit(model, tmp_path / "none.parquet", rounds=1)
     holes = rows.copy()
     holes[33, 1] = np.nan
     frame(holes).write_parquet(good)
@@ -223,13 +223,13 @@ def test_order_and_mapping_of_the_rows_do_not_matter(tmp_path: Path, federation:
     mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
     halves = [rows[:4500], rows[4500:]]
     model = make_model("tied", d=3)
-    reference = emfed.fit(model, halves, rounds=4, federation=federation).statistics
+    reference = plain_fit(model, halves, rounds=4, federation=federation).statistics
     for data in (
         [np.asfortranarray(half) for half in halves],
         [mapped[:4500], mapped[4500:]],
         {"a": mapped[:4500], "b": halves[1]},
     ):
-        got = emfed.fit(model, data, rounds=4, federation=federation).statistics
+        got = plain_fit(model, data, rounds=4, federation=federation).statistics
         np.testing.assert_allclose(got, reference, atol=1e-11)
 
 
@@ -280,7 +280,7 @@ def test_online_em_finds_the_distribution(kind: str, federation: Any) -> None:
         options = {"known_covariance": np.eye(2)}
     model = emfed.gaussian_mixture(2, "tied" if kind == "streamed" else kind, **options)
     algorithm = emfed.FedEM(emfed.Dithering(8), step_size=emfed.Decreasing(1.0, 0.8))
-    result = emfed.fit(model, workers, algorithm, rounds=400, seed=1, federation=federation)
+    result = plain_fit(model, workers, algorithm, rounds=400, seed=1, federation=federation)
     means = np.sort(result.params.means[:, 0])
     np.testing.assert_allclose(means, [-2.5, 2.5], atol=0.1)
     covariances = result.params.covariances
@@ -295,13 +295,13 @@ def test_streams_give_the_same_trajectory_everywhere(tmp_path: Path) -> None:
     participation = emfed.Bernoulli(0.6)
     common: dict[str, Any] = {"participation": participation, "seed": 4}
     runs = [
-        emfed.fit(model, workers, algorithm, rounds=20, federation=name, **common)
+        plain_fit(model, workers, algorithm, rounds=20, federation=name, **common)
         for name in ("loop", "stacked")
     ]
     np.testing.assert_allclose(runs[0].statistics, runs[1].statistics, atol=1e-9)
     path = tmp_path / "run.emfed"
-    emfed.fit(model, workers, algorithm, rounds=8, checkpoint=path, **common)
-    resumed = emfed.fit(
+    plain_fit(model, workers, algorithm, rounds=8, checkpoint=path, **common)
+    resumed = plain_fit(
         model, workers, algorithm, rounds=20, checkpoint=path, resume=True, **common
     )
     np.testing.assert_array_equal(resumed.statistics, runs[1].statistics)
@@ -310,9 +310,9 @@ def test_streams_give_the_same_trajectory_everywhere(tmp_path: Path) -> None:
 def test_streams_and_what_they_cannot_do() -> None:
     workers = [normal_stream(0), normal_stream(1)]
     with pytest.raises(emfed.SettingsError, match="second_moment='statistic'"):
-        emfed.fit(emfed.gaussian_mixture(2, "tied"), workers, rounds=1)
+        plain_fit(emfed.gaussian_mixture(2, "tied"), workers, rounds=1)
     with pytest.raises(emfed.SettingsError, match="use FedEM"):
-        emfed.fit(emfed.gaussian_mixture(2), workers, emfed.VRFedEM(), rounds=1)
+        plain_fit(emfed.gaussian_mixture(2), workers, emfed.VRFedEM(), rounds=1)
     with pytest.raises(emfed.DataError, match="function"):
         emfed.Stream(np.zeros((3, 2)))
     with pytest.raises(emfed.SettingsError, match="second_moment"):
@@ -374,30 +374,30 @@ def test_simulation_agrees_between_federations_and_sources(table: Any) -> None:
     for settings in ({}, {"batch_size": 8}):
         algorithm = emfed.FedEM(emfed.Dithering(4), step_size=0.2, simulations=3, **settings)
         runs = [
-            emfed.fit(model, parts, algorithm, rounds=6, federation="loop"),
-            emfed.fit(model, parts, algorithm, rounds=6, federation="stacked"),
-            emfed.fit(model, path, algorithm, rounds=6, groups="site"),
+            plain_fit(model, parts, algorithm, rounds=6, federation="loop"),
+            plain_fit(model, parts, algorithm, rounds=6, federation="stacked"),
+            plain_fit(model, path, algorithm, rounds=6, groups="site"),
         ]
         for run in runs[1:]:
             np.testing.assert_allclose(run.statistics, runs[0].statistics, atol=1e-9)
         exact = emfed.FedEM(emfed.Dithering(4), step_size=0.2, **settings)
-        other = emfed.fit(model, parts, exact, rounds=6)
+        other = plain_fit(model, parts, exact, rounds=6)
         assert np.abs(other.statistics - runs[0].statistics).max() > 1e-4
 
 
 def test_simulated_em_settles_at_the_pooled_answer() -> None:
     tables = make_data(7, sizes=(200, 300, 100), spread=8.0)
     model = make_model("known")
-    start = emfed.fit(model, tables, rounds=5).params
-    pooled = emfed.fit(model, tables, start=start, rounds=300)
+    start = plain_fit(model, tables, rounds=5).params
+    pooled = plain_fit(model, tables, start=start, rounds=300)
     algorithm = emfed.FedEM(step_size=emfed.Decreasing(1.0, 0.7), simulations=2)
-    simulated = emfed.fit(model, tables, algorithm, start=start, rounds=600)
+    simulated = plain_fit(model, tables, algorithm, start=start, rounds=600)
     np.testing.assert_allclose(simulated.params.means, pooled.params.means, atol=0.05)
 
 
 def test_simulation_is_refused_where_there_is_none() -> None:
     with pytest.raises(emfed.SettingsError, match="no E-step by simulation"):
-        emfed.fit(emfed.LinearGaussian(), make_data(0), emfed.FedEM(simulations=1), rounds=1)
+        plain_fit(emfed.LinearGaussian(), make_data(0), emfed.FedEM(simulations=1), rounds=1)
     with pytest.raises(emfed.SettingsError, match="simulations"):
         emfed.FedEM(simulations=0)
 
@@ -407,7 +407,7 @@ def test_threads_do_not_change_the_answer() -> None:
     data = np.array_split(rows, 7)
     for kind in ("tied", "full"):
         runs = [
-            emfed.fit(emfed.gaussian_mixture(4, kind), data, rounds=5, threads=threads).statistics
+            plain_fit(emfed.gaussian_mixture(4, kind), data, rounds=5, threads=threads).statistics
             for threads in (1, 2)
         ]
         np.testing.assert_allclose(runs[0], runs[1], atol=1e-9)

@@ -10,7 +10,7 @@ import pytest
 import emfed
 from emfed.data import tables as tables_module
 from emfed.data.sources import Source
-from tests.helpers import KINDS, make_data, make_model
+from tests.helpers import KINDS, make_data, make_model, plain_fit
 from tests.registry import REGISTRY
 
 TABLES = make_data(1, sizes=(30, 45, 20))
@@ -20,7 +20,7 @@ REPEATED = [np.repeat(t, w.astype(int), axis=0) for t, w in zip(TABLES, WEIGHTS,
 
 
 def reached(model: Any, data: Any, algorithm: Any = None, **options: Any) -> Any:
-    return emfed.fit(model, data, algorithm, rounds=12, seed=2, **options)
+    return plain_fit(model, data, algorithm, rounds=12, seed=2, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -69,8 +69,8 @@ def test_every_way_to_give_them() -> None:
 def test_compressed_runs_weigh_too() -> None:
     algorithm = emfed.FedEM(emfed.SubtractiveDithering(0.05), in_metric=True)
     options: dict[str, Any] = {"rounds": 80, "seed": 1}
-    weighted = emfed.fit(make_model("diag"), TABLES, algorithm, sample_weight=WEIGHTS, **options)
-    repeated = emfed.fit(make_model("diag"), REPEATED, algorithm, **options)
+    weighted = plain_fit(make_model("diag"), TABLES, algorithm, sample_weight=WEIGHTS, **options)
+    repeated = plain_fit(make_model("diag"), REPEATED, algorithm, **options)
     rows = np.concatenate(REPEATED)
     assert weighted.log_likelihood(rows) == pytest.approx(repeated.log_likelihood(rows), abs=1e-6)
 
@@ -116,9 +116,9 @@ def test_bad_weights_are_refused_in_words() -> None:
     ]
     for data, weights, words in cases:
         with pytest.raises(emfed.DataError, match=words):
-            emfed.fit(make_model("full"), data, sample_weight=weights, rounds=1)
+            plain_fit(make_model("full"), data, sample_weight=weights, rounds=1)
     with pytest.raises(emfed.SettingsError, match="full passes"):
-        emfed.fit(make_model("full"), rows, emfed.FedEM(batch_size=5), sample_weight=np.ones(30))
+        plain_fit(make_model("full"), rows, emfed.FedEM(batch_size=5), sample_weight=np.ones(30))
     network = emfed.StackedFederation(emfed.as_workers(TABLES))
     with pytest.raises(emfed.SettingsError, match="its own data"):
-        emfed.fit(make_model("full"), None, federation=network, sample_weight=WEIGHTS)
+        plain_fit(make_model("full"), None, federation=network, sample_weight=WEIGHTS)

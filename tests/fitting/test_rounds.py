@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 import emfed
-from tests.helpers import fit, make_data, make_model
+from tests.helpers import fit, make_data, make_model, plain_fit
 
 TABLES = make_data(1)
 ALGORITHM = emfed.FedEM(emfed.Dithering(2), step_size=0.3, batch_size=5)
@@ -49,9 +49,9 @@ def test_limits(limit: dict[str, Any], reason: str) -> None:
 
 
 def test_default_is_a_hundred_rounds_of_em() -> None:
-    result = emfed.fit(make_model("diag"), TABLES)
+    result = plain_fit(make_model("diag"), TABLES)
     assert result.records[-1].round == 100
-    objective = emfed.fit(make_model("diag"), TABLES, monitor=emfed.Monitor()).records
+    objective = plain_fit(make_model("diag"), TABLES, monitor=emfed.Monitor()).records
     values = objective.column("objective")[1:]
     assert np.all(np.diff(values) <= 1e-9)
 
@@ -71,10 +71,10 @@ def test_the_default_step_suits_the_compression() -> None:
 
 
 def test_a_tolerance_alone_is_a_limit() -> None:
-    reached = fit(make_model("diag"), TABLES, tolerance=1e-12)
+    reached = fit(make_model("diag"), TABLES, field_tol=1e-12)
     assert reached.stopped == "tolerance"
     with pytest.warns(emfed.EmfedWarning, match="did not fall to the tolerance"):
-        missed = fit(make_model("diag"), TABLES, rounds=3, tolerance=1e-12)
+        missed = fit(make_model("diag"), TABLES, rounds=3, field_tol=1e-12)
     assert missed.stopped == "rounds"
 
 

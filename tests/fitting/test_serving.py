@@ -20,7 +20,7 @@ from emfed import LocalTransport, Site, SiteRules, Transport, serve
 from emfed.core.wire import Kind, Reason, encode_refusal, peek
 from emfed.fitting.serving import Served
 from emfed.network.deployment.serving import save_fit
-from tests.helpers import make_data, make_model
+from tests.helpers import make_data, make_model, plain_fit
 from tests.network.test_trajectories import Scales
 
 TABLES = make_data(6, sizes=(24, 18, 30, 22), spread=8.0)
@@ -55,13 +55,13 @@ def sites(where: Path, rules: SiteRules | None = None) -> dict[str, Site]:
 
 
 def optimum(tables: list[Any], kind: str, start: Any) -> Any:
-    return emfed.fit(make_model(kind, k=2), tables, rounds=400, start=start).params
+    return plain_fit(make_model(kind, k=2), tables, rounds=400, start=start).params
 
 
 @pytest.mark.parametrize("kind", ["tied", "diag"])
 def test_newcomers_are_let_in_and_the_answer_is_that_of_all(kind: str, tmp_path: Path) -> None:
     """For tied covariances the second moment of all data must be told anew."""
-    start = emfed.fit(make_model(kind, k=2), TABLES, rounds=30, seed=4).params
+    start = plain_fit(make_model(kind, k=2), TABLES, rounds=30, seed=4).params
     transport = Changing(sites(tmp_path), lambda k: KEYS if k >= 15 else KEYS[:3])
     served = serve(
         make_model(kind, k=2),
@@ -154,7 +154,7 @@ def test_a_newcomer_with_other_columns_is_refused_and_ends_no_stage(tmp_path: Pa
 
 
 def test_who_leaves_for_good_is_no_longer_counted(tmp_path: Path) -> None:
-    start = emfed.fit(make_model("tied", k=2), TABLES, rounds=30, seed=4).params
+    start = plain_fit(make_model("tied", k=2), TABLES, rounds=30, seed=4).params
     transport = LocalTransport(sites(tmp_path, SiteRules(largest_rounds=6)))
     served = serve(
         make_model("tied", k=2), ALGORITHM, transport, tmp_path / "s", start=start, rounds=100
@@ -238,7 +238,7 @@ def test_a_second_call_goes_on(tmp_path: Path) -> None:
     first = serve(model, ALGORITHM, transport, tmp_path / "s", rounds=5, **options)
     second = serve(model, ALGORITHM, transport, tmp_path / "s", rounds=12, **options)
     assert (first.rounds, second.rounds) == (5, 12)
-    whole = emfed.fit(
+    whole = plain_fit(
         model, dict(zip(KEYS, TABLES, strict=True)), ALGORITHM, rounds=12, federation="loop", seed=4
     )
     np.testing.assert_allclose(second.result.statistics, whole.statistics, atol=1e-9)
@@ -344,7 +344,7 @@ def serve_once(where: Path, rounds: int) -> None:
 def test_kill_9_of_workers_and_of_the_server(tmp_path: Path) -> None:
     """At random moments, many times; with full local passes the answer is the undisturbed one."""
     rounds, rng, kills = 20, np.random.default_rng(3), 0
-    clean = emfed.fit(
+    clean = plain_fit(
         make_model("diag", k=2),
         dict(zip(KEYS, TABLES, strict=True)),
         ALGORITHM,
@@ -385,7 +385,7 @@ def test_kill_9_of_workers(tmp_path: Path) -> None:
         seed=4,
     )
     pipes.close()
-    clean = emfed.fit(
+    clean = plain_fit(
         make_model("diag", k=2),
         dict(zip(KEYS, TABLES, strict=True)),
         ALGORITHM,

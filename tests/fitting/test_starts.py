@@ -21,7 +21,7 @@ from emfed.fitting.starts.seeding import best_partition, lloyd, seed_centres
 from emfed.models.several import Several
 from emfed.network import StackedFederation
 from emfed.testing import check_model
-from tests.helpers import make_data, make_model
+from tests.helpers import make_data, make_model, plain_fit
 from tests.tables import FAMILIES, mixed_tables
 
 
@@ -50,13 +50,13 @@ def test_k_means_in_a_federation_is_that_of_the_pooled_rows() -> None:
     tables = make_data(3, sizes=(60, 45, 80))
     rows = np.concatenate(tables)
     start = emfed.Centres(rows[:3])
-    apart = emfed.fit(emfed.k_means(3), tables, start=start, rounds=30)
-    pooled = emfed.fit(emfed.k_means(3), [rows], start=start, rounds=30)
+    apart = plain_fit(emfed.k_means(3), tables, start=start, rounds=30)
+    pooled = plain_fit(emfed.k_means(3), [rows], start=start, rounds=30)
     np.testing.assert_allclose(apart.params.centres, pooled.params.centres, atol=1e-10)
     labels = apart.predict(rows)
     means = [rows[labels == j].mean(axis=0) for j in range(3)]
     np.testing.assert_allclose(apart.params.centres, means, atol=1e-10)
-    compressed = emfed.fit(
+    compressed = plain_fit(
         emfed.k_means(3),
         tables,
         emfed.FedEM(emfed.SubtractiveDithering(0.05)),
@@ -146,7 +146,7 @@ def test_models_that_clusters_cannot_start_say_so() -> None:
         emfed.open_run(make_model("full"), tables, start="k means")
     with pytest.raises(emfed.SettingsError, match="n_init"):
         emfed.open_run(make_model("full"), tables, start="auto", n_init=0)
-    given_start = emfed.fit(make_model("full"), tables, rounds=2).params
+    given_start = plain_fit(make_model("full"), tables, rounds=2).params
     with pytest.raises(emfed.SettingsError, match="n_init > 1"):
         emfed.open_run(make_model("full"), tables, start=given_start, n_init=2)
 
@@ -156,7 +156,7 @@ def test_columns_of_any_family_start_from_clusters() -> None:
     model = emfed.mixed_mixture(8, "gaussian", missing=False)
     ends = {
         how: [
-            emfed.fit(model, np.array_split(rows, 3), start=how, seed=seed, rounds=60)
+            plain_fit(model, np.array_split(rows, 3), start=how, seed=seed, rounds=60)
             for seed in range(4)
         ]
         for how in ("moments", "k-means")
@@ -187,10 +187,10 @@ def test_models_side_by_side_move_as_they_would_alone() -> None:
         run.step()
     rows = np.concatenate(tables)
     for j, model in enumerate(models):
-        alone = emfed.fit(model, tables, seed=4 + j, rounds=15)
+        alone = plain_fit(model, tables, seed=4 + j, rounds=15)
         cut = run.model.cuts[j]
         np.testing.assert_allclose(run.state.statistics[cut], alone.statistics, atol=1e-12)
-        before = emfed.fit(model, tables, seed=4 + j, rounds=14)
+        before = plain_fit(model, tables, seed=4 + j, rounds=14)
         value = run.model.values(run.state.statistics)[j, 0]
         assert value == pytest.approx(before.log_likelihood(rows), abs=1e-12)
 
@@ -249,7 +249,7 @@ def test_a_race_keeps_a_good_start() -> None:
 
     def reached(n_init: int, seed: int) -> float:
         options: dict[str, Any] = {"start": "moments", "n_init": n_init, "seed": seed}
-        result = emfed.fit(model, tables, rounds=60, **options)
+        result = plain_fit(model, tables, rounds=60, **options)
         return result.log_likelihood(rows)
 
     ones = [reached(1, seed) for seed in range(6)]
@@ -296,14 +296,14 @@ def test_over_a_network_starts_are_moments_or_parameters(tmp_path: Path) -> None
 
     for j, choice in enumerate(options):
         with pytest.raises(emfed.SettingsError, match="over a network"):
-            emfed.fit(make_model("diag"), None, federation=network(f"no{j}"), rounds=1, **choice)
+            plain_fit(make_model("diag"), None, federation=network(f"no{j}"), rounds=1, **choice)
     with pytest.raises(emfed.SettingsError, match="over a network"):
         emfed.select_components(make_model("diag"), None, "2:3", federation=network("select"))
-    moments = emfed.fit(
+    moments = plain_fit(
         make_model("diag"), None, federation=network("m"), start="moments", rounds=3
     )
-    here = emfed.fit(make_model("diag"), tables, start="moments", rounds=3)
+    here = plain_fit(make_model("diag"), tables, start="moments", rounds=3)
     np.testing.assert_allclose(moments.statistics, here.statistics, atol=1e-9)
-    clusters = emfed.fit(emfed.k_means(2), None, federation=network("k"), rounds=5)
-    pooled = emfed.fit(emfed.k_means(2), tables, rounds=5)
+    clusters = plain_fit(emfed.k_means(2), None, federation=network("k"), rounds=5)
+    pooled = plain_fit(emfed.k_means(2), tables, rounds=5)
     np.testing.assert_allclose(clusters.params.centres, pooled.params.centres, atol=1e-9)

@@ -7,27 +7,29 @@ the message, sealed in a valid envelope half of the time so that the fuzzer gets
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
 import numpy as np
 
 from emfed.core.errors import WireError
-from emfed.core.protocols import Form
+from emfed.core.protocols import Form, View
 from emfed.core.wire import (
     Header,
     Kind,
     decode_bundle,
     decode_join,
     decode_payload,
+    decode_question,
     decode_refusal,
     decode_reply,
     decode_request,
-    decode_summary,
     decode_support,
     decode_table,
     decode_text,
     join_envelope,
+    question_envelope,
     seal,
     unseal,
 )
@@ -38,8 +40,18 @@ CONTROL = (
     lambda body, n: decode_refusal(body),
     lambda body, n: decode_bundle(body),
     lambda body, n: join_envelope(body),
+    lambda body, n: _asked(body, n),
+    lambda body, n: question_envelope(body),
 )
 BOUNDS = (0, 1, 4, 16, 300, 2**20, 2**30 - 1)
+
+
+def _asked(body: bytes, n: int) -> None:
+    """A question, and the view that it is about."""
+    _, view, values = decode_question(body, n)
+    assert values.shape == (n,)
+    with contextlib.suppress(ValueError):  # what a site makes a refusal of
+        View.read(view)
 
 
 def one_input(data: bytes) -> None:
@@ -48,7 +60,7 @@ def one_input(data: bytes) -> None:
         return
     choice, reals, n, rest = data[0], data[1] % 4, data[2] % 24, data[4:]
     bound = BOUNDS[data[3] % len(BOUNDS)]
-    header = Header(Kind(1 + choice % 8), 1, 2 + data[3], 3, 4, reals)
+    header = Header(Kind(1 + choice // 2 % len(Kind)), 1, 2 + data[3], 3, 4, reals)
     try:
         if choice % 2:
             rest = seal(header, rest)
@@ -65,12 +77,10 @@ def one_input(data: bytes) -> None:
             decode_request(rest, header)
         elif header.kind == Kind.REPLY:
             decode_reply(rest, header)
-        elif header.kind == Kind.SUMMARY:
-            decode_summary(rest, header)
         elif header.kind == Kind.SUPPORT:
             support = decode_support(data[4:], 50 * n)
             assert np.all(np.diff(support) > 0)
-        elif header.kind in (Kind.CONSTANTS, Kind.STATISTICS):
+        elif header.kind in (Kind.CONSTANTS, Kind.ANSWER):
             decode_table(rest, header)
         else:
             unseal(rest, header)

@@ -15,6 +15,7 @@ from emfed.imputation.site_owner import worker_rows
 from emfed.imputation.supports import Settings
 from emfed.imputation.sweeps import Solver
 from emfed.models.site_owner import COLUMNS, SiteOwner
+from tests.helpers import plain_fit
 from tests.imputation.tables import pooled_error, small_table
 
 
@@ -124,7 +125,7 @@ def test_em_with_site_owners_never_lowers_the_likelihood() -> None:
     for options in ({}, {"smoothing": 2.0, "seasonality": 1.0}):
         model = SiteOwner(table.bins.count, rank=2, ridge=0.5, **options)
         monitor = emfed.Monitor(mean_field=False)
-        result = emfed.fit(model, data, rounds=60, federation="loop", monitor=monitor)
+        result = plain_fit(model, data, rounds=60, federation="loop", monitor=monitor)
         values = result.records.column("objective")[1:]
         assert np.all(np.diff(values) < 1e-10)
         assert values[-1] < values[0] - 0.1
@@ -134,7 +135,7 @@ def test_site_owner_in_loop_and_stacked_is_the_same_run() -> None:
     table = owned(small_table(records=250))
     data = emfed.WorkerData(worker_rows(table), table.offsets, list(table.workers), COLUMNS)
     loop, stacked = (
-        emfed.fit(SiteOwner(table.bins.count, 2), data, emfed.EM(), rounds=5, federation=name)
+        plain_fit(SiteOwner(table.bins.count, 2), data, emfed.EM(), rounds=5, federation=name)
         for name in ("loop", "stacked")
     )
     assert np.allclose(loop.statistics, stacked.statistics, rtol=1e-9)

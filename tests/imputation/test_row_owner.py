@@ -19,6 +19,7 @@ from emfed.models.owners import SHRINK
 from emfed.models.parameters import Frame
 from emfed.models.row_owner import RowOwner
 from emfed.models.site_owner import SiteOwner
+from tests.helpers import plain_fit
 from tests.registry import REGISTRY
 
 TABLES = REGISTRY["low rank, NaN"].tables
@@ -59,7 +60,7 @@ def test_the_likelihood_is_that_of_the_gaussian_it_implies() -> None:
     params = model.start(1)
     user = model.to_user(params)
     gaussian = emfed.GaussianParameters(user.weights, user.means, user.covariances())
-    full = emfed.fit(
+    full = plain_fit(
         emfed.gaussian_mixture(1, missing=True),
         [rows],
         rounds=0,
@@ -154,7 +155,7 @@ def test_a_model_file_brings_back_owners_without_their_module(model: Any, tmp_pa
     cells = np.argwhere(rng.random(table.shape) < 0.7)
     long = np.column_stack([cells, np.ones(len(cells)), table[tuple(cells.T)]])
     tables = [long[:60], long[60:]] if isinstance(model, SiteOwner) else [table[:9], table[9:]]
-    result = emfed.fit(model, tables, rounds=5)
+    result = plain_fit(model, tables, rounds=5)
     result.save(tmp_path / "owners.emfed")
     script = "import emfed, sys; print(repr(emfed.load(sys.argv[1]).statistics.tolist()))"
     command = [sys.executable, "-c", script, str(tmp_path / "owners.emfed")]

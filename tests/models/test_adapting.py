@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 import emfed
+from tests.helpers import plain_fit
 from tests.registry import REGISTRY
 
 
 def _fitted(name: str, priors: bool = False) -> tuple[Any, Any]:
     entry = REGISTRY[name]
     model = entry.make(**(entry.priors if priors else {}))
-    return emfed.fit(model, entry.tables, rounds=60, count_bytes=False), entry.tables[2]
+    return plain_fit(model, entry.tables, rounds=60), entry.tables[2]
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -73,7 +74,7 @@ def test_it_ends_at_the_optimum_of_own_rows_and_prior(name: str, priors: bool) -
 def test_one_gaussian_is_the_conjugate_answer(kind: Any) -> None:
     rng = np.random.default_rng(3)
     tables = [rng.normal(size=(200, 3)) * [1, 2, 3] + h for h in range(4)]
-    result = emfed.fit(emfed.gaussian_mixture(1, kind, covariance_floor=0), tables, rounds=3)
+    result = plain_fit(emfed.gaussian_mixture(1, kind, covariance_floor=0), tables, rounds=3)
     rows, worth = rng.normal(size=(30, 3)) + 5, 70.0
     adapted = result.adapt(rows, worth).params
     mean = result.params.means[0]
@@ -103,7 +104,7 @@ def test_small_workers_that_differ_are_served_best_by_it() -> None:
     found = []
     for w, rows in enumerate(tables):
         new = draw(w, 2000)
-        alone = emfed.fit(model, [rows], start=result.params, rounds=200, nats=1e-6)
+        alone = plain_fit(model, [rows], start=result.params, rounds=200, tol=1e-6)
         mine = result.adapt(rows, 40)
         found.append([r.log_likelihood(new) for r in (mine, result, alone)])
     mine_, common, alone_ = np.array(found).T

@@ -9,7 +9,7 @@ import pytest
 
 import emfed
 from emfed.models.sampling import entropy
-from tests.helpers import bind, make_data, make_model
+from tests.helpers import bind, make_data, make_model, plain_fit
 from tests.registry import REGISTRY
 
 K, D = 3, 4
@@ -43,7 +43,7 @@ def test_free_parameters_are_those_counted_by_hand(model: Any, count: int) -> No
     rows = np.column_stack([rows, rng.integers(4, size=60) + 1.0])
     if isinstance(model.describe().get("families"), list):  # zeros are for counts and categories
         rows = rows - [0, 1, 1, 1]
-    result = emfed.fit(model, [rows], rounds=1)
+    result = plain_fit(model, [rows], rounds=1)
     assert result.free_parameters == count
 
 
@@ -67,7 +67,7 @@ def test_one_pass_gives_what_three_give(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["full", "tied", "diag", "spherical", "known"])
 def test_samples_have_the_moments_of_the_model(kind: str) -> None:
-    result = emfed.fit(make_model(kind), make_data(3), rounds=10)
+    result = plain_fit(make_model(kind), make_data(3), rounds=10)
     rows, labels = result.sample(60_000, seed=5)
     params = result.params
     for j in range(3):
@@ -86,7 +86,7 @@ def test_samples_have_the_moments_of_the_model(kind: str) -> None:
 
 def test_models_without_an_answer_say_so() -> None:
     rng = np.random.default_rng(0)
-    result = emfed.fit(emfed.regression_mixture(2), [rng.normal(size=(50, 3))], rounds=2)
+    result = plain_fit(emfed.regression_mixture(2), [rng.normal(size=(50, 3))], rounds=2)
     with pytest.raises(emfed.SettingsError, match="cannot draw rows; fit"):
         result.sample(3)
     for bad in (0, -1, 1.5):

@@ -12,7 +12,7 @@ from scipy.stats import multivariate_normal
 from sklearn.decomposition import PCA, FactorAnalysis
 
 import emfed
-from tests.helpers import bind
+from tests.helpers import bind, plain_fit
 from tests.registry import REGISTRY
 
 NAMES = ("factors 1", "factors 2", "ppca 1", "ppca 2")
@@ -67,9 +67,7 @@ def test_statistics_are_moments_of_the_latent_factors(name: str) -> None:
 def test_federated_factor_analysis_ends_where_sklearn_ends() -> None:
     entry, _, rows, _ = setup("factors 1")
     judge = FactorAnalysis(2, tol=1e-14, max_iter=20_000, svd_method="lapack").fit(rows)
-    got = emfed.fit(
-        entry.make(), entry.tables, emfed.FedEM(), rounds=4000, tolerance=1e-20, count_bytes=False
-    )
+    got = plain_fit(entry.make(), entry.tables, emfed.FedEM(), rounds=4000, field_tol=1e-20)
     assert got.log_likelihood(rows) == pytest.approx(judge.score(rows), abs=1e-6)
     np.testing.assert_allclose(got.params.noise[0], judge.noise_variance_, rtol=1e-3)
     np.testing.assert_allclose(got.params.covariances()[0], judge.get_covariance(), atol=1e-3)
@@ -82,9 +80,7 @@ def test_federated_factor_analysis_ends_where_sklearn_ends() -> None:
 def test_federated_ppca_ends_where_sklearn_ends() -> None:
     entry, _, rows, _ = setup("ppca 1")
     judge = PCA(2, svd_solver="full").fit(rows)
-    got = emfed.fit(
-        entry.make(), entry.tables, emfed.FedEM(), rounds=4000, tolerance=1e-20, count_bytes=False
-    )
+    got = plain_fit(entry.make(), entry.tables, emfed.FedEM(), rounds=4000, field_tol=1e-20)
     # scikit-learn's noise divides by n - 1 where the maximum of the likelihood divides by n.
     values, vectors = np.linalg.eigh(np.cov(rows.T, bias=True))
     noise = values[:-2].mean()
@@ -100,9 +96,9 @@ def test_federated_ppca_ends_where_sklearn_ends() -> None:
 def test_an_optimiser_of_the_mixture_ends_where_federated_em_ends() -> None:
     tables = [table[:, :4] for table in REGISTRY["factors 2"].tables]
     rows = np.concatenate(tables)
-    start = emfed.fit(emfed.factor_analysis(1, 2), [rows], rounds=100).params
+    start = plain_fit(emfed.factor_analysis(1, 2), [rows], rounds=100).params
     options = {"rounds": 4000, "tolerance": 1e-19, "count_bytes": False, "start": start}
-    got = emfed.fit(emfed.factor_analysis(1, 2), tables, emfed.FedEM(), **options)
+    got = plain_fit(emfed.factor_analysis(1, 2), tables, emfed.FedEM(), **options)
     model = got.model
     shapes = {name: value.shape for name, value in start.arrays().items()}
 
@@ -149,11 +145,11 @@ def test_the_rotation_is_the_documented_one(name: str) -> None:
 def test_bad_settings_and_rows_are_told() -> None:
     rows = np.random.default_rng(0).normal(size=(20, 3))
     with pytest.raises(emfed.DataError, match="needs more columns"):
-        emfed.fit(emfed.factor_analysis(3), rows)
+        plain_fit(emfed.factor_analysis(3), rows)
     with pytest.raises(emfed.SettingsError, match="n_factors"):
         emfed.factor_analysis(0)
     with pytest.raises(emfed.SettingsError, match="the scale must be a number"):
         emfed.ppca(1, noise_prior=emfed.InverseWishart(3.0, np.eye(3)))
     wrong = emfed.FactorParameters(np.ones(1), np.zeros((1, 3)), np.zeros((1, 3, 2)), np.ones(3))
     with pytest.raises(emfed.SettingsError, match=r"start noise: expected .* \(1, 3\)"):
-        emfed.fit(emfed.factor_analysis(2), rows, start=wrong)
+        plain_fit(emfed.factor_analysis(2), rows, start=wrong)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import emfed
+from tests.helpers import plain_fit
 from tests.real import HEART, heart_disease
 
 FAMILIES = list(HEART.values())
@@ -38,7 +39,7 @@ def alone(parts: list[Any], fallback: list[Any]) -> Any:
         seen = ~np.isnan(part).all(axis=0)
         mine = [family for family, there in zip(FAMILIES, seen, strict=True) if there]
         model = emfed.mixed_mixture(K, mine, prior_rows=PRIOR)
-        result = emfed.fit(model, [part[:, seen]], rounds=80)
+        result = plain_fit(model, [part[:, seen]], rounds=80)
         filled = filled.copy()
         filled[:, seen] = result.impute(part[:, seen])
         out.append(filled)
@@ -52,7 +53,7 @@ def together(parts: list[Any], seed: int, site: bool = False) -> Any:
     tables = [np.hstack(pair) for pair in zip(parts, numbers, strict=True)] if site else parts
     algorithm = emfed.FedEM(emfed.Dithering(8, block="row"), step_size=0.5)
     model = emfed.mixed_mixture(K, families, prior_rows=PRIOR)
-    result = emfed.fit(model, tables, algorithm, rounds=120, seed=seed, count_bytes=False)
+    result = plain_fit(model, tables, algorithm, rounds=120, seed=seed)
     return result.impute(np.concatenate(tables))[:, : len(FAMILIES)]
 
 
@@ -123,7 +124,7 @@ def singly_alone(parts: list[Any], k: int, starts: int) -> Any:
         mine = [family for family, there in zip(FAMILIES, seen, strict=True) if there]
         model = emfed.mixed_mixture(k, mine, prior_rows=5.0)
         fits = [
-            emfed.fit(model, [part[:, seen]], rounds=300, nats=1e-5, seed=s) for s in range(starts)
+            plain_fit(model, [part[:, seen]], rounds=300, tol=1e-5, seed=s) for s in range(starts)
         ]
         out[:, seen] = filled(part[:, seen], [predicted(fit, part[:, seen]) for fit in fits])
     return np.concatenate(means)
@@ -132,9 +133,7 @@ def singly_alone(parts: list[Any], k: int, starts: int) -> Any:
 def singly_together(parts: list[Any], k: int, starts: int, worth: float = 50.0) -> Any:
     """Federated and compressed mixtures, which each hospital adapts to its rows."""
     model = emfed.mixed_mixture(k, FAMILIES, prior_rows=5.0)
-    fits = [
-        emfed.fit(model, parts, "auto", nats=1e-5, seed=s, count_bytes=False) for s in range(starts)
-    ]
+    fits = [emfed.fit(model, parts, "auto", tol=1e-5, seed=s) for s in range(starts)]
     adapted = ([fit.adapt(part, worth) for fit in fits] for part in parts)
     pairs = zip(parts, adapted, strict=True)
     return np.concatenate([filled(p, [predicted(fit, p) for fit in mine]) for p, mine in pairs])

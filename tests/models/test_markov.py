@@ -13,7 +13,7 @@ from scipy.stats import norm, poisson
 
 import emfed
 from emfed.models.chains import filtered_log_densities, smooth
-from tests.helpers import bind
+from tests.helpers import bind, plain_fit
 
 
 def sequences(seed: int = 0, counts: bool = False, k: int = 3) -> list[list[Any]]:
@@ -69,7 +69,7 @@ def test_the_trajectory_is_hmmlearns(kind: str, rounds: int) -> None:
         judge.fit(rows, sizes)
         want = judge.score(rows, sizes)
         posteriors = judge.predict_proba(rows, sizes)
-    got = emfed.fit(model, tables, emfed.FedEM(), start=start, rounds=rounds - 1)
+    got = plain_fit(model, tables, emfed.FedEM(), start=start, rounds=rounds - 1)
     whole = np.concatenate(tables)
     assert got.log_likelihood(whole) * len(flat) == pytest.approx(want, rel=1e-9)
     np.testing.assert_allclose(got.params.transitions, judge.transmat_, atol=1e-8)
@@ -180,7 +180,7 @@ def test_sequences_are_padded_and_bad_ones_told() -> None:
         (np.ones((3, 1, 1)), "no chain to fit"),
     ):
         with pytest.raises(emfed.DataError, match=words):
-            emfed.fit(model, [data])
+            plain_fit(model, [data])
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])

@@ -10,7 +10,7 @@ from scipy import optimize
 from scipy.stats import multivariate_normal, norm
 
 import emfed
-from tests.helpers import bind, make_data
+from tests.helpers import bind, make_data, plain_fit
 
 both = pytest.mark.parametrize("kind", ["full", "diag"])
 
@@ -75,8 +75,8 @@ def test_patterns_give_what_a_row_loop_gives(kind: str) -> None:
 @both
 def test_complete_rows_are_the_plain_mixture(kind: str) -> None:
     tables = make_data(3)
-    plain = emfed.fit(emfed.gaussian_mixture(3, kind), tables, rounds=30)
-    got = emfed.fit(emfed.gaussian_mixture(3, kind, missing=True), tables, rounds=30)
+    plain = plain_fit(emfed.gaussian_mixture(3, kind), tables, rounds=30)
+    got = plain_fit(emfed.gaussian_mixture(3, kind, missing=True), tables, rounds=30)
     np.testing.assert_allclose(got.statistics, plain.statistics, atol=1e-10)
     rows = np.concatenate(tables)
     np.testing.assert_allclose(got.predict_proba(rows), plain.predict_proba(rows), atol=1e-9)
@@ -101,8 +101,8 @@ def test_an_optimiser_of_the_likelihood_ends_where_federated_em_ends(k: int) -> 
     tables = torn(4, share=0.15, k=k)
     rows, d = np.concatenate(tables), 3
     model = emfed.gaussian_mixture(k, "full", missing=True, covariance_floor=0.0)
-    start = emfed.fit(model, tables, rounds=10, seed=2).params  # in the basin of one optimum
-    got = emfed.fit(model, tables, emfed.FedEM(), start=start, rounds=3000, tolerance=1e-22)
+    start = plain_fit(model, tables, rounds=10, seed=2).params  # in the basin of one optimum
+    got = plain_fit(model, tables, emfed.FedEM(), start=start, rounds=3000, field_tol=1e-22)
     lower = np.tril_indices(d)
 
     def split(x: Any) -> emfed.GaussianParameters:
@@ -132,7 +132,7 @@ def test_an_optimiser_of_the_likelihood_ends_where_federated_em_ends(k: int) -> 
 def test_imputations_are_means_and_draws_and_intervals_of_the_posterior(kind: str) -> None:
     tables = torn(5)
     rows = np.concatenate(tables)
-    result = emfed.fit(emfed.gaussian_mixture(2, kind, missing=True), tables, rounds=60)
+    result = plain_fit(emfed.gaussian_mixture(2, kind, missing=True), tables, rounds=60)
     holes = np.isnan(rows)
     filled = result.impute(rows)
     assert np.isfinite(filled).all()
@@ -155,7 +155,7 @@ def test_one_gaussian_imputes_by_regression() -> None:
     x = rng.normal(size=4000)
     rows = np.column_stack([x, 2 * x + 0.5 * rng.normal(size=4000)])
     rows[::3, 1] = np.nan
-    result = emfed.fit(emfed.gaussian_mixture(1, missing=True), [rows], rounds=50)
+    result = plain_fit(emfed.gaussian_mixture(1, missing=True), [rows], rounds=50)
     mu, sigma = result.params.means[0], result.params.covariances[0]
     want = mu[1] + sigma[0, 1] / sigma[0, 0] * (rows[::3, 0] - mu[0])
     np.testing.assert_allclose(result.impute(rows)[::3, 1], want, atol=1e-9)
@@ -170,6 +170,6 @@ def test_settings_and_rows_that_cannot_be() -> None:
         emfed.gaussian_mixture(2, "tied", missing=True)
     model = emfed.gaussian_mixture(1, missing=True)
     with pytest.raises(emfed.DataError, match="row 1, column 0 is inf"):
-        emfed.fit(model, [[1.0, 2.0], [np.inf, 1.0]])
+        plain_fit(model, [[1.0, 2.0], [np.inf, 1.0]])
     with pytest.raises(emfed.DataError, match="nobody has a single value in column 1"):
-        emfed.fit(model, np.column_stack([np.arange(9.0), np.full(9, np.nan)]))
+        plain_fit(model, np.column_stack([np.arange(9.0), np.full(9, np.nan)]))

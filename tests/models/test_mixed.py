@@ -15,7 +15,7 @@ import emfed
 from emfed.models.categories import clip_simplex
 from emfed.models.durations import _shape
 from emfed.models.families import log_gamma
-from tests.helpers import bind
+from tests.helpers import bind, plain_fit
 from tests.tables import FAMILIES, mixed_tables
 
 each = pytest.mark.parametrize("kind", FAMILIES)
@@ -116,10 +116,8 @@ def test_an_optimiser_of_the_likelihood_ends_where_federated_em_ends(kind: str) 
     tables = [table[:, few] for table in mixed_tables(kind, missing=0.15)]
     rows = np.concatenate(tables)
     model = emfed.mixed_mixture(2, FAMILIES[kind][few], floor=1e-9)
-    start = emfed.fit(model, [rows], rounds=3).params
-    got = emfed.fit(
-        model, tables, emfed.FedEM(), start=start, rounds=2000, tolerance=1e-22, count_bytes=False
-    )
+    start = plain_fit(model, [rows], rounds=3).params
+    got = plain_fit(model, tables, emfed.FedEM(), start=start, rounds=2000, field_tol=1e-22)
     shapes = {name: value.shape for name, value in start.arrays().items()}
     vector = np.concatenate([LINKS[n][0](v).ravel() for n, v in start.arrays().items()])
 
@@ -137,13 +135,13 @@ def test_an_optimiser_of_the_likelihood_ends_where_federated_em_ends(kind: str) 
 def test_gaussian_columns_are_a_diagonal_mixture() -> None:
     tables = mixed_tables("gaussian")
     rows = np.concatenate(tables)
-    diagonal = emfed.fit(emfed.gaussian_mixture(2, "diag"), tables, rounds=200, seed=1)
+    diagonal = plain_fit(emfed.gaussian_mixture(2, "diag"), tables, rounds=200, seed=1)
     start = diagonal.model.to_user(diagonal.model.start(1))
     mine = emfed.MixedParameters(
         weights=start.weights, gaussian=np.stack([start.means, start.covariances], axis=-1)
     )
     model = emfed.mixed_mixture(2, ["gaussian", "gaussian"])
-    got = emfed.fit(model, tables, start=mine, start_statistics="parameters", rounds=200)
+    got = plain_fit(model, tables, start=mine, start_statistics="parameters", rounds=200)
     assert got.log_likelihood(rows) == pytest.approx(diagonal.log_likelihood(rows), abs=1e-9)
     np.testing.assert_allclose(got.params.gaussian[..., 0], diagonal.params.means, atol=1e-6)
 
@@ -152,7 +150,7 @@ def test_gaussian_columns_are_a_diagonal_mixture() -> None:
 def test_imputations_are_means_and_draws_and_intervals_of_the_posterior(kind: str) -> None:
     tables = mixed_tables(kind, seed=3, sizes=(150, 250))
     rows = np.concatenate(tables)
-    result = emfed.fit(emfed.mixed_mixture(2, FAMILIES[kind]), tables, rounds=100)
+    result = plain_fit(emfed.mixed_mixture(2, FAMILIES[kind]), tables, rounds=100)
     holes = np.random.default_rng(0).random(rows.shape) < 0.3
     holes[:, [f == "exposure" for f in FAMILIES[kind]]] = False
     torn = np.where(holes, np.nan, rows)
@@ -199,7 +197,7 @@ def test_imputations_are_means_and_draws_and_intervals_of_the_posterior(kind: st
 )
 def test_bad_values_are_named(families: Any, rows: Any, words: str) -> None:
     with pytest.raises(emfed.DataError, match=words):
-        emfed.fit(emfed.mixed_mixture(1, families), np.array(rows), rounds=2)
+        plain_fit(emfed.mixed_mixture(1, families), np.array(rows), rounds=2)
 
 
 def test_bad_settings_are_told() -> None:
@@ -213,8 +211,8 @@ def test_bad_settings_are_told() -> None:
         with pytest.raises(emfed.SettingsError, match=words):
             emfed.mixed_mixture(2, families)
     with pytest.raises(emfed.DataError, match="no NaN, as missing=False"):
-        emfed.fit(emfed.mixed_mixture(1, ["gaussian"], missing=False), np.full((9, 1), np.nan))
-    result = emfed.fit(emfed.gaussian_mixture(1, "diag"), np.eye(3), rounds=1)
+        plain_fit(emfed.mixed_mixture(1, ["gaussian"], missing=False), np.full((9, 1), np.nan))
+    result = plain_fit(emfed.gaussian_mixture(1, "diag"), np.eye(3), rounds=1)
     with pytest.raises(emfed.SettingsError, match="cannot impute: it has no missing values"):
         result.impute(np.eye(3))
 
@@ -225,18 +223,18 @@ def test_columns_are_known_by_name() -> None:
     rng = np.random.default_rng(0)
     frame = pl.DataFrame({"visits": rng.poisson(3, 60), "age": rng.normal(50, 9, 60)})
     model = emfed.mixed_mixture(1, {"visits": "poisson", "age": "gaussian"})
-    result = emfed.fit(model, frame, rounds=5)
+    result = plain_fit(model, frame, rounds=5)
     named = result.model.by_column(result.params)
     assert named["visits"]["rate"] == pytest.approx(frame["visits"].mean())
     assert named["age"]["mean"] == pytest.approx(frame["age"].mean())
     with pytest.raises(emfed.DataError, match="in this order"):
-        emfed.fit(model, frame[["age", "visits"]], rounds=1)
+        plain_fit(model, frame[["age", "visits"]], rounds=1)
 
 
 def test_a_worker_that_never_saw_a_column_is_no_trouble() -> None:
     tables = mixed_tables("mixed", missing=0.1)
     tables[1][:, 0] = np.nan
-    result = emfed.fit(emfed.mixed_mixture(2, FAMILIES["mixed"]), tables, rounds=30)
+    result = plain_fit(emfed.mixed_mixture(2, FAMILIES["mixed"]), tables, rounds=30)
     assert np.isfinite(result.impute(tables[1])).all()
 
 
@@ -267,8 +265,8 @@ def test_metric_whitens_the_complete_data_statistics(kind: str) -> None:
 def test_compression_in_the_metric_ends_closer(kind: str) -> None:
     tables = mixed_tables(kind, missing=0.1)
     rows = np.concatenate(tables)
-    start = emfed.fit(emfed.mixed_mixture(2, FAMILIES[kind]), tables, rounds=3).params
-    pooled = emfed.fit(emfed.mixed_mixture(2, FAMILIES[kind]), tables, start=start, rounds=200)
+    start = plain_fit(emfed.mixed_mixture(2, FAMILIES[kind]), tables, rounds=3).params
+    pooled = plain_fit(emfed.mixed_mixture(2, FAMILIES[kind]), tables, start=start, rounds=200)
     best, ends = pooled.log_likelihood(rows), []
     for metric in (False, True):
         algorithm = emfed.FedEM(

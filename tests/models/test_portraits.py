@@ -9,12 +9,13 @@ import pytest
 
 import emfed
 from emfed.models.portraits import Portrait, portray, principal_plane, width_of
+from tests.helpers import plain_fit
 from tests.registry import REGISTRY
 
 
 def fitted(name: str) -> tuple[emfed.Result, Any]:
     entry = REGISTRY[name]
-    return emfed.fit(entry.make(), entry.tables, rounds=20), np.concatenate(entry.tables)
+    return plain_fit(entry.make(), entry.tables, rounds=20), np.concatenate(entry.tables)
 
 
 @pytest.mark.parametrize("name", REGISTRY)

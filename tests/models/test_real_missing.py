@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import emfed
+from tests.helpers import plain_fit
 from tests.real import AIR, air_quality
 
 SCRIPT = """
@@ -23,10 +24,10 @@ from tests.real import AIR, air_quality
 stations = air_quality(Path(sys.argv[1]))
 model = emfed.gaussian_mixture(4, "full", missing=True)
 algorithm = emfed.FedEM(emfed.Dithering(8, block="row"), in_metric=True, step_size=0.5)
-emfed.fit(model, {"one": next(iter(stations.values()))}, algorithm, rounds=2)
+emfed.fit(model, {"one": next(iter(stations.values()))}, algorithm, start="moments", rounds=2)
 before = peak_memory()
 workers = emfed.WorkerTables(list(stations.values()), list(stations), tuple(AIR))  # in their file
-result = emfed.fit(model, workers, algorithm, rounds=8, seed=1)
+result = emfed.fit(model, workers, algorithm, start="moments", rounds=8, seed=1)
 print(json.dumps({
     "rows": int(sum(rows.shape[0] for rows in stations.values())),
     "before": before,
@@ -63,7 +64,7 @@ def test_air_quality_is_imputed_better_than_by_means(data_dir: Path) -> None:
     errors = {}
     for k in (1, 4):
         model = emfed.gaussian_mixture(k, "full", missing=True)
-        result = emfed.fit(model, stations, emfed.FedEM(), rounds=25, count_bytes=False)
+        result = plain_fit(model, stations, emfed.FedEM(), rounds=25)
         spread = np.nanstd(torn, axis=0)
         gap = ((result.impute(torn) - rows) / spread)[held]
         errors[k] = float((gap**2).mean())

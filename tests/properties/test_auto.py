@@ -12,7 +12,7 @@ import emfed
 from emfed.core.errors import EmfedWarning
 from emfed.fitting.stopping import SLOWEST, WINDOW, remaining
 from emfed.network import FEDERATIONS
-from tests.helpers import make_data, make_model
+from tests.helpers import make_data, make_model, plain_fit
 
 CENTRES = np.array([[-4.0, 0.0], [4.0, 0.0], [0.0, 6.0]])
 
@@ -29,7 +29,7 @@ def pooled(model: Any, tables: list[Any]) -> tuple[Any, float]:
     covariances = shape.get(model.describe()["covariance_type"], np.tile(4 * np.eye(2), (3, 1, 1)))
     start = emfed.GaussianParameters(np.full(3, 1 / 3), 0.6 * CENTRES + 1, covariances)
     rows = np.concatenate(tables)
-    return start, emfed.fit(model, tables, rounds=500, start=start).log_likelihood(rows)
+    return start, plain_fit(model, tables, rounds=500, start=start).log_likelihood(rows)
 
 
 @pytest.mark.parametrize("kind", ["tied", "diag", "full"])
@@ -56,15 +56,15 @@ def test_stops_by_itself_near_the_pooled_answer_for_a_tenth_of_the_bytes(algorit
     model = make_model("full")
     start, best = pooled(model, tables)
     exact = emfed.Identity("float32")
-    whole = emfed.fit(
+    whole = plain_fit(
         model,
         tables,
         emfed.FedEM(exact, step_size=1.0, in_metric=True, broadcast=exact),
         start=start,
-        nats=1e-4,
+        tol=1e-4,
         rounds=500,
     )
-    got = emfed.fit(model, tables, algorithm, start=start, seed=2)
+    got = plain_fit(model, tables, algorithm, start=start, seed=2)
     assert got.converged
     assert got.stopped == "nats"
     assert got.log_likelihood(np.concatenate(tables)) == pytest.approx(best, abs=1e-3)
@@ -74,7 +74,7 @@ def test_stops_by_itself_near_the_pooled_answer_for_a_tenth_of_the_bytes(algorit
 
 def test_a_run_cut_short_says_what_may_be_left() -> None:
     with pytest.warns(EmfedWarning, match="before it converged to 1e-09 nats a sample"):
-        result = emfed.fit(make_model("diag"), make_data(3), "auto", nats=1e-9, rounds=8)
+        result = emfed.fit(make_model("diag"), make_data(3), "auto", tol=1e-9, rounds=8)
     assert not result.converged
 
 
@@ -146,7 +146,7 @@ def test_gains_are_what_em_steps_are_worth() -> None:
     """Near the optimum the log-likelihood grows by between gain and twice gain."""
     tables = make_data(3, sizes=(200, 150), spread=2.0)
     model = make_model("full")
-    result = emfed.fit(model, tables, rounds=400, monitor=emfed.Monitor(mean_field=False))
+    result = plain_fit(model, tables, rounds=400, monitor=emfed.Monitor(mean_field=False))
     records = [r for r in result.records if r.round > 0]
     checked = 0
     for a, b in pairwise(records):
@@ -175,8 +175,8 @@ def test_convergence_is_true_of_partial_participation(p: float) -> None:
     model = make_model("diag")
     start, _ = pooled(model, tables)
     part = emfed.Bernoulli(p)
-    got = emfed.fit(model, tables, "auto", start=start, participation=part, seed=1, nats=1e-4)
+    got = emfed.fit(model, tables, "auto", start=start, participation=part, seed=1, tol=1e-4)
     assert got.converged
     rows = np.concatenate(tables)
-    better = emfed.fit(model, [rows], start=got.params, nats=1e-9, rounds=5000)
+    better = plain_fit(model, [rows], start=got.params, tol=1e-9, rounds=5000)
     assert better.log_likelihood(rows) - got.log_likelihood(rows) < 1e-3

@@ -13,7 +13,7 @@ import emfed.core.protocols
 from emfed.algorithms import memory
 from emfed.core.errors import ServerCrash
 from emfed.network import FEDERATIONS
-from tests.helpers import make_data, make_model
+from tests.helpers import make_data, make_model, plain_fit
 
 TABLES = make_data(6, sizes=(12, 9, 15, 9, 11), spread=8.0)
 QUANTISER = emfed.Dithering(3, block="row")
@@ -147,7 +147,7 @@ def test_repeats_reordering_and_crashes_change_nothing(name: str, federation: st
 def test_losses_act_as_absence_and_the_end_point_is_the_same(name: str) -> None:
     algorithm = replace(ALGORITHMS[name], step_size=0.2)
     plan = emfed.FaultPlan(seed=4, lose_request=0.1, lose_reply=0.2, delay_request=0.1)
-    start = emfed.fit(make_model("tied"), TABLES, rounds=30, seed=9).params  # one attractor
+    start = plain_fit(make_model("tied"), TABLES, rounds=30, seed=9).params  # one attractor
     ends = []
     for faults in (emfed.FaultPlan(), plan):
         run = open_faulty(algorithm, faults, kind="tied", start=start)

@@ -8,6 +8,7 @@ import numpy as np
 
 import emfed
 from emfed.data.synthetic import START, TRUTH
+from tests.helpers import plain_fit
 
 PAPER: dict[str, Any] = {
     "compressor": emfed.block_quantization(4),
@@ -21,7 +22,7 @@ VR_FEDEM = emfed.VRFedEM(batch_size=5, inner_rounds=20, **PAPER)
 
 
 def squared_h(algorithm: Any, split: Any, seed: int, epochs: float) -> Any:
-    result = emfed.fit(
+    result = plain_fit(
         emfed.gaussian_mixture(2, "known", known_covariance=TRUTH.covariances),
         emfed.synthetic_federation(seed, split=split),
         algorithm,

@@ -11,7 +11,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 
 import emfed
-from tests.helpers import make_data
+from tests.helpers import make_data, plain_fit
 
 SKLEARN_KINDS = ("full", "tied", "diag", "spherical")
 SIZES = (13, 200, 75, 40, 1, 151)
@@ -56,7 +56,7 @@ def test_uncompressed_fedem_ends_where_sklearn_ends(kind: str, offset: float) ->
     start = start_for(rows, kind, 3)
     judge = sklearn_fit(rows, kind, start, 1500)
     model = emfed.gaussian_mixture(3, kind, covariance_floor=0.0)
-    got = emfed.fit(
+    got = plain_fit(
         model, tables, emfed.FedEM(emfed.Identity()), start=start, rounds=1500, weights="samples"
     )
     assert got.log_likelihood(rows) == pytest.approx(judge.score(rows), abs=1e-6)
@@ -74,7 +74,7 @@ def test_the_whole_trajectory_is_sklearns(kind: str) -> None:
     for rounds in (1, 2, 5, 10):
         judge = sklearn_fit(rows, kind, start, rounds)
         # S_0 is the first E-step and T its M-step; each round adds one of both.
-        got = emfed.fit(model, tables, start=start, rounds=rounds - 1, weights="samples")
+        got = plain_fit(model, tables, start=start, rounds=rounds - 1, weights="samples")
         np.testing.assert_allclose(got.params.means, judge.means_, atol=1e-8)
         np.testing.assert_allclose(got.params.covariances, judge.covariances_, atol=1e-8)
 

@@ -14,6 +14,7 @@ import emfed
 from emfed import theory
 from emfed.models import LinearGaussian, Location
 from emfed.theory import Problem
+from tests.helpers import plain_fit
 
 constants = st.fixed_dictionaries(
     {
@@ -173,7 +174,7 @@ def _averages(algorithm: Any, data: emfed.WorkerData, seeds: int, rounds: int, p
     """Means over rounds and seeds of |h|^2 and |H|^2."""
     values = []
     for seed in range(seeds):
-        records = emfed.fit(
+        records = plain_fit(
             LinearGaussian(KAPPA),
             data,
             algorithm,
@@ -183,7 +184,6 @@ def _averages(algorithm: Any, data: emfed.WorkerData, seeds: int, rounds: int, p
             rounds=rounds,
             seed=seed,
             monitor=emfed.Monitor(objective=False),
-            count_bytes=False,
         ).records
         values.append([records.average("squared_h"), records.average("squared_H")])
     return np.mean(values, axis=0)
@@ -254,7 +254,7 @@ def test_the_noise_floor(step: float, omega: float, n: int, p: float) -> None:
     data, sigma2 = _workers(n, 7)
     operator = emfed.SubtractiveDithering(omega)
     algorithm = emfed.FedEM(operator, step_size=step, batch_size=1, replacement=True)
-    records = emfed.fit(
+    records = plain_fit(
         LinearGaussian(KAPPA),
         data,
         algorithm,
@@ -262,7 +262,6 @@ def test_the_noise_floor(step: float, omega: float, n: int, p: float) -> None:
         rounds=8000,
         seed=1,
         monitor=emfed.Monitor(objective=False),
-        count_bytes=False,
     ).records
     measured = records[2000:].average("squared_h")
     assert measured == pytest.approx(theory.noise_floor(step, KAPPA, sigma2, n, omega, p), rel=0.15)

@@ -15,6 +15,7 @@ from emfed import theory
 from emfed.cli.main import main
 from emfed.core.protocols import Layout
 from emfed.core.wire import REPLY_ENVELOPE, floats_size
+from tests.helpers import plain_fit
 
 
 def estimate(n: int = 100, variance: float = 1.0) -> theory.Estimate:
@@ -47,7 +48,7 @@ def test_bytes_of_a_plan_are_those_of_a_run() -> None:
     found = theory.estimate_problem(model, data, points=1)
     operator = emfed.Dithering(4)
     plan = theory.plan(found, operator, epsilon=1e-2)
-    result = emfed.fit(model, data, emfed.FedEM(operator, step_size=0.5), rounds=50)
+    result = plain_fit(model, data, emfed.FedEM(operator, step_size=0.5), rounds=50)
     rounds = result.records[1:]
     measured = rounds.average("payload_up") / 100
     assert plan.message_bytes == pytest.approx(measured, rel=0.15)
@@ -83,7 +84,7 @@ def test_conditional_expectations_are_those_of_a_run() -> None:
     )
     algorithm = emfed.VRFedEM(batch_size=1, inner_rounds=50)
     for p in (1.0, 0.1):
-        result = emfed.fit(
+        result = plain_fit(
             emfed.LinearGaussian(), data, algorithm, rounds=500, participation=emfed.Bernoulli(p)
         )
         spent = sum(record.evaluations for record in result.records[1:])

@@ -25,6 +25,7 @@ from emfed.core.errors import (
 from emfed.core.ledger import Ledger
 from emfed.core.protocols import (
     Algorithm,
+    BoolArray,
     Crowd,
     Federation,
     FloatArray,
@@ -440,11 +441,9 @@ class Run:
             "workers": workers,
             **{f"extras/{name}": array for name, array in self.state.extras.items()},
             **{f"rows/{name}": array for name, array in rows.items()},
+            **{f"prices/{name}": array for name, array in self._told().items()},
             **{f"records/{name}": array for name, array in self.records.to_arrays().items()},
         }
-        if self.session.prices is not None:
-            told = self.session.prices.state()
-            arrays |= {f"prices/{name}": array for name, array in told.items()}
         known = {}
         for hook in hooks:
             own, known[hook.name] = hook.save()
@@ -463,6 +462,10 @@ class Run:
             "seconds": self.seconds,
         }
         save_checkpoint(path, arrays, description, disk)
+
+    def _told(self) -> dict[str, BoolArray]:
+        """Who was told what already, where a simulation prices its messages."""
+        return {} if self.session.prices is None else self.session.prices.state()
 
     def restore(self, path: str | Path, disk: Disk = DISK, hooks: Sequence[Hook] = ()) -> None:
         """Continue from a checkpoint of the same run, bit for bit."""
@@ -504,9 +507,8 @@ class Run:
         )
         since = None if self.since == self.phase else self.since
         self.session.begin(self.view, self.algorithm, self.seed, self.phase, since)
-        prices, priced = self.session.prices, under("prices/", arrays)
-        if prices is not None and priced:
-            prices.restore(priced)
+        if self.session.prices is not None:
+            self.session.prices.restore(under("prices/", arrays))
         self.federation.restore_rows(arrays["workers"], under("rows/", arrays))
         for hook in hooks:
             hook.load(under(f"hooks/{hook.name}/", arrays), description["hooks"][hook.name])

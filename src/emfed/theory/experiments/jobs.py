@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from emfed.algorithms import EM
 from emfed.core.protocols import FloatArray, Model
 from emfed.core.records import Records, RoundRecord
 from emfed.core.storage import write_atomic
@@ -115,7 +116,7 @@ def run_job(job: Job, folder: Path, report: Report) -> dict[str, Any]:
     run = open_run(
         model,
         data,
-        None if sibling else settings.make_algorithm(),
+        EM() if sibling else settings.make_algorithm(),
         start=start,
         weights=settings.weights,
         participation=settings.make_participation(),
