@@ -66,12 +66,12 @@ def test_a_run_ends_where_an_undisturbed_one_ends_through_kills_of_both_sides(
     tmp_path: Path,
 ) -> None:
     """One run for all that is asked of it."""
-    config = CONFIG.format(rounds=250)
+    config = CONFIG.format(rounds=160)
     with Deployment(tmp_path / "deployment", mixture_tables(3), config) as deployment:
         folder = deployment.folder
         deployment.start()
         deployment.wait_for_round(5, 60)
-        for who, round_number in (("join s1", 30), ("serve", 60), ("join s0", 90), ("serve", 120)):
+        for who, round_number in (("join s1", 20), ("serve", 40), ("join s0", 60), ("serve", 80)):
             assert deployment.kill(who)
             deployment.wait_for_round(round_number, 60)
 
@@ -87,7 +87,7 @@ def test_a_run_ends_where_an_undisturbed_one_ends_through_kills_of_both_sides(
             assert memory(pid) < LARGEST_SITE
 
         summary = deployment.wait(120)
-        assert summary["rounds"] == 250
+        assert summary["rounds"] == 160
         assert difference(summary, deployment.here()) < 1e-12
         assert deployment.memory_gap() < 1e-12
         assert run(deployment, "status", "run.toml").returncode == 0
@@ -96,7 +96,7 @@ def test_a_run_ends_where_an_undisturbed_one_ends_through_kills_of_both_sides(
         # The site's journal has every reply; the connection's story is in its log.
         lines = (folder / "site-s2" / "messages.jsonl").read_text().splitlines()
         replies = [e for e in map(json.loads, lines) if e["kind"] == "reply"]
-        assert {entry["round"] for entry in replies} == set(range(1, 251))
+        assert {entry["round"] for entry in replies} == set(range(1, 161))
         assert "connected to" in (folder / "site-s2" / "logs" / "join.log").read_text()
         for name in ("serve", "s0", "s1", "s2"):
             assert "Traceback" not in deployment.output(name)
@@ -120,14 +120,8 @@ def test_signals_wrong_keys_and_refusals_in_words(tmp_path: Path) -> None:
         wait_until(lambda: words in deployment.output("stranger"))
         assert "may not join, SHA256:" in (folder / "run" / "logs" / "serve.log").read_text()
 
-        # A second server or site on one folder is refused in words.
-        again = run(deployment, "serve", "run.toml")
-        assert (again.returncode, "another `emfed serve` works in" in again.stderr) == (1, True)
         join = ("join", f"127.0.0.1:{deployment.port}", "--data", "s0.parquet")
         keys = ("--ca", str(deployment.keys / "ca.pem"), "--key", "s0.key")
-        again = run(deployment, *join, *keys)
-        assert (again.returncode, "another `emfed join` works in" in again.stderr) == (1, True)
-
         # A holder of the same key with another folder is refused, and the first goes on.
         second = deployment.spawn("twin", *join, *keys, "--folder", "twin")
         wait_until(lambda: "another process is connected" in deployment.output("twin"))
