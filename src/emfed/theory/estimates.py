@@ -74,7 +74,7 @@ def estimate_problem(
     *,
     groups: Any | None = None,
     weights: Literal["samples", "uniform"] = "samples",
-    start: Any | None = None,
+    start: Any = "moments",
     in_metric: bool = False,
     points: int = 3,
     rows: int = 20_000,
