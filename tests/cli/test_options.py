@@ -33,7 +33,7 @@ def test_help_is_grouped_and_ends_with_exit_codes(emfed_shell: Shell) -> None:
     headings = ("Arguments:", "Output:", "Data:", "Model:", "Algorithm:", "Limits", "Run:")
     at = [out.index(words) for words in headings]
     assert at == sorted(at)
-    assert "emfed fit wards.csv --groups hospital --components 2:8" in out
+    assert "emfed fit wards.csv --groups hospital --n-components 2:8" in out
     assert "DATA..." in out.splitlines()[0]
     assert "  DATA...  CSV, TSV or Parquet, or - for a pipe" in out
 
@@ -74,8 +74,8 @@ def test_completion_in_a_shell(emfed_shell: Shell) -> None:
         return out.decode().split()
 
     assert set(complete("emfed", "re")) == {"report", "reproduce"}
-    assert complete("emfed", "fit", "--cov") == ["--covariance"]
-    assert complete("emfed", "fit", "--covariance", "s") == ["spherical"]
+    assert complete("emfed", "fit", "--cov") == ["--covariance-type"]
+    assert complete("emfed", "fit", "--covariance-type", "s") == ["spherical"]
     assert set(complete("emfed", "fit", "--algorithm", "")) == {"auto", "em", "FedEM", "VR-FedEM"}
     process = emfed_shell.process(env={"_EMFED_COMPLETE": "source_bash"})
     script, _ = process.communicate(timeout=60)
@@ -87,7 +87,7 @@ def test_completion_in_a_shell(emfed_shell: Shell) -> None:
 def test_a_file_holds_all_options(emfed_shell: Shell) -> None:
     emfed_shell.write(
         "fit.toml",
-        'data = ["wards.csv"]\ngroups = "hospital"\ncolumns = "age,pressure"\ncomponents = 3\n'
+        'data = ["wards.csv"]\ngroups = "hospital"\ncolumns = "age,pressure"\nn_components = 3\n'
         'rounds = 4\nmax_bytes = 1000000\nout = "c.emfed"\nseed = 3\njson = true\nnames = false\n',
     )
     code, out, _ = emfed_shell("fit", "--config", "fit.toml")
@@ -106,10 +106,10 @@ def test_a_file_holds_all_options(emfed_shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("compnents = 3", "did you mean 'components'?"),
+        ("n_compnents = 3", "did you mean 'n-components'?"),
         ("max-byte = 3", "did you mean 'max-bytes'?"),
         ("zzz = 3", "there is no option 'zzz'; there are "),
-        ("components = [", "is not TOML"),
+        ("n_components = [", "is not TOML"),
         ("rounds = 'many'", "--rounds"),
         ("rounds = -3", "--rounds"),
         ("[fit]\nseed = 3", "no option 'fit'"),

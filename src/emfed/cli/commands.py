@@ -408,8 +408,8 @@ def report(
 
 
 FIT_EXAMPLES = examples(
-    "emfed fit wards.csv --groups hospital --components 2:8 -o wards.emfed --report wards.html",
-    "emfed fit north.parquet south.parquet -k 4 --covariance tied --algorithm FedEM",
+    "emfed fit wards.csv --groups hospital --n-components 2:8 -o wards.emfed --report wards.html",
+    "emfed fit north.parquet south.parquet -k 4 --covariance-type tied --algorithm FedEM",
     "emfed fit stays.csv -g hospital --types stays=poisson:days,ward=categorical",
     "zcat wards.csv.gz | emfed fit - -g hospital --missing --json",
     "emfed fit --config fit.toml --seed 7",

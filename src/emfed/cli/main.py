@@ -31,7 +31,7 @@ app = typer.Typer(
     help="Federated Expectation-Maximization: fit latent-variable models on data that may not be "
     "pooled. Workers send compressed statistics, never rows.",
     epilog=examples(
-        "emfed fit wards.csv --groups hospital --components 2:8 -o wards.emfed",
+        "emfed fit wards.csv --groups hospital --n-components 2:8 -o wards.emfed",
         "emfed predict wards.emfed new.csv",
         "emfed report wards.emfed -o report.html",
     )

@@ -23,7 +23,6 @@ from emfed.models.binding import Bound
 from emfed.models.naming import columns_named
 from emfed.network.inprocess import answer_width
 from emfed.network.prices import Prices
-from emfed.network.scoring import SCORES
 
 
 @final
@@ -116,7 +115,7 @@ class Session:
         question = Question("scores", view, params, "closing")
         told = self.federation.scores(question)
         if self.prices is not None:
-            self.prices.ask(question, SCORES)
+            self.prices.ask(question, answer_width(question, self.view(view)))
         return told
 
     def fingerprint(self) -> dict[str, Any]:

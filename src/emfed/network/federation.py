@@ -444,10 +444,12 @@ class RemoteFederation(Federation):
         return np.asarray(shares @ np.stack([found[n] for n in numbers.tolist()]))
 
     def scores(self, question: Question) -> FloatArray:
-        """Each worker's own answer."""
+        """Each worker's own answer; NaN for what a model cannot tell and who did not answer."""
+        assert self._bound is not None
+        width = answer_width(question, self._bound.view(question.view))
         out = np.full((self.size, SCORES), np.nan)
-        for number, values in self._hear(question, SCORES).items():
-            out[number] = values
+        for number, values in self._hear(question, width).items():
+            out[number, :width] = values
         return out
 
     # Worker state stays with the workers.

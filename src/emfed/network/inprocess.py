@@ -34,7 +34,7 @@ from emfed.data.tables import Piece, Workers
 from emfed.data.workers import WorkerData, with_columns
 from emfed.models.binding import Bound
 from emfed.models.several import Several
-from emfed.network.scoring import scores_of
+from emfed.network.scoring import scores_of, scores_width
 
 
 @final
@@ -177,6 +177,8 @@ def answer_width(question: Question, model: Model) -> int:
     """How many numbers an answer has."""
     if question.kind == "statistics":
         return model.layout.size
+    if question.kind == "scores":
+        return scores_width(model)
     return 2 * (len(model.models) if isinstance(model, Several) else 1)
 
 

@@ -16,6 +16,7 @@ from array_api_compat import array_namespace
 
 from emfed.core.protocols import AssignsRows, BoolArray, DrawsRows, FloatArray, Model, ScoresRows
 from emfed.data.tables import Piece
+from emfed.models.several import Several
 
 DRAWS = 4000
 """Rows that the model draws to say what it expects."""
@@ -39,6 +40,14 @@ def expectation(model: Model, params: Any) -> Expectation | None:
         return None
     rows, _ = model.sample(params, DRAWS, 0)
     return Expectation(rows, _by_component(model, params, rows))
+
+
+def scores_width(model: Model) -> int:
+    """How many of the four numbers a model can tell: an answer holds these alone."""
+    inner: Any = model.models[0] if isinstance(model, Several) else model
+    if isinstance(inner, DrawsRows) and _tells_apart(inner):
+        return SCORES
+    return 2 if isinstance(inner, ScoresRows) else 1
 
 
 def _tells_apart(model: Any) -> bool:
@@ -87,7 +96,12 @@ def _masked(model: Any, params: Any, drawn: Expectation, holes: BoolArray) -> Fl
 
 
 def scores_of(model: Any, params: Any, pieces: Iterable[Piece], workers: int) -> FloatArray:
-    """Mean and spread of the log-likelihood of each worker's rows, found and expected."""
+    """Mean and spread of the log-likelihood of each worker's rows, found and expected.
+
+    A candidate that was chosen comes as the one part of a model side by side.
+    """
+    if isinstance(model, Several):
+        model, params = model.models[0], params.parts[0]
     expected, total = expectation(model, params), np.zeros((workers, SCORES))
     for piece in pieces:
         total[piece.positions] += piece.share * score(model, params, piece, expected)

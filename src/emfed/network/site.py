@@ -60,7 +60,7 @@ from emfed.network.data import arrange, read_site
 from emfed.network.inprocess import WorkerRows, answer, check_suits, fresh_rows, narrow
 from emfed.network.loop import LoopFederation
 from emfed.network.rules import GuardedRows, Journal, Refusal, SiteRules
-from emfed.network.scoring import scores_of
+from emfed.network.scoring import scores_of, scores_width
 from emfed.network.store import Joined, SiteStore, State, Tally, clear_old, clear_torn
 
 logger = logging.getLogger(__name__)
@@ -322,7 +322,8 @@ class Site:
             exact = answer(Question("statistics", WHOLE, params), model, data.pieces(_ME), _ALONE)
             GuardedRows.check(model, exact[None], data.counts, self.rules.smallest_group)
         if kind == "scores":
-            values = scores_of(model, params, data.pieces(_ME), 1)[0]
+            told = scores_of(model, params, data.pieces(_ME), 1)[0]
+            values = told[: scores_width(model)]
         else:
             values = answer(Question(kind, WHOLE, params), model, data.pieces(_ME), _ALONE)
         self._count_answer()

@@ -26,7 +26,7 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
     covariance_type : ``"full"``, ``"tied"``, ``"diag"`` or ``"spherical"``.
     criterion : ``"bic"``, ``"icl"`` or ``"aic"``.
     tol : log-likelihood per row that a converged fit may still have to gain, in nats; by default
-        1e-3 for one worker, as coarse as scikit-learn's, and 1e-6 for several.
+        1e-4 for one worker, 1e-6 for several.
     max_iter : rounds at most.
     n_init : starts that compete, of which the best goes on.
     start : ``"auto"``, ``"k-means"``, ``"moments"``, ``"points"`` (rows of the data leave their

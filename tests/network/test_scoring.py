@@ -1,0 +1,41 @@
+"""Scores over a network: those of one process, also of chosen candidates and of models without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import emfed
+
+
+def rows(seed: int) -> Any:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(rng.choice([-4, 4], (60, 1)), 1, (60, 3))
+    x[:, 2] = x[:, 0] + 0.1 * rng.normal(size=60)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("model", "numbers", "told"),
+    [
+        (emfed.gaussian_mixture(2, "diag"), None, 4),
+        (emfed.gaussian_mixture(1, "diag"), "1:3", 4),
+        (emfed.regression_mixture(1, 2), None, 2),
+    ],
+)
+def test_scores_are_those_of_one_process(
+    model: Any, numbers: Any, told: int, tmp_path: Path
+) -> None:
+    data = {"a": rows(0), "b": rows(1)}
+    sites = {name: emfed.Site(table, tmp_path / name) for name, table in data.items()}
+    federation = emfed.RemoteFederation(emfed.LocalTransport(sites), pause=0.0)
+    settings: dict[str, Any] = {"n_components": numbers, "rounds": 200, "tol": 1e-4, "scores": True}
+    here, there = (emfed.fit(model, given, **settings) for given in (data, federation))
+    assert here.facts is not None
+    assert there.facts is not None
+    assert np.isfinite(there.facts.scores).sum() == told * 2
+    np.testing.assert_allclose(there.facts.scores, here.facts.scores, rtol=1e-9)
+    assert np.array_equal(there.ledger.counts, here.ledger.counts)
