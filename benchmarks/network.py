@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -157,6 +158,7 @@ def fitting(sites: int, rounds: int = ROUNDS) -> dict[str, Any]:
                 opening = (counter.up, counter.down)
                 federation = emfed.RemoteFederation(server, minimum=sites)
                 moved: list[tuple[int, int]] = []
+                warnings.simplefilter("ignore", emfed.EmfedWarning)  # bytes and times, not the fit
                 result = emfed.fit(
                     emfed.gaussian_mixture(COMPONENTS, "full"),
                     None,

@@ -112,6 +112,54 @@ def test_keys_of_sites(tmp_path: Path) -> None:
     assert list(keys.site_keys(server)) == ["oslo"]
 
 
+def test_keys_are_replaced_removed_and_listed(command: Command, tmp_path: Path) -> None:
+    command("keys", "server")
+    command("keys", "site", "oslo")
+    command("keys", "add", "oslo.pub")
+    shown = command("keys", "list")[1]
+    digest = keys.show_fingerprint(keys.fingerprint(keys.read_public_key(tmp_path / "oslo.pub")))
+    assert f"oslo\t{digest}" in shown
+    assert "certificate lasts 824 days" in shown
+    assert "fingerprint SHA256:" in command("keys", "site", "oslo", "--out", "new")[1]
+    code, _, said = command("keys", "add", "new/oslo.pub")
+    assert (code, "use --replace" in said) == (2, True)
+    assert command("keys", "add", "new/oslo.pub", "--replace")[0] == 0
+    ring = keys.KeyRing(tmp_path / "keys")
+    old, new = (
+        keys.fingerprint(keys.read_public_key(tmp_path / name))
+        for name in ("oslo.pub", "new/oslo.pub")
+    )
+    assert ring.find(old) is None
+    assert ring.was_removed(old)
+    assert ring.find(new) is not None
+    assert command("keys", "remove", "oslo")[0] == 0
+    ring.refresh()
+    assert ring.find(new) is None
+    code, _, said = command("keys", "remove", "oslo")
+    assert (code, "holds no key of a site 'oslo'; its sites: none" in said) == (2, True)
+
+
+def test_without_flower_serve_and_join_work(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(GOOD)
+    script = (
+        "import sys; sys.modules['flwr'] = None; from emfed.cli.main import main; "
+        "import emfed.network.deployment.joining, emfed.network.websocket.server; "
+        "main(['serve', 'run.toml', '--check'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert (done.returncode, '"engine": "websocket"' in done.stdout) == (0, True), done.stderr
+    (tmp_path / "run.toml").write_text(GOOD + '[server]\nengine = "flower"\n')
+    script = script.replace("'--check'", "'--insecure'")
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 1
+    assert "pip install '.[flower]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_bad_keys_among_good_ones(tmp_path: Path) -> None:
     keys.make_server_keys(tmp_path, [])
     _, public = keys.make_site_key(tmp_path, "oslo")

@@ -392,20 +392,26 @@ class WebSocketTransport(Transport):
         tick = self._silence / 5
         for count in itertools.count():
             await asyncio.sleep(tick)
-            if self._ring is not None:
-                self._ring.refresh()
-            for link in list(self._links.values()):
-                if link.line.silent(self._silence):
-                    logger.warning("%s is silent; its connection is cut", link.name)
-                    link.line.transport.abort()
-                    self._drop(link)
-                elif self._ring is not None and self._ring.find(link.digest) is None:
-                    logger.warning("%s is shut out: its key is gone", link.name)
-                    self._drop(link)
-                    self._close(link, REMOVED)
-                elif link.asked is not None and count % 2:
-                    with contextlib.suppress(ConnectionClosed):
-                        await link.line.poke()
+            try:
+                if self._ring is not None:
+                    self._ring.refresh()
+                for link in list(self._links.values()):
+                    await self._look_at(link, ping=count % 2 == 1)
+            except Exception:  # a disk that fails for a moment must not end the watch
+                logger.exception("the watch over connections goes on")
+
+    async def _look_at(self, link: _Link, ping: bool) -> None:
+        if link.line.silent(self._silence):
+            logger.warning("%s is silent; its connection is cut", link.name)
+            link.line.transport.abort()
+            self._drop(link)
+        elif self._ring is not None and self._ring.find(link.digest) is None:
+            logger.warning("%s is shut out: its key is gone", link.name)
+            self._drop(link)
+            self._close(link, REMOVED)
+        elif link.asked is not None and ping:
+            with contextlib.suppress(ConnectionClosed):
+                await link.line.poke()
 
     async def _shut(self, code: int) -> None:
         self._watching.cancel()
