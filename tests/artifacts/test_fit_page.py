@@ -29,7 +29,7 @@ def fitted(**options: Any) -> emfed.Result:
     settings: dict[str, Any] = {
         "participation": emfed.Bernoulli(0.8),
         "monitor": emfed.Monitor(mean_field=False),
-        "closing": True,
+        "scores": True,
         "rounds": 25,
         "start": "k-means",
     }

@@ -29,7 +29,7 @@ each = pytest.mark.parametrize("name", REGISTRY)
 
 def fitted(name: str = "full", **options: Any) -> tuple[emfed.Result, Any]:
     entry = REGISTRY[name]
-    options = {"rounds": 5, "closing": True} | options
+    options = {"rounds": 5, "scores": True} | options
     result = plain_fit(entry.make(**entry.priors), entry.tables, **options)
     return result, np.concatenate(entry.tables)
 

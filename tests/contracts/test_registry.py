@@ -61,8 +61,7 @@ def test_compressed_federation_reaches_the_pooled_optimum(name: str) -> None:
     common: dict[str, Any] = {
         "start": start,
         "start_statistics": "parameters",
-        "tolerance": 1e-14,
-        "count_bytes": False,
+        "field_tol": 1e-14,
     }
     pooled = plain_fit(entry.make(), [rows], rounds=2000, **common)
     got = plain_fit(

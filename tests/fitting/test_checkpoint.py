@@ -20,6 +20,7 @@ from emfed.core.storage import load_checkpoint, save_checkpoint
 from tests.helpers import KINDS, fit, make_data, make_model
 
 TABLES = make_data(2, sizes=(20, 9, 14, 30))
+CLOSE = make_data(2, sizes=(60, 40), spread=1.0)
 QUANTISER = emfed.Dithering(2, block="row")
 ALGORITHMS: list[Any] = [
     emfed.EM(),
@@ -51,6 +52,35 @@ def test_resumed_runs_continue_bit_for_bit(
     np.testing.assert_array_equal(resumed.statistics, whole.statistics)
     assert without_times(resumed.records) == without_times(whole.records)
     assert (resumed.bytes_up, resumed.bytes_down) == (whole.bytes_up, whole.bytes_down)
+
+
+@pytest.mark.parametrize(
+    ("tables", "settings"),
+    [
+        (TABLES, {"n_components": "1:4"}),
+        (TABLES, {"n_components": "1:3", "n_init": 2, "participation": 0.7}),
+        (CLOSE[:1], {"n_components": 3, "tol": 1e-9}),
+        (CLOSE[:1], {"n_components": "1:3", "tol": 1e-9}),
+        (CLOSE, {"n_components": "1:3", "algorithm": "em", "tol": 1e-9}),
+    ],
+    ids=["candidates", "partial", "long steps", "candidates alone", "watched"],
+)
+def test_fits_of_candidates_resume_after_every_round(
+    tmp_path: Path, tables: Any, settings: dict[str, Any]
+) -> None:
+    """K-means starts, candidates that are dropped on the way, and EM's long steps."""
+    model, common = make_model("diag"), {"rounds": 40, "seed": 4, **settings}
+    whole = emfed.fit(model, tables, **common)
+    made = whole.records[-1].round
+    assert made > 5
+    for cut in range(1, made):
+        path = tmp_path / f"{cut}"
+        emfed.fit(model, tables, checkpoint=path, **(common | {"rounds": cut}))
+        resumed = emfed.fit(model, tables, checkpoint=path, resume=True, **common)
+        np.testing.assert_array_equal(resumed.statistics, whole.statistics)
+        assert without_times(resumed.records) == without_times(whole.records)
+        assert resumed.stopped == whole.stopped
+        np.testing.assert_array_equal(resumed.ledger.counts, whole.ledger.counts)
 
 
 def test_files_are_not_written_over(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ ALGORITHM = emfed.FedEM(emfed.Dithering(2), step_size=0.3, batch_size=5)
         ({"epochs": 2.5}, "epochs"),
         ({"max_bytes": 20_000}, "bytes"),
         ({"seconds": 0.05}, "seconds"),
-        ({"rounds": 10_000, "tolerance": 5e-2}, "tolerance"),
+        ({"rounds": 10_000, "field_tol": 5e-2}, "tolerance"),
         ({"rounds": 50, "callbacks": [lambda record: record.round == 4]}, "callback"),
     ],
 )

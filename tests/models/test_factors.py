@@ -97,7 +97,7 @@ def test_an_optimiser_of_the_mixture_ends_where_federated_em_ends() -> None:
     tables = [table[:, :4] for table in REGISTRY["factors 2"].tables]
     rows = np.concatenate(tables)
     start = plain_fit(emfed.factor_analysis(1, 2), [rows], rounds=100).params
-    options = {"rounds": 4000, "tolerance": 1e-19, "count_bytes": False, "start": start}
+    options = {"rounds": 4000, "field_tol": 1e-19, "start": start}
     got = plain_fit(emfed.factor_analysis(1, 2), tables, emfed.FedEM(), **options)
     model = got.model
     shapes = {name: value.shape for name, value in start.arrays().items()}

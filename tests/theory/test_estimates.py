@@ -49,18 +49,16 @@ def test_the_descent_inequality_holds_where_it_was_measured(kind: str, in_metric
     problem = found.problem
     assert problem.v_min > 0
     assert found.directions == found.layout.size - 1  # masses sum to one
-    run = emfed.open_run(model, data)
+    run = emfed.open_run(model, data, emfed.EM(), start="moments")
     for _ in range(4):
         point = run.state.statistics
-        field = run.federation.mean_statistics(run.model, run.params, run.weights) - point
+        field = run.ask("statistics") - point
         end = run.model.maximize(point)
         metric = run.model.metric(end) if in_metric else emfed.core.protocols.IdentityMetric()
         size = float((metric.whiten(field) ** 2).sum())
 
         def objective(s: np.ndarray, run: emfed.Run = run) -> float:
-            return -run.federation.mean_log_likelihood(
-                run.model, run.model.maximize(s), run.weights
-            )
+            return -float(run.session.ask("values", run.view, run.model.maximize(s))[0, 0])
 
         step = 1e-3
         fall = objective(point) - objective(point + step * field)
