@@ -190,7 +190,7 @@ def _sites(result: Result) -> Section:
     heading = "How well each site is served"
     if facts is None or facts.scores is None:
         missing = "The fit did not end by asking the sites how well the model fits them."
-        return Section(heading, [missing + " fit(..., closing=True) and `emfed fit` do."])
+        return Section(heading, [missing + " fit(..., scores=True) and `emfed fit` do."])
     expected = facts.expected
     if expected is None:
         return _unjudged(heading, table)
