@@ -49,10 +49,21 @@ WORDS = {
         "each time the site takes part",
         "the change of the site's statistics since its last message, as listed below",
     ),
+    "question": (
+        "questions",
+        "now and then, where candidates are compared, and at the end",
+        "for each candidate two numbers: the mean log-likelihood of the site's rows, and the mean "
+        "entropy of their components",
+    ),
+    "monitor": (
+        "monitor",
+        "where the course of the fit is recorded; no total counts it",
+        "the mean log-likelihood of the site's rows at some rounds, or its exact statistics there",
+    ),
     "closing": (
         "closing",
-        "once, at the end",
-        "four numbers: mean and spread of the log-likelihood of the site's rows, as they are and "
+        "at the end",
+        "at most four numbers: mean and spread of the log-likelihood of the site's rows, as they are and "
         "as the model expects them",
     ),
 }
