@@ -63,7 +63,7 @@ WORDS = {
     "closing": (
         "closing",
         "at the end",
-        "at most four numbers: mean and spread of the log-likelihood of the site's rows, as they are and "
+        "four numbers: mean and spread of the log-likelihood of the site's rows, as they are and "
         "as the model expects them",
     ),
 }
