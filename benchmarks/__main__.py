@@ -30,11 +30,12 @@ from benchmarks.esteps import bench_esteps
 from benchmarks.estimators import bench_pooled, bench_speed, bench_starts
 from benchmarks.faults import bench_faults
 from benchmarks.files import bench_files
+from benchmarks.flower import bench_flower
 from benchmarks.imputation import bench_imputation
 from benchmarks.ledger import bench_ledger, bench_mnist
 from benchmarks.messages import bench_messages
 from benchmarks.models import bench_models
-from benchmarks.network import bench_network
+from benchmarks.network import ANSWER, QUESTION, bench_network
 from benchmarks.rounds import bench_rounds
 from benchmarks.scale import bench_scale
 from benchmarks.theory import bench_theory
@@ -323,9 +324,34 @@ def answer(console: Console) -> list[dict[str, Any]]:
     return rows
 
 
-def network(console: Console) -> list[dict[str, Any]]:
+def network(console: Console) -> dict[str, Any]:
+    """The default engine: rounds, bytes, a thousand connections; beside gRPC."""
+    found = bench_network()
+    headings = ("engine", "sites", "ms", "reply", "request", "connecting up", "down")
+    names = ("milliseconds", "reply", "request", "opening_up", "opening_down")
+    lines = [
+        (row["engine"], row["sites"], *(f"{row[name]:.1f}" for name in names))
+        for row in found["carrying"]
+    ]
+    title = f"Nothing computed; {QUESTION} bytes down and {ANSWER} up are on the wire as"
+    show(console, title, headings, lines)
+    names = ("milliseconds", "beside", "up", "wire_up", "down", "wire_down")
+    headings = ("sites", "ms", "besides the steps", "up", "on the wire", "down", "on the wire")
+    lines = [(row["sites"], *(f"{row[name]:.1f}" for name in names)) for row in found["fitting"]]
+    show(console, "A round of a fit, q=660; bytes of one site a round", headings, lines)
+    headings = ("engine", "sites", "MB", "connecting, s", "a round, ms")
+    names = ("megabytes", "connecting", "milliseconds")
+    lines = [
+        (row["engine"], row["sites"], *(f"{row[name]:.1f}" for name in names))
+        for row in found["crowd"]
+    ]
+    show(console, "Many connections: memory of the server", headings, lines)
+    return found
+
+
+def flower(console: Console) -> list[dict[str, Any]]:
     """Rounds over Flower beside those of an empty app."""
-    rows = bench_network()
+    rows = bench_flower()
     lines = [
         (
             row["nodes"],
@@ -364,6 +390,7 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "estimators": estimators,
     "answer": answer,
     "network": network,
+    "flower": flower,
     "faults": partial(faults, plans=1000),
 }
 

@@ -1,7 +1,7 @@
-"""``python -m benchmarks.chaos [--kills 20] [--seed 0] [--json FILE]``: crashes of real processes.
+"""``python -m benchmarks.chaos [--engine websocket] [--kills 100] [--seed 0] [--json FILE]``.
 
-First the guide, as it is written, and our app under ``flwr run``. Then, undisturbed: FedEM,
-VR-FedEM and the imputation over Flower end where a run in one process ends. Last, FedEM while
+First the guide, as it is written (over Flower also our app under ``flwr run``). Then, undisturbed:
+FedEM, VR-FedEM and the imputation end where a run in one process ends. Last, FedEM while
 processes of server and sites are killed with signal 9, at times and in an order that the seed
 decides: the run must end, memories must be exact, and, as every round is a full pass of all sites,
 the answer must be that of the undisturbed run.
@@ -25,7 +25,6 @@ from rich.console import Console
 from benchmarks.__main__ import show
 from benchmarks.deployments import Deployment, difference, mixture_tables
 from benchmarks.guide import follow_guide
-from benchmarks.stock import run_stock
 from emfed.models.site_owner import COLUMNS
 
 SITES = 3
@@ -46,8 +45,13 @@ ALGORITHMS = {
     "VR-FedEM": '[algorithm]\nkind = "VR-FedEM"\ncompressor = "dithering:4"\nstep_size = 0.5\n'
     "batch_size = 10\ninner_rounds = 5\n",
 }
-SERVER = ("superlink", "superexec", "server app", "serve")
-SITE = ("supernode", "resident", "join")
+SERVER = {"websocket": ("serve",), "flower": ("superlink", "superexec", "server app", "serve")}
+SITE = {"websocket": ("join",), "flower": ("supernode", "resident", "join")}
+KILLS = {"websocket": 100, "flower": 20}
+ROUNDS = {"websocket": 80, "flower": 2}
+"""Rounds of the disturbed run for each kill: it is to last until all have happened."""
+LULL = {"websocket": 1.0, "flower": 8.0}
+"""Seconds between two kills, at most."""
 BOUNDS = {"quiet": 1e-9, "chaos": 1e-8, "gap": 1e-12}
 
 
@@ -67,7 +71,7 @@ def owner_tables(times: int = 6) -> dict[str, pl.DataFrame]:
     return tables
 
 
-def quiet(folder: Path, rounds: int) -> list[dict[str, Any]]:
+def quiet(folder: Path, rounds: int, engine: str) -> list[dict[str, Any]]:
     """Undisturbed runs beside those of one process."""
     rows = []
     owner = '[model]\nkind = "site-owner"\ntimes = 6\nrank = 2\n'
@@ -77,7 +81,7 @@ def quiet(folder: Path, rounds: int) -> list[dict[str, Any]]:
     ]
     for number, (name, text, tables) in enumerate(plans):
         config = text + COMMON.format(rounds=rounds, deadline=60.0)
-        with Deployment(folder / f"quiet{number}", tables, config) as deployment:
+        with Deployment(folder / f"quiet{number}", tables, config, engine) as deployment:
             began = time.monotonic()
             deployment.start()
             summary = deployment.wait(120 + 30 * rounds)
@@ -94,23 +98,23 @@ def quiet(folder: Path, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def by_hand(folder: Path) -> list[dict[str, Any]]:
-    """The guide by the letter, and our app under Flower's own commands."""
-    for name in ("guide", "stock"):
-        (folder / name).mkdir()
-    guide, stock = follow_guide(folder / "guide"), run_stock(folder / "stock")
+def by_hand(folder: Path, engine: str) -> list[dict[str, Any]]:
+    """The guide by the letter, or our app under Flower's own commands."""
     nothing = {"kills": 0, "difference": 0.0, "gap": 0.0}
-    return [
-        {**nothing, "run": "docs/deployment.md, two terminals", **guide},
-        {**nothing, "run": "flwr run, stock SuperNodes", "rounds": 4, **stock},
-    ]
+    place = folder / "by-hand"
+    place.mkdir()
+    if engine == "websocket":
+        return [{**nothing, "run": "docs/deployment.md, two terminals", **follow_guide(place)}]
+    from benchmarks.stock import run_stock
+
+    return [{**nothing, "run": "flwr run, stock SuperNodes", "rounds": 4, **run_stock(place)}]
 
 
-def disturbed(folder: Path, rounds: int, kills: int, seed: int) -> dict[str, Any]:
+def disturbed(folder: Path, rounds: int, kills: int, seed: int, engine: str) -> dict[str, Any]:
     """FedEM while processes die."""
     source = np.random.Generator(np.random.Philox(key=seed))
     config = MIXTURE + ALGORITHMS["FedEM"] + COMMON.format(rounds=rounds, deadline=25.0)
-    with Deployment(folder / "chaos", mixture_tables(SITES), config) as deployment:
+    with Deployment(folder / "chaos", mixture_tables(SITES), config, engine) as deployment:
         began = time.monotonic()
         deployment.start()
         deployment.wait_for_round(1, 180)
@@ -120,18 +124,18 @@ def disturbed(folder: Path, rounds: int, kills: int, seed: int) -> dict[str, Any
                 here = deployment.status.get("round", 0)
                 with contextlib.suppress(TimeoutError):
                     deployment.wait_for_round(here + 1, 60)
-            time.sleep(source.uniform(0.0, 8.0))
+            time.sleep(source.uniform(0.0, LULL[engine]))
             if source.random() < 0.5:
-                who = str(source.choice(SERVER))
+                who = str(source.choice(SERVER[engine]))
             else:
-                who = f"{source.choice(SITE)} {source.choice(list(deployment.tables))}"
+                who = f"{source.choice(SITE[engine])} {source.choice(list(deployment.tables))}"
             at = deployment.status.get("round")
             if deployment.kill(who):
                 done.append({"who": who, "round": at, "second": time.monotonic() - began})
                 print(
                     f"{done[-1]['second']:7.1f} s, after round {at}: kill -9 of {who}", flush=True
                 )
-        summary = deployment.wait(300 + 60 * rounds)
+        summary = deployment.wait(600)
         return {
             "run": "FedEM, killed",
             "rounds": summary["rounds"],
@@ -146,18 +150,19 @@ def disturbed(folder: Path, rounds: int, kills: int, seed: int) -> dict[str, Any
 def main() -> None:
     """Run, show, judge."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos")
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=40, help="of the run that is killed")
+    parser.add_argument("--engine", choices=sorted(KILLS), default="websocket")
+    parser.add_argument("--kills", type=int)
     parser.add_argument("--quiet-rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    engine, kills = options.engine, options.kills or KILLS[options.engine]
     with tempfile.TemporaryDirectory(prefix="emfed-chaos-") as name:
         folder = Path(name)
         rows = []
         if options.quiet_rounds:
-            rows = by_hand(folder) + quiet(folder, options.quiet_rounds)
-        rows.append(disturbed(folder, options.rounds, options.kills, options.seed))
+            rows = by_hand(folder, engine) + quiet(folder, options.quiet_rounds, engine)
+        rows.append(disturbed(folder, ROUNDS[engine] * kills, kills, options.seed, engine))
     lines = [
         (
             row["run"],
@@ -169,7 +174,7 @@ def main() -> None:
         )
         for row in rows
     ]
-    headings = ("run over Flower, 3 sites", "rounds", "kills", "s", "difference", "memory gap")
+    headings = (f"run over {engine}, 3 sites", "rounds", "kills", "s", "difference", "memory gap")
     show(Console(), "Beside the same run in one process", headings, lines)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
@@ -179,7 +184,7 @@ def main() -> None:
         and row["gap"] < BOUNDS["gap"]
         for row in rows
     )
-    enough = rows[-1]["kills"] >= options.kills
+    enough = rows[-1]["kills"] >= kills
     if not (held and enough):
         sys.exit("chaos: a bound does not hold" if enough else "chaos: the run ended too soon")
 

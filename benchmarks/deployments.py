@@ -20,13 +20,15 @@ import numpy as np
 import polars as pl
 from emfed.fitting.opening import worker_weights
 
+import emfed
 from emfed.algorithms.memory import gap
 from emfed.artifacts.result import Result
 from emfed.core.storage import load_checkpoint
-from emfed.network.flower.config import Config, read_config
-from emfed.network.flower.keys import add_site, make_server_keys, make_site_key
-from emfed.network.flower.processes import free_port
-from emfed.network.flower.server import read_status
+from emfed.fitting.driver import run_fit
+from emfed.network.addresses import free_port
+from emfed.network.deployment.config import Config, read_config
+from emfed.network.deployment.status import read_status
+from emfed.network.keys import add_site, make_server_keys, make_site_key
 from emfed.network.store import SiteStore
 
 COMMAND = [sys.executable, "-c", "from emfed.cli.main import main; main()"]
@@ -42,13 +44,21 @@ AT_SITE = {"supernode": "flower_supernode", "resident": "emfed.network.flower.re
 class Deployment:
     """One server and some sites, in one folder; a context that leaves no process behind."""
 
-    def __init__(self, folder: Path, tables: Mapping[str, pl.DataFrame], config: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tables: Mapping[str, pl.DataFrame],
+        config: str,
+        engine: str = "websocket",
+    ) -> None:
+        self.engine = engine
         self.folder, self.tables = folder.resolve(), dict(tables)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
         self.keys = self.folder / "keys"
         make_server_keys(self.keys, ["127.0.0.1"])
-        text = f'{config}\n[server]\nport = {self.port}\nkeys = "{self.keys}"\n'
+        place = f'port = {self.port}\nkeys = "{self.keys}"\nengine = "{engine}"\n'
+        text = f"{config}\n[server]\n{place}"
         (self.folder / "run.toml").write_text(text, encoding="utf-8")
         self.config: Config = read_config(self.folder / "run.toml")
         for name, table in self.tables.items():
@@ -79,7 +89,12 @@ class Deployment:
                 cwd=self.folder,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "EMFED_DEPLOYMENT": str(self.folder), "OMP_NUM_THREADS": "1"},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(Path(emfed.__file__).parents[1]),  # the emfed that we are
+                    "EMFED_DEPLOYMENT": str(self.folder),
+                    "OMP_NUM_THREADS": "1",
+                },
             )
         self._processes[name] = process
         return process
@@ -93,7 +108,8 @@ class Deployment:
         return self.spawn(
             name,
             *("join", f"127.0.0.1:{self.port}", "--data", f"{name}.parquet"),
-            *("--ca", str(self.keys / "ca.pem"), "--key", f"{name}.key", *more),
+            *("--ca", str(self.keys / "ca.pem"), "--key", f"{name}.key"),
+            *("--engine", self.engine, *more),
         )
 
     def start(self) -> None:
@@ -134,7 +150,8 @@ class Deployment:
                 return False
             process.kill()
             process.wait()
-            time.sleep(0.5)
+            if self.engine == "flower":
+                time.sleep(0.5)
             if site:
                 self.join(site)
             else:
@@ -188,7 +205,7 @@ class Deployment:
             states.append(state.rows)
         names = [name for name in states[0] if name != "payload"]  # bytes, of any length
         rows = {name: np.concatenate([row[name] for row in states]) for name in names}
-        weights = worker_weights(self.config.run.weights, members["counts"])
+        weights = worker_weights(self.config.settings.weights, members["counts"])
         workers = np.arange(len(states))
         return gap(
             arrays["control"], about["generation"], arrays["accepted"], weights, workers, rows
@@ -196,25 +213,8 @@ class Deployment:
 
     def here(self) -> Result:
         """The same run in this process."""
-        import warnings
-
-        import emfed
-
-        run = self.config.run
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", emfed.EmfedWarning)
-            return emfed.fit(
-                self.config.model,
-                dict(sorted(self.tables.items())),
-                self.config.algorithm,
-                rounds=run.rounds,
-                tolerance=run.tolerance,
-                weights=run.weights,
-                participation=run.make_participation(),
-                start_statistics=run.start_statistics,
-                seed=run.seed,
-                federation="loop",
-            )
+        network = emfed.LoopFederation(emfed.as_workers(dict(sorted(self.tables.items()))))
+        return run_fit(self.config.settings, network).result
 
 
 def difference(summary: Mapping[str, Any], result: Result) -> float:

@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from emfed.network.flower.processes import free_port
+from emfed.network.addresses import free_port
 
 GUIDE = Path(__file__).parent.parent / "docs" / "deployment.md"
 

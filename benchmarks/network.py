@@ -1,66 +1,48 @@
-"""Rounds over Flower, ours and empty ones, side by side: seconds, our bytes, Flower's bytes.
+"""The default engine: time of a round, bytes on the wire, a thousand connections; beside gRPC.
 
-Every byte between sites and server goes through a counter in this process, TLS and all. The empty
-app sends and gives back as many bytes as a request of ours has. Both wait for answers in the same
-way, poll at the same intervals, and have TLS and node keys.
+Every byte between sites and server goes through a counter in this process, TLS and all. Sites are
+processes of their own (`benchmarks.peers`). gRPC carries the same messages over one bidirectional
+stream a site, with certificates of both ends; without grpcio its rows are left out.
 """
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
+import os
+import resource
+import signal
 import socket
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.deployments import Deployment, mixture_tables
-from emfed.network.flower.deployment import Link
-from emfed.network.flower.keys import make_server_keys, make_site_key, read_public_key
-from emfed.network.flower.processes import (
-    Child,
-    console_script,
-    environment,
-    flower_command,
-    free_port,
-    make_tools,
-    port_open,
-    stop_all,
-    wait_until,
-)
+import emfed
+from benchmarks.deployments import mixture_tables
+from emfed.network.keys import make_server_keys, make_site_key
+from emfed.network.websocket.server import WebSocketTransport
 
-ROUNDS = 6
-COLUMNS, COMPONENTS = 10, 10
-CONFIG = """
-[model]
-kind = "gaussian-mixture"
-n_components = {components}
-
-[algorithm]
-compressor = "dithering:4"
-step_size = 0.3
-
-[run]
-rounds = {rounds}
-
-[sites]
-expected = {nodes}
-minimum = {nodes}
-"""
+ROUNDS = 60
+COLUMNS, COMPONENTS, ROWS = 10, 10, 500
+QUESTION, ANSWER = 200, 17
+"""Bytes of a request and a reply of a typical round."""
+CROWD, CROWD_PROCESSES = 1000, 4
 
 
 class Counter:
     """A door that counts what passes through it, both ways."""
 
     def __init__(self, port: int) -> None:
-        self.port, self._target = free_port(), port
-        self.up = self.down = 0
-        self._door = socket.create_server(("127.0.0.1", self.port))
+        self._target, self.up, self.down = port, 0, 0
+        self._door = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self.port = int(self._door.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -89,127 +71,166 @@ class Counter:
         self._door.close()
 
 
-def _median(values: list[float]) -> float:
-    return statistics.median(values)
+@contextlib.contextmanager
+def peers(kind: str, port: int, folder: Path, groups: list[list[str]]) -> Iterator[None]:
+    """Processes of sites, one for each group of names."""
+    started = []
+    try:
+        for names in groups:
+            command = [sys.executable, "-m", "benchmarks.peers", kind, str(port), str(folder)]
+            variables = {
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": os.pathsep.join(
+                    [str(Path(emfed.__file__).parents[1]), str(Path.cwd())]
+                ),
+            }
+            started.append(subprocess.Popen([*command, *names], env=variables))
+        yield
+    finally:
+        for process in started:
+            process.send_signal(signal.SIGTERM)
+        for process in started:
+            process.wait(20)
 
 
-def ours(folder: Path, nodes: int) -> dict[str, Any]:
-    """A run of ours."""
-    text = CONFIG.format(components=COMPONENTS, rounds=ROUNDS + 1, nodes=nodes)
-    with Deployment(folder, mixture_tables(nodes, 500, COLUMNS), text) as deployment:
-        counter = Counter(deployment.port)
-        deployment.serve()
-        wait_until(lambda: port_open("127.0.0.1", deployment.port), [], 60, "the server")
-        deployment.port = counter.port  # for the sites
-        for name in deployment.tables:
-            deployment.join(name)
-        deployment.wait_for_round(1, 300)
-        before = (counter.up, counter.down)
-        summary = deployment.wait(120 + 60 * ROUNDS)
-        wire = (counter.up - before[0], counter.down - before[1])
-        counter.close()
-        with (deployment.config.place("output") / "rounds.csv").open() as file:
-            rows = [row for row in csv.DictReader(file) if int(row["round"]) > 1]
-        up, down = (sum(int(row[f"bytes_{d}"]) for row in rows) for d in ("up", "down"))
-        each = nodes * len(rows)
-        assert summary["rounds"] == ROUNDS + 1
+def make_keys(folder: Path, sites: int) -> list[str]:
+    """Keys of a server and of so many sites."""
+    make_server_keys(folder / "keys", [])
+    names = [f"s{number}" for number in range(sites)]
+    for name in names:  # `add_site` compares with all others, which a thousand make slow
+        make_site_key(folder, name)[1].rename(folder / "keys" / "sites" / f"{name}.pub")
+    return names
+
+
+def listening(kind: str, folder: Path) -> Any:
+    """A server of either kind."""
+    if kind == "grpc":
+        from benchmarks.grpc_peer import GrpcServer
+
+        return GrpcServer(folder / "keys")
+    return WebSocketTransport("127.0.0.1", 0, folder / "keys")
+
+
+def carrying(kind: str, sites: int, rounds: int = ROUNDS) -> dict[str, Any]:
+    """Rounds in which nothing is computed: milliseconds, and bytes of one site in one round."""
+    with tempfile.TemporaryDirectory(prefix="emfed-network-") as name:
+        folder = Path(name)
+        names = make_keys(folder, sites)
+        with listening(kind, folder) as server:
+            counter = Counter(server.port)
+            with peers(kind, counter.port, folder, [names]):
+                server.wait_for(sites, 60)
+                time.sleep(0.3)
+                opening = (counter.up, counter.down)
+                seconds = []
+                for _ in range(rounds):
+                    began = time.perf_counter()
+                    found = dict(server.deliver(dict.fromkeys(names, b"q" * QUESTION), 20))
+                    seconds.append(time.perf_counter() - began)
+                    assert len(found) == sites
+                time.sleep(0.1)
+                each = sites * rounds
+                return {
+                    "engine": kind,
+                    "sites": sites,
+                    "milliseconds": 1e3 * statistics.median(seconds),
+                    "reply": (counter.up - opening[0]) / each,
+                    "request": (counter.down - opening[1]) / each,
+                    "opening_up": opening[0] / sites,
+                    "opening_down": opening[1] / sites,
+                }
+
+
+def fitting(sites: int, rounds: int = ROUNDS) -> dict[str, Any]:
+    """A real fit: what a round takes, and how much of it the slowest site computed and synced."""
+    with tempfile.TemporaryDirectory(prefix="emfed-network-") as name:
+        folder = Path(name)
+        names = make_keys(folder, sites)
+        for site, table in mixture_tables(sites, ROWS, COLUMNS).items():
+            table.write_parquet(folder / f"{site}.parquet")
+        with WebSocketTransport("127.0.0.1", 0, folder / "keys") as server:
+            counter = Counter(server.port)
+            with peers("site", counter.port, folder, [[name] for name in names]):
+                server.wait_for(sites, 60)
+                time.sleep(0.3)
+                opening = (counter.up, counter.down)
+                federation = emfed.RemoteFederation(server, minimum=sites)
+                moved: list[tuple[int, int]] = []
+                result = emfed.fit(
+                    emfed.gaussian_mixture(COMPONENTS, "full"),
+                    None,
+                    emfed.FedEM(emfed.Dithering(4), step_size=0.3),
+                    federation=federation,
+                    rounds=rounds,
+                    seed=1,
+                    callbacks=[lambda record: moved.append((counter.up, counter.down))],
+                )
+        steps = [
+            json.loads(f"[{','.join((folder / f'{site}.steps').read_text().split())}]")[-rounds:]
+            for site in names
+        ]
+        slowest = [max(each) for each in zip(*steps, strict=True)]
+        records = [record for record in result.records if record.round > 0]
+        whole = [record.seconds for record in records]
+        beside = [a - b for a, b in zip(whole, slowest, strict=True)][1:]
+        each = sites * (len(records) - 1)
+        ours = [
+            sum(getattr(r, f"bytes_{way}") for r in records[1:]) / each for way in ("up", "down")
+        ]
+        wire = [(moved[-1][way] - moved[-len(records)][way]) / each for way in (0, 1)]
         return {
-            "seconds": _median([float(row["seconds"]) for row in rows]),
-            "up": up / each,
-            "down": down / each,
-            "wire_up": wire[0] / each,
-            "wire_down": wire[1] / each,
+            "sites": sites,
+            "milliseconds": 1e3 * statistics.median(whole),
+            "beside": 1e3 * statistics.median(beside),
+            "up": ours[0],
+            "down": ours[1],
+            "wire_up": wire[0],
+            "wire_down": wire[1],
+            "opening_up": opening[0] / sites,
+            "opening_down": opening[1] / sites,
         }
 
 
-@contextlib.contextmanager
-def flower(folder: Path, nodes: int) -> Iterator[tuple[Link, Counter]]:
-    """A SuperLink, the keys of its nodes, and a counter in front of it."""
-    keys = folder / "keys"
-    make_server_keys(keys, ["127.0.0.1"])
-    link = Link("127.0.0.1", free_port(), keys, folder / "server")
-    counter, children = Counter(link.port), [link.superlink()]
-    try:
-        children[0].start()
-        wait_until(lambda: port_open("127.0.0.1", link.port), children, 60, "the SuperLink")
-        children.append(link.superexec())
-        children[1].start()
-        names = [f"s{number}" for number in range(nodes)]
-        link.control.admit(
-            {name: read_public_key(make_site_key(folder, name)[1]) for name in names}
-        )
-        yield link, counter
-    finally:
-        stop_all(children)
-        counter.close()
+def resident() -> int:
+    """Bytes of memory that this process holds now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def stock_node(folder: Path, number: int, port: int, own: str = "") -> Child:
-    """A SuperNode with Flower's own executor and a process for each message."""
-    home = folder / f"node{number}"
-    names = ("flower-superexec", "flwr-clientapp")
-    tools = make_tools(home / "bin", {name: console_script(name) for name in names})
-    command = [
-        *flower_command("flower-supernode"),
-        *("--superlink", f"127.0.0.1:{port}", "--port", str(free_port())),
-        *("--root-certificates", str(folder / "keys" / "ca.pem")),
-        *("--auth-supernode-private-key", str(folder / f"s{number}.key")),
-        *(("--node-config", own) if own else ()),
-    ]
-    return Child("supernode", command, environment(home, PATH=str(tools)), home / "log")
+def crowd(kind: str = "websocket", sites: int = CROWD) -> dict[str, Any]:
+    """Memory of the server with many connections, and the time of a round of all."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(8 * sites, limit[1]), limit[1]))
+    with tempfile.TemporaryDirectory(prefix="emfed-network-") as name:
+        folder = Path(name)
+        names = make_keys(folder, sites)
+        groups = [names[i::CROWD_PROCESSES] for i in range(CROWD_PROCESSES)]
+        with listening(kind, folder) as server:
+            before = resident()
+            with peers(kind, server.port, folder, groups):
+                began = time.perf_counter()
+                server.wait_for(sites, 300)
+                connecting = time.perf_counter() - began
+                seconds = []
+                for _ in range(8):
+                    began = time.perf_counter()
+                    found = dict(server.deliver(dict.fromkeys(names, b"q" * QUESTION), 60))
+                    seconds.append(time.perf_counter() - began)
+                    assert len(found) == sites
+                return {
+                    "engine": kind,
+                    "sites": sites,
+                    "megabytes": (resident() - before) / 1e6,
+                    "connecting": connecting,
+                    "milliseconds": 1e3 * statistics.median(seconds),
+                }
 
 
-def empty(folder: Path, nodes: int, size: int) -> dict[str, Any]:
-    """A run with nothing in it."""
-    folder.mkdir(parents=True)
-    log = folder / "rounds.jsonl"
-    app = Path(__file__).parent / "empty_app"
-    settings = f'nodes={nodes} rounds={ROUNDS} bytes={size} log="{log}"'
-    stock: list[Child] = []
-    with flower(folder, nodes) as (link, counter), contextlib.ExitStack() as ending:
-        ending.callback(stop_all, stock)
-        for number in range(nodes):
-            stock.append(stock_node(folder, number, counter.port))
-            stock[-1].start()
-        link.control.start_run(app, settings)
-        before, end = None, time.monotonic() + 120 + 60 * ROUNDS
-        while True:
-            lines = log.read_text().splitlines() if log.exists() else []
-            if lines and before is None:
-                before = (counter.up, counter.down)
-            if len(lines) > ROUNDS:
-                break
-            assert time.monotonic() < end, "the empty app did not end"
-            time.sleep(0.05)
-        assert before is not None
-        wire = (counter.up - before[0], counter.down - before[1])
-    seconds = [json.loads(line)["seconds"] for line in lines[1:]]
-    each = nodes * ROUNDS
+def bench_network(sizes: tuple[int, ...] = (3, 10)) -> dict[str, Any]:
+    """All of it."""
+    kinds = ["websocket"] + (["grpc"] if find_spec("grpc") else [])
     return {
-        "seconds": _median(seconds),
-        "up": float(size),
-        "down": float(size),
-        "wire_up": wire[0] / each,
-        "wire_down": wire[1] / each,
+        "carrying": [carrying(kind, sites) for kind in kinds for sites in sizes],
+        "fitting": [fitting(sites) for sites in sizes],
+        "crowd": [crowd(kind) for kind in kinds],
     }
-
-
-def bench_network(sizes: tuple[int, ...] = (1, 3, 10)) -> list[dict[str, Any]]:
-    """One row per number of nodes; bytes are of one site in one round."""
-    rows = []
-    for nodes in sizes:
-        with tempfile.TemporaryDirectory(prefix="emfed-network-") as name:
-            folder = Path(name)
-            mine = ours(folder / "ours", nodes)
-            bare = empty(folder / "empty", nodes, round(mine["down"]))
-        rows.append(
-            {
-                "nodes": nodes,
-                "emfed": mine,
-                "empty": bare,
-                "ratio": mine["seconds"] / bare["seconds"],
-                "overhead_up": mine["wire_up"] - mine["up"],
-                "overhead_down": mine["wire_down"] - mine["down"],
-            }
-        )
-    return rows

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import emfed
 from benchmarks.deployments import difference, mixture_tables
-from benchmarks.network import flower, stock_node
-from emfed.network.flower.config import read_config
+from benchmarks.flower import flower, stock_node
+from emfed.fitting.driver import run_fit
+from emfed.network.deployment.config import read_config
 from emfed.network.flower.hosting import write_app
 from emfed.network.flower.processes import stop_all
 
@@ -57,14 +58,8 @@ def run_stock(folder: Path, rounds: int = 4, seconds: float = 300) -> dict[str, 
         finally:
             stop_all(children)
     config = read_config(app / "emfed.toml")
-    here = emfed.fit(
-        config.model,
-        tables,
-        config.algorithm,
-        rounds=rounds,
-        start_statistics="parameters",
-        federation="loop",
-    )
+    network = emfed.LoopFederation(emfed.as_workers(tables))
+    here = run_fit(config.settings, network).result
     found = json.loads(summary.read_text(encoding="utf-8"))
     return {"seconds": time.monotonic() - began, "difference": difference(found, here)}
 

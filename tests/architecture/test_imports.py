@@ -21,6 +21,7 @@ ORDER = (
     "fitting",
     "imputation",
     "fitting.estimators",
+    "network.deployment",
     "network.flower",
     "testing",
     "theory",
@@ -44,7 +45,8 @@ FOREIGN: dict[str, set[str]] = {
     "rich": {"cli"},
     "ray": {"network"},
     "flwr": {"network.flower"},
-    "cryptography": {"network.flower"},
+    "cryptography": {"network", "network.flower"},
+    "websockets": {"network"},
     "starlette": {"network.flower"},
     "threadpoolctl": {"cli", "theory.experiments", "fitting", "imputation"},
 }
@@ -67,7 +69,8 @@ STANDARD = {
     *("json", "math", "operator", "os", "pathlib", "signal", "struct", "sys", "tempfile"),
     *("datetime", "decimal", "threading", "time", "typing", "warnings", "zlib"),
     *("base64", "difflib", "importlib", "io", "itertools", "logging", "multiprocessing"),
-    *("fcntl", "platform", "re", "socket", "tomllib", "types", "weakref"),
+    *("asyncio", "concurrent", "queue", "ssl"),
+    *("fcntl", "msvcrt", "platform", "re", "socket", "tomllib", "types", "weakref"),
     *("ctypes", "inspect", "ipaddress", "secrets", "shlex", "shutil", "subprocess"),
 }
 

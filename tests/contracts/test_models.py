@@ -9,7 +9,7 @@ from typing import Any
 import array_api_strict
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import emfed
@@ -372,7 +372,10 @@ def test_metric_is_invertible_and_linear(kind: str, seed: int) -> None:
 
 @each
 def test_metric_whitens_the_complete_data_statistics(kind: str) -> None:
-    """At the parameters, statistics of one drawn (y, z) have unit covariance in the metric."""
+    """At the parameters, statistics of one drawn (y, z) have unit covariance in the metric.
+
+    Tied: given y y^T, whose mean is a constant of the data.
+    """
     model, tables, params = setup(kind)
     params = model.maximize(pooled(model, tables, params))
     if kind in ("spherical", "diag", "full"):
@@ -392,9 +395,30 @@ def test_metric_whitens_the_complete_data_statistics(kind: str) -> None:
     features = model.expand(np, z.T).T
     extra = (z[:, :, None] * z[:, None, :]).reshape(len(z), -1) if kind == "streamed" else None
     complete = model.assemble(shares, shares[:, :, None] * features[:, None, :], extra)
+    if kind == "tied":
+        known = (z[:, :, None] * z[:, None, :] - params.covariances)[:, *np.triu_indices(d)]
+        complete = complete - known @ np.linalg.lstsq(known, complete, rcond=None)[0]
     white = model.metric(params).whiten(complete)
     second = white.T @ white / len(white)
     np.testing.assert_allclose(second, np.eye(model.layout.size), atol=0.08)
+
+
+@each
+@settings(max_examples=10)
+@given(seed=st.integers(0, 10_000))
+def test_metric_is_the_curvature_of_the_surrogate(kind: str, seed: int) -> None:
+    """So |H|^2 / 2 is what a step is worth; among masses with one sum."""
+    model, tables, params = setup(kind, seed)
+    at = pooled(model, tables, params)
+    metric = model.metric(model.maximize(at))
+    masses = model.layout.slices["mass"]
+    assume(at[masses].min() > 0.02 / len(at[masses]))  # below, the metric is floored
+    way = metric.unwhiten(np.random.default_rng(seed).normal(size=len(at)))
+    way[0] -= way[masses].sum()
+    ends = [at + sign * 1e-4 * way for sign in (-1, 0, 1)]
+    low, middle, high = (float(model.surrogate(s, model.maximize(s))) for s in ends)
+    bend = (2 * middle - low - high) / 1e-8
+    assert bend == pytest.approx(float((metric.whiten(way) ** 2).sum()), rel=1e-3)
 
 
 @each

@@ -19,7 +19,7 @@ import emfed
 from emfed import LocalTransport, Site, SiteRules, Transport, serve
 from emfed.core.wire import Kind, Reason, encode_refusal, peek
 from emfed.fitting.serving import Served
-from emfed.network.flower.server import save_fit
+from emfed.network.deployment.serving import save_fit
 from tests.helpers import make_data, make_model, plain_fit
 from tests.network.test_trajectories import Scales
 

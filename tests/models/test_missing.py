@@ -166,7 +166,7 @@ def test_one_gaussian_imputes_by_regression() -> None:
 
 
 def test_settings_and_rows_that_cannot_be() -> None:
-    with pytest.raises(emfed.SettingsError, match="goes with covariance 'full' or 'diag'"):
+    with pytest.raises(emfed.SettingsError, match="goes with covariance_type 'full' or 'diag'"):
         emfed.gaussian_mixture(2, "tied", missing=True)
     model = emfed.gaussian_mixture(1, missing=True)
     with pytest.raises(emfed.DataError, match="row 1, column 0 is inf"):

@@ -1,6 +1,63 @@
-from contextlib import contextmanager
-@contextmanager
-def real_sites(data, folder):
-    import pytest
-    pytest.skip("processes come with the transport")
-    yield None
+"""Sites in processes of their own, which reach a server in this one over TLS."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emfed.network import Transport, keys, listen
+
+SITE = """
+import sys
+import numpy as np
+import polars as pl
+from emfed.network import join
+name, address, folder = sys.argv[1:]
+path = f"{folder}/{name}.data"
+data = np.load(path + ".npy")
+columns = open(path + ".columns").read().split()
+table = pl.DataFrame(data, schema=columns) if columns else data
+key, ca = f"{folder}/{name}.key", f"{folder}/keys/ca.pem"
+join(address, table, f"{folder}/state-{name}", key=key, ca=ca)
+"""
+
+
+def start_site(name: str, address: str, folder: Path) -> subprocess.Popen[bytes]:
+    """A site that answers until it is killed."""
+    return subprocess.Popen(
+        [sys.executable, "-c", SITE, name, address, str(folder)], stderr=subprocess.DEVNULL
+    )
+
+
+@contextlib.contextmanager
+def real_sites(data: Mapping[str, Any], folder: Path) -> Iterator[Transport]:
+    """The transport that reaches one process for each table, with keys and TLS."""
+    make_keys(list(data), folder)
+    for name, table in data.items():
+        columns = list(getattr(table, "columns", ()))
+        np.save(folder / f"{name}.data.npy", np.asarray(table))
+        (folder / f"{name}.data.columns").write_text(" ".join(columns))
+    with listen("127.0.0.1:0", keys=folder / "keys") as transport:
+        children = [start_site(name, f"127.0.0.1:{transport.port}", folder) for name in data]
+        try:
+            transport.wait_for(len(data), 60.0)
+            yield transport
+        finally:
+            for child in children:
+                child.kill()
+            for child in children:
+                child.wait()
+
+
+def make_keys(names: list[str], folder: Path) -> None:
+    """A server's keys, and one for each site."""
+    keys.make_server_keys(folder / "keys", [])
+    for name in names:
+        _, public = keys.make_site_key(folder, name)
+        keys.add_site(folder / "keys", public)

@@ -26,16 +26,17 @@ from emfed.cli.main import main
 from emfed.core.errors import EmfedError, SettingsError
 from emfed.core.registry import plain
 from emfed.core.wire import LARGEST_PAYLOAD, Header, Kind, Reason, encode_refusal, encode_text
-from emfed.network import RemoteFederation, SiteRules, Transport
-from emfed.network.flower import keys
-from emfed.network.flower.client import look_first, open_site, write_site
-from emfed.network.flower.config import read_config
-from emfed.network.flower.deployment import Link, Node, split_address
-from emfed.network.flower.joining import Guest, explain, prepare, read_rules
+from emfed.network import LocalTransport, RemoteFederation, SiteRules, Transport, keys
+from emfed.network.addresses import alone, split_address
+from emfed.network.deployment.config import read_config
+from emfed.network.deployment.joining import Guest
+from emfed.network.deployment.site import look_first, open_site, prepare, read_rules, write_site
+from emfed.network.deployment.status import Noted
+from emfed.network.flower.deployment import Link, Node
+from emfed.network.flower.joining import explain
 from emfed.network.flower.processes import Child
-from emfed.network.flower.server import alone, orphaned
+from emfed.network.flower.server import orphaned
 from emfed.network.flower.superlink import HEADER, LocalOnly
-from emfed.network.flower.transport import GridTransport
 
 
 class Command:
@@ -252,13 +253,13 @@ GOOD = '[model]\nkind = "gaussian-mixture"\nn_components = 2\n'
 def test_a_configuration(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(
-        GOOD + '[algorithm]\nkind = "VR-FedEM"\ncompressor = "sparse:0.5"\n[run]\nrounds = 7\n'
+        GOOD + '[algorithm]\nkind = "VR-FedEM"\ncompressor = "sparse:0.5"\n[fit]\nrounds = 7\n'
         '[sites]\nexpected = 5\ncolumns = ["a", "b"]\n[server]\nport = 9500\n'
     )
     config = read_config(path)
-    assert isinstance(config.algorithm, emfed.VRFedEM)
-    assert (config.run.rounds, config.sites.fewest, config.server.port) == (7, 3, 9500)
-    assert config.columns == ("a", "b")
+    assert isinstance(config.settings.algorithm, emfed.VRFedEM)
+    assert (config.settings.rounds, config.sites.fewest, config.server.port) == (7, 3, 9500)
+    assert config.settings.columns == ["a", "b"]
     assert config.place("output") == tmp_path / "model"
 
 
@@ -266,7 +267,7 @@ def test_a_configuration(tmp_path: Path) -> None:
 def test_every_algorithm_can_be_named(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "run.toml"
     path.write_text(GOOD + f'[algorithm]\nkind = "{kind}"\n')
-    assert isinstance(read_config(path).algorithm, ALGORITHMS[kind])
+    assert isinstance(read_config(path).settings.method(3), ALGORITHMS[kind])
 
 
 @pytest.mark.parametrize(
@@ -276,13 +277,16 @@ def test_every_algorithm_can_be_named(tmp_path: Path, kind: str) -> None:
         ("", "a kind is missing"),
         ('[model]\nkind = "gaussian-mixtures"', "did you mean 'gaussian-mixture'"),
         ("model = 3", "must be a table"),
-        (GOOD + "covarianse = 'full'", "did you mean 'covariance'"),
-        (GOOD + "[runs]\nrounds = 3", "did you mean 'run'"),
-        (GOOD + "[run]\nround = 3", "did you mean 'rounds'"),
-        (GOOD + "[run]\nrounds = 0", "rounds must be a whole number"),
-        (GOOD + "[run]\nrounds = 'many'", "rounds must be of type int"),
+        (GOOD + "covarianse = 'full'", "did you mean 'covariance_type'"),
+        (GOOD + "[fits]\nrounds = 3", "did you mean 'fit'"),
+        (GOOD + "[fit]\nround = 3", "did you mean 'rounds'"),
+        (GOOD + "[fit]\nrounds = -1", "rounds must be a whole number"),
+        (GOOD + "[fit]\nrounds = 'many'", "rounds must be a whole number"),
         (GOOD + "[algorithm]\nkind = 'sgd'", "unknown kind 'sgd'"),
-        (GOOD + "[algorithm]\ncompressor = 'zip'", "compressor must be none, dithering"),
+        (
+            GOOD + "[algorithm]\nkind = 'FedEM'\ncompressor = 'zip'",
+            "compressor must be none, dithering",
+        ),
         (GOOD + "[algorithm]\nstep_size = -1.0", "step_size"),
         (GOOD + "[sites]\nexpected = 2\nminimum = 3", "minimum must lie between 1 and expected"),
         (GOOD + "[sites]\ncolumns = 'a'", "columns must be a list of names"),
@@ -351,7 +355,7 @@ def test_a_rehearsal_sends_a_refusal_and_shows_the_rest(tmp_path: Path) -> None:
     lines = [json.loads(x) for x in (tmp_path / "dry-run.jsonl").read_text().splitlines()]
     kinds = [line["kind"] for line in lines]
     assert kinds[0] == "join"
-    assert {"statistics", "reply"} <= set(kinds)
+    assert {"answer", "reply"} <= set(kinds)
     assert "50 rows" in lines[0]["content"]
     assert not (tmp_path / "messages.jsonl").exists()
     assert not (tmp_path / "memory").exists()
@@ -359,7 +363,7 @@ def test_a_rehearsal_sends_a_refusal_and_shows_the_rest(tmp_path: Path) -> None:
 
 
 def test_a_second_join_leaves_the_first_ones_files_alone(command: Command, tmp_path: Path) -> None:
-    folder = tmp_path / "site-trial"
+    folder = tmp_path / "site-other"
     folder.mkdir()
     TABLE.write_csv(tmp_path / "rows.csv")
     write_site(folder, prepare(folder, tmp_path / "rows.csv", None), SiteRules(), None)
@@ -388,7 +392,7 @@ def test_a_rehearsal_has_a_folder_of_its_own(
     assert "messages.jsonl" in command(*join)[2]
     code, _, said = command(*join, "--dry-run")
     assert (code, "nothing but refusals was sent" in said) == (130, True)
-    assert [guest.folder.name for guest in seen] == ["site-trial", "dry-run"]
+    assert [guest.folder.name for guest in seen] == ["site-rows", "dry-run"]
 
 
 @pytest.mark.parametrize(
@@ -532,13 +536,13 @@ def test_a_folder_belongs_to_one_run(command: Command, tmp_path: Path) -> None:
     serve = ["serve", "run.toml", "--insecure"]
     assert command(*serve)[0] == 0
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
-    for text in ("[run]\nrounds = 500\ntolerance = 1e-3\n", "[sites]\ndeadline = 9.0\n"):
+    for text in ("[fit]\nrounds = 500\ntol = 1e-3\n", "[sites]\ndeadline = 9.0\n"):
         (tmp_path / "run.toml").write_text(GOOD + text)
         assert command(*serve)[0] == 0
     for text, part in (
         (GOOD.replace("2", "3"), "model"),
         (GOOD + "[algorithm]\nkind = 'em'\n", "algorithm"),
-        (GOOD + "[run]\nseed = 5\n", "run"),
+        (GOOD + "[fit]\nseed = 5\n", "fit"),
         (GOOD + "[sites]\ncolumns = ['a']\n", "columns"),
     ):
         (tmp_path / "run.toml").write_text(text)
@@ -549,7 +553,7 @@ def test_a_folder_belongs_to_one_run(command: Command, tmp_path: Path) -> None:
 def test_a_second_server_waits_for_the_first_and_says_so(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("emfed.network.flower.hosting.HANDOVER", 1.5)
+    monkeypatch.setattr("emfed.network.deployment.hosting.HANDOVER_SECONDS", 1.5)
     (tmp_path / "run.toml").write_text(GOOD)
     (tmp_path / "run").mkdir()
     with alone(tmp_path / "run" / "host.lock") as mine:
@@ -567,13 +571,13 @@ def test_a_second_server_waits_for_the_first_and_says_so(
 
 
 def test_refusals_are_kept_with_their_reason() -> None:
-    transport = GridTransport(None)
+    transport = Noted(LocalTransport({}))
     header = Header(Kind.REFUSAL, 1, 1, 0, 0, 0)
     for reason, words in ((Reason.REFUSED, "too few rows."), (Reason.OLD, "old.")):
-        transport._note(reason.name, encode_refusal(header, reason, words, 0))
-    transport._note("damaged", b"nonsense")
+        transport.note(reason.name, encode_refusal(header, reason, words, 0))
+    transport.note("damaged", b"nonsense")
     assert transport.refusals == {"REFUSED": "too few rows."}
-    transport._note("REFUSED", encode_text(Header(Kind.HELLO, 1, 1, 0, 0, 0), {}))
+    transport.note("REFUSED", encode_text(Header(Kind.HELLO, 1, 1, 0, 0, 0), {}))
     assert transport.refusals == {}
 
 

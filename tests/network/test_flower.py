@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.deployments import Deployment, difference, mixture_tables
 
-from emfed.network.flower.keys import make_server_keys, make_site_key
+from emfed.network.keys import make_server_keys, make_site_key
 
 CONFIG = """
 [model]
@@ -45,7 +45,7 @@ def status_of(deployment: Deployment, path: str, **headers: str) -> int:
 
 def test_three_sites_over_tls_through_a_kill(tmp_path: Path) -> None:
     """One run for all that is asked of it: a minute of real processes is dear."""
-    with Deployment(tmp_path / "deployment", mixture_tables(3), CONFIG) as deployment:
+    with Deployment(tmp_path / "deployment", mixture_tables(3), CONFIG, "flower") as deployment:
         folder = deployment.folder
         make_server_keys(folder / "other", ["127.0.0.1"])
         for name in ("stranger", "misled"):

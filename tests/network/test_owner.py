@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from contextlib import nullcontext
 from datetime import datetime, timedelta
@@ -13,8 +14,9 @@ import pytest
 
 import emfed
 from emfed import LocalTransport, RemoteFederation, Site, SiteRules
+from emfed.core.protocols import WHOLE
+from emfed.fitting.session import Session
 from emfed.models.several import Several
-from emfed.network import bind_constants, pack_constants
 from emfed.network.rules import GuardedRows, Refusal
 from tests.helpers import make_data, make_model
 from tests.network.test_trajectories import Scales
@@ -30,8 +32,8 @@ def run(where: Path, rules: SiteRules, model: Any = None, **options: Any) -> Rem
         for key, table in zip(KEYS, TABLES, strict=True)
     }
     federation = RemoteFederation(LocalTransport(sites), attempts=1)
-    chosen = {"rounds": 6, "seed": 4} | options
-    algorithm = chosen.pop("algorithm", None)
+    chosen = {"rounds": 6, "seed": 4, "start": "moments", "tol": 0} | options
+    algorithm = chosen.pop("algorithm", emfed.EM())
     result = emfed.fit(
         make_model("diag") if model is None else model,
         None,
@@ -65,18 +67,14 @@ def test_no_more_rounds_than_allowed_but_repeats(tmp_path: Path) -> None:
 def ask(site: Site, model: Any, questions: int) -> tuple[int, int]:
     """How many likelihoods and how many statistics a server gets that asks for nothing else."""
     counts = []
-    for kind in ("mean_log_likelihood", "mean_statistics"):
-        federation = RemoteFederation(LocalTransport({"a": site}), attempts=1)
-        opening = federation.open(model)
-        constants = pack_constants(model, opening, np.ones(1))
-        federation.tell(constants)
-        shapes = {name: values.shape[1:] for name, values in opening.summaries.items()}
-        bound = bind_constants(model, constants, shapes)
-        federation.begin(bound, emfed.EM(), 0)  # a monitor's questions: no answer is no error
-        answers = [
-            getattr(federation, kind)(bound, bound.start(0), np.ones(1)) for _ in range(questions)
-        ]
-        counts.append(sum(bool(np.isfinite(answer).all()) for answer in answers))
+    for kind in ("values", "statistics"):
+        session = Session(model, RemoteFederation(LocalTransport({"a": site}), attempts=1))
+        params = session.view(WHOLE).start(0)
+        counts.append(0)
+        for _ in range(questions):
+            with contextlib.suppress(emfed.ParticipationError):
+                assert np.isfinite(session.ask(kind, WHOLE, params)).all()
+                counts[-1] += 1
     return counts[0], counts[1]
 
 
@@ -109,15 +107,12 @@ def test_no_likelihood_of_a_small_group(tmp_path: Path) -> None:
         site = Site(rows, tmp_path / str(smallest), rules=rules)
         federation = RemoteFederation(LocalTransport({"a": site}), attempts=1)
         start = emfed.GaussianParameters([0.5, 0.5], [[0, 0], [30, 30]], np.ones((2, 2)))
-        model = make_model("diag", k=2)
-        opening = federation.open(model)
-        constants = pack_constants(model, opening, np.ones(1))
-        federation.tell(constants)
-        shapes = {name: values.shape[1:] for name, values in opening.summaries.items()}
-        bound = bind_constants(model, constants, shapes)
-        params = bound.from_user(start)
-        values = [federation.mean_log_likelihood(bound, params, np.ones(1)) for _ in range(2)]
-        assert int(np.isfinite(values).sum()) == heard
+        session = Session(make_model("diag", k=2), federation)
+        params, told = session.view(WHOLE).from_user(start), 0
+        for _ in range(2):
+            with contextlib.suppress(emfed.ParticipationError):
+                told += bool(np.isfinite(session.ask("values", WHOLE, params)).all())
+        assert told == heard
         assert not federation.refusals  # for now, not for good
 
 
@@ -151,7 +146,7 @@ def test_small_groups_of_a_batch_and_of_the_start(tmp_path: Path) -> None:
     federation = run(tmp_path, rules, algorithm=algorithm, model=make_model("diag", k=1))
     assert federation.answers == [3] * 6
     start = emfed.fit(make_model("diag"), TABLES, rounds=5, seed=4).params
-    with pytest.raises(emfed.ParticipationError, match="start needs"):
+    with pytest.raises(emfed.ParticipationError, match="answered by 3 of 4 workers"):
         run(tmp_path / "2", SiteRules(smallest_group=20), start=start)
 
 
@@ -257,13 +252,18 @@ def test_the_journal_has_every_message(tmp_path: Path) -> None:
         emfed.FedEM(emfed.Dithering(3)),
         federation=RemoteFederation(scales),
         rounds=4,
+        tol=0,
+        start="moments",
         monitor=emfed.Monitor(every=2),
+        scores=True,
     )
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     kinds = [line["kind"] for line in lines]
     assert kinds[0] == "join"
     assert kinds.count("reply") == 4
-    assert kinds.count("statistics") == kinds.count("likelihood") == 2
+    assert kinds.count("answer") == 2 * 2 + 1
+    told = " ".join(line["content"] for line in lines if line["kind"] == "answer")
+    assert all(word in told for word in ("exact expected", "entropy", "spread"))
     assert sum(line["bytes"] for line in lines) == scales.up
     assert [line["round"] for line in lines if line["kind"] == "reply"] == [1, 2, 3, 4]
     assert len({line["run"] for line in lines}) == 1
@@ -277,7 +277,7 @@ def test_the_journal_has_every_message(tmp_path: Path) -> None:
 
 def test_a_rehearsal_shows_what_would_be_sent(tmp_path: Path) -> None:
     model, algorithm = make_model("diag"), emfed.FedEM(emfed.Dithering(3))
-    shown = emfed.rehearse(model, algorithm, TABLES[0])
+    shown = emfed.rehearse(model, algorithm, TABLES[0], start="moments")
     assert [entry["kind"] for entry in shown] == ["join", "reply", "reply"]
     assert "24 rows" in shown[0]["content"]
     journal = tmp_path / "sent.jsonl"
@@ -286,11 +286,13 @@ def test_a_rehearsal_shows_what_would_be_sent(tmp_path: Path) -> None:
         for key, table in zip(KEYS, TABLES, strict=True)
     }
     federation = RemoteFederation(LocalTransport(sites))
-    emfed.fit(model, None, algorithm, federation=federation, rounds=2)
+    emfed.fit(model, None, algorithm, federation=federation, rounds=2, start="moments")
     sent = [json.loads(line) for line in journal.read_text().splitlines()]
     assert sent[0]["bytes"] == shown[0]["bytes"]
     for real, rehearsed in zip(sent[1:], shown[1:], strict=True):
         assert abs(real["bytes"] - rehearsed["bytes"]) <= 6
+    by_default = [entry["kind"] for entry in emfed.rehearse(model, None, TABLES[0])]
+    assert by_default.count("reply") > 4  # those of a k-means start too
     refused = emfed.rehearse(model, algorithm, TABLES[0], rules=SiteRules(models=()))
     assert [entry["kind"] for entry in refused] == ["refusal"]
 

@@ -153,7 +153,9 @@ def cross_section() -> list[tuple[str, str, str]]:
     """Every task in memory by `fit` and by its estimator; every other row and column once."""
     chosen = [c for c in CELLS if c[1] == "memory" and c[0] != "run.toml"]
     chosen += [c for c in CELLS if c[0] == "command line"]
-    chosen += [c for c in CELLS if c[1] == "ray" and c[2] in ("range of components", "three starts")]
+    chosen += [
+        c for c in CELLS if c[1] == "ray" and c[2] in ("range of components", "three starts")
+    ]
     chosen += [("fit", "stacked", "range of components"), ("run.toml", "memory", "k-means start")]
     chosen += [("run.toml", "memory", "range of components")]
     chosen += [c for c in CELLS if c[1] == "processes" and c[2] == "range of components"]

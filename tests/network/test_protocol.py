@@ -25,6 +25,7 @@ from emfed.core.wire import (
     decode_refusal,
     decode_text,
     encode_bundle,
+    encode_question,
     encode_refusal,
     encode_reply,
     encode_table,
@@ -617,7 +618,7 @@ def test_what_a_site_keeps(tmp_path: Path) -> None:
     assert joined is not None
     assert state is not None
     assert (joined.number, joined.count) == (0, len(TABLES[0]))
-    assert json.loads(joined.algorithm)["algorithm"]["algorithm"] == "FedEM"
+    assert json.loads(joined.phase)["algorithm"]["algorithm"] == "FedEM"
     assert state.round == 4
     assert int(state.rows["committed_round"][0]) == 3
 
@@ -651,6 +652,7 @@ def test_a_model_of_any_size_can_be_named_and_is_refused(tmp_path: Path) -> None
     mine = replace(header, kind=Kind.CONSTANTS, fingerprint=mark(text, join.instance))
     numbers = np.concatenate([[2e9], join.values])
     constants = encode_table(replace(mine, dimension=len(numbers)), numbers)
-    ask = encode_table(replace(mine, kind=Kind.START, dimension=1), np.ones(1))
+    head = replace(mine, kind=Kind.QUESTION, dimension=1)
+    ask = encode_question(head, "statistics", {}, np.ones(1))
     answer = site.step(encode_bundle(replace(mine, kind=Kind.BUNDLE), [constants, ask]))
     assert "more than a message can hold" in decode_refusal(peek(answer)[1])[1]

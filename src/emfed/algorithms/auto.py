@@ -19,6 +19,7 @@ beside them, outside Theorem 1.
   the number of workers: few are organisations, whose bits are few anyway and whose answer should
   be the one that pooling gives.
 * *Steps are broadcast*, quantised the same way.
+* *Never worse, and not too early*: `emfed.algorithms.safeguards`.
 
 With partial participation a memory follows s-bar_i and not h_i, and H sums the memories of all: a
 worker that is away stands for itself with what it last said, as in the incremental EM of Neal and
@@ -34,12 +35,14 @@ from typing import Any, ClassVar, Self, final
 
 import numpy as np
 
-from emfed.algorithms import memory, spider, steps
+from emfed.algorithms import memory, safeguards, spider, steps
+from emfed.algorithms.safeguards import Extras, Seen, number
 from emfed.compressors import ChosenDithering
 from emfed.core.errors import check_count
 from emfed.core.protocols import (
     ALONE,
     Algorithm,
+    BoolArray,
     Column,
     Crowd,
     FloatArray,
@@ -64,7 +67,7 @@ NEAR, NEAREST = 0.1, 0.003
 MOST_MOMENTUM = 0.8
 COARSEST_STEP = 0.02
 """The noise of the broadcast: one message serves all, so it may be fine."""
-LEAST_CURVATURE = 0.3
+LEAST_CURVATURE, MOST_CURVATURE = 0.3, 1e12
 _OPERATOR = ChosenDithering()
 
 
@@ -145,8 +148,16 @@ class AutoEM(Algorithm):
             anchors = self._anchors(rows, request, fresh)
             targets = estimates - anchors
             curvature = _curvature(model, rows, request, fresh, targets + anchors * self._follows)
+            still = (rows["place"][fresh] == request.statistics).all(axis=1)
             rows = steps.stage_upload(
-                model, self._up(curvature), seed, rows, request, fresh, targets, cost
+                model,
+                self._up(model, request, curvature, still),
+                seed,
+                rows,
+                request,
+                fresh,
+                targets,
+                cost,
             )
             rows = memory.update(
                 rows,
@@ -181,13 +192,20 @@ class AutoEM(Algorithm):
         new = request.accepted[fresh] < 0
         return np.where(new[:, None], request.statistics, rows["anchor"][fresh])
 
-    def _up(self, curvature: FloatArray) -> steps.Channel:
-        """The loop's bound on the noise, and the budget's."""
+    def _up(
+        self, model: Model, request: Request, curvature: FloatArray, still: BoolArray
+    ) -> steps.Channel:
+        """The loop's bound on the noise, the budget's, and half of what S would wait for.
+
+        Where S is ``still`` where it was, it waits for a finer answer.
+        """
         assert self.share is not None
-        noise = (np.sqrt(1 + 4 / (CAUTION * self.share * curvature)) - 1) / 2
-        return steps.Channel(
-            ChosenDithering(noise, self._budget / self.share), None, in_metric=True
-        )
+        stands = safeguards.stands(model, model.metric(request.params))
+        budget = min(self._budget, stands * len(request.statistics) / 2)
+        room = 4 / (CAUTION * self.share * curvature)
+        noise = room / (2 * (np.sqrt(1 + room) + 1))
+        noise = np.where(still, np.minimum(noise, safeguards.STILL), noise)
+        return steps.Channel(ChosenDithering(noise, budget / self.share), None, in_metric=True)
 
     @property
     def _budget(self) -> float:
@@ -230,16 +248,15 @@ class AutoEM(Algorithm):
         if self.incremental:
             extras |= _hear(state, request, replies, weights)
             mean_field = mean_field + extras["anchors"] - extras["heard"] * state.statistics
-        gain = steps.worth(model, request, mean_field)
-        moved, hits = steps.Moved(state.statistics, 0.0, 0), 0
+        metric = model.metric(request.params)
+        white = metric.whiten(mean_field)
+        gain = float(white @ white) / 2
+        moved = steps.Moved(state.statistics, 0.0, 0)
         if len(replies.workers):
-            move, extras = self._move(model, state, request, mean_field, gain, extras)
-            operator = ChosenDithering(COARSEST_STEP, self._budget)
-            down = steps.Channel(operator, None, in_metric=True)
-            moved = steps.move_by(model, seed, state, request, move, down)
-            hits = moved.hits
-            if hits:  # momentum led out of the domain
-                extras["age"] = np.zeros(())
+            noise = safeguards.noise_of(metric, replies, weights)
+            seen = safeguards.Seen(model, state, request, metric, mean_field, noise)
+            complete = float(weights.sum()) > 1 - 1e-9
+            moved, extras = self._advance(seen, seed, gain, complete, extras)
         new = ServerState(
             state.round + 1,
             state.generation,
@@ -250,33 +267,82 @@ class AutoEM(Algorithm):
         if self.incremental:  # H tells of those who answered alone; the others' memories cancel
             gain /= max(float(weights.sum()), 1e-12) ** 2
         squared = float(mean_field @ mean_field)
-        return new, StepInfo(squared, moved.factor, hits, moved.sent, moved.wire, gain)
+        return new, StepInfo(squared, moved.factor, moved.hits, moved.sent, moved.wire, gain)
 
-    def _move(
-        self,
-        model: Model,
-        state: ServerState,
-        request: Request,
-        mean_field: FloatArray,
-        gain: float,
-        extras: dict[str, FloatArray],
-    ) -> tuple[FloatArray, dict[str, FloatArray]]:
+    @property
+    def _guarded(self) -> bool:
+        """Whether H is that of all workers at S: not of those who are away, nor of batches."""
+        return not self.incremental and self.batch_size is None
+
+    def _advance(
+        self, seen: Seen, seed: int, gain: float, complete: bool, extras: Extras
+    ) -> tuple[steps.Moved, Extras]:
+        """Wait, go back, or take a step."""
+        caution, waits = number(extras, "caution"), number(extras, "waits")
+        limit = safeguards.stands(seen.model, seen.metric) / 4**caution
+        phase = number(extras, "probe")
+        if phase >= safeguards.PURE_FROM:
+            limit = min(limit, safeguards.pure(seen))
+        if self._guarded and seen.noise > limit and waits < safeguards.MOST_WAITS:
+            return steps.Moved(seen.state.statistics, 0.0, 0), extras | {
+                "waits": np.array(waits + 1)
+            }
+        extras = {name: extras[name] for name in extras if name not in ("waits", "sure")}
+        if self._guarded and complete:
+            if phase == safeguards.JUDGE:
+                return safeguards.judge(seen, seed, extras)
+            bad = safeguards.worse(seen, extras, self._budget)
+            if bad.any():
+                return safeguards.undo(seen, bad, extras)
+            if phase == safeguards.BOLD:
+                return safeguards.bold(seen, seed, extras)
+        elif phase > safeguards.PLAIN:  # somebody is missing: one more plain step
+            phase -= 1
+        move, extras = self._move(seen, gain, extras)
+        moved = self._step(seen, seed, move, limit, safeguards.FINE if phase else COARSEST_STEP)
+        if moved.hits:  # momentum led out of the domain
+            extras["age"] = np.zeros(())
+        if phase:
+            extras["probe"] = np.array(phase + 1)
+        if self._guarded:
+            extras |= {"good": seen.state.statistics} | safeguards.calm_down(extras)
+        return moved, extras
+
+    def _step(
+        self, seen: Seen, seed: int, move: FloatArray, limit: float, noise: float
+    ) -> steps.Moved:
+        """Broadcast a step; in full where it is so long that its noise would be too much."""
+        white = seen.metric.whiten(move)
+        if self._guarded and _OPERATOR.finest * float(white @ white) > limit * len(white):
+            return steps.move_in_full(seen.model, seen.state, seen.request, move)
+        operator = ChosenDithering(noise, self._budget)
+        down = steps.Channel(operator, None, in_metric=True)
+        return steps.move_by(seen.model, seed, seen.state, seen.request, move, down)
+
+    def _move(self, seen: Seen, gain: float, extras: Extras) -> tuple[FloatArray, Extras]:
         """H, and some of the way from the point that the last step led to, while it helps."""
-        ahead = state.statistics + mean_field
+        here, mean_field = seen.state.statistics, seen.mean_field
+        ahead = here + mean_field
         run = ahead - extras.get("ahead", ahead)
         energy = 0.7 * float(extras.get("energy", 2 * gain)) + 0.3 * 2 * gain
-        age = float(extras.get("age", 0.0))
+        age = number(extras, "age")
         near = max(NEAREST, NEAR * self._boldness)
         calm = energy < near and not self.incremental and not self.follow_em
-        if calm:
-            metric = model.metric(request.params)
-            calm = float(metric.whiten(run) @ metric.whiten(mean_field)) > 0
+        calm = calm and not number(extras, "caution") and not number(extras, "probe")
+        calm = calm and float(seen.metric.whiten(run) @ seen.metric.whiten(mean_field)) > 0
         age = age + 1 if calm else 0.0
         move = mean_field + min(age / (age + 3), MOST_MOMENTUM) * run
-        if age and not _inside(model, state.statistics, move):
+        if age and not _inside(seen.model, here, move):
             age, move = 0.0, mean_field
-        extras = extras | {"ahead": ahead, "energy": np.array(energy), "age": np.array(age)}
-        return move, extras
+        return move, extras | {"ahead": ahead, "energy": np.array(energy), "age": np.array(age)}
+
+    def confirm(self, state: ServerState, nats: float) -> ServerState:
+        """A few plain steps and a bold one, before the run may say that it has converged."""
+        return replace(state, extras=safeguards.ask(dict(state.extras), nats))
+
+    def sure(self, state: ServerState) -> bool | None:
+        """Whether the bold step gained nothing; who sees a part of the data cannot tell."""
+        return bool(number(dict(state.extras), "sure")) if self._guarded else None
 
     def forget(self, state: ServerState) -> ServerState:
         """With the memories go the anchors."""
@@ -321,4 +387,4 @@ def _curvature(
     ratio = (changed**2).sum(axis=1) / np.where(usable, length, 1.0)
     before = np.where(known, before, 1.0)
     now = np.where(usable, np.maximum(ratio, 0.8 * before + 0.2 * ratio), before)
-    return np.maximum(now, LEAST_CURVATURE)
+    return np.clip(np.nan_to_num(now, nan=MOST_CURVATURE), LEAST_CURVATURE, MOST_CURVATURE)

@@ -26,7 +26,7 @@ from emfed.core.protocols import (
     StepInfo,
 )
 from emfed.core.streams import Purpose, choose, choose_distinct, uniforms
-from emfed.core.wire import decode_payload, encode_payload, payload_sizes
+from emfed.core.wire import decode_payload, encode_payload, floats_size, payload_sizes
 
 StepSize = float | Callable[[int], float]
 """gamma: one number, or a function of the round (which counts from 1)."""
@@ -295,6 +295,18 @@ def move_by(
         return Moved(statistics, factor, hits)
     wire = bytes([hits]) + sent.payload if sent.payload else b""
     return Moved(statistics, factor, hits, int(sent.sizes[0]) + 1, wire)
+
+
+def in_full(statistics: FloatArray, request: Request, factor: float, hits: int) -> Moved:
+    """A move that no step tells: a step longer than the statistics makes them be sent instead."""
+    size = floats_size(len(statistics)) + 1
+    return Moved(statistics, factor, hits, size, bytes(size) if request.encode else b"")
+
+
+def move_in_full(model: Model, state: ServerState, request: Request, move: FloatArray) -> Moved:
+    """`move_by` without noise: for moves so long that the finest step would be a coarse one."""
+    statistics, factor, hits = shorten(model, state.statistics, move)
+    return in_full(statistics, request, factor, hits)
 
 
 def advance(

@@ -40,16 +40,18 @@ def serve(
     """
     from dataclasses import replace
 
-    from emfed.network.flower.config import read_config
-    from emfed.network.flower.hosting import Host, write_app
-    from emfed.network.flower.processes import terminated_as_interrupted
-    from emfed.network.flower.server import log_to
+    from emfed.network.addresses import terminated_as_interrupted
+    from emfed.network.deployment.config import read_config
+    from emfed.network.deployment.hosting import Host, WebSocketHost
+    from emfed.network.deployment.status import log_to
 
     settings = read_config(config)
     place = settings.server
     place = replace(place, host=host or place.host, port=port or place.port)
     settings = replace(settings, server=place)
     if app_folder is not None:
+        from emfed.network.flower.hosting import write_app
+
         write_app(app_folder)
         (app_folder / "emfed.toml").write_bytes(config.read_bytes())
         typer.echo(f"wrote {app_folder}; run it with: flwr run {app_folder}")
@@ -57,7 +59,12 @@ def serve(
     if check:
         typer.echo(json.dumps(_described(settings), indent=1))
         return
-    server = Host(settings, insecure=insecure)
+    kind: type[Host] = WebSocketHost
+    if place.engine == "flower":
+        from emfed.network.flower.hosting import FlowerHost
+
+        kind = FlowerHost
+    server = kind(settings, insecure=insecure)
     log_to(settings.place("folder") / "logs" / "serve.log")
     with terminated_as_interrupted():
         try:
@@ -153,20 +160,32 @@ def join(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="No TLS, no key: to this machine only, for trials.")
     ] = False,
+    engine: Annotated[
+        str, typer.Option(help="websocket; or flower, where the server's run.toml says so.")
+    ] = "websocket",
 ) -> None:
     """Take part with this site's rows: statistics leave, rows do not.
 
     Runs until Ctrl-C, through crashes of its own and of the server. Every message that leaves is
     shown here and kept in FOLDER/messages.jsonl.
     """
-    from emfed.network.flower.joining import Guest, read_rules
-    from emfed.network.flower.processes import terminated_as_interrupted
-    from emfed.network.flower.server import log_to
+    from emfed.core.errors import SettingsError
+    from emfed.network.addresses import terminated_as_interrupted
+    from emfed.network.deployment.joining import Guest, WebSocketGuest
+    from emfed.network.deployment.site import read_rules
+    from emfed.network.deployment.status import log_to
 
-    where = folder or Path(f"site-{key.stem if key is not None else 'trial'}")
+    kind: type[Guest] = WebSocketGuest
+    if engine == "flower":
+        from emfed.network.flower.joining import FlowerGuest
+
+        kind = FlowerGuest
+    elif engine != "websocket":
+        raise SettingsError(f"--engine must be websocket or flower; got {engine!r}.")
+    where = folder or Path(f"site-{(data if key is None else key).stem}")
     if dry_run:
         where /= "dry-run"  # the site itself may be at work, with other data or rules
-    guest = Guest(
+    guest = kind(
         address,
         where,
         data,
@@ -201,12 +220,16 @@ def status(
     ] = Path("run"),
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say where a run stands. Exit code 0: finished or under way, 1: failed or nothing there."""
-    from emfed.network.flower.server import LOCK, alone, read_status
+    """Say where a run stands.
+
+    Exit code 0: finished or under way; 1: failed, no server works on it, or nothing there.
+    """
+    from emfed.network.addresses import alone
+    from emfed.network.deployment.status import LOCK, read_status
 
     folder = where
     if where.is_file():
-        from emfed.network.flower.config import read_config
+        from emfed.network.deployment.config import read_config
 
         folder = read_config(where).place("folder")
     if (folder / "site.json").exists():
@@ -222,9 +245,10 @@ def status(
     typer.echo(json.dumps(found) if json_output else status_line(found))
     for refusal in [] if json_output else refusal_lines(found):
         typer.echo(refusal)
-    if not json_output and gone and found["state"] in ("running", "waiting"):
+    left = gone and found.get("state") in ("running", "waiting")
+    if left and not json_output:
         typer.echo("no server works on it now; `emfed serve` goes on from here")
-    if found["state"] == "failed":
+    if left or found.get("state") == "failed":
         raise typer.Exit(1)
 
 
@@ -244,7 +268,7 @@ def _site_status(folder: Path, json_output: bool) -> None:
     for kind, row in kinds.items():
         typer.echo(f"{kind}\t{row['messages']} messages\t{row['bytes']} bytes")
     if entries:
-        from emfed.network.flower.joining import describe
+        from emfed.network.deployment.site import describe
 
         typer.echo(f"last: {entries[-1]['time']} {describe(entries[-1])}")
     else:

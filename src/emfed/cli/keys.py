@@ -34,7 +34,7 @@ def server(
     keys: Folder = Path("keys"),
 ) -> None:
     """Make the authority and the server's certificate; again, to renew the certificate."""
-    from emfed.network.flower.keys import certificate_hosts, make_server_keys
+    from emfed.network.keys import certificate_hosts, make_server_keys
 
     for path in make_server_keys(keys, host or []):
         typer.echo(f"wrote {path}")
@@ -48,28 +48,57 @@ def site(
     out: Annotated[Path, typer.Option(help="Folder for the two files.")] = Path(),
 ) -> None:
     """Make a site's key pair; the private half stays at the site."""
-    from emfed.network.flower.keys import make_site_key
+    from emfed.network.keys import fingerprint, make_site_key, read_public_key, show_fingerprint
 
     private, public = make_site_key(out, name)
+    digest = show_fingerprint(fingerprint(read_public_key(public)))
     typer.echo(f"wrote {private} (keep it) and {public} (send it to the server)")
+    typer.echo(f"fingerprint {digest}")
 
 
 @keys_app.command(cls=Command, epilog=examples("emfed keys add oslo.pub bergen.pub"))
 def add(
     public: Annotated[list[Path], typer.Argument(help="Public keys, named after their sites.")],
     keys: Folder = Path("keys"),
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Take the new key of a site whose old one is there.")
+    ] = False,
 ) -> None:
     """Let sites join: a server that runs sees them within seconds."""
-    from emfed.network.flower.keys import add_site
+    from emfed.network.keys import add_site
 
     for path in public:
-        typer.echo(f"site {add_site(keys, path)} may join")
+        typer.echo(f"site {add_site(keys, path, replace=replace)} may join")
+
+
+@keys_app.command(cls=Command, epilog=examples("emfed keys remove oslo"))
+def remove(
+    names: Annotated[list[str], typer.Argument(help="Names of sites.")],
+    keys: Folder = Path("keys"),
+) -> None:
+    """Shut sites out: a server that runs ends their connections within seconds."""
+    from emfed.network.keys import remove_site
+
+    for name in names:
+        typer.echo(f"site {name} may no longer join; its key is now {remove_site(keys, name)}")
 
 
 @keys_app.command("list", cls=Command)
 def show(keys: Folder = Path("keys")) -> None:
-    """Name the sites that may join."""
-    from emfed.network.flower.keys import site_keys
+    """Name the sites that may join, with the fingerprints of their keys."""
+    from emfed.network.keys import (
+        check_certificate,
+        fingerprint,
+        read_site_keys,
+        show_fingerprint,
+        site_keys,
+    )
 
+    good, bad = read_site_keys(keys)
     for name, path in site_keys(keys).items():
-        typer.echo(f"{name}\t{path}")
+        if name in good:
+            typer.echo(f"{name}\t{show_fingerprint(fingerprint(good[name]))}\t{path}")
+    for words in bad.values():
+        typer.echo(f"no key: {words}", err=True)
+    if (keys / "server.pem").exists():
+        typer.echo(f"the server's certificate lasts {check_certificate(keys / 'server.pem')} days")

@@ -18,6 +18,15 @@ class Metric(ABC):
     def unwhiten(self, vectors: FloatArray) -> FloatArray:
         """The inverse of `whiten`."""
 
+    @property
+    def lightest(self) -> float:
+        """How much lighter than the whole its most fragile part is, in (0, 1].
+
+        Noise of variance v in every coordinate moves the parameters of that part by about
+        sqrt(v / lightest) of their own spread.
+        """
+        return 1.0
+
 
 class IdentityMetric(Metric):
     """The Euclidean metric of R^q, the one of the paper."""

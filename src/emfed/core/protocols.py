@@ -152,6 +152,19 @@ class Model(ABC):
     def surrogate(self, statistics: FloatArray, params: Any) -> FloatArray:
         """psi(theta) + R(theta) - <s, phi(theta)>, which `maximize` minimises over theta."""
 
+    def closed_form(self) -> FloatArray | None:
+        """Statistics at the optimum, if what `bind` was told says all; None: EM must find them."""
+        return None
+
+    @property
+    def regions(self) -> tuple[slice, ...]:
+        """Where the statistics of parts lie that have nothing to do with each other."""
+        return (slice(0, self.layout.size),)
+
+    def surrogates(self, statistics: FloatArray, params: Any) -> FloatArray:
+        """`surrogate` of each of the `regions`, ``(regions,)``."""
+        return np.reshape(self.surrogate(statistics, params), (1,))
+
     @abstractmethod
     def log_likelihood(self, data: Any, params: Any, weights: Any | None = None) -> FloatArray:
         """The (weighted) mean over samples of log p(y; theta), in the user's units."""
@@ -451,6 +464,14 @@ class Algorithm(ABC):
     ) -> tuple[ServerState, StepInfo]:
         """Take one round's replies (each worker at most once, sorted) into the server state."""
 
+    def confirm(self, state: ServerState, nats: float) -> ServerState:
+        """A state from which rounds find out whether at most ``nats`` are left; see `sure`."""
+        return state
+
+    def sure(self, state: ServerState) -> bool | None:
+        """Whether rounds have confirmed that little is left; None: only a full pass can tell."""
+        return None
+
     def forget(self, state: ServerState) -> ServerState:
         """A new generation: all memories start at zero again; see `emfed.algorithms.memory`."""
         return replace(state, generation=state.generation + 1, control=np.zeros_like(state.control))
@@ -556,3 +577,9 @@ class Federation(ABC):
 
     def close(self) -> None:  # noqa: B027 (most have nothing to give back)
         """Give back processes and connections, where it has any; a second time does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from emfed.artifacts.result import criterion
+from emfed.core.errors import ParticipationError
 from emfed.core.protocols import FloatArray, IdentityMetric, View, free_parameters
 from emfed.core.records import Records, RoundRecord
 from emfed.fitting.rounds import Run, under
@@ -110,7 +111,10 @@ class Candidates:
         if min(hopes) == math.inf:
             return
         self._next = int(PAUSE * record.round)
-        values = run.ask("values")
+        try:
+            values = run.ask("values")
+        except ParticipationError:  # another time: nobody is dropped unheard
+            return
         run.evaluations += run.samples
         total, models = run.session.total, run.model.models
         able = contenders(models, run.params.parts, values, hopes, total, self._by)

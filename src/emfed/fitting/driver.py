@@ -33,7 +33,7 @@ from emfed.fitting.settings import FitSettings
 from emfed.fitting.starts import NOT_INSIDE, search
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop, remaining
 from emfed.models.several import Several, SeveralParameters
-from emfed.network import FEDERATIONS, RayFederation
+from emfed.network import FEDERATIONS, InProcessFederation, RayFederation
 
 Place = Literal["stacked", "loop", "ray"] | Federation
 """Where the workers of a table run."""
@@ -121,6 +121,9 @@ def run_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY
     if watch.goes_on:
         run.restore(watch.checkpoint or "", hooks=remembered(hooks))
     stopped = "nats" if climb is not None and tolerance and climb.settled else ""
+    named = isinstance(settings.start, str) and not watch.goes_on
+    if tolerance and named and all(settled(session, j) is not None for j in parts):
+        stopped = "nats"  # there is nothing left to find out
     stopped = stopped or _until(run, stop, hooks, watch)
     if stopped == "callback" and climb is not None and climb.settled:
         stopped = "nats"
@@ -171,6 +174,19 @@ def main_view(session: Session, parts: tuple[int, ...], watched: bool) -> View:
     return WHOLE if alone and not watched else View(parts, watched=watched)
 
 
+def settled(session: Session, part: int) -> FloatArray | None:
+    """Statistics at the optimum of a candidate, where the opening exchange said all.
+
+    So it is for one Gaussian, factor analysis, PPCA and one regression of complete rows. A stream's
+    opening tells of its first rows alone.
+    """
+    network = session.federation
+    if isinstance(network, InProcessFederation) and network.data.streaming:
+        return None
+    found: FloatArray | None = session.bound.part(part).closed_form()
+    return found
+
+
 def start_at(
     settings: FitSettings, session: Session, parts: tuple[int, ...], view: View
 ) -> FloatArray:
@@ -178,8 +194,12 @@ def start_at(
     model = session.view(view)
     start, mode = settings.start, settings.start_statistics
     if isinstance(start, str):
-        found = search(session, parts, start, settings.n_init)
-        return model.join(found) if isinstance(model, Several) else found[0]
+        known = {j: exact for j in parts if (exact := settled(session, j)) is not None}
+        others = [j for j in parts if j not in known]
+        found = search(session, others, start, settings.n_init)
+        both = known | dict(zip(others, found, strict=True))
+        own = [both[j] for j in parts]
+        return model.join(own) if isinstance(model, Several) else own[0]
     plain_model = session.view(main_view(session, parts, False))
     params = plain_model.from_user(start)
     if mode == "parameters":
@@ -436,9 +456,10 @@ def fit(
 
     Examples
     --------
-    >>> import numpy as np, emfed
-    >>> rows = np.sin(np.arange(120.0) ** 2).reshape(60, 2)
-    >>> emfed.fit(emfed.gaussian_mixture(1), {"a": rows[:30], "b": rows[30:]}).converged
+    >>> import emfed
+    >>> from sklearn.datasets import load_iris
+    >>> rows = load_iris().data
+    >>> emfed.fit(emfed.gaussian_mixture(2), {"a": rows[::2], "b": rows[1::2]}).converged
     True
     """
     watch = Watch(
@@ -481,11 +502,11 @@ def select_components(
 
     Examples
     --------
-    >>> import numpy as np, emfed
-    >>> rows = np.sin(np.arange(120.0) ** 2).reshape(60, 2)
-    >>> apart = [rows, rows[::2] + 9]
-    >>> emfed.select_components(emfed.gaussian_mixture(1), apart, "1:2").n_components
-    2
+    >>> import emfed
+    >>> from sklearn.datasets import load_iris
+    >>> rows = load_iris().data
+    >>> emfed.select_components(emfed.gaussian_mixture(1), [rows[::2], rows[1::2]], "1:3").criterion
+    'bic'
     """
     watch = Watch((callbacks,) if callable(callbacks) else tuple(callbacks))
     given = FitSettings.read(model, n_components=n_components, **settings)

@@ -17,6 +17,7 @@ from emfed.algorithms import Everyone
 from emfed.algorithms.memory import gap
 from emfed.core.errors import (
     CheckpointError,
+    ParticipationError,
     ServerCrash,
     check_count,
     check_type,
@@ -40,6 +41,11 @@ from emfed.core.storage import DISK, Disk, load_checkpoint, save_checkpoint
 from emfed.core.wire import STEP_FRAME, floats_size
 from emfed.fitting.session import Session
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop
+from emfed.fitting.verifying import verify
+
+LEFT_BY_WORD = 100.0
+"""A run that says it converged to so many nats has at most so many times as many left: the promise
+of docs/automatic.md. An estimate from a few rounds is good to an order of magnitude or two."""
 
 
 @runtime_checkable
@@ -103,6 +109,7 @@ class Run:
             control=np.zeros(self.model.layout.size),
         )
         self._params: Any = None
+        self._verify_from = 0
         self.phase = self.since = session.phase + 1
         session.begin(view, self.algorithm, self.seed, self.phase)
         self._charged = np.zeros(4, dtype=np.int64)
@@ -336,13 +343,48 @@ class Run:
         if monitor is None or state.round == 0 or (state.round - 1) % monitor.every:
             return None, None
         squared_h = objective = None
+        with contextlib.suppress(ParticipationError):  # it looks on: no answer is no failure
+            squared_h, objective = self._looked_at(monitor)
+        return squared_h, objective
+
+    def _looked_at(self, monitor: Monitor) -> tuple[float | None, float | None]:
+        squared_h = objective = None
         if monitor.mean_field:
-            field = self.ask("statistics", "monitor") - state.statistics
+            field = self.ask("statistics", "monitor") - self.state.statistics
             squared_h = float(field @ field)
         if monitor.objective:
             likelihood = float(self.ask("values", "monitor")[:, 0].sum())
             objective = self.model.penalty(self.params) - likelihood
         return squared_h, objective
+
+    def reason(self, stop: Stop) -> str | None:
+        """The limit that has been met, if any; that a run has converged must be confirmed.
+
+        The algorithm does so in a few more rounds, or everyone is asked (`verify`): again only when
+        a quarter more rounds were made, from the best point seen if it can be sent.
+        """
+        if stop.nats is not None and self.algorithm.sure(self.state):
+            return "nats"
+        found = stop.reason(self)
+        if found not in ("nats", "tolerance") or self._confirmed(stop.left):
+            return found
+        return replace(stop, nats=None, tolerance=None).reason(self)
+
+    def _confirmed(self, nats: float) -> bool:
+        sure = self.algorithm.sure(self.state)
+        if sure is not None:
+            if not sure:
+                self.state = self.algorithm.confirm(self.state, nats)
+            return sure
+        if self.state.round < self._verify_from:
+            return False
+        verdict = verify(self, nats)
+        if verdict.left <= LEFT_BY_WORD * nats:
+            return True
+        self._verify_from = self.state.round + max(10, self.state.round // 4)
+        if not self.algorithm.broadcasts_steps:
+            self.move(verdict.best)
+        return False
 
     def until(
         self,
@@ -361,7 +403,7 @@ class Run:
         if self.federation.carries_bytes:
             checkpoint_every = 1
         callbacks = tuple(callbacks)
-        reason = stop.reason(self)
+        reason = self.reason(stop)
         idle = crashes = 0
         with interrupts() as interrupted:
             while reason is None:
@@ -380,7 +422,7 @@ class Run:
                 elif any(answer is True for answer in asked):
                     reason = "callback"
                 else:
-                    reason = "silence" if idle >= PATIENCE else stop.reason(self)
+                    reason = "silence" if idle >= PATIENCE else self.reason(stop)
                 if checkpoint is not None and (
                     reason is not None or record.round % checkpoint_every == 0
                 ):
@@ -402,9 +444,6 @@ class Run:
             **{f"prices/{name}": array for name, array in self._told().items()},
             **{f"records/{name}": array for name, array in self.records.to_arrays().items()},
         }
-        if self.session.prices is not None:
-            told = self.session.prices.state()
-            arrays |= {f"prices/{name}": array for name, array in told.items()}
         known = {}
         for hook in hooks:
             own, known[hook.name] = hook.save()
@@ -416,6 +455,7 @@ class Run:
             "phase": self.phase,
             "since": self.since,
             "followed": self._followed,
+            "verify_from": self._verify_from,
             "round": self.state.round,
             "generation": self.state.generation,
             "evaluations": self.evaluations,
@@ -450,6 +490,7 @@ class Run:
         )
         self.view, self._params = View.read(description["view"]), None
         self.model, self._followed = self.session.view(self.view), description["followed"]
+        self._verify_from = description["verify_from"]
         self.algorithm = self._resolved()
         self.phase, self.since = description["phase"], description["since"]
         self.accepted = arrays["accepted"]
@@ -466,9 +507,6 @@ class Run:
         )
         since = None if self.since == self.phase else self.since
         self.session.begin(self.view, self.algorithm, self.seed, self.phase, since)
-        prices, priced = self.session.prices, under("prices/", arrays)
-        if prices is not None and priced:
-            prices.restore(priced)
         if self.session.prices is not None:
             self.session.prices.restore(under("prices/", arrays))
         self.federation.restore_rows(arrays["workers"], under("rows/", arrays))

@@ -14,6 +14,8 @@ from emfed.core.records import Records, RoundRecord
 
 PATIENCE = 1000
 """Rounds without any answer, or crashes in one round, after which a run gives up."""
+SMALL = 1e-5
+"""Nats that may be left where the user gave none, but a tolerance of the mean field."""
 WINDOW = 6
 SLOWEST = 0.99
 Callback = Callable[[RoundRecord], bool | None]
@@ -66,6 +68,11 @@ class Stop:
                 "give at least one of rounds, epochs, bytes or seconds: a tolerance alone may "
                 "never be met."
             )
+
+    @property
+    def left(self) -> float:
+        """Nats a sample that a run may have left when it says that it has converged."""
+        return SMALL if self.nats is None else max(self.nats, 1e-9)
 
     def reason(self, run: Progress) -> str | None:
         """The limit that has been met, if any."""

@@ -39,7 +39,8 @@ def read_words(
         chosen = _algorithm(algorithm or {}, _at(where, "algorithm"))
         return FitSettings(make, n_components=numbers, algorithm=chosen, **options, **more)
     except SettingsError as error:
-        raise SettingsError(f"{where}: {error}" if where else str(error)) from None
+        told = str(error)
+        raise SettingsError(told if told.startswith(where) else f"{where}: {told}") from None
 
 
 def _at(where: str, table: str) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from emfed.core.errors import check_count
 from emfed.core.protocols import FloatArray
 from emfed.core.registry import stored
-from emfed.models.families import Family
+from emfed.models.families import IMPOSSIBLE, Family, positive
 
 
 def clip_simplex(p: FloatArray, floor: float) -> FloatArray:
@@ -59,6 +59,11 @@ class Bernoulli(Family):
 
     def estimate(self, mass: FloatArray, moments: FloatArray, floor: float) -> FloatArray:
         return np.clip(moments / mass[..., None], floor / 2, 1 - floor / 2)
+
+    def possible(self, means: FloatArray, before: FloatArray) -> FloatArray:
+        """Shares between 0 and 1."""
+        low = positive(means, before)
+        return np.where(low > 1 + IMPOSSIBLE, 1 - (1 - before) / 4, low)
 
     def expected(self, theta: FloatArray) -> FloatArray:
         return theta
@@ -139,6 +144,10 @@ class Categorical(Family):
         """Frequencies, none below the floor."""
         shares = moments / moments.sum(axis=-1, keepdims=True)
         return clip_simplex(shares, floor) if floor > 0 else shares
+
+    def possible(self, means: FloatArray, before: FloatArray) -> FloatArray:
+        """Shares are not negative."""
+        return positive(means, before)
 
     def valid(self, mass: FloatArray, moments: FloatArray, floor: float) -> bool:
         """Some mass, and without a floor in every category."""

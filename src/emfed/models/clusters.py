@@ -98,7 +98,7 @@ class Clusters(Model):
         self, summaries: Mapping[str, FloatArray], shares: FloatArray
     ) -> dict[str, FloatArray]:
         """Mean and variances of a union."""
-        return combine_moments(summaries, shares, full=False)
+        return combine_moments(summaries, shares)
 
     def bind(
         self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray

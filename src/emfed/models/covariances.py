@@ -131,10 +131,37 @@ class Known(_Shared):
         return {**super().describe(), "known_covariance": self.matrix.tolist()}
 
 
+MOST_BETWEEN = 0.99
+"""The share of the variance, in any direction, that may lie between the clusters of a start."""
+
+
 class _Tied(_Shared):
     """One covariance for all components."""
 
     kind: ClassVar[str] = "tied"
+
+    def settle_clusters(
+        self, mass: FloatArray, centres: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Light enough, then near enough, that the scatter of the centres leaves some within.
+
+        Masses of clusters are rounded up and centres come quantised: a few outliers given a tenth
+        of the rows would have more than the second moment of all rows. The mass of a cluster with
+        m c^T W^-1 c > 1 is what no rows can have, so that goes down first; only then do all
+        centres move in, in the directions (of the metric W) where there is still too much.
+        """
+        whole = raise_eigenvalues(self.constants.second_moment, max(self.covariance_floor, 1e-12))
+        inverse = np.linalg.inv(np.linalg.cholesky(whole))
+        white = centres @ inverse.T
+        most = MOST_BETWEEN / np.maximum((white**2).sum(axis=-1), 1e-12)
+        light = np.minimum(mass, most)
+        mass = light / light.sum() if np.any(light < mass) else mass
+        values, vectors = np.linalg.eigh((white * mass[:, None]).T @ white)
+        shrink = np.sqrt(MOST_BETWEEN / np.maximum(values, MOST_BETWEEN))
+        if np.all(shrink == 1):
+            return mass, centres
+        moved = (white @ vectors * shrink) @ vectors.T
+        return mass, moved @ np.linalg.inv(inverse).T
 
     def covariances_from(self, mass: FloatArray, means: FloatArray, second: Any) -> FloatArray:
         """The second moment of all data less that of the means (line 3705)."""

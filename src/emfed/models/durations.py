@@ -10,7 +10,7 @@ import numpy as np
 
 from emfed.core.protocols import FloatArray
 from emfed.core.registry import stored
-from emfed.models.families import Family, symmetric
+from emfed.models.families import Family, positive, symmetric
 
 
 class _Positive(Family):
@@ -55,6 +55,10 @@ class Exponential(_Positive):
 
     def estimate(self, mass: FloatArray, moments: FloatArray, floor: float) -> FloatArray:
         return np.maximum(moments / mass[..., None], floor)
+
+    def possible(self, means: FloatArray, before: FloatArray) -> FloatArray:
+        """Times are not negative."""
+        return positive(means, before)
 
     def valid(self, mass: FloatArray, moments: FloatArray, floor: float) -> bool:
         """No mean below minus the floor."""

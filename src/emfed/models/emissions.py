@@ -7,16 +7,17 @@ average statistics of all data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from emfed.core.errors import SettingsError
-from emfed.core.protocols import FloatArray
+from emfed.core.protocols import FloatArray, Layout
 from emfed.models.categories import Categorical
 from emfed.models.columns import ARRAYS, ColumnParameters, Columns, Group
 from emfed.models.components import SMALLEST_MASS
+from emfed.models.families import positive
 
 
 def _collect(
@@ -62,6 +63,40 @@ def defined(
         )
         for index, group, masses, part in columns.pieces(mass, moments, observed)
     )
+
+
+def possible(columns: Columns, layout: Layout, before: FloatArray, after: FloatArray) -> FloatArray:
+    """``after`` with moments that no rows can have replaced: noise alone leads there."""
+    old, new = layout.split(before), layout.split(after)
+    empty = np.empty((*new["mass"].shape, 0))
+    found = {}
+    if "observed" in new:
+        mass, was = new["mass"], old["mass"]
+        found["observed"] = _possible(positive, mass, new["observed"], was, old["observed"])
+    pairs = zip(
+        columns.pieces(old["mass"], old["moments"], old.get("observed", empty)),
+        columns.pieces(new["mass"], new["moments"], found.get("observed", empty)),
+        strict=True,
+    )
+    parts = [
+        _possible(group.family.possible, now, part, then, past).reshape(*empty.shape[:-1], -1)
+        for (_, group, then, past), (_, _, now, part) in pairs
+    ]
+    return layout.join({**new, **found, "moments": np.concatenate(parts, axis=-1)})
+
+
+def _possible(
+    repair: Callable[[FloatArray, FloatArray], FloatArray],
+    mass: FloatArray,
+    moments: FloatArray,
+    was: FloatArray,
+    past: FloatArray,
+) -> FloatArray:
+    """Moments whose means were repaired; all others as they are, to the last bit."""
+    known = ((mass >= SMALLEST_MASS) & (was >= SMALLEST_MASS))[..., None]
+    means = moments / np.where(known, mass[..., None], 1.0)
+    repaired = repair(means, past / np.where(known, was[..., None], 1.0))
+    return np.where(known & (repaired != means), repaired * mass[..., None], moments)
 
 
 def cross_entropy(

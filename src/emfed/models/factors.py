@@ -28,6 +28,7 @@ from emfed.core.protocols import FloatArray, IntArray, Layout, Model
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models.components import SMALLEST_MASS, keep_dying, normalised
+from emfed.models.factor_solver import Penalty, fit_components, fit_factors
 from emfed.models.loadings import FactorParameters, Posterior, rotate
 from emfed.models.matrices import is_positive_definite, pack, unpack
 from emfed.models.mixture import blocks, to_numpy
@@ -51,6 +52,8 @@ class FactorMixture(Model):
     noise_prior: InverseWishart | None = None
     frame: Frame | None = None
     samples: int = 0
+    second_moment: FloatArray = dataclasses.field(default_factory=lambda: np.empty(0))
+    """Of one analyser alone, about the mean and in the frame: all there is to know of the rows."""
 
     def __post_init__(self) -> None:
         check_count("n_factors", self.n_factors)
@@ -98,24 +101,31 @@ class FactorMixture(Model):
             )
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
-        """Mean and variances."""
-        mean, scatter = moments(data, weights, full=False)
+        """Mean and variances; of one analyser alone also covariances, which say all."""
+        products = self.n_components == 1 and (self.frame is None or self.second_moment.size > 0)
+        mean, scatter = moments(data, weights, full=products)
         return {"mean": mean, "scatter": scatter}
 
     def combine(
         self, summaries: Mapping[str, FloatArray], shares: FloatArray
     ) -> dict[str, FloatArray]:
         """Mean and variances of a union."""
-        return combine_moments(summaries, shares, full=False)
+        return combine_moments(summaries, shares)
 
     def bind(
         self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
     ) -> Self:
         """Common origin and scale: one scale for all columns where the noise is isotropic."""
         whole = self.combine(summaries, weights)
-        kind = "spherical" if self.isotropic else "diag"
-        frame = common_frame(whole["mean"], whole["scatter"], kind, floored=self.noise_floor > 0)
-        return dataclasses.replace(self, frame=frame, samples=int(counts.sum()))
+        d, kind = len(whole["mean"]), "spherical" if self.isotropic else "diag"
+        products = len(whole["scatter"]) != d
+        moment = unpack(whole["scatter"], d) if products else whole["scatter"]
+        spread = np.diagonal(moment) if products else moment
+        frame = common_frame(whole["mean"], spread, kind, floored=self.noise_floor > 0)
+        moment = moment / np.outer(frame.scale, frame.scale) if products else np.empty(0)
+        return dataclasses.replace(
+            self, frame=frame, samples=int(counts.sum()), second_moment=moment
+        )
 
     # The E-step.
 
@@ -294,6 +304,26 @@ class FactorMixture(Model):
         noise = params.noise[..., :1] if self.isotropic else params.noise
         value = 0.5 * float((count * np.log(noise) + extra / noise).sum())
         return value - pseudo * float(np.log(params.weights).sum())
+
+    def closed_form(self) -> FloatArray | None:
+        """One analyser: fitted to the covariance, then its E-step from the covariance."""
+        if self.n_components > 1 or self.second_moment.size == 0:
+            return None
+        whole, r = self.second_moment, self.n_factors
+        solve = fit_components if self.isotropic else fit_factors
+        loadings, noise = solve(whole, r, self.noise_floor, Penalty(*self._prior()))
+        spread = loadings @ loadings.T + np.diag(noise)
+        gain = np.linalg.solve(spread, loadings).T  # E[z | y] = gain y
+        cross = gain @ whole
+        parts = {
+            "mass": np.ones(1),
+            "latent": pack(np.eye(r) - gain @ loadings + cross @ gain.T)[None],
+            "factor": np.zeros((1, r)),
+            "first": np.zeros((1, self.n_features)),
+            "cross": cross[None],
+            "squares": np.diagonal(whole)[None],
+        }
+        return self.layout.join(parts)
 
     # Starts and units.
 

@@ -42,6 +42,18 @@ def symmetric(first: FloatArray, off: FloatArray, second: FloatArray) -> FloatAr
     return np.stack(rows, axis=-2)
 
 
+IMPOSSIBLE = 1e-9
+"""Sums over rows are exact to rounding: what lies further outside of the possible is noise."""
+
+
+def positive(means: FloatArray, before: FloatArray) -> FloatArray:
+    """Negative means replaced by a quarter of those before.
+
+    Zero would be the nearest possible, but EM cannot leave it again.
+    """
+    return np.where(means < -IMPOSSIBLE, before / 4, means)
+
+
 class Family(ABC):
     """One exponential family, for a group of columns."""
 
@@ -105,6 +117,10 @@ class Family(ABC):
     def valid(self, mass: FloatArray, moments: FloatArray, floor: float) -> bool:
         """Whether `estimate` is at home here; masses are known to be positive."""
         return True
+
+    def possible(self, means: FloatArray, before: FloatArray) -> FloatArray:
+        """Means of t(z), where no values have them replaced by ones nearer to those ``before``."""
+        return means
 
     @abstractmethod
     def expected(self, theta: FloatArray) -> FloatArray:
@@ -282,6 +298,10 @@ class Poisson(Family):
         """Counts over exposure."""
         below = mass if self.exposure is None else moments[..., 1]
         return np.maximum(moments[..., :1] / below[..., None], floor)
+
+    def possible(self, means: FloatArray, before: FloatArray) -> FloatArray:
+        """Counts and exposures are not negative."""
+        return positive(means, before)
 
     def valid(self, mass: FloatArray, moments: FloatArray, floor: float) -> bool:
         """Some exposure."""

@@ -142,15 +142,24 @@ class GaussianMixture(MixtureModel):
         check_rows(data, where, columns, expected, first)
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
-        """Mean and, about it, second moments: all that leaves a worker before the first round."""
-        mean, scatter = moments(data, weights, full=self.kind == "tied")
+        """Mean and, about it, second moments: all that leaves a worker before the first round.
+
+        Of one full Gaussian they are all that there is to know, so products go too.
+        """
+        mean, scatter = moments(data, weights, full=self.kind == "tied" or self._told_products)
         return {"mean": mean, "scatter": scatter}
+
+    @property
+    def _told_products(self) -> bool:
+        """One full Gaussian; but not where others, bound with it, asked for squares alone."""
+        alone = self.kind == "full" and self.n_components == 1
+        return alone and (self.bound is None or self.bound.second_moment.ndim == 2)
 
     def combine(
         self, summaries: Mapping[str, FloatArray], shares: FloatArray
     ) -> dict[str, FloatArray]:
         """Mean and second moments about it, of all parts together."""
-        return combine_moments(summaries, shares, full=self.kind == "tied")
+        return combine_moments(summaries, shares)
 
     def bind(
         self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
@@ -164,14 +173,14 @@ class GaussianMixture(MixtureModel):
             )
         whole = self.combine(summaries, weights)
         origin, d = whole["mean"], len(whole["mean"])
-        if self.kind == "tied":
-            moment = unpack(whole["scatter"], d)
-            spread = np.diagonal(moment)
-        else:
-            spread, moment = whole["scatter"], np.empty(0)
+        products = len(whole["scatter"]) != d or self.kind in ("tied", "full")
+        products = products and len(whole["scatter"]) == d * (d + 1) // 2
+        moment = unpack(whole["scatter"], d) if products else whole["scatter"]
+        spread = np.diagonal(moment) if products else moment
         frame = common_frame(origin, spread, self.kind, floored=self.covariance_floor > 0)
-        if self.kind == "tied":
-            moment = moment / np.outer(frame.scale, frame.scale)
+        moment = moment / (np.outer(frame.scale, frame.scale) if products else frame.scale**2)
+        if self.kind != "tied" and self.n_components > 1:
+            moment = np.empty(0)  # of no use
         return dataclasses.replace(self, bound=Bound(frame, samples, moment))
 
     # The E-step.
@@ -305,6 +314,16 @@ class GaussianMixture(MixtureModel):
             value -= self._pseudo_mass * float(np.log(params.weights).sum())
         return value
 
+    def closed_form(self) -> FloatArray | None:
+        """One Gaussian is the mean and the second moment of all rows."""
+        moment, d = self.constants.second_moment, self.n_features
+        if self.n_components > 1 or (self.kind == "full" and moment.ndim < 2):
+            return None
+        spread = np.diagonal(moment) if moment.ndim == 2 else moment
+        shape = {"diag": spread[None], "spherical": spread.mean()[None]}.get(self.kind, moment)
+        shape = moment[None] if self.kind == "full" else shape
+        return self.statistics_of(GaussianParameters(np.ones(1), np.zeros((1, d)), shape))
+
     # Starts, metric, units.
 
     def start(self, seed: int) -> GaussianParameters:
@@ -322,15 +341,22 @@ class GaussianMixture(MixtureModel):
     ) -> GaussianParameters:
         """Clusters of one shape, with the variances within them."""
         if self.shared_covariance:
+            mass, centres = self.settle_clusters(mass, centres)
             shapes = self.lift(self.covariances_from(mass, centres, None))
         else:
             shape = {"full": np.diag(spread), "diag": spread}.get(self.kind, spread.mean())
             shapes = np.stack([shape] * len(mass))
         return GaussianParameters(mass, centres, shapes)
 
+    def settle_clusters(
+        self, mass: FloatArray, centres: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Clusters that rows with the known second moment can have; here all can."""
+        return mass, centres
+
     def metric(self, params: GaussianParameters) -> GaussianMetric:
         """The Fisher metric of the complete-data model at these parameters."""
-        return GaussianMetric.at(params, self.kind, self.layout)
+        return GaussianMetric.at(params, self.kind, self.layout, self.constants.samples)
 
     def statistics_of(self, params: GaussianParameters) -> FloatArray:
         """mass = pi, first = pi mu, second = pi (Sigma + mu mu^T)."""

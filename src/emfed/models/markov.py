@@ -29,6 +29,7 @@ from emfed.models.categories import clip_simplex
 from emfed.models.chains import filtered_log_densities, lengths, smooth
 from emfed.models.columns import ColumnParameters, Columns
 from emfed.models.components import SMALLEST_MASS, keep_dying
+from emfed.models.families import positive
 from emfed.models.groups import code_shares, seen_shares
 from emfed.models.mixture import to_numpy
 from emfed.models.portraits import Portrait, column_portrait
@@ -314,8 +315,13 @@ class HiddenMarkov(Model):
         return emissions.defined(self.columns, *found, self._prior)
 
     def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
-        """States that explain less than one step do not hold up the others."""
-        return keep_dying(self.layout, before, after, self._steps)
+        """States of less than one step do not hold up the others, nor do impossible sums."""
+        kept = keep_dying(self.layout, before, after, self._steps)
+        first = self.layout.slices["initial"].start
+        chain = slice(first, self.layout.slices["transitions"].stop)
+        kept = kept.copy()
+        kept[chain] = positive(kept[chain], before[chain])
+        return emissions.possible(self.columns, self.layout, before, kept)
 
     def metric(self, params: MarkovParameters) -> ColumnMetric:
         """Every statistic in units of its spread."""
@@ -325,7 +331,7 @@ class HiddenMarkov(Model):
             "initial": np.sqrt(np.maximum(params.initial, 0.02)),
             "transitions": np.sqrt(often[:, None] * np.maximum(params.transitions, 0.02)),
         }
-        return ColumnMetric.at(self.columns, self.layout, params, mass, extra)
+        return ColumnMetric.at(self.columns, self.layout, params, mass, extra, self._steps)
 
     # Starts and units.
 

@@ -9,7 +9,8 @@ that both ends know, one quantisation scale fits all. With Sigma = L L^T and wei
               its diagonal also / sqrt(2)
 
 A second moment that all components share (``total``) goes the same way, summed over them, with
-weight one. pi is floored at 0.02 / K so that a dying component does not dominate.
+weight one; where it is a constant, `Stiffness` says what that changes. pi is floored at 0.02 / K so
+that a dying component does not dominate.
 """
 
 from __future__ import annotations
@@ -24,6 +25,86 @@ from emfed.models.matrices import outer, pack, triangle, unpack
 from emfed.models.parameters import GaussianParameters
 
 
+def floored(weights: FloatArray) -> FloatArray:
+    """Weights of at least 0.02 / K: a dying component must not dominate."""
+    return np.maximum(weights, 0.02 / weights.shape[-1])
+
+
+def lightest(weights: FloatArray, samples: float) -> float:
+    """`Metric.lightest` of components with these weights.
+
+    Noise of variance v per coordinate is v `floored` pi in a first moment in units of the spread,
+    so the mean moves by sqrt(v floored(pi)) / pi spreads. Components of less than one sample do
+    not count: `keep_dying` holds them.
+    """
+    alive = weights * samples >= 1
+    ratio = weights**2 / floored(weights)
+    return float(np.min(ratio, where=alive, initial=1.0))
+
+
+MOST_MODES = 400
+"""Sizes of the matrix S beyond which `Stiffness` is not worth its time (20 directions: 210)."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Stiffness:
+    """What a tied covariance adds to the metric: it loses what moves the means.
+
+    With the second moment of all data fixed, Sigma' = Sigma - sum of the scatter of the means, and
+    the curvature of the complete-data likelihood has one more term, |L^-1 dSigma L^-T|^2 / 2. With
+    outliers, or clusters far apart, it is most of it. In the coordinates (mass', first') with
+    n_k = sqrt(pi_k) L^-1 mu_k = Z_k U^T (U a basis of where the means differ) it is I + A^T A:
+
+        across U:  P (1 + s^2) P^T     for the SVD Z = P s,
+        along U:   |first'^T Z + Z^T first' + sum mass'_k Z_k Z_k^T / sqrt(pi_k)|^2 / 2.
+
+    `apply` multiplies by the root, or its inverse.
+    """
+
+    basis: FloatArray
+    """U, ``(d, R)``."""
+    turn: FloatArray
+    """P, ``(K, R)``."""
+    stretch: FloatArray
+    modes: FloatArray
+    """Along U: orthonormal, ``(K (1 + R), modes)``."""
+    scale: FloatArray
+
+    @classmethod
+    def of(cls, roots: FloatArray, means: FloatArray) -> Self | None:
+        """At whitened means ``(K, d)``; None where they do not differ."""
+        turn, spread, basis = np.linalg.svd(roots[:, None] * means, full_matrices=False)
+        kept = spread > 1e-9
+        size = int(kept.sum())
+        if size == 0 or size * (size + 1) // 2 > MOST_MODES:
+            return None
+        turn, spread, basis = turn[:, kept], spread[kept], basis[kept].T
+        z = turn * spread
+        moved = np.zeros((len(z), 1 + size, size, size))
+        moved[:, 0] = outer(z, z) / roots[:, None, None]
+        for j in range(size):
+            moved[:, 1 + j, j] += z
+            moved[:, 1 + j, :, j] += z
+        _, _, diagonal = triangle(size)
+        along = (pack(moved) * np.where(diagonal, 2.0**-0.5, 1.0)).reshape(len(z) * (1 + size), -1)
+        modes, lengths, _ = np.linalg.svd(along, full_matrices=False)
+        return cls(basis, turn, np.sqrt(1 + spread**2), modes, np.sqrt(1 + lengths**2))
+
+    def apply(
+        self, mass: FloatArray, first: FloatArray, power: float
+    ) -> tuple[FloatArray, FloatArray]:
+        """The root to this power, 1 or -1, times (mass', first')."""
+        along = first @ self.basis
+        across = first - along @ self.basis.T
+        grown = (self.stretch**power - 1)[:, None] * (self.turn.T @ across)
+        across = across + self.turn @ grown
+        flat = np.concatenate([mass[..., None], along], axis=-1).reshape(*mass.shape[:-1], -1)
+        flat = flat + ((flat @ self.modes) * (self.scale**power - 1)) @ self.modes.T
+        both = flat.reshape(*mass.shape, -1)
+        return both[..., 0], across + both[..., 1:] @ self.basis.T
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class GaussianMetric(Metric):
@@ -36,12 +117,15 @@ class GaussianMetric(Metric):
     root: FloatArray
     """L for matrices, standard deviations otherwise, in the covariances' shape."""
     inverse_root: FloatArray
+    lightest: float = 1.0
+    stiffness: Stiffness | None = None
 
     @classmethod
-    def at(cls, params: GaussianParameters, kind: str, layout: Layout) -> Self:
-        """The metric at these parameters."""
-        floor = 0.02 / len(params.weights)
-        root_weights = np.sqrt(np.maximum(params.weights, floor))
+    def at(
+        cls, params: GaussianParameters, kind: str, layout: Layout, samples: float = np.inf
+    ) -> Self:
+        """The metric at these parameters, fitted to so many samples."""
+        root_weights = np.sqrt(floored(params.weights))
         if kind in ("full", "tied", "known"):
             root: FloatArray = np.linalg.cholesky(params.covariances).astype(np.float64)
             inverse: FloatArray = np.linalg.inv(root).astype(np.float64)
@@ -50,7 +134,11 @@ class GaussianMetric(Metric):
             if kind == "spherical":
                 root = root[..., None]
             inverse = np.reciprocal(root)
-        return cls(kind, layout, root_weights, params.means, root, inverse)
+        light = lightest(params.weights, samples)
+        stiff = None
+        if kind == "tied" and "total" not in layout.slices:
+            stiff = Stiffness.of(root_weights, params.means @ inverse.T)
+        return cls(kind, layout, root_weights, params.means, root, inverse, light, stiff)
 
     def _apply(self, factor: FloatArray, vectors: FloatArray) -> FloatArray:
         """L or L^-1 times ``(..., K, d)`` vectors, component by component."""
@@ -71,6 +159,8 @@ class GaussianMetric(Metric):
             "mass": mass / roots,
             "first": self._apply(self.inverse_root, first - mu * mass[..., None]) / roots[:, None],
         }
+        if self.stiffness is not None:
+            out["mass"], out["first"] = self.stiffness.apply(out["mass"], out["first"], 1.0)
         if "second" in parts:
             out["second"] = self._whiten_second(mass, first, parts["second"])
         if "total" in parts:
@@ -116,6 +206,9 @@ class GaussianMetric(Metric):
     def unwhiten(self, vectors: FloatArray) -> FloatArray:
         parts = self.layout.split(vectors)
         mu, roots = self.means, self.root_weights
+        if self.stiffness is not None:
+            mass, first = self.stiffness.apply(parts["mass"], parts["first"], -1.0)
+            parts = {**parts, "mass": mass, "first": first}
         mass = parts["mass"] * roots
         first = self._apply(self.root, parts["first"] * roots[:, None]) + mu * mass[..., None]
         out = {"mass": mass, "first": first}

@@ -197,8 +197,9 @@ class MixedMixture(MixtureModel):
         return emissions.defined(self.columns, mass, moments, observed, self._priors[1])
 
     def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
-        """Components that explain less than one sample do not hold up the others."""
-        return keep_dying(self.layout, before, after, self._known)
+        """Components of less than one sample do not hold up the others, nor do impossible sums."""
+        kept = keep_dying(self.layout, before, after, self._known)
+        return emissions.possible(self.columns, self.layout, before, kept)
 
     def statistics_of(self, params: MixedParameters) -> FloatArray:
         """pi times the expected statistics of each column, as much missing as in the data."""
@@ -208,7 +209,9 @@ class MixedMixture(MixtureModel):
 
     def metric(self, params: MixedParameters) -> ColumnMetric:
         """Every statistic in units of its spread."""
-        return ColumnMetric.at(self.columns, self.layout, params, params.weights)
+        return ColumnMetric.at(
+            self.columns, self.layout, params, params.weights, samples=self._known
+        )
 
     # Starts and units.
 

@@ -130,7 +130,7 @@ class RegressionMixture(MixtureModel):
         self, summaries: Mapping[str, FloatArray], shares: FloatArray
     ) -> dict[str, FloatArray]:
         """Mean and second moments of a union."""
-        return combine_moments(summaries, shares, full=True)
+        return combine_moments(summaries, shares)
 
     def bind(
         self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
@@ -254,6 +254,13 @@ class RegressionMixture(MixtureModel):
         pull = (ridge * params.lines() ** 2).sum(axis=-1)
         value = 0.5 * float((count * np.log(params.noise) + (pull + extra) / params.noise).sum())
         return value - pseudo * float(np.log(params.weights).sum())
+
+    def closed_form(self) -> FloatArray | None:
+        """One regression is least squares, which the products of all rows say."""
+        if self.n_components > 1:
+            return None
+        packed = pack(self._known.products)[None]
+        return self.layout.join({"mass": np.ones(1), "moments": packed[:, 1:]})
 
     # Starts and units.
 

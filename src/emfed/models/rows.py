@@ -109,13 +109,14 @@ def moments(data: Any, weights: Any | None, full: bool) -> tuple[FloatArray, Flo
 
 
 def combine_moments(
-    summaries: Mapping[str, FloatArray], shares: FloatArray, full: bool
+    summaries: Mapping[str, FloatArray], shares: FloatArray
 ) -> dict[str, FloatArray]:
-    """``mean`` and ``scatter`` of a union of rows from those of its parts.
+    """``mean`` and ``scatter`` (squares or packed products) of a union from those of its parts.
 
     The scatter within the parts, and that of their means about the common one.
     """
     means = summaries["mean"]
+    full = summaries["scatter"].shape[-1] != means.shape[-1]
     mean = shares @ means
     away = means - mean
     between = pack((away.T * shares) @ away) if full else shares @ away**2

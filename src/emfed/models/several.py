@@ -84,6 +84,11 @@ class SeveralMetric(Metric):
     def unwhiten(self, vectors: FloatArray) -> FloatArray:
         return self._apply(vectors, "unwhiten")
 
+    @property
+    def lightest(self) -> float:
+        """That of the most fragile part."""
+        return min(metric.lightest for metric in self.metrics)
+
 
 @stored("side-by-side")
 @final
@@ -110,6 +115,11 @@ class Several(Model):
         ]
         values = [("values", (len(self.models), VALUES))] if self.watched else []
         return Layout((*fields, *values))
+
+    @property
+    def _asked(self) -> Any:
+        """The part whose summary serves all: of one component alone more might be asked."""
+        return max(self.models, key=lambda model: getattr(model, "n_components", 1))
 
     @cached_property
     def cuts(self) -> tuple[slice, ...]:
@@ -157,23 +167,23 @@ class Several(Model):
         self.models[0].check(data, where, columns, first)
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
-        """That of the first part, which serves all."""
-        return dict(self.models[0].summary(data, weights))
+        """One that serves all."""
+        return dict(self._asked.summary(data, weights))
 
     def group_shares(self, statistics: FloatArray) -> FloatArray:
         pieces = zip(self.models, self.cuts, strict=True)
         return np.concatenate([m.group_shares(statistics[..., cut]) for m, cut in pieces], axis=-1)
 
     def summary_shares(self, summary: Mapping[str, FloatArray]) -> FloatArray:
-        """That of the first part, which serves all."""
-        shares: FloatArray = self.models[0].summary_shares(summary)
+        """Of the one that serves all."""
+        shares: FloatArray = self._asked.summary_shares(summary)
         return shares
 
     def combine(
         self, summaries: Mapping[str, FloatArray], shares: FloatArray
     ) -> dict[str, FloatArray]:
-        """As the first part does."""
-        return dict(self.models[0].combine(summaries, shares))
+        """As the part does whose summary serves all."""
+        return dict(self._asked.combine(summaries, shares))
 
     def bind(
         self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
@@ -202,6 +212,21 @@ class Several(Model):
     def surrogate(self, statistics: FloatArray, params: SeveralParameters) -> FloatArray:
         triples = zip(self.models, self.cuts, params.parts, strict=True)
         return np.sum([m.surrogate(statistics[..., cut], p) for m, cut, p in triples], axis=0)
+
+    def closed_form(self) -> FloatArray | None:
+        """If all parts have one."""
+        parts = [model.closed_form() for model in self.models]
+        return None if any(p is None for p in parts) else self.join(parts)
+
+    @property
+    def regions(self) -> tuple[slice, ...]:
+        """The statistics of each part."""
+        return self.cuts
+
+    def surrogates(self, statistics: FloatArray, params: SeveralParameters) -> FloatArray:
+        """Part by part."""
+        triples = zip(self.models, self.cuts, params.parts, strict=True)
+        return np.array([float(m.surrogate(statistics[cut], p)) for m, cut, p in triples])
 
     def log_likelihood(
         self, data: Any, params: SeveralParameters, weights: Any | None = None

@@ -19,6 +19,7 @@ import numpy as np
 
 from emfed.core.protocols import FloatArray, Layout, Metric
 from emfed.models.columns import Columns
+from emfed.models.metric import floored, lightest
 
 
 @final
@@ -36,6 +37,7 @@ class ColumnMetric(Metric):
     inverses: tuple[FloatArray, ...]
     extra: dict[str, FloatArray]
     """What other pieces of the layout are divided by."""
+    lightest: float = 1.0
 
     @classmethod
     def at(
@@ -45,21 +47,31 @@ class ColumnMetric(Metric):
         params: Any,
         weights: FloatArray,
         extra: dict[str, FloatArray] | None = None,
+        samples: float = np.inf,
     ) -> Self:
-        """The metric at these parameters."""
-        floored = np.maximum(weights, 0.02 / len(weights))
+        """The metric at these parameters, fitted to so many samples."""
+        heavy = floored(weights)
         means, roots = [], []
         for group in columns.groups:
             theta = group.read(params)
             scale = columns.constants.scale[group.columns]
             seen = np.clip(columns.constants.observed[group.columns], 0.01, 1.0)
-            size = (floored[:, None] * seen)[..., None, None]
+            size = (heavy[:, None] * seen)[..., None, None]
             means.append(group.family.expected(theta))
             covariance = size * group.family.covariance(theta, scale)
             roots.append(np.asarray(np.linalg.cholesky(covariance), dtype=np.float64))
         inverses = tuple(np.asarray(np.linalg.inv(root), dtype=np.float64) for root in roots)
         own = {} if extra is None else extra
-        return cls(columns, layout, np.sqrt(floored), tuple(means), tuple(roots), inverses, own)
+        return cls(
+            columns,
+            layout,
+            np.sqrt(heavy),
+            tuple(means),
+            tuple(roots),
+            inverses,
+            own,
+            lightest(weights, samples),
+        )
 
     def _shares(self) -> tuple[FloatArray, FloatArray]:
         """o of the observed masses, and the spread of those that are of one component."""

@@ -12,6 +12,7 @@ from emfed.network.rules import SiteRules
 from emfed.network.site import Site
 from emfed.network.stacked import StackedFederation
 from emfed.network.transport import LocalTransport, Transport
+from emfed.network.websocket import join, listen
 
 FEDERATIONS: dict[str, type[InProcessFederation]] = {
     "loop": LoopFederation,
@@ -32,4 +33,6 @@ __all__ = [
     "SiteRules",
     "StackedFederation",
     "Transport",
+    "join",
+    "listen",
 ]

@@ -237,12 +237,6 @@ class RayFederation(Federation):
             self.close()
             raise
 
-    def __enter__(self) -> RayFederation:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """End the actors, and the Ray that was started for them."""
         self._finalizer()

@@ -168,12 +168,27 @@ class RemoteFederation(Federation):
         else:
             build_model(description)  # what workers could not build is refused here, and at once
             wanted = self.columns if columns is None else tuple(columns)
+            before = self.members.keys
             self.members = self._roll.gather(new_run(), description, wanted, self.minimum)
+            self._note_changes(before)
             self.members.traffic = traffic.open(self.members.keys)
             self._keep_members()
         self._numbers = {key: number for number, key in enumerate(self.members.keys)}
         self._knows = {key: set() for key in self.members.keys}
         return self.members.opening
+
+    def _note_changes(self, before: Sequence[str]) -> None:
+        """Say who left and who came since the fit before on this federation, if there was one."""
+        now = self.members.keys
+        gone, new = ([k for k in a if k not in b] for a, b in ((before, now), (now, before)))
+        if before and (gone or new):
+            logger.warning(
+                "since the last fit left: %s; came: %s", gone or "nobody", new or "nobody"
+            )
+
+    def close(self) -> None:
+        """Close the transport."""
+        self._line.transport.close()
 
     def _keep_members(self) -> None:
         path = self._path("members")
@@ -381,7 +396,8 @@ class RemoteFederation(Federation):
                     message = encode_question(header, question.kind, view, values)
                     messages[key] = self._with_news(number, message, (Kind.CONSTANTS,))
             self._rejoin(self._take_answers(question.purpose, messages, width, found))
-            if len(found) == self.size or (attempt and len(found) >= enough):
+            left = [n for key, n in self._numbers.items() if key not in self.refusals]
+            if all(n in found for n in left) or (attempt and len(found) >= enough):
                 break
         if len(found) < enough:
             raise ParticipationError(

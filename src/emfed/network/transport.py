@@ -32,6 +32,9 @@ class Transport(ABC):
         may stop before: what comes later may be given by a later call, or never.
         """
 
+    def close(self) -> None:  # noqa: B027 (some have nothing to give back)
+        """Close the connections, where there are any; a second time does nothing."""
+
 
 @final
 class LocalTransport(Transport):

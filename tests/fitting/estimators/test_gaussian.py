@@ -124,7 +124,7 @@ def test_changed_settings_are_no_ground_to_go_on_from() -> None:
     with pytest.raises(emfed.SettingsError, match="n_components from 3 to 2: put that back"):
         warm.fit(ROWS)
     warm.set_params(n_components=3, covariance_type="diag")
-    with pytest.raises(emfed.SettingsError, match="covariance from 'full' to 'diag'"):
+    with pytest.raises(emfed.SettingsError, match="covariance_type from 'full' to 'diag'"):
         warm.fit(ROWS)
     warm.set_params(covariance_type="full", covariance_floor=1e-5).fit(ROWS)  # that may change
     with pytest.raises(emfed.SettingsError, match="columns from 3 to 1"):

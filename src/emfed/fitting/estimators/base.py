@@ -26,7 +26,7 @@ from emfed.fitting.settings import FitSettings, read_range
 from emfed.models.portraits import width_of
 from emfed.network import StackedFederation
 
-SHAPING = ("model", "n_components", "n_clusters", "n_factors", "covariance_type", "families")
+SHAPING = ("model", "n_components", "n_factors", "covariance_type", "families")
 """Settings, as models describe themselves, without which parameters of a fit start no other."""
 
 

@@ -100,6 +100,8 @@ def search(
     has components that clusters can start. Of ``n_init`` starts, all run in the same rounds; the
     worse half is dropped every few rounds.
     """
+    if not parts:
+        return []
     looking = _Search(session, parts)
     free = [_resolve(model, method) == "moments" for model in looking.models]
     starts = _starts(looking, method, n_init)

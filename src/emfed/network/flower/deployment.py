@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import secrets
 import sys
@@ -11,8 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emfed.core.errors import SettingsError
-from emfed.network.flower.keys import read_private_key, write_private
+from emfed.network.addresses import (
+    check_insecure_server,
+    check_insecure_site,
+    join_address,
+    split_address,
+)
 from emfed.network.flower.processes import (
     Child,
     console_script,
@@ -22,37 +25,12 @@ from emfed.network.flower.processes import (
     without_proxy,
 )
 from emfed.network.flower.superlink import SECRET
+from emfed.network.keys import read_private_key, write_private
 
 if TYPE_CHECKING:
     from emfed.network.flower.registry import Control
 
 logger = logging.getLogger(__name__)
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """``host:port`` or ``[v6]:port``."""
-    host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise SettingsError(
-            f"an address looks like em.example.org:9400 or [::1]:9400; got {address!r}."
-        )
-    return host, int(port)
-
-
-def join_address(host: str, port: int) -> str:
-    """The inverse of `split_address`."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's to itself."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True)
@@ -65,11 +43,8 @@ class Link:
     folder: Path
 
     def __post_init__(self) -> None:
-        if self.keys is None and not is_loopback(self.host):
-            raise SettingsError(
-                "without TLS the server binds this machine's own address only: use --host "
-                f"127.0.0.1, or make keys with `emfed keys server`; got {self.host}."
-            )
+        if self.keys is None:
+            check_insecure_server(self.host)
 
     @property
     def local(self) -> str:
@@ -157,12 +132,8 @@ class Node:
     """Environment of the site's program."""
 
     def __post_init__(self) -> None:
-        host, _ = split_address(self.address)
-        if self.authority is None and not is_loopback(host):
-            raise SettingsError(
-                "without TLS a site joins a server on its own machine only: give --ca and --key "
-                f"instead of --insecure; got {self.address}."
-            )
+        if self.authority is None:
+            check_insecure_site(self.address)
 
     def supernode(self) -> Child:
         """The process that speaks with the server."""

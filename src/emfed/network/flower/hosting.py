@@ -1,25 +1,23 @@
-"""``emfed serve``: SuperLink, SuperExec and the run, kept alive until the model is there."""
+"""``emfed serve`` over Flower: SuperLink, SuperExec and the run, kept alive to the end."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
-import secrets
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
-from emfed.core.errors import EmfedError, SettingsError
-from emfed.core.storage import remove_torn, write_atomic
-from emfed.network.flower.config import Config
-from emfed.network.flower.deployment import Link, split_address
-from emfed.network.flower.keys import read_site_keys
+from emfed.core.errors import EmfedError
+from emfed.network.addresses import alone, split_address
+from emfed.network.deployment.config import Config
+from emfed.network.deployment.hosting import Host
+from emfed.network.deployment.status import LOCK, Report, read_status
+from emfed.network.flower.deployment import Link
 from emfed.network.flower.processes import (
     Child,
     port_open,
@@ -27,7 +25,8 @@ from emfed.network.flower.processes import (
     wait_until,
     without_proxy,
 )
-from emfed.network.flower.server import CONFIG, HOST, HOST_LOCK, LOCK, alone, read_status
+from emfed.network.flower.server import CONFIG, HOST
+from emfed.network.keys import read_site_keys
 
 logger = logging.getLogger(__name__)
 TEMPLATE = Path(__file__).parent / "app"
@@ -35,11 +34,8 @@ START = 45.0
 """Seconds that the server's program may take to begin."""
 ATTEMPTS = 5
 """Times that a run is submitted before we believe that it cannot be."""
-HANDOVER = 5.0
-"""Seconds that another `emfed serve` in our folder has to end."""
 FRUITLESS = 5
 """Deaths of the server's program without a round between them, after which we give up."""
-Report = Callable[[dict[str, Any]], None]
 
 
 def write_app(folder: Path) -> None:
@@ -50,69 +46,27 @@ def write_app(folder: Path) -> None:
 
 
 @final
-class Host:
-    """The server's side of a deployment, from start to end, through any number of crashes."""
+class FlowerHost(Host):
+    """The server under Flower, through any number of crashes of Flower's processes."""
 
     def __init__(self, config: Config, *, insecure: bool = False) -> None:
+        super().__init__(config, insecure=insecure)
         server = config.server
-        self.config, self.folder = config, config.place("folder")
-        keys = None if insecure else config.place("keys")
-        if keys is not None and not (keys / "server.pem").exists():
-            raise SettingsError(
-                f"{keys} holds no server.pem: make keys with `emfed keys server --keys {keys}`, or "
-                "try things out on this machine with --insecure."
-            )
-        self.link = Link(server.host, server.port, keys, self.folder)
+        self.link = Link(server.host, server.port, self.keys, self.folder)
         self._registered: dict[str, EllipticCurvePublicKey] | None = None
         self._bad: dict[str, str] = {}
         self._children: list[Child] = []
-        self._name = secrets.token_hex(8)
         self._run, self._submitted, self._seen, self._up = 0, 0.0, 0.0, False
         self._deaths, self._last_round = 0, -1
 
-    def run(self, report: Report) -> None:
-        """Work until the model is there; raises `EmfedError` if that cannot be."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.folder.chmod(0o700)  # Flower's database holds messages
-        lock = self.folder / HOST_LOCK
-        words = f"another `emfed serve` works in {self.folder}"
-
-        def waiting() -> None:
-            report({"state": "waiting", "why": f"{words}; waiting for it to end"})
-
-        with alone(lock, HANDOVER, waiting) as mine:
-            if not mine:
-                raise EmfedError(f"{words}: stop it, or give this run a folder of its own.")
-            lock.write_text(self._name, encoding="utf-8")
-            remove_torn(self.folder, ("configuration.json",))
-            self._recognise()
-            status = read_status(self.folder)
-            if status.get("state") == "finished":
-                if status.get("rounds", 0) < (self.config.settings.rounds or 0):
-                    logger.warning("the run is finished; `rounds` has no effect any more")
-                report(status)
-                return
-            try:
-                self._start()
-                while not self._look(report):
-                    time.sleep(0.3)
-            finally:
-                stop_all(self._children)
-
-    def _recognise(self) -> None:
-        """Refuse a folder that holds another run than the configuration's."""
-        path, ours = self.folder / "configuration.json", self.config.fixed()
-        if not path.exists():
-            write_atomic(path, (json.dumps(ours, indent=1) + "\n").encode())
-            return
-        theirs = json.loads(path.read_text(encoding="utf-8"))
-        changed = [name for name in ours if ours[name] != theirs.get(name)]
-        if changed:
-            raise SettingsError(
-                f"{self.folder} holds a run with another {' and '.join(changed)} than "
-                f"{self.config.path.name} says: put that back, or give the new run a folder and an "
-                "output of its own ([server] folder and output)."
-            )
+    def work(self, report: Report) -> None:
+        """Start Flower's processes, and see to them until the run is over."""
+        try:
+            self._start()
+            while not self._look(report):
+                time.sleep(0.3)
+        finally:
+            stop_all(self._children)
 
     def _start(self) -> None:
         link = self.link
@@ -122,7 +76,7 @@ class Host:
             raise EmfedError(f"port {port} is in use: choose another, or stop what listens there.")
         superlink = link.superlink(**{CONFIG: str(self.config.path)})
         slowly = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "1"}  # it has one task in all
-        ours = {CONFIG: str(self.config.path), HOST: self._name}
+        ours = {CONFIG: str(self.config.path), HOST: self.name}
         superexec = link.superexec(**ours, **slowly)
         self._children = [superlink, superexec]
         superlink.start()
@@ -150,7 +104,8 @@ class Host:
                 logger.info("site %s is shut out", name)
 
     def _submit(self) -> None:
-        """Start the run; an earlier one that died is told to end, lest it be mourned for long."""
+        """Start the run; an earlier one that died is told to end, so that Flower does not
+        wait for it."""
         if self._run:
             with contextlib.suppress(EmfedError):
                 self.link.control.stop_run(self._run)

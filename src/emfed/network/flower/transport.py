@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
@@ -11,8 +10,6 @@ from typing import Any, final
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from emfed.core.errors import WireError
-from emfed.core.wire import Kind, Reason, decode_refusal, peek
 from emfed.network import Transport
 
 logger = logging.getLogger(__name__)
@@ -51,8 +48,6 @@ class GridTransport(Transport):
         """Messages without an answer: to whom, and when they expire."""
         self.sent = self.received = 0
         """Bytes handed to Flower and taken from it."""
-        self.refusals: dict[str, str] = {}
-        """Nodes whose last answer was that they will not take part, or not now, and why."""
 
     def nodes(self) -> dict[str, int]:
         """Connected nodes by key."""
@@ -130,16 +125,5 @@ class GridTransport(Transport):
             else:
                 blob = unwrap(message.content)
                 self.received += len(blob)
-                self._note(key, blob)
                 out.append((number, key, blob))
         return out
-
-    def _note(self, key: str, answer: bytes) -> None:
-        """Keep the words of a refusal, for people; what follows from it is decided elsewhere."""
-        self.refusals.pop(key, None)
-        with contextlib.suppress(WireError):
-            header, body = peek(answer)
-            if header.kind is Kind.REFUSAL:
-                reason, words, _ = decode_refusal(body)
-                if reason in (Reason.REFUSED, Reason.NOT_NOW):
-                    self.refusals[key] = words

@@ -4,8 +4,10 @@ A folder of keys looks like this; a site needs ``ca.pem`` and its own ``NAME.key
 
     ca.key  ca.pem            the authority, made once; ca.pem goes to every site
     server.key  server.pem    what the server shows; names its addresses
-    exec.secret               lets the server's own processes, and no others, take its tasks
+    exec.secret               under Flower: lets the server's own processes, and no others, take
+                              its tasks
     sites/NAME.pub            public keys of the sites that may join
+    removed/NAME.pub          keys that were removed, so that their sites can be told so
 
 Private files are readable by their owner alone. A private key is made where it is used and stays
 there: ``emfed keys site`` runs at the site, and only ``NAME.pub`` travels.
@@ -13,16 +15,21 @@ there: ``emfed keys site`` runs at the site, and only ``NAME.pub`` travels.
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import datetime
+import hashlib
 import ipaddress
+import logging
 import os
 import re
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias, final
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -30,9 +37,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from emfed.core.errors import SettingsError
 from emfed.core.storage import write_atomic
 
+logger = logging.getLogger(__name__)
+PrivateKey: TypeAlias = ec.EllipticCurvePrivateKey
+PublicKey: TypeAlias = ec.EllipticCurvePublicKey
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 CA_DAYS, SERVER_DAYS = 3650, 825
 """Validity. 825 days is the most that common TLS libraries accept of a server."""
+WARNING_DAYS = 30
+"""A certificate that ends sooner is worth a word at every start of the server."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -94,8 +106,11 @@ def make_site_key(folder: Path, name: str) -> tuple[Path, Path]:
     return private, public
 
 
-def add_site(folder: Path, public: Path) -> str:
-    """Let the owner of this public key join; returns the site's name, that of the file."""
+def add_site(folder: Path, public: Path, *, replace: bool = False) -> str:
+    """Let the owner of this public key join; returns the site's name, that of the file.
+
+    With ``replace`` the key takes the place of another of the same name, which is then removed.
+    """
     name = check_site_name(public.stem)
     line = public.read_bytes()
     sites = folder / "sites"
@@ -105,13 +120,100 @@ def add_site(folder: Path, public: Path) -> str:
     for other, known in others.items():
         if other != name and known == mine:
             raise SettingsError(f"{public} is the key of the site {other!r} already.")
-    target = sites / f"{name}.pub"
     if name in others and others[name] != mine:
-        raise SettingsError(
-            f"a site {name!r} with another key is there: remove {target} first, if it has changed."
-        )
-    _public(target, line)
+        if not replace:
+            raise SettingsError(
+                f"a site {name!r} with another key is there: if its key has changed, use --replace."
+            )
+        remove_site(folder, name)
+    _public(sites / f"{name}.pub", line)
+    for path in sorted((folder / "removed").glob("*.pub")):
+        with contextlib.suppress(SettingsError, OSError):
+            if read_public_key(path) == mine:  # it was removed once, and is back
+                path.unlink()
     return name
+
+
+def remove_site(folder: Path, name: str) -> Path:
+    """Shut a site out; its key is kept aside, so that the site can be told what happened."""
+    path, removed = folder / "sites" / f"{check_site_name(name)}.pub", folder / "removed"
+    if not path.exists():
+        known = ", ".join(site_keys(folder)) or "none"
+        raise SettingsError(f"{folder} holds no key of a site {name!r}; its sites: {known}.")
+    removed.mkdir(exist_ok=True)
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S%f")
+    target = removed / f"{name}.{stamp}.pub"
+    path.replace(target)
+    return target
+
+
+def fingerprint(key: PublicKey) -> bytes:
+    """The digest by which a key is known, that of ``ssh-keygen -l``."""
+    line = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return hashlib.sha256(base64.b64decode(line.split()[1])).digest()
+
+
+def show_fingerprint(digest: bytes) -> str:
+    """A fingerprint as ``ssh-keygen -l`` shows it."""
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+def sign(key: PrivateKey, statement: bytes) -> bytes:
+    """A signature by a site's key."""
+    return key.sign(statement, ec.ECDSA(hashes.SHA384()))
+
+
+def verify(key: PublicKey, signature: bytes, statement: bytes) -> bool:
+    """Whether a key's owner signed this."""
+    try:
+        key.verify(signature, statement, ec.ECDSA(hashes.SHA384()))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+@final
+class KeyRing:
+    """The keys that a folder lets in, read again when the folder changes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen: list[tuple[str, int, int]] | None = None
+        self._names: dict[bytes, tuple[str, PublicKey]] = {}
+        self._removed: set[bytes] = set()
+        self._bad: dict[str, str] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look again, if anything changed. Files that hold no key are logged, once."""
+        seen = []
+        for path in sorted(self._folder.glob("sites/*.pub")) + sorted(
+            self._folder.glob("removed/*.pub")
+        ):
+            with contextlib.suppress(OSError):
+                about = path.stat()
+                seen.append((str(path), about.st_mtime_ns, about.st_size))
+        if seen == self._seen:
+            return
+        self._seen = seen
+        keys, bad = read_site_keys(self._folder)
+        for name, words in bad.items():
+            if self._bad.get(name) != words:
+                logger.warning("site %s may not join: %s", name, words)
+        self._bad = bad
+        self._names = {fingerprint(key): (name, key) for name, key in keys.items()}
+        self._removed = set()
+        for path in sorted(self._folder.glob("removed/*.pub")):
+            with contextlib.suppress(SettingsError, OSError):
+                self._removed.add(fingerprint(read_public_key(path)))
+
+    def find(self, digest: bytes) -> tuple[str, PublicKey] | None:
+        """The site whose key has this fingerprint, if it may join."""
+        return self._names.get(digest)
+
+    def was_removed(self, digest: bytes) -> bool:
+        """Whether this key was let in once and is no longer."""
+        return digest in self._removed
 
 
 def site_keys(folder: Path) -> dict[str, Path]:
@@ -121,12 +223,12 @@ def site_keys(folder: Path) -> dict[str, Path]:
 
 def read_site_keys(
     folder: Path,
-) -> tuple[dict[str, ec.EllipticCurvePublicKey], dict[str, str]]:
+) -> tuple[dict[str, PublicKey], dict[str, str]]:
     """Keys of the sites that may join, and what is wrong with the files that hold none.
 
     People copy files into the folder while the server runs: one may be half there, or just gone.
     """
-    good: dict[str, ec.EllipticCurvePublicKey] = {}
+    good: dict[str, PublicKey] = {}
     bad: dict[str, str] = {}
     for name, path in site_keys(folder).items():
         try:
@@ -142,7 +244,7 @@ def read_site_keys(
     return good, bad
 
 
-def read_public_key(path: Path) -> ec.EllipticCurvePublicKey:
+def read_public_key(path: Path) -> PublicKey:
     """A site's public key; the error says what is wrong with the file."""
     try:
         key = serialization.load_ssh_public_key(path.read_bytes())
@@ -153,7 +255,7 @@ def read_public_key(path: Path) -> ec.EllipticCurvePublicKey:
     return key
 
 
-def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+def read_private_key(path: Path) -> PrivateKey:
     """A site's private key; refuses one that others may read."""
     if os.name == "posix" and path.stat().st_mode & 0o077:
         raise SettingsError(f"{path} can be read by others: run `chmod 600 {path}`.")
@@ -176,7 +278,24 @@ def certificate_hosts(path: Path) -> list[str]:
     return [str(name.value) for name in names]
 
 
-def _authority_certificate(key: ec.EllipticCurvePrivateKey) -> bytes:
+def check_certificate(path: Path) -> int:
+    """Days until a certificate ends; refuses one that has ended."""
+    if not path.exists():
+        raise SettingsError(
+            f"{path.parent} holds no {path.name}: make keys with `emfed keys server --keys "
+            f"{path.parent}`, or try things out on this machine with --insecure."
+        )
+    ends = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    left = ends - datetime.datetime.now(datetime.UTC)
+    again = "make a new one with `emfed keys server`, with the same --host; sites keep their ca.pem"
+    if left.total_seconds() <= 0:
+        raise SettingsError(f"{path} ended on {ends:%Y-%m-%d}, and no site accepts it: {again}.")
+    if left.days < WARNING_DAYS:
+        logger.warning("%s ends on %s: %s", path, f"{ends:%Y-%m-%d}", again)
+    return left.days
+
+
+def _authority_certificate(key: PrivateKey) -> bytes:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "emfed federation authority")])
     usage = x509.KeyUsage(
         digital_signature=False,
@@ -201,7 +320,7 @@ def _authority_certificate(key: ec.EllipticCurvePrivateKey) -> bytes:
 def _server_certificate(
     authority_key: Path,
     authority: Path,
-    key: ec.EllipticCurvePrivateKey,
+    key: PrivateKey,
     hosts: Sequence[str],
 ) -> bytes:
     signer = serialization.load_pem_private_key(authority_key.read_bytes(), None)
@@ -222,7 +341,7 @@ def _server_certificate(
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name, issuer: x509.Name, key: PublicKey, days: int
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
@@ -250,7 +369,7 @@ def _general_name(host: str) -> x509.GeneralName:
     return x509.DNSName(host)
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _pem(key: PrivateKey) -> bytes:
     encoding = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
     return key.private_bytes(*encoding, serialization.NoEncryption())
 

@@ -11,8 +11,7 @@ from emfed.core.configuration import check_keys, read_settings
 from emfed.core.errors import SettingsError, check_count, check_range
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.words import read_words
-
-PORT = 9400
+from emfed.network.deployment.settings import ServerSettings
 
 
 @final
@@ -47,22 +46,6 @@ class SiteSettings:
     def fewest(self) -> int:
         """Answers that a round needs."""
         return (self.expected + 1) // 2 if self.minimum is None else self.minimum
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class ServerSettings:
-    """Where the server listens and keeps its things; folders are relative to the file."""
-
-    host: str = "127.0.0.1"
-    port: int = PORT
-    keys: str = "keys"
-    folder: str = "run"
-    output: str = "model"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.port < 65536:
-            raise SettingsError(f"port must lie between 1 and 65535; got {self.port}.")
 
 
 @final

@@ -1,0 +1,212 @@
+"""What keeps `AutoEM` from doing harm, and from stopping too early; all of it at the server.
+
+*Never worse.* The messages tell how noisy H is. Where that is more than the parameters stand, S
+waits a round, in which workers send what was missing. And with H at both ends of a step the server
+knows what the step did. U being `Model.surrogate` and s-bar = S + H, for any theta and theta'
+
+    U(s-bar, theta) - U(s-bar, theta')  <=  L(theta') - L(theta)
+                                        <=  U(s-bar', theta) - U(s-bar', theta'),
+
+the inequality of EM, read both ways. Where the right side is negative the step is undone, and those
+that follow are cautious. Without noise this is EM itself, for which it never is.
+
+*Not too early.* Where EM crawls, or rests near a saddle, its steps are short long before its end. A
+few plain steps leave the slowest direction alone; one bold step along it, as long as would be
+worth `worth` nats were the likelihood straight, then tells: the mean of both sides above is what it
+gained, to third order. At a maximum it gains less than half of what it was worth, and is undone.
+
+Regions (`Model.regions`) have nothing to do with each other: each is judged by itself. What must be
+remembered is in `ServerState.extras`, which checkpoints hold.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from emfed.algorithms import steps
+from emfed.compressors import ChosenDithering
+from emfed.core.protocols import (
+    BoolArray,
+    FloatArray,
+    Metric,
+    Model,
+    Replies,
+    Request,
+    ServerState,
+)
+
+Extras = dict[str, FloatArray]
+
+STAND = 0.05
+"""|noise of H|^2 in the metric beyond which S waits; `benchmarks answer` stays below."""
+FRAGILE = 0.05
+"""Noise in a coordinate, relative to `Metric.lightest`: a mean may move by a fifth of a spread."""
+STILL, MOST_WAITS = 0.05, 4
+"""The noise with which workers answer while S waits, and for how many rounds it does at most."""
+WORSE = 1e-3
+"""Nats a sample that a step may seem to lose before it is undone."""
+MOST_CAUTION, WARY = 6, 8
+"""How often the noise that S stands is quartered; the good steps after which it grows again."""
+PLAIN = 4
+"""Steps that leave the slowest direction alone: on a plateau of storms they then differ by 1e-3."""
+BOLD, JUDGE = PLAIN + 1, PLAIN + 2
+PURE, PURE_FROM = 2e-3, PLAIN - 1
+"""|noise|^2 / |H|^2 in the last plain steps and at the bold one: noise in other directions, made
+long with the rest, would cost more than the bold step is worth."""
+FINE = 2e-3
+"""The noise of the broadcast on the way there."""
+WORTH, MOST_WORTH = 10.0, 1e-3
+"""What a bold step is worth, in units of the nats that may be left; at most, in nats."""
+LONGEST = 0.5
+"""The length of a bold step in the metric: beyond, nothing is straight."""
+
+
+class Seen(NamedTuple):
+    """What the server sees in a round."""
+
+    model: Model
+    state: ServerState
+    request: Request
+    metric: Metric
+    mean_field: FloatArray
+    noise: float
+    """The variance of H's noise in each coordinate of the metric."""
+
+
+def number(extras: Extras, name: str) -> float:
+    """A number that may not have been set yet."""
+    return float(extras.get(name, 0.0))
+
+
+def noise_of(metric: Metric, replies: Replies, weights: FloatArray) -> float:
+    """The variance of H's noise in each coordinate of the metric, as the messages tell it.
+
+    The rate of a message is 1 - noise / |Q|^2 (`ChosenDithering.rate`).
+    """
+    squared = (metric.whiten(replies.values) ** 2).sum(axis=-1)
+    total = float((weights**2 * (1 - replies.rates)) @ squared)
+    return total / max(1, replies.values.shape[-1])
+
+
+def stands(model: Model, metric: Metric) -> float:
+    """How much noise in each coordinate the parameters stand."""
+    widest = max(cut.stop - cut.start for cut in model.regions)
+    return min(STAND / widest, FRAGILE * metric.lightest)
+
+
+def pure(seen: Seen) -> float:
+    """How much noise in each coordinate leaves the direction of H."""
+    white = seen.metric.whiten(seen.mean_field) ** 2
+    each = [float(white[cut].mean()) for cut in seen.model.regions if cut.stop > cut.start]
+    return PURE * max(min(each), 1e-15)
+
+
+def _bound(seen: Seen, other: FloatArray) -> FloatArray:
+    """U(s-bar, theta of ``other``) - U(s-bar, theta) in each region, s-bar and theta at S."""
+    now = seen.state.statistics + seen.mean_field
+    with np.errstate(all="ignore"):  # a step may have led anywhere
+        there = seen.model.surrogates(now, seen.model.maximize(other))
+        return there - seen.model.surrogates(now, seen.request.params)
+
+
+def worse(seen: Seen, extras: Extras, budget: float) -> BoolArray:
+    """Which regions the last step, from ``good``, has made worse."""
+    if "good" not in extras:
+        return np.zeros(len(seen.model.regions), dtype=bool)
+    good, model = extras["good"], seen.model
+    with np.errstate(all="ignore"):
+        way = seen.state.statistics - good
+        before = model.metric(model.maximize(good))
+        ends = [metric.whiten(way) ** 2 for metric in (before, seen.metric)]
+        length = [min(float(end[cut].sum()) for end in ends) for cut in model.regions]
+        slack = 3 * np.sqrt(seen.noise * np.array(length)) + max(WORSE, budget)
+        return np.asarray(~(_bound(seen, good) >= -slack))
+
+
+def undo(seen: Seen, bad: BoolArray, extras: Extras) -> tuple[steps.Moved, Extras]:
+    """S before the last step, in the regions that it made worse, and more caution from now on."""
+    kept = {n: a for n, a in extras.items() if n not in ("good", "ahead", "energy", "probe")}
+    caution = min(number(extras, "caution") + 1, MOST_CAUTION)
+    kept |= {"caution": np.array(caution), "quiet": np.zeros(()), "age": np.zeros(())}
+    statistics = _mixed(seen, extras["good"], bad)
+    return steps.in_full(statistics, seen.request, 0.0, 0), kept
+
+
+def _mixed(seen: Seen, other: FloatArray, where: BoolArray) -> FloatArray:
+    """S with ``other`` in some regions."""
+    out = seen.state.statistics.copy()
+    for cut, there in zip(seen.model.regions, where, strict=True):
+        if there:
+            out[cut] = other[cut]
+    return out
+
+
+def calm_down(extras: Extras) -> Extras:
+    """Caution goes with good steps."""
+    caution, quiet = number(extras, "caution"), number(extras, "quiet") + 1
+    if caution and quiet >= WARY:
+        caution, quiet = caution - 1, 0.0
+    return {"caution": np.array(caution), "quiet": np.array(quiet)}
+
+
+def ask(extras: Extras, nats: float) -> Extras:
+    """Begin to find out whether no more than ``nats`` are left, unless that has begun."""
+    if number(extras, "probe"):
+        return extras
+    worth = max(number(extras, "worth"), WORTH * nats)
+    return extras | {"probe": np.ones(()), "worth": np.array(worth)}
+
+
+def bold(seen: Seen, seed: int, extras: Extras) -> tuple[steps.Moved, Extras]:
+    """A step along H in each region, of a length that would be worth ``worth`` nats."""
+    white, move = seen.metric.whiten(seen.mean_field), seen.mean_field.copy()
+    for cut in seen.model.regions:
+        squared = float(white[cut] @ white[cut])
+        if squared > 0:
+            longest = LONGEST / np.sqrt(squared)
+            move[cut] *= max(1.0, min(number(extras, "worth") / squared, longest))
+    moved = _finely(seen, seed, move, number(extras, "worth"))
+    left = -_bound(seen, moved.statistics)
+    return moved, extras | {
+        "good": seen.state.statistics,
+        "left": left,
+        "probe": np.array(float(JUDGE)),
+        "age": np.zeros(()),
+    }
+
+
+def judge(seen: Seen, seed: int, extras: Extras) -> tuple[steps.Moved, Extras]:
+    """Keep the bold step where it gained what it was worth, or half of it; go back elsewhere.
+
+    Where no region gained that, the run is ``sure``: what is left is little.
+    """
+    worth, good = number(extras, "worth"), extras["good"]
+    kept = {n: a for n, a in extras.items() if n not in ("good", "ahead", "energy", "left")}
+    kept["probe"] = np.zeros(())
+    right = _bound(seen, good)
+    if len(right) != len(extras["left"]):  # candidates were dropped meanwhile: ask again
+        return steps.Moved(seen.state.statistics, 0.0, 0), kept
+    gained = (extras["left"] + right) / 2 >= worth / 2
+    if gained.any():
+        kept["worth"] = np.array(min(4 * worth, MOST_WORTH))
+    else:
+        kept["sure"] = np.ones(())
+    if gained.all():
+        return steps.Moved(seen.state.statistics, 0.0, 0), kept
+    back = _mixed(seen, good, ~gained) - seen.state.statistics
+    return _finely(seen, seed, back, worth), kept
+
+
+def _finely(seen: Seen, seed: int, move: FloatArray, worth: float) -> steps.Moved:
+    """A move whose noise costs little against ``worth``: in full where the finest step costs more.
+
+    Noise of variance v costs about v / 2.
+    """
+    white = seen.metric.whiten(move)
+    finest = ChosenDithering.finest * float(white @ white)
+    if finest / 2 > worth / 8:
+        return steps.move_in_full(seen.model, seen.state, seen.request, move)
+    channel = steps.Channel(ChosenDithering(ChosenDithering.finest), None, in_metric=True)
+    return steps.move_by(seen.model, seed, seen.state, seen.request, move, channel)

@@ -1,0 +1,94 @@
+"""Is a run where it says it is? Exact answers, asked of everyone once.
+
+An algorithm that sees all workers in every round finds out by itself (`Algorithm.sure`). For all
+others, whose H may be small by chance, `verify` makes a few exact EM steps from S. Fast errors die
+in them; what is left is the slowest direction, in which one bold step then tells whether EM crawls
+(`emfed.algorithms.safeguards` says more). Each step costs an exchange in which every worker gets
+parameters and answers with its exact statistics: `STEPS` + 3 times about 8 q bytes up and as many
+down, q being the number of statistics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, final
+
+import numpy as np
+
+from emfed.core.protocols import FloatArray, ServerState, View
+from emfed.fitting.session import Session
+
+STEPS = 5
+"""Exact EM steps: after that the slow direction of a plateau is alone to a per mille (storms)."""
+WORTH = 10.0
+"""What the bold step would be worth on a slope, in units of the nats that may be left."""
+LONGEST = 0.5
+"""Its length in the metric at most."""
+SLOWEST = 0.9999
+
+
+class Verifiable(Protocol):
+    """What of a `Run` is needed."""
+
+    model: Any
+    state: ServerState
+    view: View
+    session: Session
+    evaluations: int
+
+
+@final
+@dataclass(frozen=True)
+class Verdict:
+    """What a full pass found."""
+
+    left: float
+    """Nats a sample that EM would still gain: those of the steps made, and a series beyond."""
+    best: FloatArray
+    """Statistics of the best point seen; the run may go on from there."""
+
+
+def verify(run: Verifiable, nats: float) -> Verdict:
+    """What EM would still gain from where the run stands, told by exact steps."""
+    first = run.state.statistics
+    points, whites, values = [first], [], [_value(run, run.model.maximize(first))]
+    for _ in range(STEPS):
+        here = run.model.maximize(points[-1])
+        points.append(_ask(run, here))
+        whites.append(run.model.metric(here).whiten(points[-1] - points[-2]))
+    values.append(_value(run, run.model.maximize(points[-1])))
+    gained = values[-1] - values[0]
+    lengths = [float(np.sqrt(white @ white)) for white in whites]
+    rate = min(lengths[-1] / lengths[-2], SLOWEST) if lengths[-2] > 0 else 0.0
+    left = gained + lengths[-1] ** 2 / 2 * rate**2 / (1 - rate**2)
+    there = _bold(run, points, lengths[-1], WORTH * nats)
+    if there is None:
+        return Verdict(left, points[-1])
+    risen = _value(run, run.model.maximize(there)) - values[-1]
+    if risen < WORTH * nats / 2:
+        return Verdict(left, points[-1])
+    return Verdict(max(left, gained + risen), there)
+
+
+def _bold(
+    run: Verifiable, points: list[FloatArray], length: float, worth: float
+) -> FloatArray | None:
+    """A long step in the direction of the last one; None where there is none, or no such place."""
+    if length == 0:
+        return None
+    factor = max(1.0, min(worth / length**2, LONGEST / length))
+    there = points[-1] + factor * (points[-1] - points[-2])
+    return there if run.model.inside(there) else None
+
+
+def _ask(run: Verifiable, params: Any) -> FloatArray:
+    """Everyone's exact statistics."""
+    run.evaluations += run.session.samples
+    return run.session.ask("statistics", run.view, params)
+
+
+def _value(run: Verifiable, params: Any) -> float:
+    """What EM never lowers: the mean log-likelihood less the penalty."""
+    run.evaluations += run.session.samples
+    told = run.session.ask("values", run.view, params)
+    return float(told[:, 0].sum()) - float(run.model.penalty(params))

@@ -1,0 +1,141 @@
+"""``emfed join``: a folder for one site, and the site over WebSockets."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import final
+
+from emfed.core.errors import EmfedError, SettingsError
+from emfed.network import SiteRules
+from emfed.network.addresses import alone, check_insecure_site, split_address
+from emfed.network.deployment.site import (
+    JOURNAL,
+    REHEARSAL,
+    describe,
+    look_first,
+    open_site,
+    prepare,
+    write_site,
+)
+from emfed.network.keys import read_private_key
+
+logger = logging.getLogger(__name__)
+Report = Callable[[str, str], None]
+"""Called with a kind (``state``, ``sent``) and words."""
+
+
+@dataclass
+class Guest(ABC):
+    """A site's side of a deployment."""
+
+    address: str
+    folder: Path
+    data: Path
+    authority: Path | None = None
+    """ca.pem; None: without TLS, to this machine only."""
+    key: Path | None = None
+    columns: list[str] | None = None
+    rules: SiteRules = field(default_factory=SiteRules)
+    dry_run: bool = False
+    _told: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.folder = self.folder.resolve()
+
+    @property
+    @final
+    def journal(self) -> Path:
+        """Where the site's program writes what it sends, or would."""
+        return self.folder / (REHEARSAL if self.dry_run else JOURNAL)
+
+    @final
+    def check(self) -> None:
+        """Check what was given; writes nothing, since another process may work in the folder."""
+        split_address(self.address)
+        if self.authority is not None:
+            if not self.authority.exists():
+                raise SettingsError(
+                    f"{self.authority}: there is no such file; ask the server's people for ca.pem."
+                )
+            if self.key is None:
+                raise SettingsError(
+                    "a site shows who it is: give --key NAME.key, made by `emfed keys site NAME`."
+                )
+            read_private_key(self.key)
+        if not self.data.exists():
+            raise SettingsError(f"{self.data}: there is no such file.")
+        if self.authority is None:
+            check_insecure_site(self.address)
+
+    @final
+    def run(self, report: Report) -> None:
+        """Answer until interrupted; raises `EmfedError` for what trying again cannot mend."""
+        self.check()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
+        with alone(self.folder / "join.lock") as mine:
+            if not mine:
+                raise EmfedError(f"another `emfed join` works in {self.folder}.")
+            rows = prepare(self.folder, self.data, self.columns)
+            write_site(self.folder, rows, self.rules, self.columns)
+            if self.dry_run:
+                self.journal.unlink(missing_ok=True)
+            self._told = self.journal.stat().st_size if self.journal.exists() else 0
+            greeting = "; the server greets when all sites that it expects are there"
+            report("state", f"calling {self.address}{greeting if self.dry_run else ''}")
+            self.work(report)
+
+    @abstractmethod
+    def work(self, report: Report) -> None:
+        """Do it; the folder is ours alone, and what a site needs is in it."""
+
+    @final
+    def tell(self, report: Report) -> None:
+        """Show lines that were added to the journal."""
+        journal = self.journal
+        if not journal.exists() or journal.stat().st_size <= self._told:
+            return
+        with journal.open("rb") as file:
+            file.seek(self._told)
+            new = file.read()
+        whole = new.rfind(b"\n") + 1
+        self._told += whole
+        for line in new[:whole].decode(errors="replace").splitlines():
+            try:
+                report("would send" if self.dry_run else "sent", describe(json.loads(line)))
+            except (json.JSONDecodeError, KeyError):
+                continue
+
+
+@final
+class WebSocketGuest(Guest):
+    """The site in this process, over WebSockets."""
+
+    def work(self, report: Report) -> None:
+        """Stay connected and answer; a rehearsal ends when it has shown its messages."""
+        from emfed.network.websocket.client import SiteConnection
+
+        stop, step = threading.Event(), None
+        if not self.dry_run:
+            step = open_site(self.folder).step
+
+        def answer(message: bytes) -> bytes:
+            reply = look_first(self.folder, message) if step is None else step(message)
+            self.tell(report)
+            if self.dry_run and self.journal.exists():  # it comes as a whole
+                threading.Timer(0.5, stop.set).start()  # the refusal is to leave first
+            return reply
+
+        SiteConnection(
+            self.address,
+            answer,
+            key=self.key,
+            authority=self.authority,
+            name=(self.key or self.data).stem,
+        ).run(stop, report)

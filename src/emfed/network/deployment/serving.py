@@ -1,0 +1,141 @@
+"""The one place where a configuration and a transport become a run: `serve_run`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+
+from emfed.core.errors import EmfedError, ParticipationError
+from emfed.core.records import RoundRecord
+from emfed.core.storage import remove_torn
+from emfed.fitting.serving import Served, serve
+from emfed.fitting.settings import ROUNDS
+from emfed.network import Transport
+from emfed.network.deployment.config import Config
+from emfed.network.deployment.status import Noted, Status
+
+logger = logging.getLogger(__name__)
+MODEL = "model.emfed"
+LOOK_SECONDS = 0.2
+"""Between two looks at who is connected."""
+
+
+def serve_run(transport: Transport, config: Config, status: Status) -> None:
+    """Fit, from the beginning or from where an earlier process was killed, and leave the model.
+
+    The caller holds the lock of the run's folder.
+    """
+    noted = Noted(transport)
+    noted.refusals.update(status["refusals"] or {})
+    try:
+        served = _fit(noted, config, status)
+        crossed = {name: getattr(transport, name) for name in ("received", "sent")}
+        save_fit(
+            config.place("output"), served, {"up": crossed["received"], "down": crossed["sent"]}
+        )
+    except EmfedError as error:
+        logger.exception("the run cannot go on")
+        status.say("failed", error=str(error))
+        raise
+    except Exception:  # of the network, say: whoever watches over us starts us again
+        logger.exception("the server's program ends")
+        raise
+    status.say(
+        "finished",
+        stopped=served.result.stopped,
+        round=served.rounds,
+        refusals={**noted.refusals, **served.refusals},
+        stages=served.stage,
+        up=served.bytes_up,
+        down=served.bytes_down,
+    )
+
+
+def _fit(transport: Noted, config: Config, status: Status) -> Served:
+    """`serve`, again and again while there are too few sites, for as long as the user said."""
+    sites, settings = config.sites, config.settings
+    began = time.monotonic()
+    _gather(transport, config, status)
+    status.say("running", rounds=settings.rounds or ROUNDS)
+
+    def show(record: RoundRecord) -> None:
+        nonlocal began
+        began = time.monotonic()
+        status.say(
+            "running",
+            round=record.round,
+            squared_H=record.squared_H,
+            answered=record.answered,
+            asked=record.asked,
+            seconds=record.seconds,
+            refusals=dict(transport.refusals),
+            up=status["up"] + record.bytes_up,
+            down=status["down"] + record.bytes_down,
+        )
+
+    while True:
+        try:
+            return serve(
+                settings,
+                None,
+                transport,
+                config.place("folder") / "fit",
+                minimum=sites.fewest,
+                deadline=sites.deadline,
+                attempts=sites.attempts,
+                admit=sites.admit,
+                callbacks=[show],
+            )
+        except ParticipationError as error:
+            if time.monotonic() - began > sites.give_up:
+                raise
+            logger.warning("%s", error)
+            status.say("waiting", why=str(error), refusals=dict(transport.refusals))
+            time.sleep(min(5.0, sites.deadline))
+
+
+def _gather(transport: Noted, config: Config, status: Status) -> None:
+    """Wait until those expected are there, or long enough and there are enough."""
+    sites, began = config.sites, time.monotonic()
+    while True:
+        here = transport.workers()
+        status.say("waiting", online=here, why=f"{len(here)} of {sites.expected} sites are here")
+        waited = time.monotonic() - began
+        if len(here) >= sites.expected or (waited > sites.wait and len(here) >= sites.fewest):
+            return
+        if (config.place("folder") / "fit").exists() and len(here) >= sites.fewest:
+            return  # a run that goes on knows its sites
+        if waited > sites.give_up:
+            raise ParticipationError(
+                f"after {waited:.0f} s {len(here)} sites are here; {sites.fewest} are needed."
+            )
+        time.sleep(LOOK_SECONDS)
+
+
+def save_fit(folder: Path, served: Served, crossed: dict[str, int]) -> None:
+    """Leave the model file, records and bytes where the user asked for them.
+
+    ``crossed`` are the bytes that the engine carried since this process started. Bytes up and down
+    are those of all stages, ``bytes`` by kind those of the last.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    remove_torn(folder, (MODEL,))
+    result = served.result
+    result.save(folder / MODEL)
+    result.records.to_csv(folder / "rounds.csv")
+    summary = {
+        "rounds": served.rounds,
+        "stages": served.stage,
+        "stopped": result.stopped,
+        "refusals": dict(served.refusals),
+        "squared_H": result.records[-1].squared_H,
+        "bytes_up": served.bytes_up,
+        "bytes_down": served.bytes_down,
+        "bytes": result.ledger.summary(),
+        "crossed": crossed,
+        "parameters": {name: value.tolist() for name, value in result.params.arrays().items()},
+    }
+    text = json.dumps(summary, indent=1) + "\n"
+    (folder / "summary.json").write_text(text, encoding="utf-8")

@@ -1,0 +1,144 @@
+"""A site's folder: its rows in a form that is quick to open, its rules, and what it sent."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emfed.algorithms import AutoEM
+from emfed.core.configuration import check_keys
+from emfed.core.errors import DataError, SettingsError
+from emfed.core.storage import write_atomic
+from emfed.core.wire import Kind, Reason, decode_text, encode_refusal, peek
+from emfed.data import ParquetRows, WorkerData
+from emfed.data.files import read_frame
+from emfed.data.reading import read_table
+from emfed.fitting.serving import rehearse
+from emfed.models import build_model
+from emfed.network import Site, SiteRules
+
+JOURNAL, REHEARSAL = "messages.jsonl", "dry-run.jsonl"
+"""Every message that left the site; every kind of message that would."""
+
+
+def read_rules(path: Path | None) -> SiteRules:
+    """The owner's rules from a TOML file; none without one."""
+    if path is None:
+        return SiteRules()
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: not a TOML file ({error}).") from None
+    check_keys(table, [field.name for field in fields(SiteRules)], path.name)
+    try:
+        return SiteRules(**table)
+    except (SettingsError, TypeError) as error:
+        raise SettingsError(f"{path.name}: {error}") from None
+
+
+def prepare(folder: Path, data: Path, columns: list[str] | None) -> dict[str, Any]:
+    """Look at the data once and leave them in a form that is quick to open; Parquet stays."""
+    if not data.exists():
+        raise SettingsError(f"{data}: there is no such file.")
+    if data.suffix.lower() == ".parquet":
+        ParquetRows(data, columns)
+        return {"parquet": str(data.resolve()), "columns": columns}
+    frame = read_frame(data)
+    if columns is not None:
+        missing = [name for name in columns if name not in frame.columns]
+        if missing:
+            raise SettingsError(f"{data}: no column {missing[0]!r}; it has {frame.columns}.")
+        frame = frame.select(columns)
+    rows, names = read_table(frame, str(data))
+    path, beside = folder / "rows.npy", folder / ".rows.npy.new"
+    with beside.open("wb") as file:  # rows may be many: no second copy in memory
+        if os.name == "posix":
+            os.fchmod(file.fileno(), 0o600)
+        np.save(file, np.asarray(rows))
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    return {"rows": str(path.resolve()), "columns": None if names is None else list(names)}
+
+
+def write_site(
+    folder: Path, data: Mapping[str, Any], rules: SiteRules, columns: list[str] | None
+) -> None:
+    """Leave what the site's program needs, in a form that is quick to read for every message."""
+    about = {
+        "data": dict(data),
+        "columns": columns,
+        "rules": {
+            "smallest_rows": rules.smallest_rows,
+            "models": None if rules.models is None else list(rules.models),
+            "largest_rounds": rules.largest_rounds,
+            "smallest_group": rules.smallest_group,
+        },
+    }
+    write_atomic(folder / "site.json", (json.dumps(about, indent=1) + "\n").encode())
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "site.json").read_text(encoding="utf-8")))
+
+
+def open_site(folder: Path) -> Site:
+    """The site that `write_site` described."""
+    about = _about(folder)
+    return Site(
+        read_rows(about["data"]),
+        folder / "memory",
+        rules=SiteRules(**about["rules"]),
+        journal=folder / JOURNAL,
+        columns=about["columns"],
+    )
+
+
+def read_rows(about: Mapping[str, Any]) -> Any:
+    """A Parquet file where it is, or rows that were prepared, memory-mapped."""
+    if "parquet" in about:
+        return ParquetRows(about["parquet"], about["columns"])
+    rows = np.load(about["rows"], mmap_mode="r")
+    columns = None if about["columns"] is None else tuple(about["columns"])
+    return WorkerData(rows, np.array([0, len(rows)]), ["site"], columns)
+
+
+def look_first(folder: Path, message: bytes) -> bytes:
+    """Answer nothing but "not now", and leave in ``dry-run.jsonl`` what would have been sent.
+
+    The server's hello names the model and the columns; what follows is rehearsed here, as a fit
+    with no settings.
+    """
+    header, body = peek(message)
+    refusal = replace(header, kind=Kind.REFUSAL, dimension=0)
+    answer = encode_refusal(refusal, Reason.NOT_NOW, "the owner is looking first.", 0)
+    if header.kind is not Kind.HELLO:
+        return answer
+    about, hello = _about(folder), decode_text(body)
+    try:
+        lines = rehearse(
+            build_model(hello["model"]),
+            AutoEM(),
+            read_rows(about["data"]),
+            rules=SiteRules(**about["rules"]),
+            columns=hello.get("columns") or about["columns"],
+            scores=True,
+        )
+    except DataError as error:  # other columns than the run's
+        lines = [{"kind": "refusal", "bytes": 0, "content": str(error)}]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    write_atomic(folder / REHEARSAL, text.encode())
+    return answer
+
+
+def describe(entry: Mapping[str, Any]) -> str:
+    """A line of the journal in words; only replies belong to a round."""
+    when = f", round {entry['round']}" if entry["kind"] == "reply" else ""
+    return f"{entry['kind']}{when}, {entry['bytes']} bytes: {entry['content']}"

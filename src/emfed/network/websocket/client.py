@@ -1,0 +1,289 @@
+"""A site's end: call the server, show who this is, answer, and call again, for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import secrets
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import wait
+from pathlib import Path
+from typing import Any, Literal, final
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import (
+    ConnectionClosed,
+    InvalidHandshake,
+    InvalidProxyStatus,
+    ProxyError,
+    WebSocketException,
+)
+
+from emfed.core.errors import EmfedError, SettingsError
+from emfed.network.addresses import (
+    alone,
+    check_insecure_site,
+    split_address,
+    terminated_as_interrupted,
+)
+from emfed.network.keys import PrivateKey, check_site_name, read_private_key
+from emfed.network.rules import SiteRules
+from emfed.network.site import Site
+from emfed.network.websocket.background import Background, SiteLine, Worker, library_logger
+from emfed.network.websocket.greeting import (
+    EXPLANATIONS,
+    GREETING_SECONDS,
+    HELLO,
+    NONCE_BYTES,
+    SILENCE_SECONDS,
+    WELCOME,
+    encode_proof,
+    new_process,
+    site_context,
+)
+
+logger = logging.getLogger(__name__)
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+"""Seconds between two calls; each pause is drawn from the upper half of one that doubles, so that
+a thousand sites do not call in the same moment after a restart of the server."""
+STEADY_SECONDS = 5.0
+"""A connection that lasted so long counts as good: the next pause is a first one."""
+OPENING_SECONDS = 30.0
+"""For name, TCP, proxy, TLS and the WebSocket's opening together."""
+Report = Callable[[str, str], None]
+"""Called with a kind (``state``, ``sent``) and words."""
+
+
+@final
+class SiteConnection:
+    """A site that stays connected to a server and answers with ``step``.
+
+    With ``key`` and ``authority`` both ends show who they are; without, there is no TLS, the server
+    is on this machine, and the site calls itself ``name``. ``proxy`` is the address of an HTTP
+    proxy, True for that of the environment (HTTPS_PROXY, NO_PROXY), None for none.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        step: Callable[[bytes], bytes],
+        *,
+        key: Path | None = None,
+        authority: Path | None = None,
+        name: str = "trial",
+        proxy: str | Literal[True] | None = True,
+        silence: float = SILENCE_SECONDS,
+    ) -> None:
+        split_address(address)
+        self.address, self.name, self._step = address, check_site_name(name), step
+        self._proxy, self._silence = proxy, silence
+        self._key: PrivateKey | None = None
+        self._context: ssl.SSLContext | None = None
+        if key is None and authority is None:
+            check_insecure_site(address)
+            self._proxy = None
+        elif key is None or authority is None:
+            raise SettingsError(
+                "a site needs both its own key and the server's ca.pem, or neither for a trial "
+                "without TLS on one machine."
+            )
+        else:
+            self._key, self._context = read_private_key(key), site_context(authority)
+        self._process = new_process()
+        self._line: SiteLine | None = None
+        self._welcomed = False
+        """Whether this server has let us in before: then nothing it does later makes us end."""
+
+    def run(self, stop: threading.Event | None = None, report: Report | None = None) -> None:
+        """Answer until ``stop`` is set; raises `EmfedError` for what trying again cannot mend."""
+        background = Background("emfed-site")
+        try:
+            working = asyncio.run_coroutine_threadsafe(
+                self._stay(report or (lambda kind, words: None)), background.loop
+            )
+            while stop is None or not stop.is_set():
+                # Short waits: on every system, signals are heard between two of them.
+                if wait([working], timeout=0.1).done:
+                    working.result()
+        finally:
+            with contextlib.suppress(TimeoutError):
+                background.run(self._leave(), 3.0)
+            background.stop()
+
+    async def _leave(self) -> None:
+        if self._line is not None:
+            await self._line.close(1001)
+
+    async def _stay(self, report: Report) -> None:
+        """Call, answer, and call again."""
+        loop, worker = asyncio.get_running_loop(), Worker(self._step)
+        failures = 0
+        try:
+            while True:
+                began = loop.time()
+                why = await self._call(worker, report)
+                failures = 1 if loop.time() - began > STEADY_SECONDS else failures + 1
+                longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (failures - 1))
+                pause = longest * (0.5 + 0.5 * secrets.randbelow(1 << 20) / (1 << 20))
+                report("state", f"{why}; trying again in {max(1, round(pause))} s")
+                logger.info("%s", why)
+                await asyncio.sleep(pause)
+        finally:
+            worker.end()
+
+    async def _call(self, worker: Worker, report: Report) -> str:
+        """One connection, from its opening to its end; why it ended, in words."""
+        scheme = "ws" if self._context is None else "wss"
+        try:
+            async with connect(
+                f"{scheme}://{self.address}/",
+                ssl=self._context,
+                compression=None,
+                user_agent_header=None,
+                proxy=self._proxy,
+                open_timeout=OPENING_SECONDS,
+                close_timeout=2.0,
+                ping_interval=None,  # `_watch` does that
+                create_connection=SiteLine,
+                logger=library_logger,
+            ) as line:
+                assert isinstance(line, SiteLine)
+                async with asyncio.timeout(GREETING_SECONDS):
+                    name = await self._greet(line)
+                self._line, self._welcomed = line, True
+                report("state", f"connected to {self.address} as {name}")
+                logger.info("connected to %s as %s", self.address, name)
+                watching = asyncio.create_task(self._watch(line))
+                try:
+                    await self._answer_all(line, worker)
+                finally:
+                    self._line = None
+                    watching.cancel()
+                ended = f"{self.address} ended the connection"
+                return EXPLANATIONS.get(line.close_code or 1000, ended)
+        except (OSError, WebSocketException, TimeoutError) as error:
+            return explain(error, self.address, fatal=not self._welcomed)
+
+    async def _greet(self, line: SiteLine) -> str:
+        """Show who this is; the name under which the server knows us."""
+        first = await line.recv()
+        if not isinstance(first, bytes) or not first.startswith(HELLO[:-1]):
+            raise InvalidHandshake
+        if first[: len(HELLO)] != HELLO or len(first) != len(HELLO) + NONCE_BYTES:
+            raise EmfedError(
+                f"the server at {self.address} runs a release of emfed that greets in another way: "
+                "install the same release here."
+            )
+        about = line.transport.get_extra_info("ssl_object")
+        certificate = b"" if about is None else about.getpeercert(binary_form=True)
+        nonce = first[len(HELLO) :]
+        await line.send(encode_proof(self._key, self.name, nonce, certificate, self._process))
+        line.trust()  # TLS has shown that this is our server; the first question may follow
+        welcome = await line.recv()
+        if not isinstance(welcome, bytes) or not welcome.startswith(WELCOME):
+            raise InvalidHandshake
+        return printable(welcome[len(WELCOME) :].decode(errors="replace"))
+
+    @staticmethod
+    async def _answer_all(line: ClientConnection, worker: Worker) -> None:
+        """One question after the other; an empty answer says that there is none."""
+        async for question in line:
+            try:
+                answer = await worker(question) if isinstance(question, bytes) else b""
+            except Exception:
+                logger.exception("a question could not be answered")
+                answer = b""
+            await line.send(answer)
+
+    async def _watch(self, line: SiteLine) -> None:
+        """Keep a quiet line open, and cut one on which nothing comes any more."""
+        for count in itertools.count(1):
+            await asyncio.sleep(self._silence / 5)
+            if line.silent(self._silence):
+                line.transport.abort()
+                return
+            if count % 2 == 0:
+                with contextlib.suppress(ConnectionClosed):
+                    await line.poke()
+
+
+def printable(words: str) -> str:
+    """Words of the other end, without what could command a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in words)
+
+
+def explain(error: Exception, address: str, fatal: bool = False) -> str:
+    """Why there is no connection, in words; raises where a person must first mend something."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _explain_certificate(error, fatal)
+    if isinstance(error, ConnectionClosed):
+        if error.rcvd is None:
+            return f"the connection to {address} was lost"
+        said = EXPLANATIONS.get(error.rcvd.code)
+        return said or f"{address} ended the connection (code {error.rcvd.code})"
+    if isinstance(error, InvalidProxyStatus):
+        return f"the proxy refused to connect to {address} (status {error.response.status_code})"
+    if isinstance(error, ProxyError):
+        return f"the proxy does not connect to {address} ({printable(str(error))})"
+    if isinstance(error, InvalidHandshake | ssl.SSLError):
+        return f"what answers at {address} is no emfed server, or one with another setting of TLS"
+    if isinstance(error, socket.gaierror):
+        return f"the name in {address} is not known here ({error.strerror})"
+    if isinstance(error, TimeoutError):
+        return f"no answer from {address} in time"
+    if isinstance(error, ConnectionRefusedError):
+        return f"nothing listens at {address}"
+    if isinstance(error, OSError):
+        return f"no connection to {address} ({error.strerror or printable(str(error))})"
+    return f"no connection to {address} ({type(error).__name__})"
+
+
+EXPIRED, NOT_YET_VALID = 10, 9
+"""Reasons of OpenSSL's for which a site's own files are not to blame."""
+
+
+def _explain_certificate(error: ssl.SSLCertVerificationError, fatal: bool) -> str:
+    if error.verify_code == EXPIRED:
+        return (
+            "the server's certificate has expired, or the clock here is wrong: tell the server's "
+            "people, who renew it with `emfed keys server`"
+        )
+    if error.verify_code == NOT_YET_VALID:
+        return "the server's certificate is not valid yet: compare the clocks of both machines"
+    words = (
+        "this is not the server that ca.pem stands for, or its certificate does not name the "
+        "address you gave: ask for the right ca.pem and address"
+    )
+    if fatal:
+        raise EmfedError(f"{words}.")
+    return words
+
+
+def join_server(
+    address: str,
+    data: Any,
+    directory: Path,
+    *,
+    key: Path | None,
+    ca: Path | None,
+    rules: SiteRules | None,
+    journal: str | Path | None,
+    columns: Sequence[str] | None,
+    name: str | None,
+    stop: threading.Event | None,
+    report: Report | None,
+) -> None:
+    """See `emfed.network.join`."""
+    given = name or (directory.name if key is None else key.stem)
+    site = Site(data, directory, rules=rules, journal=journal, columns=columns)
+    connection = SiteConnection(address, site.step, key=key, authority=ca, name=given)
+    directory.mkdir(parents=True, exist_ok=True)
+    with alone(directory / "join.lock") as mine, terminated_as_interrupted():
+        if not mine:
+            raise EmfedError(f"another process answers from {directory}: stop it first.")
+        connection.run(stop, report)
