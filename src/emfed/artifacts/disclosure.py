@@ -49,6 +49,17 @@ WORDS = {
         "each time the site takes part",
         "the change of the site's statistics since its last message, as listed below",
     ),
+    "question": (
+        "questions",
+        "a few times between rounds, and at the end of a choice among candidates",
+        "for each candidate two numbers: the mean log-likelihood of the site's rows, and how "
+        "undecided their components are",
+    ),
+    "monitor": (
+        "monitor",
+        "when the person who runs the fit looks at its course",
+        "the site's exact statistics, and the mean log-likelihood of its rows",
+    ),
     "closing": (
         "closing",
         "once, at the end",
