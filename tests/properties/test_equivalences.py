@@ -95,7 +95,7 @@ def test_one_worker_without_compression_is_spider_em(kind: str, replacement: boo
     algorithm = emfed.VRFedEM(
         step_size=gamma, batch_size=10, inner_rounds=inner, replacement=replacement
     )
-    run = emfed.open_run(make_model(kind), [rows], algorithm, seed=seed)
+    run = emfed.open_run(make_model(kind), [rows], algorithm, seed=seed, start="moments")
     start = run.state.statistics
     for _ in range(rounds):
         run.step()
@@ -134,6 +134,7 @@ def test_literal_transcription_of_the_paper(name: str, weights: str, replacement
         tables,
         algorithm,
         seed=seed,
+        start="moments",
         weights=weights,
         participation=participation,
     )

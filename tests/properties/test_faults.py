@@ -13,7 +13,7 @@ import emfed.core.protocols
 from emfed.algorithms import memory
 from emfed.core.errors import ServerCrash
 from emfed.network import FEDERATIONS
-from tests.helpers import make_data, make_model, plain_fit
+from tests.helpers import PLAIN, make_data, make_model, plain_fit
 
 TABLES = make_data(6, sizes=(12, 9, 15, 9, 11), spread=8.0)
 QUANTISER = emfed.Dithering(3, block="row")
@@ -45,7 +45,9 @@ def open_faulty(
 ) -> emfed.Run:
     inner = FEDERATIONS[federation](emfed.as_workers(TABLES))
     faulty = emfed.FaultyFederation(inner, plan)
-    return emfed.open_run(make_model(kind), None, algorithm, federation=faulty, seed=9, **options)
+    return emfed.open_run(
+        make_model(kind), None, algorithm, federation=faulty, **(PLAIN | {"seed": 9} | options)
+    )
 
 
 def step_through_crashes(run: emfed.Run) -> emfed.RoundRecord:

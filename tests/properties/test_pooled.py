@@ -92,7 +92,12 @@ def test_uniform_weights_on_unequal_workers_keep_covariances_positive(kind: str,
     ):
         seen: list[float] = []
         run = emfed.open_run(
-            emfed.gaussian_mixture(3, kind), tables, algorithm, weights="uniform", seed=seed
+            emfed.gaussian_mixture(3, kind),
+            tables,
+            algorithm,
+            weights="uniform",
+            seed=seed,
+            start="moments",
         )
         for _ in range(60):
             run.step()
