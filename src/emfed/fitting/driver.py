@@ -113,13 +113,15 @@ def run_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY
     candidates = Candidates(settings.criterion, settings.drop and not watched)
     curve = Curve() if watch.curve else None
     own = [hook for hook in (climb, candidates if len(parts) > 1 else None) if hook is not None]
+    if watch.goes_on:
+        run.restore(watch.checkpoint or "")
     for hook in (*own, *watch.callbacks):
         getattr(hook, "attach", lambda run: None)(run)
     if climb is not None:  # it decides when EM has converged, part by part
         stop = replace(stop, nats=None)
     hooks = [*own, *([] if curve is None else [curve.watching(run)]), *watch.callbacks]
     if watch.goes_on:
-        run.restore(watch.checkpoint or "", hooks=remembered(hooks))
+        run.recall(watch.checkpoint or "", remembered(hooks))
     stopped = "nats" if climb is not None and tolerance and climb.settled else ""
     named = isinstance(settings.start, str) and not watch.goes_on
     if tolerance and named and all(settled(session, j) is not None for j in parts):

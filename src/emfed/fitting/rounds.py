@@ -467,7 +467,7 @@ class Run:
         """Who was told what already, where a simulation prices its messages."""
         return {} if self.session.prices is None else self.session.prices.state()
 
-    def restore(self, path: str | Path, disk: Disk = DISK, hooks: Sequence[Hook] = ()) -> None:
+    def restore(self, path: str | Path, disk: Disk = DISK) -> None:
         """Continue from a checkpoint of the same run, bit for bit."""
         arrays, description = load_checkpoint(path, disk)
         disk.settle(Path(path))
@@ -510,6 +510,11 @@ class Run:
         if self.session.prices is not None:
             self.session.prices.restore(under("prices/", arrays))
         self.federation.restore_rows(arrays["workers"], under("rows/", arrays))
+
+    @staticmethod
+    def recall(path: str | Path, hooks: Sequence[Hook], disk: Disk = DISK) -> None:
+        """Let callbacks that a checkpoint remembers go on from it too."""
+        arrays, description = load_checkpoint(path, disk)
         for hook in hooks:
             hook.load(under(f"hooks/{hook.name}/", arrays), description["hooks"][hook.name])
 
