@@ -244,4 +244,5 @@ def result_of(run: Run, stopped: str, stop: Stop | None = None) -> Result:
         samples=run.total,
         facts=Facts(run.rows, plain(settings), not run.federation.carries_bytes),
         summary=run.summary,
+        confirmed=run.confirmed,
     )
