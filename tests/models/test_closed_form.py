@@ -1,4 +1,4 @@
-"""One analyser, one Gaussian, one regression: the opening exchange says all, and no round is made."""
+"""One analyser, Gaussian or regression: the opening exchange says all, and no round is made."""
 
 from __future__ import annotations
 
