@@ -609,6 +609,7 @@ def run_remarks(run: Run, stopped: str) -> list[str]:
     return remarks
 
 
+<<<<<<< HEAD
 def shortfall(run: Run, stopped: str, stop: Stop, tolerance: float) -> str:
     """What a run that met another limit lacks to convergence, in words."""
     if stopped not in ("rounds", "epochs", "bytes", "seconds"):
@@ -625,4 +626,27 @@ def shortfall(run: Run, stopped: str, stop: Stop, tolerance: float) -> str:
     return (
         f"the run met its limit on {stopped} before it converged to {tolerance:g} nats a row "
         f"({about}): allow more {stopped}, fewer components, or a larger tol."
+=======
+def result_of(run: Run, stopped: str, stop: Stop | None = None) -> Result:
+    """What a run has reached so far."""
+    settings = {
+        "algorithm": run.algorithm.describe(),
+        "participation": run.participation.describe(),
+        "limits": {} if stop is None else {k: v for k, v in vars(stop).items() if v is not None},
+    }
+    return Result(
+        model=run.model,
+        params=run.model.to_user(run.params),
+        records=run.records,
+        stopped=stopped,
+        seed=run.seed,
+        statistics=run.state.statistics,
+        ledger=run.ledger,
+        columns=run.columns,
+        worker_weights=run.weights,
+        samples=run.total,
+        facts=Facts(run.rows, plain(settings), not run.federation.carries_bytes),
+        summary=run.summary,
+        confirmed=run.confirmed,
+>>>>>>> right
     )

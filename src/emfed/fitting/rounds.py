@@ -41,7 +41,7 @@ from emfed.core.storage import DISK, Disk, load_checkpoint, save_checkpoint
 from emfed.core.wire import STEP_FRAME, floats_size
 from emfed.fitting.session import Session
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop
-from emfed.fitting.verifying import verify
+from emfed.fitting.verifying import settle, verify
 
 LEFT_BY_WORD = 100.0
 """A run that says it converged to so many nats has at most so many times as many left: the promise
@@ -109,6 +109,8 @@ class Run:
             control=np.zeros(self.model.layout.size),
         )
         self._params: Any = None
+        self.confirmed = False
+        """Whether a full pass, or a bold step, has found that little is left to gain."""
         self._verify_from = 0
         self.phase = self.since = session.phase + 1
         session.begin(view, self.algorithm, self.seed, self.phase)
@@ -360,24 +362,28 @@ class Run:
     def reason(self, stop: Stop) -> str | None:
         """The limit that has been met, if any; that a run has converged must be confirmed.
 
-        The algorithm does so in a few more rounds, or everyone is asked (`verify`): again only when
-        a quarter more rounds were made, from the best point seen if it can be sent.
+        A tolerance of |H|^2 ends the run all the same, and `confirmed` says what it is worth. What
+        little seems to be left to gain is confirmed by the algorithm in a few more rounds, or
+        everyone is asked (`verify`): again only when a quarter more rounds were made, from the
+        best point seen if it can be sent.
         """
         if stop.nats is not None and self.algorithm.sure(self.state):
+            self.confirmed = True
             return "nats"
         found = stop.reason(self)
-        if found not in ("nats", "tolerance") or self._confirmed(stop.left):
-            return found
-        return replace(stop, nats=None, tolerance=None).reason(self)
+        if found == "tolerance":
+            self.confirmed = verify(self, stop.left).left <= LEFT_BY_WORD * stop.left
+        elif found == "nats" and not self._confirm(stop.left):
+            return replace(stop, nats=None, tolerance=None).reason(self)
+        return found
 
-    def _confirmed(self, nats: float) -> bool:
-        sure = self.algorithm.sure(self.state)
-        if sure is not None:
-            if not sure:
-                self.state = self.algorithm.confirm(self.state, nats)
-            return sure
-        if self.state.round < self._verify_from:
+    def _settled(self, stop: Stop) -> bool:
+        """Whether the opening exchange said all, so that a run to convergence needs no round."""
+        fresh = self.state.round == 1 and not np.any(self.accepted >= 0)
+        found = settle(self) if fresh and (stop.nats or stop.tolerance) is not None else None
+        if found is None:
             return False
+<<<<<<< HEAD
         verdict = verify(self, nats)
         if verdict.left <= LEFT_BY_WORD * nats:
             return True
@@ -385,6 +391,24 @@ class Run:
         if not self.algorithm.broadcasts_steps:
             self.move(verdict.best)
         return False
+=======
+        self.move(found)
+        self.confirmed = True
+        return True
+
+    def _confirm(self, nats: float) -> bool:
+        sure = self.algorithm.sure(self.state)
+        if sure is None and self.state.round >= self._verify_from:
+            verdict = verify(self, nats)
+            sure = verdict.left <= LEFT_BY_WORD * nats
+            self._verify_from = self.state.round + max(10, self.state.round // 4)
+            if not (sure or (self.algorithm.broadcasts_steps and self.federation.carries_bytes)):
+                self.move(verdict.best)
+        elif sure is False:
+            self.state = self.algorithm.confirm(self.state, nats)
+        self.confirmed = bool(sure)
+        return self.confirmed
+>>>>>>> right
 
     def until(
         self,
@@ -403,7 +427,7 @@ class Run:
         if self.federation.carries_bytes:
             checkpoint_every = 1
         callbacks = tuple(callbacks)
-        reason = self.reason(stop)
+        reason = "nats" if self._settled(stop) else self.reason(stop)
         idle = crashes = 0
         with interrupts() as interrupted:
             while reason is None:
