@@ -33,7 +33,7 @@ def run_fit(options: Options) -> tuple[bool, bool]:
     intake = read_workers(options.data, options.groups, options.columns, options.types)
     _check_holes(intake, options)
     settings = make_settings(options, intake)
-    path = options.checkpoint
+    path = None if options.checkpoint is None else Path(options.checkpoint)
     with (
         threads_of(options.threads),
         progress(options.quiet or options.json_output, settings) as show,
