@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from emfed.cli.tape import Tape
 
 import emfed
+from emfed.fitting.driver import Watch, run_fit
+from emfed.fitting.settings import FitSettings
 from tests.cli.shell import START, Shell
 
 NUMBERS = ("--columns", "age,pressure,stays")
-EXACT = ("--algorithm", "em", "--tolerance", 1e-10)
+EXACT = ("--algorithm", "em", "--field-tol", 1e-10)
 
 
 def test_the_command_fits_what_python_fits(emfed_shell: Shell) -> None:
@@ -39,7 +40,7 @@ def test_the_command_fits_what_python_fits(emfed_shell: Shell) -> None:
         emfed.EM(),
         groups="hospital",
         start="auto",
-        tolerance=1e-10,
+        field_tol=1e-10,
         rounds=2000,
     )
     loaded = emfed.load(emfed_shell.folder / "model.emfed")
@@ -92,13 +93,12 @@ def test_a_range_of_components_is_chosen_from(emfed_shell: Shell) -> None:
 def test_the_curve_is_what_a_monitor_would_have_told() -> None:
     data = emfed.synthetic_federation(seed=1, workers=5)
     model, algorithm = emfed.gaussian_mixture(2, weight_concentration=2.0), emfed.FedEM()
-    tape = Tape(emfed.StackedFederation(data))
-    taped = emfed.fit(model, None, algorithm, federation=tape, rounds=200, seed=3)
-    told = tape.curve(taped, slice(0, len(taped.statistics))).records.column("objective")
-    watched = emfed.fit(
-        model, data, algorithm, rounds=200, seed=3, monitor=emfed.Monitor(mean_field=False)
-    )
-    np.testing.assert_array_equal(taped.statistics, watched.statistics)
+    common: dict[str, Any] = {"algorithm": algorithm, "rounds": 200, "tol": 0, "seed": 3}
+    settings = FitSettings(model, **common)
+    drawn = run_fit(settings, emfed.StackedFederation(data), Watch(curve=True)).result
+    told = drawn.records.column("objective")
+    watched = emfed.fit(model, data, **common, monitor=emfed.Monitor(mean_field=False))
+    np.testing.assert_array_equal(drawn.statistics, watched.statistics)
     known = np.flatnonzero(np.isfinite(told))
     assert 30 <= len(known) <= 64  # however long the run
     np.testing.assert_allclose(told[known], watched.records.column("objective")[known], rtol=1e-12)
@@ -251,14 +251,14 @@ def test_imputation_by_a_fitted_model(emfed_shell: Shell) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        ("--model", "factors", "--factors", 1),
+        ("--model", "factor-analysis", "--factors", 1),
         ("--model", "ppca", "--factors", 1, "-k", 1),
-        ("--model", "regression", "--target", "pressure"),
-        ("--model", "mixed"),
+        ("--model", "regression-mixture", "--target", "pressure"),
+        ("--model", "mixed-mixture"),
         ("--algorithm", "FedEM", "--compressor", "dithering:8", "-p", "0.8"),
-        ("--algorithm", "VR-FedEM", "--batch", 20, "--compressor", "none"),
-        ("--covariance", "tied", "--weights", "uniform"),
-        ("--batch", 20, "-p", "0.7"),
+        ("--algorithm", "VR-FedEM", "--batch-size", 20, "--compressor", "none"),
+        ("--covariance-type", "tied", "--weights", "uniform"),
+        ("--batch-size", 20, "-p", "0.7"),
     ],
     ids=str,
 )
@@ -278,7 +278,7 @@ def test_one_worker_runs_em_and_follow_em_reaches_the_algorithm(emfed_shell: She
         return emfed.load(emfed_shell.folder / "a.emfed").card["settings"]["algorithm"]
 
     assert algorithm() == {"algorithm": "em"}
-    assert algorithm("--batch", 20)["batch_size"] == 20  # EM has no batches
+    assert algorithm("--batch-size", 20)["batch_size"] == 20  # EM has no batches
     assert algorithm("-g", "hospital")["follow_em"] is False
     assert algorithm("-g", "hospital", "--follow-em")["follow_em"] is True
     emfed_shell.write("fit.toml", 'groups = "hospital"\nfollow_em = true\n')
@@ -334,7 +334,7 @@ def test_what_was_said_in_python_is_said_in_options(emfed_shell: Shell) -> None:
     assert code == 2
     assert "--resume needs --checkpoint" in err
     code, _, err = emfed_shell(
-        "fit", "wards.csv", *NUMBERS, "--model", "factors", "--start", "k-means"
+        "fit", "wards.csv", *NUMBERS, "--model", "factor-analysis", "--start", "k-means"
     )
     assert code == 2
     assert "use --start moments" in err
@@ -347,7 +347,7 @@ def test_ctrl_c_keeps_what_was_reached(emfed_shell: Shell) -> None:
     rng = np.random.default_rng(0)
     pl.DataFrame(rng.normal(size=(20_000, 4))).write_parquet(emfed_shell.folder / "big.parquet")
     process = emfed_shell.process(
-        *("fit", "big.parquet", "-k", 8, "--tolerance", 0, "--rounds", 10**9, "--no-curve"),
+        *("fit", "big.parquet", "-k", 8, "--tol", 0, "--rounds", 10**9, "--no-curve"),
         *("--checkpoint", "run.checkpoint", "--algorithm", "em"),
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
@@ -408,7 +408,7 @@ def test_progress_is_shown_on_a_terminal(emfed_shell: Shell) -> None:
     command = shlex.join(
         [
             *(sys.executable, "-c", START, "fit", "wards.csv", *NUMBERS),
-            *("--rounds", "400", "--tolerance", "1e-30", "-k", "5"),
+            *("--rounds", "400", "--field-tol", "1e-30", "-k", "5"),
         ]
     )
     done = subprocess.run(

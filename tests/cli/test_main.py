@@ -46,8 +46,8 @@ def test_demo_writes_what_it_says(tmp_path: Path) -> None:
     out = tmp_path / "here"
     names = {p.name for p in out.iterdir()}
     assert names == {
-        "emfed.csv",
-        "emfed.parquet",
+        "FedEM.csv",
+        "FedEM.parquet",
         "VR-FedEM.csv",
         "VR-FedEM.parquet",
         "summary.json",
@@ -56,7 +56,7 @@ def test_demo_writes_what_it_says(tmp_path: Path) -> None:
     }
     assert (out / "trajectories.png").read_bytes()[:4] == b"\x89PNG"
     summary = json.loads((out / "summary.json").read_text())
-    frame = pl.read_parquet(out / "emfed.parquet")
+    frame = pl.read_parquet(out / "FedEM.parquet")
     assert frame["round"][-1] == summary["algorithms"]["FedEM"]["rounds"]
     assert frame["epochs"][-1] >= 6
 

@@ -44,11 +44,20 @@ def test_a_typo_is_answered_once(emfed_shell: Shell) -> None:
     assert err == "emfed: No such command 'fitt'. Did you mean 'fit'? See emfed --help.\n"
 
 
+def options_of(command: str, shell: Shell) -> set[str]:
+    _, out, _ = shell(command, "--help")
+    lines = [line for line in out.splitlines() if re.match(r"\s+-", line)]
+    return {option for line in lines for option in re.findall(r"--[a-z][a-z-]+", line[:30])}
+
+
+def test_a_plan_is_asked_for_in_the_words_of_a_fit(emfed_shell: Shell) -> None:
+    more = options_of("plan", emfed_shell) - options_of("fit", emfed_shell)
+    assert more == {"--epsilon", "--metric"}
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_page_names_every_option_and_no_other(command: str, emfed_shell: Shell) -> None:
-    _, out, _ = emfed_shell(command, "--help")
-    lines = [line for line in out.splitlines() if re.match(r"\s+-", line)]
-    real = {option for line in lines for option in re.findall(r"--[a-z][a-z-]+", line[:30])}
+    real = options_of(command, emfed_shell)
     text = PAGE.read_text(encoding="utf-8")
     section = text.split(f"## emfed {command}\n")[1].split("\n## ")[0]
     told = set(re.findall(r"--[a-z][a-z-]+", section))

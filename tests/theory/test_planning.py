@@ -165,7 +165,7 @@ def test_the_command_refuses_in_one_line(
 
 def test_the_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["plan", "-p", "0.75", "--batch", "20"])
+        main(["plan", "-p", "0.75", "--batch-size", "20"])
     text = capsys.readouterr().out
     for word in ("step limited by", "VR-FedEM", "default step", "seed 0", "p < 1"):
         assert word in text

@@ -64,8 +64,8 @@ def run_demo(
             progress.update(task, completed=epochs, detail=f"round {last.round}")
             seconds = time.perf_counter() - began
             summary["algorithms"][name] = _summarise(results[name], data.size, seconds)
-            results[name].records.to_csv(out / f"{name.lower()}.csv")
-            results[name].records.to_parquet(out / f"{name.lower()}.parquet")
+            results[name].records.to_csv(out / f"{name}.csv")
+            results[name].records.to_parquet(out / f"{name}.parquet")
             if results[name].stopped == "interrupted":
                 break
     draw(trajectories({name: r.records for name, r in results.items()}), out / "trajectories")

@@ -18,7 +18,7 @@ from emfed.core.errors import SettingsError
 from emfed.fitting.driver import Watch, threads_of
 from emfed.fitting.driver import run_fit as drive
 from emfed.fitting.selection import with_setting
-from emfed.fitting.settings import FitSettings
+from emfed.fitting.settings import FitSettings, read_range
 from emfed.fitting.words import read_words
 from emfed.network import StackedFederation
 
@@ -33,7 +33,7 @@ def run_fit(options: Options) -> tuple[bool, bool]:
     intake = read_workers(options.data, options.groups, options.columns, options.types)
     _check_holes(intake, options)
     settings = make_settings(options, intake)
-    path = options.checkpoint
+    path = None if options.checkpoint is None else Path(options.checkpoint)
     with (
         threads_of(options.threads),
         progress(options.quiet or options.json_output, settings) as show,
@@ -85,6 +85,8 @@ def _check(options: Options) -> None:
         raise SettingsError("--resume needs --checkpoint, the file to go on from.")
     if options.model == "regression-mixture" and options.target is None:
         raise SettingsError("--model regression-mixture needs --target, the column to explain.")
+    read_range(options.n_components, "--n-components")
+    _settings(options, {"kind": "gaussian-mixture"})  # whatever the model: it needs the columns
 
 
 OF_MODELS = {
@@ -134,7 +136,7 @@ def _check_holes(intake: Intake, options: Options) -> None:
 
 def make_settings(options: Options, intake: Intake) -> FitSettings:
     """The settings that the options describe."""
-    model: dict[str, Any] = {"kind": options.model, "n_components": options.n_components}
+    model: dict[str, Any] = {"kind": options.model}
     if intake.families or options.model == "mixed-mixture":
         families: Any = intake.families or dict.fromkeys(intake.columns, "gaussian")
         model |= {"kind": "mixed-mixture", "families": families}
@@ -147,11 +149,16 @@ def make_settings(options: Options, intake: Intake) -> FitSettings:
         if options.target not in intake.columns:
             raise SettingsError(f"--target {options.target!r} is not among the columns used.")
         model |= {"target": intake.columns.index(options.target)}
+    return _settings(options, model)
+
+
+def _settings(options: Options, model: dict[str, Any]) -> FitSettings:
     algorithm = {
         "kind": options.algorithm,
         **{n: v for n in ("compressor", "batch_size") if (v := getattr(options, n)) is not None},
     }
     fit = {name: getattr(options, name) for name in SETTINGS}
+    model = model | {"n_components": options.n_components}
     return read_words(model, algorithm, fit | {"scores": True})
 
 

@@ -102,9 +102,9 @@ def demo(
     rich_help_panel=PAPER,
     epilog=examples(
         "emfed plan",
-        "emfed plan wards.csv --groups hospital --components 4 --covariance tied",
+        "emfed plan wards.csv --groups hospital --n-components 4 --covariance-type tied",
         "emfed plan wards.csv --groups hospital --compressor subtractive:0.1 --metric \\",
-        "    --participation 0.5 --batch 50 --epsilon 1e-3 --json",
+        "    --participation 0.5 --batch-size 50 --epsilon 1e-3 --json",
     ),
 )
 def plan(
@@ -115,13 +115,13 @@ def plan(
     groups: Annotated[
         str | None, typer.Option(help="The column that names the worker of a row.")
     ] = None,
-    components: Annotated[
+    n_components: Annotated[
         int | None,
         typer.Option(
-            "--components", "-k", min=1, help="Mixture components of DATA; 2 if left out."
+            "--n-components", "-k", min=1, help="Mixture components of DATA; 2 if left out."
         ),
     ] = None,
-    covariance: Annotated[
+    covariance_type: Annotated[
         str | None,
         typer.Option(help="Of DATA: full, diag, spherical or tied; full if left out."),
     ] = None,
@@ -135,7 +135,7 @@ def plan(
             "--participation", "-p", help="The probability that a worker takes part in a round."
         ),
     ] = 1.0,
-    batch: Annotated[
+    batch_size: Annotated[
         int | None, typer.Option(min=1, help="FedEM's mini-batch; all rows if left out.")
     ] = None,
     epsilon: Annotated[float, typer.Option(help="The mean |h|² to reach.")] = 1e-4,
@@ -157,11 +157,11 @@ def plan(
     run_plan(
         data,
         groups,
-        components,
-        covariance,
+        n_components,
+        covariance_type,
         compressor,
         participation,
-        batch,
+        batch_size,
         epsilon,
         metric,
         seed,

@@ -23,11 +23,11 @@ from emfed.theory.planning import check_goal
 def run_plan(
     data: Path | None,
     groups: str | None,
-    components: int | None,
-    covariance: str | None,
+    n_components: int | None,
+    covariance_type: str | None,
     compressor: str,
     participation: float,
-    batch: int | None,
+    batch_size: int | None,
     epsilon: float,
     in_metric: bool,
     seed: int,
@@ -40,9 +40,9 @@ def run_plan(
     check_seed(seed)
     console = Console(quiet=json_output)
     with threadpool_limits(threads), console.status("measuring the constants on the data"):
-        found = _measure(data, groups, components, covariance, in_metric, seed)
+        found = _measure(data, groups, n_components, covariance_type, in_metric, seed)
         advice = plan(
-            found, operator, participation=participation, batch_size=batch, epsilon=epsilon
+            found, operator, participation=participation, batch_size=batch_size, epsilon=epsilon
         )
     if json_output:
         out = {"seed": seed, "constants": _constants(found), "plan": advice.describe()}
@@ -54,17 +54,19 @@ def run_plan(
 def _measure(
     data: Path | None,
     groups: str | None,
-    components: int | None,
-    covariance: str | None,
+    n_components: int | None,
+    covariance_type: str | None,
     in_metric: bool,
     seed: int,
 ) -> Estimate:
     if data is not None:
-        model = gaussian_mixture(components or 2, covariance or "full")
+        model = gaussian_mixture(n_components or 2, covariance_type or "full")
         rows = read_workers([str(data)], groups, None, None).workers
         return estimate_problem(model, rows, in_metric=in_metric, seed=seed)
-    if groups is not None or components is not None or covariance is not None:
-        raise SettingsError("--groups, --components and --covariance go with DATA: give DATA too.")
+    if groups is not None or n_components is not None or covariance_type is not None:
+        raise SettingsError(
+            "--groups, --n-components and --covariance-type go with DATA: give DATA too."
+        )
     known = gaussian_mixture(2, "known", known_covariance=TRUTH.covariances)
     return estimate_problem(
         known,

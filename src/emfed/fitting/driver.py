@@ -186,8 +186,9 @@ def settled(session: Session, part: int) -> FloatArray | None:
     network = session.federation
     if isinstance(network, InProcessFederation) and network.data.streaming:
         return None
-    found: FloatArray | None = session.bound.part(part).closed_form()
-    return found
+    model = session.bound.part(part)
+    found: FloatArray | None = model.closed_form()
+    return found if found is not None and model.inside(found) else None  # else the search tells why
 
 
 def start_at(
@@ -261,7 +262,8 @@ def _until(run: Run, stop: Stop, hooks: Sequence[Callback], watch: Watch) -> str
     try:
         return run.until(stop, hooks, watch.checkpoint, watch.checkpoint_every)
     except Exception as error:
-        setattr(error, "result", result_of(run, "error"))  # noqa: B010 (any exception gets one)
+        with contextlib.suppress(Exception):  # the parameters may be what cannot be computed
+            setattr(error, "result", result_of(run, "error"))  # noqa: B010 (any exception)
         raise
 
 

@@ -212,12 +212,13 @@ def read_range(components: Any, name: str = "n_components") -> list[int]:
     """Numbers from a number, a collection of them, or a range ``"2:8"``; ``name`` is for errors."""
     if isinstance(components, str):
         ends = components.split(":")
-        if len(ends) not in (1, 2) or not all(end.strip().isdigit() for end in ends):
+        fine = len(ends) in (1, 2) and all(end.strip().isdigit() for end in ends)
+        found: list[Any] = list(range(int(ends[0]), int(ends[-1]) + 1)) if fine else []
+        if not found or found[0] < 1:
             raise SettingsError(
-                f"{name} must be a number, a collection of them, or a range such as '2:8'; got "
-                f"{components!r}."
+                f"{name} must be a positive number, or a range of them from low to high such as "
+                f"'2:8'; got {components!r}."
             )
-        found: list[Any] = list(range(int(ends[0]), int(ends[-1]) + 1))
     elif isinstance(components, Iterable):
         found = list(components)
     else:

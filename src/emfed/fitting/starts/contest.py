@@ -107,7 +107,7 @@ def search(
     starts = _starts(looking, method, n_init)
     if n_init == 1 and all(free):  # what the parameters imply, at no cost
         pairs = zip(looking.models, starts, strict=True)
-        return [model.statistics_of(own[0]) for model, own in pairs]
+        return [_within(model, own[0]) for model, own in pairs]
     return _race(looking, starts)
 
 
