@@ -35,12 +35,8 @@ from benchmarks.imputation import bench_imputation
 from benchmarks.ledger import bench_ledger, bench_mnist
 from benchmarks.messages import bench_messages
 from benchmarks.models import bench_models
-<<<<<<< HEAD
 from benchmarks.network import ANSWER, QUESTION, bench_network
-=======
-from benchmarks.network import bench_network
 from benchmarks.right import bench_right
->>>>>>> right
 from benchmarks.rounds import bench_rounds
 from benchmarks.scale import bench_scale
 from benchmarks.theory import bench_theory

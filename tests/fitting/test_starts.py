@@ -15,8 +15,7 @@ from sklearn.decomposition import PCA
 from sklearn.mixture import GaussianMixture
 
 import emfed
-from emfed.core.protocols import Model, Replies, Request
-from emfed.core.protocols import WHOLE, View
+from emfed.core.protocols import WHOLE, Model, Replies, Request, View
 from emfed.fitting.driver import begin_run, start_at
 from emfed.fitting.session import Session
 from emfed.fitting.settings import FitSettings
@@ -121,8 +120,8 @@ def test_points_are_taken_by_choice_alone_and_with_a_warning() -> None:
         warnings.simplefilter("error")
         for start in (None, "auto", "k-means", "moments"):
             emfed.open_run(make_model("full"), tables, start=start)
+    session = opened(make_model("known"), tables, seed=1)
     with pytest.warns(emfed.EmfedWarning):
-        session = opened(make_model("known"), tables, seed=1)
         found = search(session, [0], "points")[0]
     # with a known covariance one EM step from the points moves them: they were rows of the data
     assert session.phase == 0  # nobody was asked for a round

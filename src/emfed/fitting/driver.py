@@ -123,13 +123,15 @@ def run_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY
     hooks = [*own, *([] if curve is None else [curve.watching(run)]), *watch.callbacks]
     if watch.goes_on:
         run.recall(watch.checkpoint or "", remembered(hooks))
-    stopped = "nats" if climb is not None and tolerance and climb.settled else ""
+    stopped = ""
+    if climb is not None and tolerance and climb.settled:
+        stopped, run.confirmed = "nats", True
     named = isinstance(settings.start, str) and not watch.goes_on
     if tolerance and named and all(settled(session, j) is not None for j in parts):
-        stopped = "nats"  # there is nothing left to find out
+        stopped, run.confirmed = "nats", True  # there is nothing left to find out
     stopped = stopped or _until(run, stop, hooks, watch)
     if stopped == "callback" and climb is not None and climb.settled:
-        stopped = "nats"
+        stopped, run.confirmed = "nats", True  # EM's own steps are full passes
     fitted = _finished(settings, session, run, parts, stopped, candidates, climb, remarks)
     if curve is not None and stopped != "interrupted":
         place = _place(fitted.selection, settings, parts)
@@ -359,6 +361,7 @@ def result_of(run: Run, stopped: str, settings: FitSettings | None = None) -> Re
         samples=session.total,
         facts=Facts(session.counts, plain(told), not run.federation.carries_bytes),
         summary=session.summary,
+        confirmed=run.confirmed,
     )
 
 
@@ -611,7 +614,6 @@ def run_remarks(run: Run, stopped: str) -> list[str]:
     return remarks
 
 
-<<<<<<< HEAD
 def shortfall(run: Run, stopped: str, stop: Stop, tolerance: float) -> str:
     """What a run that met another limit lacks to convergence, in words."""
     if stopped not in ("rounds", "epochs", "bytes", "seconds"):
@@ -628,27 +630,4 @@ def shortfall(run: Run, stopped: str, stop: Stop, tolerance: float) -> str:
     return (
         f"the run met its limit on {stopped} before it converged to {tolerance:g} nats a row "
         f"({about}): allow more {stopped}, fewer components, or a larger tol."
-=======
-def result_of(run: Run, stopped: str, stop: Stop | None = None) -> Result:
-    """What a run has reached so far."""
-    settings = {
-        "algorithm": run.algorithm.describe(),
-        "participation": run.participation.describe(),
-        "limits": {} if stop is None else {k: v for k, v in vars(stop).items() if v is not None},
-    }
-    return Result(
-        model=run.model,
-        params=run.model.to_user(run.params),
-        records=run.records,
-        stopped=stopped,
-        seed=run.seed,
-        statistics=run.state.statistics,
-        ledger=run.ledger,
-        columns=run.columns,
-        worker_weights=run.weights,
-        samples=run.total,
-        facts=Facts(run.rows, plain(settings), not run.federation.carries_bytes),
-        summary=run.summary,
-        confirmed=run.confirmed,
->>>>>>> right
     )

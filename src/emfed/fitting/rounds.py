@@ -41,7 +41,7 @@ from emfed.core.storage import DISK, Disk, load_checkpoint, save_checkpoint
 from emfed.core.wire import STEP_FRAME, floats_size
 from emfed.fitting.session import Session
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop
-from emfed.fitting.verifying import settle, verify
+from emfed.fitting.verifying import verify
 
 LEFT_BY_WORD = 100.0
 """A run that says it converged to so many nats has at most so many times as many left: the promise
@@ -377,38 +377,18 @@ class Run:
             return replace(stop, nats=None, tolerance=None).reason(self)
         return found
 
-    def _settled(self, stop: Stop) -> bool:
-        """Whether the opening exchange said all, so that a run to convergence needs no round."""
-        fresh = self.state.round == 1 and not np.any(self.accepted >= 0)
-        found = settle(self) if fresh and (stop.nats or stop.tolerance) is not None else None
-        if found is None:
-            return False
-<<<<<<< HEAD
-        verdict = verify(self, nats)
-        if verdict.left <= LEFT_BY_WORD * nats:
-            return True
-        self._verify_from = self.state.round + max(10, self.state.round // 4)
-        if not self.algorithm.broadcasts_steps:
-            self.move(verdict.best)
-        return False
-=======
-        self.move(found)
-        self.confirmed = True
-        return True
-
     def _confirm(self, nats: float) -> bool:
         sure = self.algorithm.sure(self.state)
         if sure is None and self.state.round >= self._verify_from:
             verdict = verify(self, nats)
             sure = verdict.left <= LEFT_BY_WORD * nats
             self._verify_from = self.state.round + max(10, self.state.round // 4)
-            if not (sure or (self.algorithm.broadcasts_steps and self.federation.carries_bytes)):
+            if not (sure or self.algorithm.broadcasts_steps):
                 self.move(verdict.best)
         elif sure is False:
             self.state = self.algorithm.confirm(self.state, nats)
         self.confirmed = bool(sure)
         return self.confirmed
->>>>>>> right
 
     def until(
         self,
@@ -427,7 +407,7 @@ class Run:
         if self.federation.carries_bytes:
             checkpoint_every = 1
         callbacks = tuple(callbacks)
-        reason = "nats" if self._settled(stop) else self.reason(stop)
+        reason = self.reason(stop)
         idle = crashes = 0
         with interrupts() as interrupted:
             while reason is None:

@@ -15,15 +15,9 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
-<<<<<<< HEAD
+from emfed.algorithms.steps import shorten
 from emfed.core.protocols import FloatArray, ServerState, View
 from emfed.fitting.session import Session
-=======
-from emfed.algorithms.steps import shorten
-from emfed.core.ledger import Ledger
-from emfed.core.protocols import Algorithm, Federation, FloatArray, Model, ServerState
-from emfed.core.wire import ENVELOPE, floats_size
->>>>>>> right
 
 STEPS = 5
 """Exact EM steps: after that the slow direction of a plateau is alone to a per mille (storms)."""
