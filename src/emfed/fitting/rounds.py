@@ -6,7 +6,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, final, runtime_checkable
@@ -87,6 +87,7 @@ class Run:
         seed: int | None = None,
         retries: int = 0,
         monitor: Monitor | None = None,
+        extras: Mapping[str, FloatArray] | None = None,
     ) -> None:
         self.session, self.view, self.purpose = session, view, purpose
         self.model, self._given = session.view(view), algorithm
@@ -106,7 +107,8 @@ class Run:
             round=0 if self.algorithm.needs_start_round else 1,
             generation=0,
             statistics=statistics,
-            control=np.zeros(self.model.layout.size),
+            control=np.zeros(len(statistics)),
+            extras={} if extras is None else extras,
         )
         self._params: Any = None
         self._verify_from = 0
@@ -158,6 +160,10 @@ class Run:
     def memory_gap(self) -> float:
         """The relative violation of V = sum w_i (V_i + accepted pending): zero up to rounding."""
         workers, rows = self.federation.worker_rows()
+        supports = self.session.supports
+        if supports is not None and rows:
+            spread = {n: supports.spread(workers, rows[n]) for n in ("control", "pending")}
+            rows = rows | spread
         return gap(
             self.state.control, self.state.generation, self.accepted, self.weights, workers, rows
         )
@@ -200,8 +206,8 @@ class Run:
             round=state.round,
             generation=state.generation,
             kind="start" if start else "round",
-            statistics=state.statistics,
-            params=self.params,
+            statistics=self.algorithm.told(state),
+            params=self.params if self.session.supports is None else None,
             workers=workers,
             accepted=self.accepted[workers],
             count_bytes=self.session.count_bytes,
@@ -215,6 +221,10 @@ class Run:
 
         A worker whose upload of round r was accepted had the statistics of round r.
         """
+        supports = self.session.supports
+        if supports is not None:
+            sizes = floats_size(0) + (floats_size(1) - floats_size(0)) * supports.sizes[workers]
+            return sizes if self.algorithm.tells_statistics else 0 * sizes
         full = np.full(len(workers), floats_size(len(self.state.statistics)))
         if not self.algorithm.broadcasts_steps:
             return full
@@ -231,7 +241,7 @@ class Run:
         Replies to closed rounds and second copies are refused. Those who stay silent are asked
         again as often as ``retries`` says, then count as absent.
         """
-        q, missing = len(request.statistics), request
+        q, missing = len(self.state.control), request
         batches: list[Replies] = []
         for _ in range(1 + self.retries):
             if len(missing.workers) == 0:
@@ -296,7 +306,7 @@ class Run:
                 epochs=0.0,
                 seconds=seconds,
                 squared_h=squared_h,
-                objective=objective,
+                objective=objective if info.objective is None else info.objective,
                 gain=info.gain,
             )
         )

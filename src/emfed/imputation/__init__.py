@@ -8,7 +8,7 @@ from emfed.imputation.intake import Columns, read_records
 from emfed.imputation.lowrank import Cells, Structure, TableParameters
 from emfed.imputation.result import Imputation
 from emfed.imputation.simulate import simulate_table
-from emfed.imputation.table import FieldTable, Intake
+from emfed.imputation.table import FieldTable, Grid, Intake
 
 __all__ = [
     "FAMILIES",
@@ -18,6 +18,7 @@ __all__ = [
     "Family",
     "FieldTable",
     "Gaussian",
+    "Grid",
     "Imputation",
     "Intake",
     "Structure",
