@@ -254,6 +254,11 @@ class Supports:
         """How many statistics each worker has."""
         return np.diff(self.offsets)
 
+    def of_worker(self, worker: int) -> tuple[IntArray, FloatArray]:
+        """One worker's cells and their weights."""
+        part = slice(int(self.offsets[worker]), int(self.offsets[worker + 1]))
+        return self.keys[self.places[part]], self.weights[part]
+
     def at(self, workers: IntArray) -> IntArray:
         """Positions in ``places`` of some workers that have as many as each other."""
         return self.offsets[workers][:, None] + np.arange(self.sizes[workers[0]])

@@ -305,7 +305,9 @@ def _cell(job: _Job) -> Imputation:
         effects=False,
     )
     session, cells = job.open(centred=True)
-    offset = session.view(WHOLE).total / float(cells.weights.sum())
+    told = session.opening
+    total = float(told.counts @ told.summaries["mean"][:, 0])
+    offset = total / float(cells.weights.sum())
     solver, channel = Solver(family, pilot, seed=seed), job.channel(session)
     algorithm = Proximal(**channel, solver=solver, cells=cells, offset=offset)
     run = job.run(session, algorithm, algorithm.start())

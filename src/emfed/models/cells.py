@@ -25,14 +25,12 @@ from emfed.models.site_owner import COLUMNS
 class CellSums(Model):
     """Cells of ``sites`` times ``times``; rows are those of `emfed.models.site_owner.COLUMNS`.
 
-    With ``centred`` workers tell the sum of their values in the opening, and with it the mean.
+    With ``centred`` workers tell the mean of their cells' sums in the opening.
     """
 
     sites: int
     times: int
     centred: bool = False
-    total: float = 0.0
-    """The sum of all values, once it is told."""
 
     def __post_init__(self) -> None:
         check_count("sites", self.sites)
@@ -74,25 +72,24 @@ class CellSums(Model):
             )
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
-        """The sum of all values, where it is asked for."""
+        """The mean of the sums, where it is asked for."""
         if not self.centred:
             return {}
-        return {"total": np.asarray(data, dtype=np.float64)[..., 3].sum(axis=-1)[..., None]}
+        sums = np.asarray(data, dtype=np.float64)[..., 3]
+        real = np.ones_like(sums) if weights is None else np.asarray(weights)
+        return {"mean": ((sums * real).sum(axis=-1) / real.sum(axis=-1))[..., None]}
 
     def combine(
         self, summaries: Mapping[str, FloatArray], shares: FloatArray
     ) -> dict[str, FloatArray]:
-        """Sums add up."""
+        """The mean over all."""
         return {name: shares @ values for name, values in summaries.items()}
 
     def bind(
         self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
     ) -> Self:
-        """The sum of all values."""
-        if not self.centred:
-            return self
-        total = float(weights @ summaries["total"][:, 0])
-        return type(self)(self.sites, self.times, True, total)
+        """Workers need nothing of the others."""
+        return self
 
     def expected_statistics(self, data: Any, params: Any, weights: Any | None = None) -> FloatArray:
         """Sums of cells, less weight times theta where it is told."""
