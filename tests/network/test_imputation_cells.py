@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,10 @@ import pytest
 
 import emfed
 from emfed import LocalTransport, RemoteFederation, Site
-from emfed.core.protocols import WHOLE, Federation
+from emfed.core.protocols import Federation
 from emfed.data import WorkerData
 from emfed.imputation import FieldTable, Structure, impute
 from emfed.imputation.site_owner import worker_rows
-from emfed.imputation.table import build_table
 from emfed.models.site_owner import COLUMNS
 from emfed.network.loop import LoopFederation
 from emfed.network.stacked import StackedFederation

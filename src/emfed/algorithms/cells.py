@@ -84,6 +84,10 @@ class CellEM(Algorithm):
         """Nothing, or the parameters of the cells."""
         return state.extras["theta"] if self.residuals else np.empty(0)
 
+    def sure(self, state: ServerState) -> bool | None:
+        """A small |H| is enough: S has nowhere else to go."""
+        return True
+
     def resolve(self, layout: Layout, crowd: Crowd = ALONE) -> Self:
         """Operators follow from each worker's own size."""
         return self

@@ -288,7 +288,7 @@ def receive(
 ) -> Sent:
     """One vector from the payload that `transmit` made of it."""
     q, operator, told = size or len(request.statistics), channel.compressor, None
-    if channel.own and channel.memory_rate is None and operator.variance(np.ones((1, q))) is not None:
+    if channel.own and channel.memory_rate is None and own_rates(operator, np.ones((1, q)), 1)[1]:
         if not payload or not 0 < payload[0] <= 64:
             raise WireError("an upload begins with its memory rate in sixty-fourths.")
         told, payload = np.array([payload[0] / 64]), payload[1:]

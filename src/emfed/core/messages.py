@@ -263,21 +263,25 @@ class Supports:
         """Positions in ``places`` of some workers that have as many as each other."""
         return self.offsets[workers][:, None] + np.arange(self.sizes[workers[0]])
 
+    def where(self, workers: IntArray) -> IntArray:
+        """Positions in ``places`` of any workers, one after the other."""
+        sizes = self.sizes[workers]
+        starts = np.cumsum(sizes) - sizes
+        return np.arange(sizes.sum()) + np.repeat(self.offsets[workers] - starts, sizes)
+
     def take(self, workers: IntArray, values: FloatArray) -> FloatArray:
         """The server's values at the cells of such workers; of none, none."""
         return values[self.places[self.at(workers)]] if len(values) else values
 
     def total(self, values: FloatArray) -> FloatArray:
         """Values of all workers' cells, worker by worker, added up by cell."""
-        return np.bincount(self.places, values, len(self.keys))
+        return np.asarray(np.bincount(self.places, values, len(self.keys)), dtype=np.float64)
 
     def spread(self, workers: IntArray, values: FloatArray) -> Any:
         """Vectors of workers as rows of one sparse array: zero where a worker saw nothing."""
-        sizes = self.sizes[workers]
-        starts = np.concatenate([[0], np.cumsum(sizes)])
-        here = np.arange(starts[-1]) + np.repeat(self.offsets[workers] - starts[:-1], sizes)
+        starts = np.concatenate([[0], np.cumsum(self.sizes[workers])])
         shape = (len(workers), len(self.keys))
-        return csr_array((np.ravel(values), self.places[here], starts), shape=shape)
+        return csr_array((np.ravel(values), self.places[self.where(workers)], starts), shape=shape)
 
 
 @dataclass(frozen=True)

@@ -51,9 +51,7 @@ class Session:
         """The sum of the rows' weights, their number where they have none."""
         self.supports = opening.supports
         """Where workers have statistics of their own: which. Then sums add up, with weights 1."""
-        self.weights = (
-            np.ones(len(totals)) if opening.supports else worker_weights(weights, totals)
-        )
+        self.weights = np.ones(len(totals)) if opening.supports else worker_weights(weights, totals)
         self.bound = Bound.told(model, opening, self.weights)
         federation.bind(self.bound)
         self.summary: Mapping[str, FloatArray] = model.combine(opening.summaries, self.weights)

@@ -129,12 +129,13 @@ class OwnStore:
         return {name: array[at[name in self._vectors]] for name, array in self._arrays.items()}
 
     def put(self, workers: IntArray, rows: Rows) -> None:
-        """Write them back; or everyone's, as `export` gave them."""
+        """Write them back, vectors stacked or one after the other; empty ones mean zeros."""
+        at = self._supports.where(workers)
         for name, array in self._arrays.items():
-            flat = name in self._vectors and rows[name].ndim == 1
-            vector = name in self._vectors and not flat
-            index = self._supports.at(workers) if vector else slice(None) if flat else workers
-            array[index] = rows[name]
+            if name in self._vectors:
+                array[at] = np.ravel(rows[name]) if rows[name].size else 0.0
+            else:
+                array[workers] = rows[name]
 
     def export(self) -> tuple[IntArray, Rows]:
         """Everyone's rows."""

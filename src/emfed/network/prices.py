@@ -66,7 +66,8 @@ class Prices:
         envelope = JOIN_ENVELOPE + len(about)
         if supports is not None:
             assert isinstance(model, HasSupports)
-            sizes = [cells_size(*supports.of_worker(i), model.cells) for i in self._everyone]
+            each = (supports.of_worker(worker) for worker in self._everyone.tolist())
+            sizes = [cells_size(keys, weights, model.cells) for keys, weights in each]
             payload = payload + np.array(sizes)
         self.ledger.add("opening", "up", self._everyone, payload, envelope)
         self._constants = floats_size(len(bound.constants))

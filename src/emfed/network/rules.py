@@ -69,7 +69,9 @@ class SiteRules:
     def check_cells(self, weights: FloatArray) -> None:
         """Refuse to tell sums of cells with few records."""
         if self.smallest_group is not None and weights.min() < self.smallest_group:
-            raise Refusal(Reason.REFUSED, "the owner tells no cell with as few records as one here.")
+            raise Refusal(
+                Reason.REFUSED, "the owner tells no cell with as few records as one here."
+            )
 
     def check_answers(self, answered: int) -> None:
         """Refuse an answer more than allowed."""
