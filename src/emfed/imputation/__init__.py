@@ -8,6 +8,7 @@ from emfed.imputation.intake import Columns, read_records
 from emfed.imputation.lowrank import Cells, Structure, TableParameters
 from emfed.imputation.result import Imputation
 from emfed.imputation.simulate import simulate_table
+from emfed.imputation.site_owner import worker_rows
 from emfed.imputation.table import FieldTable, Grid, Intake
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "read_ebird",
     "read_records",
     "simulate_table",
+    "worker_rows",
 ]

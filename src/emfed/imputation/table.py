@@ -106,8 +106,6 @@ class FieldTable:
     weights: FloatArray
     values: FloatArray
     intake: Intake
-    counted: bool = True
-    """Whether weights are numbers of records (and not exposures)."""
 
     def __post_init__(self) -> None:
         if not len(self.site):
@@ -201,7 +199,6 @@ class FieldTable:
             self.weights,
             self.values,
             self.intake,
-            counted=self.counted,
         )
 
     def warn(self) -> None:
@@ -240,8 +237,6 @@ def build_table(
     weights: FloatArray,
     values: FloatArray,
     intake: Intake,
-    *,
-    counted: bool = True,
 ) -> FieldTable:
     """A table from rows ``(worker, site, time, weight, value)``, cells seen twice added up."""
     if len(worker) == 0:
@@ -266,7 +261,6 @@ def build_table(
         np.add.reduceat(weights[order], first),
         np.add.reduceat(values[order], first),
         intake,
-        counted,
     )
 
 
