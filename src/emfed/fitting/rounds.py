@@ -6,7 +6,8 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, final, runtime_checkable
@@ -64,8 +65,111 @@ class Hook(Protocol):
         """The inverse of `save`."""
 
 
+def opening_record(workers: int, evaluations: int = 0) -> RoundRecord:
+    """Round 0, where it makes no step."""
+    return RoundRecord(0, 0, workers, workers, None, 0.0, 0, 0, 0, 0, 0, evaluations, 0.0, 0.0)
+
+
+class Rounds(ABC):
+    """Rounds one after the other: the loop around `step`, limits, Ctrl-C, and records."""
+
+    state: ServerState
+
+    def __init__(self, ledger: Ledger, samples: int) -> None:
+        self.ledger, self.samples = ledger, samples
+        """Every byte; rows of all workers."""
+        self.records = Records()
+        self.evaluations, self.seconds = 0, 0.0
+        self._charged = np.zeros(4, dtype=np.int64)
+
+    @abstractmethod
+    def step(self) -> RoundRecord:
+        """One round."""
+
+    def reason(self, stop: Stop) -> str | None:
+        """The limit that has been met, if any."""
+        return stop.reason(self)
+
+    def save(self, path: str | Path, disk: Disk = DISK, hooks: Sequence[Hook] = ()) -> None:
+        """Write a checkpoint."""
+        raise CheckpointError("these rounds leave no checkpoint.")
+
+    @property
+    def always_saved(self) -> bool:
+        """Whether a checkpoint must be written every round."""
+        return False
+
+    def _record(self, record: RoundRecord) -> RoundRecord:
+        """Complete a record with what the ledger has gained, add up, and keep it."""
+        ledger = self.ledger
+        totals = np.array(
+            [
+                ledger.total("up"),
+                ledger.total("down"),
+                ledger.total("up", "payload"),
+                ledger.total("down", "payload"),
+            ]
+        )
+        gained, self._charged = (totals - self._charged).tolist(), totals
+        self.evaluations += record.evaluations
+        self.seconds += record.seconds
+        record = replace(
+            record,
+            bytes_up=gained[0],
+            bytes_down=gained[1],
+            payload_up=gained[2],
+            payload_down=gained[3],
+            epochs=self.evaluations / self.samples,
+        )
+        self.records.append(record)
+        return record
+
+    def until(
+        self,
+        stop: Stop,
+        callbacks: Iterable[Callback] = (),
+        checkpoint: str | Path | None = None,
+        checkpoint_every: int = 100,
+    ) -> str:
+        """Rounds until a limit is met, a callback says so, or Ctrl-C; returns which.
+
+        ``silence`` means that nobody has answered for `PATIENCE` rounds. Where workers keep their
+        own memories the checkpoint is written every round: before a request tells any of them
+        what was accepted.
+        """
+        check_count("checkpoint_every", checkpoint_every)
+        if self.always_saved:
+            checkpoint_every = 1
+        callbacks = tuple(callbacks)
+        reason = self.reason(stop)
+        idle = crashes = 0
+        with interrupts() as interrupted:
+            while reason is None:
+                try:
+                    record = self.step()
+                except ServerCrash:  # it comes back with the state of the round's beginning
+                    crashes += 1
+                    if crashes > PATIENCE:
+                        raise
+                    continue
+                crashes = 0
+                idle = 0 if record.answered else idle + 1
+                asked = [callback(record) for callback in callbacks]
+                if interrupted():
+                    reason = "interrupted"
+                elif any(answer is True for answer in asked):
+                    reason = "callback"
+                else:
+                    reason = "silence" if idle >= PATIENCE else self.reason(stop)
+                if checkpoint is not None and (
+                    reason is not None or record.round % checkpoint_every == 0
+                ):
+                    self.save(checkpoint, hooks=remembered(callbacks))
+        return reason
+
+
 @final
-class Run:
+class Run(Rounds):
     """A run in progress: the server's state, who was accepted when, and the records so far.
 
     `step` makes one round. Everything it changes here it changes at its end, so an exception in
@@ -87,7 +191,9 @@ class Run:
         seed: int | None = None,
         retries: int = 0,
         monitor: Monitor | None = None,
+        extras: Mapping[str, FloatArray] | None = None,
     ) -> None:
+        super().__init__(session.ledger, session.samples)
         self.session, self.view, self.purpose = session, view, purpose
         self.model, self._given = session.view(view), algorithm
         self.participation = Everyone() if participation is None else participation
@@ -99,14 +205,13 @@ class Run:
         self.fingerprint: dict[str, Any] = {}
         """What a checkpoint must agree with."""
         n = self.federation.size
-        self.records = Records()
         self.accepted: IntArray = np.full(n, -1, dtype=np.int64)
-        self.evaluations, self.seconds = 0, 0.0
         self.state = ServerState(
             round=0 if self.algorithm.needs_start_round else 1,
             generation=0,
             statistics=statistics,
-            control=np.zeros(self.model.layout.size),
+            control=np.zeros(len(statistics)),
+            extras={} if extras is None else extras,
         )
         self._params: Any = None
         self.confirmed = False
@@ -114,13 +219,12 @@ class Run:
         self._verify_from = 0
         self.phase = self.since = session.phase + 1
         session.begin(view, self.algorithm, self.seed, self.phase)
-        self._charged = np.zeros(4, dtype=np.int64)
         self._step_bytes = [0]  # of all quantised steps before round j, framed
         self._followed = 0
         """The first round from whose statistics steps lead on."""
         if not self.algorithm.needs_start_round:
             self._step_bytes.append(0)
-            self._record(RoundRecord(0, 0, n, n, None, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0))
+            self._record(opening_record(n, session.evaluations))
 
     def _resolved(self) -> Algorithm:
         """The algorithm with everything that was left open filled in."""
@@ -140,14 +244,9 @@ class Run:
         return self.session.weights
 
     @property
-    def ledger(self) -> Ledger:
-        """Every byte."""
-        return self.session.ledger
-
-    @property
-    def samples(self) -> int:
-        """Rows of all workers."""
-        return self.session.samples
+    def always_saved(self) -> bool:
+        """Where workers keep their own memories."""
+        return self.federation.carries_bytes
 
     @property
     def params(self) -> Any:
@@ -160,6 +259,10 @@ class Run:
     def memory_gap(self) -> float:
         """The relative violation of V = sum w_i (V_i + accepted pending): zero up to rounding."""
         workers, rows = self.federation.worker_rows()
+        supports = self.session.supports
+        if supports is not None and rows:
+            spread = {n: supports.spread(workers, rows[n]) for n in ("control", "pending")}
+            rows = rows | spread
         return gap(
             self.state.control, self.state.generation, self.accepted, self.weights, workers, rows
         )
@@ -202,8 +305,8 @@ class Run:
             round=state.round,
             generation=state.generation,
             kind="start" if start else "round",
-            statistics=state.statistics,
-            params=self.params,
+            statistics=self.algorithm.told(state),
+            params=self.params if self.session.supports is None else None,
             workers=workers,
             accepted=self.accepted[workers],
             count_bytes=self.session.count_bytes,
@@ -217,6 +320,10 @@ class Run:
 
         A worker whose upload of round r was accepted had the statistics of round r.
         """
+        supports = self.session.supports
+        if supports is not None:
+            sizes = floats_size(0) + (floats_size(1) - floats_size(0)) * supports.sizes[workers]
+            return sizes if self.algorithm.tells_statistics else 0 * sizes
         full = np.full(len(workers), floats_size(len(self.state.statistics)))
         if not self.algorithm.broadcasts_steps:
             return full
@@ -233,7 +340,7 @@ class Run:
         Replies to closed rounds and second copies are refused. Those who stay silent are asked
         again as often as ``retries`` says, then count as absent.
         """
-        q, missing = len(request.statistics), request
+        q, missing = len(self.state.control), request
         batches: list[Replies] = []
         for _ in range(1 + self.retries):
             if len(missing.workers) == 0:
@@ -294,11 +401,12 @@ class Run:
                 bytes_down=0,
                 payload_up=0,
                 payload_down=0,
-                evaluations=int(replies.evaluations.sum()),
+                evaluations=int(replies.evaluations.sum())
+                + (0 if state.round else self.session.evaluations),
                 epochs=0.0,
                 seconds=seconds,
                 squared_h=squared_h,
-                objective=objective,
+                objective=objective if info.objective is None else info.objective,
                 gain=info.gain,
             )
         )
@@ -309,34 +417,6 @@ class Run:
         else:
             self.accepted[replies.workers] = state.round
         self.state, self._params = new, None
-        return record
-
-    def _record(self, record: RoundRecord) -> RoundRecord:
-        """Complete a record with what the ledger has gained, add up, and keep it."""
-        ledger = self.ledger
-        totals = np.array(
-            [
-                ledger.total("up"),
-                ledger.total("down"),
-                ledger.total("up", "payload"),
-                ledger.total("down", "payload"),
-            ]
-        )
-        gained, self._charged = (totals - self._charged).tolist(), totals
-        if record.round == 0:
-            before = self.session.evaluations
-            record = replace(record, evaluations=record.evaluations + before)
-        self.evaluations += record.evaluations
-        self.seconds += record.seconds
-        record = replace(
-            record,
-            bytes_up=gained[0],
-            bytes_down=gained[1],
-            payload_up=gained[2],
-            payload_down=gained[3],
-            epochs=self.evaluations / self.samples,
-        )
-        self.records.append(record)
         return record
 
     def _diagnose(self, state: ServerState) -> tuple[float | None, float | None]:
@@ -389,49 +469,6 @@ class Run:
             self.state = self.algorithm.confirm(self.state, nats)
         self.confirmed = bool(sure)
         return self.confirmed
-
-    def until(
-        self,
-        stop: Stop,
-        callbacks: Iterable[Callback] = (),
-        checkpoint: str | Path | None = None,
-        checkpoint_every: int = 100,
-    ) -> str:
-        """Rounds until a limit is met, a callback says so, or Ctrl-C; returns which.
-
-        ``silence`` means that nobody has answered for `PATIENCE` rounds. Where workers keep their
-        own memories the checkpoint is written every round: before a request tells any of them
-        what was accepted.
-        """
-        check_count("checkpoint_every", checkpoint_every)
-        if self.federation.carries_bytes:
-            checkpoint_every = 1
-        callbacks = tuple(callbacks)
-        reason = self.reason(stop)
-        idle = crashes = 0
-        with interrupts() as interrupted:
-            while reason is None:
-                try:
-                    record = self.step()
-                except ServerCrash:  # it comes back with the state of the round's beginning
-                    crashes += 1
-                    if crashes > PATIENCE:
-                        raise
-                    continue
-                crashes = 0
-                idle = 0 if record.answered else idle + 1
-                asked = [callback(record) for callback in callbacks]
-                if interrupted():
-                    reason = "interrupted"
-                elif any(answer is True for answer in asked):
-                    reason = "callback"
-                else:
-                    reason = "silence" if idle >= PATIENCE else self.reason(stop)
-                if checkpoint is not None and (
-                    reason is not None or record.round % checkpoint_every == 0
-                ):
-                    self.save(checkpoint, hooks=remembered(callbacks))
-        return reason
 
     def save(self, path: str | Path, disk: Disk = DISK, hooks: Sequence[Hook] = ()) -> None:
         """Write a checkpoint, atomically; ``hooks`` are what must go on with the run."""
