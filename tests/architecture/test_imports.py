@@ -12,6 +12,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 ORDER = (
     "core",
+    "models.devices",
     "models",
     "compressors",
     "algorithms",
@@ -33,7 +34,7 @@ STRANGERS = {("compressors", "models"), ("algorithms", "models")}
 FOREIGN: dict[str, set[str]] = {
     "numpy": set(ORDER),
     "scipy": {"core", "imputation", "models", "artifacts"},
-    "array_api_compat": {"models", "data", "network", "testing"},
+    "array_api_compat": {"models.devices", "models", "data", "network", "testing"},
     "safetensors": {"core"},
     "polars": {"core", "data", "theory.experiments", "imputation", "cli", "fitting"},
     "sklearn": {"data", "fitting.estimators"},
@@ -44,6 +45,8 @@ FOREIGN: dict[str, set[str]] = {
     "rich": {"cli"},
     "ray": {"network"},
     "flwr": {"network.flower"},
+    "torch": {"models.devices"},
+    "triton": {"models.devices"},
     "cryptography": {"network.flower"},
     "starlette": {"network.flower"},
     "threadpoolctl": {"cli", "theory.experiments", "fitting", "imputation"},
@@ -67,7 +70,7 @@ STANDARD = {
     *("json", "math", "operator", "os", "pathlib", "signal", "struct", "sys", "tempfile"),
     *("datetime", "decimal", "threading", "time", "typing", "warnings", "zlib"),
     *("base64", "difflib", "importlib", "io", "itertools", "logging", "multiprocessing"),
-    *("fcntl", "platform", "re", "socket", "tomllib", "types", "weakref"),
+    *("fcntl", "platform", "queue", "re", "socket", "tomllib", "types", "weakref"),
     *("ctypes", "inspect", "ipaddress", "secrets", "shlex", "shutil", "subprocess"),
 }
 
