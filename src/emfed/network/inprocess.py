@@ -27,8 +27,9 @@ from emfed.core.protocols import (
     Rows,
 )
 from emfed.data.sources import chunks
-from emfed.data.tables import Piece, Workers
+from emfed.data.tables import Piece, Workers, apart
 from emfed.data.workers import WorkerData
+from emfed.models.devices import Ragged
 from emfed.network.scoring import expectation, means_and_spreads, score
 
 
@@ -116,7 +117,8 @@ class _Rows(Oracle):
         """s-bar_i(theta), piece by piece."""
         workers = self._workers[subset]
         out = np.zeros((len(workers), self._model.layout.size))
-        for piece in self._pieces(self._data, workers):
+        sweeps = latent is None and takes_slices(self._model)
+        for piece in _whole(self._pieces(self._data, workers), sweeps):
             if latent is None:
                 values = self._model.expected_statistics(piece.rows, params, piece.padding)
             else:
@@ -152,6 +154,17 @@ class _Rows(Oracle):
 
 SIMULATED_ROWS = 1 << 14
 """Rows whose latent variables are drawn at once."""
+
+
+def takes_slices(model: Model) -> bool:
+    """Whether a model takes rows of many workers as slices of one tensor."""
+    return bool(getattr(model, "sweeps", False))
+
+
+def _whole(pieces: Iterable[Piece], sweeps: bool) -> Iterator[Piece]:
+    """Pieces as they are, or those of ragged rows one worker at a time."""
+    for piece in pieces:
+        yield from [piece] if sweeps else apart(piece)
 
 
 def _summaries(
@@ -203,7 +216,7 @@ class InProcessFederation(Federation):
             )
         self._check(model, data)
         gathered: dict[str, FloatArray] = {}
-        found = self.pieces(data, self.everyone)
+        found = _whole(self.pieces(data, self.everyone), False)
         for _, group in groupby(found, key=lambda piece: int(piece.positions[0])):
             parts = list(_summaries(model, group))
             positions, _, summary = parts[0]
@@ -234,6 +247,7 @@ class InProcessFederation(Federation):
                     "empty."
                 )
             for first, block in chunks(rows):
+                block = block.rows if isinstance(block, Ragged) else block
                 model.check(block, self._where(worker), data.columns, first)
 
     def oracle(self, request: Request, streams: IntArray | None = None) -> Oracle:
@@ -302,7 +316,7 @@ class InProcessFederation(Federation):
     def mean_statistics(self, model: Model, params: Any, weights: FloatArray) -> FloatArray:
         """sum_i w_i s-bar_i(theta)."""
         total = np.zeros(model.layout.size)
-        for piece in self.pieces(self.data, self.everyone):
+        for piece in _whole(self.pieces(self.data, self.everyone), takes_slices(model)):
             values = model.expected_statistics(piece.rows, params, piece.padding)
             total += piece.share * (weights[piece.positions] @ values)
         return total
@@ -311,7 +325,7 @@ class InProcessFederation(Federation):
     def mean_log_likelihood(self, model: Model, params: Any, weights: FloatArray) -> float:
         """sum_i w_i times worker i's mean log-likelihood."""
         total = 0.0
-        for piece in self.pieces(self.data, self.everyone):
+        for piece in _whole(self.pieces(self.data, self.everyone), takes_slices(model)):
             values = model.log_likelihood(piece.rows, params, piece.padding)
             total += piece.share * float(weights[piece.positions] @ values)
         return total
@@ -320,7 +334,7 @@ class InProcessFederation(Federation):
     def scores(self, model: Model, params: Any) -> FloatArray:
         """Mean and spread of the log-likelihood of each worker's rows, and what was expected."""
         expected, total = expectation(model, params), np.zeros((self.size, 4))
-        for piece in self.pieces(self.data, self.everyone):
+        for piece in _whole(self.pieces(self.data, self.everyone), False):
             total[piece.positions] += piece.share * score(model, params, piece, expected)
         return means_and_spreads(total)
 
