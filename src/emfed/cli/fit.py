@@ -23,6 +23,7 @@ from emfed.cli.tape import Tape
 from emfed.compressors.words import parse_compressor
 from emfed.core.errors import EmfedWarning, SettingsError
 from emfed.core.protocols import Algorithm, Model
+from emfed.data.placing import to_device
 from emfed.fitting.closing import with_scores
 from emfed.fitting.driver import NATS, fit, threads_of
 from emfed.fitting.opening import choose_algorithm
@@ -74,6 +75,8 @@ class Options:
     names: bool
     seed: int
     threads: int | None
+    device: str | None
+    precision: str
     quiet: bool
     json_output: bool
 
@@ -243,6 +246,8 @@ def _fit(
     nats, tolerance = criteria(options)
     rounds = ROUNDS if options.rounds is None else options.rounds
     everyone = options.participation == 1
+    kind: Any = options.precision
+    workers = to_device(intake.workers, options.device, kind)
     common: dict[str, Any] = {
         "weights": options.weights,
         "participation": Everyone() if everyone else Bernoulli(options.participation),
@@ -257,7 +262,7 @@ def _fit(
         "threads": options.threads,
         "checkpoint": options.checkpoint,
         "resume": options.resume,
-        "federation": (tape := Tape(StackedFederation(intake.workers))),
+        "federation": (tape := Tape(StackedFederation(workers))),
     }
     with progress(options.quiet or options.json_output, nats, tolerance, rounds) as show:
         common["callbacks"] = [show]

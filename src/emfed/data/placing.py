@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from emfed.core.errors import SettingsError
 from emfed.core.protocols import IntArray
+from emfed.data.reading import read_table
 from emfed.data.sources import Source, Stream
 from emfed.data.tables import Workers, WorkerTables
 from emfed.data.workers import WorkerData
@@ -72,18 +73,23 @@ def to_device(found: Workers, device: Any, precision: Precision = "double") -> W
     elif isinstance(found, WorkerTables):
         tables = list(found.tables)
     else:
-        raise SettingsError(f"device={device!r}: rows of {type(found).__name__} stay where they are.")
-    left, placed = sum(_bytes(t) for t in tables if not isinstance(t, Stream)), []
-    stay = fits(left, where)
+        raise SettingsError(f"device={device!r}: {type(found).__name__} keeps its rows elsewhere.")
+    stay = fits(sum(_bytes(t) for t in tables if not isinstance(t, Stream)), where)
+    placed: list[Any] = []
     for table in tables:
         if isinstance(table, Stream):
-            placed.append(Stream(lambda round_, t=table: place(np.asarray(t.rows(round_)), where)))
+            placed.append(_drawn(table, where))
         elif not stay and (isinstance(table, Source) or is_numpy_array(table)):
             placed.append(Streamed(table, where, precision))
         else:
             whole = table.read(0, table.shape[0]) if isinstance(table, Source) else table
             placed.append(place(whole, where))
     return WorkerTables(placed, found.names, found.columns, found.row_weights, precision)
+
+
+def _drawn(table: Stream, where: Any) -> Stream:
+    """A stream whose rows are put on the device as they are drawn."""
+    return Stream(lambda round_: place(read_table(table.rows(round_), "a stream")[0], where))
 
 
 def _bytes(table: Any) -> int:

@@ -33,6 +33,7 @@ from emfed.data.workers import as_workers
 from emfed.fitting.rounds import Run
 from emfed.fitting.starts import search
 from emfed.fitting.stopping import Monitor
+from emfed.models.devices import Precision as DevicePrecision
 from emfed.models.naming import columns_named
 from emfed.models.several import Several
 from emfed.network import FEDERATIONS, RayFederation, bind_constants, pack_constants
@@ -131,6 +132,8 @@ def open_run(
     retries: int = 0,
     count_bytes: bool = True,
     opening_precision: Precision = "float64",
+    device: Any | None = None,
+    precision: DevicePrecision = "double",
 ) -> Run:
     """The opening exchange and the start: a `Run` ready for its first round. See `fit`.
 
@@ -142,7 +145,7 @@ def open_run(
     check_type("model", model, Model, "gaussian_mixture(3)")
     check_type("algorithm", algorithm, Algorithm, "FedEM(Dithering(levels=4))")
     check_type("participation", participation, Participation, "Bernoulli(0.5)")
-    network = _federation(federation, data, groups, sample_weight)
+    network = _federation(federation, data, groups, sample_weight, device, precision)
     with contextlib.ExitStack() as on_error:
         if network is not federation:
             on_error.callback(network.close)
@@ -166,11 +169,22 @@ def open_run(
 
 
 def _federation(
-    federation: str | Federation, data: Any, groups: Any | None, sample_weight: Any | None
+    federation: str | Federation,
+    data: Any,
+    groups: Any | None,
+    sample_weight: Any | None,
+    device: Any | None,
+    precision: DevicePrecision,
 ) -> Federation:
     """A federation by name over these data, or the one given."""
     if isinstance(federation, str) and federation in FEDERATIONS:
-        return FEDERATIONS[federation](as_workers(data, groups, sample_weight))
+        found = as_workers(data, groups, sample_weight, device=device, precision=precision)
+        return FEDERATIONS[federation](found)
+    if device is not None:
+        raise SettingsError(
+            "device goes with federation='stacked' or 'loop'; another federation has its own data: "
+            "give it workers of as_workers(data, device='cuda')."
+        )
     if isinstance(federation, str) and federation == "ray":
         if sample_weight is not None:
             raise SettingsError("federation='ray' takes no sample_weight yet: use 'stacked'.")

@@ -189,7 +189,7 @@ class FactorMixture(Model):
 
     def as_pass(self, params: FactorParameters) -> Pass:
         """Columns and their products, with the natural parameters of the Gaussian of y."""
-        precision = np.linalg.inv(params.covariances())
+        precision: FloatArray = np.asarray(np.linalg.inv(params.covariances()), dtype=np.float64)
         linear = (precision @ params.means[..., None])[..., 0]
         c = np.log(params.weights) - 0.5 * (
             Posterior.at(params).log_det

@@ -21,7 +21,7 @@ from emfed.core.ledger import Ledger
 from emfed.core.protocols import FloatArray, IntArray, Model
 from emfed.fitting.driver import result_of
 from emfed.fitting.estimators.engine import Settings, read_participation, run_fit
-from emfed.fitting.estimators.intake import read_one_table, read_workers
+from emfed.fitting.estimators.intake import on_device, read_one_table, read_workers
 from emfed.fitting.opening import open_run
 from emfed.fitting.rounds import Run
 from emfed.fitting.selection import read_range
@@ -29,6 +29,9 @@ from emfed.network import StackedFederation
 
 SHAPING = ("model", "n_components", "n_clusters", "n_factors", "covariance", "families")
 """Settings, as models describe themselves, without which parameters of a fit start no other."""
+
+BY_ROW = ("predict", "predict_proba", "score_samples", "impute")
+"""Questions with an answer for each row, which may be asked of one part of them after another."""
 
 
 class NotConverged(EmfedWarning, ConvergenceWarning):
@@ -272,8 +275,10 @@ class FederatedEstimator(BaseEstimator):
         return read_one_table(self, X, missing=self._missing)
 
     def _answer(self, name: str, X: Any) -> Any:
-        rows = self._rows(X)
-        return getattr(self.result_, name)(rows)
+        ask = getattr(self.result_, name)
+        parts = on_device(self, self._rows(X), by_row=name in BY_ROW)
+        found = [ask(rows) for rows in parts]
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def __sklearn_tags__(self) -> Any:
         """NaN is allowed where it is a missing value."""

@@ -9,32 +9,29 @@ float32, those over blocks double.
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
-jit: Any = triton.jit
 LOW = tl.constexpr(2048.0)
 """2^11: the second half-precision part is stored that much larger."""
 
 
-@jit
-def _halves(v):  # type: ignore[no-untyped-def]
+@triton.jit
+def _halves(v):
     high = v.to(tl.float16)
     return high, ((v - high.to(tl.float32)) * LOW).to(tl.float16)
 
 
-@jit
-def _product(a_high, a_low, b_high, b_low):  # type: ignore[no-untyped-def]
+@triton.jit
+def _product(a_high, a_low, b_high, b_low):
     """A product of numbers in two parts, float32."""
     small = tl.dot(a_high, b_low)
     small = tl.dot(a_low, b_high, small)
     return tl.dot(a_high, b_high) + small * (1 / LOW)
 
 
-@jit
-def _soften(logits, top, weight, HARD: tl.constexpr, K: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _soften(logits, top, weight, HARD: tl.constexpr, K: tl.constexpr):
     """Weighted responsibilities, shares before they are divided by their sum, and that sum.
 
     Components stand before rows: then responsibilities lie in registers as the next product
@@ -50,8 +47,8 @@ def _soften(logits, top, weight, HARD: tl.constexpr, K: tl.constexpr):  # type: 
     return shares * (weight / total)[None, :], shares, total
 
 
-@jit
-def fused(  # type: ignore[no-untyped-def]
+@triton.jit
+def fused(
     x,
     weights,
     table,
@@ -160,8 +157,8 @@ def fused(  # type: ignore[no-untyped-def]
     tl.store(out + KP + 1, tl.sum(entropy, 0))
 
 
-@jit
-def _column(x, at, inside, index, origin, rest, inverse, D: tl.constexpr, FAST: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _column(x, at, inside, index, origin, rest, inverse, D: tl.constexpr, FAST: tl.constexpr):
     """Columns ``index`` of rows in the frame; column D is 1."""
     here = inside[:, None] & (index < D)[None, :]
     y = tl.load(x + at + index[None, :], mask=here, other=0.0)
@@ -174,8 +171,8 @@ def _column(x, at, inside, index, origin, rest, inverse, D: tl.constexpr, FAST: 
     return z
 
 
-@jit
-def _features(  # type: ignore[no-untyped-def]
+@triton.jit
+def _features(
     x,
     rows,
     inside,
@@ -196,8 +193,8 @@ def _features(  # type: ignore[no-untyped-def]
     return z
 
 
-@jit
-def shares(  # type: ignore[no-untyped-def]
+@triton.jit
+def shares(
     x,
     weights,
     table,
@@ -276,8 +273,8 @@ def shares(  # type: ignore[no-untyped-def]
     tl.store(values + 2 * program + 1, tl.sum(entropy, 0))
 
 
-@jit
-def moments(  # type: ignore[no-untyped-def]
+@triton.jit
+def moments(
     x,
     table,
     left,
@@ -324,8 +321,8 @@ def moments(  # type: ignore[no-untyped-def]
     tl.store(out + k[:, None] * FP + f[None, :], total)
 
 
-@jit
-def gather(partial, ends, out, width, CHUNK: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def gather(partial, ends, out, width, CHUNK: tl.constexpr, TILE: tl.constexpr):
     """Sums of the partial sums of each worker's programs, in their order."""
     tiles = tl.cdiv(width, TILE)
     worker = tl.program_id(0) // tiles

@@ -16,7 +16,7 @@ from emfed.models.devices.halves import SHRINK, halves
 from emfed.models.devices.passes import Features, Pass, Sums
 from emfed.models.devices.ragged import Ragged
 
-FUSED_CELLS = 2048
+FUSED_CELLS = 8192
 """Sums that one program of the fused kernel keeps in registers."""
 ANSWER_BYTES = 1 << 30
 """Responsibilities written down at once by the kernels that write them."""
@@ -36,8 +36,10 @@ class Launch:
 
 def fused_launch(fast: bool, cells: int) -> Launch:
     """Chosen by `python -m benchmarks gpu --tune` on an H200."""
+    if cells > 2048:
+        return Launch(32, 8, 2)
     if fast:
-        return Launch(64, 4, 8)
+        return Launch(64, 1, 8) if cells <= 512 else Launch(32, 1, 8)
     return Launch(32, 1, 8) if cells <= 1024 else Launch(32, 2, 8)
 
 

@@ -25,7 +25,7 @@ def _product(a: tuple[Any, Any], b: tuple[Any, Any]) -> Any:
 def _features(y: Any, given: Pass, fast: bool) -> Any:
     """f(z) of raw rows, ``(m, F + 1)``, the last one 1: float64, or float32 where ``fast``."""
     f = given.features
-    kind = np.float32 if fast and y.dtype == np.float32 else np.float64
+    kind: Any = np.float32 if fast and y.dtype == np.float32 else np.float64
     first = f.origin.astype(kind)
     rest = (f.origin - first).astype(kind)
     z = (y.astype(kind) - first - rest) * (1 / f.scale).astype(kind)
@@ -47,7 +47,7 @@ def _block(
     if fast:
         parts, factors = halves(b[None, None] / shrink)
         pieces = split((phi * np.float32(shrink)).T)
-        logits = _product((parts[0, 0, 0], parts[0, 0, 1]), tuple(p[:-1] for p in pieces))  # type: ignore[arg-type]
+        logits = _product((parts[0, 0, 0], parts[0, 0, 1]), (pieces[0][:-1], pieces[1][:-1]))
         logits = logits * factors[0, 0][:, None] + c.astype(np.float32)[:, None]
     else:
         logits = b @ phi[:, :-1].T + c[:, None]
