@@ -188,7 +188,7 @@ class Clusters(Model):
         told = self.smallest <= 1 or (rows is not None and rows.weights is None)
         if rows is None or self.fill or not told or self.n_components > MOST_COMPONENTS:
             return None
-        features = Features.of(self._frame.origin, self._frame.scale, "none")
+        features = Features(self._frame.origin, self._frame.scale, "none")
         c = params.centres
         sums = sweep(rows, Pass(features, -0.5 * (c**2).sum(axis=-1), c, hard=True))
         kept = sums.mass >= self.smallest if self.smallest > 1 else np.ones_like(sums.mass)

@@ -426,7 +426,7 @@ class Spherical(_Variances):
         frame, d = self.constants.frame, self.n_features
         c, slopes = self.natural(params)
         squares = np.repeat(slopes[..., d:], d, axis=-1)
-        features = Features.of(frame.origin, frame.scale, "squares")
+        features = Features(frame.origin, frame.scale, "squares")
         return Pass(features, c, np.concatenate([slopes[..., :d], squares], axis=-1))
 
     def folded(self, moments: FloatArray) -> FloatArray:

@@ -198,7 +198,7 @@ class FactorMixture(Model):
         )
         _, _, diagonal = triangle(self.n_features)
         quadratic = pack(precision) * np.where(diagonal, -0.5, -1.0)
-        features = Features.of(self._frame.origin, self._frame.scale, "products")
+        features = Features(self._frame.origin, self._frame.scale, "products")
         return Pass(features, c, np.concatenate([linear, quadratic], axis=-1))
 
     def _swept(

@@ -31,7 +31,7 @@ from emfed.core.protocols import FloatArray, IntArray, Layout
 from emfed.core.streams import Purpose, normals
 from emfed.models.clusters import Clusters
 from emfed.models.components import SMALLEST_MASS, keep_dying
-from emfed.models.devices import MOST_COMPONENTS, Features, Pass, Ragged, sweep
+from emfed.models.devices import MOST_COMPONENTS, Features, Pass, Ragged, Second, sweep
 from emfed.models.matrices import outer, pack, triangle, unpack
 from emfed.models.metric import GaussianMetric
 from emfed.models.mixture import MixtureModel
@@ -255,11 +255,11 @@ class GaussianMixture(MixtureModel):
     # Rows on a GPU.
 
     @property
-    def pass_features(self) -> str:
-        """The second moments that a kernel's pass needs; see `Features.of`."""
-        return {"full": "products", "diag": "squares", "spherical": "squares"}.get(
-            self.kind, "none"
-        )
+    def pass_features(self) -> Second:
+        """The second moments that a kernel's pass needs; see `Features`."""
+        if self.kind == "full":
+            return "products"
+        return "none" if self.shared_covariance else "squares"
 
     @property
     def sweeps(self) -> bool:
@@ -271,10 +271,10 @@ class GaussianMixture(MixtureModel):
         frame = self.constants.frame
         c, slopes = self.natural(params)
         if not (whole and self.shared_covariance):
-            features = Features.of(frame.origin, frame.scale, self.pass_features)
+            features = Features(frame.origin, frame.scale, self.pass_features)
             return Pass(features, c, slopes)
         precision, log_det = self.precisions(params)
-        features = Features.of(frame.origin, frame.scale, "products")
+        features = Features(frame.origin, frame.scale, "products")
         _, _, diagonal = triangle(self.n_features)
         quadratic = (pack(precision) * np.where(diagonal, -0.5, -1.0))[..., None, :]
         quadratic = np.broadcast_to(quadratic, (*slopes.shape[:-1], quadratic.shape[-1]))
@@ -304,7 +304,7 @@ class GaussianMixture(MixtureModel):
         frame, d = self.constants.frame, self.n_features
         key = ("second moments", frame.origin.tobytes(), frame.scale.tobytes())
         if key not in rows.memo:
-            features = Features.of(frame.origin, frame.scale, "products")
+            features = Features(frame.origin, frame.scale, "products")
             nothing = Pass(features, np.zeros(1), np.zeros((1, len(features.left))))
             exact = dataclasses.replace(rows, precision="double")
             rows.memo[key] = unpack(sweep(exact, nothing).moments[:, 0, d:], d)

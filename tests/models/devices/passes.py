@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from emfed.models.devices import Features, Pass, Ragged
+from emfed.models.devices import Features, Pass, Ragged, Second
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Case:
     rows: int
     d: int
     k: int
-    second: str
+    second: Second
     counts: tuple[int, ...] = ()
     dtype: Any = np.float32
     weighted: bool = False
@@ -31,7 +31,7 @@ class Case:
         counts = np.array(self.counts or (self.rows,))
         starts = np.cumsum(counts) - counts
         origin = np.full(self.d, self.far) + 0.3 * g.normal(size=self.d)
-        features = Features.of(origin, np.full(self.d, 3.1), self.second)
+        features = Features(origin, np.full(self.d, 3.1), self.second)
         lead = (len(counts),) if self.own else ()
         slopes = 0.5 * g.normal(size=(*lead, self.k, len(features.left))) / np.sqrt(self.d)
         given = Pass(features, g.normal(size=(*lead, self.k)), slopes, self.hard)
@@ -54,6 +54,8 @@ CASES = [
     Case("workers, products", 300, 4, 2, "products", counts=(1, 7, 292), weighted=True),
     Case("own parameters", 200, 9, 3, "squares", counts=(50, 150), own=True),
     Case("own parameters, products", 200, 9, 3, "products", counts=(50, 150), own=True),
+    Case("matrices", 150, 24, 3, "products", counts=(40, 110), weighted=True),
+    Case("own matrices, no padding", 90, 32, 2, "products", counts=(40, 50), own=True),
     Case("nearest", 130, 20, 3, "none", hard=True),
     Case("far off", 257, 6, 3, "squares", far=1e6, dtype=np.float64),
     Case("far off, float32", 257, 6, 3, "products", far=1e5),

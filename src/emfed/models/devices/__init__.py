@@ -15,10 +15,20 @@ from typing import Any
 import numpy as np
 from array_api_compat import is_cupy_array, is_torch_array
 
-from emfed.models.devices.passes import Features, Pass, Sums
+from emfed.models.devices.passes import Features, Pass, Second, Sums
 from emfed.models.devices.ragged import Precision, Ragged
 
-__all__ = ["Features", "Pass", "Precision", "Ragged", "Sums", "answers", "ragged", "sweep"]
+__all__ = [
+    "Features",
+    "Pass",
+    "Precision",
+    "Ragged",
+    "Second",
+    "Sums",
+    "answers",
+    "ragged",
+    "sweep",
+]
 
 MOST_COMPONENTS = 512
 """Logits of more for a block of rows do not fit the registers of one program."""

@@ -70,6 +70,7 @@ def fused(
     WEIGHTED: tl.constexpr,
     VALUES: tl.constexpr,
     FAST: tl.constexpr,
+    ROWS_FIRST: tl.constexpr,
     SPARE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -121,12 +122,17 @@ def fused(
                 logits += _product(b2, b2_low, tl.trans(zz_high), tl.trans(zz_low)) * times2
         else:
             z = (y.to(T) - o) * s
-            if SPARE:  # the intercepts are the slopes of the column that is 1
-                logits = tl.dot(b1, tl.trans(z), out_dtype=T)
+            if ROWS_FIRST:  # few components: the same numbers, in registers that suit doubles
+                logits = tl.dot(z, tl.trans(b1), out_dtype=T)
+                if SQUARES:
+                    logits = tl.dot(z * z, tl.trans(b2), logits, out_dtype=T)
+                logits = tl.trans(logits)
             else:
-                logits = tl.dot(b1, tl.trans(z), out_dtype=T) + c
-            if SQUARES:
-                logits = tl.dot(b2, tl.trans(z * z), logits, out_dtype=T)
+                logits = tl.dot(b1, tl.trans(z), out_dtype=T)
+                if SQUARES:
+                    logits = tl.dot(b2, tl.trans(z * z), logits, out_dtype=T)
+            if not SPARE:  # else the intercepts are the slopes of the column that is 1
+                logits += c
         top = tl.max(logits, 0)
         r, shares, total = _soften(logits, top, weight.to(T), HARD, KP)
         if VALUES:
@@ -319,6 +325,127 @@ def moments(
             total = tl.dot(r, z, total, out_dtype=tl.float64)
     out = sums + program.to(tl.int64) * KP * FP
     tl.store(out + k[:, None] * FP + f[None, :], total)
+
+
+@triton.jit
+def _rows(x, rows, inside, columns, origin, rest, inverse, D: tl.constexpr, FAST: tl.constexpr):
+    """All columns of a block of rows in the frame; column D, if there is one, is 1."""
+    return _column(x, rows[:, None] * D, inside, columns, origin, rest, inverse, D, FAST)
+
+
+@triton.jit
+def quadratic(
+    x,
+    weights,
+    table,
+    matrices,
+    factors,
+    linear,
+    intercepts,
+    origin,
+    rest,
+    inverse,
+    answers,
+    densities,
+    values,
+    own,
+    offset,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    K: tl.constexpr,
+    KP: tl.constexpr,
+    HARD: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    VALUES: tl.constexpr,
+    ROWS: tl.constexpr,
+    FAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """`shares` for all products of many columns: logits are c + <(A z + b), z>, one matrix each."""
+    program = tl.program_id(0)
+    start, stop = tl.load(table + 3 * program), tl.load(table + 3 * program + 1)
+    worker = tl.load(table + 3 * program + 2) * own
+    columns, components = tl.arange(0, DP), tl.arange(0, KP)
+    c = tl.load(intercepts + worker * KP + components)[:, None]
+    T: tl.constexpr = c.dtype
+    cells = columns[:, None] * DP + columns[None, :]
+    density = tl.zeros((BLOCK,), tl.float64)
+    entropy = tl.zeros((BLOCK,), tl.float64)
+    for begin in range(start, stop, BLOCK):
+        rows = begin + tl.arange(0, BLOCK)
+        inside = rows < stop
+        z = _rows(x, rows, inside, columns, origin, rest, inverse, D, FAST)
+        logits = tl.zeros((KP, BLOCK), T)
+        if FAST:
+            z_high, z_low = _halves(z)
+        for k in range(0, K):
+            at = worker * K + k
+            b = tl.load(linear + at * DP + columns)[None, :]
+            a = matrices + at * (1 + FAST) * DP * DP + cells
+            if FAST:
+                t = _product(z_high, z_low, tl.load(a), tl.load(a + DP * DP))
+                t = t * tl.load(factors + at)
+            else:
+                t = tl.dot(z, tl.load(a), out_dtype=T)
+            value = tl.sum((t + b) * z, 1)
+            logits = tl.where(components[:, None] == k, value[None, :], logits)
+        logits += c
+        if WEIGHTED:
+            weight = tl.load(weights + rows, mask=inside, other=0.0)
+        else:
+            weight = inside.to(T)
+        top = tl.max(logits, 0)
+        r, raw, total = _soften(logits, top, weight.to(T), HARD, KP)
+        whole = tl.log(total) + top
+        if VALUES:
+            spread = whole - tl.sum(raw * logits, 0) / total
+            density += whole.to(tl.float64) * weight
+            entropy += spread.to(tl.float64) * weight
+        if ROWS:
+            tl.store(densities + rows - offset, whole.to(tl.float64), mask=inside)
+        place = (rows[None, :] - offset) * KP + components[:, None]
+        tl.store(answers + place, r, mask=inside[None, :])
+    tl.store(values + 2 * program, tl.sum(density, 0))
+    tl.store(values + 2 * program + 1, tl.sum(entropy, 0))
+
+
+@triton.jit
+def scatter(
+    x,
+    table,
+    origin,
+    rest,
+    inverse,
+    answers,
+    sums,
+    offset,
+    heaviest,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    K: tl.constexpr,
+    KP: tl.constexpr,
+    FAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Sums of responsibility times z z^T: each program one component."""
+    program, k = tl.program_id(0) // K, tl.program_id(0) % K
+    start, stop = tl.load(table + 3 * program), tl.load(table + 3 * program + 1)
+    columns = tl.arange(0, DP)
+    total = tl.zeros((DP, DP), tl.float64)
+    for begin in range(start, stop, BLOCK):
+        rows = begin + tl.arange(0, BLOCK)
+        inside = rows < stop
+        z = _rows(x, rows, inside, columns, origin, rest, inverse, D, FAST)
+        r = tl.load(answers + (rows - offset) * KP + k, mask=inside, other=0.0)
+        if FAST:
+            a_high, a_low = _halves(z * (r * heaviest)[:, None])
+            z_high, z_low = _halves(z)
+            part = _product(tl.trans(a_high), tl.trans(a_low), z_high, z_low)
+            total += part.to(tl.float64)
+        else:
+            total = tl.dot(tl.trans(z * r[:, None]), z, total, out_dtype=tl.float64)
+    out = sums + (program.to(tl.int64) * K + k) * DP * DP
+    tl.store(out + columns[:, None] * DP + columns[None, :], total)
 
 
 @triton.jit

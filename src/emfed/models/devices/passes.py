@@ -12,11 +12,14 @@ of exp(logits) and of the entropy of r.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from functools import lru_cache
+from typing import Literal, NamedTuple, final
 
 import numpy as np
 
 from emfed.core.protocols import FloatArray, IntArray
+
+Second = Literal["none", "squares", "products"]
 
 
 class Sums(NamedTuple):
@@ -39,37 +42,28 @@ class Features:
 
     origin: FloatArray
     scale: FloatArray
-    left: IntArray
-    right: IntArray
-
-    @classmethod
-    def of(cls, origin: FloatArray, scale: FloatArray, second: str) -> Features:
-        """The columns, then their ``second`` moments: ``"none"``, ``"squares"``, ``"products"``."""
-        d = len(origin)
-        columns, ones = np.arange(d), np.full(d, d)
-        if second == "none":
-            return cls(origin, scale, columns, ones)
-        if second == "squares":
-            more = (columns, columns)
-        else:
-            more = np.triu_indices(d)
-        return cls(
-            origin, scale, np.concatenate([columns, more[0]]), np.concatenate([ones, more[1]])
-        )
+    second: Second
+    """What follows the columns: nothing, their squares, or the products of all pairs of them."""
 
     @property
-    def linear(self) -> bool:
-        """Whether features are the columns and nothing else."""
-        d = len(self.origin)
-        return np.array_equal(self.left, np.arange(d)) and bool(np.all(self.right == d))
+    def left(self) -> IntArray:
+        """One column of each pair."""
+        return _pairs(len(self.origin), self.second)[0]
 
     @property
-    def squared(self) -> bool:
-        """Whether features are the columns and then their squares."""
-        d = len(self.origin)
-        twice = np.concatenate([np.arange(d)] * 2)
-        ones = np.concatenate([np.full(d, d), np.arange(d)])
-        return np.array_equal(self.left, twice) and np.array_equal(self.right, ones)
+    def right(self) -> IntArray:
+        """The other."""
+        return _pairs(len(self.origin), self.second)[1]
+
+
+@lru_cache(maxsize=64)
+def _pairs(d: int, second: Second) -> tuple[IntArray, IntArray]:
+    """The two columns of each feature; column d is 1."""
+    columns = np.arange(d)
+    nothing = np.arange(0)
+    more = {"none": (nothing, nothing), "squares": (columns, columns)}.get(second)
+    first, other = np.triu_indices(d) if more is None else more
+    return np.concatenate([columns, first]), np.concatenate([np.full(d, d), other])
 
 
 @final

@@ -22,6 +22,10 @@ ANSWER_BYTES = 1 << 30
 """Responsibilities written down at once by the kernels that write them."""
 
 
+MATRIX_COLUMNS = range(12, 65)
+"""Numbers of columns for which a matrix product for each component beats products of columns."""
+
+
 @final
 @dataclass(frozen=True)
 class Launch:
@@ -35,23 +39,34 @@ class Launch:
 
 
 def fused_launch(fast: bool, cells: int) -> Launch:
-    """Chosen by `python -m benchmarks gpu --tune` on an H200."""
+    """The fastest of those tried on an H200 (10,000,000 x 20, K=10 and 160), as are those below."""
     if cells > 2048:
-        return Launch(32, 8, 2)
+        return Launch(32, 4, 2)
     if fast:
-        return Launch(64, 1, 8) if cells <= 512 else Launch(32, 1, 8)
-    return Launch(32, 1, 8) if cells <= 1024 else Launch(32, 2, 8)
+        return Launch(64, 2, 8) if cells <= 512 else Launch(64, 1, 8)
+    return Launch(32, 1, 16) if cells <= 1024 else Launch(32, 2, 8)
 
 
 def phase_launches(fast: bool, kp: int) -> tuple[Launch, Launch]:
-    """Of `kernels.shares` and `kernels.moments`; chosen like the ones above."""
+    """Of `kernels.shares` and `kernels.moments`."""
     if kp > 128:
         return Launch(16, 8, 8, tile=32), Launch(32, 4, 2, tile=32)
     if kp > 32:
         return Launch(32, 4, 8, tile=32), Launch(32, 4, 2, tile=32)
     if fast:
-        return Launch(64, 2, 16, tile=64), Launch(32, 1, 2, tile=32)
+        return Launch(64, 2, 16, tile=64), Launch(32, 4, 2, tile=32)
     return Launch(64, 2, 16, stages=3, tile=64), Launch(32, 1, 2, stages=3, tile=32)
+
+
+def matrix_launches(fast: bool, dp: int) -> tuple[Launch, Launch]:
+    """Of `kernels.quadratic` and `kernels.scatter`."""
+    if fast and dp <= 32:
+        return Launch(64, 4, 8, stages=2), Launch(32, 2, 16)
+    if fast:
+        return Launch(128, 4, 8, stages=3), Launch(64, 4, 16)
+    if dp <= 32:
+        return Launch(64, 2, 8), Launch(32, 1, 16)
+    return Launch(64, 4, 8, stages=3), Launch(32, 2, 16, stages=3)
 
 
 def _padded(size: int) -> int:
@@ -109,6 +124,8 @@ def _slopes(given: Pass, fp: int, kp: int) -> FloatArray:
 
 def _reduced(partial: Any, ends: Any, workers: int) -> Any:
     """Sums over each worker's programs."""
+    if workers == 1:
+        return partial.sum(dim=0, keepdim=True)
     width = partial.shape[1]
     out = torch.empty((workers, width), dtype=torch.float64, device=partial.device)
     kernels.gather[(workers * -(-width // 32),)](partial, ends, out, width, 64, 32)
@@ -126,20 +143,24 @@ def _heaviest(rows: Ragged) -> float:
 def sweep(rows: Ragged, given: Pass, values: bool = False, launch: Any = None) -> Sums:
     """Sums over the rows of each worker, with leading axis (workers,)."""
     f = given.features
-    cells = _padded(given.components) * _padded(len(f.origin)) * (1 + f.squared)
-    if (f.linear or f.squared) and cells <= FUSED_CELLS:
+    cells = _padded(given.components) * _padded(len(f.origin)) * (1 + (f.second == "squares"))
+    if f.second != "products" and cells <= FUSED_CELLS:
         found = _fused(rows, given, values, launch or fused_launch(rows.fast, cells))
     else:
-        pair = launch or phase_launches(rows.fast, _padded(given.components))
-        found = _in_two(rows, given, values, *pair)
+        kind = _Matrices if _wide(given) else _Phases
+        found = _in_two(kind, rows, given, values, *(launch or kind.launches(rows, given)))
     if rows.fast and not all(np.all(np.isfinite(part)) for part in found):
         return sweep(dataclasses.replace(rows, precision="double"), given, values)
     return found
 
 
+def _wide(given: Pass) -> bool:
+    return len(given.features.origin) in MATRIX_COLUMNS and given.features.second == "products"
+
+
 def _fused(rows: Ragged, given: Pass, values: bool, at: Launch) -> Sums:
     f, k, fast, x = given.features, given.components, rows.fast, rows.rows
-    d, squared = len(f.origin), int(f.squared)
+    d, squared = len(f.origin), int(f.second == "squares")
     dp, kp = _padded(d), _padded(k)
     spare = dp > d
     intercepts = _intercepts(given, kp, fast)
@@ -175,6 +196,7 @@ def _fused(rows: Ragged, given: Pass, values: bool, at: Launch) -> Sums:
         WEIGHTED=rows.weights is not None,
         VALUES=values,
         FAST=int(fast),
+        ROWS_FIRST=not fast and kp <= 32,
         SPARE=spare,
         BLOCK=at.block,
         num_warps=at.warps,
@@ -189,9 +211,13 @@ def _fused(rows: Ragged, given: Pass, values: bool, at: Launch) -> Sums:
     return Sums(mass.copy(), moments, host[:, -2].copy(), host[:, -1].copy())
 
 
-@final
 class _Phases:
     """What both phases of a pass need beside the rows."""
+
+    @staticmethod
+    def launches(rows: Ragged, given: Pass) -> tuple[Launch, Launch]:
+        """The settings of both."""
+        return phase_launches(rows.fast, _padded(given.components))
 
     def __init__(self, rows: Ragged, given: Pass, tile: int) -> None:
         f, self.fast = given.features, rows.fast
@@ -222,16 +248,10 @@ class _Phases:
             yield dataclasses.replace(rows, starts=starts, counts=take, memo={})
             starts, counts = starts + take, counts - take
 
-    def shares(self, rows: Ragged, values: bool, each: bool, at: Launch) -> tuple[Any, Any, Any]:
-        """Responsibilities ``(rows, kp)``, log sums of each row if asked, and sums of values."""
-        x, busy = rows.rows, rows.counts > 0
-        low = int(rows.starts[busy].min())
-        span = int((rows.starts + rows.counts)[busy].max()) - low
-        kind = torch.float32 if self.fast else torch.float64
-        answers = torch.empty((span, self.kp), dtype=kind, device=x.device)
-        densities = torch.empty(span if each else 1, dtype=torch.float64, device=x.device)
-        table, ends = rows.programs(at.programs * _processors(x), at.block)
-        told = torch.empty((len(table), 2), dtype=torch.float64, device=x.device)
+    def _call(self, start: Any, end: Any, *, values: bool, each: bool, at: Launch) -> None:
+        """The kernel of the first phase."""
+        x, rows, table = start
+        answers, densities, told, low = end
         kernels.shares[(len(table),)](
             x,
             x if rows.weights is None else rows.weights,
@@ -259,10 +279,23 @@ class _Phases:
             num_warps=at.warps,
             num_stages=at.stages,
         )
+
+    def shares(self, rows: Ragged, values: bool, each: bool, at: Launch) -> tuple[Any, Any, Any]:
+        """Responsibilities ``(rows, kp)``, log sums of each row if asked, and sums of values."""
+        x, busy = rows.rows, rows.counts > 0
+        low = int(rows.starts[busy].min())
+        span = int((rows.starts + rows.counts)[busy].max()) - low
+        kind = torch.float32 if self.fast else torch.float64
+        answers = torch.empty((span, self.kp), dtype=kind, device=x.device)
+        densities = torch.empty(span if each else 1, dtype=torch.float64, device=x.device)
+        table, ends = rows.programs(at.programs * _processors(x), at.block)
+        told = torch.empty((len(table), 2), dtype=torch.float64, device=x.device)
+        end = (answers, densities, told, low)
+        self._call((x, rows, table), end, values=values, each=each, at=at)
         return answers, densities, _reduced(told, ends, len(rows.starts)) if values else None
 
     def moments(self, rows: Ragged, answers: Any, at: Launch, weight: float) -> Any:
-        """Sums of responsibility times feature, ``(workers, kp fp)``."""
+        """Sums of responsibility times features and 1, ``(workers, K, at least F + 1)``."""
         x, kt = rows.rows, min(self.kp, 64)
         table, ends = rows.programs(at.programs * _processors(x), at.block)
         sums = torch.empty((len(table), self.kp * self.fp), dtype=torch.float64, device=x.device)
@@ -288,12 +321,110 @@ class _Phases:
             num_warps=at.warps,
             num_stages=at.stages,
         )
-        return _reduced(sums, ends, len(rows.starts))
+        found = _reduced(sums, ends, len(rows.starts)).reshape(-1, self.kp, self.fp)
+        return found[:, : self.given.components]
 
 
-def _in_two(rows: Ragged, given: Pass, values: bool, first: Launch, second: Launch) -> Sums:
+@final
+class _Matrices(_Phases):
+    """All products of many columns: a matrix for each component instead of a table of products."""
+
+    @staticmethod
+    def launches(rows: Ragged, given: Pass) -> tuple[Launch, Launch]:
+        """The settings of both phases."""
+        return matrix_launches(rows.fast, _padded(len(given.features.origin)))
+
+    def __init__(self, rows: Ragged, given: Pass, tile: int) -> None:
+        d = len(given.features.origin)
+        linear = Features(given.features.origin, given.features.scale, "none")
+        super().__init__(
+            rows, dataclasses.replace(given, features=linear, slopes=given.slopes[..., :d]), 32
+        )
+        self.dp, k = _padded(d), given.components
+        flat = given.slopes.reshape(-1, k, given.slopes.shape[-1])
+        above, beside = np.triu_indices(d)
+        whole = np.zeros((len(flat), k, self.dp, self.dp))
+        whole[..., above, beside] += 0.5 * flat[..., d:]
+        whole[..., beside, above] += 0.5 * flat[..., d:]
+        first = np.zeros((len(flat), k, self.dp))
+        first[..., :d] = flat[..., :d]
+        factors: Any = np.ones(1, dtype=np.float32)
+        matrices: Any = whole
+        if self.fast:
+            split, factors = halves(whole.reshape(len(flat) * k, 1, 1, -1))
+            matrices, first = split[:, 0], first.astype(np.float32)
+        intercepts = _intercepts(given, self.kp, self.fast)
+        frame = _frame(given.features, self.dp, self.fast, rows.rows.dtype == torch.float32)
+        shipped = _ship(rows, matrices, factors, first, intercepts, *frame)
+        self.natural, self.wide_frame = shipped[:4], shipped[4:]
+
+    def _call(self, start: Any, end: Any, *, values: bool, each: bool, at: Launch) -> None:
+        x, rows, table = start
+        answers, densities, told, low = end
+        kernels.quadratic[(len(table),)](
+            x,
+            x if rows.weights is None else rows.weights,
+            table,
+            *self.natural,
+            *self.wide_frame,
+            answers,
+            densities,
+            told,
+            int(self.given.intercepts.ndim > 1),
+            low,
+            D=self.d,
+            DP=self.dp,
+            K=self.given.components,
+            KP=self.kp,
+            HARD=self.given.hard,
+            WEIGHTED=rows.weights is not None,
+            VALUES=values,
+            ROWS=each,
+            FAST=int(self.fast),
+            BLOCK=at.block,
+            num_warps=at.warps,
+            num_stages=at.stages,
+        )
+
+    def moments(self, rows: Ragged, answers: Any, at: Launch, weight: float) -> Any:
+        """Sums of z z^T of each component, and with them of z."""
+        x, k, d = rows.rows, self.given.components, self.d
+        most = max(1, at.programs * _processors(x) // k)
+        table, ends = rows.programs(most, at.block)
+        size = (len(table), k * self.dp * self.dp)
+        sums = torch.empty(size, dtype=torch.float64, device=x.device)
+        kernels.scatter[(len(table) * k,)](
+            x,
+            table,
+            *self.wide_frame,
+            answers,
+            sums,
+            int(rows.starts[rows.counts > 0].min()),
+            1 / weight,
+            D=d,
+            DP=self.dp,
+            K=k,
+            KP=self.kp,
+            FAST=int(self.fast),
+            BLOCK=at.block,
+            num_warps=at.warps,
+            num_stages=at.stages,
+        )
+        found = _reduced(sums, ends, len(rows.starts)).reshape(-1, k, self.dp, self.dp)
+        above, beside = np.triu_indices(d)
+        second = found[..., rows.put(above), rows.put(beside)]
+        if self.dp > d:  # column d is 1: its products are the columns and the masses
+            first = found[..., : d + 1, d]
+        else:
+            first = super().moments(rows, answers, Launch(32, 2, 2, tile=32), weight)
+        return torch.cat([first[..., :d], second, first[..., d : d + 1]], dim=-1)
+
+
+def _in_two(
+    kind: type[_Phases], rows: Ragged, given: Pass, values: bool, first: Launch, second: Launch
+) -> Sums:
     """Responsibilities written down, then sums of them and the features."""
-    phases = _Phases(rows, given, max(first.tile, second.tile))
+    phases = kind(rows, given, max(first.tile, second.tile))
     workers, weight = len(rows.starts), _heaviest(rows) if rows.fast else 1.0
     total: Any = 0.0
     told: Any = 0.0
@@ -301,17 +432,18 @@ def _in_two(rows: Ragged, given: Pass, values: bool, first: Launch, second: Laun
         answers, _, scores = phases.shares(part, values, False, first)
         total = total + phases.moments(part, answers, second, weight)
         told = told + scores if values else told
-    host = total.cpu().numpy().reshape(workers, phases.kp, phases.fp)[:, : given.components]
-    host = host * (weight / phases.shrink)
+    host = total.cpu().numpy() * (weight / phases.shrink)
     scores = told.cpu().numpy() if values else np.zeros((workers, 2))
-    mass, moments = host[..., phases.count].copy(), host[..., : phases.count].copy()
+    count = len(given.features.left)
+    mass, moments = host[..., count].copy(), host[..., :count].copy()
     return Sums(mass, moments, scores[:, 0], scores[:, 1])
 
 
 def answers(rows: Ragged, given: Pass) -> Iterator[tuple[Any, Any]]:
     """Responsibilities ``(rows, K)`` and log sums ``(rows,)``, part by part, where the rows are."""
-    at, _ = phase_launches(rows.fast, _padded(given.components))
-    phases = _Phases(rows, given, at.tile)
+    kind = _Matrices if _wide(given) else _Phases
+    at, _ = kind.launches(rows, given)
+    phases = kind(rows, given, at.tile)
     for part in phases.parts(rows):
         shares, densities, _ = phases.shares(part, False, True, at)
         yield shares[:, : given.components], densities
