@@ -56,6 +56,7 @@ STANDARD = {
         "abc",
         "bisect",
         "collections",
+        "concurrent",
         "contextlib",
         "contextvars",
         "copy",

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from typing import Any, final
 
 import numpy as np
-from array_api_compat import is_numpy_array
-from numpy.typing import NDArray
 
 from emfed.core.errors import SettingsError
 from emfed.core.protocols import IntArray
@@ -16,7 +14,7 @@ from emfed.data.reading import read_table
 from emfed.data.sources import Source, Stream
 from emfed.data.tables import Workers, WorkerTables
 from emfed.data.workers import WorkerData
-from emfed.models.devices import Precision, Ragged
+from emfed.models.devices import Precision, Ragged, is_here
 from emfed.models.devices.placing import check_device, fits, place, stream
 
 
@@ -27,18 +25,18 @@ class Streamed(Source):
     def __init__(self, table: Any, device: Any, precision: Precision) -> None:
         self._table, self._device, self._precision = table, device, precision
         self.columns = getattr(table, "columns", None)
-        self._size = 4 if np.dtype(table.dtype) == np.float32 else 8
+        self._size = 4 if str(table.dtype).endswith("float32") else 8
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns."""
         return int(self._table.shape[0]), int(self._table.shape[1])
 
-    def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Rows on the host."""
+    def read(self, start: int, stop: int) -> Any:
+        """Rows on the host: numpy, or a tensor if the table is one."""
         if isinstance(self._table, Source):
             return self._table.read(start, stop)
-        return np.asarray(self._table[start:stop])
+        return self._table[start:stop]
 
     def blocks(self) -> Iterator[Any]:
         """All rows on the device, in order."""
@@ -49,7 +47,8 @@ class Streamed(Source):
 
     def take(self, indices: IntArray) -> Any:
         """Picked rows, on the device."""
-        return place(super().take(indices), self._device)
+        rows = super().take(indices) if isinstance(self._table, Source) else self._table[indices]
+        return place(rows, self._device)
 
 
 def to_device(found: Workers, device: Any, precision: Precision = "double") -> Workers:
@@ -79,7 +78,7 @@ def to_device(found: Workers, device: Any, precision: Precision = "double") -> W
     for table in tables:
         if isinstance(table, Stream):
             placed.append(_drawn(table, where))
-        elif not stay and (isinstance(table, Source) or is_numpy_array(table)):
+        elif not stay and (isinstance(table, Source) or not is_here(table)):
             placed.append(Streamed(table, where, precision))
         else:
             whole = table.read(0, table.shape[0]) if isinstance(table, Source) else table

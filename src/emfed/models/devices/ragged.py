@@ -61,8 +61,9 @@ class Ragged:
         pieces = -(-self.counts // each)
         ends = np.concatenate([[0], np.cumsum(pieces)]).astype(np.int64)
         worker = np.repeat(np.arange(len(pieces)), pieces)
-        first = self.starts[worker] + (np.arange(len(worker)) - ends[worker]) * each
-        last = np.minimum(first + each, (self.starts + self.counts)[worker])
+        own = -(-self.counts // (np.maximum(pieces, 1) * block)) * block  # of one size, or the
+        first = self.starts[worker] + (np.arange(len(worker)) - ends[worker]) * own[worker]
+        last = np.minimum(first + own[worker], (self.starts + self.counts)[worker])  # last is late
         return np.stack([first, last, worker], axis=1).astype(np.int64), ends
 
     def programs(self, most: int, block: int) -> tuple[Any, Any]:

@@ -22,6 +22,7 @@ ANSWER_BYTES = 1 << 30
 """Responsibilities written down at once by the kernels that write them."""
 
 
+KINDS = {"d": torch.float64, "f": torch.float32, "e": torch.float16, "i": torch.int32}
 MATRIX_COLUMNS = range(12, 65)
 """Numbers of columns for which a matrix product for each component beats products of columns."""
 
@@ -41,7 +42,7 @@ class Launch:
 def fused_launch(fast: bool, cells: int) -> Launch:
     """The fastest of those tried on an H200 (10,000,000 x 20, K=10 and 160), as are those below."""
     if cells > 2048:
-        return Launch(32, 4, 2)
+        return Launch(16, 4, 4)
     if fast:
         return Launch(64, 2, 8) if cells <= 512 else Launch(64, 1, 8)
     return Launch(32, 1, 16) if cells <= 1024 else Launch(32, 2, 8)
@@ -81,18 +82,13 @@ def _processors(x: Any) -> int:
 
 
 def _ship(rows: Ragged, *arrays: Any) -> list[Any]:
-    """Arrays beside the rows, in one copy."""
-    edges = np.cumsum([0, *(-(-a.nbytes // 16) * 16 for a in arrays)])
-    buffer = np.zeros(int(edges[-1]), dtype=np.uint8)
-    for a, start in zip(arrays, edges[:-1].tolist(), strict=True):
-        buffer[start : start + a.nbytes] = np.ascontiguousarray(a).view(np.uint8).reshape(-1)
-    there = rows.put(buffer)
-    kinds = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16}
-    kinds["int32"] = torch.int32
-    return [
-        there[start : start + a.nbytes].view(kinds[a.dtype.name]).reshape(a.shape)
-        for a, start in zip(arrays, edges[:-1].tolist(), strict=True)
-    ]
+    """Arrays beside the rows, flat, in one copy."""
+    parts = [np.ascontiguousarray(a).tobytes() for a in arrays]
+    padded = [part + bytes(-len(part) % 16) for part in parts]  # kernels read 16 bytes at a time
+    there = rows.put(np.frombuffer(bytearray(b"".join(padded)), dtype=np.uint8))
+    kinds = [KINDS[a.dtype.char] for a in arrays]
+    pieces = there.split([len(part) for part in padded])
+    return [piece.view(kind) for piece, kind in zip(pieces, kinds, strict=True)]
 
 
 def _frame(features: Features, width: int, fast: bool, single: bool) -> list[Any]:
@@ -202,13 +198,27 @@ def _fused(rows: Ragged, given: Pass, values: bool, at: Launch) -> Sums:
         num_warps=at.warps,
         num_stages=at.stages,
     )
-    host = _reduced(sums, ends, len(rows.starts)).cpu().numpy()
-    cells = host[:, : -kp - 2].reshape(-1, 1 + squared, kp, dp)[:, :, :k] * weight
-    mass = cells[:, 0, :, d] if spare else host[:, -kp - 2 : -2][:, :k]
-    if squared and fast:
-        cells[:, 1] /= SHRINK
-    moments = np.concatenate([cells[:, part, :, :d] for part in range(1 + squared)], axis=-1)
-    return Sums(mass.copy(), moments, host[:, -2].copy(), host[:, -1].copy())
+    found = _reduced(sums, ends, len(rows.starts))
+    cells = found[:, : -kp - 2].reshape(-1, 1 + squared, kp, dp)[:, :, :k, : d + spare]
+    wanted = [cells.reshape(len(found), -1), found[:, -kp - 2 : -2][:, :k], found[:, -2:]]
+    host = _home(torch.cat(wanted, dim=1))  # what the answer needs, in one copy
+    whole = host[:, : -k - 2].reshape(-1, 1 + squared, k, d + spare)
+    if weight != 1:
+        whole *= weight
+    mass = whole[:, 0, :, d] if spare else host[:, -k - 2 : -2]
+    moments = whole[:, 0, :, :d]
+    if squared:
+        second = whole[:, 1, :, :d] / (SHRINK if fast else 1.0)
+        moments = np.concatenate([moments, second], axis=-1)
+    return Sums(mass, moments, host[:, -2], host[:, -1])
+
+
+def _home(tensor: Any) -> FloatArray:
+    """A tensor as numpy, through pinned memory that torch keeps: new pages cost more than bytes."""
+    if tensor.device.type != "cuda":
+        return np.asarray(tensor.numpy())
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return np.asarray(host.copy_(tensor).numpy())
 
 
 class _Phases:
@@ -342,7 +352,7 @@ class _Matrices(_Phases):
         )
         self.dp, k = _padded(d), given.components
         flat = given.slopes.reshape(-1, k, given.slopes.shape[-1])
-        above, beside = np.triu_indices(d)
+        above, beside = (side[d:] for side in (given.features.left, given.features.right))
         whole = np.zeros((len(flat), k, self.dp, self.dp))
         whole[..., above, beside] += 0.5 * flat[..., d:]
         whole[..., beside, above] += 0.5 * flat[..., d:]
@@ -411,8 +421,10 @@ class _Matrices(_Phases):
             num_stages=at.stages,
         )
         found = _reduced(sums, ends, len(rows.starts)).reshape(-1, k, self.dp, self.dp)
-        above, beside = np.triu_indices(d)
-        second = found[..., rows.put(above), rows.put(beside)]
+        if "upper" not in rows.memo:
+            above, beside = np.triu_indices(d)
+            rows.memo["upper"] = rows.put(above * self.dp + beside)
+        second = found.reshape(-1, k, self.dp * self.dp)[..., rows.memo["upper"]]
         if self.dp > d:  # column d is 1: its products are the columns and the masses
             first = found[..., : d + 1, d]
         else:
@@ -432,11 +444,10 @@ def _in_two(
         answers, _, scores = phases.shares(part, values, False, first)
         total = total + phases.moments(part, answers, second, weight)
         told = told + scores if values else told
-    host = total.cpu().numpy() * (weight / phases.shrink)
-    scores = told.cpu().numpy() if values else np.zeros((workers, 2))
-    count = len(given.features.left)
-    mass, moments = host[..., count].copy(), host[..., :count].copy()
-    return Sums(mass, moments, scores[:, 0], scores[:, 1])
+    host, count = _home(total), len(given.features.left)
+    host *= weight / phases.shrink
+    scores = _home(told) if values else np.zeros((workers, 2))
+    return Sums(host[..., count], host[..., :count], scores[:, 0], scores[:, 1])
 
 
 def answers(rows: Ragged, given: Pass) -> Iterator[tuple[Any, Any]]:
