@@ -275,8 +275,8 @@ class FederatedEstimator(BaseEstimator):
         return read_one_table(self, X, missing=self._missing)
 
     def _answer(self, name: str, X: Any) -> Any:
-        ask = getattr(self.result_, name)
         parts = on_device(self, self._rows(X), by_row=name in BY_ROW)
+        ask = getattr(self.result_, name)
         found = [ask(rows) for rows in parts]
         return found[0] if len(found) == 1 else np.concatenate(found)
 
