@@ -2,11 +2,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+GPU_PYTHON ?= python3
 
-.PHONY: help setup demo reproduce test lint types check wheel bench chaos fuzz faults clean
+.PHONY: help setup demo reproduce test lint types check wheel bench chaos fuzz faults gpu gpu-interpreted clean
 
 help: ## Show this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
 
 setup: $(STAMP) ## Create .venv with the package, its command and all tools
 
@@ -57,6 +58,20 @@ fuzz: setup ## Feed a million inputs to the decoders (installs atheris)
 
 faults: setup ## Try ten thousand random faults of network, processes and disks
 	$(BIN)/python -m benchmarks faults --plans 10000 --json build/faults.json
+
+gpu: ## Test the kernels on this machine's GPU and measure them beside their peers
+	PYTHONPATH=src $(GPU_PYTHON) -m pytest -q tests/models/devices
+	PYTHONPATH=src $(GPU_PYTHON) -m benchmarks.gpu
+
+gpu-interpreted: build/gpu-venv/.installed ## Test the kernels without a GPU (installs torch and triton)
+	TRITON_INTERPRET=1 PYTHONPATH=src build/gpu-venv/bin/python -m pytest -q tests/models/devices
+
+build/gpu-venv/.installed: pyproject.toml
+	$(PYTHON) -m venv build/gpu-venv
+	build/gpu-venv/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	# Triton's interpreter converts arrays of one number, which numpy refuses from 2.4 on.
+	build/gpu-venv/bin/python -m pip install --quiet --editable . torch triton pytest hypothesis 'numpy<2.4'
+	@touch $@
 
 clean: ## Remove what the targets made
 	rm -rf $(VENV) dist build demo reproduction .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -31,6 +31,7 @@ from benchmarks.estimators import bench_pooled, bench_speed, bench_starts
 from benchmarks.faults import bench_faults
 from benchmarks.files import bench_files
 from benchmarks.flower import bench_flower
+from benchmarks.gpu import bench_gpu
 from benchmarks.imputation import bench_imputation
 from benchmarks.ledger import bench_ledger, bench_mnist
 from benchmarks.messages import bench_messages
@@ -429,6 +430,7 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "network": network,
     "flower": flower,
     "faults": partial(faults, plans=1000),
+    "gpu": lambda console: bench_gpu(),
 }
 
 

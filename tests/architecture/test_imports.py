@@ -12,6 +12,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 ORDER = (
     "core",
+    "models.devices",
     "models",
     "compressors",
     "algorithms",
@@ -34,7 +35,7 @@ STRANGERS = {("compressors", "models"), ("algorithms", "models")}
 FOREIGN: dict[str, set[str]] = {
     "numpy": set(ORDER),
     "scipy": {"core", "imputation", "models", "artifacts"},
-    "array_api_compat": {"models", "data", "network", "testing"},
+    "array_api_compat": {"models.devices", "models", "data", "network", "testing"},
     "safetensors": {"core"},
     "polars": {"core", "data", "theory.experiments", "imputation", "cli", "fitting"},
     "sklearn": {"data", "fitting.estimators"},
@@ -47,6 +48,8 @@ FOREIGN: dict[str, set[str]] = {
     "flwr": {"network.flower"},
     "cryptography": {"network", "network.flower"},
     "websockets": {"network"},
+    "torch": {"models.devices"},
+    "triton": {"models.devices"},
     "starlette": {"network.flower"},
     "threadpoolctl": {"cli", "theory.experiments", "fitting", "imputation"},
 }
@@ -55,6 +58,7 @@ STANDARD = {
         "abc",
         "bisect",
         "collections",
+        "concurrent",
         "contextlib",
         "contextvars",
         "copy",

@@ -17,6 +17,10 @@ ALGORITHM, LIMITS, OUTPUT, RUN = "Algorithm", "Limits (the first one met)", "Out
 Json = Annotated[
     bool, typer.Option("--json", help="Print the summary as JSON.", rich_help_panel=OUTPUT)
 ]
+Device = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Compute on a GPU: cuda.", rich_help_panel=RUN),
+]
 Threads = Annotated[
     int | None,
     typer.Option(metavar="N", min=1, help="Threads of the linear algebra.", rich_help_panel=RUN),
@@ -274,6 +278,11 @@ def fit(
         ),
     ] = 0,
     threads: Threads = None,
+    device: Device = None,
+    precision: Annotated[
+        str,
+        typer.Option(help="On a device: double, or fast (six digits).", rich_help_panel=RUN),
+    ] = "double",
     config: Annotated[
         Path | None,
         typer.Option(

@@ -15,6 +15,7 @@ from emfed.cli.intake import Intake, read_workers
 from emfed.cli.progress import progress, size
 from emfed.cli.tables import PIPE, check_output
 from emfed.core.errors import SettingsError
+from emfed.data.placing import to_device
 from emfed.fitting.driver import Watch, threads_of
 from emfed.fitting.driver import run_fit as drive
 from emfed.fitting.selection import with_setting
@@ -39,7 +40,8 @@ def run_fit(options: Options) -> tuple[bool, bool]:
         progress(options.quiet or options.json_output, settings) as show,
     ):
         watch = Watch((show,), None, path, 100, options.resume, curve=options.curve)
-        fitted = drive(settings, StackedFederation(intake.workers), watch)
+        workers = to_device(intake.workers, options.device, options.precision)
+        fitted = drive(settings, StackedFederation(workers), watch)
     result = fitted.result
     if intake.categories:  # what codes mean, so that predictions read the same words
         kept = {name: list(values) for name, values in intake.categories.items()}

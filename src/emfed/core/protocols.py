@@ -155,6 +155,11 @@ class Model(ABC):
     def surrogate(self, statistics: FloatArray, params: Any) -> FloatArray:
         """psi(theta) + R(theta) - <s, phi(theta)>, which `maximize` minimises over theta."""
 
+    @property
+    def sweeps(self) -> bool:
+        """Whether its pass over rows runs in kernels on a device, for many workers at once."""
+        return False
+
     def closed_form(self) -> FloatArray | None:
         """Statistics at the optimum, if what `bind` was told says all; None: EM must find them."""
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -14,6 +15,7 @@ from emfed.core.errors import DataError
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.data.reading import match_columns, read_table
 from emfed.data.sources import Source, Stream, chunks
+from emfed.models.devices import Precision, Ragged, ragged
 
 
 def gather(rows: Any, indices: IntArray) -> Any:
@@ -23,6 +25,16 @@ def gather(rows: Any, indices: IntArray) -> Any:
     xp = array_namespace(rows)
     flat = xp.asarray(indices.ravel(), device=device(rows))
     return xp.reshape(xp.take(rows, flat, axis=0), (*indices.shape, *rows.shape[1:]))
+
+
+def _row_axis(block: Any, weights: Any, precision: Precision) -> Any:
+    """One worker's rows with a worker axis, on a device with the precision of passes there."""
+    if isinstance(block, Ragged):
+        return block
+    if precision == "double":
+        return block[None, ...]
+    found = ragged(block, None if weights is None else weights[0])
+    return block[None, ...] if found is None else replace(found, precision=precision)
 
 
 class Piece(NamedTuple):
@@ -38,6 +50,22 @@ class Piece(NamedTuple):
     """How many of their rows came before."""
 
 
+def apart(piece: Piece) -> Iterator[Piece]:
+    """A piece of ragged rows as pieces of one worker each, for what takes arrays alone."""
+    if not isinstance(piece.rows, Ragged):
+        yield piece
+        return
+    found = piece.rows
+    for place, start, count in zip(
+        piece.positions.tolist(), found.starts.tolist(), found.counts.tolist(), strict=True
+    ):
+        own = slice(start, start + count)
+        padding = piece.padding
+        if found.weights is not None:
+            padding = found.weights[own].cpu().numpy()[None]
+        yield Piece(np.array([place]), found.rows[own][None], padding, piece.share, piece.first)
+
+
 class Workers(ABC):
     """The rows of all workers of a simulation."""
 
@@ -45,6 +73,8 @@ class Workers(ABC):
     columns: tuple[str, ...] | None
     row_weights: Sequence[FloatArray] | None = None
     """Weights of the rows, worker by worker; None where all count alike."""
+    precision: Precision = "double"
+    """Of passes over rows on a device."""
 
     @property
     @final
@@ -111,7 +141,9 @@ class Workers(ABC):
                     share = float(part.sum() / own.sum())
                     if share == 0:
                         continue
-                yield Piece(np.array([position]), block[None, ...], part, share, first)
+                rows = _row_axis(block, part, self.precision)
+                kept = None if isinstance(rows, Ragged) and rows.weights is not None else part
+                yield Piece(np.array([position]), rows, kept, share, first)
 
     @final
     def name(self, worker: int) -> str:
@@ -140,9 +172,10 @@ class WorkerTables(Workers):
         names: Sequence[str] | None = None,
         columns: tuple[str, ...] | None = None,
         row_weights: Sequence[FloatArray] | None = None,
+        precision: Precision = "double",
     ) -> None:
         self.tables, self.names, self.columns = list(tables), names, columns
-        self.row_weights = row_weights
+        self.row_weights, self.precision = row_weights, precision
         self.check_names()
 
     @property
@@ -189,7 +222,7 @@ class WorkerTables(Workers):
         for worker in workers.tolist():
             if isinstance(tables[worker], Stream):
                 tables[worker] = self._draw(worker, round_)
-        return WorkerTables(tables, self.names, self.columns)
+        return WorkerTables(tables, self.names, self.columns, precision=self.precision)
 
     def _draw(self, worker: int, round_: int) -> Any:
         """The rows of a stream in this round, in the common columns."""

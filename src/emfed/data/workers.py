@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
@@ -18,6 +18,8 @@ from emfed.data.reading import match_columns, read_table
 from emfed.data.sources import ParquetRows, Source, Stream, parquet_schema
 from emfed.data.tables import Piece, Workers, WorkerTables, gather
 from emfed.data.weights import check_row_weights, group_order
+from emfed.models.devices import Precision, Ragged, is_here
+from emfed.models.devices.placing import place
 
 LARGE = 4096
 """A worker with this many rows gains nothing from company."""
@@ -37,6 +39,10 @@ class WorkerData(Workers):
     names: Sequence[str] | None = None
     columns: tuple[str, ...] | None = None
     row_weights: Sequence[FloatArray] | None = None
+    precision: Precision = "double"
+    """Of passes over rows on a device."""
+    memo: dict[str, Any] = field(default_factory=dict, repr=False)
+    """The rows of all workers as kernels take them, with what was found out about them."""
 
     def __post_init__(self) -> None:
         if self.size <= 0:
@@ -71,7 +77,13 @@ class WorkerData(Workers):
         return self.rows[int(self.offsets[worker]) : int(self.offsets[worker + 1]), ...]
 
     def stacks(self, workers: IntArray) -> Iterator[Piece]:
-        """All rows of the workers, grouped by size so that padding wastes at most a quarter."""
+        """All rows of the workers, grouped by size so that padding wastes at most a quarter.
+
+        On a device all are one piece, whatever their sizes: slices of one tensor.
+        """
+        if is_here(self.rows) and len(workers):
+            yield Piece(np.arange(len(workers)), self._slices(workers), None, 1.0, 0)
+            return
         counts = self.counts_of(workers)
         order = np.argsort(counts, kind="stable")
         ordered = counts[order]
@@ -91,6 +103,21 @@ class WorkerData(Workers):
                     row[: len(self.row_weights[worker])] = self.row_weights[worker]
             yield Piece(positions, rows, padding, 1.0, 0)
             start = stop
+
+    def _slices(self, workers: IntArray) -> Ragged:
+        """These workers' rows on the device; those of everybody are remembered."""
+        everybody = len(workers) == self.size
+        if everybody and "rows" in self.memo:
+            return self.memo["rows"]
+        whole = self.memo.get("rows")
+        weights = None if whole is None else whole.weights
+        if self.row_weights is not None and weights is None:
+            weights = place(np.concatenate(self.row_weights), self.rows.device)
+        starts, counts = self.offsets[workers], self.counts_of(workers)
+        found = Ragged(self.rows, starts, counts, weights, self.precision)
+        if everybody:
+            self.memo["rows"] = found
+        return found
 
     def _stack(self, workers: IntArray, counts: IntArray) -> tuple[Any, Any]:
         """Rows ``(workers, m, ...)`` and padding; a view where the rows lie side by side."""
@@ -276,18 +303,29 @@ def weigh(found: Workers, weights: list[FloatArray]) -> Workers:
     return WorkerTables(found.tables, found.names, found.columns, weights)
 
 
-def as_workers(data: Any, groups: Any | None = None, sample_weight: Any | None = None) -> Workers:
+def as_workers(
+    data: Any,
+    groups: Any | None = None,
+    sample_weight: Any | None = None,
+    *,
+    device: Any | None = None,
+    precision: Precision = "double",
+) -> Workers:
     """Whatever a user may hold.
 
     A dict or list of tables, or one table, alone or with ``groups``. A table is an array, a data
     frame, the path of a Parquet file, a `Source` or a `Stream`; with the path of one file,
     ``groups`` names its column, by which the file is sorted. ``sample_weight`` has the shape of the
-    data: one number per row, or a dict or list of such.
+    data: one number per row, or a dict or list of such. With a ``device`` (``"cuda"``) the rows are
+    put there, or streamed to it where they do not fit, and passes over them run there, exact or,
+    with ``precision="fast"``, to six digits.
     """
+    from emfed.data.placing import to_device
+
     found = _workers(data, groups)
-    if sample_weight is None:
-        return found
-    return weigh(found, row_weights(found, data, groups, sample_weight))
+    if sample_weight is not None:
+        found = weigh(found, row_weights(found, data, groups, sample_weight))
+    return to_device(found, device, precision)
 
 
 def _workers(data: Any, groups: Any | None) -> Workers:

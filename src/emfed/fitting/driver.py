@@ -32,6 +32,7 @@ from emfed.fitting.session import Session, digest
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.starts import NOT_INSIDE, search
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop, remaining
+from emfed.models.devices import Precision
 from emfed.models.several import Several, SeveralParameters
 from emfed.network import FEDERATIONS, InProcessFederation, RayFederation
 
@@ -430,6 +431,8 @@ def fit(
     checkpoint_every: int = 100,
     resume: bool = False,
     threads: int | None = None,
+    device: Any | None = None,
+    precision: Precision = "double",
     **settings: Any,
 ) -> Result:
     """Fit a model on the rows of many workers, in this process or wherever they are.
@@ -450,6 +453,8 @@ def fit(
     checkpoint : a file that the state is written to every ``checkpoint_every`` rounds and at the
         end; with ``resume=True`` the fit goes on from it, if it is there.
     threads : of the linear algebra.
+    device, precision : ``"cuda"`` puts the rows on a GPU, or streams them to it where they do not
+        fit: answers agree with numpy's to rounding or, with ``precision="fast"``, to six digits.
     **settings : all other fields of `FitSettings`: ``n_components``, ``start``, ``n_init``,
         ``participation``, ``weights``, ``tol``, ``rounds``, ``seed``, ``scores``, ...
 
@@ -478,7 +483,10 @@ def fit(
         resume,
     )
     given = FitSettings.read(model, algorithm, **settings)
-    with threads_of(threads), federation_of(federation, data, groups, sample_weight) as network:
+    with (
+        threads_of(threads),
+        federation_of(federation, data, groups, sample_weight, device, precision) as network,
+    ):
         return warned(run_fit(given, network, watch)).result
 
 
@@ -499,6 +507,8 @@ def select_components(
     federation: Place = "stacked",
     callbacks: Iterable[Callback] | Callback = (),
     threads: int | None = None,
+    device: Any | None = None,
+    precision: Precision = "double",
     **settings: Any,
 ) -> Selection:
     """Fit a mixture with each number of components in one run, and choose by BIC, ICL or AIC.
@@ -518,7 +528,10 @@ def select_components(
     """
     watch = Watch((callbacks,) if callable(callbacks) else tuple(callbacks))
     given = FitSettings.read(model, n_components=n_components, **settings)
-    with threads_of(threads), federation_of(federation, data, groups, sample_weight) as network:
+    with (
+        threads_of(threads),
+        federation_of(federation, data, groups, sample_weight, device, precision) as network,
+    ):
         fitted = warned(run_fit(given, network, watch))
     if fitted.selection is None:  # one number alone was left to try
         assert given.numbers is not None
@@ -537,6 +550,8 @@ def open_run(
     federation: Place = "stacked",
     monitor: Monitor | None = None,
     count_bytes: bool = True,
+    device: Any | None = None,
+    precision: Precision = "double",
     **settings: Any,
 ) -> Run:
     """The opening exchange and the start: a `Run` ready for its first round, to drive by hand.
@@ -546,7 +561,9 @@ def open_run(
     """
     given = FitSettings.read(model, algorithm, **settings)
     with contextlib.ExitStack() as on_error:
-        network = on_error.enter_context(federation_of(federation, data, groups, sample_weight))
+        network = on_error.enter_context(
+            federation_of(federation, data, groups, sample_weight, device, precision)
+        )
         session, parts = open_session(given, network, [], count_bytes)
         view = main_view(session, parts, False)
         run = begin_run(given, session, view, start_at(given, session, parts, view), monitor)
@@ -556,18 +573,29 @@ def open_run(
 
 @contextlib.contextmanager
 def federation_of(
-    federation: Any, data: Any, groups: Any | None = None, sample_weight: Any | None = None
+    federation: Any,
+    data: Any,
+    groups: Any | None = None,
+    sample_weight: Any | None = None,
+    device: Any | None = None,
+    precision: Precision = "double",
 ) -> Any:
     """A federation by name over these data, closed at the end; or the one given, left open."""
     if isinstance(data, Federation) and groups is None and sample_weight is None:
         data, federation = None, data
+    if device is not None and not (isinstance(federation, str) and federation in FEDERATIONS):
+        raise SettingsError(
+            "device goes with federation='stacked' or 'loop'; another federation has its own data: "
+            "give it workers of as_workers(data, device='cuda')."
+        )
     if isinstance(federation, Federation):
         if not (data is None and groups is None and sample_weight is None):
             raise SettingsError("a Federation has its own data: give None, or name a federation.")
         yield federation
         return
     if isinstance(federation, str) and federation in FEDERATIONS:
-        made: Federation = FEDERATIONS[federation](as_workers(data, groups, sample_weight))
+        rows = as_workers(data, groups, sample_weight, device=device, precision=precision)
+        made: Federation = FEDERATIONS[federation](rows)
     elif federation == "ray":
         made = RayFederation(data, groups, sample_weight=sample_weight)
     else:

@@ -21,6 +21,7 @@ from emfed.core.protocols import FloatArray, IntArray, Layout, Model, Parameters
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models.components import SMALLEST_MASS
+from emfed.models.devices import MOST_COMPONENTS, Features, Pass, ragged, sweep
 from emfed.models.mixture import blocks, to_numpy
 from emfed.models.parameters import Frame, common_frame
 from emfed.models.portraits import Portrait, centre_portrait
@@ -159,6 +160,9 @@ class Clusters(Model):
         self, data: Any, params: Centres, weights: Any | None = None
     ) -> FloatArray:
         """Shares and sums of each cluster."""
+        swept = self._swept(data, params, weights)
+        if swept is not None:
+            return swept
         xp, mass, sums, rows = array_namespace(data), 0.0, 0.0, 0.0
         clusters = xp.arange(self.n_components, device=device(data))
         for z, scores, w in self._assigned(data, params, weights):
@@ -176,6 +180,25 @@ class Clusters(Model):
             told = to_numpy(rows) >= self.smallest
             parts = {"mass": parts["mass"] * told, "first": parts["first"] * told[..., None]}
         return self.layout.join(parts)
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether a kernel takes rows of this model, whatever their weights."""
+        return not self.fill and self.smallest <= 1 and self.n_components <= MOST_COMPONENTS
+
+    def _swept(self, data: Any, params: Centres, weights: Any | None) -> FloatArray | None:
+        """The statistics by a kernel, or None where there is none."""
+        rows = ragged(data, weights)
+        told = self.smallest <= 1 or (rows is not None and rows.weights is None)
+        if rows is None or self.fill or not told or self.n_components > MOST_COMPONENTS:
+            return None
+        features = Features(self._frame.origin, self._frame.scale, "none")
+        c = params.centres
+        sums = sweep(rows, Pass(features, -0.5 * (c**2).sum(axis=-1), c, hard=True))
+        kept = sums.mass >= self.smallest if self.smallest > 1 else np.ones_like(sums.mass)
+        count, first = rows.totals[:, None], slice(None) if data.ndim == 3 else 0
+        mass, moments = sums.mass * kept / count, sums.moments * kept[..., None] / count[..., None]
+        return self.layout.join({"mass": mass[first], "first": moments[first]})
 
     def responsibilities(self, data: Any, params: Centres) -> FloatArray:
         """1 for the nearest centre."""

@@ -12,6 +12,7 @@ from array_api_compat import device, is_numpy_array
 from emfed.core.errors import SettingsError
 from emfed.core.protocols import FloatArray, Layout
 from emfed.core.registry import stored
+from emfed.models.devices import Features, Pass
 from emfed.models.gaussian import GaussianMixture
 from emfed.models.matrices import (
     is_positive_definite,
@@ -208,6 +209,15 @@ class StreamedTied(_Tied):
         """``mass``, ``first``, and ``total``, the upper triangle of the mean of y y^T."""
         k, d = self.n_components, self.n_features
         return Layout((("mass", (k,)), ("first", (k, d)), ("total", (d * (d + 1) // 2,))))
+
+    @property
+    def sweeps(self) -> bool:
+        """No: y y^T travels too."""
+        return False
+
+    def as_pass(self, params: GaussianParameters, whole: bool = False) -> Pass | None:
+        """Of `sweeps`; single rows can still be answered for."""
+        return super().as_pass(params, whole) if whole else None
 
     def common(self, xp: Any, features: Any, weights: Any) -> Any:
         """Sums of y y^T, flat."""
@@ -435,6 +445,20 @@ class Spherical(_Variances):
     def expand(self, xp: Any, z: Any) -> Any:
         """The rows and their squared lengths."""
         return xp.concat([z, xp.sum(z * z, axis=0, keepdims=True)], axis=0)
+
+    def as_pass(self, params: GaussianParameters, whole: bool = False) -> Pass | None:
+        """As for diagonal covariances, with one slope for all squares."""
+        frame, d = self.constants.frame, self.n_features
+        c, slopes = self.natural(params)
+        squares = np.repeat(slopes[..., d:], d, axis=-1)
+        features = Features(frame.origin, frame.scale, "squares")
+        return Pass(features, c, np.concatenate([slopes[..., :d], squares], axis=-1))
+
+    def folded(self, moments: FloatArray) -> FloatArray:
+        """Squared lengths from squares."""
+        d = self.n_features
+        lengths = moments[..., d:].sum(axis=-1, keepdims=True)
+        return np.concatenate([moments[..., :d], lengths], axis=-1)
 
     def precisions(self, params: GaussianParameters) -> tuple[FloatArray, FloatArray]:
         """Reciprocals, and d times the logarithm."""

@@ -28,10 +28,11 @@ from emfed.core.protocols import FloatArray, IntArray, Layout, Model
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models.components import SMALLEST_MASS, keep_dying, normalised
+from emfed.models.devices import MOST_COMPONENTS, Features, Pass, Ragged, answers, ragged, sweep
 from emfed.models.factor_metric import FactorMetric
 from emfed.models.factor_solver import Penalty, fit_components, fit_factors
 from emfed.models.loadings import FactorParameters, Posterior, rotate
-from emfed.models.matrices import is_positive_definite, pack, unpack
+from emfed.models.matrices import is_positive_definite, outer, pack, triangle, unpack
 from emfed.models.mixture import blocks, to_numpy
 from emfed.models.parameters import Frame, GaussianParameters, InverseWishart, common_frame
 from emfed.models.portraits import Portrait, normal_portrait
@@ -162,6 +163,9 @@ class FactorMixture(Model):
         self, data: Any, params: FactorParameters, weights: Any | None = None
     ) -> FloatArray:
         """s-bar(theta): moments of U y - u, turned into those of z at the end."""
+        rows = ragged(data, weights)
+        if rows is not None and self.sweeps:
+            return self._swept(rows, params)[0][slice(None) if data.ndim == 3 else 0]
         xp, at = array_namespace(data), Posterior.at(params)
         sums: dict[str, Any] = dict.fromkeys(("mass", "latent", "factor", "first", "cross"), 0.0)
         sums["squares"] = 0.0
@@ -180,6 +184,52 @@ class FactorMixture(Model):
             sums["squares"] = sums["squares"] + shares @ (rows * rows)
         return self._assemble({n: to_numpy(s) for n, s in sums.items()}, at.root, data, weights)
 
+    # Rows on a GPU: the E-step of a Gaussian mixture with covariances L L^T + psi.
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether a kernel takes rows of this model."""
+        return self.n_components <= MOST_COMPONENTS
+
+    def as_pass(self, params: FactorParameters) -> Pass:
+        """Columns and their products, with the natural parameters of the Gaussian of y."""
+        precision: FloatArray = np.asarray(np.linalg.inv(params.covariances()), dtype=np.float64)
+        linear = (precision @ params.means[..., None])[..., 0]
+        c = np.log(params.weights) - 0.5 * (
+            Posterior.at(params).log_det
+            + (linear * params.means).sum(axis=-1)
+            + self.n_features * np.log(2 * np.pi)
+        )
+        _, _, diagonal = triangle(self.n_features)
+        quadratic = pack(precision) * np.where(diagonal, -0.5, -1.0)
+        features = Features(self._frame.origin, self._frame.scale, "products")
+        return Pass(features, c, np.concatenate([linear, quadratic], axis=-1))
+
+    def _swept(
+        self, rows: Ragged, params: FactorParameters, values: bool = False
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Statistics, log-likelihood and entropy of each worker.
+
+        Moments of v = U y - u follow from those of y and y y^T.
+        """
+        at, d = Posterior.at(params), self.n_features
+        found = sweep(rows, self.as_pass(params), values)
+        first, second = found.moments[..., :d], unpack(found.moments[..., d:], d)
+        u, across = at.offset, np.swapaxes(at.white, -1, -2)
+        moved = (at.white @ first[..., None])[..., 0]
+        mixed = outer(moved, u)
+        latent = at.white @ second @ across - mixed - np.swapaxes(mixed, -1, -2)
+        sums = {
+            "mass": found.mass,
+            "latent": latent + found.mass[..., None, None] * outer(u, u),
+            "factor": moved - found.mass[..., None] * u,
+            "first": first,
+            "cross": at.white @ second - outer(np.broadcast_to(u, moved.shape), first),
+            "squares": np.diagonal(second, axis1=-2, axis2=-1),
+        }
+        density = found.density / rows.totals - np.log(self._frame.scale).sum()
+        return self._assemble(sums, at.root, rows, None), density, found.entropy / rows.totals
+
     def _assemble(
         self, sums: dict[str, FloatArray], root: FloatArray, data: Any, weights: Any | None
     ) -> FloatArray:
@@ -195,6 +245,10 @@ class FactorMixture(Model):
         return self.layout.join(parts) / count
 
     def responsibilities(self, data: Any, params: FactorParameters) -> FloatArray:
+        rows = ragged(data)
+        if rows is not None and self.sweeps:
+            found = [shares for shares, _ in answers(rows, self.as_pass(params))]
+            return np.concatenate(found).reshape(*data.shape[:-1], -1)
         parts = []
         for _, _, logits, _ in self._joint(data, params, Posterior.at(params)):
             joint = to_numpy(logits)
@@ -203,6 +257,11 @@ class FactorMixture(Model):
         return np.concatenate(parts, axis=-2)
 
     def score_samples(self, data: Any, params: FactorParameters) -> FloatArray:
+        rows = ragged(data)
+        if rows is not None and self.sweeps:
+            found = [density for _, density in answers(rows, self.as_pass(params))]
+            whole = np.concatenate(found).reshape(data.shape[:-1])
+            return np.asarray(whole - np.log(self._frame.scale).sum())
         parts = []
         for _, _, logits, _ in self._joint(data, params, Posterior.at(params)):
             parts.append(np.logaddexp.reduce(to_numpy(logits), axis=-2))
@@ -212,6 +271,10 @@ class FactorMixture(Model):
         self, data: Any, params: FactorParameters, weights: Any | None = None
     ) -> FloatArray:
         """The (weighted) mean of log p, in the user's units."""
+        rows = ragged(data, weights)
+        if rows is not None and self.sweeps:
+            found = self._swept(rows, params, values=True)[1]
+            return np.asarray(found if data.ndim == 3 else found[0])
         values = self.score_samples(data, params)
         if weights is None:
             return np.asarray(values.mean(axis=-1))
@@ -401,7 +464,12 @@ class FactorMixture(Model):
     def evaluate(
         self, data: Any, params: FactorParameters, weights: Any | None = None
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """In three passes."""
+        """In three passes; by a kernel in one."""
+        rows = ragged(data, weights)
+        if rows is not None and self.sweeps:
+            first: Any = slice(None) if data.ndim == 3 else 0
+            found = self._swept(rows, params, values=True)
+            return found[0][first], np.asarray(found[1][first]), np.asarray(found[2][first])
         statistics, likelihood, _ = super().evaluate(data, params, weights)
         return statistics, likelihood, entropy(self.responsibilities(data, params), weights)
 

@@ -25,7 +25,8 @@ from emfed.core.registry import stored
 from emfed.core.streams import Purpose, normals
 from emfed.models.clusters import Clusters
 from emfed.models.components import SMALLEST_MASS, keep_dying
-from emfed.models.matrices import outer, unpack
+from emfed.models.devices import MOST_COMPONENTS, Features, Pass, Ragged, Second, sweep
+from emfed.models.matrices import outer, pack, triangle, unpack
 from emfed.models.metric import GaussianMetric
 from emfed.models.mixture import MixtureModel
 from emfed.models.parameters import (
@@ -227,8 +228,7 @@ class GaussianMixture(MixtureModel):
 
     def carrier(self, params: GaussianParameters) -> Callable[[Any, Any], Any]:
         """The constants of the density in user units and, where shared, the quadratic form."""
-        d = self.n_features
-        constant = float(-0.5 * d * np.log(2 * np.pi) - np.log(self.constants.frame.scale).sum())
+        constant = self._constant
         if not self.shared_covariance:
             return lambda xp, features: constant
         factor = np.linalg.inv(np.linalg.cholesky(params.covariances))
@@ -250,6 +250,64 @@ class GaussianMixture(MixtureModel):
             lead = moments.shape[:-2]
             parts["second"] = moments[..., d:].reshape(*lead, *shape)
         return self.layout.join(parts)
+
+    # Rows on a GPU.
+
+    @property
+    def pass_features(self) -> Second:
+        """The second moments that a kernel's pass needs; see `Features`."""
+        if self.kind == "full":
+            return "products"
+        return "none" if self.shared_covariance else "squares"
+
+    @property
+    def sweeps(self) -> bool:
+        """Every covariance type does, with up to so many components."""
+        return self.n_components <= MOST_COMPONENTS
+
+    def as_pass(self, params: GaussianParameters, whole: bool = False) -> Pass | None:
+        """Features in the frame, with intercepts and slopes of `natural`."""
+        frame = self.constants.frame
+        c, slopes = self.natural(params)
+        if not (whole and self.shared_covariance):
+            features = Features(frame.origin, frame.scale, self.pass_features)
+            return Pass(features, c, slopes)
+        precision, log_det = self.precisions(params)
+        features = Features(frame.origin, frame.scale, "products")
+        _, _, diagonal = triangle(self.n_features)
+        quadratic = (pack(precision) * np.where(diagonal, -0.5, -1.0))[..., None, :]
+        quadratic = np.broadcast_to(quadratic, (*slopes.shape[:-1], quadratic.shape[-1]))
+        whole_slopes = np.concatenate([slopes, quadratic], axis=-1)
+        return Pass(features, c - 0.5 * np.asarray(log_det)[..., None], whole_slopes)
+
+    @property
+    def _constant(self) -> float:
+        """What log densities in the user's units have beside the frame's."""
+        d = self.n_features
+        return float(-0.5 * d * np.log(2 * np.pi) - np.log(self.constants.frame.scale).sum())
+
+    def carried(self, params: GaussianParameters, rows: Ragged) -> FloatArray:
+        """Constants and, where covariances are shared, the quadratic form of each worker's rows."""
+        if not self.shared_covariance:
+            return self._constant * np.asarray(rows.totals)
+        precision, log_det = self.precisions(params)
+        quadratic = (precision * self._second_moments(rows)).sum(axis=(-1, -2))
+        return (self._constant - 0.5 * log_det) * rows.totals - 0.5 * quadratic
+
+    def carried_whole(self, params: GaussianParameters) -> float:
+        """The constants."""
+        return self._constant
+
+    def _second_moments(self, rows: Ragged) -> FloatArray:
+        """Sums of z z^T over each worker's rows; they do not change, so one pass finds them."""
+        frame, d = self.constants.frame, self.n_features
+        key = ("second moments", frame.origin.tobytes(), frame.scale.tobytes())
+        if key not in rows.memo:
+            features = Features(frame.origin, frame.scale, "products")
+            nothing = Pass(features, np.zeros(1), np.zeros((1, len(features.left))))
+            exact = dataclasses.replace(rows, precision="double")
+            rows.memo[key] = unpack(sweep(exact, nothing).moments[:, 0, d:], d)
+        return np.asarray(rows.memo[key])
 
     # The M-step.
 

@@ -27,6 +27,15 @@ from array_api_compat import (
 )
 
 from emfed.core.protocols import FloatArray, Model
+from emfed.models.devices import (
+    MOST_COMPONENTS,
+    Pass,
+    Ragged,
+    answers,
+    block_elements,
+    ragged,
+    sweep,
+)
 
 BLOCK_ELEMENTS = 1 << 16
 """Doubles in the features of one block: small enough for the cache, large enough for BLAS."""
@@ -46,7 +55,7 @@ def blocks(data: Any, weights: Any | None, width: int) -> Iterator[Block]:
         weights = array_namespace(data).asarray(weights, device=device(data))
     samples = data.shape[-2]
     wide = max(min(BLOCK_ROWS, 4 * BLOCK_ELEMENTS // width), FEWEST_ROWS)
-    total = max(BLOCK_ELEMENTS // width, wide)
+    total = max(block_elements(data, BLOCK_ELEMENTS) // width, wide)
     rows = max(1, total // max(1, prod(data.shape[:-2])))
     for start in range(0, samples, rows):
         part = slice(start, min(start + rows, samples))
@@ -62,6 +71,13 @@ def to_numpy(array: Any) -> FloatArray:
     if not is_numpy_array(array):
         array = np.from_dlpack(array)
     return np.asarray(array, dtype=np.float64)
+
+
+def _count(data: Any, weights: Any | None) -> Any:
+    """How many rows there are, or their weights' sum."""
+    if isinstance(data, Ragged):
+        return data.totals
+    return data.shape[-2] if weights is None else to_numpy(weights).sum(axis=-1)
 
 
 def _unstack(xp: Any, flat: Any, lead: tuple[int, ...], m: int) -> Any:
@@ -146,6 +162,67 @@ class MixtureModel(Model):
         """The part of log p(y) of raw rows that no parameter changes, ``(m, columns) -> (m,)``."""
         return 0.0
 
+    # Rows on a GPU.
+
+    def as_pass(self, params: Any, whole: bool = False) -> Pass | None:
+        """The E-step as a pass of kernels, if there is one for it.
+
+        ``whole`` logits are all of log p(y, z) but a constant, so that rows can be compared.
+        """
+        return None
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether `as_pass` gives one."""
+        return False
+
+    def folded(self, moments: FloatArray) -> FloatArray:
+        """Moments of the features of the pass as moments of f(y)."""
+        return moments
+
+    def carried(self, params: Any, rows: Ragged) -> FloatArray:
+        """Sums of the carrier over each worker's rows, ``(workers,)``."""
+        return np.asarray(self.carrier(params)(np, None) * rows.totals)
+
+    def _pass(
+        self, data: Any, params: Any, weights: Any | None, whole: bool = False
+    ) -> tuple[Ragged, Pass] | None:
+        """Rows and pass, where there is a kernel for both."""
+        rows = ragged(data, weights)
+        given = None if rows is None else self.as_pass(params, whole)
+        if rows is None or given is None or given.components > MOST_COMPONENTS:
+            return None
+        return rows, given
+
+    def _swept(self, data: Any, params: Any, weights: Any | None, tally: Any) -> Any:
+        """Statistics by a kernel, or None where there is none."""
+        found = self._pass(data, params, weights)
+        if found is None:
+            return None
+        rows, given = found
+        sums = sweep(rows, given, tally is not None)
+        first: Any = slice(None) if data.ndim == 3 else 0
+        if tally is not None:
+            tally.density = (sums.density + self.carried(params, rows))[first]
+            tally.entropy = sums.entropy[first]
+        total = rows.totals[:, None]
+        moments = self.folded(sums.moments) / total[..., None]
+        return self.assemble((sums.mass / total)[first], moments[first])
+
+    def _answers(self, data: Any, params: Any) -> Iterator[tuple[FloatArray, FloatArray]] | None:
+        """Responsibilities and log densities of rows, by a kernel, or None."""
+        found = self._pass(data, params, None, whole=True)
+        if found is None:
+            return None
+        constant = self.carried_whole(params)
+        return ((shares, density + constant) for shares, density in answers(*found))
+
+    def carried_whole(self, params: Any) -> float:
+        """The constant that ``whole`` logits lack."""
+        return float(self.carrier(params)(np, None))
+
+    # The E-step itself.
+
     def _logits(self, xp: Any, data: Any, params: Any) -> Callable[[Any], tuple[Any, Any]]:
         """A function from raw rows to features ``(..., f, m)`` and logits ``(..., K, m)``."""
         intercepts, slopes = self.natural(params)
@@ -190,7 +267,7 @@ class MixtureModel(Model):
         """Statistics, log-likelihood and entropy of the responsibilities, in one pass."""
         tally = _Tally(self.carrier(params))
         statistics = self._statistics(data, params, weights, None, tally)
-        count = data.shape[-2] if weights is None else to_numpy(weights).sum(axis=-1)
+        count = _count(data, weights)
         return statistics, to_numpy(tally.density) / count, to_numpy(tally.entropy) / count
 
     def _statistics(
@@ -201,6 +278,9 @@ class MixtureModel(Model):
         uniforms: FloatArray | None,
         tally: _Tally | None = None,
     ) -> FloatArray:
+        swept = None if uniforms is not None else self._swept(data, params, weights, tally)
+        if swept is not None:
+            return swept
         xp = array_namespace(data)
         logits = self._logits(xp, data, params)
         mass, moments, extra, done = 0.0, 0.0, None, 0
@@ -240,6 +320,10 @@ class MixtureModel(Model):
 
     def responsibilities(self, data: Any, params: Any) -> FloatArray:
         """p(z = k | y; theta), ``(..., samples, K)``."""
+        swept = self._answers(data, params)
+        if swept is not None:
+            whole = np.concatenate([shares for shares, _ in swept])
+            return whole.reshape(*data.shape[:-1], -1)
         xp = array_namespace(data)
         logits = self._logits(xp, data, params)
         parts = []
@@ -265,11 +349,16 @@ class MixtureModel(Model):
 
     def score_samples(self, data: Any, params: Any) -> FloatArray:
         """log p(y; theta) of each row, ``(..., samples)``, in the user's units."""
+        swept = self._answers(data, params)
+        if swept is not None:
+            return np.concatenate([density for _, density in swept]).reshape(data.shape[:-1])
         parts = [to_numpy(density) for density, _ in self._log_densities(data, params, None)]
         return np.concatenate(parts, axis=-1)
 
     def log_likelihood(self, data: Any, params: Any, weights: Any | None = None) -> FloatArray:
         """The (weighted) mean of log p(y; theta) over samples, ``(...)``, in the user's units."""
+        if self._pass(data, params, weights) is not None:
+            return self.evaluate(data, params, weights)[1]
         xp = array_namespace(data)
         total: Any = 0.0
         for density, w in self._log_densities(data, params, weights):

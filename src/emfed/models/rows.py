@@ -10,6 +10,7 @@ from array_api_compat import array_namespace, device
 
 from emfed.core.errors import DataError
 from emfed.core.protocols import FloatArray
+from emfed.models.devices import Ragged
 from emfed.models.matrices import pack
 from emfed.models.mixture import blocks, to_numpy
 
@@ -125,6 +126,8 @@ def combine_moments(
 
 def total_weight(data: Any, weights: Any | None) -> FloatArray:
     """The sum of the weights."""
+    if isinstance(data, Ragged):
+        return np.asarray(data.totals)
     if weights is None:
         return np.full(data.shape[:-2], float(data.shape[-2]))
     return to_numpy(weights).sum(axis=-1)

@@ -157,6 +157,11 @@ class Several(Model):
         return all(model.allows_missing for model in self.models)
 
     @property
+    def sweeps(self) -> bool:
+        """If all parts do."""
+        return all(model.sweeps for model in self.models)
+
+    @property
     def fixed_data(self) -> bool:
         """If some part has constants of the data."""
         return any(model.fixed_data for model in self.models)

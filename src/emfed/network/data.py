@@ -8,11 +8,18 @@ from typing import Any
 from emfed.core.errors import DataError
 from emfed.core.wire import Reason
 from emfed.data import Workers, as_workers, with_columns
+from emfed.data.placing import to_device
 from emfed.network.rules import Refusal
 
 
-def read_site(data: Any, columns: Sequence[str] | None = None) -> Workers:
-    """A table, frame, path, source or stream as the rows of one worker."""
+def read_site(
+    data: Any, columns: Sequence[str] | None = None, device: Any | None = None
+) -> Workers:
+    """A table, frame, path, source or stream as the rows of one worker, on a device if asked."""
+    return to_device(_read_site(data, columns), device)
+
+
+def _read_site(data: Any, columns: Sequence[str] | None) -> Workers:
     if isinstance(data, Workers):
         workers = data
     else:

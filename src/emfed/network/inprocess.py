@@ -33,9 +33,10 @@ from emfed.core.protocols import (
     View,
 )
 from emfed.data.sources import chunks
-from emfed.data.tables import Piece, Workers
+from emfed.data.tables import Piece, Workers, apart
 from emfed.data.workers import WorkerData, with_columns
 from emfed.models.binding import Bound
+from emfed.models.devices import Ragged
 from emfed.models.several import Several
 from emfed.network.scoring import scores_of, scores_width
 
@@ -157,7 +158,8 @@ class WorkerRows(Oracle):
         """s-bar_i(theta), piece by piece."""
         workers = self._workers[subset]
         out = np.zeros((len(workers), self._model.layout.size))
-        for piece in self._pieces(self._data, workers):
+        sweeps = latent is None and self._model.sweeps
+        for piece in _whole(self._pieces(self._data, workers), sweeps):
             if latent is None:
                 values = self._model.expected_statistics(piece.rows, params, piece.padding)
             else:
@@ -255,6 +257,12 @@ SIMULATED_ROWS = 1 << 14
 """Rows whose latent variables are drawn at once."""
 
 
+def _whole(pieces: Iterable[Piece], sweeps: bool) -> Iterator[Piece]:
+    """Pieces as they are, or those of ragged rows one worker at a time."""
+    for piece in pieces:
+        yield from [piece] if sweeps else apart(piece)
+
+
 def _summaries(
     model: Model, pieces: Iterable[Piece]
 ) -> Iterator[tuple[IntArray, float, dict[str, FloatArray]]]:
@@ -314,7 +322,7 @@ class InProcessFederation(Federation):
             )
         self._check(model, data)
         gathered: dict[str, FloatArray] = {}
-        found = self.pieces(data, self.everyone)
+        found = _whole(self.pieces(data, self.everyone), False)
         for _, group in groupby(found, key=lambda piece: int(piece.positions[0])):
             parts = list(_summaries(model, group))
             positions, _, summary = parts[0]
@@ -350,6 +358,7 @@ class InProcessFederation(Federation):
                     "empty."
                 )
             for first, block in chunks(rows):
+                block = block.rows if isinstance(block, Ragged) else block
                 model.check(block, self._where(worker), data.columns, first)
 
     def oracle(self, request: Request) -> Oracle:
@@ -432,13 +441,15 @@ class InProcessFederation(Federation):
     def ask(self, question: Question, weights: FloatArray) -> FloatArray:
         """The weighted sum of what every worker's rows say."""
         model = self._bound.view(question.view)
-        return answer(question, model, self.pieces(self.data, self.everyone), weights)
+        pieces = _whole(self.pieces(self.data, self.everyone), model.sweeps)
+        return answer(question, model, pieces, weights)
 
     @final
     def scores(self, question: Question) -> FloatArray:
         """Mean and spread of the log-likelihood of each worker's rows, and what was expected."""
         model = self._bound.view(question.view)
-        return scores_of(model, question.params, self.pieces(self.data, self.everyone), self.size)
+        pieces = _whole(self.pieces(self.data, self.everyone), False)
+        return scores_of(model, question.params, pieces, self.size)
 
     @final
     def worker_rows(self) -> tuple[IntArray, Rows]:

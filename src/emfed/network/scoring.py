@@ -16,6 +16,7 @@ from array_api_compat import array_namespace
 
 from emfed.core.protocols import AssignsRows, BoolArray, DrawsRows, FloatArray, Model, ScoresRows
 from emfed.data.tables import Piece
+from emfed.models.mixture import to_numpy
 from emfed.models.several import Several
 
 DRAWS = 4000
@@ -67,7 +68,7 @@ def score(model: Model, params: Any, piece: Piece, drawn: Expectation | None) ->
         mean = np.asarray(model.log_likelihood(piece.rows, params, piece.padding))
         return np.stack([mean, *np.full((3, len(mean)), np.nan)], axis=1)
     values = np.asarray(model.score_samples(piece.rows, params))
-    inside = np.ones(values.shape) if piece.padding is None else np.asarray(piece.padding)
+    inside = np.ones(values.shape) if piece.padding is None else to_numpy(piece.padding)
     inside = inside / inside.sum(axis=-1, keepdims=True)
     powers = np.stack([values, values**2], axis=-1)
     found = (inside[..., None] * powers).sum(axis=-2)
@@ -83,7 +84,7 @@ def score(model: Model, params: Any, piece: Piece, drawn: Expectation | None) ->
 
 def _torn(piece: Piece, inside: BoolArray) -> Iterator[tuple[int, BoolArray]]:
     """Workers with missing values, by their place in the piece, and where values are missing."""
-    holes = np.asarray(array_namespace(piece.rows).isnan(piece.rows))
+    holes = to_numpy(array_namespace(piece.rows).isnan(piece.rows)) > 0
     for position in np.flatnonzero((holes & inside[..., None]).any(axis=(1, 2))).tolist():
         yield position, holes[position][inside[position]]
 

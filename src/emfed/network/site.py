@@ -146,10 +146,11 @@ class Site:
         journal: str | Path | None = None,
         columns: Sequence[str] | None = None,
         disk: Disk = DISK,
+        device: Any | None = None,
     ) -> None:
         self.rules = SiteRules() if rules is None else rules
         self.directory, self.disk = Path(directory), disk
-        self._data = read_site(data, columns)
+        self._data = read_site(data, columns, device)
         self._tally = Tally(self.directory, disk)
         self._cleared = False
         self._journal = Journal(None if journal is None else Path(journal))

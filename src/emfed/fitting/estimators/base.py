@@ -19,7 +19,7 @@ from emfed.artifacts.result import Result
 from emfed.core.errors import EmfedWarning, SettingsError, check_count, check_range
 from emfed.core.protocols import WHOLE, Federation, FloatArray, IntArray, Model
 from emfed.fitting.driver import open_run, result_of, run_fit
-from emfed.fitting.estimators.intake import read_one_table, read_workers
+from emfed.fitting.estimators.intake import on_device, read_one_table, read_workers
 from emfed.fitting.rounds import Run
 from emfed.fitting.session import Session
 from emfed.fitting.settings import FitSettings, read_range
@@ -28,6 +28,9 @@ from emfed.network import StackedFederation
 
 SHAPING = ("model", "n_components", "n_factors", "covariance_type", "families")
 """Settings, as models describe themselves, without which parameters of a fit start no other."""
+
+BY_ROW = ("predict", "predict_proba", "score_samples", "impute")
+"""Questions with an answer for each row, which may be asked of one part of them after another."""
 
 
 class NotConverged(EmfedWarning, ConvergenceWarning):
@@ -285,8 +288,10 @@ class FederatedEstimator(BaseEstimator):
         return read_one_table(self, X, missing=self._missing)
 
     def _answer(self, name: str, X: Any) -> Any:
-        rows = self._rows(X)
-        return getattr(self.result_, name)(rows)
+        parts = on_device(self, self._rows(X), by_row=name in BY_ROW)
+        ask = getattr(self.result_, name)
+        found = [ask(rows) for rows in parts]
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def __sklearn_tags__(self) -> Any:
         """NaN is allowed where it is a missing value."""

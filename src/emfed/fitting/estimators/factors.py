@@ -24,8 +24,9 @@ class FederatedFactorAnalysis(
     ----------
     n_components : the number of factors, fewer than columns.
     isotropic : whether all columns have one noise variance: probabilistic PCA.
-    tol, max_iter, algorithm, follow_em, participation, warm_start, random_state : as in
-        `FederatedGaussianMixture`; n_init and start likewise, of the first loadings.
+    tol, max_iter, algorithm, follow_em, participation, warm_start, random_state, device,
+        precision : as in `FederatedGaussianMixture`; n_init and start likewise, of the first
+        loadings.
 
     Attributes
     ----------
@@ -49,6 +50,8 @@ class FederatedFactorAnalysis(
         participation: Any = None,
         warm_start: bool = False,
         random_state: Any = None,
+        device: Any = None,
+        precision: Any = "double",
     ) -> None:
         self.n_components = n_components
         self.isotropic = isotropic
@@ -61,6 +64,8 @@ class FederatedFactorAnalysis(
         self.participation = participation
         self.warm_start = warm_start
         self.random_state = random_state
+        self.device = device
+        self.precision = precision
 
     def _components(self) -> int:
         """One analyser, not a mixture of them."""

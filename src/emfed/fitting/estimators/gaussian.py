@@ -40,6 +40,8 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
     missing : whether NaN is a value missing at random (full and diag).
     warm_start : whether a second fit goes on from the first.
     random_state : the seed; None is 0 for the fit, and other rows for each `sample`.
+    device : "cuda" puts the rows on a GPU; rows that are CUDA tensors are taken as they are.
+    precision : of passes on a device: "double", or "fast" (six digits).
 
     Attributes
     ----------
@@ -66,6 +68,8 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
         missing: bool = False,
         warm_start: bool = False,
         random_state: Any = None,
+        device: Any = None,
+        precision: Any = "double",
     ) -> None:
         self.n_components = n_components
         self.covariance_type = covariance_type
@@ -81,6 +85,8 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
         self.missing = missing
         self.warm_start = warm_start
         self.random_state = random_state
+        self.device = device
+        self.precision = precision
 
     @property
     def _missing(self) -> bool:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from sklearn.utils.validation import validate_data
 
 from emfed.core.errors import DataError
+from emfed.data.placing import to_device
 from emfed.data.tables import Workers
 from emfed.data.workers import WorkerData, as_workers
+from emfed.models.devices import is_here
+from emfed.models.devices.placing import check_device, fits, place, stream
+from emfed.models.mixture import to_numpy
+from emfed.models.rows import check_rows, check_seen, check_table
 
 
 def is_tables(X: Any) -> bool:
@@ -43,6 +48,8 @@ def read_rows(estimator: Any, X: Any, *, reset: bool, missing: bool) -> Any:
     named = getattr(estimator, "groups_column_", None)
     if not reset and named is not None and named in getattr(X, "columns", ()):
         X = X[[name for name in X.columns if name != named]]
+    if is_here(X):
+        return _read_tensor(estimator, X, reset=reset, missing=missing)
     return validate_data(
         estimator,
         X,
@@ -51,6 +58,16 @@ def read_rows(estimator: Any, X: Any, *, reset: bool, missing: bool) -> Any:
         order="C",
         ensure_all_finite="allow-nan" if missing else True,
     )
+
+
+def _read_tensor(estimator: Any, X: Any, *, reset: bool, missing: bool) -> Any:
+    """A table on a GPU, checked there."""
+    where, rows = f"{type(estimator).__name__}: X", place(X, X.device)
+    check_table(rows, where, None if reset else estimator.n_features_in_)
+    (check_seen if missing else check_rows)(rows, where)
+    if reset:
+        estimator.n_features_in_ = rows.shape[1]
+    return rows
 
 
 def _same_columns(table: Any, first: Any, where: str) -> Any:
@@ -86,6 +103,7 @@ def read_workers(
             X, groups = _split_groups(estimator, X, groups)
         rows = read_rows(estimator, X, reset=reset, missing=missing)
         workers = as_workers(rows, groups, sample_weight)
+        workers = _placed(estimator, workers)
         return _named(estimator, workers, missing=reset and missing)
     if groups is not None:
         raise DataError("groups go with one table; a dict or list says whose rows are whose.")
@@ -106,7 +124,31 @@ def read_workers(
             raise DataError(f"{where}: {error}") from error
     if sample_weight is not None and not isinstance(X, Mapping):
         sample_weight = dict(zip(labels, sample_weight, strict=True))
-    return _named(estimator, as_workers(rows, None, sample_weight), missing=reset and missing)
+    workers = _placed(estimator, as_workers(rows, None, sample_weight))
+    return _named(estimator, workers, missing=reset and missing)
+
+
+def _placed(estimator: Any, workers: Workers) -> Workers:
+    """On the estimator's device; rows that are on one already stay there."""
+    device = getattr(estimator, "device", None)
+    if device is None and isinstance(workers, WorkerData) and is_here(workers.rows):
+        device = workers.rows.device
+    return to_device(workers, device, getattr(estimator, "precision", "double"))
+
+
+def on_device(estimator: Any, rows: Any, *, by_row: bool) -> Iterator[Any]:
+    """Rows to answer for on the estimator's device: whole, or in parts where they do not fit."""
+    device = getattr(estimator, "device", None)
+    where = None if device is None or is_here(rows) else check_device(device)
+    if where is None or where.type == "cpu" or len(rows) == 0:
+        yield rows
+    elif fits(4 * rows.nbytes, where):
+        yield place(rows, where)
+    elif not by_row:
+        yield rows
+    else:
+        count, width = rows.shape
+        yield from stream(lambda a, b: rows[a:b], count, width, rows.itemsize, where)
 
 
 def _split_groups(estimator: Any, X: Any, groups: str) -> tuple[Any, Any]:
@@ -128,7 +170,7 @@ def _named(estimator: Any, workers: Workers, *, missing: bool) -> Workers:
     if missing:
         seen = np.zeros(estimator.n_features_in_, dtype=np.bool_)
         for worker in range(workers.size):
-            seen |= ~np.isnan(workers.worker(worker)).all(axis=0)
+            seen |= ~np.isnan(to_numpy(workers.worker(worker))).all(axis=0)
             if seen.all():
                 break
         else:

@@ -24,7 +24,7 @@ class FederatedKMeans(
     n_clusters : the number of clusters.
     standardised : whether distances are in standard deviations of each column.
     tol : mean squared distance, in variances of the data, that may still be gained.
-    max_iter, n_init, start, algorithm, warm_start, random_state : as in
+    max_iter, n_init, start, algorithm, warm_start, random_state, device, precision : as in
         `FederatedGaussianMixture`; the start never takes raw points unless ``start="points"``.
 
     Attributes
@@ -48,6 +48,8 @@ class FederatedKMeans(
         algorithm: Any = "em",
         warm_start: bool = False,
         random_state: Any = None,
+        device: Any = None,
+        precision: Any = "double",
     ) -> None:
         self.n_clusters = n_clusters
         self.standardised = standardised
@@ -58,6 +60,8 @@ class FederatedKMeans(
         self.algorithm = algorithm
         self.warm_start = warm_start
         self.random_state = random_state
+        self.device = device
+        self.precision = precision
 
     def _components(self) -> int:
         return self.n_clusters

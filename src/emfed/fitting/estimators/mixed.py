@@ -23,7 +23,7 @@ class FederatedMixture(MixtureMethods, DensityMixin, FederatedEstimator):
     missing : whether NaN is a value missing at random.
     prior_rows : rows with the average statistics of all data that are added to each component.
     criterion, tol, max_iter, n_init, start, algorithm, follow_em, participation, warm_start,
-        random_state : as in `FederatedGaussianMixture`.
+        random_state, device, precision : as in `FederatedGaussianMixture`.
 
     Attributes
     ----------
@@ -50,6 +50,8 @@ class FederatedMixture(MixtureMethods, DensityMixin, FederatedEstimator):
         participation: Any = None,
         warm_start: bool = False,
         random_state: Any = None,
+        device: Any = None,
+        precision: Any = "double",
     ) -> None:
         self.n_components = n_components
         self.families = families
@@ -65,6 +67,8 @@ class FederatedMixture(MixtureMethods, DensityMixin, FederatedEstimator):
         self.participation = participation
         self.warm_start = warm_start
         self.random_state = random_state
+        self.device = device
+        self.precision = precision
 
     @property
     def _missing(self) -> bool:

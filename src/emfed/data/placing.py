@@ -1,0 +1,96 @@
+"""Workers' rows on a device: tensors where they fit the card, else sources that stream to it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, final
+
+import numpy as np
+
+from emfed.core.errors import SettingsError
+from emfed.core.protocols import IntArray
+from emfed.data.reading import read_table
+from emfed.data.sources import Source, Stream
+from emfed.data.tables import Workers, WorkerTables
+from emfed.data.workers import WorkerData
+from emfed.models.devices import Precision, Ragged, is_here
+from emfed.models.devices.placing import check_device, fits, place, stream
+
+
+@final
+class Streamed(Source):
+    """A table that is too large for the card: its blocks come as tensors, the next one in time."""
+
+    def __init__(self, table: Any, device: Any, precision: Precision) -> None:
+        self._table, self._device, self._precision = table, device, precision
+        self.columns = getattr(table, "columns", None)
+        self._size = 4 if str(table.dtype).endswith("float32") else 8
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return int(self._table.shape[0]), int(self._table.shape[1])
+
+    def read(self, start: int, stop: int) -> Any:
+        """Rows on the host: numpy, or a tensor if the table is one."""
+        if isinstance(self._table, Source):
+            return self._table.read(start, stop)
+        return self._table[start:stop]
+
+    def blocks(self) -> Iterator[Any]:
+        """All rows on the device, in order."""
+        rows, width = self.shape
+        for block in stream(self.read, rows, width, self._size, self._device):
+            count = np.array([block.shape[0]])
+            yield Ragged(block, np.zeros(1, dtype=np.int64), count, None, self._precision)
+
+    def take(self, indices: IntArray) -> Any:
+        """Picked rows, on the device."""
+        rows = super().take(indices) if isinstance(self._table, Source) else self._table[indices]
+        return place(rows, self._device)
+
+
+def to_device(found: Workers, device: Any, precision: Precision = "double") -> Workers:
+    """The same workers with their rows on the device; None leaves them where they are."""
+    if precision not in ("double", "fast"):
+        raise SettingsError(f"precision must be 'double' or 'fast'; got {precision!r}.")
+    if device is None:
+        if precision != "double":
+            raise SettingsError("precision='fast' goes with a device: give device='cuda' as well.")
+        return found
+    where = check_device(device)
+    if where.type == "cpu":
+        return found
+    if isinstance(found, WorkerData):
+        if fits(_bytes(found.rows), where):
+            return dataclasses.replace(
+                found, rows=place(found.rows, where), precision=precision, memo={}
+            )
+        cuts = zip(found.offsets[:-1].tolist(), found.offsets[1:].tolist(), strict=True)
+        tables: list[Any] = [found.rows[a:b] for a, b in cuts]
+    elif isinstance(found, WorkerTables):
+        tables = list(found.tables)
+    else:
+        raise SettingsError(f"device={device!r}: {type(found).__name__} keeps its rows elsewhere.")
+    stay = fits(sum(_bytes(t) for t in tables if not isinstance(t, Stream)), where)
+    placed: list[Any] = []
+    for table in tables:
+        if isinstance(table, Stream):
+            placed.append(_drawn(table, where))
+        elif not stay and (isinstance(table, Source) or not is_here(table)):
+            placed.append(Streamed(table, where, precision))
+        else:
+            whole = table.read(0, table.shape[0]) if isinstance(table, Source) else table
+            placed.append(place(whole, where))
+    return WorkerTables(placed, found.names, found.columns, found.row_weights, precision)
+
+
+def _drawn(table: Stream, where: Any) -> Stream:
+    """A stream whose rows are put on the device as they are drawn."""
+    return Stream(lambda round_: place(read_table(table.rows(round_), "a stream")[0], where))
+
+
+def _bytes(table: Any) -> int:
+    size = 4 if str(table.dtype).endswith("float32") else 8
+    return int(np.prod(table.shape)) * size

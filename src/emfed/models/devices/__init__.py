@@ -1,0 +1,91 @@
+"""Rows on a GPU: a model says what a pass over them computes, and kernels run it.
+
+`ragged` tells whether rows are on a device; `sweep` makes a pass over them. torch and triton are
+imported when there are such rows, and nowhere but in this folder.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from array_api_compat import is_cupy_array, is_torch_array
+
+from emfed.models.devices.passes import Features, Pass, Second, Sums
+from emfed.models.devices.ragged import Precision, Ragged
+
+__all__ = [
+    "Features",
+    "Pass",
+    "Precision",
+    "Ragged",
+    "Second",
+    "Sums",
+    "answers",
+    "ragged",
+    "sweep",
+]
+
+MOST_COMPONENTS = 512
+"""Logits of more for a block of rows do not fit the registers of one program."""
+
+
+def is_here(data: Any) -> bool:
+    """Whether an array is on a GPU, or in Triton's interpreter, and kernels can be compiled."""
+    if is_cupy_array(data):
+        return find_spec("triton") is not None
+    if not is_torch_array(data):
+        return False
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    return bool(data.is_cuda or interpreted) and find_spec("triton") is not None
+
+
+def ragged(data: Any, weights: Any | None = None) -> Ragged | None:
+    """Rows ``(rows, columns)`` or ``(workers, rows, columns)`` for a kernel; None for others."""
+    if isinstance(data, Ragged):
+        return data
+    if not is_here(data) or data.ndim not in (2, 3) or 0 in data.shape:
+        return None
+    import torch
+
+    if is_cupy_array(data):
+        data = torch.from_dlpack(data)
+    if data.dtype not in (torch.float32, torch.float64):
+        data = data.to(torch.float64)
+    flat = data.reshape(-1, data.shape[-1]).contiguous()
+    count = data.shape[0] if data.ndim == 3 else 1
+    each = len(flat) // count
+    own = None
+    if weights is not None:
+        own = torch.as_tensor(weights, dtype=torch.float64, device=flat.device)
+        own = own.reshape(-1).contiguous()
+    return Ragged(flat, np.arange(count) * each, np.full(count, each), own)
+
+
+def sweep(rows: Ragged, given: Pass, values: bool = False) -> Sums:
+    """One pass: sums over the rows of each worker; see `emfed.models.devices.passes`."""
+    from emfed.models.devices import sweeping
+
+    return sweeping.sweep(rows, given, values)
+
+
+def answers(rows: Ragged, given: Pass) -> Iterator[tuple[Any, Any]]:
+    """Responsibilities and log sums of each row, part by part, as numpy arrays of doubles."""
+    from emfed.models.devices import sweeping
+
+    for shares, densities in sweeping.answers(rows, given):
+        yield shares.double().cpu().numpy(), densities.cpu().numpy()
+
+
+def block_elements(data: Any, usual: int) -> int:
+    """Numbers in a block of rows: on a GPU many, where each operation is a launch."""
+    gpu = "torch" in sys.modules and is_torch_array(data) and data.is_cuda
+    return GPU_BLOCK_ELEMENTS if gpu or is_cupy_array(data) else usual
+
+
+GPU_BLOCK_ELEMENTS = 1 << 26
+"""Half a gigabyte of doubles: launches of microseconds no longer show, and several fit the card."""

@@ -1,0 +1,156 @@
+"""Rows onto a device: all at once where they fit, else block by block while others are computed."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from emfed.core.errors import SettingsError
+
+STREAM_BYTES = 1 << 28
+"""Of a block on its way to the card: large enough for the full speed of the bus."""
+COPY_THREADS = 8
+"""Threads that copy a block into pinned memory, on 16 cores: 1 moves 10 GB/s, 8 move 25, 16 move
+21. The bus of an H200 takes 55."""
+ROOM = 0.7
+"""The share of the card's free memory that rows may take: passes need some as well."""
+
+
+def check_device(name: Any) -> Any:
+    """A torch device by its name, or a sentence that says why there is none."""
+    asked = str(name)
+    if find_spec("torch") is None:
+        raise SettingsError(
+            f"device={asked!r} needs torch, which is not installed: pip install 'emfed[gpu]', or "
+            "leave device out."
+        )
+    import torch
+
+    try:
+        device = torch.device(asked)
+    except RuntimeError:
+        raise SettingsError(f"device must be 'cuda' or 'cuda:0'; got {asked!r}.") from None
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda":
+        raise SettingsError(f"device must be 'cuda' or 'cuda:0'; got {asked!r}.")
+    if not torch.cuda.is_available():
+        raise SettingsError(
+            f"device={asked!r}, but torch {torch.__version__} finds no GPU here: leave device out, "
+            "or run where nvidia-smi shows one."
+        )
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise SettingsError(f"device={asked!r}: there are {torch.cuda.device_count()} GPUs here.")
+    return device
+
+
+def fits(size: int, device: Any) -> bool:
+    """Whether so many bytes of rows fit the card."""
+    if device.type != "cuda":
+        return True
+    import torch
+
+    free, _ = torch.cuda.mem_get_info(device)
+    return size <= ROOM * free
+
+
+def place(rows: Any, device: Any) -> Any:
+    """An array as a tensor on the device; a tensor that is there already is not copied."""
+    import torch
+    from array_api_compat import is_cupy_array
+
+    tensor = torch.from_dlpack(rows) if is_cupy_array(rows) else torch.as_tensor(rows)
+    if tensor.dtype not in (torch.float32, torch.float64):
+        tensor = tensor.to(torch.float64)
+    return tensor.to(device).contiguous()
+
+
+def stream(
+    read: Callable[[int, int], Any], rows: int, width: int, size: int, device: Any
+) -> Iterator[Any]:
+    """All rows as tensors on the device, in order, the next ones read while these are used.
+
+    A thread reads a block into pinned memory, unless it is there already, and starts its copy on a
+    stream of its own; there are two blocks on their way and one in use. A tensor is good until the
+    next one is asked for.
+    """
+    import torch
+
+    if device.type != "cuda":
+        for start, stop in _cuts(rows, width * size):
+            yield torch.as_tensor(read(start, stop))
+        return
+    step = max(b - a for a, b in _cuts(rows, width * size))
+    kind = torch.float32 if size == 4 else torch.float64
+    pinned = [torch.empty((step, width), dtype=kind, pin_memory=True) for _ in range(2)]
+    there = [torch.empty((step, width), dtype=kind, device=device) for _ in range(3)]
+    side = torch.cuda.Stream(device)
+    ready: queue.Queue[Any] = queue.Queue()
+    free: queue.Queue[Any] = queue.Queue()
+    for number in range(3):
+        free.put((number, None))
+    stopped = threading.Event()
+    pool = ThreadPoolExecutor(COPY_THREADS)
+
+    def fill() -> None:
+        copied: list[Any] = [None, None]
+        try:
+            for turn, (start, stop) in enumerate(_cuts(rows, width * size)):
+                number, used = free.get()
+                if stopped.is_set():
+                    return
+                if copied[turn % 2] is not None:
+                    copied[turn % 2].synchronize()
+                host = read(start, stop)
+                if not (isinstance(host, torch.Tensor) and host.is_pinned()):
+                    found, host = np.asarray(host), pinned[turn % 2][: stop - start]
+                    _copy(pool, host.numpy(), found)
+                with torch.cuda.stream(side):
+                    if used is not None:
+                        side.wait_event(used)
+                    there[number][: stop - start].copy_(host, non_blocking=True)
+                    done = torch.cuda.Event()
+                    done.record(side)
+                copied[turn % 2] = done
+                ready.put((number, stop - start, done))
+            ready.put(None)
+        except BaseException as error:
+            ready.put(error)
+
+    thread = threading.Thread(target=fill, daemon=True)
+    thread.start()
+    try:
+        while (found := ready.get()) is not None:
+            if isinstance(found, BaseException):
+                raise found
+            number, count, done = found
+            torch.cuda.current_stream(device).wait_event(done)
+            yield there[number][:count]
+            used = torch.cuda.Event()
+            used.record(torch.cuda.current_stream(device))
+            free.put((number, used))
+    finally:
+        stopped.set()
+        free.put((0, None))
+        thread.join()
+        pool.shutdown()
+
+
+def _copy(pool: ThreadPoolExecutor, out: Any, rows: Any) -> None:
+    """Rows into pinned memory, by several threads: one alone is slower than the bus."""
+    step = -(-len(rows) // COPY_THREADS)
+    parts = [slice(start, start + step) for start in range(0, len(rows), step)]
+    for _ in pool.map(lambda part: np.copyto(out[part], rows[part]), parts):
+        pass
+
+
+def _cuts(rows: int, row_bytes: int) -> list[tuple[int, int]]:
+    """Where blocks begin and end."""
+    step = max(1, STREAM_BYTES // row_bytes)
+    return [(start, min(start + step, rows)) for start in range(0, rows, step)]

@@ -1,0 +1,81 @@
+"""Rows of many workers in one tensor on a device, each worker's side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, final
+
+import numpy as np
+
+from emfed.core.protocols import IntArray
+
+Precision = Literal["double", "fast"]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Worker i of many holds ``rows[starts[i] : starts[i] + counts[i]]``; ``(workers, m, d)``."""
+
+    rows: Any
+    """A tensor ``(rows, columns)``."""
+    starts: IntArray
+    counts: IntArray
+    weights: Any = None
+    """A tensor of one number for each of the rows, or None."""
+    precision: Precision = "double"
+    memo: dict[Any, Any] = field(default_factory=dict)
+    """What was found out about these rows and does not change."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Workers, rows of the largest, columns."""
+        return len(self.starts), int(self.counts.max(initial=0)), *self.rows.shape[1:]
+
+    @property
+    def fast(self) -> bool:
+        """Whether products may be off by 2^-22."""
+        return self.precision == "fast"
+
+    @property
+    def ndim(self) -> int:
+        """A worker axis, rows and columns."""
+        return 3
+
+    @property
+    def totals(self) -> Any:
+        """Sums of the weights of each worker's rows."""
+        if self.weights is None:
+            return self.counts.astype(np.float64)
+        if "totals" not in self.memo:
+            ends = zip(self.starts.tolist(), (self.starts + self.counts).tolist(), strict=True)
+            sums = [float(self.weights[a:b].sum()) for a, b in ends]
+            self.memo["totals"] = np.array(sums)
+        return self.memo["totals"]
+
+    def ranges(self, most: int, block: int) -> tuple[IntArray, IntArray]:
+        """Ranges of rows ``(start, stop, worker)``, about ``most``, of whole blocks; and the first
+        range of each worker, with the number of all at the end.
+        """
+        each = max(block, -(-int(self.counts.sum()) // (most * block)) * block)
+        pieces = -(-self.counts // each)
+        ends = np.concatenate([[0], np.cumsum(pieces)]).astype(np.int64)
+        worker = np.repeat(np.arange(len(pieces)), pieces)
+        own = -(-self.counts // (np.maximum(pieces, 1) * block)) * block  # of one size, or the
+        first = self.starts[worker] + (np.arange(len(worker)) - ends[worker]) * own[worker]
+        last = np.minimum(first + own[worker], (self.starts + self.counts)[worker])  # last is late
+        return np.stack([first, last, worker], axis=1).astype(np.int64), ends
+
+    def programs(self, most: int, block: int) -> tuple[Any, Any]:
+        """`ranges`, beside the rows; found once."""
+        key = ("programs", most, block)
+        if key not in self.memo:
+            table, ends = self.ranges(most, block)
+            self.memo[key] = (self.put(table), self.put(ends))
+        return self.memo[key]
+
+    def put(self, array: Any) -> Any:
+        """A numpy array beside the rows."""
+        import torch
+
+        return torch.as_tensor(np.ascontiguousarray(array), device=self.rows.device)
