@@ -118,8 +118,11 @@ class Several(Model):
 
     @property
     def _asked(self) -> Any:
-        """The part whose summary serves all: of one component alone more might be asked."""
-        return max(self.models, key=lambda model: getattr(model, "n_components", 1))
+        """The part whose summary serves all: the last, of candidates that with most components.
+
+        Of one component alone more might be asked, what gives its optimum in closed form.
+        """
+        return self.models[-1]
 
     @cached_property
     def cuts(self) -> tuple[slice, ...]:
