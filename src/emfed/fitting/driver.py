@@ -117,9 +117,9 @@ def run_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY
         getattr(hook, "attach", lambda run: None)(run)
     if climb is not None:  # it decides when EM has converged, part by part
         stop = replace(stop, nats=None)
-    hooks = [*own, *([] if curve is None else [curve.watching(run)]), *watch.callbacks]
     if watch.goes_on:
-        run.restore(watch.checkpoint or "", hooks=remembered(hooks))
+        run.restore(watch.checkpoint or "", hooks=remembered([*own, *watch.callbacks]))
+    hooks = [*own, *([] if curve is None else [curve.watching(run)]), *watch.callbacks]
     stopped = "nats" if climb is not None and tolerance and climb.settled else ""
     named = isinstance(settings.start, str) and not watch.goes_on
     if tolerance and named and all(settled(session, j) is not None for j in parts):
