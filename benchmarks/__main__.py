@@ -36,6 +36,7 @@ from benchmarks.ledger import bench_ledger, bench_mnist
 from benchmarks.messages import bench_messages
 from benchmarks.models import bench_models
 from benchmarks.network import ANSWER, QUESTION, bench_network
+from benchmarks.right import bench_right
 from benchmarks.rounds import bench_rounds
 from benchmarks.scale import bench_scale
 from benchmarks.theory import bench_theory
@@ -238,6 +239,41 @@ def models(console: Console) -> dict[str, Any]:
     return found
 
 
+def right(console: Console) -> list[dict[str, Any]]:
+    """How the default ends on tables that nobody tuned on, beside EM from the same start."""
+    rows = []
+    for row in bench_right():
+        rows.append(row)
+        console.print(f"{row['table']} {row['model']}: {row['within_1e-3']} of {row['runs']}")
+    headings = (
+        "table",
+        "model",
+        "within 1e-3",
+        "largest gap",
+        "worse",
+        "crashed",
+        "false",
+        "rounds",
+    )
+    lines = [
+        (
+            row["table"],
+            row["model"],
+            f"{row['within_1e-3']} of {row['runs']}",
+            f"{row['largest_gap']:.1e}",
+            row["worse_than_start"],
+            row["crashed"],
+            row["falsely_converged"],
+            f"{row['rounds']:g}",
+        )
+        for row in rows
+    ]
+    done = sum(row["within_1e-3"] for row in rows), sum(row["runs"] for row in rows)
+    title = f"The default beside EM from the same start, K=4: {done[0]} of {done[1]} within 1e-3"
+    show(console, title, headings, lines)
+    return rows
+
+
 def estimators(console: Console) -> dict[str, Any]:
     """The estimators beside scikit-learn: speed from one start, starts, and pooled quality."""
     fits = bench_speed()
@@ -388,6 +424,7 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "theory": theory,
     "imputation": imputation,
     "estimators": estimators,
+    "right": right,
     "answer": answer,
     "network": network,
     "flower": flower,

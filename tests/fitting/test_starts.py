@@ -15,7 +15,10 @@ from sklearn.decomposition import PCA
 from sklearn.mixture import GaussianMixture
 
 import emfed
-from emfed.core.protocols import Model, Replies, Request
+from emfed.core.protocols import WHOLE, Model, Replies, Request, View
+from emfed.fitting.driver import begin_run, start_at
+from emfed.fitting.session import Session
+from emfed.fitting.settings import FitSettings
 from emfed.fitting.starts import search
 from emfed.fitting.starts.seeding import best_partition, lloyd, seed_centres
 from emfed.models.several import Several
@@ -25,17 +28,8 @@ from tests.helpers import make_data, make_model, plain_fit
 from tests.tables import FAMILIES, mixed_tables
 
 
-def opened(model: Any, tables: Any, federation: Any = None) -> tuple[Any, Any, Any]:
-    network = StackedFederation(emfed.as_workers(tables)) if federation is None else federation
-    opening = network.open(model)
-    weights = opening.counts / opening.counts.sum()
-    return model.bind(opening.summaries, opening.counts, weights), network, weights
-
-
-def find(model: Any, tables: Any, **options: Any) -> tuple[Any, Any]:
-    bound, network, weights = opened(model, tables)
-    samples = sum(len(t) for t in tables)
-    return bound, search([bound], network, weights, samples=samples, **options)
+def opened(model: Any, tables: Any, seed: int = 0) -> Session:
+    return Session(model, StackedFederation(emfed.as_workers(tables)), seed=seed)
 
 
 # k-means as a model.
@@ -101,7 +95,7 @@ def test_no_worker_speaks_of_a_single_row(monkeypatch: pytest.MonkeyPatch) -> No
     """What leaves a worker before the first round are sums over at least two of its rows."""
     heard = listen(monkeypatch)
     tables = make_data(5, sizes=(9, 14, 6, 40), k=4)
-    find(emfed.gaussian_mixture(4, "full"), tables, method="k-means")
+    search(opened(emfed.gaussian_mixture(4, "full"), tables), [0], "k-means")
     cells = [entry for entry in heard if entry[0].describe()["model"] == "k-means"]
     assert len(cells) >= 3
     for model, request, _ in cells:
@@ -126,11 +120,12 @@ def test_points_are_taken_by_choice_alone_and_with_a_warning() -> None:
         warnings.simplefilter("error")
         for start in (None, "auto", "k-means", "moments"):
             emfed.open_run(make_model("full"), tables, start=start)
+    session = opened(make_model("known"), tables, seed=1)
     with pytest.warns(emfed.EmfedWarning):
-        bound, found = find(make_model("known"), tables, method="points", seed=1)
+        found = search(session, [0], "points")[0]
     # with a known covariance one EM step from the points moves them: they were rows of the data
-    assert found.rounds == 0
-    assert np.isfinite(bound.maximize(found.statistics[0]).means).all()
+    assert session.phase == 0  # nobody was asked for a round
+    assert np.isfinite(session.view(WHOLE).maximize(found).means).all()
     assert len(rows) == 142
     plan = emfed.FaultPlan(seed=0)
     network = emfed.FaultyFederation(emfed.StackedFederation(emfed.as_workers(tables)), plan)
@@ -182,15 +177,20 @@ def test_columns_of_any_family_start_from_clusters() -> None:
 def test_models_side_by_side_move_as_they_would_alone() -> None:
     tables = make_data(7)
     models = (emfed.gaussian_mixture(2, "diag"), emfed.gaussian_mixture(3, "diag"))
-    run = emfed.open_run(Several(models), tables, seed=4)
+    run = begin_run(
+        settings := FitSettings(Several(models), algorithm=emfed.EM(), start="moments", seed=4),
+        session := opened(Several(models), tables, seed=4),
+        (view := View((0, 1), watched=True)),
+        start_at(settings, session, (0, 1), view),
+    )
     for _ in range(15):
         run.step()
     rows = np.concatenate(tables)
     for j, model in enumerate(models):
-        alone = plain_fit(model, tables, seed=4 + j, rounds=15)
+        alone = plain_fit(model, tables, seed=4, rounds=15)
         cut = run.model.cuts[j]
         np.testing.assert_allclose(run.state.statistics[cut], alone.statistics, atol=1e-12)
-        before = plain_fit(model, tables, seed=4 + j, rounds=14)
+        before = plain_fit(model, tables, seed=4, rounds=14)
         value = run.model.values(run.state.statistics)[j, 0]
         assert value == pytest.approx(before.log_likelihood(rows), abs=1e-12)
 
@@ -198,9 +198,10 @@ def test_models_side_by_side_move_as_they_would_alone() -> None:
 def test_one_candidate_in_trouble_does_not_hold_up_the_others() -> None:
     tables = make_data(8)
     model = emfed.gaussian_mixture(3, "full", covariance_floor=0.0)
-    bound, network, weights = opened(Several((model, model)), tables)
+    session = opened(Several((model, model)), tables)
+    bound = session.view(WHOLE)
     fine = bound.models[0].statistics_of(bound.models[0].start(0))
-    after = network.mean_statistics(bound, bound.maximize(bound.join([fine, fine])), weights)
+    after = session.ask("statistics", WHOLE, bound.maximize(bound.join([fine, fine])))
     broken = after.copy()
     broken[bound.cuts[1]] = -1.0
     before = bound.join([fine, fine])
@@ -285,25 +286,22 @@ def test_the_start_is_as_good_as_scikit_learns(kind: str, split: int) -> None:
     assert np.mean(gaps) > -0.02
 
 
-def test_over_a_network_starts_are_moments_or_parameters(tmp_path: Path) -> None:
-    """What is not there is refused before anything is asked; k-means itself travels."""
+def test_over_a_network_starts_are_those_of_one_process(tmp_path: Path) -> None:
+    """Only rows themselves do not travel."""
     tables = make_data(10, sizes=(30, 40))
-    options: list[dict[str, Any]] = [{"start": "k-means"}, {"start": "auto"}, {"n_init": 3}]
 
     def network(name: str) -> emfed.RemoteFederation:
         sites = {str(j): emfed.Site(t, tmp_path / name / str(j)) for j, t in enumerate(tables)}
         return emfed.RemoteFederation(emfed.LocalTransport(sites))
 
-    for j, choice in enumerate(options):
-        with pytest.raises(emfed.SettingsError, match="over a network"):
-            plain_fit(make_model("diag"), None, federation=network(f"no{j}"), rounds=1, **choice)
-    with pytest.raises(emfed.SettingsError, match="over a network"):
-        emfed.select_components(make_model("diag"), None, "2:3", federation=network("select"))
-    moments = plain_fit(
-        make_model("diag"), None, federation=network("m"), start="moments", rounds=3
-    )
-    here = plain_fit(make_model("diag"), tables, start="moments", rounds=3)
-    np.testing.assert_allclose(moments.statistics, here.statistics, atol=1e-9)
-    clusters = plain_fit(emfed.k_means(2), None, federation=network("k"), rounds=5)
+    for how, n_init in (("k-means", 1), ("auto", 1), ("auto", 3), ("moments", 1), ("moments", 2)):
+        options: dict[str, Any] = {"start": how, "n_init": n_init, "rounds": 3}
+        there = plain_fit(make_model("diag"), network(f"{how}{n_init}"), **options)
+        here = plain_fit(make_model("diag"), tables, federation="loop", **options)
+        np.testing.assert_allclose(there.statistics, here.statistics, atol=1e-9)
+        np.testing.assert_array_equal(there.ledger.counts, here.ledger.counts)
+    clusters = plain_fit(emfed.k_means(2), network("k"), rounds=5)
     pooled = plain_fit(emfed.k_means(2), tables, rounds=5)
     np.testing.assert_allclose(clusters.params.centres, pooled.params.centres, atol=1e-9)
+    with pytest.raises(emfed.SettingsError, match="start='points' needs data in this process"):
+        plain_fit(make_model("diag"), network("points"), start="points", rounds=1)

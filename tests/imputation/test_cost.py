@@ -8,14 +8,14 @@ import tracemalloc
 
 import numpy as np
 
+from emfed.fitting.rounds import Run
 from emfed.imputation import FieldTable, Structure
 from emfed.imputation.bins import Bins
 from emfed.imputation.families import as_family
-from emfed.imputation.fit import QUANTISER_OF_CELLS
-from emfed.imputation.observed import ObservedRun
-from emfed.imputation.supports import Settings
+from emfed.imputation.observed import Observed
 from emfed.imputation.sweeps import Solver
 from emfed.imputation.table import Intake, build_table
+from tests.imputation.tables import observed_run
 
 LARGE = """
 import numpy as np
@@ -43,13 +43,12 @@ def random_table(sites: int, times: int, records: int, workers: int = 10) -> Fie
     )
 
 
-def fit(table: FieldTable) -> ObservedRun:
-    from emfed import Everyone
-
+def fit(table: FieldTable) -> Run:
     solver = Solver(table.family, Structure(2, 5.0, smoothing=1.0), sweeps=2)
-    run = ObservedRun(table, solver, Settings(QUANTISER_OF_CELLS, Everyone()), 0)
+    run = observed_run(table, solver)
     run.step()
-    run.finish()
+    assert isinstance(run.algorithm, Observed)
+    run.algorithm.finish(run.state, solver)
     return run
 
 

@@ -10,9 +10,7 @@ import pytest
 
 import emfed
 from emfed.imputation import Columns, FieldTable, Structure, impute, read_records
-from emfed.imputation.cell import CellRun
 from emfed.imputation.site_owner import worker_rows
-from emfed.imputation.supports import Settings
 from emfed.imputation.sweeps import Solver
 from emfed.models.site_owner import COLUMNS, SiteOwner
 from tests.helpers import plain_fit
@@ -41,11 +39,8 @@ def test_cell_ends_where_one_more_step_changes_nothing() -> None:
     """theta = T(theta + residuals / w), worked out with dense tables."""
     table = small_table(records=300)
     structure = Structure(2, 2.0, effects=False)
-    settings = Settings(emfed.Identity(), emfed.Everyone())
-    run = CellRun(table, Solver(table.family, structure), settings, 0)
-    for _ in range(600):
-        run.step()
-    cells, params = table.pooled, run.finish()
+    done = impute(table, mode="cell", structure=structure, compressor=emfed.Identity(), rounds=600)
+    cells, params = table.pooled, done.params
     theta = params.dense(np.arange(len(table.sites)))
     inner = theta - params.offset
     weight, sums = np.zeros(table.shape), np.zeros(table.shape)

@@ -80,7 +80,7 @@ def test_it_equals_the_printed_pseudo_code_entry_by_entry() -> None:
     assert np.allclose(dense(run.control, shape), v, atol=1e-9)
     for c, memory in enumerate(run.memories):
         assert np.allclose(dense(memory, shape), v_c[c], atol=1e-9)
-    assert np.allclose(run.finish().dense(np.arange(shape[0])), theta, atol=1e-8)
+    assert np.allclose(run.params.dense(np.arange(shape[0])), theta, atol=1e-8)
 
 
 def test_the_settings_of_the_paper_hardly_move() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from emfed.algorithms.auto import AutoEM
+from emfed.algorithms.cells import CellEM
 from emfed.algorithms.em import EM
 from emfed.algorithms.fed_em import FedEM
 from emfed.algorithms.participation import Bernoulli, Everyone, FixedSize, Schedule
@@ -29,7 +30,7 @@ def _read(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 ALGORITHMS: Registry[Algorithm] = Registry(
-    "algorithm", {cls.name: cls for cls in (EM, FedEM, VRFedEM, AutoEM)}, _read
+    "algorithm", {cls.name: cls for cls in (EM, FedEM, VRFedEM, AutoEM, CellEM)}, _read
 )
 """Every algorithm by name."""
 build_algorithm = ALGORITHMS.build
@@ -39,6 +40,7 @@ __all__ = [
     "EM",
     "AutoEM",
     "Bernoulli",
+    "CellEM",
     "Decreasing",
     "Everyone",
     "FedEM",

@@ -164,5 +164,6 @@ def gap(
     memories = rows["control"] * current[:, None]
     memories = memories + np.where(waiting, rows["pending_rate"], 0.0)[:, None] * rows["pending"]
     total = weights[workers] @ memories
-    size = np.linalg.norm(control) + weights[workers] @ np.linalg.norm(memories, axis=1)
+    lengths = np.sqrt((memories * memories).sum(axis=1))
+    size = np.linalg.norm(control) + weights[workers] @ lengths
     return float(np.linalg.norm(control - total) / size) if size > 0 else 0.0

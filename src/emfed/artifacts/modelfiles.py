@@ -42,6 +42,7 @@ def write_model(path: str | Path, contents: Result, names: bool = True) -> None:
     description: dict[str, Any] = {
         "model": tree,
         "stopped": contents.stopped,
+        "confirmed": contents.confirmed,
         "seed": contents.seed,
         "columns": contents.columns and list(contents.columns),
         "samples": contents.samples,
@@ -116,6 +117,7 @@ def _contents(arrays: dict[str, NDArray[Any]], description: dict[str, Any]) -> d
         "records": Records.from_arrays(_under("records/", arrays)),
         "ledger": ledger,
         "stopped": str(description["stopped"]),
+        "confirmed": bool(description["confirmed"]),
         "seed": int(description["seed"]),
         "columns": None if columns is None else tuple(columns),
         "worker_weights": arrays.get("workers/weights"),

@@ -66,6 +66,8 @@ class Result:
     """Rows per worker, settings, versions, date; and the fit of each worker, if asked for."""
     summary: Mapping[str, FloatArray] | None = None
     """What the opening exchange told of all rows together: what `adapt` starts from."""
+    confirmed: bool = True
+    """Whether a full pass, or a bold step, found that little was left to gain."""
 
     def __repr__(self) -> str:
         traffic = f"{self.bytes_up} bytes up, {self.bytes_down} down"
@@ -88,8 +90,8 @@ class Result:
 
     @property
     def converged(self) -> bool:
-        """Whether the run ended because little was left to gain, and not at another limit."""
-        return self.stopped in ("nats", "tolerance")
+        """Whether the run ended because little was left to gain, and a full pass confirmed it."""
+        return self.confirmed and self.stopped in ("nats", "tolerance")
 
     @property
     def guard_hits(self) -> int:

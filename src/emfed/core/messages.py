@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array, issparse, vstack
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -227,6 +228,62 @@ class Request:
         return dataclasses.replace(self, workers=self.workers[index], accepted=self.accepted[index])
 
 
+@dataclass(frozen=True, eq=False)
+class Supports:
+    """Where each worker's statistics lie among the server's, where workers have their own.
+
+    The server has one for each cell of a large table that somebody observed, ``keys``; worker i has
+    those at ``places[offsets[i]:offsets[i + 1]]``, increasing, one for each of its rows.
+    """
+
+    keys: IntArray
+    offsets: IntArray
+    places: IntArray
+    weights: FloatArray
+    """What each cell of each worker counts for."""
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[IntArray, FloatArray]]) -> Supports:
+        """From what every worker tells: its cells and their weights."""
+        keys, places = np.unique(np.concatenate([own for own, _ in parts]), return_inverse=True)
+        offsets = np.cumsum([0, *(len(own) for own, _ in parts)])
+        return cls(keys, offsets, places, np.concatenate([w for _, w in parts]))
+
+    @property
+    def sizes(self) -> IntArray:
+        """How many statistics each worker has."""
+        return np.diff(self.offsets)
+
+    def of_worker(self, worker: int) -> tuple[IntArray, FloatArray]:
+        """One worker's cells and their weights."""
+        part = slice(int(self.offsets[worker]), int(self.offsets[worker + 1]))
+        return self.keys[self.places[part]], self.weights[part]
+
+    def at(self, workers: IntArray) -> IntArray:
+        """Positions in ``places`` of some workers that have as many as each other."""
+        return self.offsets[workers][:, None] + np.arange(self.sizes[workers[0]])
+
+    def where(self, workers: IntArray) -> IntArray:
+        """Positions in ``places`` of any workers, one after the other."""
+        sizes = self.sizes[workers]
+        starts = np.cumsum(sizes) - sizes
+        return np.arange(sizes.sum()) + np.repeat(self.offsets[workers] - starts, sizes)
+
+    def take(self, workers: IntArray, values: FloatArray) -> FloatArray:
+        """The server's values at the cells of such workers; of none, none."""
+        return values[self.places[self.at(workers)]] if len(values) else values
+
+    def total(self, values: FloatArray) -> FloatArray:
+        """Values of all workers' cells, worker by worker, added up by cell."""
+        return np.asarray(np.bincount(self.places, values, len(self.keys)), dtype=np.float64)
+
+    def spread(self, workers: IntArray, values: FloatArray) -> Any:
+        """Vectors of workers as rows of one sparse array: zero where a worker saw nothing."""
+        starts = np.concatenate([[0], np.cumsum(self.sizes[workers])])
+        shape = (len(workers), len(self.keys))
+        return csr_array((np.ravel(values), self.places[self.where(workers)], starts), shape=shape)
+
+
 @dataclass(frozen=True)
 class Replies:
     """Uploads of a batch of workers, decoded: row r is what ``workers[r]`` sent in ``rounds[r]``.
@@ -238,6 +295,7 @@ class Replies:
     workers: IntArray
     rounds: IntArray
     values: FloatArray
+    """Dense, or sparse where workers have `Supports`: what is done with it is sums over rows."""
     rates: FloatArray
     evaluations: IntArray
     bytes_up: IntArray
@@ -256,8 +314,11 @@ class Replies:
     def join(cls, batches: Sequence[Replies], q: int) -> Replies:
         """All rows of several batches, in order."""
         batches = [cls.empty(q), *batches]
+        rows = {n: [getattr(b, n) for b in batches] for n in cls._ROWS}
+        spread = [values for values in rows["values"] if issparse(values)]
+        joined = {n: np.concatenate(v) for n, v in rows.items() if not (spread and n == "values")}
         return cls(
-            **{name: np.concatenate([getattr(b, name) for b in batches]) for name in cls._ROWS},
+            **joined | ({"values": vstack(spread, format="csr")} if spread else {}),
             lost_memory=np.concatenate([b.lost_memory for b in batches]),
         )
 
@@ -280,6 +341,8 @@ class Opening:
     """Names of the workers, where they have any."""
     totals: FloatArray | None = None
     """What each worker counts for, where rows have weights; else its count."""
+    supports: Supports | None = None
+    """Where workers have statistics of their own: which."""
 
 
 @dataclass(frozen=True)
@@ -307,6 +370,8 @@ class StepInfo:
     """That step itself, where messages are made into bytes; empty if there was no movement."""
     gain: float | None = None
     """What an EM step from here is worth: nats per sample, to second order."""
+    objective: float | None = None
+    """The objective at the parameters reached, where the step works them out."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ from emfed.core.messages import (
     Rows,
     ServerState,
     StepInfo,
+    Supports,
     View,
 )
 from emfed.core.metrics import IdentityMetric, Metric
@@ -57,6 +58,7 @@ __all__ = [
     "FloatArray",
     "Form",
     "HasColumns",
+    "HasSupports",
     "IdentityMetric",
     "IntArray",
     "Latent",
@@ -76,6 +78,7 @@ __all__ = [
     "SimulatesLatents",
     "StartsFromClusters",
     "StepInfo",
+    "Supports",
     "View",
     "WHOLE",
     "free_parameters",
@@ -310,6 +313,23 @@ class HasColumns(Protocol):
         ...
 
 
+@runtime_checkable
+class HasSupports(Protocol):
+    """A model whose workers have statistics of their own, one a row: cells of a large table.
+
+    Its ``layout`` is empty, and where others send means these send sums: workers count alike.
+    """
+
+    @property
+    def cells(self) -> int:
+        """How many the table has, seen or not."""
+        ...
+
+    def support(self, data: Any) -> tuple[IntArray, FloatArray]:
+        """Which cells one worker's rows are of, increasing, and what each counts for."""
+        ...
+
+
 def free_parameters(model: Any) -> int:
     """What AIC, BIC and ICL charge a model for, or words that it does not say."""
     if isinstance(model, CountsParameters):
@@ -404,6 +424,15 @@ class Algorithm(ABC):
     @abstractmethod
     def broadcasts_steps(self) -> bool:
         """Whether workers may be sent quantised steps instead of the statistics in full."""
+
+    @property
+    def tells_statistics(self) -> bool:
+        """Whether requests carry anything that workers compute with."""
+        return True
+
+    def told(self, state: ServerState) -> FloatArray:
+        """What workers are sent, of which each gets what lies in its support."""
+        return state.statistics
 
     @property
     def revisits_rows(self) -> bool:

@@ -132,9 +132,7 @@ class Climb:
         assert isinstance(several, Several)
         self.run, self.several = run, several
         self.parts = [Part(model, self.tolerance, self.accelerate) for model in several.models]
-        self._asked = run.state.statistics
-        begun = several.inside(self._asked)  # or a checkpoint will say where
-        self._penalties = self._charged() if begun else []
+        self._asked, self._penalties = run.state.statistics, self._charged()
 
     @property
     def settled(self) -> bool:

@@ -110,23 +110,28 @@ def run_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY
     stop = settings.stop(algorithm, federation.size)
     tolerance = settings.tolerance(federation.size)
     climb = Climb(tolerance, settings.long_steps) if watched else None
-    candidates = Candidates(settings.criterion, settings.drop and not watched)
+    drops = settings.drop and not watched and settings.tol != 0
+    candidates = Candidates(settings.criterion, drops)
     curve = Curve() if watch.curve else None
     own = [hook for hook in (climb, candidates if len(parts) > 1 else None) if hook is not None]
+    if watch.goes_on:
+        run.restore(watch.checkpoint or "")
     for hook in (*own, *watch.callbacks):
         getattr(hook, "attach", lambda run: None)(run)
     if climb is not None:  # it decides when EM has converged, part by part
         stop = replace(stop, nats=None)
-    if watch.goes_on:
-        run.restore(watch.checkpoint or "", hooks=remembered([*own, *watch.callbacks]))
     hooks = [*own, *([] if curve is None else [curve.watching(run)]), *watch.callbacks]
-    stopped = "nats" if climb is not None and tolerance and climb.settled else ""
+    if watch.goes_on:
+        run.recall(watch.checkpoint or "", remembered(hooks))
+    stopped = ""
+    if climb is not None and tolerance and climb.settled:
+        stopped, run.confirmed = "nats", True
     named = isinstance(settings.start, str) and not watch.goes_on
     if tolerance and named and all(settled(session, j) is not None for j in parts):
-        stopped = "nats"  # there is nothing left to find out
+        stopped, run.confirmed = "nats", True  # there is nothing left to find out
     stopped = stopped or _until(run, stop, hooks, watch)
     if stopped == "callback" and climb is not None and climb.settled:
-        stopped = "nats"
+        stopped, run.confirmed = "nats", True  # EM's own steps are full passes
     fitted = _finished(settings, session, run, parts, stopped, candidates, climb, remarks)
     if curve is not None and stopped != "interrupted":
         place = _place(fitted.selection, settings, parts)
@@ -356,6 +361,7 @@ def result_of(run: Run, stopped: str, settings: FitSettings | None = None) -> Re
         samples=session.total,
         facts=Facts(session.counts, plain(told), not run.federation.carries_bytes),
         summary=session.summary,
+        confirmed=run.confirmed,
     )
 
 

@@ -6,7 +6,8 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, final, runtime_checkable
@@ -64,8 +65,111 @@ class Hook(Protocol):
         """The inverse of `save`."""
 
 
+def opening_record(workers: int, evaluations: int = 0) -> RoundRecord:
+    """Round 0, where it makes no step."""
+    return RoundRecord(0, 0, workers, workers, None, 0.0, 0, 0, 0, 0, 0, evaluations, 0.0, 0.0)
+
+
+class Rounds(ABC):
+    """Rounds one after the other: the loop around `step`, limits, Ctrl-C, and records."""
+
+    state: ServerState
+
+    def __init__(self, ledger: Ledger, samples: int) -> None:
+        self.ledger, self.samples = ledger, samples
+        """Every byte; rows of all workers."""
+        self.records = Records()
+        self.evaluations, self.seconds = 0, 0.0
+        self._charged = np.zeros(4, dtype=np.int64)
+
+    @abstractmethod
+    def step(self) -> RoundRecord:
+        """One round."""
+
+    def reason(self, stop: Stop) -> str | None:
+        """The limit that has been met, if any."""
+        return stop.reason(self)
+
+    def save(self, path: str | Path, disk: Disk = DISK, hooks: Sequence[Hook] = ()) -> None:
+        """Write a checkpoint."""
+        raise CheckpointError("these rounds leave no checkpoint.")
+
+    @property
+    def always_saved(self) -> bool:
+        """Whether a checkpoint must be written every round."""
+        return False
+
+    def _record(self, record: RoundRecord) -> RoundRecord:
+        """Complete a record with what the ledger has gained, add up, and keep it."""
+        ledger = self.ledger
+        totals = np.array(
+            [
+                ledger.total("up"),
+                ledger.total("down"),
+                ledger.total("up", "payload"),
+                ledger.total("down", "payload"),
+            ]
+        )
+        gained, self._charged = (totals - self._charged).tolist(), totals
+        self.evaluations += record.evaluations
+        self.seconds += record.seconds
+        record = replace(
+            record,
+            bytes_up=gained[0],
+            bytes_down=gained[1],
+            payload_up=gained[2],
+            payload_down=gained[3],
+            epochs=self.evaluations / self.samples,
+        )
+        self.records.append(record)
+        return record
+
+    def until(
+        self,
+        stop: Stop,
+        callbacks: Iterable[Callback] = (),
+        checkpoint: str | Path | None = None,
+        checkpoint_every: int = 100,
+    ) -> str:
+        """Rounds until a limit is met, a callback says so, or Ctrl-C; returns which.
+
+        ``silence`` means that nobody has answered for `PATIENCE` rounds. Where workers keep their
+        own memories the checkpoint is written every round: before a request tells any of them
+        what was accepted.
+        """
+        check_count("checkpoint_every", checkpoint_every)
+        if self.always_saved:
+            checkpoint_every = 1
+        callbacks = tuple(callbacks)
+        reason = self.reason(stop)
+        idle = crashes = 0
+        with interrupts() as interrupted:
+            while reason is None:
+                try:
+                    record = self.step()
+                except ServerCrash:  # it comes back with the state of the round's beginning
+                    crashes += 1
+                    if crashes > PATIENCE:
+                        raise
+                    continue
+                crashes = 0
+                idle = 0 if record.answered else idle + 1
+                asked = [callback(record) for callback in callbacks]
+                if interrupted():
+                    reason = "interrupted"
+                elif any(answer is True for answer in asked):
+                    reason = "callback"
+                else:
+                    reason = "silence" if idle >= PATIENCE else self.reason(stop)
+                if checkpoint is not None and (
+                    reason is not None or record.round % checkpoint_every == 0
+                ):
+                    self.save(checkpoint, hooks=remembered(callbacks))
+        return reason
+
+
 @final
-class Run:
+class Run(Rounds):
     """A run in progress: the server's state, who was accepted when, and the records so far.
 
     `step` makes one round. Everything it changes here it changes at its end, so an exception in
@@ -87,7 +191,9 @@ class Run:
         seed: int | None = None,
         retries: int = 0,
         monitor: Monitor | None = None,
+        extras: Mapping[str, FloatArray] | None = None,
     ) -> None:
+        super().__init__(session.ledger, session.samples)
         self.session, self.view, self.purpose = session, view, purpose
         self.model, self._given = session.view(view), algorithm
         self.participation = Everyone() if participation is None else participation
@@ -99,26 +205,26 @@ class Run:
         self.fingerprint: dict[str, Any] = {}
         """What a checkpoint must agree with."""
         n = self.federation.size
-        self.records = Records()
         self.accepted: IntArray = np.full(n, -1, dtype=np.int64)
-        self.evaluations, self.seconds = 0, 0.0
         self.state = ServerState(
             round=0 if self.algorithm.needs_start_round else 1,
             generation=0,
             statistics=statistics,
-            control=np.zeros(self.model.layout.size),
+            control=np.zeros(len(statistics)),
+            extras={} if extras is None else extras,
         )
         self._params: Any = None
+        self.confirmed = False
+        """Whether a full pass, or a bold step, has found that little is left to gain."""
         self._verify_from = 0
         self.phase = self.since = session.phase + 1
         session.begin(view, self.algorithm, self.seed, self.phase)
-        self._charged = np.zeros(4, dtype=np.int64)
         self._step_bytes = [0]  # of all quantised steps before round j, framed
         self._followed = 0
         """The first round from whose statistics steps lead on."""
         if not self.algorithm.needs_start_round:
             self._step_bytes.append(0)
-            self._record(RoundRecord(0, 0, n, n, None, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0))
+            self._record(opening_record(n, session.evaluations))
 
     def _resolved(self) -> Algorithm:
         """The algorithm with everything that was left open filled in."""
@@ -138,14 +244,9 @@ class Run:
         return self.session.weights
 
     @property
-    def ledger(self) -> Ledger:
-        """Every byte."""
-        return self.session.ledger
-
-    @property
-    def samples(self) -> int:
-        """Rows of all workers."""
-        return self.session.samples
+    def always_saved(self) -> bool:
+        """Where workers keep their own memories."""
+        return self.federation.carries_bytes
 
     @property
     def params(self) -> Any:
@@ -158,6 +259,10 @@ class Run:
     def memory_gap(self) -> float:
         """The relative violation of V = sum w_i (V_i + accepted pending): zero up to rounding."""
         workers, rows = self.federation.worker_rows()
+        supports = self.session.supports
+        if supports is not None and rows:
+            spread = {n: supports.spread(workers, rows[n]) for n in ("control", "pending")}
+            rows = rows | spread
         return gap(
             self.state.control, self.state.generation, self.accepted, self.weights, workers, rows
         )
@@ -200,8 +305,8 @@ class Run:
             round=state.round,
             generation=state.generation,
             kind="start" if start else "round",
-            statistics=state.statistics,
-            params=self.params,
+            statistics=self.algorithm.told(state),
+            params=self.params if self.session.supports is None else None,
             workers=workers,
             accepted=self.accepted[workers],
             count_bytes=self.session.count_bytes,
@@ -215,6 +320,10 @@ class Run:
 
         A worker whose upload of round r was accepted had the statistics of round r.
         """
+        supports = self.session.supports
+        if supports is not None:
+            sizes = floats_size(0) + (floats_size(1) - floats_size(0)) * supports.sizes[workers]
+            return sizes if self.algorithm.tells_statistics else 0 * sizes
         full = np.full(len(workers), floats_size(len(self.state.statistics)))
         if not self.algorithm.broadcasts_steps:
             return full
@@ -231,7 +340,7 @@ class Run:
         Replies to closed rounds and second copies are refused. Those who stay silent are asked
         again as often as ``retries`` says, then count as absent.
         """
-        q, missing = len(request.statistics), request
+        q, missing = len(self.state.control), request
         batches: list[Replies] = []
         for _ in range(1 + self.retries):
             if len(missing.workers) == 0:
@@ -292,11 +401,12 @@ class Run:
                 bytes_down=0,
                 payload_up=0,
                 payload_down=0,
-                evaluations=int(replies.evaluations.sum()),
+                evaluations=int(replies.evaluations.sum())
+                + (0 if state.round else self.session.evaluations),
                 epochs=0.0,
                 seconds=seconds,
                 squared_h=squared_h,
-                objective=objective,
+                objective=objective if info.objective is None else info.objective,
                 gain=info.gain,
             )
         )
@@ -307,34 +417,6 @@ class Run:
         else:
             self.accepted[replies.workers] = state.round
         self.state, self._params = new, None
-        return record
-
-    def _record(self, record: RoundRecord) -> RoundRecord:
-        """Complete a record with what the ledger has gained, add up, and keep it."""
-        ledger = self.ledger
-        totals = np.array(
-            [
-                ledger.total("up"),
-                ledger.total("down"),
-                ledger.total("up", "payload"),
-                ledger.total("down", "payload"),
-            ]
-        )
-        gained, self._charged = (totals - self._charged).tolist(), totals
-        if record.round == 0:
-            before = self.session.evaluations
-            record = replace(record, evaluations=record.evaluations + before)
-        self.evaluations += record.evaluations
-        self.seconds += record.seconds
-        record = replace(
-            record,
-            bytes_up=gained[0],
-            bytes_down=gained[1],
-            payload_up=gained[2],
-            payload_down=gained[3],
-            epochs=self.evaluations / self.samples,
-        )
-        self.records.append(record)
         return record
 
     def _diagnose(self, state: ServerState) -> tuple[float | None, float | None]:
@@ -360,74 +442,33 @@ class Run:
     def reason(self, stop: Stop) -> str | None:
         """The limit that has been met, if any; that a run has converged must be confirmed.
 
-        The algorithm does so in a few more rounds, or everyone is asked (`verify`): again only when
-        a quarter more rounds were made, from the best point seen if it can be sent.
+        A tolerance of |H|^2 ends the run all the same, and `confirmed` says what it is worth. What
+        little seems to be left to gain is confirmed by the algorithm in a few more rounds, or
+        everyone is asked (`verify`): again only when a quarter more rounds were made, from the
+        best point seen if it can be sent.
         """
         if stop.nats is not None and self.algorithm.sure(self.state):
+            self.confirmed = True
             return "nats"
         found = stop.reason(self)
-        if found not in ("nats", "tolerance") or self._confirmed(stop.left):
-            return found
-        return replace(stop, nats=None, tolerance=None).reason(self)
+        if found == "tolerance":
+            self.confirmed = verify(self, stop.left).left <= LEFT_BY_WORD * stop.left
+        elif found == "nats" and not self._confirm(stop.left):
+            return replace(stop, nats=None, tolerance=None).reason(self)
+        return found
 
-    def _confirmed(self, nats: float) -> bool:
+    def _confirm(self, nats: float) -> bool:
         sure = self.algorithm.sure(self.state)
-        if sure is not None:
-            if not sure:
-                self.state = self.algorithm.confirm(self.state, nats)
-            return sure
-        if self.state.round < self._verify_from:
-            return False
-        verdict = verify(self, nats)
-        if verdict.left <= LEFT_BY_WORD * nats:
-            return True
-        self._verify_from = self.state.round + max(10, self.state.round // 4)
-        if not self.algorithm.broadcasts_steps:
-            self.move(verdict.best)
-        return False
-
-    def until(
-        self,
-        stop: Stop,
-        callbacks: Iterable[Callback] = (),
-        checkpoint: str | Path | None = None,
-        checkpoint_every: int = 100,
-    ) -> str:
-        """Rounds until a limit is met, a callback says so, or Ctrl-C; returns which.
-
-        ``silence`` means that nobody has answered for `PATIENCE` rounds. Where workers keep their
-        own memories the checkpoint is written every round: before a request tells any of them
-        what was accepted.
-        """
-        check_count("checkpoint_every", checkpoint_every)
-        if self.federation.carries_bytes:
-            checkpoint_every = 1
-        callbacks = tuple(callbacks)
-        reason = self.reason(stop)
-        idle = crashes = 0
-        with interrupts() as interrupted:
-            while reason is None:
-                try:
-                    record = self.step()
-                except ServerCrash:  # it comes back with the state of the round's beginning
-                    crashes += 1
-                    if crashes > PATIENCE:
-                        raise
-                    continue
-                crashes = 0
-                idle = 0 if record.answered else idle + 1
-                asked = [callback(record) for callback in callbacks]
-                if interrupted():
-                    reason = "interrupted"
-                elif any(answer is True for answer in asked):
-                    reason = "callback"
-                else:
-                    reason = "silence" if idle >= PATIENCE else self.reason(stop)
-                if checkpoint is not None and (
-                    reason is not None or record.round % checkpoint_every == 0
-                ):
-                    self.save(checkpoint, hooks=remembered(callbacks))
-        return reason
+        if sure is None and self.state.round >= self._verify_from:
+            verdict = verify(self, nats)
+            sure = verdict.left <= LEFT_BY_WORD * nats
+            self._verify_from = self.state.round + max(10, self.state.round // 4)
+            if not (sure or self.algorithm.broadcasts_steps):
+                self.move(verdict.best)
+        elif sure is False:
+            self.state = self.algorithm.confirm(self.state, nats)
+        self.confirmed = bool(sure)
+        return self.confirmed
 
     def save(self, path: str | Path, disk: Disk = DISK, hooks: Sequence[Hook] = ()) -> None:
         """Write a checkpoint, atomically; ``hooks`` are what must go on with the run."""
@@ -467,7 +508,7 @@ class Run:
         """Who was told what already, where a simulation prices its messages."""
         return {} if self.session.prices is None else self.session.prices.state()
 
-    def restore(self, path: str | Path, disk: Disk = DISK, hooks: Sequence[Hook] = ()) -> None:
+    def restore(self, path: str | Path, disk: Disk = DISK) -> None:
         """Continue from a checkpoint of the same run, bit for bit."""
         arrays, description = load_checkpoint(path, disk)
         disk.settle(Path(path))
@@ -510,6 +551,11 @@ class Run:
         if self.session.prices is not None:
             self.session.prices.restore(under("prices/", arrays))
         self.federation.restore_rows(arrays["workers"], under("rows/", arrays))
+
+    @staticmethod
+    def recall(path: str | Path, hooks: Sequence[Hook], disk: Disk = DISK) -> None:
+        """Let callbacks that a checkpoint remembers go on from it too."""
+        arrays, description = load_checkpoint(path, disk)
         for hook in hooks:
             hook.load(under(f"hooks/{hook.name}/", arrays), description["hooks"][hook.name])
 

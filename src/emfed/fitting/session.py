@@ -49,7 +49,9 @@ class Session:
         totals = opening.counts if opening.totals is None else opening.totals
         self.total = float(totals.sum())
         """The sum of the rows' weights, their number where they have none."""
-        self.weights = worker_weights(weights, totals)
+        self.supports = opening.supports
+        """Where workers have statistics of their own: which. Then sums add up, with weights 1."""
+        self.weights = np.ones(len(totals)) if opening.supports else worker_weights(weights, totals)
         self.bound = Bound.told(model, opening, self.weights)
         federation.bind(self.bound)
         self.summary: Mapping[str, FloatArray] = model.combine(opening.summaries, self.weights)

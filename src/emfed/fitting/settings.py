@@ -93,7 +93,9 @@ class FitSettings:
     """The numbers of components, read."""
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
+        object.__setattr__(self, "seed", int(check_seed(self.seed)))
+        if self.start is None:
+            object.__setattr__(self, "start", "auto")
         check_count("n_init", self.n_init)
         check_count("retries", self.retries, 0)
         if self.criterion not in CRITERIA:

@@ -15,6 +15,7 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
+from emfed.algorithms.steps import shorten
 from emfed.core.protocols import FloatArray, ServerState, View
 from emfed.fitting.session import Session
 
@@ -54,7 +55,7 @@ def verify(run: Verifiable, nats: float) -> Verdict:
     points, whites, values = [first], [], [_value(run, run.model.maximize(first))]
     for _ in range(STEPS):
         here = run.model.maximize(points[-1])
-        points.append(_ask(run, here))
+        points.append(shorten(run.model, points[-1], _ask(run, here) - points[-1])[0])
         whites.append(run.model.metric(here).whiten(points[-1] - points[-2]))
     values.append(_value(run, run.model.maximize(points[-1])))
     gained = values[-1] - values[0]

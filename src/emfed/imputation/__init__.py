@@ -8,7 +8,8 @@ from emfed.imputation.intake import Columns, read_records
 from emfed.imputation.lowrank import Cells, Structure, TableParameters
 from emfed.imputation.result import Imputation
 from emfed.imputation.simulate import simulate_table
-from emfed.imputation.table import FieldTable, Intake
+from emfed.imputation.site_owner import worker_rows
+from emfed.imputation.table import FieldTable, Grid, Intake
 
 __all__ = [
     "FAMILIES",
@@ -18,6 +19,7 @@ __all__ = [
     "Family",
     "FieldTable",
     "Gaussian",
+    "Grid",
     "Imputation",
     "Intake",
     "Structure",
@@ -27,4 +29,5 @@ __all__ = [
     "read_ebird",
     "read_records",
     "simulate_table",
+    "worker_rows",
 ]

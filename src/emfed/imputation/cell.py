@@ -13,7 +13,7 @@ opening.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import final
 
@@ -21,25 +21,38 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.linalg import LinearOperator
 
+from emfed.algorithms import CellEM
 from emfed.core.errors import SettingsError
-from emfed.core.ledger import Ledger
-from emfed.core.protocols import FloatArray, IntArray
-from emfed.core.wire import ENVELOPE, floats_size
+from emfed.core.protocols import (
+    FloatArray,
+    IntArray,
+    Model,
+    Replies,
+    Request,
+    ServerState,
+    StepInfo,
+)
 from emfed.imputation.lowrank import Cells, TableParameters
-from emfed.imputation.runs import Step, TableRun
-from emfed.imputation.supports import Exchange, Settings, Supports
 from emfed.imputation.sweeps import Solver, leading
-from emfed.imputation.table import FieldTable
 
 Pair = tuple[FloatArray, FloatArray]
 """Factors (u, v) of u v^T."""
 
 
 @final
-class CellRun(TableRun):
+@dataclass(frozen=True, kw_only=True)
+class Proximal(CellEM):
     """Accelerated proximal steps on theta, by compressed residuals."""
 
-    def __init__(self, table: FieldTable, solver: Solver, settings: Settings, seed: int) -> None:
+    residuals: bool = True
+    solver: Solver
+    cells: Cells
+    """Those that somebody observed, with their weights."""
+    offset: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        solver = self.solver
         if not solver.family.quadratic:
             raise SettingsError(
                 "mode 'cell' is for the Gaussian family (or log1p): for others the filled-in cells "
@@ -49,57 +62,56 @@ class CellRun(TableRun):
             raise SettingsError(
                 "mode 'cell' has factors and an offset alone: no effects, covariates or smoothing."
             )
-        ledger = Ledger(len(table.workers), table.workers)
-        supports = Supports(table)
-        super().__init__(ledger, len(table.site), np.zeros(supports.cells.size))
-        self.table, self.solver, self.supports, self.seed = table, solver, supports, seed
-        self.exchange = Exchange(supports, settings, seed, ledger)
-        everyone = np.arange(supports.workers)
-        ledger.add("opening", "up", everyone, floats_size(1), ENVELOPE)  # its total
-        ledger.add("opening", "down", everyone, floats_size(1), ENVELOPE)  # the offset
-        self.offset = float(table.values.sum() / table.weights.sum())
-        self.weight = float(supports.cells.weights.max())
-        rank, (rows, columns) = solver.structure.rank, table.shape
-        self._now: Pair = (np.zeros((rows, rank)), np.zeros((columns, rank)))
-        self._ahead: Pair = self._now
-        self._momentum = 1.0
-        self._counts = np.diff(table.offsets)
-        self.opened(supports.workers)
 
-    def advance(self, round_: int) -> Step:
+    @property
+    def weight(self) -> float:
+        """The largest of a cell: a step of 1 / w is safe."""
+        return float(self.cells.weights.max())
+
+    def start(self) -> dict[str, FloatArray]:
+        """Factors at zero, and no momentum: what the server keeps beside S and V."""
+        (rows, columns), rank = self.cells.shape, self.solver.structure.rank
+        zero = np.zeros((rows, rank)), np.zeros((columns, rank))
+        return self._extras(zero, zero, 1.0)
+
+    def _extras(self, now: Pair, ahead: Pair, momentum: float) -> dict[str, FloatArray]:
+        theta = self.offset + _product(ahead, self.cells.sites, self.cells.times)
+        names = ("sites", "times", "ahead_sites", "ahead_times")
+        pairs = dict(zip(names, (*now, *ahead), strict=True))
+        return {**pairs, "momentum": np.array(momentum), "theta": theta}
+
+    def server_step(
+        self,
+        model: Model,
+        seed: int,
+        state: ServerState,
+        request: Request,
+        replies: Replies,
+        weights: FloatArray,
+        probabilities: FloatArray,
+    ) -> tuple[ServerState, StepInfo]:
         """Residuals at the extrapolated theta, a step of 1 / w, the leading factors, momentum."""
-        table, cells = self.table, self.supports.cells
-        here = self.offset + _product(self._ahead, table.site, table.time)
-        residuals = table.values - table.weights * here
-        down = np.array([floats_size(int(q)) for q in self._counts])  # theta on its own cells
-        estimate, asked = self.exchange.gather(round_, residuals, down)
+        estimate, state = self.gathered(state, replies, probabilities)
+        cells, told = self.cells, state.extras
         move = csr_array((estimate / self.weight, (cells.sites, cells.times)), shape=cells.shape)
-        new = self._shrink(move)
-        theta = self.offset + _product(self._ahead, cells.sites, cells.times)
-        self.state = replace(
-            self.state,
-            round=round_ + 1,
-            statistics=estimate + cells.weights * theta,
-            control=self.exchange.control,
+        now: Pair = (told["sites"], told["times"])
+        ahead: Pair = (told["ahead_sites"], told["ahead_times"])
+        new = self._shrink(now, ahead, move, seed)
+        state = replace(
+            state,
+            statistics=estimate + cells.weights * told["theta"],
+            extras=self._accelerate(now, ahead, new, float(told["momentum"])),
         )
-        self._accelerate(new)
-        value = self.solver.objective(self.seen(), self.finish())
-        return Step(asked, estimate, 1 / self.weight, len(table.site), value)
+        value = self.solver.objective(self.seen(state), self.params(state))
+        field = float(estimate @ estimate)
+        return state, StepInfo(field, 1 / self.weight, 0, objective=value)
 
-    def adopt(self, solver: Solver) -> None:
-        """Go on with another rank or penalty, from zero: memories and what they hold stay."""
-        self.solver = solver
-        rows, columns = self.table.shape
-        rank = solver.structure.rank
-        self._now = (np.zeros((rows, rank)), np.zeros((columns, rank)))
-        self._ahead, self._momentum = self._now, 1.0
-
-    def _shrink(self, move: csr_array) -> Pair:
+    def _shrink(self, now: Pair, ahead: Pair, move: csr_array, seed: int) -> Pair:
         """T(S) of S = the extrapolated theta plus a sparse move: thresholded SVD."""
-        left, right = self._ahead
+        left, right = ahead
         rank, threshold = self.solver.structure.rank, self.solver.structure.penalty / self.weight
         if rank == 0:
-            return self._now
+            return now
         transposed = move.T.tocsr()
         operator = LinearOperator(
             move.shape,
@@ -108,31 +120,34 @@ class CellRun(TableRun):
             matmat=lambda x: left @ (right.T @ x) + move @ x,
             dtype=np.float64,
         )
-        u, values, v = leading(operator, rank, self.seed)
+        u, values, v = leading(operator, rank, seed)
         root = np.sqrt(np.maximum(values - threshold, 0.0))
         return u * root, v * root
 
-    def _accelerate(self, new: Pair) -> None:
+    def _accelerate(
+        self, now: Pair, ahead: Pair, new: Pair, momentum: float
+    ) -> dict[str, FloatArray]:
         """Extrapolate, or forget the momentum where it points uphill."""
-        step = _inner(self._ahead, new) - _inner(self._ahead, self._now)
-        step -= _inner(new, new) - _inner(new, self._now)
+        step = _inner(ahead, new) - _inner(ahead, now)
+        step -= _inner(new, new) - _inner(new, now)
         if step > 0:  # <ahead - new, new - now>
-            self._momentum = 1.0
-        following = (1 + sqrt(1 + 4 * self._momentum**2)) / 2
-        beta = (self._momentum - 1) / following
-        now, self._now, self._momentum = self._now, new, following
-        self._ahead = (
+            momentum = 1.0
+        following = (1 + sqrt(1 + 4 * momentum**2)) / 2
+        beta = (momentum - 1) / following
+        further = (
             np.concatenate([(1 + beta) * new[0], -beta * now[0]], axis=1),
             np.concatenate([new[1], now[1]], axis=1),
         )
+        return self._extras(new, further, following)
 
-    def seen(self) -> Cells:
+    def seen(self, state: ServerState) -> Cells:
         """Sums as the server can work them out from residuals and theta."""
-        return self.supports.cells.with_sums(self.state.statistics)
+        return self.cells.with_sums(state.statistics)
 
-    def finish(self) -> TableParameters:
+    def params(self, state: ServerState) -> TableParameters:
         """The last theta, without extrapolation."""
-        return TableParameters(self.offset, self._now[0], self._now[1], effects=False)
+        sites, times = state.extras["sites"], state.extras["times"]
+        return TableParameters(self.offset, sites, times, effects=False)
 
 
 def _product(pair: Pair, sites: IntArray, times: IntArray) -> FloatArray:

@@ -10,10 +10,10 @@ import numpy as np
 from emfed.core.errors import DataError
 from emfed.core.protocols import FloatArray
 from emfed.imputation.lowrank import Covariates
-from emfed.imputation.table import FieldTable
+from emfed.imputation.table import FieldTable, Grid
 
 
-def read_covariates(table: FieldTable, sites: Any | None, times: Any | None) -> Covariates:
+def read_covariates(table: FieldTable | Grid, sites: Any | None, times: Any | None) -> Covariates:
     """Covariates of all sites and all times of a table.
 
     Each is an array with one row per site (or time) in the table's order, or a polars or pandas

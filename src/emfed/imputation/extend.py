@@ -87,7 +87,6 @@ def _merge(fitted: FieldTable, other: FieldTable) -> tuple[FieldTable, IntArray]
         np.concatenate([fitted.weights, other.weights[new]]),
         np.concatenate([fitted.values, other.values[new]]),
         replace(fitted.intake, used=fitted.intake.used + int(new.sum())),
-        counted=fitted.counted and other.counted,
     )
     return table, np.arange(len(fitted.sites))
 

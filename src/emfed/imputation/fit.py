@@ -9,27 +9,31 @@ from typing import Any, Literal, final
 
 import numpy as np
 
-from emfed.algorithms import Everyone, FedEM
+from emfed.algorithms import CellEM, Everyone, FedEM
+from emfed.algorithms.cells import default_step
 from emfed.compressors import Dithering
 from emfed.core.errors import NumericalError, SettingsError, check_count, check_type
-from emfed.core.protocols import Compressor, Participation
+from emfed.core.protocols import WHOLE, Compressor, Crowd, Federation, Participation
 from emfed.core.streams import check_seed
 from emfed.data.workers import WorkerData
 from emfed.fitting.driver import fit
+from emfed.fitting.rounds import Run
+from emfed.fitting.session import Session
 from emfed.fitting.stopping import Callback, Stop
-from emfed.imputation.cell import CellRun
+from emfed.imputation.cell import Proximal
 from emfed.imputation.choice import Choice, choose
 from emfed.imputation.covariates import read_covariates
 from emfed.imputation.intake import read_records
-from emfed.imputation.lowrank import Structure
-from emfed.imputation.observed import ObservedRun
+from emfed.imputation.lowrank import Cells, Structure, TableParameters
+from emfed.imputation.observed import Observed
 from emfed.imputation.paper import ALPHA, BATCH, EPOCHS, GAMMA, QUANTISER, Batch, PaperRun
 from emfed.imputation.result import Imputation
 from emfed.imputation.site_owner import check_owners, table_parameters, worker_rows
-from emfed.imputation.supports import Settings
 from emfed.imputation.sweeps import Solver
-from emfed.imputation.table import FieldTable
+from emfed.imputation.table import FieldTable, Grid, known_table
+from emfed.models.cells import CellSums
 from emfed.models.site_owner import COLUMNS, SiteOwner
+from emfed.network.stacked import StackedFederation
 
 Mode = Literal["observed", "cell", "paper", "site-owner"]
 QUANTISER_OF_CELLS = Dithering(levels=3, norm=3, block=128, scales="bfloat16")
@@ -49,7 +53,9 @@ _SWEEPS, _TOLERANCE = 500, 1e-7
 class _Job:
     """Everything `impute` was asked for."""
 
-    table: FieldTable
+    table: FieldTable | None
+    federation: Federation | None
+    grid: Grid
     structure: Structure | None
     rank: int | None
     penalty: float | None
@@ -69,16 +75,57 @@ class _Job:
     @property
     def seasons(self) -> bool:
         """Whether lag 12 is a year."""
-        return self.table.bins.unit == "month"
+        return self.grid.bins.unit == "month"
 
-    def settings(self) -> Settings:
+    def here(self, mode: str) -> FieldTable:
+        """The table, for a mode that needs all of it in this process."""
+        if self.table is None:
+            raise SettingsError(
+                f"mode {mode!r} needs the table in this process: use mode 'observed' or 'cell' "
+                "where sites elsewhere have their own records."
+            )
+        return self.table
+
+    def open(self, centred: bool = False) -> tuple[Session, Cells]:
+        """The opening exchange: who observed which cells, and how often."""
+        federation = self.federation
+        if federation is None:
+            table = self.here("observed")
+            workers = list(table.workers)
+            rows = WorkerData(worker_rows(table), table.offsets, workers, COLUMNS)
+            federation = StackedFederation(rows)
+        sites, times = self.grid.shape
+        model = CellSums(sites, times, centred)
+        session = Session(model, federation, columns=COLUMNS, seed=self.seed)
+        supports = session.supports
+        assert supports is not None
+        weights = supports.total(supports.weights)
+        keys = supports.keys
+        nothing = np.zeros(len(keys))
+        return session, Cells(keys // times, keys % times, weights, nothing, self.grid.shape)
+
+    def channel(self, session: Session) -> dict[str, Any]:
         """How cells travel."""
-        counts = self.table.family.name == "poisson"
-        return Settings(
-            self.compressor or (QUANTISER_OF_COUNTS if counts else QUANTISER_OF_CELLS),
-            self.participation,
-            self.step_size,
-            self.memory_rate,
+        counts = self.grid.family.name == "poisson"
+        operator = self.compressor or (QUANTISER_OF_COUNTS if counts else QUANTISER_OF_CELLS)
+        supports, n, step = session.supports, session.federation.size, self.step_size
+        assert supports is not None
+        if step is None:
+            p = self.participation.probabilities(session.everyone, n)
+            step = default_step(operator, supports.sizes, Crowd(float(n), float(p.min())))
+        return {"compressor": operator, "step_size": step, "memory_rate": self.memory_rate}
+
+    def run(self, session: Session, algorithm: CellEM, extras: Any = None) -> Run:
+        """Rounds over cells, from zero."""
+        assert session.supports is not None
+        nothing = np.zeros(len(session.supports.keys))
+        return Run(
+            session,
+            WHOLE,
+            algorithm,
+            nothing,
+            participation=self.participation,
+            extras=extras,
         )
 
     def refuse(self, mode: str, *names: str) -> None:
@@ -114,10 +161,13 @@ def impute(
     seed: int = 0,
     callbacks: Iterable[Callback] = (),
     threads: int = 1,
+    grid: Grid | None = None,
 ) -> Imputation:
     """Fill a sites x time table from the records of many workers, without pooling them.
 
-    ``table`` is a `FieldTable` (see `read_records`), or anything `read_records` takes. ``mode`` is
+    ``table`` is a `FieldTable` (see `read_records`), or anything `read_records` takes; or an open
+    federation, whose workers hold their own cells (`Grid.rows`), with the ``grid`` that all agree
+    on; that goes with the first two modes. ``mode`` is
 
     * ``"observed"`` (default): cell sums by compressed innovations; any family;
     * ``"cell"``: the paper's statistic with a convergent step; Gaussian;
@@ -145,8 +195,18 @@ def impute(
         raise SettingsError(f"mode must be one of {', '.join(modes)}; got {mode!r}.")
     check_seed(seed)
     check_count("folds", folds, 2)
-    data = table if isinstance(table, FieldTable) else read_records(table)
-    data.warn()
+    elsewhere = table if isinstance(table, Federation) else None
+    if (elsewhere is None) != (grid is None):
+        raise SettingsError(
+            "a grid goes with a federation, and a federation needs one: "
+            "Grid(sites, bins, family) says what the workers' cells are of."
+        )
+    data = None
+    if elsewhere is None:
+        data = table if isinstance(table, FieldTable) else read_records(table)
+        data.warn()
+        grid = data.grid
+    assert grid is not None
     if all(limit is None for limit in (rounds, epochs, max_bytes, seconds)):
         rounds, epochs = (None, EPOCHS) if mode == "paper" else (ROUNDS[mode], None)
     if structure is not None:
@@ -159,6 +219,8 @@ def impute(
         check_type("compressor", compressor, Compressor, "Dithering(levels=3)")
     job = _Job(
         data,
+        elsewhere,
+        grid,
         structure,
         rank,
         penalty,
@@ -190,40 +252,35 @@ def impute(
 def _outcome(
     mode: Mode,
     job: _Job,
-    run: ObservedRun | CellRun | PaperRun,
+    run: Run,
     stopped: str,
-    choice: Choice | None = None,
+    params: TableParameters,
+    solver: Solver,
+    cells: Cells,
+    choice: Choice | None,
 ) -> Imputation:
     """What a run over cells came to."""
-    fitted = run.finish()
+    table = job.table or known_table(job.grid, run.session.opening, cells)
     return Imputation(
-        mode,
-        fitted,
-        run.solver,
-        job.table,
-        run.seen(),
-        run.records,
-        run.ledger,
-        stopped,
-        job.seed,
-        choice,
+        mode, params, solver, table, cells, run.records, run.ledger, stopped, job.seed, choice
     )
 
 
 def _observed(job: _Job) -> Imputation:
     job.refuse("observed", "batch_size", "batch")
-    table, seed = job.table, job.seed
-    covariates = read_covariates(table, job.site_covariates, job.time_covariates)
-    pilot = job.structure or Structure(rank=0)
-    run = ObservedRun(
-        table, Solver(table.family, pilot, covariates, seed=seed), job.settings(), seed
-    )
+    grid, seed = job.grid, job.seed
+    covariates = read_covariates(grid, job.site_covariates, job.time_covariates)
+    structure = job.structure or Structure(rank=0)
+    session, cells = job.open()
+    pilot = Solver(grid.family, structure, covariates, seed=seed)
+    algorithm = Observed(**job.channel(session), solver=pilot, cells=cells)
+    run = job.run(session, algorithm)
     stopped = run.until(job.stop, job.callbacks)
-    choice = None
+    seen, choice = algorithm.seen(run.state), None
     if job.structure is None:
         choice = choose(
-            run.seen(),
-            table.family,
+            seen,
+            grid.family,
             covariates,
             rank=job.rank,
             penalty=job.penalty,
@@ -231,45 +288,55 @@ def _observed(job: _Job) -> Imputation:
             folds=job.folds,
             seed=seed,
         )
-    final_structure = pilot if choice is None else choice.structure
-    run.solver = Solver(
-        table.family, final_structure, covariates, sweeps=_SWEEPS, tolerance=_TOLERANCE, seed=seed
+        structure = choice.structure
+    solver = Solver(
+        grid.family, structure, covariates, sweeps=_SWEEPS, tolerance=_TOLERANCE, seed=seed
     )
-    return _outcome("observed", job, run, stopped, choice)
+    params = algorithm.finish(run.state, solver)
+    return _outcome("observed", job, run, stopped, params, solver, seen, choice)
 
 
 def _cell(job: _Job) -> Imputation:
     job.refuse("cell", "batch_size", "batch", "site_covariates", "time_covariates", "step_size")
-    table, seed = job.table, job.seed
+    family, seed = job.grid.family, job.seed
     pilot = job.structure or Structure(
         rank=2 if job.rank is None else job.rank,
         penalty=1.0 if job.penalty is None else job.penalty,
         effects=False,
     )
-    run = CellRun(table, Solver(table.family, pilot, seed=seed), job.settings(), seed)
+    session, cells = job.open(centred=True)
+    told = session.opening
+    total = float(told.counts @ told.summaries["mean"][:, 0])
+    offset = total / float(cells.weights.sum())
+    solver, channel = Solver(family, pilot, seed=seed), job.channel(session)
+    algorithm = Proximal(**channel, solver=solver, cells=cells, offset=offset)
+    run = job.run(session, algorithm, algorithm.start())
     choice: Choice | None = None
     if job.structure is None and (job.rank is None or job.penalty is None):
         early = replace(job.stop, rounds=min(_PILOT_ROUNDS, job.stop.rounds or _PILOT_ROUNDS))
         run.until(early, job.callbacks)
         choice = choose(
-            run.seen(),
-            table.family,
+            algorithm.seen(run.state),
+            family,
             rank=job.rank,
             penalty=job.penalty,
             effects=False,
             folds=job.folds,
             seed=seed,
         )
-        run.adopt(Solver(table.family, choice.structure, seed=seed))
+        # Another rank or penalty, from zero: memories and what they hold stay.
+        algorithm = replace(algorithm, solver=Solver(family, choice.structure, seed=seed))
+        run.algorithm, run.state = algorithm, replace(run.state, extras=algorithm.start())
     stopped = run.until(job.stop, job.callbacks)
-    return _outcome("cell", job, run, stopped, choice)
+    params, seen = algorithm.params(run.state), algorithm.seen(run.state)
+    return _outcome("cell", job, run, stopped, params, algorithm.solver, seen, choice)
 
 
 def _paper(job: _Job) -> Imputation:
     job.refuse("paper", "site_covariates", "time_covariates")
     if not isinstance(job.participation, Everyone):
         raise SettingsError("mode 'paper' is printed for full participation.")
-    table, seed = job.table, job.seed
+    table, seed = job.here("paper"), job.seed
     structure = job.structure or Structure(
         rank=2 if job.rank is None else job.rank, penalty=job.penalty or 0.0, effects=False
     )
@@ -284,12 +351,14 @@ def _paper(job: _Job) -> Imputation:
         batch=job.batch,
     )
     stopped = run.until(job.stop, job.callbacks)
-    return _outcome("paper", job, run, stopped)
+    return Imputation(
+        "paper", run.params, run.solver, table, table.pooled, run.records, run.ledger, stopped, seed
+    )
 
 
 def _site_owner(job: _Job) -> Imputation:
     job.refuse("site-owner", "batch_size", "batch", "site_covariates", "time_covariates")
-    table, seed, stop = job.table, job.seed, job.stop
+    table, seed, stop = job.here("site-owner"), job.seed, job.stop
     if not table.family.quadratic:
         raise SettingsError("mode 'site-owner' is for the Gaussian family (or log1p).")
     check_owners(table)

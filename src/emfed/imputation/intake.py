@@ -111,7 +111,6 @@ def read_records(
         until=until,
         skip=bad_rows == "skip",
         unique=duplicates == "raise",
-        counted=columns.exposure is None,
         unit=unit,
     )
     return table if groups is None else table.regroup(groups, seed)
@@ -193,7 +192,6 @@ def reduce_records(
     until: str | None,
     skip: bool,
     unique: bool,
-    counted: bool,
     unit: str,
     extra: Intake | None = None,
 ) -> FieldTable:
@@ -234,7 +232,6 @@ def reduce_records(
         cells["exposure"].to_numpy().astype(np.float64),
         cells["total"].to_numpy().astype(np.float64),
         intake,
-        counted=counted,
     )
 
 

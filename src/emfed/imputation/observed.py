@@ -9,72 +9,73 @@ penalised low-rank fit of cell sums. Requests carry nothing: no worker needs the
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import final
+from dataclasses import dataclass, replace
+from typing import Any, final
 
 import numpy as np
 
-from emfed.core.ledger import Ledger
+from emfed.algorithms import CellEM
+from emfed.core.protocols import Model, ServerState, StepInfo
 from emfed.imputation.lowrank import Cells, TableParameters
-from emfed.imputation.runs import Step, TableRun, best_of
-from emfed.imputation.supports import Exchange, Settings, Supports
 from emfed.imputation.sweeps import Solver
-from emfed.imputation.table import FieldTable
 
 WARM_SWEEPS = 3
 """Sweeps in a round; T is finished, and restarted once, at the end."""
 
 
 @final
-class ObservedRun(TableRun):
-    """Cell sums by compressed innovations."""
+@dataclass(frozen=True, kw_only=True)
+class Observed(CellEM):
+    """Cell sums by compressed innovations, and a few sweeps of T(S) every round."""
 
-    def __init__(self, table: FieldTable, solver: Solver, settings: Settings, seed: int) -> None:
-        ledger = Ledger(len(table.workers), table.workers)
-        supports = Supports(table)
-        super().__init__(ledger, len(table.site), np.zeros(supports.cells.size))
-        self.table, self.solver, self.supports = table, solver, supports
-        self.exchange = Exchange(supports, settings, seed, ledger)
-        self.params: TableParameters | None = None
-        self.opened(supports.workers)
+    solver: Solver
+    cells: Cells
+    """Those that somebody observed, with their weights."""
 
-    def advance(self, round_: int) -> Step:
-        """H = sum D_c + sum Q(y_c - D_c) / p_c - S, S += gamma H, then a few sweeps of T(S)."""
-        estimate, asked = self.exchange.gather(round_, self.table.values)
-        state, gamma = self.state, self.exchange.step_size
-        field = estimate - state.statistics
-        self.state = replace(
-            state,
-            round=round_ + 1,
-            statistics=state.statistics + gamma * field,
-            control=self.exchange.control,
-        )
-        cells = self.seen()
-        guarded = int(np.count_nonzero(cells.sums != self.state.statistics))
-        warm = self.solver.start(cells) if self.params is None else self.params
+    def server_step(
+        self, model: Model, seed: int, state: ServerState, *told: Any
+    ) -> tuple[ServerState, StepInfo]:
+        """S += gamma H, and sweeps on from the parameters of the round before."""
+        state, info = super().server_step(model, seed, state, *told)
+        cells, warm = self.seen(state), self.params(state)
+        guarded = int(np.count_nonzero(cells.sums != state.statistics))
+        params = self.solver.start(cells) if warm is None else warm
         for _ in range(WARM_SWEEPS):
-            warm = self.solver.sweep(cells, warm, self.solver.structure)
-        self.params = warm
-        return Step(
-            asked,
-            field,
-            gamma,
-            len(self.table.site),
-            self.solver.objective(cells, warm),
-            guarded,
+            params = self.solver.sweep(cells, params, self.solver.structure)
+        extras = {
+            "offset": np.array(params.offset),
+            "sites": params.sites,
+            "times": params.times,
+            "coefficients": params.coefficients,
+        }
+        value = self.solver.objective(cells, params)
+        return replace(state, extras=extras), replace(info, guard_hits=guarded, objective=value)
+
+    def params(self, state: ServerState) -> TableParameters | None:
+        """The parameters that the sweeps have come to, None before the first round."""
+        if not state.extras:
+            return None
+        told, solver = state.extras, self.solver
+        return TableParameters(
+            float(told["offset"]),
+            told["sites"],
+            told["times"],
+            solver.structure.effects,
+            told["coefficients"],
+            solver.covariates,
         )
 
-    def seen(self) -> Cells:
+    def seen(self, state: ServerState) -> Cells:
         """The sums as the server knows them, moved to where data could be."""
-        cells = self.supports.cells
-        family = self.solver.family
-        return cells.with_sums(family.project(self.state.statistics, cells.weights))
+        family, cells = self.solver.family, self.cells
+        return cells.with_sums(family.project(state.statistics, cells.weights))
 
-    def finish(self) -> TableParameters:
+    def finish(self, state: ServerState, final: Solver) -> TableParameters:
         """T(S), swept until it stands still; one restart guards against a poor early basin."""
-        cells, final = self.seen(), self.solver
+        cells, warm = self.seen(state), self.params(state)
         rough = Solver(final.family, final.structure, final.covariates, seed=final.seed)
         start = rough.fit(cells)
-        if self.params is not None and self.params.rank == start.rank:
-            start = best_of(final, cells, [start, rough.settle(cells, self.params)])
+        if warm is not None and warm.rank == start.rank:
+            settled = [start, rough.settle(cells, warm)]
+            start = min(settled, key=lambda params: final.objective(cells, params))
         return final.settle(cells, start)

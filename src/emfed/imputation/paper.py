@@ -11,6 +11,7 @@ for comparison, not for use.
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from math import isqrt
 from typing import Literal, final
@@ -21,11 +22,12 @@ from scipy.sparse import csr_array
 from emfed.compressors import block_quantization
 from emfed.core.errors import SettingsError, check_count, check_range
 from emfed.core.ledger import Ledger
-from emfed.core.protocols import Compressor, FloatArray, IntArray
+from emfed.core.protocols import Compressor, FloatArray, IntArray, ServerState
+from emfed.core.records import RoundRecord
 from emfed.core.streams import Purpose, choose_distinct, uniforms
 from emfed.core.wire import REPLY_ENVELOPE, REQUEST_ENVELOPE, floats_size, payload_sizes
-from emfed.imputation.lowrank import Cells, TableParameters
-from emfed.imputation.runs import Step, TableRun
+from emfed.fitting.rounds import Rounds, opening_record
+from emfed.imputation.lowrank import TableParameters
 from emfed.imputation.sweeps import Solver, leading
 from emfed.imputation.table import FieldTable
 
@@ -68,7 +70,7 @@ class Growing:
 
 
 @final
-class PaperRun(TableRun):
+class PaperRun(Rounds):
     """The pseudo-code, cell by cell where it says so."""
 
     def __init__(
@@ -90,7 +92,8 @@ class PaperRun(TableRun):
         if not solver.family.quadratic or solver.structure.effects or solver.structure.smooth:
             raise SettingsError("mode 'paper' is Gaussian, with factors alone.")
         ledger = Ledger(len(table.workers), table.workers)
-        super().__init__(ledger, len(table.site), np.empty(0))
+        super().__init__(ledger, len(table.site))
+        self.state = ServerState(1, 0, np.empty(0), np.empty(0))
         self.table, self.solver, self.seed = table, solver, seed
         self.compressor, self.gamma, self.alpha = compressor, step_size, memory_rate
         self.batch_size, self.batch = check_count("batch_size", batch_size), batch
@@ -100,11 +103,11 @@ class PaperRun(TableRun):
         self.params = TableParameters(
             0.0, np.zeros((rows, rank)), np.zeros((columns, rank)), effects=False
         )
-        self.opened(len(table.workers))
+        self._record(opening_record(len(table.workers)))
 
-    def advance(self, round_: int) -> Step:
+    def step(self) -> RoundRecord:
         """Workers in turn, then the controller."""
-        n = len(self.table.workers)
+        n, round_, began = len(self.table.workers), self.state.round, time.perf_counter()
         uploads, evaluations = Growing(), 0
         for worker in range(n):
             keys = self.draw(round_, worker)
@@ -128,7 +131,15 @@ class PaperRun(TableRun):
             statistics=self.statistics.values,
             control=self.control.values,
         )
-        return Step(n, field, self.gamma, evaluations)
+        return self._record(
+            replace(
+                opening_record(n, evaluations),
+                round=round_,
+                squared_H=float(field @ field),
+                step_size=self.gamma,
+                seconds=time.perf_counter() - began,
+            )
+        )
 
     def draw(self, round_: int, worker: int) -> IntArray:
         """The batch's cells, sorted: sites times time stamps, or some of the worker's own."""
@@ -175,11 +186,3 @@ class PaperRun(TableRun):
         left, sizes, right = leading(matrix, structure.rank, self.seed)
         root = np.sqrt(np.maximum(sizes - structure.penalty, 0.0))
         return replace(self.params, sites=left * root, times=right * root)
-
-    def seen(self) -> Cells:
-        """The cells of all workers: this mode's dispersion is measured by them, in simulation."""
-        return self.table.pooled
-
-    def finish(self) -> TableParameters:
-        """The last theta."""
-        return self.params

@@ -16,7 +16,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.core.errors import DataError, EmfedWarning, SettingsError, check_count, check_range
-from emfed.core.protocols import FloatArray, IntArray
+from emfed.core.protocols import FloatArray, IntArray, Opening
 from emfed.core.streams import Purpose, check_seed, uniforms
 from emfed.imputation.bins import Bins
 from emfed.imputation.families import Family
@@ -56,6 +56,39 @@ class Intake:
 
 @final
 @dataclass(frozen=True, eq=False)
+class Grid:
+    """What all workers agree on before a table is fitted: its sites, its time bins, the family."""
+
+    sites: Sequence[str]
+    bins: Bins
+    family: Family
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Sites and times."""
+        return len(self.sites), self.bins.count
+
+    def rows(self, table: FieldTable) -> FloatArray:
+        """One worker's own records as rows of `emfed.models.site_owner.COLUMNS` on this grid."""
+        numbers = {name: number for number, name in enumerate(self.sites)}
+        own = table.family.name, table.bins.unit, len(table.workers)
+        if own != (self.family.name, self.bins.unit, 1):
+            raise DataError(
+                f"expected one worker's table of family {self.family.name!r} in "
+                f"{self.bins.unit}s; got family {own[0]!r}, {own[1]}s, {own[2]} workers."
+            )
+        unknown = [name for name in table.sites if name not in numbers]
+        time = table.time + table.bins.first - self.bins.first
+        if unknown or time.min() < 0 or time.max() >= self.bins.count:
+            what = f"site {unknown[0]!r}" if unknown else "a date"
+            raise DataError(f"{what} lies outside the grid: agree on one that holds all records.")
+        site = np.array([numbers[name] for name in table.sites])[table.site]
+        rows = np.stack([site, time, table.weights, table.values], axis=1).astype(np.float64)
+        return rows[np.lexsort((time, site))]
+
+
+@final
+@dataclass(frozen=True, eq=False)
 class FieldTable:
     """Cells of every worker, worker by worker, each sorted by site and then time.
 
@@ -73,8 +106,6 @@ class FieldTable:
     weights: FloatArray
     values: FloatArray
     intake: Intake
-    counted: bool = True
-    """Whether weights are numbers of records (and not exposures)."""
 
     def __post_init__(self) -> None:
         if not len(self.site):
@@ -86,6 +117,11 @@ class FieldTable:
             f"<FieldTable of {rows} sites x {columns} {self.bins.unit}s, {len(self.workers)} "
             f"workers, {len(self.site)} cells, {self.intake.used} records>"
         )
+
+    @property
+    def grid(self) -> Grid:
+        """Sites, times and family."""
+        return Grid(self.sites, self.bins, self.family)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -163,7 +199,6 @@ class FieldTable:
             self.weights,
             self.values,
             self.intake,
-            counted=self.counted,
         )
 
     def warn(self) -> None:
@@ -202,8 +237,6 @@ def build_table(
     weights: FloatArray,
     values: FloatArray,
     intake: Intake,
-    *,
-    counted: bool = True,
 ) -> FieldTable:
     """A table from rows ``(worker, site, time, weight, value)``, cells seen twice added up."""
     if len(worker) == 0:
@@ -228,5 +261,28 @@ def build_table(
         np.add.reduceat(weights[order], first),
         np.add.reduceat(values[order], first),
         intake,
-        counted,
+    )
+
+
+def known_table(grid: Grid, opening: Opening, cells: Cells) -> FieldTable:
+    """What a server knows of a table elsewhere: who saw which cells, and its estimate of sums.
+
+    A cell that several saw is shared out by their weights.
+    """
+    supports, times = opening.supports, grid.bins.count
+    assert supports is not None
+    keys, weights, count = supports.keys[supports.places], supports.weights, len(opening.counts)
+    means = cells.sums / cells.weights
+    records = round(float(weights.sum()))
+    return FieldTable(
+        grid.family,
+        grid.sites,
+        grid.bins,
+        opening.names or [str(number) for number in range(count)],
+        supports.offsets,
+        keys // times,
+        keys % times,
+        weights,
+        weights * means[supports.places],
+        Intake(records, records),
     )

@@ -5,6 +5,7 @@ from typing import Any
 from emfed.core.protocols import Model
 from emfed.core.registry import MODELS, register_model
 from emfed.models.categories import Categorical
+from emfed.models.cells import CellSums
 from emfed.models.clusters import Centres, Clusters, k_means
 from emfed.models.factors import FactorMixture, factor_analysis, ppca
 from emfed.models.factory import COVARIANCES, gaussian_mixture
@@ -30,6 +31,7 @@ __all__ = [
     "RegressionMixture",
     "COVARIANCES",
     "Categorical",
+    "CellSums",
     "Centres",
     "Clusters",
     "FactorMixture",

@@ -28,6 +28,7 @@ from emfed.core.protocols import FloatArray, IntArray, Layout, Model
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models.components import SMALLEST_MASS, keep_dying, normalised
+from emfed.models.factor_metric import FactorMetric
 from emfed.models.factor_solver import Penalty, fit_components, fit_factors
 from emfed.models.loadings import FactorParameters, Posterior, rotate
 from emfed.models.matrices import is_positive_definite, pack, unpack
@@ -304,6 +305,10 @@ class FactorMixture(Model):
         noise = params.noise[..., :1] if self.isotropic else params.noise
         value = 0.5 * float((count * np.log(noise) + extra / noise).sum())
         return value - pseudo * float(np.log(params.weights).sum())
+
+    def metric(self, params: FactorParameters) -> FactorMetric:
+        """That of a regression on the factors."""
+        return FactorMetric.at(params, self.layout, self.samples)
 
     def closed_form(self) -> FloatArray | None:
         """One analyser: fitted to the covariance, then its E-step from the covariance."""

@@ -27,6 +27,7 @@ from emfed.core.protocols import (
     Algorithm,
     Federation,
     FloatArray,
+    HasSupports,
     IntArray,
     Model,
     Opening,
@@ -356,6 +357,11 @@ class RayFederation(Federation):
 
     def open(self, model: Model, columns: Sequence[str] | None = None) -> Opening:
         """Every actor checks its data; summaries of all."""
+        if isinstance(model, HasSupports):
+            raise SettingsError(
+                f"{type(model).__name__} gives workers statistics of their own, which Ray's actors "
+                "do not put together: use federation 'stacked', or a network of sites."
+            )
         parts: list[Opening] = self._everyone("open", model, columns)
         summaries = {
             name: np.concatenate([part.summaries[name] for part in parts])

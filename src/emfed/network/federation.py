@@ -32,6 +32,7 @@ from emfed.core.protocols import (
     Replies,
     Request,
     Rows,
+    Supports,
     View,
 )
 from emfed.core.registry import plain
@@ -107,6 +108,7 @@ class RemoteFederation(Federation):
         self._bound: Bound | None = None
         self._model: Model | None = None
         self._algorithm: Algorithm | None = None
+        self._supports: Supports | None = None
         self._seed, self._phase, self._settings = 0, 0, b""
         self._numbers: dict[str, int] = {}
         self._knows: dict[str, set[Kind]] = {}
@@ -168,14 +170,15 @@ class RemoteFederation(Federation):
         else:
             build_model(description)  # what workers could not build is refused here, and at once
             wanted = self.columns if columns is None else tuple(columns)
-            before = self.members.keys
-            self.members = self._roll.gather(new_run(), description, wanted, self.minimum)
+            before, run, least = self.members.keys, new_run(), self.minimum
+            self.members = self._roll.gather(run, description, wanted, least, model)
             self._note_changes(before)
             self.members.traffic = traffic.open(self.members.keys)
             self._keep_members()
         self._numbers = {key: number for number, key in enumerate(self.members.keys)}
         self._knows = {key: set() for key in self.members.keys}
-        return self.members.opening
+        self._supports = self.members.supports(model)
+        return replace(self.members.opening, supports=self._supports)
 
     def _note_changes(self, before: Sequence[str]) -> None:
         """Say who left and who came since the fit before on this federation, if there was one."""
@@ -280,7 +283,8 @@ class RemoteFederation(Federation):
     def _request(self, request: Request, position: int) -> bytes:
         """One worker's request: the statistics, or the steps since its last round if shorter."""
         number, since = int(request.workers[position]), int(request.accepted[position])
-        q, start = len(request.statistics), request.kind == "start"
+        told, start = self._told(request, number), request.kind == "start"
+        q = len(told)
         run, mark_ = self.members.run, self._mark(number)
         header = Header(Kind.REQUEST, run, request.round, number, mark_, q, self._phase)
         rounds = range(since, request.round)
@@ -289,8 +293,14 @@ class RemoteFederation(Federation):
             if sum(len(step) + STEP_FRAME for step in steps) <= floats_size(q):
                 body = RequestBody(request.generation, since, start, None, steps, since)
                 return encode_request(header, body)
-        body = RequestBody(request.generation, since, start, request.statistics)
+        body = RequestBody(request.generation, since, start, told)
         return encode_request(header, body)
+
+    def _told(self, request: Request, number: int) -> FloatArray:
+        """The statistics that one worker is sent: all, or those that it has itself."""
+        if self._supports is None or not len(request.statistics):
+            return request.statistics
+        return self._supports.take(np.array([number]), request.statistics)[0]
 
     def exchange(self, request: Request) -> Replies:
         """Ask, until everyone or, after the deadline, enough have answered."""
@@ -316,7 +326,9 @@ class RemoteFederation(Federation):
                 f"{self.attempts} attempts of {self._line.deadline:g} s are over. The run can be "
                 "resumed."
             )
-        joined = Replies.join([found[number] for number in sorted(found)], len(request.statistics))
+        supports = self._supports
+        q = len(request.statistics) if supports is None else len(supports.keys)
+        joined = Replies.join([found[number] for number in sorted(found)], q)
         return replace(joined, lost_memory=np.array(sorted(lost), dtype=np.int64))
 
     def _note_silence(self, asked: Iterable[str], heard: set[int]) -> None:
@@ -367,12 +379,18 @@ class RemoteFederation(Federation):
         assert self._model is not None
         assert self._algorithm is not None
         try:
-            expected = replace(header, dimension=len(request.statistics))
+            expected = replace(header, dimension=len(self._told(request, number)))
             generation, evaluations, payload = decode_reply(seal(header, body), expected)
             if generation != request.generation or evaluations > MOST_EVALUATIONS:
                 return None
             mine = request.take(np.flatnonzero(request.workers == number))
-            return self._algorithm.read_upload(self._model, self._seed, mine, evaluations, payload)
+            supports, model, seed = self._supports, self._model, self._seed
+            if supports is None:
+                return self._algorithm.read_upload(model, seed, mine, evaluations, payload)
+            if evaluations != supports.sizes[number]:
+                return None
+            found = self._algorithm.read_upload(model, seed, mine, evaluations, payload)
+            return replace(found, values=supports.spread(mine.workers, found.values))
         except WireError as error:
             logger.warning("the answer of %s cannot be read: %s", self.members.keys[number], error)
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, final
 
@@ -17,6 +18,7 @@ from emfed.core.protocols import (
     Column,
     Federation,
     FloatArray,
+    HasSupports,
     IntArray,
     Latent,
     Model,
@@ -27,6 +29,7 @@ from emfed.core.protocols import (
     Request,
     Rows,
     SimulatesLatents,
+    Supports,
     View,
 )
 from emfed.data.sources import chunks
@@ -104,6 +107,39 @@ class RowStore:
         """All rows ever written, with their workers."""
         workers = np.sort(self._owners)
         return workers, {name: array[self._places[workers]] for name, array in self._arrays.items()}
+
+
+@final
+class OwnStore:
+    """The state of workers that have statistics of their own: vectors lie one after the other."""
+
+    def __init__(self, columns: dict[str, Column], supports: Supports) -> None:
+        self._supports, count = supports, len(supports.sizes)
+        self._vectors = {name for name, column in columns.items() if column.shape}
+        self._arrays: Rows = {
+            name: np.full(
+                len(supports.places) if column.shape else count, column.fill, dtype=column.dtype
+            )
+            for name, column in columns.items()
+        }
+
+    def take(self, workers: IntArray) -> Rows:
+        """Rows of some workers that have as many statistics as each other."""
+        at = {True: self._supports.at(workers), False: workers}
+        return {name: array[at[name in self._vectors]] for name, array in self._arrays.items()}
+
+    def put(self, workers: IntArray, rows: Rows) -> None:
+        """Write them back, vectors stacked or one after the other; empty ones mean zeros."""
+        at = self._supports.where(workers)
+        for name, array in self._arrays.items():
+            if name in self._vectors:
+                array[at] = np.ravel(rows[name]) if rows[name].size else 0.0
+            else:
+                array[workers] = rows[name]
+
+    def export(self) -> tuple[IntArray, Rows]:
+        """Everyone's rows."""
+        return np.arange(len(self._supports.sizes), dtype=np.int64), dict(self._arrays)
 
 
 @final
@@ -239,7 +275,8 @@ class InProcessFederation(Federation):
         self._bound: Any = None
         self._model: Any = None
         self._algorithm: Any = None
-        self._store = RowStore({}, 0)
+        self._store: RowStore | OwnStore = RowStore({}, 0)
+        self._supports: Supports | None = None
         self._begun: tuple[View, int] | None = None
         """The view and the number of the phase."""
 
@@ -292,7 +329,12 @@ class InProcessFederation(Federation):
                     gathered[name] = np.empty((self.size, *values.shape[1:]))
                 gathered[name][positions] = values
         totals = None if data.row_weights is None else data.totals
-        return Opening(data.positive_counts, gathered, data.columns, data.names, totals)
+        self._supports = None
+        if isinstance(model, HasSupports):
+            told = [model.support(data.worker(worker)) for worker in range(data.size)]
+            self._supports = Supports.of(told)
+        counts, names = data.positive_counts, data.names
+        return Opening(counts, gathered, data.columns, names, totals, self._supports)
 
     def _check(self, model: Model, data: Workers) -> None:
         """Refuse rows that the model cannot use, and name whose they are."""
@@ -336,8 +378,11 @@ class InProcessFederation(Federation):
         """Fresh state for everyone, or what belongs to the parts that are left."""
         check_suits(self.data, algorithm)
         model = self._bound.view(view)
-        before, store = self._begun, RowStore(algorithm.columns(model.layout.size), self.size)
-        if before is not None and since is not None and since <= before[1]:
+        before, columns = self._begun, algorithm.columns(model.layout.size)
+        store: RowStore | OwnStore = RowStore(columns, self.size)
+        if self._supports is not None:
+            store = OwnStore(columns, self._supports)
+        elif before is not None and since is not None and since <= before[1]:
             workers, rows = self._store.export()
             columns = self._algorithm.columns(self._model.layout.size)
             store.put(workers, narrow(rows, columns, self._bound.kept(before[0], view)))
@@ -347,10 +392,12 @@ class InProcessFederation(Federation):
     @final
     def exchange(self, request: Request) -> Replies:
         """Drive the asked workers and write their rows back."""
-        out = []
-        for positions in self.batches(request.workers):
+        out, supports = [], self._supports
+        for positions in self._together(request.workers):
             part = request if len(positions) == len(request.workers) else request.take(positions)
             places = part.workers - self.first
+            if supports is not None:
+                part = replace(part, statistics=supports.take(places, request.statistics))
             rows = self._store.take(places)
             try:
                 oracle = self.oracle(part)
@@ -362,8 +409,24 @@ class InProcessFederation(Federation):
                     error.add_note(f"while driving {self._where(int(places[0]))}")
                 raise
             self._store.put(places, rows)
+            if supports is not None:
+                spread = supports.spread(replies.workers - self.first, replies.values)
+                replies = replace(replies, values=spread)
             out.append(replies)
+        if supports is not None:
+            joined = Replies.join(out, len(supports.keys))
+            return joined.take(np.argsort(joined.workers))
         return out[0] if len(out) == 1 else Replies.join(out, len(request.statistics))
+
+    def _together(self, workers: IntArray) -> Iterator[IntArray]:
+        """Positions of the workers that are driven together; they have equally many statistics."""
+        if self._supports is None:
+            yield from self.batches(workers)
+            return
+        sizes = self._supports.sizes[workers - self.first]
+        for size in np.unique(sizes):
+            same = np.flatnonzero(sizes == size)
+            yield from (same[positions] for positions in self.batches(workers[same]))
 
     @final
     def ask(self, question: Question, weights: FloatArray) -> FloatArray:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 
-from emfed.core.protocols import FloatArray, IntArray, Opening
+from emfed.core.errors import WireError
+from emfed.core.protocols import FloatArray, HasSupports, IntArray, Opening, Supports
 from emfed.core.storage import DISK, Disk, load_checkpoint, save_checkpoint
-from emfed.core.wire import Join
+from emfed.core.wire import Join, decode_cells
 from emfed.models.binding import Shapes, unflatten
 
 
@@ -43,13 +45,21 @@ class Members:
     """What each worker counts for, where rows have weights."""
     phase: int = 0
     """The last phase that anyone may have been told of."""
+    cells: list[bytes] = field(default_factory=list)
+    """The statistics that each has, where workers have their own."""
 
     @property
     def opening(self) -> Opening:
-        """Counts and summaries, as an `Opening`."""
+        """Counts and summaries, as an `Opening`; `supports` has the rest."""
         parts = [unflatten(values, self.shapes) for values in self.values]
         summaries = {name: np.stack([part[name] for part in parts]) for name in self.shapes}
         return Opening(self.counts, summaries, self.columns, self.keys, self.totals)
+
+    def supports(self, model: Any) -> Supports | None:
+        """Which statistics each has, where workers have their own."""
+        if not isinstance(model, HasSupports):
+            return None
+        return Supports.of([decode_cells(own, model.cells) for own in self.cells])
 
     def save(self, path: Path, disk: Disk = DISK) -> None:
         """Write, atomically."""
@@ -67,12 +77,17 @@ class Members:
         arrays = {"counts": self.counts, "values": self.values, "traffic": self.traffic}
         if self.totals is not None:
             arrays["totals"] = self.totals
+        if self.cells:
+            arrays["cells"] = np.frombuffer(b"".join(self.cells), dtype=np.uint8)
+            about["cells"] = [len(own) for own in self.cells]
         save_checkpoint(path, arrays, about, disk)
 
     @classmethod
     def load(cls, path: Path, disk: Disk = DISK) -> Members:
         """Read what `save` wrote."""
         arrays, about = load_checkpoint(path, disk)
+        ends = np.cumsum([0, *about.get("cells", [])]).tolist()
+        whole = arrays["cells"].tobytes() if "cells" in arrays else b""
         return cls(
             int(about["run"], 16),
             about["keys"],
@@ -87,6 +102,7 @@ class Members:
             about["description"],
             arrays.get("totals"),
             about["phase"],
+            [whole[start:stop] for start, stop in pairwise(ends)],
         )
 
 
@@ -112,6 +128,16 @@ def shapes_of(join: Join) -> Shapes | None:
 def weighted(join: Join) -> bool:
     """Whether the last of a worker's numbers is the sum of its rows' weights."""
     return join.about.get("weighted") is True
+
+
+def fits(join: Join, model: Any) -> bool:
+    """Whether a worker has as many statistics of its own as rows, where the model wants that."""
+    if not isinstance(model, HasSupports):
+        return not join.cells
+    try:
+        return len(decode_cells(join.cells, model.cells)[0]) == join.count
+    except WireError:
+        return False
 
 
 def columns_of(join: Join) -> tuple[str, ...] | None:

@@ -13,7 +13,16 @@ from typing import final
 import numpy as np
 
 from emfed.core.ledger import Ledger
-from emfed.core.protocols import Algorithm, BoolArray, IntArray, Model, Opening, Question, View
+from emfed.core.protocols import (
+    Algorithm,
+    BoolArray,
+    HasSupports,
+    IntArray,
+    Model,
+    Opening,
+    Question,
+    View,
+)
 from emfed.core.registry import plain
 from emfed.core.wire import (
     BUNDLE_FRAME,
@@ -22,6 +31,7 @@ from emfed.core.wire import (
     QUESTION_ENVELOPE,
     REPLY_ENVELOPE,
     REQUEST_ENVELOPE,
+    cells_size,
     floats_size,
 )
 from emfed.models.binding import Bound, flatten_params
@@ -47,10 +57,18 @@ class Prices:
         """Hello to everyone, and everyone joins."""
         hello = texts.as_json(texts.hello(plain(model.describe()), asked))
         weighted = opening.totals is not None
-        about = texts.as_json(texts.join_about(opening.columns, bound.shapes, weighted))
+        supports = opening.supports
+        told = texts.join_about(opening.columns, bound.shapes, weighted, supports is not None)
+        about = texts.as_json(told)
         numbers = sum(int(np.prod(shape)) for shape in bound.shapes.values()) + weighted
         self.ledger.add("opening", "down", self._everyone, 0, ENVELOPE + len(hello))
-        payload, envelope = COUNT + floats_size(numbers), JOIN_ENVELOPE + len(about)
+        payload: int | IntArray = COUNT + floats_size(numbers)
+        envelope = JOIN_ENVELOPE + len(about)
+        if supports is not None:
+            assert isinstance(model, HasSupports)
+            each = (supports.of_worker(worker) for worker in self._everyone.tolist())
+            sizes = [cells_size(keys, weights, model.cells) for keys, weights in each]
+            payload = payload + np.array(sizes)
         self.ledger.add("opening", "up", self._everyone, payload, envelope)
         self._constants = floats_size(len(bound.constants))
 

@@ -16,6 +16,7 @@ from emfed.network.line import Line, logger
 from emfed.network.members import (
     Members,
     columns_of,
+    fits,
     most_common,
     new_run,
     shapes_of,
@@ -36,7 +37,12 @@ class RollCall:
         """Of this hello: an answer to another one, long delayed, is not taken for its own."""
 
     def gather(
-        self, run: int, description: Any, columns: tuple[str, ...] | None, minimum: int
+        self,
+        run: int,
+        description: Any,
+        columns: tuple[str, ...] | None,
+        minimum: int,
+        model: Any = None,
     ) -> Members:
         """Everyone who can be reached, joins, and fits the others."""
         line, keys = self.line, self.line.transport.workers()
@@ -58,7 +64,10 @@ class RollCall:
         for key in [
             k
             for k, s in shapes.items()
-            if s != common or weighted(joins[k]) is not ways or not 0 < joins[k].count < MOST_ROWS
+            if s != common
+            or weighted(joins[k]) is not ways
+            or not 0 < joins[k].count < MOST_ROWS
+            or not fits(joins[k], model)
         ]:
             del joins[key]
             line.dismiss(key, f"its summary has not the shapes of the others', {common}.")
@@ -81,6 +90,7 @@ class RollCall:
             shapes=common,
             columns=columns_of(joins[members[0]]),
             description=description,
+            cells=[joins[key].cells for key in members if joins[key].cells],
         )
 
     def hello(
@@ -124,8 +134,8 @@ class RollCall:
         """
         joins, _ = self.hello(members.run, keys, members.description, members.columns, once=True)
         for key, join in joins.items():
-            fits = columns_of(join) == members.columns and shapes_of(join) == members.shapes
-            if not (fits and 0 < join.count < MOST_ROWS):
+            alike = columns_of(join) == members.columns and shapes_of(join) == members.shapes
+            if not (alike and 0 < join.count < MOST_ROWS):
                 self.line.dismiss(key, "its columns or its summary are not those of the others.")
         return [key for key in keys if key in joins and key not in self.line.refusals]
 
@@ -147,6 +157,7 @@ class RollCall:
             before = members.retired.setdefault(key, [])
             known = members.values[number]
             same = np.array_equal(join.values[: len(known)], known)
+            same = same and join.cells == (members.cells[number] if members.cells else b"")
             if join.instance in before:
                 self.line.dismiss(key, "two workers use this key, each with its own memory.")
             elif not same or join.count != members.counts[number]:

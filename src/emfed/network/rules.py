@@ -66,6 +66,13 @@ class SiteRules:
         if rows < self.smallest_group or _small(rows * shares, self.smallest_group):
             raise Refusal(Reason.REFUSED, "the owner describes no group as small as one here.")
 
+    def check_cells(self, weights: FloatArray) -> None:
+        """Refuse to tell sums of cells with few records."""
+        if self.smallest_group is not None and weights.min() < self.smallest_group:
+            raise Refusal(
+                Reason.REFUSED, "the owner tells no cell with as few records as one here."
+            )
+
     def check_answers(self, answered: int) -> None:
         """Refuse an answer more than allowed."""
         if self.largest_rounds is not None and answered >= self.largest_rounds:

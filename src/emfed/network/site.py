@@ -24,6 +24,7 @@ from emfed.core.protocols import (
     WHOLE,
     Algorithm,
     FloatArray,
+    HasSupports,
     Model,
     Oracle,
     Question,
@@ -43,6 +44,7 @@ from emfed.core.wire import (
     decode_question,
     decode_request,
     decode_text,
+    encode_cells,
     encode_join,
     encode_refusal,
     encode_reply,
@@ -248,13 +250,22 @@ class Site:
             raise Refusal(Reason.REFUSED, "its data changed since the run began.")
         else:
             store.settle("joined")
-        about = texts.join_about(data.columns, joined.shapes, opening.totals is not None)
+        cells, supports = b"", opening.supports
+        if supports is not None:
+            assert isinstance(model, HasSupports)
+            self.rules.check_cells(supports.weights)
+            cells = encode_cells(supports.keys, supports.weights, model.cells)
+        about = texts.join_about(
+            data.columns, joined.shapes, opening.totals is not None, supports is not None
+        )
         values = flatten(summary)
         if opening.totals is not None:
             values = np.concatenate([values, opening.totals])
         head = replace(header, kind=Kind.JOIN, dimension=len(values))
         note = f"{count} rows; {', '.join(sorted(summary))}: {len(values)} numbers over all of them"
-        return encode_join(head, Join(joined.instance, about, count, values)), note
+        if cells:
+            note += f"; which {count} cells were observed, and how often"
+        return encode_join(head, Join(joined.instance, about, count, values, cells)), note
 
     def _known(self, header: Header) -> tuple[SiteStore, Joined]:
         """The run a message belongs to, if this is the instance it is meant for."""
@@ -353,10 +364,12 @@ class Site:
         if header.phase < phase.number:
             raise Refusal(Reason.OLD, f"phase {header.phase} is over.")
         model, algorithm, seed = self._model(joined, phase.view), phase.algorithm, phase.seed
-        q = model.layout.size
-        expected = replace(header, kind=Kind.REQUEST, worker=joined.number, dimension=q)
+        own = isinstance(model, HasSupports)
+        q = joined.count if own else model.layout.size
+        told = q if algorithm.tells_statistics else 0
+        expected = replace(header, kind=Kind.REQUEST, worker=joined.number, dimension=told)
         body = decode_request(message, expected)
-        state = self._state(store, joined, model)
+        state = self._state(store, joined, q)
         lost = seal(replace(header, kind=Kind.LOST_MEMORY), b"")
         if header.round < state.round:
             raise Refusal(
@@ -375,7 +388,7 @@ class Site:
             generation=body.generation,
             kind="start" if body.start else "round",
             statistics=statistics,
-            params=model.maximize(statistics),
+            params=None if own else model.maximize(statistics),
             workers=np.array([joined.number], dtype=np.int64),
             accepted=np.array([body.accepted], dtype=np.int64),
             encode=True,
@@ -396,14 +409,14 @@ class Site:
         note = f"{len(payload)} bytes for {q} statistics over {evaluations} evaluated rows"
         return encode_reply(head, body.generation, evaluations, payload), note
 
-    def _state(self, store: SiteStore, joined: Joined, model: Model) -> State:
+    def _state(self, store: SiteStore, joined: Joined, q: int) -> State:
         """What the last round left, of the parts that the phase goes on with; or a fresh state."""
         phase, state = _phase(joined.phase), store.state()
         if state is not None and state.phase == joined.phase:
             return state
         before = None if state is None else _phase(state.phase)
         if state is None or before is None or before.number < phase.since:
-            return _fresh(phase.algorithm, model.layout.size, joined.phase)
+            return _fresh(phase.algorithm, q, joined.phase)
         bound = _bound(joined.settings, joined.constants.tobytes(), tuple(joined.shapes.items()))
         places = bound.kept(before.view, phase.view)
         columns = phase.algorithm.columns(len(state.statistics))

@@ -26,7 +26,7 @@ class StackedFederation(InProcessFederation):
             return
         row = prod(self.data.worker(int(workers[0]) - self.first).shape[1:])
         each = self._model.layout.size + self._algorithm.rows_at_once * row
-        size = max(1, ACTIVE_ELEMENTS // each)
+        size = max(1, ACTIVE_ELEMENTS // max(1, each))
         for start in range(0, len(workers), size):
             yield np.arange(start, min(start + size, len(workers)))
 

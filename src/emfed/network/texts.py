@@ -23,7 +23,10 @@ def hello(description: Any, columns: Sequence[str] | None) -> dict[str, Any]:
 
 
 def join_about(
-    columns: Sequence[str] | None, shapes: Mapping[str, Sequence[int]], weighted: bool
+    columns: Sequence[str] | None,
+    shapes: Mapping[str, Sequence[int]],
+    weighted: bool,
+    cells: bool = False,
 ) -> dict[str, Any]:
     """What a worker says of its data beside the numbers."""
     about: dict[str, Any] = {
@@ -31,7 +34,8 @@ def join_about(
         "shapes": {name: list(shape) for name, shape in shapes.items()},
         "software": f"emfed {__version__}",
     }
-    return about | ({"weighted": True} if weighted else {})
+    said = {"weighted": weighted, "cells": cells}
+    return about | {name: True for name, value in said.items() if value}
 
 
 def settings(view: View, algorithm: Algorithm, seed: int, phase: int, since: int) -> dict[str, Any]:

@@ -63,6 +63,8 @@ def test_a_federation_ends_where_one_worker_ends() -> None:
     """Filled values differ by less than a fiftieth of a standard deviation; few bytes."""
     table = Table(250, 3, rank=3)
     pooled = FederatedImputer(rank=3, tol=1e-7).fit(table.given)
+    # Long steps are judged by what EM raises, the penalty included.
+    assert pooled.n_rounds_ < 100
     reference, scale = pooled.transform(table.given), table.units
     assert table.error(reference) < 0.36
     assert table.error(reference) < 0.4 * table.error(SimpleImputer().fit_transform(table.given))
@@ -76,8 +78,6 @@ def test_a_federation_ends_where_one_worker_ends() -> None:
         assert table.error(filled) == pytest.approx(table.error(reference), rel=1e-3)
         assert imputer.lower_bound_ == pytest.approx(pooled.lower_bound_, abs=1e-3)
         bytes_[algorithm] = imputer.bytes_
-        if algorithm == "em":  # long steps are judged by what EM raises, the penalty included
-            assert imputer.n_rounds_ < 100
     assert bytes_["auto"] < 0.5 * bytes_["em"]
 
 
@@ -158,7 +158,8 @@ def test_numpy_pandas_and_polars_give_the_same_answer() -> None:
         again = clone(imputer).fit(frame, groups="site")
         np.testing.assert_array_equal(again.transform(frame), plain)
         assert list(again.get_feature_names_out()) == names
-        assert again.bytes_ == imputer.bytes_
+        rounds = [e.result_.ledger.summary()["round"] for e in (again, imputer)]
+        assert rounds[0] == rounds[1]  # names of columns travel in the opening
         for kind in ("pandas", "polars"):
             shown = again.set_output(transform=kind).transform(frame)
             assert list(shown.columns) == names

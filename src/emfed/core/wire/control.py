@@ -15,7 +15,7 @@ from typing import Any
 from emfed.core.errors import WireError
 from emfed.core.protocols import FloatArray
 from emfed.core.wire.messages import ENVELOPE, Header, seal
-from emfed.core.wire.payload import decode_floats, encode_floats
+from emfed.core.wire.payload import decode_floats, encode_floats, floats_size
 
 LARGEST_TEXT = 1 << 24
 LARGEST_REASON = 500
@@ -82,13 +82,15 @@ class Join:
     """Its columns, the shapes of its summary, its release."""
     count: int
     values: FloatArray
+    cells: bytes = b""
+    """Which statistics it has, where workers have their own: `encode_cells`."""
 
 
 def encode_join(header: Header, join: Join) -> bytes:
     """The body of a join in its envelope."""
     text = _json(join.about)
     front = _JOIN.pack(join.instance, len(text), join.count)
-    return seal(header, front + text + encode_floats(join.values))
+    return seal(header, front + text + encode_floats(join.values) + join.cells)
 
 
 def decode_join(body: bytes, dimension: int) -> Join:
@@ -100,7 +102,9 @@ def decode_join(body: bytes, dimension: int) -> Join:
     if len(body) < end:
         raise WireError("a join ends inside its text.")
     about = decode_text(body[_JOIN.size : end])
-    return Join(instance, about, count, decode_floats(body[end:], dimension))
+    cells = body[end + floats_size(dimension) :] if about.get("cells") is True else b""
+    values = decode_floats(body[end : len(body) - len(cells)], dimension)
+    return Join(instance, about, count, values, cells)
 
 
 def join_envelope(body: bytes) -> int:

@@ -132,7 +132,8 @@ def encode_request(header: Header, body: RequestBody) -> bytes:
     """A server's message to one worker."""
     if body.statistics is not None:
         front = _REQUEST.pack(body.generation, body.accepted, body.start, 0, 0)
-        return seal(header, front + encode_floats(body.statistics))
+        told = encode_floats(body.statistics) if len(body.statistics) else b""
+        return seal(header, front + told)
     front = _REQUEST.pack(body.generation, body.accepted, body.start, 1, body.since)
     steps = b"".join(struct.pack("<I", len(step)) + step for step in body.steps)
     return seal(header, front + steps)
@@ -148,7 +149,8 @@ def decode_request(data: bytes, expected: Header) -> RequestBody:
     if start > 1 or form > 1:
         raise WireError(f"unknown flags {start}, {form} in a request.")
     if form == 0:
-        statistics = decode_floats(rest, expected.dimension)
+        none = not rest and expected.dimension == 0
+        statistics = np.empty(0) if none else decode_floats(rest, expected.dimension)
         return RequestBody(generation, accepted, bool(start), statistics)
     steps, position = [], 0
     while position < len(rest):

@@ -1,0 +1,167 @@
+"""Rounds over statistics that live on each worker's own cells.
+
+Worker c tracks a vector t_c on its support (the cells it observed): its sums, or its weighted
+residuals at parameters that it is told. It uploads Q(t_c - D_c), both sides move the memory D_c by
+alpha times that, and the server's estimate of sum_c t_c is
+
+    sum_c D_c + sum over active c of Q(t_c - D_c) / p_c.
+
+This is Algorithm 1 with V_c = D_c minus what the server knows anyway. Weights are 1, not 1/n: cell
+sums add up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import sqrt
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from emfed.algorithms import memory, steps
+from emfed.compressors import Identity
+from emfed.core.errors import check_range, check_type
+from emfed.core.protocols import (
+    ALONE,
+    Algorithm,
+    Column,
+    Compressor,
+    Crowd,
+    FloatArray,
+    Layout,
+    Model,
+    Oracle,
+    Replies,
+    Request,
+    Rows,
+    ServerState,
+    StepInfo,
+)
+
+
+def cells_layout(size: int) -> Layout:
+    """The statistics of one worker."""
+    return Layout((("cells", (size,)),))
+
+
+@dataclass(frozen=True)
+class CellEM(Algorithm):
+    """Sums of cells, or with ``residuals`` what is left of them at the parameters told.
+
+    ``memory_rate`` None takes that of each innovation, see `emfed.algorithms.steps.own_rates`.
+    """
+
+    compressor: Compressor = field(default_factory=Identity)
+    step_size: float | None = None
+    memory_rate: float | None = None
+    residuals: bool = False
+
+    name: ClassVar[str] = "CellEM"
+
+    def __post_init__(self) -> None:
+        check_type("compressor", self.compressor, Compressor, "Dithering(levels=3)")
+        if self.step_size is not None:
+            steps.check_step_size(self.step_size)
+        if self.memory_rate is not None:
+            check_range("memory_rate", self.memory_rate, 0, 1)
+
+    @property
+    def broadcasts_steps(self) -> bool:
+        """Never."""
+        return False
+
+    @property
+    def needs_start_round(self) -> bool:
+        """Never: memories start at zero."""
+        return False
+
+    @property
+    def tells_statistics(self) -> bool:
+        """Sums need no parameters."""
+        return self.residuals
+
+    def told(self, state: ServerState) -> FloatArray:
+        """Nothing, or the parameters of the cells."""
+        return state.extras["theta"] if self.residuals else np.empty(0)
+
+    def sure(self, state: ServerState) -> bool | None:
+        """A small |H| is enough: S has nowhere else to go."""
+        return True
+
+    def resolve(self, layout: Layout, crowd: Crowd = ALONE) -> Self:
+        """Operators follow from each worker's own size."""
+        return self
+
+    def columns(self, q: int) -> dict[str, Column]:
+        return memory.columns(q)
+
+    def _up(self, size: int) -> steps.Channel:
+        operator = self.compressor.resolve(cells_layout(size))
+        return steps.Channel(operator, self.memory_rate, in_metric=False, own=True)
+
+    def worker_step(
+        self, model: Model, seed: int, rows: Rows, request: Request, oracle: Oracle
+    ) -> tuple[Rows, Replies]:
+        """Subtract the memory from all cells, compress, keep pending, send."""
+        received = memory.receive(rows, request)
+        rows, fresh, size = received.rows, received.fresh, rows["control"].shape[1]
+        if len(fresh):
+            data = oracle.take(np.tile(np.arange(size), (len(fresh), 1)), fresh)
+            theta = request.statistics
+            params = (theta[fresh] if theta.ndim == 2 else theta) if self.residuals else None
+            targets = model.expected_statistics(data, params)
+            cost = np.full(len(fresh), size)
+            rows = steps.stage_upload(
+                model, self._up(size), seed, rows, request, fresh, targets, cost
+            )
+        return rows, memory.replies(rows, request, received)
+
+    def read_upload(
+        self, model: Model, seed: int, request: Request, evaluations: int, payload: bytes
+    ) -> Replies:
+        """Every worker evaluates each of its cells once, so that is how many it has."""
+        channel = self._up(evaluations)
+        return steps.read_upload(model, channel, seed, request, evaluations, payload, evaluations)
+
+    def gathered(
+        self, state: ServerState, replies: Replies, probabilities: FloatArray
+    ) -> tuple[FloatArray, ServerState]:
+        """The estimate of the sum of all targets, and the state with the memories moved."""
+        estimate = state.control + (1 / probabilities) @ replies.values
+        control = state.control + replies.rates @ replies.values
+        return estimate, replace(state, round=state.round + 1, control=control)
+
+    def server_step(
+        self,
+        model: Model,
+        seed: int,
+        state: ServerState,
+        request: Request,
+        replies: Replies,
+        weights: FloatArray,
+        probabilities: FloatArray,
+    ) -> tuple[ServerState, StepInfo]:
+        """H = sum D_c + sum Q(y_c - D_c) / p_c - S, S += gamma H."""
+        estimate, state = self.gathered(state, replies, probabilities)
+        step, mean_field = self.step_size or 1.0, estimate - state.statistics
+        state = replace(state, statistics=state.statistics + step * mean_field)
+        return state, StepInfo(float(mean_field @ mean_field), step, 0)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "algorithm": self.name,
+            "compressor": self.compressor.describe(),
+            "step_size": self.step_size,
+            "memory_rate": self.memory_rate,
+            "residuals": self.residuals,
+        }
+
+
+def default_step(compressor: Compressor, sizes: Any, crowd: Crowd) -> float:
+    """The shortest step that the rule of `CompressedEM.resolve` takes for any worker's size."""
+    out = 1.0
+    for size in np.unique(sizes).tolist():
+        omega = compressor.resolve(cells_layout(size)).omega(size)
+        noise = (1 + omega) / crowd.probability - 1
+        out = min(out, sqrt(crowd.effective / max(2 * noise * (1 + noise), 1e-12)))
+    return out

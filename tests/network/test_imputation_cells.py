@@ -1,0 +1,162 @@
+"""Cells of a table whose records stay at sites: loop, stacked and network come to the same."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+import emfed
+from emfed import LocalTransport, RemoteFederation, Site
+from emfed.core.protocols import Federation
+from emfed.data import WorkerData
+from emfed.fitting.rounds import Run
+from emfed.fitting.stopping import Stop
+from emfed.imputation import FieldTable, Structure, impute
+from emfed.imputation.site_owner import worker_rows
+from emfed.imputation.table import build_table
+from emfed.models.site_owner import COLUMNS
+from emfed.network.loop import LoopFederation
+from emfed.network.stacked import StackedFederation
+from tests.imputation.tables import observed_run, small_table, sums_of
+
+FACTORS = Structure(rank=2, penalty=3.0, effects=False)
+MODES: dict[str, dict[str, Any]] = {
+    "observed": {"mode": "observed", "structure": Structure(rank=2, penalty=3.0), "rounds": 6},
+    "half": {
+        "mode": "observed",
+        "structure": Structure(rank=1, penalty=3.0),
+        "rounds": 6,
+        "participation": emfed.Bernoulli(0.5),
+    },
+    "cell": {"mode": "cell", "structure": FACTORS, "rounds": 12},
+    "chosen": {"mode": "cell", "rank": 2, "rounds": 8},
+}
+
+
+def frames(table: FieldTable) -> dict[str, pl.DataFrame]:
+    """Each worker's own rows."""
+    cells = worker_rows(table)
+    parts = zip(table.workers, table.offsets[:-1], table.offsets[1:], strict=True)
+    return {key: pl.DataFrame(cells[a:b], schema=list(COLUMNS)) for key, a, b in parts}
+
+
+def sites_of(table: FieldTable, folder: Path, **rules: Any) -> dict[str, Site]:
+    return {key: Site(rows, folder / key, **rules) for key, rows in frames(table).items()}
+
+
+def federations(table: FieldTable, folder: Path) -> dict[str, Federation]:
+    data = WorkerData(worker_rows(table), table.offsets, list(table.workers), COLUMNS)
+    return {
+        "loop": LoopFederation(data),
+        "stacked": StackedFederation(data),
+        "network": RemoteFederation(LocalTransport(sites_of(table, folder)), columns=COLUMNS),
+    }
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_cells_elsewhere_are_fitted_as_here_byte_for_byte(mode: str, tmp_path: Path) -> None:
+    """Sites with their own records, a loop and a stack: same parameters, rounds and ledger."""
+    table = small_table(workers=7, records=260)
+    here = impute(table, seed=3, **MODES[mode])
+    everywhere = np.indices(table.shape).reshape(2, -1)
+    for name, federation in federations(table, tmp_path).items():
+        there = impute(federation, grid=table.grid, seed=3, **MODES[mode])
+        found, wanted = there.params.theta(*everywhere), here.params.theta(*everywhere)
+        np.testing.assert_allclose(found, wanted, rtol=1e-8, atol=1e-8, err_msg=name)
+        assert there.ledger.summary() == here.ledger.summary(), name
+        assert there.records.column("bytes_up").tolist() == here.records.column("bytes_up").tolist()
+        assert list(there.table.workers) == list(table.workers)
+        assert np.array_equal(there.cells.keys, here.cells.keys)
+
+
+def test_a_server_that_was_killed_goes_on_with_its_sites(tmp_path: Path) -> None:
+    """From its members and checkpoint; sites keep their memories, and the answer is the same."""
+    table = small_table(workers=5, records=260)
+    sites = sites_of(table, tmp_path / "sites")
+
+    def run() -> Run:
+        there = RemoteFederation(LocalTransport(sites), tmp_path / "server", columns=COLUMNS)
+        return observed_run(table, federation=there, seed=3)
+
+    whole = observed_run(table, seed=3)
+    for _ in range(6):
+        whole.step()
+    first = run()
+    first.until(Stop(rounds=3), checkpoint=tmp_path / "checkpoint")
+    second = run()
+    second.restore(tmp_path / "checkpoint")
+    second.until(Stop(rounds=6))
+    np.testing.assert_allclose(second.state.statistics, whole.state.statistics, atol=1e-12)
+    assert second.records.column("answered").tolist() == [5] * 7
+    assert second.state.generation == 0
+    # The server that came back tells the constants and settings once more.
+    assert second.ledger.summary()["round"] == whole.ledger.summary()["round"]
+
+
+def test_a_site_that_lost_its_disk_comes_back_and_memories_begin_anew(tmp_path: Path) -> None:
+    table = small_table(workers=4, records=200)
+    sites = sites_of(table, tmp_path)
+    there = RemoteFederation(LocalTransport(sites), columns=COLUMNS, pause=0.0)
+    run = observed_run(table, federation=there, seed=3)
+    for number in range(30):
+        if number == 4:
+            shutil.rmtree(tmp_path / table.workers[1])
+        run.step()
+    assert run.state.generation == 1
+    assert np.allclose(sums_of(run), table.pooled.sums, atol=0.05)
+
+
+def test_an_owner_s_rule_on_small_groups_holds_for_cells(tmp_path: Path) -> None:
+    table = small_table(workers=3, records=200)
+    rules = emfed.SiteRules(smallest_group=3)
+    sites = sites_of(table, tmp_path, rules=rules)
+    federation = RemoteFederation(LocalTransport(sites), columns=COLUMNS, attempts=1)
+    with pytest.raises(emfed.ParticipationError, match="no cell with as few records"):
+        impute(federation, grid=table.grid, rounds=1)
+
+
+def test_a_grid_makes_rows_of_a_site_s_own_records() -> None:
+    """Whatever sites and months its own file has."""
+    table = small_table(workers=2, records=120)
+    grid, every = table.grid, worker_rows(table)
+    for worker in range(2):
+        part = slice(table.offsets[worker], table.offsets[worker + 1])
+        names = sorted({table.sites[j] for j in table.site[part]}, reverse=True)
+        first = int(table.time[part].min())
+        bins = replace(table.bins, first=table.bins.first + first, count=grid.bins.count - first)
+        own = build_table(
+            table.family,
+            names,
+            bins,
+            ["me"],
+            np.zeros(part.stop - part.start, dtype=np.int64),
+            np.array([names.index(table.sites[j]) for j in table.site[part]]),
+            table.time[part] - first,
+            table.weights[part],
+            table.values[part],
+            table.intake,
+        )
+        assert np.array_equal(grid.rows(own), every[part])
+        with pytest.raises(emfed.DataError, match="lies outside the grid"):
+            replace(grid, sites=grid.sites[:2]).rows(own)
+    with pytest.raises(emfed.DataError, match="expected one worker's table"):
+        grid.rows(table)
+
+
+def test_what_a_federation_of_cells_needs_is_said(tmp_path: Path) -> None:
+    table = small_table()
+    loop = federations(table, tmp_path)["loop"]
+    for given, options, words in (
+        (loop, {}, "a federation needs one"),
+        (table, {"grid": table.grid}, "a grid goes with a federation"),
+        (loop, {"grid": table.grid, "mode": "paper"}, "needs the table in this process"),
+        (loop, {"grid": table.grid, "mode": "site-owner"}, "needs the table in this process"),
+    ):
+        with pytest.raises(emfed.SettingsError, match=words):
+            impute(given, **options)

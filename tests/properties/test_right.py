@@ -1,0 +1,186 @@
+"""Right on data that nobody tuned on: never worse than the start, and converged means converged."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import emfed
+from tests.registry import REGISTRY
+
+Draw = Callable[[np.random.Generator, int], np.ndarray]
+NASTY: dict[str, Draw] = {
+    "skewed": lambda rng, n: rng.lognormal(0, 1.5, (n, 3)),
+    "heavy-tailed": lambda rng, n: rng.standard_t(1.5, (n, 3)),
+    "zero-inflated": lambda rng, n: rng.poisson(rng.gamma(0.3, 8, (n, 1)) * [1, 0.2, 0.05]),
+    "constant": lambda rng, n: np.column_stack([rng.normal(size=(n, 2)), np.full(n, 3.0)]),
+}
+"""What the columns of real tables look like, and no setting was chosen on."""
+GAUSSIAN = ("full", "tied", "diag", "spherical")
+
+
+def parts(name: str, seed: int, rows: int = 400, workers: int = 4) -> list[np.ndarray]:
+    """Workers unlike each other: rows sorted by the first column, cut at unequal places."""
+    rng = np.random.default_rng(seed)
+    table = np.asarray(NASTY[name](rng, rows), dtype=float)
+    table = table[np.argsort(table[:, 0] + 0.3 * rng.normal(size=rows) * table[:, 0].std())]
+    return np.split(table, np.sort(rng.choice(np.arange(20, rows - 20), workers - 1, False)))
+
+
+def check(model: Any, tables: Any, seed: int, start: Any = "auto") -> None:
+    """The end is no worse than the start and, where it says converged, EM gains nothing there."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", emfed.EmfedWarning)
+        first = emfed.fit(model, tables, "auto", start=start, seed=seed, rounds=0)
+        last = emfed.fit(model, tables, "auto", start=start, seed=seed, nats=1e-5, rounds=300)
+        value, n = objective(first, tables), 100 if last.converged else 0
+        assert objective(last, tables) >= value - 1e-9
+        if not n:
+            return
+        statistics, bound = last.statistics, last.model
+        for _ in range(n):
+            seen = mean(bound, tables, bound.maximize(statistics))
+            statistics = bound.protect(statistics, seen)
+        more = of(bound, tables, bound.maximize(statistics)) - objective(last, tables)
+        assert more <= 1e-3
+
+
+def mean(model: Any, tables: Any, params: Any) -> np.ndarray:
+    sizes = np.array([len(t) for t in tables])
+    each = [model.expected_statistics(np.asarray(t), params) for t in tables]
+    return (sizes / sizes.sum()) @ np.stack(each)
+
+
+def of(model: Any, tables: Any, params: Any) -> float:
+    sizes = np.array([len(t) for t in tables])
+    each = [float(model.log_likelihood(np.asarray(t), params)) for t in tables]
+    return float((sizes / sizes.sum()) @ each) - float(model.penalty(params))
+
+
+def objective(result: emfed.Result, tables: Any) -> float:
+    return of(result.model, tables, result.model.maximize(result.statistics))
+
+
+@pytest.mark.parametrize("kind", GAUSSIAN)
+@pytest.mark.parametrize("name", NASTY)
+def test_gaussians_on_nasty_tables(kind: str, name: str) -> None:
+    for seed in range(2):
+        check(emfed.gaussian_mixture(3, kind), parts(name, seed), seed)
+
+
+@pytest.mark.parametrize("family", ["poisson", "exponential", "gaussian"])
+def test_families_on_zero_inflated_tables(family: str) -> None:
+    for seed in range(3):
+        check(emfed.mixed_mixture(4, family), parts("zero-inflated", seed), seed)
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_registered_model(name: str) -> None:
+    entry = REGISTRY[name]
+    check(entry.make(), entry.tables, 1, start=None)
+
+
+def bursts() -> list[np.ndarray]:
+    """Counts of visits: over-dispersed, with columns that are nearly always zero."""
+    rng = np.random.default_rng(0)
+    rate = rng.gamma(0.25, 4, (1200, 7)) * [6, 1.6, 0.8, 0.5, 0.3, 0.3, 1.5]
+    return np.array_split(rng.poisson(rate).astype(float), 4)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_poisson_mixture_of_bursts_does_not_diverge(seed: int) -> None:
+    tables = bursts()
+    model = emfed.mixed_mixture(5, "poisson")
+    result = emfed.fit(model, tables, "auto", start="auto", seed=seed)
+    assert result.converged
+    start = emfed.fit(model, tables, "auto", start="auto", seed=seed, rounds=0)
+    assert objective(result, tables) > objective(start, tables)
+
+
+@cache
+def visits(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    import polars as pl
+
+    frame = pl.read_csv(folder / "nmes1988.csv.gz")
+    rows = frame.drop("region").to_numpy().astype(float)
+    return rows, frame["region"].to_numpy().astype(str)
+
+
+@pytest.mark.parametrize(("k", "best"), [(4, -10.36), (5, -10.08)])
+def test_visits_to_the_doctor_for_all_seeds(k: int, best: float, data_dir: Path) -> None:
+    rows, regions = visits(data_dir)
+    for seed in range(10):
+        fit = emfed.FederatedMixture(k, families="poisson", random_state=seed)
+        fit.fit(rows, groups=regions)
+        assert fit.converged_
+        assert fit.score(rows) > best
+
+
+def test_tied_starts_from_outliers() -> None:
+    rows = np.random.default_rng(0).lognormal(0, 1.5, (1000, 1))
+    for groups, best in ((None, -2.4802), (np.arange(1000) % 5, -2.9)):
+        fit = emfed.FederatedGaussianMixture(4, covariance_type="tied", random_state=0)
+        assert fit.fit(rows, groups=groups).score(rows) > best
+
+
+def test_tied_gapminder_for_every_seed(data_dir: Path) -> None:
+    import polars as pl
+
+    frame = pl.read_csv(data_dir / "gapminder.csv.gz")
+    rows = frame.select("lifeExp", "pop", "gdpPercap").to_numpy().astype(float)
+    groups = frame["continent"].to_numpy().astype(str)
+    for seed in range(3):
+        fit = emfed.FederatedGaussianMixture(4, covariance_type="tied", random_state=seed)
+        assert fit.fit(rows, groups=groups).score(rows) > -33.189
+
+
+def outliers() -> tuple[np.ndarray, np.ndarray]:
+    """Three columns of sizes that belong together, but for three slips of the pen."""
+    rng = np.random.default_rng(2)
+    size = rng.choice([4.5, 5.7, 6.5, 8.0], 3000) + 0.2 * rng.normal(size=3000)
+    rows = np.column_stack([size, size, 0.62 * size]) + 0.05 * rng.normal(size=(3000, 3))
+    rows[:3] = [[8, 59, 8], [5, 32, 5], [5, 5, 32]]
+    return rows, rng.integers(5, size=3000)
+
+
+def check_means(rows: np.ndarray, groups: Any, k: int, seeds: range) -> None:
+    """A mean is an average of rows, up to noise."""
+    slack = 0.02 * rows.std(axis=0)
+    for seed in seeds:
+        fit = emfed.FederatedGaussianMixture(k, covariance_type="tied", random_state=seed)
+        fit.fit(rows, groups=groups)
+        assert (fit.means_ >= rows.min(axis=0) - slack).all()
+        assert (fit.means_ <= rows.max(axis=0) + slack).all()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tied_components_do_not_run_away() -> None:
+    check_means(*outliers(), 5, range(4))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_diamonds_by_cut(data_dir: Path) -> None:
+    import polars as pl
+
+    frame = pl.read_csv(data_dir / "diamonds_fifth.csv.gz")
+    cuts = frame["cut"].to_numpy().astype(str)
+    for columns in (["carat", "depth", "table", "price", "x", "y", "z"], ["x", "y", "z"]):
+        check_means(frame.select(columns).to_numpy().astype(float), cuts, 5, range(3))
+
+
+def test_a_plateau_is_no_end(data_dir: Path) -> None:
+    """EM rests near a saddle for hundreds of steps there, then gains .018."""
+    import polars as pl
+
+    frame = pl.read_csv(data_dir / "storms.csv.gz")
+    rows = frame.drop("year").to_numpy().astype(float)
+    years = frame["year"].to_numpy().astype(str)
+    for seed in (1, 2):
+        fit = emfed.FederatedGaussianMixture(4, covariance_type="tied", random_state=seed)
+        assert fit.fit(rows, groups=years).score(rows) > -15.8151
