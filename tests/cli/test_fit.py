@@ -37,14 +37,15 @@ def test_the_command_fits_what_python_fits(emfed_shell: Shell) -> None:
     result = emfed.fit(
         emfed.gaussian_mixture(2),
         frame.select("hospital", "age", "pressure", "stays"),
-        emfed.EM(),
+        "em",
         groups="hospital",
-        start="auto",
         field_tol=1e-10,
-        rounds=2000,
     )
     loaded = emfed.load(emfed_shell.folder / "model.emfed")
     np.testing.assert_allclose(loaded.params.means, result.params.means, rtol=1e-9)
+    last = loaded.records[-1].squared_H
+    assert last is not None
+    assert last <= 1e-10  # --field-tol decides, not the nats of the default
     assert loaded.columns == ("age", "pressure", "stays")
     assert set(loaded.workers()["worker"]) == {"north", "Sankt Anna", "007"}
     rows = frame.select("age", "pressure", "stays")

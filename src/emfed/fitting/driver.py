@@ -111,7 +111,7 @@ def run_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY
     stop = settings.stop(algorithm, federation.size)
     tolerance = settings.tolerance(federation.size)
     climb = Climb(tolerance, settings.long_steps) if watched else None
-    drops = settings.drop and not watched and tolerance > 0
+    drops = settings.drop and not watched and settings.tol != 0
     candidates = Candidates(settings.criterion, drops)
     curve = Curve() if watch.curve else None
     own = [hook for hook in (climb, candidates if len(parts) > 1 else None) if hook is not None]

@@ -174,16 +174,16 @@ class FitSettings:
         return self.accelerate and auto and smooth
 
     def tolerance(self, workers: int) -> float:
-        """Nats per row that may be left."""
+        """Nats per row that may be left; 0 where |H|^2 alone decides."""
         if self.tol is None:
+            if self.field_tol is not None:
+                return 0.0
             return TOL_ALONE if workers == 1 else TOL
         return float(self.tol)
 
     def stop(self, algorithm: Algorithm, workers: int) -> Stop:
         """When this algorithm, among so many workers, is done."""
         nats, field_tol = self.tolerance(workers), self.field_tol
-        if field_tol is not None and self.tol is None:
-            nats = 0.0
         if nats and not algorithm.tells_gains:
             nats, field_tol = 0.0, FIELD_TOL * nats if field_tol is None else field_tol
         limits = (self.rounds, self.epochs, self.max_bytes, self.seconds)
