@@ -94,6 +94,7 @@ def _observations(
     if len(names) > 1:
         some = ", ".join(repr(name) for name in sorted(map(str, names))[:5])
         raise DataError(f"{path}: several species ({some}): name one with species=.")
+    frame = _keyed(frame).with_columns(uncounted=pl.col(_COUNT).str.strip_chars() == "X")
     once = frame.group_by("key").agg(
         pl.all().sort_by(["uncounted", "SAMPLING EVENT IDENTIFIER"]).first()
     )
@@ -106,6 +107,7 @@ def _observations(
         uncounted = int(collect(once.select(pl.col("uncounted").sum())).item())
     kept = once if family.name == "bernoulli" else once.filter(~pl.col("uncounted"))
     shared = int(sizes[0] - sizes[1])
+    left_out = Intake(shared + uncounted, 0, uncounted=uncounted, shared=shared)
     return _named(kept, number), once.select("key"), left_out
 
 
