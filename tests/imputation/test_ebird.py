@@ -132,3 +132,38 @@ def test_what_it_says_of_a_file_that_will_not_do(observations: Path, tmp_path: P
         read_ebird(bad)
     with pytest.warns(emfed.EmfedWarning, match="left out"):
         assert read_ebird(bad, bad_rows="skip").intake.bad == {"date": 1}
+
+
+def test_subspecies_of_a_checklist_add_up_before_groups_collapse(tmp_path: Path) -> None:
+    """12 and 18 birds of two subspecies are 30, though two friends tell of them."""
+    rows = [
+        line("S1", "12", group="G1"),
+        line("S1", "18", group="G1"),
+        line("S2", "12", group="G1", observer="obsr2"),
+        line("S2", "18", group="G1", observer="obsr2"),
+        line("S3", "2", date="2019-06-01"),
+        line("S3", "X", date="2019-06-01"),
+    ]
+    path = write(tmp_path / "ebd.txt", rows)
+    table = read_ebird(path, family="poisson")
+    assert table.values.tolist() == [30.0]
+    assert (table.intake.summed, table.intake.shared, table.intake.uncounted) == (3, 1, 1)
+    assert table.intake.rows == 6
+    assert read_ebird(path, family="bernoulli").values.sum() == 2
+
+
+def test_with_sampling_events_only_complete_checklists_count(tmp_path: Path) -> None:
+    """Two sightings on incomplete lists would make a rate of 3 in 5 of what is 1 in 3."""
+    rows = [line("S1", "1"), line("S2", "1", complete="0"), line("S3", "1", complete="0")]
+    path = write(tmp_path / "ebd.txt", rows)
+    names = [n for n in HEADER if n not in ("COMMON NAME", "SCIENTIFIC NAME", "OBSERVATION COUNT")]
+    events = [*rows, line("S4", ""), line("S5", "")]
+    sampling = write(tmp_path / "sampling.txt", events, names)
+    table = read_ebird(path, sampling, family="bernoulli")
+    assert table.values.sum() / table.weights.sum() == pytest.approx(1 / 3)
+    assert table.intake.incomplete == 2
+    assert table.intake.rows == 5
+    asked = read_ebird(path, sampling, family="bernoulli", complete=False)
+    assert asked.values.sum() / asked.weights.sum() == pytest.approx(3 / 5)
+    assert read_ebird(path, complete=True, family="bernoulli").intake.used == 1
+    assert read_ebird(path, family="bernoulli").intake.used == 3

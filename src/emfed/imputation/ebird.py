@@ -8,6 +8,7 @@ does not name the species, which is in the sampling-event file alone.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,6 +40,7 @@ def read_ebird(
     bins: Unit = "month",
     since: str | None = None,
     until: str | None = None,
+    complete: bool | None = None,
     bad_rows: Literal["raise", "skip"] = "raise",
     groups: int | None = None,
     seed: int = 0,
@@ -47,8 +49,11 @@ def read_ebird(
 
     ``species`` is a common or scientific name, ``region`` a country or state by name or code
     (``France``, ``FR``, ``FR-75``). With the ``sampling`` file, complete checklists that do not
-    name the species count as zeros. A checklist shared by a group counts once, for the member
-    whose checklist has the smallest identifier among those with a number. ``X`` is presence under
+    name the species count as zeros, and incomplete ones, whose absences nobody knows, do not count
+    (``table.intake.incomplete``); ``complete`` True or False asks for that, or against it, with or
+    without the file. Rows of several subspecies on a checklist are added up; then a checklist
+    shared by a group counts once, for the member whose checklist has the smallest identifier among
+    those with a number. ``X``, also of one subspecies among several, is presence under
     ``family="bernoulli"``; elsewhere it has no number, is left out and counted in
     ``table.intake.uncounted``. Other options are those of `read_records`.
     """
@@ -56,7 +61,9 @@ def read_ebird(
     check_unit(bins)
     if bad_rows not in ("raise", "skip"):
         raise SettingsError(f"bad_rows must be one of raise, skip; got {bad_rows!r}.")
-    frame, seen, extra = _observations(observations, species, region, family)
+    if complete is None:
+        complete = sampling is not None
+    frame, seen, extra = _observations(observations, species, region, family, complete)
     if sampling is not None:
         frame, extra = _with_absences(frame, sampling, region, seen, extra)
     table = reduce_records(
@@ -75,12 +82,13 @@ def read_ebird(
 
 
 def _observations(
-    path: str | Path, species: str | None, region: str | None, family: Family
+    path: str | Path, species: str | None, region: str | None, family: Family, complete: bool
 ) -> tuple[Any, Any, Intake]:
     """Rows of one species, each checklist once; all checklists that name it; what was left out."""
     import polars as pl
 
-    frame, _ = scan(path, [*_SPECIES, _COUNT, *_PLACE, *_EVENT])
+    names = [*_SPECIES, _COUNT, *_PLACE, *_EVENT, *([_COMPLETE] if complete else [])]
+    frame, _ = scan(path, names)
     frame = _inside(frame, region)
     if species is not None:
         wanted = species.strip().lower()
@@ -95,11 +103,17 @@ def _observations(
     if len(names) > 1:
         some = ", ".join(repr(name) for name in sorted(map(str, names))[:5])
         raise DataError(f"{path}: several species ({some}): name one with species=.")
-    frame = _keyed(frame).with_columns(uncounted=pl.col(_COUNT).str.strip_chars() == "X")
-    once = frame.group_by("key").agg(
+    frame = _keyed(frame)
+    seen = frame.select("key").unique()  # a friend's incomplete list is no absence either
+    rows = [int(collect(frame.select(pl.len())).item())]
+    if complete:
+        frame = frame.filter(_is_complete())
+    checklists = _summed(frame)
+    once = checklists.group_by("key").agg(
         pl.all().sort_by(["uncounted", "SAMPLING EVENT IDENTIFIER"]).first()
     )
-    sizes = collect(frame.select(rows=pl.len(), keys=pl.col("key").n_unique())).row(0)
+    rows += [int(collect(some.select(pl.len())).item()) for some in (frame, checklists, once)]
+    incomplete, summed, shared = (a - b for a, b in pairwise(rows))
     number = pl.col(_COUNT)
     uncounted = 0
     if family.name == "bernoulli":
@@ -107,9 +121,39 @@ def _observations(
     else:
         uncounted = int(collect(once.select(pl.col("uncounted").sum())).item())
     kept = once if family.name == "bernoulli" else once.filter(~pl.col("uncounted"))
-    shared = int(sizes[0] - sizes[1])
-    left_out = Intake(shared + uncounted, 0, uncounted=uncounted, shared=shared)
-    return _named(kept, number), once.select("key"), left_out
+    left_out = Intake(
+        incomplete + summed + shared + uncounted,
+        0,
+        uncounted=uncounted,
+        shared=shared,
+        summed=summed,
+        incomplete=incomplete,
+    )
+    return _named(kept, number), seen, left_out
+
+
+def _summed(frame: Any) -> Any:
+    """Each checklist once, its rows of one species added up; X where one of them is X (as auk)."""
+    import polars as pl
+
+    text = pl.col(_COUNT).str.strip_chars()
+    number = text.cast(pl.Int64, strict=False)
+    alone = frame.sort("line").group_by("SAMPLING EVENT IDENTIFIER", maintain_order=True)
+    told = (
+        pl.when((text == "X").any())
+        .then(pl.lit("X"))
+        .when((pl.len() == 1) | number.is_null().any())  # what is no number is told as it stands
+        .then(text.sort_by(number.is_not_null()).first())
+        .otherwise(number.sum().cast(pl.String))
+    )
+    rest = pl.all().exclude(_COUNT).first()
+    return alone.agg(rest, told.alias(_COUNT)).with_columns(uncounted=pl.col(_COUNT) == "X")
+
+
+def _is_complete() -> Any:
+    import polars as pl
+
+    return pl.col(_COMPLETE).str.strip_chars().str.to_lowercase().is_in(["1", "true"])
 
 
 def _with_absences(
@@ -119,8 +163,9 @@ def _with_absences(
     import polars as pl
 
     events, _ = scan(path, [*_PLACE, *_EVENT, _COMPLETE])
-    complete = pl.col(_COMPLETE).str.strip_chars().str.to_lowercase().is_in(["1", "true"])
-    without = _keyed(_inside(events, region).filter(complete)).join(seen, on="key", how="anti")
+    without = _keyed(_inside(events, region).filter(_is_complete())).join(
+        seen, on="key", how="anti"
+    )
     once = without.group_by("key").agg(pl.all().sort_by("SAMPLING EVENT IDENTIFIER").first())
     sizes = collect(without.select(rows=pl.len(), keys=pl.col("key").n_unique())).row(0)
     shared = int(sizes[0] - sizes[1])

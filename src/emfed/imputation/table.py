@@ -42,6 +42,10 @@ class Intake:
     """Rows that say present and give no number (eBird's X), where a number is needed."""
     shared: int = 0
     """Rows that repeat a checklist shared by a group (eBird)."""
+    summed: int = 0
+    """Rows of another subspecies, added to the first of their checklist (eBird)."""
+    incomplete: int = 0
+    """Rows of incomplete checklists, left out because their absences are not known (eBird)."""
     zeros: int = 0
     """Zeros filled in from complete checklists without the species (eBird)."""
     bad: dict[str, int] = field(default_factory=dict)
