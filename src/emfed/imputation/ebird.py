@@ -74,7 +74,6 @@ def read_ebird(
         until=until,
         skip=bad_rows == "skip",
         unique=False,  # an observer may keep several checklists of a day
-        counted=True,
         unit="line",
         extra=extra,
     )
