@@ -21,7 +21,7 @@ def opened(kind: str = "full", seed: int = 0, **options: Any) -> Any:
 
 
 def objective(run: Any) -> float:
-    likelihood = run.federation.mean_log_likelihood(run.model, run.params, run.weights)
+    likelihood = float(run.ask("values")[0, 0])
     return float(run.model.penalty(run.params) - likelihood)
 
 
@@ -91,7 +91,7 @@ def test_s_waits_while_its_noise_is_too_much(monkeypatch: pytest.MonkeyPatch) ->
         run.step()
         np.testing.assert_array_equal(run.state.statistics, first)
     sizes = run.records.column("squared_H")[1:]
-    exact = run.federation.mean_statistics(run.model, run.params, run.weights) - first
+    exact = run.ask("statistics") - first
     assert abs(np.sqrt(sizes[-1]) - np.linalg.norm(exact)) < 1e-3 * np.linalg.norm(exact)
     run.step()  # it does not wait for ever
     assert not np.array_equal(run.state.statistics, first)
@@ -125,7 +125,7 @@ def test_a_saddle_is_no_end(algorithm: str) -> None:
         np.full(2, 0.5), rows.mean(axis=0) + shift, np.cov(rows.T, bias=True)
     )
     model = emfed.gaussian_mixture(2, "tied")
-    result = emfed.fit(model, tables, algorithm, start=start, nats=1e-6, rounds=500)
+    result = emfed.fit(model, tables, algorithm, start=start, tol=1e-6, rounds=500)
     assert result.converged
     assert np.abs(result.params.means).min() > 1.5
 
@@ -145,6 +145,6 @@ def test_verify_tells_what_em_would_gain() -> None:
 def test_a_small_field_by_chance_is_not_convergence() -> None:
     """A tolerance so coarse that any field meets it ends the run, but nobody says converged."""
     vague = emfed.VRFedEM(emfed.SubtractiveDithering(0.25), in_metric=True, batch_size=8)
-    result = emfed.fit(make_model("full"), TABLES, vague, start="moments", tolerance=1e3, rounds=50)
+    result = emfed.fit(make_model("full"), TABLES, vague, start="moments", field_tol=1e3, rounds=50)
     assert result.stopped == "tolerance"
     assert not result.converged
