@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 GPU_PYTHON ?= python3
 
-.PHONY: help setup demo reproduce test lint types check wheel bench chaos fuzz faults gpu gpu-interpreted clean
+.PHONY: help setup demo reproduce test lint types check wheel bench chaos fuzz faults parity gpu gpu-interpreted clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
@@ -58,6 +58,9 @@ fuzz: setup ## Feed a million inputs to the decoders (installs atheris)
 
 faults: setup ## Try ten thousand random faults of network, processes and disks
 	$(BIN)/python -m benchmarks faults --plans 10000 --json build/faults.json
+
+parity: setup ## Compare every face, place and task of a fit: same parameters, rounds and bytes
+	EMFED_PARITY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/network/test_parity.py
 
 gpu: ## Test the kernels on this machine's GPU and measure them beside their peers
 	PYTHONPATH=src $(GPU_PYTHON) -m pytest -q tests/models/devices
