@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from emfed.fitting.opening import worker_weights
 
 import emfed
 from emfed.algorithms.memory import gap
 from emfed.artifacts.result import Result
 from emfed.core.storage import load_checkpoint
 from emfed.fitting.driver import run_fit
+from emfed.fitting.settings import worker_weights
 from emfed.network.addresses import free_port
 from emfed.network.deployment.config import Config, read_config
 from emfed.network.deployment.status import read_status

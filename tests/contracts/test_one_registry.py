@@ -43,7 +43,9 @@ EXAMPLES: dict[str, tuple[Any, Any]] = {
 
 
 def test_the_examples_are_all_models_there_are() -> None:
-    assert {model.describe()["model"] for model, _ in EXAMPLES.values()} == set(MODELS)
+    """But for cells, whose statistics are each worker's own: tests/imputation fits them."""
+    known = {model.describe()["model"] for model, _ in EXAMPLES.values()}
+    assert known == set(MODELS) - {"cells"}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -48,7 +48,9 @@ def test_candidates_share_rounds_and_messages() -> None:
     # 20 rounds for all, and one exchange at the end about their likelihoods
     assert books["round"]["up"]["messages"] == one["round"]["up"]["messages"]
     assert books["question"]["up"]["messages"] == 3
-    assert books["opening"] == one["opening"]
+    for way in ("up", "down"):  # candidates are told by name: more text, no more messages
+        assert books["opening"][way]["messages"] == one["opening"][way]["messages"]
+    assert books["opening"]["up"] == one["opening"]["up"]
     assert books["start"]["up"]["messages"] == one["start"]["up"]["messages"]
 
 

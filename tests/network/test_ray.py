@@ -422,7 +422,8 @@ ANOTHER = """
     ray.shutdown()
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     with emfed.RayFederation(tables) as federation:
-        print(emfed.fit(emfed.gaussian_mixture(2, "diag"), None, federation=federation).rounds)
+        print(emfed.fit(emfed.gaussian_mixture(2, "diag"), None, rounds=100, tol=0,
+                        federation=federation).rounds)
         print(ray.available_resources().get("CPU", 0))
     forgotten.close()
     print(ray.is_initialized())

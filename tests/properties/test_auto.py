@@ -64,7 +64,7 @@ def test_stops_by_itself_near_the_pooled_answer_for_a_tenth_of_the_bytes(algorit
         tol=1e-4,
         rounds=500,
     )
-    got = plain_fit(model, tables, algorithm, start=start, seed=2)
+    got = emfed.fit(model, tables, algorithm, start=start, seed=2)
     assert got.converged
     assert got.stopped == "nats"
     assert got.log_likelihood(np.concatenate(tables)) == pytest.approx(best, abs=1e-3)
@@ -73,7 +73,7 @@ def test_stops_by_itself_near_the_pooled_answer_for_a_tenth_of_the_bytes(algorit
 
 
 def test_a_run_cut_short_says_what_may_be_left() -> None:
-    with pytest.warns(EmfedWarning, match="before it converged to 1e-09 nats a sample"):
+    with pytest.warns(EmfedWarning, match="before it converged to 1e-09 nats a row"):
         result = emfed.fit(make_model("diag"), make_data(3), "auto", tol=1e-9, rounds=8)
     assert not result.converged
 

@@ -38,7 +38,7 @@ def check(model: Any, tables: Any, seed: int, start: Any = "auto") -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", emfed.EmfedWarning)
         first = emfed.fit(model, tables, "auto", start=start, seed=seed, rounds=0)
-        last = emfed.fit(model, tables, "auto", start=start, seed=seed, nats=1e-5, rounds=300)
+        last = emfed.fit(model, tables, "auto", start=start, seed=seed, tol=1e-5, rounds=300)
         value, n = objective(first, tables), 100 if last.converged else 0
         assert objective(last, tables) >= value - 1e-9
         if not n:
