@@ -30,7 +30,8 @@ from emfed.models.site_owner import COLUMNS
 SITES = 3
 MIXTURE = '[model]\nkind = "gaussian-mixture"\nn_components = 2\n'
 COMMON = """
-[run]
+[fit]
+tol = 0.0
 rounds = {rounds}
 seed = 5
 
@@ -111,9 +112,10 @@ def by_hand(folder: Path, engine: str) -> list[dict[str, Any]]:
 
 
 def disturbed(folder: Path, rounds: int, kills: int, seed: int, engine: str) -> dict[str, Any]:
-    """FedEM while processes die."""
+    """FedEM, from a k-means start and for three numbers of components, while processes die."""
     source = np.random.Generator(np.random.Philox(key=seed))
-    config = MIXTURE + ALGORITHMS["FedEM"] + COMMON.format(rounds=rounds, deadline=25.0)
+    several = MIXTURE.replace("n_components = 2", 'n_components = "1:3"')
+    config = several + ALGORITHMS["FedEM"] + COMMON.format(rounds=rounds, deadline=25.0)
     with Deployment(folder / "chaos", mixture_tables(SITES), config, engine) as deployment:
         began = time.monotonic()
         deployment.start()
@@ -137,7 +139,7 @@ def disturbed(folder: Path, rounds: int, kills: int, seed: int, engine: str) -> 
                 )
         summary = deployment.wait(600)
         return {
-            "run": "FedEM, killed",
+            "run": "FedEM, 1 to 3 components, killed",
             "rounds": summary["rounds"],
             "kills": len(done),
             "seconds": time.monotonic() - began,

@@ -44,7 +44,9 @@ n_components = {components}
 compressor = "dithering:4"
 step_size = 0.3
 
-[run]
+[fit]
+tol = 0.0
+start = "moments"
 rounds = {rounds}
 
 [sites]

@@ -23,7 +23,9 @@ n_components = 2
 [algorithm]
 step_size = 0.5
 
-[run]
+[fit]
+tol = 0.0
+start = "moments"
 rounds = {rounds}
 
 [sites]

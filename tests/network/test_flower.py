@@ -22,7 +22,9 @@ kind = "FedEM"
 compressor = "dithering:4"
 step_size = 0.5
 
-[run]
+[fit]
+tol = 0.0
+start = "moments"
 rounds = 8
 seed = 3
 

@@ -28,7 +28,8 @@ kind = "FedEM"
 compressor = "dithering:4"
 step_size = 0.5
 
-[run]
+[fit]
+tol = 0.0
 rounds = {rounds}
 seed = 3
 
