@@ -153,10 +153,11 @@ class FitSettings:
         named: dict[str, Algorithm] = {
             "auto": AutoEM(follow_em=bool(self.follow_em)),
             "em": EM(),
-            "fedem": FedEM(SubtractiveDithering(0.25), in_metric=True),
-            "vr-fedem": VRFedEM(SubtractiveDithering(0.25), in_metric=True, batch_size=64),
+            "FedEM": FedEM(SubtractiveDithering(0.25), in_metric=True),
+            "VR-FedEM": VRFedEM(SubtractiveDithering(0.25), in_metric=True, batch_size=64),
         }
-        if given.lower() not in named:
+        found = {name.lower(): made for name, made in named.items()}.get(given.lower())
+        if found is None:
             raise SettingsError(
                 f"algorithm must be 'auto', 'em', 'FedEM', 'VR-FedEM' or an Algorithm; got "
                 f"{given!r}."
@@ -164,7 +165,7 @@ class FitSettings:
         # Alone there is nothing to compress; with absences there is.
         if given.lower() == "auto" and workers == 1 and isinstance(self.who(), Everyone):
             return EM()
-        return named[given.lower()]
+        return found
 
     @property
     def long_steps(self) -> bool:

@@ -18,8 +18,8 @@ from emfed.models import RowOwner, gaussian_mixture, mixed_mixture
 
 _NOISE = SubtractiveDithering(0.05)
 QUIET: dict[str, Algorithm] = {
-    "fedem": FedEM(_NOISE, in_metric=True),
-    "vr-fedem": VRFedEM(_NOISE, in_metric=True, batch_size=64),
+    FedEM.name.lower(): FedEM(_NOISE, in_metric=True),
+    VRFedEM.name.lower(): VRFedEM(_NOISE, in_metric=True, batch_size=64),
 }
 """With a rank these take less noise than with a mixture: a row's factors follow the loadings, so
 noise comes back larger than from responsibilities. "auto" measures that, and chooses by itself."""
