@@ -39,7 +39,7 @@ minimum = 3
 deadline = 20.0
 attempts = 20
 """
-LARGEST_SITE = 150_000_000
+LARGEST_SITE = 200_000_000
 """Bytes of memory that a site's process may take."""
 
 
