@@ -10,10 +10,10 @@ three messages::
 The signature is by the site's key over the random bytes, the digest of the certificate that TLS
 showed and the process's number. So it is good for this connection to this server alone, no clock
 takes part, and a site signs only for a server that it has checked. A client certificate would show
-no more, took about 1 kB more each way in a trial, and can't be refused in words. Without TLS the site says
-a name instead of the digest and the signature.
+no more, took about 1 kB more each way in a trial, and can't be refused in words.
+Without TLS the site says a name instead of the digest and the signature.
 
-What ends a connection is a close code with a few words; `EXPLANATIONS` has the site's words for it.
+What ends a connection is a close code; `EXPLANATIONS` has the site's words for it.
 """
 
 from __future__ import annotations
