@@ -23,7 +23,7 @@ from emfed.core.protocols import (
 )
 from emfed.core.registry import LONGEST_NAME, MODELS, STORED, plain
 from emfed.models import SiteOwner, build_model, make_model
-from emfed.models.several import Several
+from emfed.models.side_by_side import SideBySide
 from tests.helpers import bind, make_data
 from tests.registry import REGISTRY
 
@@ -38,7 +38,7 @@ EXAMPLES: dict[str, tuple[Any, Any]] = {
     "k-means": (emfed.k_means(3, standardised=True), ROWS),
     "linear": (emfed.LinearGaussian(0.4), ROWS),
     "cells": (SiteOwner(5, 2, smoothing=1.0), [CELLS[:15], CELLS[15:]]),
-    "side by side": (Several((emfed.gaussian_mixture(1), emfed.gaussian_mixture(2))), ROWS),
+    "side by side": (SideBySide((emfed.gaussian_mixture(1), emfed.gaussian_mixture(2))), ROWS),
 }  # fmt: skip
 
 

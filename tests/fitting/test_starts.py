@@ -21,7 +21,7 @@ from emfed.fitting.session import Session
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.starts import search
 from emfed.fitting.starts.seeding import best_partition, lloyd, seed_centres
-from emfed.models.several import Several
+from emfed.models.side_by_side import SideBySide
 from emfed.network import StackedFederation
 from emfed.testing import check_model
 from tests.helpers import make_data, make_model, plain_fit
@@ -178,8 +178,8 @@ def test_models_side_by_side_move_as_they_would_alone() -> None:
     tables = make_data(7)
     models = (emfed.gaussian_mixture(2, "diag"), emfed.gaussian_mixture(3, "diag"))
     run = begin_run(
-        settings := FitSettings(Several(models), algorithm=emfed.EM(), start="moments", seed=4),
-        session := opened(Several(models), tables, seed=4),
+        settings := FitSettings(SideBySide(models), algorithm=emfed.EM(), start="moments", seed=4),
+        session := opened(SideBySide(models), tables, seed=4),
         (view := View((0, 1), watched=True)),
         start_at(settings, session, (0, 1), view),
     )
@@ -198,7 +198,7 @@ def test_models_side_by_side_move_as_they_would_alone() -> None:
 def test_one_candidate_in_trouble_does_not_hold_up_the_others() -> None:
     tables = make_data(8)
     model = emfed.gaussian_mixture(3, "full", covariance_floor=0.0)
-    session = opened(Several((model, model)), tables)
+    session = opened(SideBySide((model, model)), tables)
     bound = session.view(WHOLE)
     fine = bound.models[0].statistics_of(bound.models[0].start(0))
     after = session.ask("statistics", WHOLE, bound.maximize(bound.join([fine, fine])))

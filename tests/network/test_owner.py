@@ -16,7 +16,7 @@ import emfed
 from emfed import LocalTransport, RemoteFederation, Site, SiteRules
 from emfed.core.protocols import WHOLE
 from emfed.fitting.session import Session
-from emfed.models.several import Several
+from emfed.models.side_by_side import SideBySide
 from emfed.network.rules import GuardedRows, Refusal
 from tests.helpers import make_data, make_model
 from tests.network.test_trajectories import Scales
@@ -207,7 +207,7 @@ def test_rare_codes_of_a_component_are_not_told_of(family: Any) -> None:
     rows = np.column_stack([place, codes])
     bound, sizes = group_sizes(emfed.mixed_mixture(2, ["gaussian", family], missing=False), rows, 1)
     np.testing.assert_allclose(sizes, [5, 20, 20, 35, 40, 40], atol=1e-6)
-    twice = Several((bound, bound))
+    twice = SideBySide((bound, bound))
     statistics = bound.expected_statistics(rows, bound.start(0))
     one = bound.group_shares(statistics)
     both = twice.group_shares(twice.join([statistics, statistics]))

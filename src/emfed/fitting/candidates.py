@@ -126,22 +126,22 @@ class Candidates:
 
         The server moved by step x H, where an EM step is H, and by those who answered alone.
         """
-        several = run.model
+        together = run.model
         before, self._asked = self._asked, run.state.statistics
-        metric = several.metric(several.maximize(before))
+        metric = together.metric(together.maximize(before))
         moved = self._asked - before
         step = min(1.0, record.step_size) * record.answered / run.federation.size
-        for cut, part, told in zip(several.cuts, metric.metrics, self._told, strict=True):
+        for cut, part, told in zip(together.cuts, metric.metrics, self._told, strict=True):
             white = part.whiten(moved[cut]) / (step or 1.0)
             gain = float(white @ white) / 2 if step else None
             told.append(dataclasses.replace(record, gain=gain))
 
     def _drop(self, run: Run, values: FloatArray, able: list[int]) -> None:
         """Go on without the others."""
-        alive, several = self.alive, run.model
+        alive, together = self.alive, run.model
         for j, place in enumerate(alive):
             if j not in able:
-                statistics = run.state.statistics[several.cuts[j]]
+                statistics = run.state.statistics[together.cuts[j]]
                 self.dropped[place] = Dropped(statistics, values[j])
         run.narrow(View(tuple(alive[j] for j in able), watched=run.view.watched))
         self._asked = run.state.statistics

@@ -1,6 +1,7 @@
 """EM that watches its log-likelihood: it stops when little is left, and takes long steps late.
 
-Every round tells the log-likelihood at the statistics it was asked for (`emfed.models.several`).
+Every round tells the log-likelihood at the statistics it was asked for
+(`emfed.models.side_by_side`).
 From three points x0, x1 = EM(x0), x2 = EM(x1) follow EM's rate rho = |x2 - x1| / |x1 - x0| and, as
 the log-likelihood L (less the penalty) is quadratic near its maximum, what is left after x1:
 
@@ -20,7 +21,7 @@ import numpy as np
 from emfed.core.protocols import FloatArray
 from emfed.core.records import RoundRecord
 from emfed.fitting.rounds import Run, under
-from emfed.models.several import Several
+from emfed.models.side_by_side import SideBySide
 
 EARLY = 1e-2
 """Gains above this, in nats per row, are left to EM: long steps could leave its basin."""
@@ -128,10 +129,10 @@ class Climb:
 
     def attach(self, run: Run) -> None:
         """Follow this run, whose statistics tell the log-likelihood of each part."""
-        several = run.model
-        assert isinstance(several, Several)
-        self.run, self.several = run, several
-        self.parts = [Part(model, self.tolerance, self.accelerate) for model in several.models]
+        together = run.model
+        assert isinstance(together, SideBySide)
+        self.run, self.together = run, together
+        self.parts = [Part(model, self.tolerance, self.accelerate) for model in together.models]
         self._asked, self._penalties = run.state.statistics, self._charged()
 
     @property
@@ -146,7 +147,7 @@ class Climb:
 
     def _charged(self) -> list[float]:
         """The penalty of each part where it will be asked next."""
-        pairs = zip(self.several.models, self.run.params.parts, strict=True)
+        pairs = zip(self.together.models, self.run.params.parts, strict=True)
         return [float(model.penalty(params)) for model, params in pairs]
 
     def __call__(self, record: RoundRecord) -> bool:
@@ -154,14 +155,14 @@ class Climb:
         if record.answered < record.asked:  # a likelihood of some rows compares with none
             return False
         new = self.run.state.statistics
-        values = self.several.values(new)
+        values = self.together.values(new)
         moved = [
             part.follow(self._asked[cut], new[cut], float(values[j, 0]), self._penalties[j])
-            for j, (part, cut) in enumerate(zip(self.parts, self.several.cuts, strict=True))
+            for j, (part, cut) in enumerate(zip(self.parts, self.together.cuts, strict=True))
         ]
         if self.tolerance and self.settled:
             return True
-        statistics = self.several.join(moved, values)
+        statistics = self.together.join(moved, values)
         if not np.array_equal(statistics, new):
             self.run.move(statistics)
         self._asked, self._penalties = statistics, self._charged()

@@ -33,7 +33,7 @@ from emfed.fitting.settings import FitSettings
 from emfed.fitting.starts import NOT_INSIDE, search
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop, remaining
 from emfed.models.devices import Precision
-from emfed.models.several import Several, SeveralParameters
+from emfed.models.side_by_side import SideBySide, SideBySideParameters
 from emfed.network import FEDERATIONS, InProcessFederation, RayFederation
 
 Place = Literal["stacked", "loop", "ray"] | Federation
@@ -159,7 +159,7 @@ def open_session(
 ) -> tuple[Session, tuple[int, ...]]:
     """The opening exchange, and which candidates the rows can have; ``remarks`` name the others."""
     models = settings.candidates()
-    model = models[0] if len(models) == 1 else Several(models, watched=False)
+    model = models[0] if len(models) == 1 else SideBySide(models, watched=False)
     session = Session(
         model,
         federation,
@@ -176,7 +176,7 @@ def open_session(
 
 def main_view(session: Session, parts: tuple[int, ...], watched: bool) -> View:
     """The view of the rounds: the model itself where it stands alone and nothing is watched."""
-    alone = not isinstance(session.model, Several)
+    alone = not isinstance(session.model, SideBySide)
     return WHOLE if alone and not watched else View(parts, watched=watched)
 
 
@@ -206,7 +206,7 @@ def start_at(
         found = search(session, others, start, settings.n_init)
         both = known | dict(zip(others, found, strict=True))
         own = [both[j] for j in parts]
-        return model.join(own) if isinstance(model, Several) else own[0]
+        return model.join(own) if isinstance(model, SideBySide) else own[0]
     plain_model = session.view(main_view(session, parts, False))
     params = plain_model.from_user(start)
     if mode == "parameters":
@@ -218,7 +218,7 @@ def start_at(
     if not plain_model.inside(statistics):
         raise SettingsError(NOT_INSIDE.split(":")[0] + ": choose other starting parameters.")
     if view.watched:
-        assert isinstance(model, Several)
+        assert isinstance(model, SideBySide)
         return model.join([statistics[cut] for cut in model.cuts])
     return statistics
 
@@ -299,7 +299,7 @@ def _finished(
         selection = choose(results, values, settings.criterion, remarks)
         result = selection.best
         likelihood = float(values[selection.n_components][0])
-    elif isinstance(run.model, Several):
+    elif isinstance(run.model, SideBySide):
         result = part_of(whole, session, parts[0], run.state.statistics[run.model.cuts[0]])
         likelihood = climb.likelihoods[0] if climb is not None and climb.parts else None
     else:
@@ -316,7 +316,7 @@ def _finished(
 def of_part(session: Session, part: int, result: Result) -> tuple[View, Any]:
     """The view of one candidate, and the parameters of its result, as a question takes them."""
     view, params = main_view(session, (part,), False), result.model.maximize(result.statistics)
-    return view, SeveralParameters((params,)) if view.parts is not None else params
+    return view, SideBySideParameters((params,)) if view.parts is not None else params
 
 
 def _place(selection: Selection | None, settings: FitSettings, parts: tuple[int, ...]) -> int:

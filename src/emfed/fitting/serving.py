@@ -30,9 +30,9 @@ from emfed.fitting.driver import Fitted, Watch, run_fit
 from emfed.fitting.settings import ROUNDS, FitSettings, worker_weights
 from emfed.fitting.stopping import Callback
 from emfed.models.binding import Bound
-from emfed.models.several import Several
+from emfed.models.side_by_side import SideBySide
 from emfed.network import LocalTransport, RemoteFederation, Site, SiteRules, Transport
-from emfed.network.members import Members
+from emfed.network.membership import Members
 
 logger = logging.getLogger(__name__)
 CHECKPOINT = "run.checkpoint"
@@ -242,13 +242,13 @@ def _reached(settings: FitSettings, folder: Path) -> FitSettings:
     except KeyError as error:
         raise CheckpointError(f"{folder} is not what a stage leaves: {error} is missing.") from None
     models = settings.candidates()
-    model = models[0] if len(models) == 1 else Several(models, watched=False)
+    model = models[0] if len(models) == 1 else SideBySide(models, watched=False)
     totals = opening.counts if opening.totals is None else opening.totals
     bound = Bound.told(model, opening, worker_weights(settings.weights, totals))
     viewed = bound.view(view)
     params: Any = viewed.to_user(viewed.maximize(statistics))
     given: dict[str, Any] = {"n_init": 1, "start_statistics": "expected"}
-    if isinstance(viewed, Several):
+    if isinstance(viewed, SideBySide):
         if len(params.parts) == 1:
             params = params.parts[0]
         if settings.numbers is not None:

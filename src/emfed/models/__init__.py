@@ -18,7 +18,7 @@ from emfed.models.mixed import MixedMixture, MixedParameters, mixed_mixture
 from emfed.models.parameters import GaussianParameters, InverseWishart
 from emfed.models.regression import RegressionMixture, RegressionParameters, regression_mixture
 from emfed.models.row_owner import RowOwner
-from emfed.models.several import Several
+from emfed.models.side_by_side import SideBySide
 from emfed.models.site_owner import SiteOwner
 
 __all__ = [
@@ -45,7 +45,7 @@ __all__ = [
     "MixedParameters",
     "Poisson",
     "RowOwner",
-    "Several",
+    "SideBySide",
     "SiteOwner",
     "build_model",
     "factor_analysis",

@@ -16,7 +16,7 @@ import numpy as np
 from emfed.core.errors import SettingsError, WireError
 from emfed.core.protocols import FloatArray, IntArray, Model, Opening, Parameters, View
 from emfed.models.clusters import Clusters
-from emfed.models.several import Several
+from emfed.models.side_by_side import SideBySide
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -73,7 +73,7 @@ def unflatten_params(values: FloatArray, like: Parameters) -> Parameters:
 
 def candidates_of(model: Model) -> tuple[Model, ...]:
     """The candidates that a run opened with; one where its model stands alone."""
-    return model.models if isinstance(model, Several) else (model,)
+    return model.models if isinstance(model, SideBySide) else (model,)
 
 
 @final
@@ -125,23 +125,23 @@ class Bound:
 
     def kept(self, before: View, after: View) -> IntArray:
         """Where the statistics of the second view, some parts of the first, lie in the first's."""
-        several = self.view(before)
-        if not isinstance(several, Several):
-            return np.arange(several.layout.size)
+        together = self.view(before)
+        if not isinstance(together, SideBySide):
+            return np.arange(together.layout.size)
         told = self.parts_of(before)
         missing = [j for j in self.parts_of(after) if j not in told]
         if missing or after.watched != before.watched:
             raise SettingsError(f"a phase cannot go on with parts {missing} that it did not have.")
-        return several.places([told.index(j) for j in self.parts_of(after)])
+        return together.places([told.index(j) for j in self.parts_of(after)])
 
     def _build(self, view: View) -> Model:
         parts = self.parts_of(view)
-        alone = view.parts is None and not isinstance(self.model, Several)
+        alone = view.parts is None and not isinstance(self.model, SideBySide)
         if alone and view.clusters is None and not view.watched:
             return self.part(0)
         if view.clusters is not None:
             return _clusters(self.part(parts[0]), view)
-        return Several(tuple(self.part(j) for j in parts), view.watched)
+        return SideBySide(tuple(self.part(j) for j in parts), view.watched)
 
 
 def _clusters(model: Any, view: View) -> Model:

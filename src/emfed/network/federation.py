@@ -56,10 +56,9 @@ from emfed.core.wire import (
 from emfed.models import build_model
 from emfed.models.binding import Bound, flatten_params
 from emfed.network import texts
+from emfed.network.connection import Connection, logger
 from emfed.network.inprocess import answer_width
-from emfed.network.line import Line, logger
-from emfed.network.members import Members, new_run
-from emfed.network.rollcall import RollCall
+from emfed.network.membership import Members, RollCall, new_run
 from emfed.network.scoring import SCORES
 from emfed.network.site import mark
 from emfed.network.transport import Transport
@@ -103,7 +102,7 @@ class RemoteFederation(Federation):
         self.directory, self.disk = None if directory is None else Path(directory), disk
         self.members = Members(new_run())
         check_range("pause", pause, 0, np.inf, open_high=True)
-        self._line = Line(transport, float(deadline), self.attempts, float(pause))
+        self._line = Connection(transport, float(deadline), self.attempts, float(pause))
         self._roll = RollCall(self._line)
         self._bound: Bound | None = None
         self._model: Model | None = None

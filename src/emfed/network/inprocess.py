@@ -37,7 +37,7 @@ from emfed.data.tables import Piece, Workers, apart
 from emfed.data.workers import WorkerData, with_columns
 from emfed.models.binding import Bound
 from emfed.models.devices import Ragged
-from emfed.models.several import Several
+from emfed.models.side_by_side import SideBySide
 from emfed.network.scoring import scores_of, scores_width
 
 
@@ -217,7 +217,7 @@ def answer_width(question: Question, model: Model) -> int:
         return model.layout.size
     if question.kind == "scores":
         return scores_width(model)
-    return 2 * (len(model.models) if isinstance(model, Several) else 1)
+    return 2 * (len(model.models) if isinstance(model, SideBySide) else 1)
 
 
 def _said(question: Question, model: Model, rows: Any, padding: Any | None) -> FloatArray:
@@ -225,7 +225,7 @@ def _said(question: Question, model: Model, rows: Any, padding: Any | None) -> F
     if question.kind == "statistics":
         return model.expected_statistics(rows, question.params, padding)
     parts: Iterable[tuple[Model, Any]] = [(model, question.params)]
-    if isinstance(model, Several):
+    if isinstance(model, SideBySide):
         parts = zip(model.models, question.params.parts, strict=True)
     told = [np.stack(part.evaluate(rows, own, padding)[1:], axis=-1) for part, own in parts]
     return np.concatenate(told, axis=-1)

@@ -17,7 +17,7 @@ from array_api_compat import array_namespace
 from emfed.core.protocols import AssignsRows, BoolArray, DrawsRows, FloatArray, Model, ScoresRows
 from emfed.data.tables import Piece
 from emfed.models.mixture import to_numpy
-from emfed.models.several import Several
+from emfed.models.side_by_side import SideBySide
 
 DRAWS = 4000
 """Rows that the model draws to say what it expects."""
@@ -45,7 +45,7 @@ def expectation(model: Model, params: Any) -> Expectation | None:
 
 def scores_width(model: Model) -> int:
     """How many of the four numbers a model can tell: an answer holds these alone."""
-    inner: Any = model.models[0] if isinstance(model, Several) else model
+    inner: Any = model.models[0] if isinstance(model, SideBySide) else model
     if isinstance(inner, DrawsRows) and _tells_apart(inner):
         return SCORES
     return 2 if isinstance(inner, ScoresRows) else 1
@@ -101,7 +101,7 @@ def scores_of(model: Any, params: Any, pieces: Iterable[Piece], workers: int) ->
 
     A candidate that was chosen comes as the one part of a model side by side.
     """
-    if isinstance(model, Several):
+    if isinstance(model, SideBySide):
         model, params = model.models[0], params.parts[0]
     expected, total = expectation(model, params), np.zeros((workers, SCORES))
     for piece in pieces:

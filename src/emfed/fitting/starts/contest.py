@@ -74,19 +74,19 @@ class _Search:
         """
         if self.alone:
             after = np.asarray(self.run(view, statistics, EM(), rounds))
-            several = self.session.view(view)
-            return [after[cut] for cut in several.cuts], several.values(after)
+            together = self.session.view(view)
+            return [after[cut] for cut in together.cuts], together.values(after)
         quiet = FedEM(
             SubtractiveDithering(RACE_NOISE),
             in_metric=True,
             broadcast=SubtractiveDithering(RACE_BROADCAST),
         )
         after = self.run(view, statistics, quiet, rounds)
-        several = self.session.view(view)
-        values = self.session.ask("values", view, several.maximize(after), "start")
+        together = self.session.view(view)
+        values = self.session.ask("values", view, together.maximize(after), "start")
         self.session.evaluations += self.session.samples
         self.rounds += 1
-        return [after[cut] for cut in several.cuts], values
+        return [after[cut] for cut in together.cuts], values
 
 
 def search(
@@ -212,9 +212,9 @@ def _race(looking: _Search, starts: list[list[Any]]) -> list[FloatArray]:
     params = [p for own in starts for p in own]
     found = [_within(model, p) for model, p in zip(models, params, strict=True)]
     view = View(tuple(alive), watched=looking.alone)
-    several = looking.session.view(view)
-    begun = looking.begin(view, several.join(found))
-    found = [begun[cut] for cut in several.cuts]
+    together = looking.session.view(view)
+    begun = looking.begin(view, together.join(found))
+    found = [begun[cut] for cut in together.cuts]
     rounds = FIRST_HEAT
     while len(alive) > len(looking.parts):
         view = View(tuple(alive), watched=looking.alone)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, final
 
 from emfed.core.configuration import check_keys, read_settings
 from emfed.core.errors import SettingsError, check_count, check_range
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.words import read_words
-from emfed.network.deployment.settings import ServerSettings
 
 
 @final
@@ -46,6 +45,27 @@ class SiteSettings:
     def fewest(self) -> int:
         """Answers that a round needs."""
         return (self.expected + 1) // 2 if self.minimum is None else self.minimum
+
+
+PORT = 9400
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """``[server]``: which engine, where it listens, and its folders, relative to the file."""
+
+    engine: Literal["websocket", "flower"] = "websocket"
+    """What carries messages; Flower is for consortia that run it already."""
+    host: str = "127.0.0.1"
+    port: int = PORT
+    keys: str = "keys"
+    folder: str = "run"
+    output: str = "model"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.port < 65536:
+            raise SettingsError(f"port must lie between 1 and 65535; got {self.port}.")
 
 
 @final

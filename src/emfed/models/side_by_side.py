@@ -38,13 +38,13 @@ VALUES = 2
 
 @final
 @dataclass(frozen=True)
-class SeveralParameters(Parameters):
+class SideBySideParameters(Parameters):
     """The parameters of each part."""
 
     parts: tuple[Any, ...]
 
-    def take(self, index: Any) -> SeveralParameters:
-        return SeveralParameters(tuple(part.take(index) for part in self.parts))
+    def take(self, index: Any) -> SideBySideParameters:
+        return SideBySideParameters(tuple(part.take(index) for part in self.parts))
 
     def arrays(self) -> dict[str, FloatArray]:
         """The arrays of all parts, by part and name."""
@@ -54,19 +54,19 @@ class SeveralParameters(Parameters):
             for name, array in part.arrays().items()
         }
 
-    def with_arrays(self, arrays: Mapping[str, FloatArray]) -> SeveralParameters:
+    def with_arrays(self, arrays: Mapping[str, FloatArray]) -> SideBySideParameters:
         """The arrays by part and name."""
         own: list[dict[str, FloatArray]] = [{} for _ in self.parts]
         for key, array in arrays.items():
             position, _, name = key.partition("/")
             own[int(position)][name] = array
         pairs = zip(self.parts, own, strict=True)
-        return SeveralParameters(tuple(part.with_arrays(given) for part, given in pairs))
+        return SideBySideParameters(tuple(part.with_arrays(given) for part, given in pairs))
 
 
 @final
 @dataclass(frozen=True)
-class SeveralMetric(Metric):
+class SideBySideMetric(Metric):
     """The metric of each part on its own statistics."""
 
     metrics: tuple[Metric, ...]
@@ -93,7 +93,7 @@ class SeveralMetric(Metric):
 @stored("side-by-side")
 @final
 @dataclass(frozen=True, eq=False)
-class Several(Model):
+class SideBySide(Model):
     """Models of the same rows, which must have the same summaries (say, other numbers of parts)."""
 
     models: tuple[Any, ...]
@@ -103,7 +103,7 @@ class Several(Model):
 
     def __post_init__(self) -> None:
         if not self.models:
-            raise SettingsError("Several needs at least one model.")
+            raise SettingsError("SideBySide needs at least one model.")
 
     @cached_property
     def layout(self) -> Layout:
@@ -138,7 +138,7 @@ class Several(Model):
             spans.append(told[list(kept)].ravel())
         return np.concatenate(spans)
 
-    def _each(self, params: SeveralParameters) -> Iterator[tuple[Any, Any]]:
+    def _each(self, params: SideBySideParameters) -> Iterator[tuple[Any, Any]]:
         return zip(self.models, params.parts, strict=True)
 
     def values(self, statistics: FloatArray) -> FloatArray:
@@ -200,7 +200,7 @@ class Several(Model):
         return dataclasses.replace(self, models=bound)
 
     def expected_statistics(
-        self, data: Any, params: SeveralParameters, weights: Any | None = None
+        self, data: Any, params: SideBySideParameters, weights: Any | None = None
     ) -> FloatArray:
         """Part by part, with what each thinks of the rows."""
         if not self.watched:
@@ -213,11 +213,11 @@ class Several(Model):
             values.append(np.stack([likelihood, entropy], axis=-1))
         return self.join(parts, np.stack(values, axis=-2))
 
-    def maximize(self, statistics: FloatArray) -> SeveralParameters:
+    def maximize(self, statistics: FloatArray) -> SideBySideParameters:
         pairs = zip(self.models, self.cuts, strict=True)
-        return SeveralParameters(tuple(m.maximize(statistics[..., cut]) for m, cut in pairs))
+        return SideBySideParameters(tuple(m.maximize(statistics[..., cut]) for m, cut in pairs))
 
-    def surrogate(self, statistics: FloatArray, params: SeveralParameters) -> FloatArray:
+    def surrogate(self, statistics: FloatArray, params: SideBySideParameters) -> FloatArray:
         triples = zip(self.models, self.cuts, params.parts, strict=True)
         return np.sum([m.surrogate(statistics[..., cut], p) for m, cut, p in triples], axis=0)
 
@@ -231,19 +231,19 @@ class Several(Model):
         """The statistics of each part."""
         return self.cuts
 
-    def surrogates(self, statistics: FloatArray, params: SeveralParameters) -> FloatArray:
+    def surrogates(self, statistics: FloatArray, params: SideBySideParameters) -> FloatArray:
         """Part by part."""
         triples = zip(self.models, self.cuts, params.parts, strict=True)
         return np.array([float(m.surrogate(statistics[cut], p)) for m, cut, p in triples])
 
     def log_likelihood(
-        self, data: Any, params: SeveralParameters, weights: Any | None = None
+        self, data: Any, params: SideBySideParameters, weights: Any | None = None
     ) -> FloatArray:
         """The sum over the parts, which EM never lowers."""
         pairs = zip(self.models, params.parts, strict=True)
         return np.sum([m.log_likelihood(data, p, weights) for m, p in pairs], axis=0)
 
-    def penalty(self, params: SeveralParameters) -> float:
+    def penalty(self, params: SideBySideParameters) -> float:
         return sum(m.penalty(p) for m, p in zip(self.models, params.parts, strict=True))
 
     def inside(self, statistics: FloatArray) -> bool:
@@ -266,22 +266,22 @@ class Several(Model):
             out[cut] = moved
         return out
 
-    def start(self, seed: int) -> SeveralParameters:
+    def start(self, seed: int) -> SideBySideParameters:
         """The j-th part starts with seed + j."""
-        return SeveralParameters(tuple(m.start(seed + j) for j, m in enumerate(self.models)))
+        return SideBySideParameters(tuple(m.start(seed + j) for j, m in enumerate(self.models)))
 
-    def statistics_of(self, params: SeveralParameters) -> FloatArray:
+    def statistics_of(self, params: SideBySideParameters) -> FloatArray:
         """Part by part; what they think of the rows is not known yet."""
         return self.join([model.statistics_of(own) for model, own in self._each(params)])
 
-    def metric(self, params: SeveralParameters) -> SeveralMetric:
-        return SeveralMetric(tuple(m.metric(p) for m, p in self._each(params)), self.cuts)
+    def metric(self, params: SideBySideParameters) -> SideBySideMetric:
+        return SideBySideMetric(tuple(m.metric(p) for m, p in self._each(params)), self.cuts)
 
-    def to_user(self, params: SeveralParameters) -> SeveralParameters:
-        return SeveralParameters(tuple(m.to_user(p) for m, p in self._each(params)))
+    def to_user(self, params: SideBySideParameters) -> SideBySideParameters:
+        return SideBySideParameters(tuple(m.to_user(p) for m, p in self._each(params)))
 
-    def from_user(self, params: SeveralParameters) -> SeveralParameters:
-        return SeveralParameters(tuple(m.from_user(p) for m, p in self._each(params)))
+    def from_user(self, params: SideBySideParameters) -> SideBySideParameters:
+        return SideBySideParameters(tuple(m.from_user(p) for m, p in self._each(params)))
 
     def free_parameters(self) -> int:
         return sum(free_parameters(model) for model in self.models)
@@ -292,10 +292,10 @@ class Several(Model):
 
 
 @register_model("side-by-side")
-def _side_by_side(models: Sequence[Any], watched: bool = True) -> Several:
+def _side_by_side(models: Sequence[Any], watched: bool = True) -> SideBySide:
     """Models of the same rows from their descriptions."""
     if not isinstance(models, list) or len(models) > MOST_PARTS:
         raise SettingsError(f"models side by side are a list of at most {MOST_PARTS} descriptions.")
     if any(isinstance(part, Mapping) and part.get("model") == "side-by-side" for part in models):
         raise SettingsError("models side by side are none that are side by side themselves.")
-    return Several(tuple(MODELS.build(part) for part in models), watched)
+    return SideBySide(tuple(MODELS.build(part) for part in models), watched)
