@@ -21,7 +21,7 @@ from emfed.network import join
 name, address, folder = sys.argv[1:]
 path = f"{folder}/{name}.data"
 data = np.load(path + ".npy")
-columns = open(path + ".columns").read().split()
+columns = open(path + ".columns").read().splitlines()
 table = pl.DataFrame(data, schema=columns) if columns else data
 key, ca = f"{folder}/{name}.key", f"{folder}/keys/ca.pem"
 join(address, table, f"{folder}/state-{name}", key=key, ca=ca)
@@ -40,9 +40,7 @@ def real_sites(data: Mapping[str, Any], folder: Path) -> Iterator[Transport]:
     """The transport that reaches one process for each table, with keys and TLS."""
     make_keys(list(data), folder)
     for name, table in data.items():
-        columns = list(getattr(table, "columns", ()))
-        np.save(folder / f"{name}.data.npy", np.asarray(table))
-        (folder / f"{name}.data.columns").write_text(" ".join(columns))
+        save_table(name, table, folder)
     with listen("127.0.0.1:0", keys=folder / "keys") as transport:
         children = [start_site(name, f"127.0.0.1:{transport.port}", folder) for name in data]
         try:
@@ -53,6 +51,13 @@ def real_sites(data: Mapping[str, Any], folder: Path) -> Iterator[Transport]:
                 child.kill()
             for child in children:
                 child.wait()
+
+
+def save_table(name: str, table: Any, folder: Path) -> None:
+    """The rows of a site where its process finds them."""
+    np.save(folder / f"{name}.data.npy", np.asarray(table))
+    columns = map(str, getattr(table, "columns", ()))
+    (folder / f"{name}.data.columns").write_text("\n".join(columns))
 
 
 def make_keys(names: list[str], folder: Path) -> None:
