@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from sklearn import datasets
 
 import emfed
 from emfed.core.protocols import View
 from emfed.fitting.candidates import contenders
-from emfed.fitting.driver import part_of, result_of
-from emfed.fitting.settings import read_range
+from emfed.fitting.driver import part_of, result_of, run_fit
+from emfed.fitting.selection import floor_remarks
+from emfed.fitting.settings import FitSettings, read_range
+from emfed.network import StackedFederation
 from tests.helpers import make_data, plain_fit
 from tests.registry import REGISTRY
 
@@ -36,7 +39,7 @@ def test_the_table_is_that_of_pooled_rows(algorithm: Any) -> None:
         for name in ("aic", "bic", "icl"):
             assert row[name] == pytest.approx(getattr(result, name)(ROWS), rel=1e-9)
     assert found.best is found.results[4]
-    assert found.to_frame().shape == (5, 7)
+    assert found.to_frame().shape == (5, 8)
     assert "4 components by bic" in repr(found)
 
 
@@ -167,3 +170,64 @@ def test_who_can_still_be_chosen() -> None:
     assert able(0.0, 0.0, 1.1 * charge) == [1, 2]
     assert able(0.0, 0.0, np.inf) == [1, 2]  # nothing is known of it
     assert able(0.0, 0.0, 0.9 * charge, by="icl") == [1, 2]  # its entropy may vanish
+
+
+# Atoms of columns, and components on few rows.
+
+
+def with_an_atom(seed: int = 0) -> pl.DataFrame:
+    rng = np.random.default_rng(seed)
+    z = rng.integers(3, size=400)
+    dose = np.where(rng.random(400) < 0.83, 0.0, rng.normal(5, 1, 400))
+    return pl.DataFrame(
+        {"height": rng.normal(5 * z, 1), "weight": rng.normal(-4 * z, 1), "dose": dose}
+    )
+
+
+@pytest.mark.parametrize("kind", ["full", "tied", "diag", "spherical", "missing", "mixed"])
+def test_a_column_with_an_atom_does_not_leave_one_component(kind: str) -> None:
+    """Its value is named where a component sits on it, and no candidate is left out for it."""
+    models: dict[str, Any] = {
+        "missing": emfed.gaussian_mixture(1, "full", missing=True),
+        "mixed": emfed.mixed_mixture(1, "gaussian", missing=False),
+    }
+    model = models.get(kind) or emfed.gaussian_mixture(1, kind)
+    sites = with_an_atom().with_columns(site=np.arange(400) % 3)
+    settings = FitSettings(model, n_components="1:4", rounds=200)
+    parts = {str(k): t.drop("site") for (k,), t in sites.partition_by("site", as_dict=True).items()}
+    fitted = run_fit(settings, StackedFederation(emfed.as_workers(parts)))
+    assert fitted.selection is not None
+    assert fitted.selection.n_components > 1
+    assert not any(row["collapsed"] for row in fitted.selection.table)
+    assert not any("left out" in remark for remark in fitted.remarks)
+    if kind in ("full", "diag", "missing", "mixed"):
+        assert any("column 'dose' at 0 (" in remark for remark in fitted.remarks)
+
+
+@pytest.mark.parametrize("kind", ["full", "diag", "spherical", "mixed"])
+def test_a_component_on_few_rows_is_a_collapse(kind: str) -> None:
+    """Rows that agree by chance are no atom: the table says so, and the candidate is left out."""
+    rng = np.random.default_rng(3)
+    rows = np.concatenate([rng.normal(size=(200, 2)), np.full((4, 2), 9.0)])
+    wide = emfed.gaussian_mixture(1, kind) if kind != "mixed" else None
+    model = wide or emfed.mixed_mixture(1, "gaussian", missing=False)
+    settings = FitSettings(model, n_components=(1, 2), rounds=100)
+    fitted = run_fit(settings, StackedFederation(emfed.as_workers([rows[::2], rows[1::2]])))
+    assert fitted.selection is not None
+    assert [row["collapsed"] for row in fitted.selection.table] == [False, True]
+    assert fitted.selection.n_components == 1
+    told = [remark for remark in fitted.remarks if "left out" in remark]
+    assert len(told) == 1
+    assert "column 0 at 9 (2.0% of rows)" in told[0]
+    assert fitted.selection.to_frame()["collapsed"].to_list() == [False, True]
+
+
+def test_a_combination_of_columns_without_spread_is_told_as_one() -> None:
+    rng = np.random.default_rng(4)
+    rows = rng.normal(size=(300, 3))
+    rows[:150, 1] = 2 * rows[:150, 0] + 8
+    result = plain_fit(emfed.gaussian_mixture(2, "full"), [rows], start="auto", rounds=50)
+    held = result.model.held_up(result.model.maximize(result.statistics))
+    assert [h.columns for h in held] == [(0, 1)]
+    assert held[0].share == pytest.approx(0.5, abs=0.02)
+    assert "a combination of columns 0, 1 (50" in floor_remarks(result)[0]

@@ -337,14 +337,17 @@ def _selection(result: Result) -> list[Section]:
         [Series(by.upper(), x, y, points=True)], "components", by.upper(), log="", ticks=x.tolist()
     )
     names = ("n_components", "free_parameters", "log_likelihood", "aic", "bic", "icl")
-    rows = [tuple(f"{row[name]:.7g}" for name in names) for row in tried]
+    rows = [
+        (*(f"{row[name]:.7g}" for name in names), "yes" if row.get("collapsed") else "no")
+        for row in tried
+    ]
     text = (
         "These numbers of components ran side by side in the same rounds, so |H|² and bytes are "
         f"those of all of them together. The model is the one with the smallest {by.upper()}."
     )
     columns = ("components", "free parameters", "log-likelihood per row", "AIC", "BIC", "ICL")
     figure = Figure(f"{by.upper()} of each number of components: smaller is better.", [panel])
-    table = Table("Numbers of components that were tried", columns, rows)
+    table = Table("Numbers of components that were tried", (*columns, "collapsed"), rows)
     return [Section("How many components", [text], [figure], [table])]
 
 

@@ -225,7 +225,8 @@ def _print(summary: dict[str, Any]) -> None:
     console.print(table)
     for row in summary["tried"]:
         many = "s" if row["n_components"] > 1 else ""
-        console.print(f"  {row['n_components']} component{many}: BIC {row['bic']:.7g}")
+        fallen = " (one has collapsed)" if row["collapsed"] else ""
+        console.print(f"  {row['n_components']} component{many}: BIC {row['bic']:.7g}{fallen}")
     if summary["badly_served"]:
         names = ", ".join(summary["badly_served"][:8])
         note = f"note: the model fits these workers clearly worse: {names}; see emfed adapt"

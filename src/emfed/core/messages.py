@@ -185,6 +185,22 @@ MOST_PARTS = 1 << 12
 
 
 @dataclass(frozen=True)
+class HeldUp:
+    """Rows whose spread in a column stands at a model's floor: their components sit on one value.
+
+    Where the rows are many, the column has an atom; where they are few, a component has collapsed.
+    """
+
+    components: tuple[int, ...]
+    share: float
+    """Their rows, as a share of all."""
+    columns: tuple[int, ...]
+    """One column; several where a combination of them has no spread."""
+    value: float | None = None
+    """That of the column, in the user's units; None where components differ in it."""
+
+
+@dataclass(frozen=True)
 class Question:
     """What everyone is asked at given parameters, outside the rounds of an algorithm."""
 

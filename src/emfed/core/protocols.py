@@ -27,6 +27,7 @@ from emfed.core.messages import (
     Crowd,
     FloatArray,
     Form,
+    HeldUp,
     IntArray,
     Layout,
     Opening,
@@ -59,6 +60,7 @@ __all__ = [
     "Form",
     "HasColumns",
     "HasSupports",
+    "HeldUp",
     "IdentityMetric",
     "IntArray",
     "Latent",
@@ -200,9 +202,9 @@ class Model(ABC):
         """Statistics to move to instead of ``after``, where a part of them can be saved alone."""
         return after
 
-    def remarks(self, params: Any) -> list[str]:
-        """What a user should know of fitted parameters, in words; nothing if all is well."""
-        return []
+    def held_up(self, params: Any) -> tuple[HeldUp, ...]:
+        """Which rows the model's floor holds up: there the likelihood would have no bound."""
+        return ()
 
     @abstractmethod
     def start(self, seed: int) -> Any:

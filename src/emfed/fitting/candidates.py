@@ -23,6 +23,7 @@ from emfed.core.errors import ParticipationError
 from emfed.core.protocols import FloatArray, IdentityMetric, View, free_parameters
 from emfed.core.records import Records, RoundRecord
 from emfed.fitting.rounds import Run, under
+from emfed.fitting.selection import sound
 from emfed.fitting.stopping import remaining
 
 SEVERAL, LASTING, LEAST = 20.0, 1e4, 1e-3
@@ -61,8 +62,9 @@ def contenders(
         free = free_parameters(model)
         charged.append(criterion(by, likelihood, entropy, rows, free))
         hoped.append(criterion(by, likelihood + gain, 0.0, rows, free))
-    sound = [j for j, (m, p) in enumerate(zip(models, params, strict=True)) if not m.remarks(p)]
-    best = min(sound or range(len(models)), key=lambda j: charged[j])
+    pairs = enumerate(zip(models, params, strict=True))
+    good = [j for j, (model, own) in pairs if sound(model, own, rows)]
+    best = min(good or range(len(models)), key=lambda j: charged[j])
     return [j for j in range(len(models)) if j == best or not hoped[j] > charged[best]]
 
 

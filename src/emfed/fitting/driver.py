@@ -27,7 +27,7 @@ from emfed.data.workers import as_workers
 from emfed.fitting.candidates import Candidates
 from emfed.fitting.climbing import Climb
 from emfed.fitting.rounds import Run, remembered
-from emfed.fitting.selection import Selection, choose, with_setting, within_rows
+from emfed.fitting.selection import Selection, choose, floor_remarks, with_setting, within_rows
 from emfed.fitting.session import Session, digest
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.starts import NOT_INSIDE, search
@@ -137,7 +137,7 @@ def run_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY
     if curve is not None and stopped != "interrupted":
         place = _place(fitted.selection, settings, parts)
         fitted = replace(fitted, result=curve.drawn(fitted.result, session, place))
-    remarks += fitted.result.model.remarks(fitted.result.model.maximize(fitted.result.statistics))
+    remarks += floor_remarks(fitted.result)
     remarks += run_remarks(run, stopped)
     short = shortfall(run, stopped, stop, tolerance)
     told = [*remarks, *([short] if short else [])]

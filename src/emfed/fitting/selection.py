@@ -9,8 +9,14 @@ from typing import Any, final
 import numpy as np
 
 from emfed.artifacts.result import CRITERIA, Result, criterion
-from emfed.core.protocols import FloatArray, Model
+from emfed.core.protocols import FloatArray, HeldUp, Model
 from emfed.models import HiddenMarkov
+
+ATOM_SHARE, ROWS_PER_PARAMETER = 0.05, 5.0
+"""Rows at one value of a column are an atom of it if they are this share of all, and this many for
+each mean and spread of a component: so many do not agree by chance. Fewer are a collapse."""
+NAMED = 3
+"""Columns that a remark names."""
 
 
 @final
@@ -24,7 +30,8 @@ class Selection:
     results: Mapping[int, Result]
     """Every fit; they share records and ledger, as they shared the rounds."""
     table: tuple[dict[str, float], ...]
-    """One row per number of components: free parameters, log-likelihood per row, aic, bic, icl."""
+    """One row per number of components: free parameters, log-likelihood per row, aic, bic, icl,
+    and whether a component has ``collapsed`` onto few rows."""
     criterion: str
 
     def __repr__(self) -> str:
@@ -83,17 +90,68 @@ def _sound(
     A component on a few rows has a likelihood without bound, which no criterion means.
     """
     order = np.argsort(charged, kind="stable").tolist()
-    good = [
-        j
-        for j in order
-        if not (r := results[numbers[j]]).model.remarks(r.model.maximize(r.statistics))
-    ]
+    good = [j for j in order if not collapses(results[numbers[j]])]
     if good and good[0] != order[0]:
-        out = ", ".join(str(numbers[j]) for j in order[: order.index(good[0])])
+        better = order[: order.index(good[0])]
+        out = ", ".join(str(numbers[j]) for j in better)
         remarks.append(
-            f"components: {out} would be chosen, but a component has collapsed there; left out."
+            f"components: {out} would be chosen, but a component has collapsed there; left out. "
+            + floor_remarks(results[numbers[better[0]]])[0]
         )
     return good[0] if good else order[0]
+
+
+def on_few_rows(held: HeldUp, rows: float, columns: int) -> bool:
+    """Whether rows that the floor holds up are few: then it is chance, and no atom of a column."""
+    return held.share * rows < max(ATOM_SHARE * rows, ROWS_PER_PARAMETER * (columns + 1))
+
+
+def sound(model: Any, params: Any, rows: float) -> bool:
+    """Whether no component of a model has collapsed onto few rows."""
+    return not any(on_few_rows(h, rows, model.n_features) for h in model.held_up(params))
+
+
+def collapses(result: Result) -> bool:
+    """Whether a component of a fit has collapsed onto few rows."""
+    model = result.model
+    return not sound(model, model.maximize(result.statistics), result.samples)
+
+
+def floor_remarks(result: Result) -> list[str]:
+    """What the floor holds up, in words: collapsed components, then atoms of columns."""
+    model, rows = result.model, result.samples
+    held = model.held_up(model.maximize(result.statistics))
+    few = [h for h in held if on_few_rows(h, rows, model.n_features)]
+    many = [h for h in held if h not in few]
+    out = []
+    if few:
+        told = "; ".join(_place(h, result) for h in few[:NAMED])
+        out.append(
+            f"a component has collapsed onto few rows; the floor holds up its spread: {told}. "
+            "Fewer components, another start or a higher floor may help; outliers and sentinel "
+            "values are best treated first."
+        )
+    if many:
+        told = "; ".join(_place(h, result) for h in sorted(many, key=lambda h: -h.share)[:NAMED])
+        out.append(
+            f"many rows have one value, where the floor holds up the spread: {told}. The fit is "
+            "sound, but log-likelihood and BIC depend on the floor there. Adding noise of the size "
+            "of the rounding (jitter), a family for counts or codes (poisson, categorical) or a "
+            "higher floor avoids it."
+        )
+    return out
+
+
+def _place(held: HeldUp, result: Result) -> str:
+    names = result.columns
+    own = [str(j) if names is None else repr(names[j]) for j in held.columns]
+    if len(own) > 1:
+        where = f"a combination of columns {', '.join(own)}"
+    elif held.value is None:
+        where = f"column {own[0]} (one value in each component)"
+    else:
+        where = f"column {own[0]} at {held.value:.6g}"
+    return f"{where} ({held.share:.1%} of rows)"
 
 
 def _row(k: int, result: Result, values: FloatArray) -> dict[str, float]:
@@ -107,4 +165,5 @@ def _row(k: int, result: Result, values: FloatArray) -> dict[str, float]:
         "log_likelihood": likelihood,
         "entropy": entropy,
         **charged,
+        "collapsed": collapses(result),
     }

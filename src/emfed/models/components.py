@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from emfed.core.protocols import FloatArray, Layout
+import numpy as np
+
+from emfed.core.protocols import BoolArray, FloatArray, HeldUp, Layout
 
 SMALLEST_MASS = 1e-12
 """T is not defined where a component has no mass; below this it counts as none."""
@@ -39,3 +41,30 @@ def keep_dying(
             extra = (None,) * (value.ndim - 1)
             value[dying] = old[name][dying] * share[(..., *extra)]
     return layout.join(out)
+
+
+NEAR_FLOOR = 1.001
+"""Spreads up to so many times the floor stand on it: T raises them there, to rounding."""
+
+
+def held_at(
+    weights: FloatArray, values: FloatArray, spread: FloatArray, low: BoolArray
+) -> tuple[HeldUp, ...]:
+    """Values of columns on which components sit, where their spread is ``low``, ``(K, columns)``.
+
+    ``values`` are the components' means and ``spread`` the columns' standard deviations, both in
+    the user's units. Means within a hundredth of it are one value.
+    """
+    found: dict[tuple[int, float], list[int]] = {}
+    for k, j in np.argwhere(low).tolist():
+        found.setdefault((j, round(float(values[k, j] / spread[j]), 2)), []).append(k)
+    digits = 4 - np.floor(np.log10(spread)).astype(np.int64)  # noise of the fit is not told
+    return tuple(
+        HeldUp(
+            tuple(own),
+            float(weights[own].sum()),
+            (j,),
+            round(float(values[own[0], j]), int(digits[j])) + 0.0,
+        )
+        for (j, _), own in found.items()
+    )

@@ -8,8 +8,9 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from emfed.core.protocols import FloatArray
+from emfed.core.protocols import BoolArray, FloatArray
 from emfed.core.registry import stored
+from emfed.models.components import NEAR_FLOOR
 from emfed.models.families import Family, positive, symmetric
 
 
@@ -63,6 +64,9 @@ class Exponential(_Positive):
     def valid(self, mass: FloatArray, moments: FloatArray, floor: float) -> bool:
         """No mean below minus the floor."""
         return bool(np.all(moments[..., 0] / mass > (-floor or 1e-14)))
+
+    def at_floor(self, theta: FloatArray, floor: float) -> BoolArray:
+        return theta[..., 0] <= NEAR_FLOOR * floor
 
     def expected(self, theta: FloatArray) -> FloatArray:
         return theta
@@ -151,6 +155,10 @@ class Gamma(_Positive):
         """Positive means, and no gap below minus the floor."""
         positive = np.all(moments[..., 0] / mass > 1e-14)
         return bool(positive and np.all(self._gap(mass, moments) > (-floor or 1e-12)))
+
+    def at_floor(self, theta: FloatArray, floor: float) -> BoolArray:
+        """Shapes as large as they may be."""
+        return theta[..., 0] >= _shape(np.array(NEAR_FLOOR * floor)) if floor else theta[..., 0] < 0
 
     def expected(self, theta: FloatArray) -> FloatArray:
         """mean, and digamma(a) - log(a / mean)."""

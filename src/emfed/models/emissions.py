@@ -8,15 +8,16 @@ average statistics of all data.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from emfed.core.errors import SettingsError
-from emfed.core.protocols import FloatArray, Layout
+from emfed.core.protocols import FloatArray, HeldUp, Layout
 from emfed.models.categories import Categorical
 from emfed.models.columns import ARRAYS, ColumnParameters, Columns, Group
-from emfed.models.components import SMALLEST_MASS
+from emfed.models.components import SMALLEST_MASS, held_at
 from emfed.models.families import positive
 
 
@@ -202,6 +203,21 @@ def _check_shapes(columns: Columns, params: Any, components: int) -> None:
         got = getattr(params, name).shape
         if end and got != shape:
             raise SettingsError(f"start {name}: expected shape {shape}; got {got}.")
+
+
+def held_up(columns: Columns, params: Any, weights: FloatArray) -> tuple[HeldUp, ...]:
+    """Columns and values on which components of these weights sit."""
+    found: list[HeldUp] = []
+    for group in columns.groups:
+        theta, family = group.read(params), group.family
+        low = family.at_floor(theta, columns.floor)
+        if low.any():
+            values = family.mean(family.leave(theta, *_frame(columns, group)), np.ones(1))
+            spread = columns.constants.spread[group.columns]
+            held = held_at(weights, values, spread, low)
+            own = group.columns.tolist()
+            found += [replace(h, columns=(own[h.columns[0]],)) for h in held]
+    return tuple(found)
 
 
 def by_column(columns: Columns, params: ColumnParameters) -> dict[str, Mapping[str, FloatArray]]:

@@ -18,8 +18,9 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from emfed.core.protocols import FloatArray
+from emfed.core.protocols import BoolArray, FloatArray
 from emfed.core.registry import stored
+from emfed.models.components import NEAR_FLOOR
 
 
 def log_gamma(xp: Any, x: Any) -> Any:
@@ -118,6 +119,10 @@ class Family(ABC):
         """Whether `estimate` is at home here; masses are known to be positive."""
         return True
 
+    def at_floor(self, theta: FloatArray, floor: float) -> BoolArray:
+        """Where the floor alone bounds the density, ``(..., K, c)``."""
+        return np.zeros(theta.shape[:-1], dtype=np.bool_)
+
     def possible(self, means: FloatArray, before: FloatArray) -> FloatArray:
         """Means of t(z), where no values have them replaced by ones nearer to those ``before``."""
         return means
@@ -208,6 +213,9 @@ class Gaussian(Family):
         """No variance below minus the floor."""
         mean = moments[..., 0] / mass
         return bool(np.all(moments[..., 1] / mass - mean**2 > (-floor or 1e-14)))
+
+    def at_floor(self, theta: FloatArray, floor: float) -> BoolArray:
+        return theta[..., 1] <= NEAR_FLOOR * floor
 
     def expected(self, theta: FloatArray) -> FloatArray:
         """mu and mu^2 + v."""

@@ -20,11 +20,11 @@ import numpy as np
 from array_api_compat import device
 
 from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
-from emfed.core.protocols import FloatArray, IntArray, Layout
+from emfed.core.protocols import FloatArray, HeldUp, IntArray, Layout
 from emfed.core.registry import stored
 from emfed.core.streams import Purpose, normals
 from emfed.models.clusters import Clusters
-from emfed.models.components import SMALLEST_MASS, keep_dying
+from emfed.models.components import NEAR_FLOOR, SMALLEST_MASS, held_at, keep_dying
 from emfed.models.devices import MOST_COMPONENTS, Features, Pass, Ragged, Second, sweep
 from emfed.models.matrices import outer, pack, triangle, unpack
 from emfed.models.metric import GaussianMetric
@@ -450,17 +450,35 @@ class GaussianMixture(MixtureModel):
     def settle(self, params: GaussianParameters) -> GaussianParameters:
         """Starting parameters with what the model already knows put in."""
 
-    def remarks(self, params: GaussianParameters) -> list[str]:
-        """Whether the covariance floor holds up some component."""
-        floor = self.covariance_floor
-        if floor == 0 or self.all_positive(params.covariances, -1.001 * floor):
-            return []
-        return [
-            f"covariance_floor={floor:g} (relative to the variance of the columns) holds up some "
-            "covariance: a component has collapsed (fewer components, another start, or less "
-            "compression noise may help), or outliers or sentinel values inflate the variances "
-            "(treat those first), or the floor is too high."
-        ]
+    def held_up(self, params: GaussianParameters) -> tuple[HeldUp, ...]:
+        """Components whose covariance stands at the floor, by column or combination of columns."""
+        low, weights, covariances = (
+            NEAR_FLOOR * self.covariance_floor,
+            params.weights,
+            params.covariances,
+        )
+        if low == 0 or self.all_positive(covariances, -low):
+            return ()
+        shape = (len(weights), self.n_features)
+        spread = covariances[:, None] if self.kind == "spherical" else covariances
+        if self.kind in ("full", "tied"):
+            spread = np.diagonal(covariances, axis1=-2, axis2=-1)
+        flat = np.broadcast_to(spread <= low, shape)
+        if self.kind == "tied":  # one covariance: all rows lie on the few values of a column
+            alone = np.flatnonzero(flat[0]).tolist()
+            own = [(j,) for j in alone] if alone else [_flattest(covariances)]
+            return tuple(HeldUp(tuple(range(len(weights))), 1.0, columns) for columns in own)
+        scale = self.constants.frame.scale
+        found = held_at(weights, self.to_user(params).means, scale, flat)
+        if self.kind != "full":
+            return found
+        oblique = []
+        for k, matrix in enumerate(covariances):
+            rest = np.flatnonzero(~flat[k])
+            if len(rest) and np.linalg.eigvalsh(matrix[np.ix_(rest, rest)])[0] <= low:
+                columns = tuple(rest[list(_flattest(matrix[np.ix_(rest, rest)]))].tolist())
+                oblique.append(HeldUp((k,), float(weights[k]), columns))
+        return (*found, *oblique)
 
     def portrait(self, params: GaussianParameters, names: Sequence[str]) -> Portrait:
         k, d = params.means.shape
@@ -514,3 +532,9 @@ class GaussianMixture(MixtureModel):
         """sum of responsibility (y - mu)(y - mu)^T from raw second moments, as matrices."""
         d = means.shape[-1]
         return unpack(second, d) - mass[..., None, None] * outer(means, means)
+
+
+def _flattest(matrix: FloatArray) -> tuple[int, ...]:
+    """The columns whose combination has the least variance."""
+    direction = np.abs(np.linalg.eigh(matrix)[1][:, 0])
+    return tuple(np.flatnonzero(direction > 0.3 * direction.max()).tolist())

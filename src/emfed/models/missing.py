@@ -23,7 +23,7 @@ from typing import Any, Self, final
 import numpy as np
 
 from emfed.core.errors import DataError
-from emfed.core.protocols import BoolArray, FloatArray, IntArray, Layout, Metric, Model
+from emfed.core.protocols import BoolArray, FloatArray, HeldUp, IntArray, Layout, Metric, Model
 from emfed.core.registry import stored
 from emfed.models.clusters import Clusters
 from emfed.models.gaussian import GaussianMixture
@@ -246,8 +246,8 @@ class MissingGaussianMixture(Model):
         """As in the plain mixture."""
         return self.inner.protect(before, after)
 
-    def remarks(self, params: GaussianParameters) -> list[str]:
-        return self.inner.remarks(params)
+    def held_up(self, params: GaussianParameters) -> tuple[HeldUp, ...]:
+        return self.inner.held_up(params)
 
     def start(self, seed: int) -> GaussianParameters:
         return self.inner.start(seed)

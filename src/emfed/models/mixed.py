@@ -17,7 +17,7 @@ from typing import Any, Self, final
 import numpy as np
 
 from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
-from emfed.core.protocols import FloatArray, IntArray, Layout
+from emfed.core.protocols import FloatArray, HeldUp, IntArray, Layout
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models import emissions
@@ -200,6 +200,9 @@ class MixedMixture(MixtureModel):
         """Components of less than one sample do not hold up the others, nor do impossible sums."""
         kept = keep_dying(self.layout, before, after, self._known)
         return emissions.possible(self.columns, self.layout, before, kept)
+
+    def held_up(self, params: MixedParameters) -> tuple[HeldUp, ...]:
+        return emissions.held_up(self.columns, params, params.weights)
 
     def statistics_of(self, params: MixedParameters) -> FloatArray:
         """pi times the expected statistics of each column, as much missing as in the data."""
