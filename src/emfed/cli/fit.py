@@ -15,6 +15,7 @@ from emfed.cli.intake import Intake, read_workers
 from emfed.cli.progress import progress, size
 from emfed.cli.tables import PIPE, check_output
 from emfed.core.errors import SettingsError
+from emfed.data.files import TextForm
 from emfed.data.placing import to_device
 from emfed.fitting.driver import Watch, threads_of
 from emfed.fitting.driver import run_fit as drive
@@ -31,7 +32,8 @@ Options = Any
 def run_fit(options: Options) -> tuple[bool, bool]:
     """Read, fit, write, print; returns whether it was interrupted and whether it converged."""
     _check(options)
-    intake = read_workers(options.data, options.groups, options.columns, options.types)
+    form = TextForm(options.separator, options.decimal, options.encoding)
+    intake = read_workers(options.data, options.groups, options.columns, options.types, form)
     _check_holes(intake, options)
     settings = make_settings(options, intake)
     path = None if options.checkpoint is None else Path(options.checkpoint)
