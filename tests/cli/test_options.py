@@ -11,7 +11,7 @@ import pytest
 
 import emfed
 from emfed.cli.help import EXIT_CODES
-from emfed.cli.progress import rounds_left, size
+from emfed.fitting.progress import rounds_left, size
 from tests.cli.shell import Shell
 
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"

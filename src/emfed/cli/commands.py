@@ -120,6 +120,16 @@ def fit(
             rich_help_panel=MODEL,
         ),
     ] = None,
+    covariance_floor: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            min=0.0,
+            help="For gaussian-mixture: the least variance in any direction, relative to that of "
+            "the columns; 1e-6 if left out.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
     factors: Annotated[
         int | None,
         typer.Option(

@@ -412,14 +412,16 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line; errors are one line on stderr and an exit code."""
     from emfed.core.errors import EmfedError, SettingsError
 
+    # A server's settings stand in run.toml, and are spoken of as there.
+    own = (sys.argv[1:] if arguments is None else arguments)[:1] != ["serve"]
     try:
         code = app(arguments, prog_name="emfed", standalone_mode=False)
     except _UsageError as error:
         _complain_of_usage(error)
     except SettingsError as error:
-        _fail(spoken(str(error)), EXIT_USAGE)
+        _fail(spoken(str(error)) if own else str(error), EXIT_USAGE)
     except EmfedError as error:
-        _fail(spoken(str(error)), EXIT_ERROR)
+        _fail(spoken(str(error)) if own else str(error), EXIT_ERROR)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         _fail(f"{error.strerror or error}{where}", EXIT_ERROR)
