@@ -67,6 +67,7 @@ STANDARD = {
         "enum",
         "errno",
         "functools",
+        "gzip",
         "itertools",
         "hashlib",
     ),

@@ -125,3 +125,24 @@ def test_ctrl_c_keeps_what_was_reached(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["algorithms"]["FedEM"]["rounds"] > 0
     assert (tmp_path / "out" / "trajectories.png").exists()
+
+
+@pytest.mark.parametrize("module", ["numpy", "scipy", "typer"])
+def test_ctrl_c_during_imports_is_one_line(module: str) -> None:
+    script = f"""
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+class Press:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Press())
+from emfed_command import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, "--version"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "emfed: interrupted\n")

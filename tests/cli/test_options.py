@@ -11,7 +11,7 @@ import pytest
 
 import emfed
 from emfed.cli.help import EXIT_CODES
-from emfed.cli.progress import rounds_left, size
+from emfed.fitting.progress import rounds_left, size
 from tests.cli.shell import Shell
 
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
@@ -35,7 +35,7 @@ def test_help_is_grouped_and_ends_with_exit_codes(emfed_shell: Shell) -> None:
     assert at == sorted(at)
     assert "emfed fit wards.csv --groups hospital --n-components 2:8" in out
     assert "DATA..." in out.splitlines()[0]
-    assert "  DATA...  CSV, TSV or Parquet, or - for a pipe" in out
+    assert "  DATA...  CSV, TSV, Excel or Parquet, or - for a pipe" in out
 
 
 def test_a_typo_is_answered_once(emfed_shell: Shell) -> None:

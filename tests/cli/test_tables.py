@@ -13,7 +13,8 @@ import pytest
 
 import emfed
 from emfed.cli.intake import read_workers
-from emfed.cli.tables import listed, numbers, read_cells
+from emfed.cli.tables import listed, read_cells
+from emfed.data.files import numbers
 from tests.cli.shell import Shell
 
 
@@ -49,14 +50,23 @@ def test_numbers_are_read_to_the_last_bit(value: float, tmp_path: Path) -> None:
 BAD: dict[str, tuple[str | bytes, str]] = {
     "empty": ("", "is empty"),
     "header only": ("a,b\n", "no rows"),
-    "semicolons": ("a;b\n1,5;2,5\n3,5;4,5\n", "semicolons"),
-    "decimal commas": ('a,b\n"1,5",2\n"-2,5",3\n', "decimal comma"),
+    "semicolons": ("a;b\n1,5;2,5\n3,5;4,5\n", "semicolons: say --separator ';'"),
+    "decimal commas": ('a,b\n"1,5",2\n"-2,5",3\n', "has a decimal comma: say --decimal ,"),
     "two of one name": ("a,b,a\n1,2,3\n4,5,6\n", "two columns called 'a'"),
     "two without a name": ("a,,\n1,2,3\n", "two columns without a name"),
-    "words": ("a,b\n1,2\n3,four\n", "'four' in row 2"),
-    "ragged": ("a,b\n1,2\n3,4,5\n6,7\n", "not a readable csv"),
-    "latin-1": ("gr\xf6\xdfe,b\n1,2\n3,4\n".encode("latin-1"), "not a readable csv"),
-    "utf-16": ("a,b\n1,2\n".encode("utf-16"), ""),
+    "words": ("a,b\n1,2\n3,four\n", "'four' in line 3"),
+    "a long row": ("a,b\n1,2\n3,4,5\n6,7\n", "line 3: 3 cells, where the header has 2: quote"),
+    "cut short": ("a,b,c\n1,2,3\n4,5", "line 3: 2 cells, where the header has 3: the file may be"),
+    "a blank line between": ("a,b\n1,2\n\n3,4\n", "line 3: no cell"),
+    "thousand and one": ('a,b\n"1,001",2\n', "is '1,001' the number 1001 or 1.001?"),
+    "thousands": ('a,b\n"1,234,567",2\n', "write '1,234,567' as 1234567"),
+    "dates": ("a,b\n2020-01-01,2\n", "column 'a' holds '2020-01-01' in line 2"),
+    "half a gzip": (gzip.compress(b"a,b\n1,2\n")[:12], "not a whole .gz file"),
+    "latin-1": (
+        "gr\xf6\xdfe,b\n1,2\n3,4\n".encode("latin-1"),
+        "line 1 is not UTF-8: save it as UTF-8",
+    ),
+    "utf-16": ("a,b\n1,2\n".encode("utf-16"), "is UTF-16: save it as UTF-8"),
     "binary": (bytes(range(256)) * 4, ""),
     "infinite": ("a,b\n1,2\ninf,3\n2,2\n", "inf"),
 }
@@ -91,7 +101,7 @@ def test_one_row_and_one_column(kind: str, emfed_shell: Shell) -> None:
     [
         (["fit", "nowhere.csv"], 1, "there is no file nowhere.csv"),
         (["fit", "nowhere.parquet"], 1, "nowhere.parquet"),
-        (["fit", "wards.xlsx"], 1, "expected a .csv, .tsv or .parquet"),
+        (["fit", "wards.ods"], 1, "expected a .csv, .tsv, .xlsx or .parquet"),
         (["fit", "wards.csv"], 1, "'hospital'"),
         (["fit", "wards.csv", "-g", "clinic"], 2, "no column 'clinic'"),
         (["fit", "wards.csv", "--columns", "age,weight"], 2, "no column 'weight'"),
@@ -166,7 +176,7 @@ def test_workers_keep_their_names_and_rows_without_one_are_refused(tmp_path: Pat
     intake = read_workers([str(path)], "site", None, None)
     assert sorted(intake.workers.names) == ["007", "7", "NA"]
     path.write_text("site,a\n007,1\n,2\n")
-    with pytest.raises(emfed.DataError, match="row 2: no worker"):
+    with pytest.raises(emfed.DataError, match="line 3: no worker"):
         read_workers([str(path)], "site", None, None)
 
 
@@ -180,3 +190,73 @@ def test_families_of_columns(tmp_path: Path) -> None:
     assert kinds["days"] == "exposure"
     assert kinds["w"] == emfed.Categorical(2)
     assert intake.categories == {"w": ["9", "10"]}  # numbers in their order
+
+
+FORMS: dict[str, tuple[bytes, list[str]]] = {
+    "blank lines at the end": (b"a,b\n1.5,2\n3,4\n\n\r\n\n", []),
+    "semicolons and decimal commas": (
+        b"a;b\n1,5;2\n3;4\n",
+        ["--separator", ";", "--decimal", ","],
+    ),
+    "tabs": (b"a\tb\n1.5\t2\n3\t4\n", ["--separator", "tab"]),
+    "latin-1": ("a,größe\n1.5,2\n3,4\n".encode("latin-1"), ["--encoding", "latin-1"]),
+    "utf-16": ("a,b\n1.5,2\n3,4\n".encode("utf-16"), ["--encoding", "utf-16"]),
+    "truth": (b"a,b\n1.5,2\n3,4\n", []),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_files_are_read_as_they_are_written(name: str, emfed_shell: Shell) -> None:
+    content, options = FORMS[name]
+    emfed_shell.write("odd.csv", content)
+    code, out, err = emfed_shell("fit", "odd.csv", "-k", 1, "--json", *options)
+    assert code in (0, 3), err
+    means = emfed.load(emfed_shell.folder / "model.emfed").params.means
+    np.testing.assert_allclose(means, [[2.25, 3.0]])
+    assert json.loads(out)["rows"] == 2
+    code, out, err = emfed_shell("predict", "model.emfed", "odd.csv", *options)
+    assert (code, out.count("\n")) == (0, 3), err
+
+
+def test_truth_in_words_is_a_number(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("a\nTRUE\nfalse\nNA\n")
+    np.testing.assert_array_equal(numbers(read_cells(str(path)), ["a"], "x")[:, 0], [1, 0, np.nan])
+
+
+def test_sheets_are_read_where_an_engine_is_installed(emfed_shell: Shell) -> None:
+    pytest.importorskip("fastexcel")
+    pytest.importorskip("xlsxwriter")
+    frame = pl.DataFrame({"a": [1.5, 3.0], "b": [1 / 3, 4.0], "ward": ["icu", "er"]})
+    frame.write_excel(emfed_shell.folder / "wards.xlsx")
+    code, _, err = emfed_shell("fit", "wards.xlsx", "--columns", "a,b", "-k", 1, "-q")
+    assert code in (0, 3), err
+    means = emfed.load(emfed_shell.folder / "model.emfed").params.means
+    np.testing.assert_allclose(means, [[2.25, (1 / 3 + 4) / 2]], rtol=1e-14)
+    emfed_shell.write("none.xlsx", "a,b\n1,2\n")
+    code, _, err = emfed_shell("fit", "none.xlsx")
+    assert code == 1
+    assert "not a readable Excel file" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--separator", "::"], "--separator must be one character"),
+        (["--decimal", "x"], "--decimal must be . or ,"),
+        (["--decimal", ",", "--separator", ","], "needs another --separator"),
+        (["--encoding", "klingon"], "--encoding: 'klingon' is not known"),
+    ],
+)
+def test_wrong_forms_are_refused(options: list[str], message: str, emfed_shell: Shell) -> None:
+    code, _, err = emfed_shell("fit", "wards.csv", "-g", "hospital", *options)
+    assert code == 2
+    assert message in err
+
+
+def test_a_value_that_a_family_cannot_give_is_named_by_its_line(emfed_shell: Shell) -> None:
+    """Workers' rows lie in another order than the file's; messages speak of the file."""
+    emfed_shell.write("x.csv", "site,n\nb,1\na,2\nb,3\na,-4\nb,5\n")
+    code, _, err = emfed_shell("fit", "x.csv", "-g", "site", "--types", "n=poisson", "-k", 1)
+    assert code == 1
+    assert "worker 'a': line 5, column 'n' is -4.0" in err

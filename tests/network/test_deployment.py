@@ -370,14 +370,32 @@ def test_data_are_looked_at_before_anyone_is_called(tmp_path: Path, suffix: str)
     path = tmp_path / f"rows.{suffix}"
     frame = TABLE.with_columns(name=pl.lit("x"))
     frame.write_csv(path) if suffix == "csv" else frame.write_parquet(path)
-    with pytest.raises(EmfedError, match="name"):
-        prepare(tmp_path, path, None)
+    with pytest.raises(EmfedError, match="column 'name' holds"):
+        prepare(tmp_path, path, ["a", "name"])
     with pytest.raises(EmfedError, match="no column 'c'"):
         prepare(tmp_path, path, ["a", "c"])
     write_site(tmp_path, prepare(tmp_path, path, ["b", "a"]), SiteRules(), ["b", "a"])
     site = open_site(tmp_path)
     rows = np.asarray(site._data.worker(0))
     np.testing.assert_array_equal(rows, TABLE.select("b", "a").to_numpy())
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_text_column_that_no_run_uses_is_no_obstacle(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"rows.{suffix}"
+    frame = TABLE.with_columns(ward=pl.lit("icu"))
+    frame.write_csv(path) if suffix == "csv" else frame.write_parquet(path)
+    about = prepare(tmp_path, path, None)
+    assert about["columns"] == ["a", "b"]
+    write_site(tmp_path, about, SiteRules(), None)
+
+    def answer(columns: list[str]) -> str:
+        told = {"model": plain(emfed.gaussian_mixture(1).describe()), "columns": columns}
+        open_site(tmp_path).step(encode_text(Header(Kind.HELLO, 1, 1, 0, 0, 0), told))
+        return (tmp_path / "messages.jsonl").read_text().splitlines()[-1]
+
+    assert json.loads(answer(["a", "b"]))["kind"] == "join"
+    assert "column 'ward' holds" in answer(["a", "ward"])  # and the server is told why
 
 
 def test_a_rehearsal_sends_a_refusal_and_shows_the_rest(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from emfed.artifacts.result import Result, load
-from emfed.cli.tables import PIPE, check_output, numbers, read_cells, text_of, write_table
+from emfed.cli.tables import PIPE, check_output, read_cells, write_table
 from emfed.core.errors import DataError, SettingsError
 from emfed.core.protocols import AssignsRows, FillsRows, FloatArray
+from emfed.data.files import PLAIN, TextForm, numbers, text_of
 from emfed.fitting.driver import threads_of
 from emfed.models.markov import HiddenMarkov
 
@@ -25,13 +26,14 @@ def run_predict(
     threads: int | None,
     quiet: bool,
     as_json: bool,
+    form: TextForm = PLAIN,
 ) -> None:
     """Component, its probability and the log-likelihood of every row."""
     _check_streams(out, as_json, [model, data])
     result = load(model)
     if not isinstance(result.model, AssignsRows):
         raise SettingsError(f"{model} has no components to tell: {result.model.describe()}.")
-    frame, rows = _read(result, data)
+    frame, rows = _read(result, data, form)
     with threads_of(threads):
         shares, scores = result.predict_proba(rows), result.score_samples(rows)
     best = np.argmax(shares, axis=1)
@@ -58,14 +60,21 @@ def run_predict(
 
 
 def run_adapt(
-    model: str, data: str, out: str, worth: float, threads: int | None, quiet: bool, as_json: bool
+    model: str,
+    data: str,
+    out: str,
+    worth: float,
+    threads: int | None,
+    quiet: bool,
+    as_json: bool,
+    form: TextForm = PLAIN,
 ) -> None:
     """The model fitted to one worker's rows, in a file of its own."""
     check_output(out, "--out", suffixes=(), keep=[model, data])
     if out == PIPE:
         raise SettingsError("--out must be a file: a model is not text.")
     result = load(model)
-    _, rows = _read(result, data)
+    _, rows = _read(result, data, form)
     with threads_of(threads):
         adapted = result.adapt(rows, worth)
         before, after = result.log_likelihood(rows), adapted.log_likelihood(rows)
@@ -97,6 +106,7 @@ def run_fill(
     seed: int,
     threads: int | None,
     as_json: bool,
+    form: TextForm = PLAIN,
 ) -> None:
     """A table with its empty cells filled in by a fitted model."""
     _check_streams(out, as_json, [model, data], "--filled")
@@ -105,7 +115,7 @@ def run_fill(
     result = load(model)
     if not isinstance(result.model, FillsRows):
         raise SettingsError(f"{model} knows no missing values: fit it with --missing or --types.")
-    frame, rows = _read(result, data)
+    frame, rows = _read(result, data, form)
     names = _columns_of(result, frame)
     with threads_of(threads):
         if draws:
@@ -143,17 +153,17 @@ def _columns_of(result: Result, frame: Any) -> Sequence[str]:
     return result.columns if result.columns is not None else list(frame.columns)
 
 
-def _read(result: Result, data: str) -> tuple[Any, FloatArray]:
+def _read(result: Result, data: str, form: TextForm) -> tuple[Any, FloatArray]:
     """All cells, and the columns that the model knows as numbers."""
     if isinstance(result.model, HiddenMarkov):
         raise SettingsError("a hidden Markov model reads sequences: use emfed.load in Python.")
-    frame = read_cells(data)
+    frame = read_cells(data, form)
     known = {} if result.facts is None else result.facts.settings.get("categories", {})
     where = "the input" if data == PIPE else data
     width = result.card["data"]["columns"]
     if result.columns is None and width != len(frame.columns):
         raise DataError(f"{where} has {len(frame.columns)} columns; the model knows {width}.")
-    return frame, numbers(frame, _columns_of(result, frame), where, known)
+    return frame, numbers(frame, _columns_of(result, frame), where, known, form)
 
 
 def _beside(frame: Any, told: dict[str, Any]) -> dict[str, Any]:

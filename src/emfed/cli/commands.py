@@ -10,6 +10,7 @@ import typer
 
 from emfed.cli.config import read_config
 from emfed.cli.help import EXIT_INTERRUPTED, EXIT_UNCONVERGED, Command, examples
+from emfed.cli.tables import Decimal, Encoding, Separator
 
 PANEL = "Fit and use models"
 DATA, MODEL = "Data", "Model"
@@ -47,7 +48,7 @@ def fit(
         list[str],
         typer.Argument(
             metavar="DATA",
-            help="CSV, TSV or Parquet, or - for a pipe; several files are one worker each.",
+            help="CSV, TSV, Excel or Parquet, or - for a pipe; several files are one worker each.",
         ),
     ],
     out: Annotated[
@@ -87,6 +88,9 @@ def fit(
         bool,
         typer.Option("--missing", help="Empty cells are missing at random.", rich_help_panel=DATA),
     ] = False,
+    separator: Separator = None,
+    decimal: Decimal = ".",
+    encoding: Encoding = "utf-8",
     n_components: Annotated[
         str,
         typer.Option(
@@ -113,6 +117,16 @@ def fit(
             metavar="NAME",
             help="For gaussian-mixture: full (if left out), diag, spherical or tied.",
             autocompletion=_complete("covariance_type"),
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    covariance_floor: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            min=0.0,
+            help="For gaussian-mixture: the least variance in any direction, relative to that of "
+            "the columns; 1e-6 if left out.",
             rich_help_panel=MODEL,
         ),
     ] = None,
@@ -319,7 +333,7 @@ def fit(
 def predict(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model file.")],
     data: Annotated[
-        str, typer.Argument(metavar="DATA", help="CSV, TSV or Parquet, or - for a pipe.")
+        str, typer.Argument(metavar="DATA", help="CSV, TSV, Excel or Parquet, or - for a pipe.")
     ],
     out: Annotated[
         str,
@@ -335,6 +349,9 @@ def predict(
         bool,
         typer.Option("--keep", help="Put the input's columns before.", rich_help_panel=OUTPUT),
     ] = False,
+    separator: Separator = None,
+    decimal: Decimal = ".",
+    encoding: Encoding = "utf-8",
     proba: Annotated[
         bool,
         typer.Option("--proba", help="Add the probability of each.", rich_help_panel=OUTPUT),
@@ -348,19 +365,25 @@ def predict(
 ) -> None:
     """Tell the component of each row, its probability and the row's log-likelihood."""
     from emfed.cli.apply import run_predict
+    from emfed.data.files import TextForm
 
-    run_predict(model, data, out, keep, proba, threads, quiet, json_output)
+    form = TextForm(separator, decimal, encoding)
+    run_predict(model, data, out, keep, proba, threads, quiet, json_output, form)
 
 
 def adapt(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model file.")],
     data: Annotated[
-        str, typer.Argument(metavar="DATA", help="One worker's rows: CSV, TSV, Parquet or -.")
+        str,
+        typer.Argument(metavar="DATA", help="One worker's rows: a file, or - for a pipe."),
     ],
     out: Annotated[
         str,
         typer.Option("--out", "-o", metavar="FILE", help="The new model.", rich_help_panel=OUTPUT),
     ] = "adapted.emfed",
+    separator: Separator = None,
+    decimal: Decimal = ".",
+    encoding: Encoding = "utf-8",
     worth: Annotated[
         float,
         typer.Option(
@@ -375,8 +398,10 @@ def adapt(
 ) -> None:
     """Fit the common model to the rows of one worker, where they are. Nothing is sent."""
     from emfed.cli.apply import run_adapt
+    from emfed.data.files import TextForm
 
-    run_adapt(model, data, out, worth, threads, quiet, json_output)
+    form = TextForm(separator, decimal, encoding)
+    run_adapt(model, data, out, worth, threads, quiet, json_output, form)
 
 
 def inspect(
@@ -389,12 +414,20 @@ def inspect(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
+    params: Annotated[
+        bool,
+        typer.Option(
+            "--params",
+            help="Print the fitted parameters: shares, and means of each column.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
     json_output: Json = False,
 ) -> None:
     """Show what a file holds: the model card, in Markdown, and what each worker sent."""
     from emfed.cli.inspect import run_inspect
 
-    run_inspect(file, workers, json_output)
+    run_inspect(file, workers, json_output, params)
 
 
 def report(
@@ -434,6 +467,7 @@ ADAPT_EXAMPLES = examples(
 )
 INSPECT_EXAMPLES = examples(
     "emfed inspect wards.emfed",
+    "emfed inspect wards.emfed --params",
     "emfed inspect wards.emfed --json | jq .card.convergence",
     "emfed inspect wards.emfed --workers workers.csv",
 )

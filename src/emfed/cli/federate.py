@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from emfed.cli.help import Command, examples
+from emfed.cli.tables import Decimal, Encoding, Separator, listed
 
 BETWEEN = "A federation between machines"
 
@@ -136,7 +137,7 @@ def status_line(status: dict[str, Any]) -> str:
 
 def join(
     address: Annotated[str, typer.Argument(help="The server's, like em.example.org:9400.")],
-    data: Annotated[Path, typer.Option(help="This site's rows: .csv, .tsv or .parquet.")],
+    data: Annotated[Path, typer.Option(help="This site's rows: .csv, .tsv, .xlsx or .parquet.")],
     ca: Annotated[Path, typer.Option(help="The server's ca.pem, got by a way you trust.")] = Path(
         "ca.pem"
     ),
@@ -160,6 +161,9 @@ def join(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="No TLS, no key: to this machine only, for trials.")
     ] = False,
+    separator: Separator = None,
+    decimal: Decimal = ".",
+    encoding: Encoding = "utf-8",
     engine: Annotated[
         str, typer.Option(help="websocket; or flower, where the server's run.toml says so.")
     ] = "websocket",
@@ -170,6 +174,7 @@ def join(
     shown here and kept in FOLDER/messages.jsonl.
     """
     from emfed.core.errors import SettingsError
+    from emfed.data.files import TextForm
     from emfed.network.addresses import terminated_as_interrupted
     from emfed.network.deployment.joining import Guest, WebSocketGuest
     from emfed.network.deployment.site import read_rules
@@ -191,9 +196,10 @@ def join(
         data,
         None if insecure else ca,
         None if insecure else key,
-        None if columns is None else [name.strip() for name in columns.split(",")],
+        None if columns is None else listed(columns),
         read_rules(rules),
         dry_run=dry_run,
+        form=TextForm(separator, decimal, encoding),
     )
     guest.check()
     log_to(where / "logs" / "join.log")

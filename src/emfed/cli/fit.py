@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ from emfed.artifacts.result import Result
 from emfed.cli.commands import NAMES
 from emfed.cli.help import spoken
 from emfed.cli.intake import Intake, read_workers
-from emfed.cli.progress import progress, size
 from emfed.cli.tables import PIPE, check_output
 from emfed.core.errors import SettingsError
+from emfed.data.files import TextForm
 from emfed.data.placing import to_device
 from emfed.fitting.driver import Watch, threads_of
 from emfed.fitting.driver import run_fit as drive
+from emfed.fitting.progress import progress, size
 from emfed.fitting.selection import with_setting
 from emfed.fitting.settings import FitSettings, read_range
 from emfed.fitting.words import read_words
@@ -31,15 +33,17 @@ Options = Any
 def run_fit(options: Options) -> tuple[bool, bool]:
     """Read, fit, write, print; returns whether it was interrupted and whether it converged."""
     _check(options)
-    intake = read_workers(options.data, options.groups, options.columns, options.types)
+    form = TextForm(options.separator, options.decimal, options.encoding)
+    intake = read_workers(options.data, options.groups, options.columns, options.types, form)
     _check_holes(intake, options)
     settings = make_settings(options, intake)
     path = None if options.checkpoint is None else Path(options.checkpoint)
+    silent = options.quiet or options.json_output
     with (
         threads_of(options.threads),
-        progress(options.quiet or options.json_output, settings) as show,
+        contextlib.nullcontext() if silent else progress(settings) as show,
     ):
-        watch = Watch((show,), None, path, 100, options.resume, curve=options.curve)
+        watch = Watch((show,) if show else (), None, path, 100, options.resume, curve=options.curve)
         workers = to_device(intake.workers, options.device, options.precision)
         fitted = drive(settings, StackedFederation(workers), watch)
     result = fitted.result
@@ -93,6 +97,7 @@ def _check(options: Options) -> None:
 
 OF_MODELS = {
     "covariance_type": ("gaussian-mixture",),
+    "covariance_floor": ("gaussian-mixture",),
     "missing": ("gaussian-mixture", "mixed-mixture"),
     "factors": ("factor-analysis", "ppca"),
     "target": ("regression-mixture",),
@@ -145,6 +150,8 @@ def make_settings(options: Options, intake: Intake) -> FitSettings:
     elif options.model == "gaussian-mixture":
         covariance = options.covariance_type or "full"
         model |= {"covariance_type": covariance, "missing": options.missing}
+        if options.covariance_floor is not None:
+            model |= {"covariance_floor": options.covariance_floor}
     elif options.model in ("factor-analysis", "ppca"):
         model |= {"n_factors": options.factors or FACTORS}
     else:

@@ -6,7 +6,6 @@ Plain, because drawing boxes would import rich, which takes longer than everythi
 from __future__ import annotations
 
 import inspect
-import re
 import typing
 from typing import Any
 
@@ -30,18 +29,34 @@ def examples(*lines: str, before: str = "") -> str:
     return f"{before}\n\nExamples:\n\n\b\n{typed}" if before else f"Examples:\n\n\b\n{typed}"
 
 
-OPTIONS = {"resume": "resume", "missing": "missing", "start": "start", "n_init": "n-init"}
-"""Arguments of `emfed.fit` that messages speak of, and the options that they are here."""
+SAME = (
+    *("n_components", "covariance_type", "covariance_floor", "algorithm", "compressor"),
+    *("batch_size", "follow_em", "participation", "weights", "start", "n_init", "rounds"),
+    *("tol", "field_tol"),
+    *("max_bytes", "seconds", "checkpoint", "resume", "missing", "groups", "columns", "seed"),
+    *("threads", "device", "precision", "target"),
+)
+OPTIONS = {name: name.replace("_", "-") for name in SAME} | {
+    "n_factors": "factors",
+    "families": "types",
+}
+"""Arguments of `emfed.fit` and of models that messages speak of, and the options they are here."""
+ELSEWHERE = ("in_metric=True, ", "a smaller step_size, ")
+"""Advice that only Python and run.toml can follow."""
 
 
 def spoken(message: str) -> str:
     """A message of the library in the words of the command line: ``resume=True`` is --resume."""
+    from emfed.core.configuration import reworded
 
-    def option(found: re.Match[str]) -> str:
-        name, value = OPTIONS[found[1]], found[2].strip("'")
-        return f"--{name}" if value == "True" else f"--{name} {value}"
+    for words in ELSEWHERE:
+        message = message.replace(words, "")
 
-    return re.sub(rf"\b({'|'.join(OPTIONS)})=(True|\d+|'[\w-]+')", option, message)
+    def option(name: str, value: str | None) -> str:
+        flag = value is None or value == "True"
+        return f"--{name}" if flag else f"--{name} {value}".replace("'", "")
+
+    return reworded(message, OPTIONS, option)
 
 
 def exit_codes() -> str:

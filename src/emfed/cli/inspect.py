@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from emfed.artifacts.cards import bullets, card_markdown
-from emfed.artifacts.result import load
+from emfed.artifacts.result import Result, load
 from emfed.cli.fit import write_report
 from emfed.cli.tables import check_output, write_table
 from emfed.core.errors import CheckpointError, ModelFileError
 from emfed.core.storage import load_checkpoint
+from emfed.models.portraits import portray
 
 DIGESTS = ("weights", "data", "workers", "start")
 """What a checkpoint recognises without holding it."""
@@ -19,17 +23,20 @@ MOST_WORKERS = 30
 """Rows of the table of workers on a screen; --json and --workers FILE give all."""
 
 
-def run_inspect(file: str, workers: str | None, as_json: bool) -> None:
-    """The model card, and a table of workers."""
+def run_inspect(file: str, workers: str | None, as_json: bool, params: bool = False) -> None:
+    """The model card and a table of workers; with ``params``, the fitted parameters."""
     if workers is not None:
         check_output(workers, "--workers")
     try:
         result = load(file)
     except ModelFileError as error:
         found = _checkpoint(file)
-        if found is None:
+        if found is None or params:
             raise error from None
         print(json.dumps(found) if as_json else _checkpoint_text(found))  # noqa: T201
+        return
+    if params:
+        print(_params_json(result) if as_json else _params_text(result))  # noqa: T201
         return
     table = result.workers()
     if workers is not None:
@@ -40,6 +47,22 @@ def run_inspect(file: str, workers: str | None, as_json: bool) -> None:
     elif workers != "-":
         print(card_markdown(result.card))  # noqa: T201
         print(_markdown_table(table))  # noqa: T201
+
+
+def _params_json(result: Result) -> str:
+    """Every array of the parameters, in the units of the data."""
+    arrays = {name: value.tolist() for name, value in result.params.arrays().items()}
+    return json.dumps({"columns": result.columns, "params": arrays}, allow_nan=False)
+
+
+def _params_text(result: Result) -> str:
+    """One row a feature, one column a component, as the report has them."""
+    portrait = portray(result.model, result.params, result.columns)
+    heads = [f"{portrait.noun} {k}" for k in range(len(portrait.weights))]
+    rows = [[f, *cells] for f, cells in zip(portrait.features, portrait.cells, strict=True)]
+    if np.isfinite(portrait.weights).all():
+        rows.insert(0, ["share", *(f"{w:.1%}" for w in portrait.weights.tolist())])
+    return "\n".join(_markdown_rows(["", *heads], rows))
 
 
 def run_report(model: str, out: str, as_json: bool) -> None:
@@ -78,14 +101,22 @@ def _cell(value: Any) -> str:
     return "" if value is None else str(value).replace("|", "\\|")
 
 
+def _markdown_rows(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """A table, its columns as wide as their widest cell."""
+    cells = [list(heads), *([_cell(value) for value in row] for row in rows)]
+    widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |"
+        for row in cells
+    ]
+    return [lines[0], "| " + " | ".join("-" * w for w in widths) + " |", *lines[1:]]
+
+
 def _markdown_table(table: dict[str, list[Any]]) -> str:
     """The first workers as Markdown."""
     names, count = list(table), len(table["worker"])
     rows = list(zip(*table.values(), strict=True))[:MOST_WORKERS]
-    lines = ["## workers", "", "| " + " | ".join(n.replace("_", " ") for n in names) + " |"]
-    lines.append("|" + " --- |" * len(names))
-    for row in rows:
-        lines.append("| " + " | ".join(_cell(value) for value in row) + " |")
+    lines = ["## workers", "", *_markdown_rows([n.replace("_", " ") for n in names], rows)]
     if count > MOST_WORKERS:
         lines.append(f"\n{count - MOST_WORKERS} more: --workers FILE writes all.")
     return "\n".join(lines)

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from emfed.cli.tables import PIPE, listed, numbers, read_cells, text_of
+from emfed.cli.tables import PIPE, listed, read_cells
 from emfed.core.errors import DataError, SettingsError
+from emfed.data.files import FIRST_LINE, PLAIN, TextForm, kind_of, numbers, text_of
 from emfed.data.sources import ParquetRows, parquet_schema
-from emfed.data.workers import as_workers
+from emfed.data.workers import as_workers, of_file
 from emfed.models import Categorical, Poisson
 
 FAMILIES = ("gaussian", "poisson", "bernoulli", "categorical", "exponential", "gamma", "exposure")
@@ -32,7 +33,11 @@ class Intake:
 
 
 def read_workers(
-    paths: Sequence[str], groups: str | None, columns: str | None, types: str | None
+    paths: Sequence[str],
+    groups: str | None,
+    columns: str | None,
+    types: str | None,
+    form: TextForm = PLAIN,
 ) -> Intake:
     """One file with a column of workers, or one worker per file."""
     if len(paths) > 1 and (groups is not None or PIPE in paths):
@@ -43,7 +48,7 @@ def read_workers(
     given = parse_types(types)
     if all(Path(p).suffix.lower() == ".parquet" for p in paths) and not given:
         return _parquet(paths, groups, chosen)
-    frames = {name: read_cells(path) for name, path in zip(_names(paths), paths, strict=True)}
+    frames = {name: read_cells(path, form) for name, path in zip(_names(paths), paths, strict=True)}
     first = next(iter(frames.values()))
     wanted = chosen or [name for name in first.columns if name != groups]
     _check_names(wanted, first.columns, groups, given, paths[0])
@@ -53,7 +58,7 @@ def read_workers(
         if family == "categorical"
     }
     tables = {
-        name: _table(frame, wanted, path, categories)
+        name: _table(frame, wanted, path, categories, form)
         for (name, frame), path in zip(frames.items(), paths, strict=True)
     }
     only = next(iter(tables.values()))
@@ -61,6 +66,8 @@ def read_workers(
         workers = as_workers(only, _labels(first[groups], groups, paths[0]))
     else:
         workers = as_workers(tables if len(tables) > 1 else only)
+    if all(path == PIPE or kind_of(Path(path)) != "parquet" for path in paths):
+        workers = of_file(workers, FIRST_LINE)
     families = _families(wanted, given, categories) if given else {}
     return Intake(workers, tuple(wanted), families, categories)
 
@@ -127,10 +134,10 @@ def _check_names(
         raise DataError(f"{where} has no column beside the one of workers.")
 
 
-def _table(frame: Any, wanted: Sequence[str], where: str, categories: Any) -> Any:
+def _table(frame: Any, wanted: Sequence[str], where: str, categories: Any, form: TextForm) -> Any:
     import polars as pl
 
-    return pl.DataFrame(numbers(frame, wanted, where, categories), schema=list(wanted))
+    return pl.DataFrame(numbers(frame, wanted, where, categories, form), schema=list(wanted))
 
 
 def _labels(series: Any, groups: str, where: str) -> Any:
@@ -140,8 +147,8 @@ def _labels(series: Any, groups: str, where: str) -> Any:
     labels = series.cast(pl.String)
     missing = labels.is_null() | (labels == "")
     if missing.any():
-        row = int(missing.arg_max() or 0) + 1
-        raise DataError(f"{where}, row {row}: no worker in column {groups!r}.")
+        line = int(missing.arg_max() or 0) + FIRST_LINE
+        raise DataError(f"{where}, line {line}: no worker in column {groups!r}.")
     return np.array(labels.to_list())
 
 

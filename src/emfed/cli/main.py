@@ -23,6 +23,7 @@ from emfed.cli.help import (
     spoken,
 )
 from emfed.cli.keys import keys_app
+from emfed.cli.tables import Decimal, Encoding, Separator
 from emfed.core.version import __version__
 
 app = typer.Typer(
@@ -113,8 +114,15 @@ def plan(
         typer.Argument(help="CSV or Parquet; without it, the paper's synthetic mixture."),
     ] = None,
     groups: Annotated[
-        str | None, typer.Option(help="The column that names the worker of a row.")
+        str | None,
+        typer.Option("--groups", "-g", help="The column that names the worker of a row."),
     ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Columns to use, as in age,weight; all if left out.")
+    ] = None,
+    separator: Separator = None,
+    decimal: Decimal = ".",
+    encoding: Encoding = "utf-8",
     n_components: Annotated[
         int | None,
         typer.Option(
@@ -153,10 +161,17 @@ def plan(
     Measures the constants of the paper's theorems along EM's path on a sample of the rows.
     """
     from emfed.cli.plan import run_plan
+    from emfed.data.files import TextForm
 
+    form = TextForm(separator, decimal, encoding)
+    rows = None if data is None else ([str(data)], groups, columns, None, form)
+    given = (groups, columns, n_components, covariance_type)
+    if data is None and any(value is not None for value in given):
+        raise typer.BadParameter(
+            "--groups, --columns, --n-components and --covariance-type go with DATA: give DATA too."
+        )
     run_plan(
-        data,
-        groups,
+        rows,
         n_components,
         covariance_type,
         compressor,
@@ -270,6 +285,9 @@ def impute(
         int | None,
         typer.Option(min=1, help="Threads of the linear algebra.", rich_help_panel=WITH_MODEL),
     ] = None,
+    separator: Separator = None,
+    decimal: Decimal = ".",
+    encoding: Encoding = "utf-8",
     out: Annotated[Path, typer.Option(help="Folder for trend, records and summary.")] = Path(
         "imputed"
     ),
@@ -341,11 +359,16 @@ def impute(
     """
     if model is not None:
         from emfed.cli.apply import run_fill
+        from emfed.data.files import TextForm
 
-        run_fill(model, data, filled or "-", draws, intervals, level, seed, threads, json_output)
+        form, to = TextForm(separator, decimal, encoding), filled or "-"
+        run_fill(model, data, to, draws, intervals, level, seed, threads, json_output, form)
         return
-    if draws or intervals or threads:
-        raise typer.BadParameter("--draws, --intervals and --threads go with --model.")
+    if draws or intervals or threads or separator or (decimal, encoding) != (".", "utf-8"):
+        raise typer.BadParameter(
+            "--draws, --intervals, --threads, --separator, --decimal and --encoding go with "
+            "--model."
+        )
     from emfed.cli.impute import Options, columns_of, run_impute
 
     columns = columns_of(site, date, value, observer, worker, exposure)
@@ -389,14 +412,16 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line; errors are one line on stderr and an exit code."""
     from emfed.core.errors import EmfedError, SettingsError
 
+    # A server's settings stand in run.toml, and are spoken of as there.
+    own = (sys.argv[1:] if arguments is None else arguments)[:1] != ["serve"]
     try:
         code = app(arguments, prog_name="emfed", standalone_mode=False)
     except _UsageError as error:
         _complain_of_usage(error)
     except SettingsError as error:
-        _fail(spoken(str(error)), EXIT_USAGE)
+        _fail(spoken(str(error)) if own else str(error), EXIT_USAGE)
     except EmfedError as error:
-        _fail(spoken(str(error)), EXIT_ERROR)
+        _fail(spoken(str(error)) if own else str(error), EXIT_ERROR)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         _fail(f"{error.strerror or error}{where}", EXIT_ERROR)

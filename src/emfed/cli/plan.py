@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -12,7 +11,6 @@ from threadpoolctl import threadpool_limits
 
 from emfed.cli.intake import read_workers
 from emfed.compressors.words import parse_compressor
-from emfed.core.errors import SettingsError
 from emfed.core.streams import check_seed
 from emfed.data.synthetic import START, TRUTH, synthetic_federation
 from emfed.models import gaussian_mixture
@@ -21,8 +19,7 @@ from emfed.theory.planning import check_goal
 
 
 def run_plan(
-    data: Path | None,
-    groups: str | None,
+    rows: tuple[Any, ...] | None,
     n_components: int | None,
     covariance_type: str | None,
     compressor: str,
@@ -40,7 +37,7 @@ def run_plan(
     check_seed(seed)
     console = Console(quiet=json_output)
     with threadpool_limits(threads), console.status("measuring the constants on the data"):
-        found = _measure(data, groups, n_components, covariance_type, in_metric, seed)
+        found = _measure(rows, n_components, covariance_type, in_metric, seed)
         advice = plan(
             found, operator, participation=participation, batch_size=batch_size, epsilon=epsilon
         )
@@ -52,21 +49,16 @@ def run_plan(
 
 
 def _measure(
-    data: Path | None,
-    groups: str | None,
+    rows: tuple[Any, ...] | None,
     n_components: int | None,
     covariance_type: str | None,
     in_metric: bool,
     seed: int,
 ) -> Estimate:
-    if data is not None:
+    if rows is not None:
         model = gaussian_mixture(n_components or 2, covariance_type or "full")
-        rows = read_workers([str(data)], groups, None, None).workers
-        return estimate_problem(model, rows, in_metric=in_metric, seed=seed)
-    if groups is not None or n_components is not None or covariance_type is not None:
-        raise SettingsError(
-            "--groups, --n-components and --covariance-type go with DATA: give DATA too."
-        )
+        workers = read_workers(*rows).workers
+        return estimate_problem(model, workers, in_metric=in_metric, seed=seed)
     known = gaussian_mixture(2, "known", known_covariance=TRUTH.covariances)
     return estimate_problem(
         known,

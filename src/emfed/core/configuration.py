@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
 from emfed.core.errors import SettingsError
@@ -53,3 +54,31 @@ def _checked(name: str, value: Any, where: str, hint: Any) -> Any:
         wanted = " or ".join(k.__name__ for k in kinds if k is not types.NoneType)
         raise SettingsError(f"{where}: {name} must be of type {wanted}; got {value!r}.")
     return value
+
+
+def reworded(
+    message: str, names: Mapping[str, str], write: Callable[[str, str | None], str]
+) -> str:
+    """A message in the words of the face that was called: each setting by its name there.
+
+    ``write`` puts a name and the value after it (``start='moments'``), if any, as the face does. A
+    name that is an English word too is a setting only where a value or "must" follows.
+    """
+
+    def said(found: re.Match[str]) -> str:
+        name, value = found[1], found[2]
+        plain = "_" not in name and name != "tol"
+        if plain and value is None and not message[found.end() :].startswith(" must "):
+            return found[0]
+        return write(names[name], value)
+
+    value = r"=(True|False|None|'[^']*'|[\w.+:-]*\w)"
+    return re.sub(rf"(?<![\w.'\"-])({'|'.join(names)})\b(?:{value})?", said, message)
+
+
+def as_toml(name: str, value: str | None) -> str:
+    """``missing = true``: a setting as a TOML file writes it."""
+    if value is None:
+        return name
+    quoted = '"' + value[1:-1] + '"' if value.startswith("'") else value
+    return f"{name} = {quoted.lower() if value in ('True', 'False') else quoted}"

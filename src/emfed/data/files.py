@@ -1,36 +1,323 @@
-"""Tables in files: small ones as data frames, large ones left where they are."""
+"""Tables in files: CSV, TSV, Excel and Parquet as data frames; large Parquet left where it is.
+
+Cells of a text file are text until a column is used: nothing is guessed from its first rows, names
+of workers stay as they are written (007 is not 7), and a cell that is no number is named by line.
+A line is what an editor calls it: the header is line 1.
+"""
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
-from emfed.core.errors import DataError
+from emfed.core.errors import DataError, ExtraError, SettingsError
+from emfed.core.protocols import FloatArray
 from emfed.data.sources import ParquetRows, parquet_schema
 
 MOST_RANGES = 4
 """Places of one file that a worker's rows may be spread over, on average."""
+ENDINGS = ("csv", "tsv", "xlsx", "parquet")
+MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")
+"""What CSV files write for no value."""
+FIRST_LINE = 2
+"""The line of the first row: the header is line 1."""
+SEPARATORS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "space": " "}
 
 
-def read_frame(path: Path) -> Any:
-    """A CSV or Parquet file as a polars data frame."""
+@final
+@dataclass(frozen=True)
+class TextForm:
+    """How a text file is written: ``--separator``, ``--decimal`` and ``--encoding``."""
+
+    separator: str | None = None
+    """Between columns; None: a comma, in .tsv files a tab."""
+    decimal: str = "."
+    encoding: str = "utf-8"
+
+    def __post_init__(self) -> None:
+        parts = self.separator
+        if parts is not None:
+            object.__setattr__(self, "separator", parts := SEPARATORS.get(parts, parts))
+            if len(parts) != 1 or not parts.isascii() or parts in '"\r\n':
+                raise SettingsError(
+                    f"--separator must be one character, such as ';' or tab; got {parts!r}."
+                )
+        if self.decimal not in (".", ","):
+            raise SettingsError(f"--decimal must be . or , (a comma); got {self.decimal!r}.")
+        if self.decimal == "," and parts == ",":
+            raise SettingsError("--decimal , needs another --separator, such as ';'.")
+        try:
+            "".encode(self.encoding)
+        except LookupError:
+            raise SettingsError(
+                f"--encoding: {self.encoding!r} is not known; try utf-8, latin-1, cp1252 or utf-16."
+            ) from None
+
+
+PLAIN = TextForm()
+
+
+def kind_of(path: Path) -> str:
+    """The format of a file by its ending; ``.gz`` may follow that of a text file."""
+    suffixes = [s.lower() for s in path.suffixes if s.lower() != ".gz"]
+    kind = suffixes[-1][1:] if suffixes else ""
+    if kind not in ENDINGS:
+        raise DataError(f"{path}: expected a .csv, .tsv, .xlsx or .parquet file (or - for a pipe).")
+    return kind
+
+
+def read_cells(path: Path, form: TextForm = PLAIN) -> Any:
+    """A file as a polars frame; cells of a text file are text."""
+    kind = kind_of(path)
+    if not path.is_file():
+        raise DataError(f"there is no file {path}.")
+    if path.stat().st_size == 0:
+        raise DataError(f"{path} is empty: expected a header and rows.")
+    content: Any = path if kind == "parquet" else path.read_bytes()
+    return parse_cells(content, kind, str(path), form)
+
+
+def parse_cells(content: Any, kind: str, where: str, form: TextForm = PLAIN) -> Any:
+    """The same of bytes that were read already (of Parquet, also a path)."""
     import polars as pl
     from polars.exceptions import PolarsError
 
-    suffix = path.suffix.lower() if path.suffix.lower() != ".gz" else Path(path.stem).suffix.lower()
-    if suffix not in (".csv", ".tsv", ".parquet"):
-        raise DataError(f"{path}: expected a .csv, .tsv or .parquet file.")
     try:
-        if suffix == ".parquet":
-            return pl.scan_parquet(path, glob=False).collect()
-        frame = pl.read_csv(path, separator="," if suffix == ".csv" else "\t", glob=False)
+        if kind == "parquet":
+            glob: Any = {"glob": False} if isinstance(content, Path) else {}
+            source = content if isinstance(content, Path) else io.BytesIO(content)
+            frame = pl.read_parquet(source, **glob)
+        elif kind == "xlsx":
+            frame = _read_sheet(content, where)
+        else:
+            frame = _read_text(content, form.separator or "\t,"[kind == "csv"], where, form)
     except PolarsError as error:
-        raise DataError(f"{path}: not a readable {suffix[1:]} file ({error}).") from None
+        first = str(error).strip().split("\n")[0]
+        raise DataError(f"{where}: not a readable {kind} file ({first}).") from None
     if frame.height == 0:
-        raise DataError(f"{path} has no rows.")
+        raise DataError(f"{where} has a header but no rows.")
     return frame
+
+
+def _read_sheet(content: bytes, where: str) -> Any:
+    """The first sheet of an Excel file, by whichever engine is installed."""
+    import polars as pl
+    from polars.exceptions import PolarsError
+
+    for engine in ("calamine", "openpyxl"):
+        try:
+            # The header by itself: polars would give a second 'a' another name.
+            head: Any = pl.read_excel(
+                io.BytesIO(content), engine=engine, has_header=False, infer_schema_length=0
+            )
+            names = _names([str(name or "") for name in head.row(0)], where)
+            frame: Any = pl.read_excel(
+                io.BytesIO(content), engine=engine, infer_schema_length=None, drop_empty_rows=False
+            )
+        except ModuleNotFoundError:
+            continue
+        except (DataError, PolarsError):
+            raise
+        except Exception as error:  # each engine has its own
+            first = str(error).split("\n")[0]
+            raise DataError(f"{where}: not a readable Excel file ({first}).") from None
+        frame.columns = names
+        return frame
+    raise ExtraError(
+        f"{where}: reading .xlsx takes an engine: pip install 'emfed[excel]', or save it as CSV."
+    )
+
+
+def _decoded(content: bytes, form: TextForm, where: str) -> str:
+    """The text of a file, or what to do where it is written in other bytes than was said."""
+    if content[:2] == b"\x1f\x8b":
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError) as error:
+            raise DataError(f"{where}: not a whole .gz file ({error}).") from None
+    wide = content[:2] in (b"\xff\xfe", b"\xfe\xff") and form.encoding == PLAIN.encoding
+    try:
+        text = "" if wide else content.decode(form.encoding)
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise DataError(
+            f"{where}: line {line} is not {form.encoding.upper()}: save it as UTF-8, or say "
+            "--encoding latin-1 (or cp1252, utf-16: as it was written)."
+        ) from None
+    if wide:
+        raise DataError(f"{where} is UTF-16: save it as UTF-8, or say --encoding utf-16.")
+    if "\0" in text:
+        raise DataError(f"{where} is not a text file: it holds zero bytes.")
+    return text.removeprefix("\ufeff").rstrip("\r\n")  # blank lines at the end are no rows
+
+
+def _read_text(content: bytes, separator: str, where: str, form: TextForm) -> Any:
+    """All cells as text under the header's own names, none of them twice."""
+    import polars as pl
+
+    text = _decoded(content, form, where)
+    head = next(csv.reader(io.StringIO(text), delimiter=separator), [])
+    if len(head) == 1 and separator != ";" and ";" in head[0]:
+        raise DataError(
+            f"{where}: its columns are parted by semicolons: say --separator ';' (and --decimal , "
+            "if it writes 1,5 for one and a half)."
+        )
+    names = _names(head, where)
+    source = io.BytesIO(text.encode())
+    options: dict[str, Any] = {"separator": separator, "infer_schema": False, "glob": False}
+    try:
+        frame = pl.read_csv(source, has_header=True, **options)
+    except pl.exceptions.ComputeError:
+        _check_lengths(text, separator, len(names), where)
+        raise
+    if frame.height and len(names) > 1 and frame.to_series(-1).null_count():
+        _check_lengths(text, separator, len(names), where)  # polars fills up short rows
+    frame.columns = names
+    return frame
+
+
+def _names(head: Sequence[str], where: str) -> list[str]:
+    names = [name.removeprefix("\ufeff").strip() for name in head]
+    for name in names:
+        if names.count(name) > 1:
+            what = f"two columns called {name!r}" if name else "two columns without a name"
+            raise DataError(f"{where} has {what}: give each its own.")
+    return names
+
+
+def _check_lengths(text: str, separator: str, width: int, where: str) -> None:
+    """Name the first row that has other cells than the header."""
+    reader = csv.reader(io.StringIO(text), delimiter=separator)
+    for row in reader:
+        if len(row) != width:
+            what = f"{len(row)} cells" if len(row) > 1 else "one cell" if row else "no cell"
+            hint = (
+                "quote cells that hold the separator"
+                if len(row) > width
+                else "the file may be cut short; an empty cell still needs its separator"
+            )
+            raise DataError(
+                f"{where}, line {reader.line_num}: {what}, where the header has {width}: {hint}."
+            )
+
+
+def numbers(
+    frame: Any,
+    columns: Sequence[str],
+    where: str,
+    categories: Mapping[str, Sequence[str]] | None = None,
+    form: TextForm = PLAIN,
+) -> FloatArray:
+    """These columns as float64, missing values as NaN, categories as their codes."""
+    categories = categories or {}
+    if absent := [name for name in columns if name not in frame.columns]:
+        raise DataError(f"{where} has no column {absent[0]!r}; it has {list(frame.columns)}.")
+    parts = [
+        codes(frame[name], categories[name], where)
+        if name in categories
+        else _column(frame[name], where, form)
+        for name in columns
+    ]
+    return np.stack(parts, axis=1) if parts else np.empty((frame.height, 0))
+
+
+def _column(series: Any, where: str, form: TextForm) -> FloatArray:
+    import polars as pl
+
+    if series.dtype != pl.String:
+        if not (series.dtype.is_numeric() or series.dtype in (pl.Boolean, pl.Null)):
+            raise NotNumbers(series.name, f"{series.dtype}", where)
+        return series.cast(pl.Float64).fill_null(float("nan")).to_numpy()
+    text = series.str.strip_chars()
+    missing = text.is_null() | text.is_in(list(MISSING))
+    truth = text.str.to_lowercase().replace_strict({"true": 1.0, "false": 0.0}, default=None)
+    if (truth.is_not_null() | missing).all():
+        return truth.cast(pl.Float64).fill_null(float("nan")).to_numpy()
+    values = text
+    if form.decimal == ",":  # a point is then no part of a number
+        values = text.str.replace_all(".", " ", literal=True).str.replace(",", ".", literal=True)
+    values = values.cast(pl.Float64, strict=False)
+    bad = values.is_null() & ~missing
+    if bad.any():
+        row = int(bad.arg_max() or 0)
+        place, cell = f"line {row + FIRST_LINE}", str(text[row])
+        raise _marked(series.name, cell, place, where, form) or NotNumbers(
+            series.name, f"{cell[:40]!r} in {place}", where
+        )
+    return values.fill_null(float("nan")).to_numpy()
+
+
+def _marked(name: str, cell: str, place: str, where: str, form: TextForm) -> DataError | None:
+    """What to say of a number with the mark that is not the decimal one; None if it is no number.
+
+    1,001 is a thousand and one to some and one and a thousandth to others: nobody guesses.
+    """
+    mark, word = (",", "comma") if form.decimal == "." else (".", "point")
+    whole, *groups = cell.lstrip("+-").split(mark)
+    if not (groups and whole.isdigit() and all(part.isdigit() for part in groups)):
+        return None
+    here, plain = f"{where}, {place}, column {name!r}", whole + "".join(groups)
+    if len(groups) > 1:
+        return DataError(f"{here}: write {cell!r} as {plain}, without marks between thousands.")
+    other = "say --decimal ," if mark == "," else "leave --decimal out"
+    if len(groups[0]) == 3 and len(whole) <= 3:
+        return DataError(
+            f"{here}: is {cell!r} the number {plain} or {whole}.{groups[0]}? Write {plain} if it "
+            f"is the first; {other} if it is the second."
+        )
+    return DataError(f"{here}: {cell!r} has a decimal {word}: {other}, or write it otherwise.")
+
+
+@final
+class NotNumbers(DataError):
+    """A column that holds something else."""
+
+    def __init__(self, name: str, what: str, where: str) -> None:
+        self.reason = f"column {name!r} holds {what}, which is no number"
+        super().__init__(
+            f"{where}: {self.reason}. Choose others with --columns, name it as the workers' with "
+            f"--groups, or say --types {name}=categorical."
+        )
+
+
+def without_numbers(path: Path) -> dict[str, str]:
+    """Columns of a Parquet file that hold no numbers, and why."""
+    return {
+        name: f"column {name!r} holds {kind}, which is no number"
+        for name, kind in parquet_schema(path).items()
+        if not (kind.is_numeric() or str(kind) in ("Boolean", "Null"))
+    }
+
+
+def text_of(series: Any) -> Any:
+    """A column as text, None where a value is missing."""
+    import polars as pl
+
+    text = series.cast(pl.String).str.strip_chars()
+    return text.set(text.is_in(list(MISSING)), None)
+
+
+def codes(series: Any, names: Sequence[str], where: str) -> FloatArray:
+    """Category names as codes, in the order the model knows them."""
+    place = {name: code for code, name in enumerate(names)}
+    out = np.full(len(series), np.nan)
+    for row, value in enumerate(text_of(series).to_list()):
+        if value is None:
+            continue
+        if value not in place:
+            raise DataError(
+                f"{where}, line {row + FIRST_LINE}: the model does not know the category {value!r} "
+                f"of column {series.name!r}; it knows {', '.join(map(repr, names[:12]))}."
+            )
+        out[row] = place[value]
+    return out
 
 
 def parquet_workers(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, final
 
@@ -75,6 +75,19 @@ class Workers(ABC):
     """Weights of the rows, worker by worker; None where all count alike."""
     precision: Precision = "double"
     """Of passes over rows on a device."""
+    first_line: int | None = None
+    """Where rows came from text files: the line of the first. Messages then speak of lines."""
+    left_out: Mapping[str, str] = {}
+    """Columns of a file that hold no numbers, and why."""
+
+    def row_name(self, worker: int, row: int) -> str:
+        """What the user's table calls a worker's row: messages say it."""
+        place = self.place(worker, row)
+        return f"row {place}" if self.first_line is None else f"line {place + self.first_line}"
+
+    def place(self, worker: int, row: int) -> int:
+        """Where a worker's row stands in the table it came from, counting from 0."""
+        return row
 
     @property
     @final

@@ -41,6 +41,10 @@ class WorkerData(Workers):
     row_weights: Sequence[FloatArray] | None = None
     precision: Precision = "double"
     """Of passes over rows on a device."""
+    order: IntArray | range | None = None
+    """Where all are rows of one table, which row of it each was."""
+    first_line: int | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
     memo: dict[str, Any] = field(default_factory=dict, repr=False)
     """The rows of all workers as kernels take them, with what was found out about them."""
 
@@ -67,6 +71,10 @@ class WorkerData(Workers):
     def counts(self) -> IntArray:
         """Rows of each worker."""
         return np.diff(self.offsets)
+
+    def place(self, worker: int, row: int) -> int:
+        """Where a worker's row stands in the table it came from, counting from 0."""
+        return row if self.order is None else int(self.order[self.offsets[worker] + row])
 
     def counts_of(self, workers: IntArray) -> IntArray:
         """Rows of these workers."""
@@ -146,7 +154,20 @@ def from_groups(table: Any, groups: Any) -> WorkerData:
     if order is not None:
         rows = gather(rows, order)
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    return WorkerData(rows, offsets, [str(v) for v in values], columns)
+    places = range(len(labels)) if order is None else order
+    return WorkerData(rows, offsets, [str(v) for v in values], columns, order=places)
+
+
+def of_file(
+    workers: Workers, first_line: int | None, left_out: Mapping[str, str] | None = None
+) -> Workers:
+    """The same rows, with the line of the first and why columns of their file were left out."""
+    told: dict[str, Any] = {"first_line": first_line, "left_out": left_out or {}}
+    if isinstance(workers, WorkerData):
+        return dataclasses.replace(workers, **told)
+    for name, value in told.items():
+        setattr(workers, name, value)
+    return workers
 
 
 def _from_file(data: str | Path | ParquetRows, groups: Any) -> Workers:
@@ -160,7 +181,7 @@ def _from_file(data: str | Path | ParquetRows, groups: Any) -> Workers:
     if 8 * whole.shape[0] * whole.shape[1] > SMALL_BYTES:
         return WorkerTables(*parquet_workers(whole, groups, labels))
     found = from_groups(whole.read(0, whole.shape[0]), labels)
-    return WorkerData(found.rows, found.offsets, found.names, whole.columns)
+    return dataclasses.replace(found, columns=whole.columns)
 
 
 def from_workers(tables: Sequence[Any], names: Sequence[Any] | None = None) -> Workers:
@@ -298,7 +319,7 @@ def row_weights(
 def weigh(found: Workers, weights: list[FloatArray]) -> Workers:
     """The same rows, with weights."""
     if isinstance(found, WorkerData):
-        return WorkerData(found.rows, found.offsets, found.names, found.columns, weights)
+        return dataclasses.replace(found, row_weights=weights, memo={})
     assert isinstance(found, WorkerTables)
     return WorkerTables(found.tables, found.names, found.columns, weights)
 
@@ -366,13 +387,15 @@ def with_columns(workers: Workers, columns: tuple[str, ...]) -> Workers:
         raise DataError(f"the run names its columns {list(columns)}; these data name none.")
     missing = [name for name in columns if name not in have]
     if missing:
-        raise DataError(f"expected the columns {list(columns)}; missing {missing}.")
+        why = "".join(f" ({workers.left_out[n]})" for n in missing if n in workers.left_out)
+        raise DataError(f"expected the columns {list(columns)}; missing {missing}{why}.")
     if isinstance(workers, WorkerData):
         picked = workers.rows[:, [have.index(name) for name in columns]]
         return dataclasses.replace(workers, rows=picked, columns=columns)
     assert isinstance(workers, WorkerTables)
     tables = [_with_columns(table, have, columns) for table in workers.tables]
-    return WorkerTables(tables, workers.names, columns, workers.row_weights)
+    found = WorkerTables(tables, workers.names, columns, workers.row_weights)
+    return of_file(found, workers.first_line, workers.left_out)
 
 
 def _with_columns(table: Any, have: tuple[str, ...], columns: tuple[str, ...]) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from emfed.algorithms import ALGORITHMS, Decreasing
 from emfed.compressors.words import parse_compressor
-from emfed.core.configuration import check_keys, nearest
+from emfed.core.configuration import as_toml, check_keys, nearest, reworded
 from emfed.core.errors import EmfedError, SettingsError
 from emfed.core.protocols import Algorithm, Model
 from emfed.fitting.settings import FitSettings, read_range
@@ -39,8 +39,13 @@ def read_words(
         chosen = _algorithm(algorithm or {}, _at(where, "algorithm"))
         return FitSettings(make, n_components=numbers, algorithm=chosen, **options, **more)
     except SettingsError as error:
-        told = str(error)
+        told = in_toml(str(error)) if where else str(error)
         raise SettingsError(told if told.startswith(where) else f"{where}: {told}") from None
+
+
+def in_toml(message: str) -> str:
+    """A message that speaks of settings as ``run.toml`` writes them."""
+    return reworded(message, {name: name for name in (*WORDS, "missing", "n_components")}, as_toml)
 
 
 def _at(where: str, table: str) -> str:

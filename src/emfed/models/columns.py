@@ -26,7 +26,7 @@ from emfed.models.categories import Bernoulli, Categorical
 from emfed.models.durations import Exponential, Gamma
 from emfed.models.families import Family, Gaussian, Poisson
 from emfed.models.mixture import blocks, to_numpy
-from emfed.models.naming import column_name
+from emfed.models.naming import column_name, row_name
 from emfed.models.rows import combine_seen, seen_moments, total_weight
 
 EXPOSURE = "exposure"
@@ -237,9 +237,9 @@ class Columns:
         column = int(columns[which])
         name = str(column) if self.names is None else repr(self.names[column])
         value = float(to_numpy(rows)[..., row, column].ravel()[0])
-        tail = "or NaN for a missing value" if self.missing else "and no NaN, as missing=False"
+        tail = "or NaN for a missing value" if self.missing else "and no NaN (say missing=True)"
         raise DataError(
-            f"{where}: row {first + row}, column {name} is {value}; expected {words}, {tail}."
+            f"{where}: {row_name(first + row)}, column {name} is {value}; expected {words}, {tail}."
         )
 
     def summary(self, data: Any, weights: Any | None) -> dict[str, FloatArray]:

@@ -1,12 +1,13 @@
-"""Columns by their names in messages: models count columns, readers know names."""
+"""Columns and rows by their names in messages: models count them, readers know names."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 
 _NAMES: ContextVar[Sequence[str] | None] = ContextVar("columns", default=None)
+_ROWS: ContextVar[Callable[[int], str] | None] = ContextVar("rows", default=None)
 
 
 @contextlib.contextmanager
@@ -28,3 +29,19 @@ def column_name(column: int) -> str:
 def counted() -> str:
     """How numbers are meant, where columns have no names."""
     return " (counting from 0)" if _NAMES.get() is None else ""
+
+
+@contextlib.contextmanager
+def rows_named(name: Callable[[int], str]) -> Iterator[None]:
+    """Within, `row_name` is this: what the user's table or file calls a row."""
+    token = _ROWS.set(name)
+    try:
+        yield
+    finally:
+        _ROWS.reset(token)
+
+
+def row_name(row: int) -> str:
+    """``row 3``, counting from 0; ``line 5`` where the row came from a file."""
+    name = _ROWS.get()
+    return f"row {row}" if name is None else name(row)

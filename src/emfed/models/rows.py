@@ -13,6 +13,7 @@ from emfed.core.protocols import FloatArray
 from emfed.models.devices import Ragged
 from emfed.models.matrices import pack
 from emfed.models.mixture import blocks, to_numpy
+from emfed.models.naming import row_name
 
 LARGEST = 1e140
 """Larger numbers cannot be squared in doubles with room to spare."""
@@ -52,9 +53,12 @@ def check_rows(
             bad = np.argwhere(to_numpy(good) == 0)
             row, column = int(bad[0, 0]), int(bad[0, 1])
             name = repr(columns[column]) if columns is not None else str(column)
+            value = float(rows[row, column])
+            hole = " (a Gaussian mixture takes missing values with missing=True)"
             raise DataError(
-                f"{where}: row {first + row}, column {name} is {float(rows[row, column])}; this "
-                "model needs finite numbers (of at most 1e140). Drop or impute such rows first."
+                f"{where}: {row_name(first + row)}, column {name} is {value}; this model needs "
+                "finite numbers (of at most 1e140). Drop or impute such rows first"
+                f"{hole if value != value else ''}."
             )
         first += rows.shape[0]
 
@@ -75,8 +79,8 @@ def check_seen(
             row, column = np.argwhere(bad)[0].tolist()
             name = str(column) if columns is None else repr(columns[column])
             raise DataError(
-                f"{where}: row {first + row}, column {name} is {values[row, column]}; expected "
-                "a finite number (of at most 1e140), or NaN for a missing value."
+                f"{where}: {row_name(first + row)}, column {name} is {values[row, column]}; "
+                "expected a finite number (of at most 1e140), or NaN for a missing value."
             )
         first += len(values)
 

@@ -6,6 +6,7 @@ import contextlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from typing import Any, final
 
@@ -37,6 +38,7 @@ from emfed.data.tables import Piece, Workers, apart
 from emfed.data.workers import WorkerData, with_columns
 from emfed.models.binding import Bound
 from emfed.models.devices import Ragged
+from emfed.models.naming import rows_named
 from emfed.models.side_by_side import SideBySide
 from emfed.network.scoring import scores_of, scores_width
 
@@ -359,7 +361,8 @@ class InProcessFederation(Federation):
                 )
             for first, block in chunks(rows):
                 block = block.rows if isinstance(block, Ragged) else block
-                model.check(block, self._where(worker), data.columns, first)
+                with rows_named(partial(data.row_name, worker)):
+                    model.check(block, self._where(worker), data.columns, first)
 
     def oracle(self, request: Request) -> Oracle:
         """The data of the asked workers."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import final
 
 from emfed.core.errors import EmfedError, SettingsError
+from emfed.data.files import PLAIN, TextForm
 from emfed.network import SiteRules
 from emfed.network.addresses import alone, check_insecure_site, split_address
 from emfed.network.deployment.site import (
@@ -43,6 +44,8 @@ class Guest(ABC):
     columns: list[str] | None = None
     rules: SiteRules = field(default_factory=SiteRules)
     dry_run: bool = False
+    form: TextForm = PLAIN
+    """How the file is written, where it is text."""
     _told: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -82,7 +85,9 @@ class Guest(ABC):
         with alone(self.folder / "join.lock") as mine:
             if not mine:
                 raise EmfedError(f"another `emfed join` works in {self.folder}.")
-            rows = prepare(self.folder, self.data, self.columns)
+            rows = prepare(self.folder, self.data, self.columns, self.form)
+            for why in rows["left_out"].values():
+                report("state", f"{why}: no run can use it")
             write_site(self.folder, rows, self.rules, self.columns)
             if self.dry_run:
                 self.journal.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ from emfed.core.records import RoundRecord
 from emfed.core.storage import remove_torn
 from emfed.fitting.serving import Served, serve
 from emfed.fitting.settings import ROUNDS
+from emfed.fitting.words import in_toml
 from emfed.network import Transport
 from emfed.network.deployment.config import Config
 from emfed.network.deployment.status import Noted, Status
@@ -36,6 +37,7 @@ def serve_run(transport: Transport, config: Config, status: Status) -> None:
             config.place("output"), served, {"up": crossed["received"], "down": crossed["sent"]}
         )
     except EmfedError as error:
+        error.args = (in_toml(str(error)), *error.args[1:])
         logger.exception("the run cannot go on")
         status.say("failed", error=str(error))
         raise

@@ -18,8 +18,18 @@ from emfed.core.errors import DataError, SettingsError
 from emfed.core.storage import write_atomic
 from emfed.core.wire import Kind, Reason, decode_text, encode_refusal, peek
 from emfed.data import ParquetRows, WorkerData
-from emfed.data.files import read_frame
-from emfed.data.reading import read_table
+from emfed.data.files import (
+    FIRST_LINE,
+    PLAIN,
+    NotNumbers,
+    TextForm,
+    kind_of,
+    numbers,
+    read_cells,
+    without_numbers,
+)
+from emfed.data.sources import parquet_schema
+from emfed.data.workers import as_workers, of_file
 from emfed.fitting.serving import rehearse
 from emfed.models import build_model
 from emfed.network import Site, SiteRules
@@ -43,29 +53,43 @@ def read_rules(path: Path | None) -> SiteRules:
         raise SettingsError(f"{path.name}: {error}") from None
 
 
-def prepare(folder: Path, data: Path, columns: list[str] | None) -> dict[str, Any]:
-    """Look at the data once and leave them in a form that is quick to open; Parquet stays."""
+def prepare(
+    folder: Path, data: Path, columns: list[str] | None, form: TextForm = PLAIN
+) -> dict[str, Any]:
+    """Look at the data once and leave them in a form that is quick to open; Parquet stays.
+
+    Without ``columns``, those that hold no numbers are left out: no run may ask for them.
+    """
     if not data.exists():
         raise SettingsError(f"{data}: there is no such file.")
-    if data.suffix.lower() == ".parquet":
-        ParquetRows(data, columns)
-        return {"parquet": str(data.resolve()), "columns": columns}
-    frame = read_frame(data)
-    if columns is not None:
-        missing = [name for name in columns if name not in frame.columns]
-        if missing:
-            raise SettingsError(f"{data}: no column {missing[0]!r}; it has {frame.columns}.")
-        frame = frame.select(columns)
-    rows, names = read_table(frame, str(data))
+    kind = kind_of(data)
+    if kind == "parquet":
+        left = without_numbers(data)
+        wanted = columns or [name for name in parquet_schema(data) if name not in left]
+        ParquetRows(data, wanted)
+        return {"parquet": str(data.resolve()), "columns": wanted, "left_out": left}
+    frame, left = read_cells(data, form), {}
+    wanted, parts = columns or list(frame.columns), []
+    for name in wanted:
+        try:
+            parts.append(numbers(frame, [name], str(data), None, form))
+        except NotNumbers as error:
+            if columns is not None:
+                raise DataError(f"{data}: {error.reason}: leave it out of --columns.") from None
+            left[name] = error.reason
+    if not parts:
+        raise DataError(f"{data}: no column holds numbers: {next(iter(left.values()))}.")
+    rows, names = np.concatenate(parts, axis=1), [name for name in wanted if name not in left]
     path, beside = folder / "rows.npy", folder / ".rows.npy.new"
     with beside.open("wb") as file:  # rows may be many: no second copy in memory
         if os.name == "posix":
             os.fchmod(file.fileno(), 0o600)
-        np.save(file, np.asarray(rows))
+        np.save(file, rows)
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
-    return {"rows": str(path.resolve()), "columns": None if names is None else list(names)}
+    about = {"rows": str(path.resolve()), "columns": names, "left_out": left}
+    return about | {"first_line": FIRST_LINE}
 
 
 def write_site(
@@ -104,10 +128,11 @@ def open_site(folder: Path) -> Site:
 def read_rows(about: Mapping[str, Any]) -> Any:
     """A Parquet file where it is, or rows that were prepared, memory-mapped."""
     if "parquet" in about:
-        return ParquetRows(about["parquet"], about["columns"])
-    rows = np.load(about["rows"], mmap_mode="r")
-    columns = None if about["columns"] is None else tuple(about["columns"])
-    return WorkerData(rows, np.array([0, len(rows)]), ["site"], columns)
+        found = as_workers({"site": ParquetRows(about["parquet"], about["columns"])})
+    else:
+        rows = np.load(about["rows"], mmap_mode="r")
+        found = WorkerData(rows, np.array([0, len(rows)]), ["site"], tuple(about["columns"]))
+    return of_file(found, about.get("first_line"), about.get("left_out"))
 
 
 def look_first(folder: Path, message: bytes) -> bytes:

@@ -1,19 +1,25 @@
-"""Progress of a fit: rounds, |H|², bytes and time left, on a terminal and nowhere else."""
+"""Progress of a fit, wherever its rows are: a bar with rounds, |H|², bytes and time left."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from emfed.core.records import RoundRecord
 from emfed.fitting.settings import FitSettings
+from emfed.fitting.stopping import Stop
 
 Show = Callable[[RoundRecord], None]
 WINDOW = 20
 """Rounds from which the fall of |H|² is read."""
+BAR = 16
+"""Characters of the bar."""
+REDRAW_SECONDS, LINE_SECONDS = 0.1, 5.0
+"""Between two looks of a bar that is drawn over itself, and between two lines of a log."""
 
 
 def rounds_left(
@@ -58,38 +64,66 @@ def duration(seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def progress(quiet: bool, settings: FitSettings) -> Iterator[Show]:
-    """A function to call with each record; a line on stderr if that is a terminal."""
-    from rich.console import Console
+def progress(settings: FitSettings, title: str = "", always: bool = False) -> Iterator[Show]:
+    """A function to call with each record: a bar on stderr, drawn over itself.
 
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
+    Where stderr is neither a terminal nor a notebook there is no bar, or with ``always`` a line now
+    and then.
+    """
+    stream = sys.stderr
+    over = stream.isatty() or "ipykernel" in sys.modules
+    if not (over or always):
         yield lambda record: None
         return
     stop = settings.stop(settings.method(2), 2)
-    with console.status("opening") as status:
-        yield _show(status, stop.nats, stop.tolerance, stop.rounds)
+    tell = _tell(over, title)
+    tell("opening")
+    try:
+        yield _show(tell, REDRAW_SECONDS if over else LINE_SECONDS, stop)
+    finally:
+        if over:
+            tell("")
 
 
-def _show(status: Any, nats: float | None, tolerance: float | None, limit: int | None) -> Show:
-    began, shown = time.monotonic(), 0.0
+def _tell(over: bool, title: str) -> Callable[[str], None]:
+    """Write a line, over the last one where that can be; an empty one wipes it."""
+
+    def tell(words: str) -> None:
+        line = f"{title}: {words}" if title and words else words
+        if over:
+            width = shutil.get_terminal_size().columns - 1
+            line = f"\r{line[:width].ljust(width)}" + ("" if words else "\r")
+        else:
+            line += "\n"
+        sys.stderr.write(line)
+        sys.stderr.flush()
+
+    return tell
+
+
+def _show(tell: Callable[[str], None], pause: float, stop: Stop) -> Show:
+    began = time.monotonic()
+    shown = began - pause
     values: list[float] = []
     sent = 0
 
     def show(record: RoundRecord) -> None:
         nonlocal shown, sent
         sent += record.bytes_up + record.bytes_down
-        watched = record.squared_H if tolerance else record.gain
+        watched = record.squared_H if stop.tolerance else record.gain
         if watched is not None:
             values.append(watched)
         now = time.monotonic()
-        if now - shown < 0.1:
+        if now - shown < pause:
             return
         shown = now
-        left = rounds_left(values, nats, tolerance, limit, record.round)
+        left = rounds_left(values, stop.nats, stop.tolerance, stop.rounds, record.round)
         each = (now - began) / max(1, record.round)
-        parts = [f"round {record.round}", f"|H|² {record.squared_H or 0:.1e}"]
-        parts += [size(sent), "" if left is None else f"about {duration(left * each)} left"]
-        status.update("  ".join(part for part in parts if part))
+        parts = [f"round {record.round}", f"|H|² {record.squared_H or 0:.1e}", size(sent)]
+        if left is not None:
+            done = round(BAR * record.round / max(1.0, record.round + left))
+            parts.insert(0, "━" * done + "─" * (BAR - done))
+            parts.append(f"about {duration(left * each)} left")
+        tell("  ".join(parts))
 
     return show

@@ -1,0 +1,28 @@
+"""The program ``emfed``: it stands outside of the package so that Ctrl-C is heard in its imports.
+
+Importing numpy, scipy and the package takes a second, in which Ctrl-C would end in a traceback (or,
+from within a C extension, in an ImportError that blames the installation).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+
+def main() -> None:
+    """Import the command line, then run it."""
+
+    def leave(*_: Any) -> None:
+        os.write(2, b"emfed: interrupted\n")
+        os._exit(130)  # nothing was begun that could be left half done
+
+    heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if heard:
+        signal.signal(signal.SIGINT, leave)
+    from emfed.cli.main import main as command
+
+    if heard:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    command()
