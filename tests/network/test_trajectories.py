@@ -59,7 +59,7 @@ class Scales(Transport):
 
 
 def sites(tables: list[Any], where: Path) -> dict[str, Site]:
-    return {f"site {i}": Site(t, where / str(i)) for i, t in enumerate(tables)}
+    return {f"site {i}": Site(t, where / str(i), simulated=True) for i, t in enumerate(tables)}
 
 
 def both(

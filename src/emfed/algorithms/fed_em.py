@@ -49,7 +49,8 @@ class FedEM(CompressedEM):
         self, model: Model, seed: int, rows: Rows, request: Request, oracle: Oracle, fresh: IntArray
     ) -> tuple[Rows, FloatArray, IntArray]:
         """An unbiased estimate of s-bar_i(T(S)): the full pass, or the mean over a mini-batch."""
-        latent = self._latent(model, seed, request)
+        own = seed if oracle.own_seed is None else oracle.own_seed
+        latent = self._latent(model, own, request)
         if self.batch_size is None or request.kind == "start":
             return rows, oracle.full(request.params, fresh, latent), oracle.counts[fresh]
         batch = steps.draw_batch(seed, request, oracle, fresh, self.batch_size, self.replacement)

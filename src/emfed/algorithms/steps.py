@@ -98,6 +98,7 @@ def draw_batch(
 ) -> Batch:
     """Local rows drawn at random; without replacement, a worker with too few takes them all."""
     workers, counts = request.workers[positions], oracle.counts[positions]
+    seed = seed if oracle.own_seed is None else oracle.own_seed
     indices, weights = batch_indices(seed, request.round, workers, counts, size, replacement)
     cost = np.full(len(counts), size) if replacement else np.minimum(counts, size)
     return Batch(oracle.take(indices, positions), weights, cost)

@@ -411,6 +411,10 @@ class Oracle(ABC):
     """A batch of workers' data, as an algorithm sees it: full passes and picked rows."""
 
     counts: IntArray
+    own_seed: int | None = None
+    """The seed of what is the workers' own affair: which rows a batch holds, and what a simulated
+    E-step draws. None: that of the run, as in a simulation. A site takes a secret, since a server
+    that knows which rows were picked could solve for them."""
 
     @abstractmethod
     def full(self, params: Any, subset: IntArray, latent: Latent | None = None) -> FloatArray:

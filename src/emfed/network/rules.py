@@ -96,7 +96,7 @@ class GuardedRows(Oracle):
 
     def __init__(self, inner: Oracle, model: Model, params: Any, smallest: int) -> None:
         self._inner, self._model, self._params, self._smallest = inner, model, params, smallest
-        self.counts = inner.counts
+        self.counts, self.own_seed = inner.counts, inner.own_seed
 
     def full(self, params: Any, subset: IntArray, latent: Latent | None = None) -> FloatArray:
         """The full pass, if no group is too small."""

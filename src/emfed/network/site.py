@@ -63,7 +63,7 @@ from emfed.network.inprocess import WorkerRows, answer, check_suits, fresh_rows,
 from emfed.network.loop import LoopFederation
 from emfed.network.rules import GuardedRows, Journal, Refusal, SiteRules
 from emfed.network.scoring import scores_of, scores_width
-from emfed.network.store import Joined, SiteStore, State, Tally, clear_old, clear_torn
+from emfed.network.store import Joined, Secret, SiteStore, State, Tally, clear_old, clear_torn
 
 logger = logging.getLogger(__name__)
 NOBODY = Header(Kind.REFUSAL, 0, 0, 0, 0, 0)
@@ -134,7 +134,9 @@ class Site:
 
     ``data`` is a table, a frame, the path of a Parquet file, a `Source` or a `Stream`;
     ``directory`` is where the site keeps what it must not lose, and belongs to it alone;
-    ``rules`` are the owner's; every message sent is a line of ``journal``.
+    ``rules`` are the owner's; every message sent is a line of ``journal``. Which rows a mini-batch
+    holds follows from a secret on the site's disk; ``simulated`` takes the run's seed instead,
+    which the server knows: for comparisons with a simulation.
     """
 
     def __init__(
@@ -147,11 +149,13 @@ class Site:
         columns: Sequence[str] | None = None,
         disk: Disk = DISK,
         device: Any | None = None,
+        simulated: bool = False,
     ) -> None:
+        self._simulated = simulated
         self.rules = SiteRules() if rules is None else rules
         self.directory, self.disk = Path(directory), disk
         self._data = read_site(data, columns, device)
-        self._tally = Tally(self.directory, disk)
+        self._tally, self._secret = Tally(self.directory, disk), Secret(self.directory, disk)
         self._cleared = False
         self._journal = Journal(None if journal is None else Path(journal))
 
@@ -394,7 +398,7 @@ class Site:
             accepted=np.array([body.accepted], dtype=np.int64),
             encode=True,
         )
-        new, replies = self._work(model, phase, state, request, self._rows(joined))
+        new, replies = self._work(header.run, model, phase, state, request, self._rows(joined))
         if len(replies.lost_memory):
             store.put(replace(new, round=state.round, statistics=state.statistics))
             return lost, "memory lost: no content"
@@ -425,7 +429,13 @@ class Site:
         return State(rows, state.round, state.statistics[places], joined.phase)
 
     def _work(
-        self, model: Model, phase: _Phase, state: State, request: Request, data: Workers
+        self,
+        run: int,
+        model: Model,
+        phase: _Phase,
+        state: State,
+        request: Request,
+        data: Workers,
     ) -> tuple[State, Any]:
         """The algorithm's own worker step, for this worker alone."""
         again = bool(state.rows["pending_round"][0] == request.round)
@@ -434,6 +444,8 @@ class Site:
         check_suits(data, phase.algorithm)
         rows_now = fresh_rows(model, data, request.round, _ME)
         oracle: Oracle = WorkerRows(model, rows_now, _ME, Workers.pieces, request.workers)
+        if not self._simulated:
+            oracle.own_seed = self._secret.seed(f"{run:016x} {phase.number}")
         if self.rules.smallest_group is not None:
             oracle = GuardedRows(oracle, model, request.params, self.rules.smallest_group)
         rows, replies = phase.algorithm.worker_step(model, phase.seed, state.rows, request, oracle)

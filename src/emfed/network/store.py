@@ -13,7 +13,9 @@ recovery, no journal and no locks that shared file systems get wrong.
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -161,7 +163,7 @@ def clear_torn(directory: Path, disk: Disk = DISK) -> None:
     """Remove what a killed process was writing; whoever calls has the site's lock."""
     runs = [path for path in disk.entries(directory) if _RUN.fullmatch(path.name)]
     for folder in (directory, *runs):
-        remove_torn(folder, ("joined", "state", "answered"), disk)
+        remove_torn(folder, ("joined", "state", "answered", "secret"), disk)
 
 
 def clear_old(directory: Path, current: Path, disk: Disk = DISK) -> None:
@@ -195,3 +197,30 @@ class Tally:
         """One more."""
         about = {"answered": self.read() + 1}
         save_checkpoint(self._path, {"none": np.empty(0)}, about, self._disk)
+
+
+@final
+class Secret:
+    """32 random bytes of the site, on its disk before anything follows from them.
+
+    A killed site that is asked again draws the same rows; the server never learns which.
+    """
+
+    def __init__(self, directory: Path, disk: Disk = DISK) -> None:
+        self._path, self._disk = directory / "secret", disk
+        self._known: bytes | None = None
+
+    def read(self) -> bytes:
+        """The secret, drawn the first time; a damaged file is an error, as with `Tally`."""
+        if self._known is None:
+            if self._disk.read(self._path) is None:
+                drawn = np.frombuffer(os.urandom(32), dtype=np.uint8)
+                save_checkpoint(self._path, {"secret": drawn}, {}, self._disk)
+            self._known = load_checkpoint(self._path, self._disk)[0]["secret"].tobytes()
+            self._disk.settle(self._path)
+        return self._known
+
+    def seed(self, purpose: str) -> int:
+        """64 bits that follow from the secret and a purpose, and that nobody else can tell."""
+        digest = hashlib.blake2b(purpose.encode(), key=self.read(), digest_size=8).digest()
+        return int.from_bytes(digest, "little")

@@ -161,7 +161,7 @@ class FaultyTransport(Transport):
         if self.hit(self.plan.kill_worker):
             disk.fuse = int(self.dice() * 6)
         try:
-            answer = Site(self.tables[key], key, disk=disk).step(message)
+            answer = Site(self.tables[key], key, disk=disk, simulated=True).step(message)
         except Killed:
             answer = None
         spared = self.keep_fuses or disk.fuse is None or self.dice() < 0.5

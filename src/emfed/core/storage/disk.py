@@ -82,13 +82,13 @@ class Disk:
             directory.rmdir()
 
     def make_directory(self, directory: Path) -> None:
-        """A directory and those above it, durable."""
+        """A directory and those above it, durable; new ones are their owner's alone."""
         missing = []
         while not directory.is_dir():
             missing.append(directory)
             directory = directory.parent
         for new in reversed(missing):
-            new.mkdir(exist_ok=True)
+            new.mkdir(mode=0o700, exist_ok=True)
             self.sync_directory(new.parent)
 
     @contextlib.contextmanager
