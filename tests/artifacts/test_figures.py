@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from emfed.artifacts import Figure, Panel, Series, aligned, band, draw, render, spread
+from emfed.artifacts import Figure, Panel, Series, band, draw, render, spread
 from emfed.artifacts.figures import DASHES, MARKERS, PALETTE
 
 
@@ -24,11 +24,11 @@ def example(labels: int = 3) -> Figure:
     )
 
 
-def test_both_formats_and_the_same_bytes_again(tmp_path: Path) -> None:
+def test_all_formats_and_the_same_bytes_again(tmp_path: Path) -> None:
     draw(example(), tmp_path / "step-0.03")
     assert (tmp_path / "step-0.03.png").read_bytes()[:4] == b"\x89PNG"
     svg = (tmp_path / "step-0.03.svg").read_bytes()
-    assert svg == render(example(), "svg")
+    assert svg == render(example(), "svg", column=True)
     assert b"<svg" in svg
 
 
@@ -43,32 +43,58 @@ def test_looks_differ_without_colour() -> None:
     assert max(lightness) < 0.7  # none is lost on white
 
 
-def test_a_band_is_the_median_and_range_of_what_is_in_its_slice() -> None:
-    x = np.arange(100.0)
-    curves = [(x, np.full(100, value)) for value in (1.0, 2.0, 9.0)]
-    series = band("b", curves, points=10)
-    np.testing.assert_allclose(series.y, 2)
+def test_bands_are_over_seeds_and_never_over_time() -> None:
+    """Five seeds that fall alike have a band of no width, however often each was looked at."""
+    x = np.linspace(0, 100, 1001)
+    fall = np.exp(-x / 10)
+    ragged = [(x[k::3], fall[k::3]) for k in (0, 1, 2, 0, 1)]
+    series = band("b", ragged)
     assert series.low is not None
     assert series.high is not None
-    assert np.all(series.low < 1.9)
-    assert np.all(series.high > 8)
-    assert np.all(np.diff(series.x) > 0)
-    missing = band("b", [(x, np.where(x % 10 == 0, 5.0, np.nan))], points=50)
-    np.testing.assert_allclose(missing.y, 5)
-    assert len(missing.y) == 10
+    np.testing.assert_allclose(series.low, series.high, rtol=1e-3)
+    assert np.all(np.diff(series.y) < 0)
+    levels = band("b", [(x, np.full(1001, float(k))) for k in range(21)], points=10)
+    assert levels.low is not None
+    assert levels.high is not None
+    np.testing.assert_allclose(
+        [levels.low, levels.y, levels.high], np.outer([1, 10, 19], np.ones(10))
+    )
+    short = band("b", [(x[: 100 * k], fall[: 100 * k]) for k in range(1, 7)])
+    assert short.x[-1] <= x[99]  # no quantile over fewer seeds than there are
+
+
+def test_few_seeds_are_drawn_one_by_one() -> None:
+    x = np.arange(100.0)
+    series = band("b", [(x, np.full(100, value)) for value in (1.0, 2.0, 9.0)])
+    assert series.low is series.high is None
+    assert np.isnan(series.y).sum() == 2  # gaps between three lines
+    assert [np.sum(series.y == value) for value in (1, 2, 9)] == [100, 100, 100]
+    missing = band("b", [(x, np.where(x % 10 == 0, 5.0, np.nan))])
+    np.testing.assert_allclose(missing.y, np.full(10, 5))
     assert len(band("b", [(x, np.full(100, np.nan))]).x) == 0
 
 
-def test_aligned_curves_and_spreads() -> None:
-    x, y = np.arange(4.0), np.array([1.0, 2.0, np.nan, 4.0])
-    series = aligned("a", [(x, y), (x + 2, 3 * y), (x + 1, 2 * y)])
-    np.testing.assert_allclose(series.x, [1, 2, 4])
-    np.testing.assert_allclose(series.y, [2, 4, 8])
-    assert series.low is not None
-    np.testing.assert_allclose(series.low, [1, 2, 4])
+def test_spreads_leave_out_what_never_got_there() -> None:
     points = spread("s", [1, 2, 3], [np.array([1.0, 3.0]), np.array([np.inf, 1.0]), np.ones(2)])
-    np.testing.assert_allclose(points.x, [1, 3])  # a run that never got there has no place
+    np.testing.assert_allclose(points.x, [1, 3])
     np.testing.assert_allclose(points.y, [2, 1])
+
+
+def test_a_short_decade_has_numbers_between_powers_of_ten() -> None:
+    x = np.arange(4.0)
+    panel = Panel([Series("a", x, 0.006 + 0.001 * x)], "x", "y")
+    told = re.findall(r"<!-- (.*?) -->", render(Figure("", [panel]), "svg").decode())
+    assert sum(bool(re.fullmatch(r"0\.00\d+", word)) for word in told) >= 3
+
+
+def test_a_column_of_a_paper_has_its_width_and_readable_text() -> None:
+    panels = [
+        Panel([Series("a rather long label", np.arange(3.0), np.arange(1, 4.0))], "x", "y")
+    ] * 2
+    svg = render(Figure("", panels), "svg", column=True).decode()
+    assert 'width="234pt"' in svg  # 3.25 inches
+    assert render(Figure("", panels), "pdf", column=True).startswith(b"%PDF")
+    assert render(Figure("", panels), "pdf", True) == render(Figure("", panels), "pdf", True)
 
 
 @pytest.mark.parametrize("labels", [1, 7, 10])

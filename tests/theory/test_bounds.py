@@ -126,7 +126,120 @@ def test_inner_rounds_minimise_the_conditional_expectations() -> None:
 
     best = theory.vr_inner_rounds(m, omega)
     assert cost(best) <= min(cost(k) for k in range(1, 1000)) * 1.001
-    assert theory.vr_evaluations(best, best, n, m, best / 9) == pytest.approx(best * cost(best))
+    printed = theory.vr_evaluations(best, best, n, m, best / 9, skipped=False)
+    assert printed == pytest.approx(best * cost(best))
+    ours = theory.vr_evaluations(4, 4, 100, 100, 20)  # one outer loop of four inner rounds
+    assert ours == 100 * (100 + 3 * 2 * 20)
+    assert theory.vr_evaluations(4, 4, 100, 100, 20, skipped=False) / ours == pytest.approx(
+        1.18, abs=0.01
+    )
+
+
+@given(constants, omegas, st.floats(0.05, 1), st.floats(0, 10), st.floats(0, 10))
+def test_recursions_on_memories_as_printed(
+    c: dict[str, Any], w: float, p: float, error: float, field: float
+) -> None:
+    problem, n = Problem(**c), c["workers"]
+    silent, rate = w + (1 - p) * (1 + w) / p, 1 / (1 + w)
+    noise = silent / n * (error * n + c["variance"]) + c["variance"] / n
+    assert theory.fedem_variance(problem, w, error, p) == pytest.approx(noise)
+    step = 0.5 * theory.fedem_step_limit(problem, w, p).largest
+    steep = 2 * step**2 * c["lipschitz"] ** 2 / (rate * p)
+    printed = (1 - rate * p / 2 + steep * silent / n) * error * n + steep * field
+    printed += (2 * rate * p + steep * (1 + silent) / n) * c["variance"]
+    found = theory.fedem_memory_step(problem, step, w, error, field, p)
+    assert found == pytest.approx(printed / n)
+
+
+@given(constants, omegas, st.floats(0.05, 1), st.floats(0, 0.9))
+def test_falling_steps_are_bounded_and_constant_ones_no_worse_than_theorem_1(
+    c: dict[str, Any], w: float, p: float, power: float
+) -> None:
+    problem = Problem(**c)
+    largest = 0.9 * theory.fedem_step_limit(problem, w, p).largest
+    constant = theory.fedem_decreasing_bound(problem, np.full(40, largest), w, p)
+    assert constant <= theory.fedem_bound(problem, largest, 40, w, p) * 1.001
+    falling = theory.fedem_decreasing_bound(problem, largest / np.arange(1, 41) ** power, w, p)
+    assert np.isfinite(falling)
+    with pytest.raises(emfed.SettingsError, match="never grow"):
+        theory.fedem_decreasing_bound(problem, np.array([0.1, 0.2]) * largest, w, p)
+    limit = theory.fedem_step_limit(problem, w, p).compression
+    with pytest.raises(emfed.SettingsError, match="gamma_max"):
+        theory.fedem_decreasing_bound(problem, np.array([1.1 * limit]), w, p)
+
+
+@pytest.mark.parametrize("p", [1.0, 0.4])
+def test_the_recursions_hold_for_a_literal_run(p: float) -> None:
+    """h affine, h_i(s) = kappa (c_i - s): Algorithm 1 by hand, 4,000 copies side by side."""
+    n, d, kappa, keep, sigma = 6, 8, 0.5, 2, 0.3
+    dice = np.random.default_rng(4)
+    omega, rate, copies = d / keep - 1, keep / d, 4000
+    centres = 3 * dice.normal(size=(n, d))
+    problem = Problem(n, kappa, kappa, 1.0, variance=d * sigma**2)
+    step = theory.fedem_step_limit(problem, omega, p).largest
+    here, memory = np.zeros((copies, d)), np.zeros((copies, n, d))
+    for _ in range(30):
+        fields = kappa * (centres - here[:, None])
+        before = float(((memory - fields) ** 2).sum(axis=-1).mean() / n)
+        squared_h = float((fields.mean(axis=1) ** 2).sum(axis=-1).mean())
+        delta = fields + sigma * dice.normal(size=fields.shape) - memory
+        kept = np.argsort(dice.random(fields.shape), axis=-1) < keep
+        sent = np.where(kept, delta * d / keep, 0.0) * (dice.random((copies, n, 1)) < p)
+        guess = memory.mean(axis=1) + sent.mean(axis=1) / p
+        variance = float(((guess - fields.mean(axis=1)) ** 2).sum(axis=-1).mean())
+        assert variance <= 1.05 * theory.fedem_variance(problem, omega, before, p)
+        assert variance >= 0.5 * theory.fedem_variance(problem, omega, before, p)  # no idle bound
+        here, memory = here + step * guess, memory + rate * sent
+        fields = kappa * (centres - here[:, None])
+        after = float(((memory - fields) ** 2).sum(axis=-1).mean() / n)
+        assert after <= 1.02 * theory.fedem_memory_step(problem, step, omega, before, squared_h, p)
+
+
+def test_memories_of_vr_fedem_obey_their_cesaro_bound() -> None:
+    """Algorithm 2 by hand at Theorem 2's settings, 500 copies: the mean of G is below its bound."""
+    n, m, d, kappa, keep, inner, outer = 5, 16, 8, 0.5, 4, 8, 12
+    dice = np.random.default_rng(5)
+    omega, copies = d / keep - 1, 500
+    rows = dice.normal(size=(n, m, d)) + 3 * dice.normal(size=(n, 1, d))
+    means = rows.mean(axis=1)
+    gap = 0.5 * kappa * float((means.mean(axis=0) ** 2).sum())
+    problem = Problem(n, kappa, kappa, gap)
+    step, batch, rate = (
+        theory.vr_step(problem, omega, inner),
+        theory.vr_batch(inner, omega),
+        keep / d,
+    )
+    here, memory = np.zeros((copies, d)), np.zeros((copies, n, d))
+    start = theory.memory_error(np.full(n, 1 / n), kappa * means, 0.0)
+    errors, checked = [], 0
+    for _ in range(outer):
+        held, before, moved = here[:, None] * (1 - kappa) + kappa * means, here, 0.0
+        for _ in range(inner):
+            # s-bar_ij(T(s)) = (1 - kappa) s + kappa y_ij: differences do not depend on the rows
+            held = held + (1 - kappa) * (here - before)[:, None]
+            delta = held - here[:, None] - memory
+            kept = np.argsort(dice.random(delta.shape), axis=-1) < keep
+            sent = np.where(kept, delta * d / keep, 0.0)
+            guess = memory.mean(axis=1) + sent.mean(axis=1)
+            fields = kappa * (means - here[:, None])
+            error = ((memory - fields) ** 2).sum(axis=-1).mean(axis=1) / n
+            size = float((guess**2).sum(axis=-1).mean())
+            blur = float(((guess - fields.mean(axis=1)) ** 2).sum(axis=-1).mean())
+            bound = theory.vr_variance(problem, step, omega, batch, float(error.mean()), moved)
+            assert blur <= 1.05 * bound
+            before, here, memory = here, here + step * guess, memory + rate * sent
+            fields = kappa * (means - here[:, None])
+            after = float((((memory - fields) ** 2).sum(axis=-1).mean(axis=1) / n).mean())
+            promised = theory.vr_memory_step(
+                problem, step, omega, batch, float(error.mean()), size, moved
+            )
+            assert after <= 1.02 * promised
+            checked += 1
+            moved += size
+            errors.append(after)
+    assert checked == inner * outer
+    assert np.mean(errors) <= theory.vr_memory_bound(problem, omega, inner, outer, start)
+    assert np.mean(errors) >= 0.05 * theory.vr_memory_bound(problem, omega, inner, outer, start)
 
 
 def test_steps_beyond_the_theorem_are_refused() -> None:

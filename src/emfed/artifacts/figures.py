@@ -1,4 +1,4 @@
-"""Figures in one style: colour-blind safe, readable in grey, PNG and SVG.
+"""Figures in one style: colour-blind safe, readable in grey; PNG, SVG and PDF.
 
 A figure is plain data (`Figure`, `Panel`, `Series`); `draw` alone knows matplotlib. Colour, dash
 and marker go together and follow the label, so that a label looks the same in every panel.
@@ -85,33 +85,37 @@ class Figure:
     share_y: bool = False
 
 
+FEW = 5
+"""Seeds below which a band would say more than they can: each seed is drawn by itself."""
+
+
 def band(label: str, curves: Sequence[tuple[FloatArray, FloatArray]], points: int = 150) -> Series:
-    """Many curves as one: in each of so many slices of x, the median and the 5 to 95% range."""
-    x = np.concatenate([c[0] for c in curves])
-    y = np.concatenate([c[1] for c in curves])
-    known = np.isfinite(x) & np.isfinite(y)
-    x, y = x[known], y[known]
-    if not len(x):
-        empty = np.empty(0)
-        return Series(label, empty, empty)
-    width = max(1, len(x) // (points * max(1, len(curves))))
-    points = min(points, len(x) // max(1, width * len(curves)) + 1)
-    edges = np.linspace(x.min(), x.max(), points + 1)
-    slot = np.minimum(np.searchsorted(edges, x, side="right") - 1, points - 1)
-    rows = [
-        (x[slot == k].mean(), *np.quantile(y[slot == k], (0.5, 0.05, 0.95)))
-        for k in np.unique(slot)
-    ]
-    middle, median, low, high = np.transpose(rows)
-    return Series(label, middle, median, low, high)
+    """One curve a seed, as one series: the median over seeds and the 5 to 95% range, at each x.
+
+    Every curve is interpolated on one grid, over the x that all of them reach; so quantiles are
+    over seeds and never over time. Fewer than five seeds are drawn one by one.
+    """
+    known = [(x[k], y[k]) for x, y in curves if (k := np.isfinite(x) & np.isfinite(y)).any()]
+    if not known:
+        return Series(label, np.empty(0), np.empty(0))
+    if len(known) < FEW:
+        return one_by_one(label, known, 4 * points)
+    first, last = max(x[0] for x, _ in known), min(x[-1] for x, _ in known)
+    grid = np.linspace(first, last, min(points, max(len(x) for x, _ in known)))
+    median, low, high = np.quantile([np.interp(grid, x, y) for x, y in known], (0.5, 0.05, 0.95), 0)
+    return Series(label, grid, median, low, high)
 
 
-def aligned(label: str, curves: Sequence[tuple[FloatArray, FloatArray]]) -> Series:
-    """Curves with as many points each as one: point by point, the median and the whole range."""
-    x, y = (np.stack([curve[k] for curve in curves]) for k in (0, 1))
-    known = np.isfinite(y).all(axis=0)
-    x, y = x[:, known], y[:, known]
-    return Series(label, np.median(x, axis=0), np.median(y, axis=0), y.min(axis=0), y.max(axis=0))
+def one_by_one(
+    label: str, curves: Sequence[tuple[FloatArray, FloatArray]], points: int = 150
+) -> Series:
+    """Every curve as a line of its own, all with one label; each of so many points at most."""
+    parts = []
+    for x, y in curves:
+        thin = np.unique(np.linspace(0, len(x) - 1, points).astype(int))
+        parts += [np.full((2, 1), np.nan), np.stack([x[thin], y[thin]])]  # a gap, a line
+    x, y = np.hstack(parts[1:])
+    return Series(label, x, y)
 
 
 def spread(label: str, x: Sequence[float], samples: Sequence[FloatArray]) -> Series:
@@ -124,31 +128,46 @@ def spread(label: str, x: Sequence[float], samples: Sequence[FloatArray]) -> Ser
 
 
 def draw(figure: Figure, path: Path) -> None:
-    """Write the figure beside ``path`` with the endings .png and .svg."""
-    for suffix in (".png", ".svg"):
-        path.with_name(path.name + suffix).write_bytes(render(figure, suffix[1:]))
+    """Write the figure beside ``path``: .png for screens, .svg and .pdf for a paper's column."""
+    for suffix in (".png", ".svg", ".pdf"):
+        drawn = render(figure, suffix[1:], column=suffix != ".png")
+        path.with_name(path.name + suffix).write_bytes(drawn)
 
 
-def render(figure: Figure, kind: str) -> bytes:
-    """The figure as PNG or SVG; the same figure gives the same bytes."""
+COLUMN = 3.25
+"""Inches: the width of one column of most two-column journals and proceedings."""
+_SMALL = {"font.size": 8, "axes.titlesize": 8, "legend.fontsize": 7, "lines.linewidth": 1.2}
+
+
+def render(figure: Figure, kind: str, column: bool = False) -> bytes:
+    """The figure as PNG, SVG or PDF; the same figure gives the same bytes.
+
+    Panels stand side by side. In a ``column`` of a paper, 3.25 inches wide, they stand one above
+    the other, so that text keeps its size.
+    """
     import matplotlib
     from matplotlib.figure import Figure as Drawing
 
     labels = list(dict.fromkeys(s.label for p in figure.panels for s in p.series))
     count = len(figure.panels)
-    width = 4.6 * count if count > 1 else 5.6
+    width = COLUMN if column else 4.6 * count if count > 1 else 5.6
+    letter = 0.063 if column else 0.085
     longest = max(len(label) for label in labels)
-    columns = max(1, min(4, int(width / (0.085 * longest + 0.75))))
-    height = 3.4 + 0.22 * -(-len(labels) // columns)
+    columns = max(1, min(4, int(width / (letter * longest + 0.75 * letter / 0.085))))
+    rows = count if column else 1
+    height = (2.3 * rows if column else 3.4) + 2.6 * letter * -(-len(labels) // columns)
     handles: dict[str, Any] = {}
     buffer = io.BytesIO()
-    with matplotlib.rc_context(STYLE):  # not pyplot, which would touch the user's windows
+    with matplotlib.rc_context(STYLE | (_SMALL if column else {})):  # not pyplot: no windows
         drawing = Drawing(figsize=(width, height), layout="constrained")
-        axes = drawing.subplots(1, count, sharey=figure.share_y, squeeze=False)[0]
+        share: Any = "all" if figure.share_y else "none"
+        axes = drawing.subplots(rows, count // rows, sharey=share, squeeze=False).ravel()
         for axis, panel in zip(axes, figure.panels, strict=True):
-            _draw_panel(axis, panel, labels, handles, figure.share_y and axis is not axes[0])
+            bare = figure.share_y and not column and axis is not axes[0]
+            _draw_panel(axis, panel, labels, handles, bare)
         drawing.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
-        drawing.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else {})
+        dateless = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
+        drawing.savefig(buffer, format=kind, metadata=dateless)
     return buffer.getvalue()
 
 
@@ -179,6 +198,7 @@ def _draw_panel(
         axis.set_xscale("log")
     if "y" in panel.log:
         axis.set_yscale("log")
+        _mark_short_decades(axis)
     if panel.ticks:
         axis.set_xticks(panel.ticks, [f"{tick:g}" for tick in panel.ticks])
         axis.set_xticks([], minor=True)
@@ -190,6 +210,18 @@ def _draw_panel(
     if not bare:
         axis.set_ylabel(panel.y)
     axis.set_title(panel.title)
+
+
+def _mark_short_decades(axis: Any) -> None:
+    """Numbers and grid between powers of ten, where y spans hardly more than one decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+
+    low, high = axis.get_ylim()
+    if high / low < 30:
+        short = high / low < 4
+        axis.yaxis.set_major_locator(MaxNLocator(5) if short else LogLocator(subs=(1, 2, 3, 5)))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
 
 
 EPOCHS = "epochs (passes over all data)"

@@ -83,7 +83,6 @@ class _Shared(_Matrices):
 
 
 @stored("gaussian-mixture/known")
-@final
 @dataclass(frozen=True, eq=False)
 class Known(_Shared):
     """A covariance given by the user: only weights and means are fitted."""

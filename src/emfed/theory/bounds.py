@@ -14,7 +14,8 @@ from typing import Literal, final
 
 import numpy as np
 
-from emfed.core.errors import check_count, check_range
+from emfed.core.errors import SettingsError, check_count, check_range
+from emfed.core.protocols import FloatArray
 from emfed.theory.problem import Problem, participating
 
 Regime = Literal["smoothness", "compression"]
@@ -166,6 +167,72 @@ def fedem_start(problem: Problem, omega: float, p: float, memory_error: float) -
     return replace(problem, gap=problem.gap + term)
 
 
+def fedem_variance(problem: Problem, omega: float, memory_error: float, p: float = 1.0) -> float:
+    """Bounds E|H - h(S)|^2, given the memories' error G / n.
+
+    omega_p (G + sigma^2) / n + sigma^2 / n (supplement, the propositions on H and on Delta, with
+    p = 1 and with partial participation).
+    """
+    noise = participating(omega, p)
+    return noise * memory_error + (1 + noise) * problem.spread_variance
+
+
+def fedem_memory_step(
+    problem: Problem,
+    step: float,
+    omega: float,
+    memory_error: float,
+    squared_h: float,
+    p: float = 1.0,
+    rate: float | None = None,
+) -> float:
+    """Bounds G / n after a round, given G / n and |h|^2 before it: the recursion on memories.
+
+    Supplement, the proposition on the memory terms, with p = 1 and with partial participation. The
+    latter is printed with omega_p / n in its last term; its proof, and its use in the next step,
+    have (1 + omega_p) / n, which stands here.
+    """
+    noise, learnt = participating(omega, p), _rate(rate, omega) * p
+    steep = 2 * (step * problem.spread_lipschitz) ** 2 / learnt
+    stay = (1 - learnt / 2 + steep * noise) * memory_error
+    return stay + steep * squared_h + (2 * learnt + steep * (1 + noise)) * problem.spread_variance
+
+
+def fedem_decreasing_bound(
+    problem: Problem,
+    steps: FloatArray,
+    omega: float,
+    p: float = 1.0,
+    rate: float | None = None,
+    memory_error: float = 0.0,
+) -> float:
+    """Bounds a mean over rounds of E|h(S_k)|^2 for steps that never grow.
+
+    Round k counts in proportion to gamma (1 - gamma L_W / (2 v_min) (1 + 8 gamma^2 L^2 omega_p /
+    (alpha^2 p^2 n))), which is about gamma (supplement, proof of Theorem 1, step 3, before steps
+    are taken constant; printed there with omega in place of omega_p once). For constant steps it
+    is a little sharper than `fedem_bound`.
+    """
+    steps = np.asarray(steps, dtype=np.float64)
+    if steps.ndim != 1 or not len(steps) or np.any(steps <= 0) or np.any(np.diff(steps) > 0):
+        raise SettingsError("steps must be positive numbers, one a round, that never grow.")
+    noise, smooth = participating(omega, p), problem.smoothness
+    learnt = _rate(rate, omega) * p
+    limit = fedem_step_limit(problem, omega, p, rate)
+    largest = limit.compression if noise else inf
+    hint = "The theorem says nothing beyond gamma_max."
+    check_range("steps", float(steps[0]), 0, largest * (1 + 1e-12), open_low=True, hint=hint)
+    bent = 8 * (steps * problem.spread_lipschitz / learnt) ** 2 * noise
+    shares = steps * (1 - steps * smooth / (2 * problem.v_min) * (1 + bent))
+    if np.any(shares <= 0):
+        raise SettingsError(
+            f"steps must stay below about 2 v_min / L_W; got {steps.max():g}. {hint}"
+        )
+    start = problem.gap + steps[0] ** 2 * 2 * smooth / learnt * noise * memory_error
+    blur = 4 * smooth * steps**2 * (noise + (1 + noise) / 8 * (1 + bent))
+    return float((start + blur.sum() * problem.spread_variance) / (problem.v_min * shares.sum()))
+
+
 # VR-FedEM: Theorem 2 and the proposition behind it. The paper proves them for p = 1 only.
 
 
@@ -269,6 +336,60 @@ def vr_rounds(problem: Problem, epsilon: float, omega: float, inner: int, batch:
     return inner * max(1, ceil(bound / epsilon))
 
 
+def vr_variance(
+    problem: Problem,
+    step: float,
+    omega: float,
+    batch: int,
+    memory_error: float,
+    moved: float,
+) -> float:
+    """Bounds E|H - h(S)|^2 of VR-FedEM, given G / n and the sum of |H|^2 in this outer loop.
+
+    (1 + 2 omega) gamma^2 L^2 / (n b) sum |H|^2 + 2 omega G / n (supplement, the propositions on H
+    and on Delta of VR-FedEM).
+    """
+    drift = (step * problem.spread_sample_lipschitz) ** 2 / batch * moved
+    return (1 + 2 * omega) * drift + 2 * omega * memory_error
+
+
+def vr_memory_step(
+    problem: Problem,
+    step: float,
+    omega: float,
+    batch: int,
+    memory_error: float,
+    squared_H: float,
+    moved: float,
+    rate: float | None = None,
+) -> float:
+    """Bounds G / n after an inner round of VR-FedEM: the recursion on memories.
+
+    ``squared_H`` is that of this round, ``moved`` the sum over the rounds of this outer loop that
+    came before it.
+    """
+    alpha = _rate(rate, omega)
+    steep = (step * problem.spread_sample_lipschitz) ** 2
+    stay = (1 - alpha / 2) * memory_error
+    return stay + 2 / alpha * steep * squared_H + 2 * alpha / batch * steep * moved
+
+
+def vr_memory_bound(
+    problem: Problem, omega: float, inner: int, outer: int, memory_error: float = 0.0
+) -> float:
+    """Bounds the mean over rounds of G / n, at Theorem 2's step, batch and rate.
+
+    2 (1 + omega) G_0 / (k_in k_out) + 16 gamma (1 + omega)^2 L^2 (W(S_0) - min W) / (v_min k_in
+    k_out): memories come to hold h_i, in the sense of Cesaro (supplement, "On the convergence of
+    the V").
+    """
+    rounds = check_count("inner", inner) * check_count("outer", outer)
+    step = vr_step(problem, omega, inner)
+    steep = (problem.spread_sample_lipschitz * (1 + omega)) ** 2
+    begun = 2 * (1 + omega) * memory_error
+    return (begun + 16 * step * steep / problem.v_min * problem.gap) / rounds
+
+
 # Conditional expectations computed (lines 2464-2510), over all workers.
 
 
@@ -278,15 +399,25 @@ def fedem_evaluations(rounds: float, workers: int, batch: float, p: float = 1.0)
 
 
 def vr_evaluations(
-    rounds: float, inner: int, workers: int, samples: float, batch: float, p: float = 1.0
+    rounds: float,
+    inner: int,
+    workers: int,
+    samples: float,
+    batch: float,
+    p: float = 1.0,
+    *,
+    skipped: bool = True,
 ) -> float:
-    """K_CE of VR-FedEM: n m for each outer loop, 2 n b for each inner round (line 2475).
+    """K_CE of VR-FedEM: n m for each outer loop, 2 n b for each inner round (supplement, "Computed
+    conditional expectations complexity").
 
-    With p < 1 a worker makes its full pass at its first active round of an outer loop, if it has
-    one.
+    In the first inner round of an outer loop both terms of the difference are the same, S_{t,0} =
+    S_{t,-1}: our workers skip it (``skipped``), the paper counts it. With p < 1 a worker makes its
+    full pass at its first active round of an outer loop, if it has one.
     """
     once = 1 - (1 - p) ** check_count("inner", inner)
-    return workers * rounds * (samples * once / inner + 2 * batch * p)
+    differences = p - once / inner if skipped else p
+    return workers * rounds * (samples * once / inner + 2 * batch * differences)
 
 
 # Beyond bounds: where h is affine, what |h|^2 settles at.

@@ -8,7 +8,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, final
@@ -49,6 +49,8 @@ class Experiment:
     """The file of a configuration of the user's own."""
     extra: tuple[str, ...] = ()
     """Its runs that the figures do not know of."""
+    paper: Mapping[str, Any] = field(default_factory=dict)
+    """What the paper prints of a setting; of what is no setting, that and ours."""
 
     @property
     def needs_mnist(self) -> bool:
@@ -108,7 +110,7 @@ def load_experiment(name: str, quick: bool = False, config: Path | None = None) 
         raise SettingsError(f"{config} is not a text file.") from None
     other = read_config(text, name, str(config), quick)
     if name in TABLES:
-        return replace(other, source=str(config))
+        return replace(other, source=str(config), paper=own.paper)
     bases = {run.split(",")[0] for run in other.runs}  # what varies stands behind a comma
     missing = sorted({run.split(",")[0] for run in own.runs} - bases)
     if missing:  # figures and claims are about these
@@ -118,7 +120,7 @@ def load_experiment(name: str, quick: bool = False, config: Path | None = None) 
         )
     known = {run.split(",")[0] for run in own.runs}
     extra = tuple(run for run in other.runs if run.split(",")[0] not in known)
-    return replace(other, source=str(config), extra=extra)
+    return replace(other, source=str(config), extra=extra, paper=own.paper)
 
 
 def packaged(name: str, file: str) -> str:
@@ -133,7 +135,7 @@ def read_config(text: str, name: str, where: str, quick: bool = False) -> Experi
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{where} is not TOML: {error}.") from None
-    check_keys(table, (*_WORDS, "seeds", "settings", "runs", "vary", "quick"), where)
+    check_keys(table, (*_WORDS, "seeds", "settings", "runs", "vary", "quick", "paper"), where)
     for key in _WORDS:
         if not isinstance(table.get(key), str):
             raise SettingsError(f"{where}: {key} must be a text.")
@@ -157,7 +159,8 @@ def read_config(text: str, name: str, where: str, quick: bool = False) -> Experi
         raise SettingsError(f"{where}: there are no runs.")
     seeds = check_count(f"{where}: seeds", small.get("seeds", table.get("seeds", 1)))
     title, about, shows = (" ".join(table[key].split()) for key in _WORDS)
-    return Experiment(name, title, about, shows, seeds, runs, quick)
+    paper = _table(table, "paper", where)
+    return Experiment(name, title, about, shows, seeds, runs, quick, paper=paper)
 
 
 def _table(parent: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:

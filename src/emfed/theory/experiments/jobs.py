@@ -5,16 +5,16 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from emfed.algorithms import EM
-from emfed.core.protocols import FloatArray, Model
+from emfed.core.protocols import FloatArray, IntArray, Model
 from emfed.core.records import Records, RoundRecord
 from emfed.core.storage import write_atomic
 from emfed.core.streams import Purpose, choose_distinct, uniforms
@@ -31,6 +31,8 @@ from emfed.data.workers import WorkerData
 from emfed.fitting.driver import open_run
 from emfed.fitting.rounds import Run
 from emfed.models import GaussianParameters, LinearGaussian, Location, gaussian_mixture
+from emfed.models.covariances import Known
+from emfed.models.parameters import Frame
 from emfed.theory.experiments.config import Job
 from emfed.theory.experiments.settings import Settings
 from emfed.theory.experiments.siblings import SIBLINGS, Sibling
@@ -76,8 +78,7 @@ def problem(settings: Settings, seed: int, folder: Path) -> tuple[Model, WorkerD
             rows_per_worker=settings.rows,
             split="sorted" if settings.split == "sorted" else "random",
         )
-        model = gaussian_mixture(2, "known", known_covariance=TRUTH.covariances)
-        return model, data, START
+        return synthetic_mixture(), data, START
     digits = prepare_mnist(folder)
     data = deal(
         digits,
@@ -88,6 +89,26 @@ def problem(settings: Settings, seed: int, folder: Path) -> tuple[Model, WorkerD
         sizes=settings.sizes,
     )
     return gaussian_mixture(COMPONENTS, "tied"), data, start_from_rows(np.asarray(digits.rows), 0)
+
+
+class _PaperUnits(Known):
+    """A mixture whose statistics are in the units of the data, as the paper has them.
+
+    The package compresses and measures in a frame, columns about their mean in units of their
+    spread. |h|^2 and the compressed vectors are then other numbers than the paper's.
+    """
+
+    def bind(
+        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
+    ) -> Self:
+        bound = super().bind(summaries, counts, weights)
+        d = bound.n_features
+        return replace(bound, bound=replace(bound.constants, frame=Frame(np.zeros(d), np.ones(d))))
+
+
+def synthetic_mixture() -> Model:
+    """The paper's two components in the plane, in the paper's units."""
+    return _PaperUnits(2, matrix=np.asarray(TRUTH.covariances))
 
 
 def start_from_rows(rows: FloatArray, seed: int) -> GaussianParameters:
@@ -123,7 +144,7 @@ def run_job(job: Job, folder: Path, report: Report) -> dict[str, Any]:
         seed=job.seed,
         monitor=settings.make_monitor(),
     )
-    weights: list[FloatArray] = []
+    weights: list[FloatArray] = [_weights(run.params)]
     total, told = 0.0, time.monotonic()
 
     def watch(record: RoundRecord, params: Any) -> bool:
@@ -134,9 +155,9 @@ def run_job(job: Job, folder: Path, report: Report) -> dict[str, Any]:
             report(share_done(settings, record))
         if record.squared_h is None:
             return False
-        weights.append(getattr(params, "weights", np.empty(0)))
+        weights.append(_weights(params))
         total += record.squared_h
-        reached = settings.target is not None and total <= settings.target * len(weights)
+        reached = settings.target is not None and total <= settings.target * (len(weights) - 1)
         return reached or record.squared_h > DIVERGED
 
     if sibling is not None:
@@ -198,13 +219,18 @@ def share_done(settings: Settings, record: RoundRecord) -> float:
 
 
 def with_weights(records: Records, weights: list[FloatArray]) -> dict[str, Any]:
-    """Columns of the records and one for each weight of the mixture."""
+    """Columns of the records and one for each weight of the mixture, from the start on."""
     columns: dict[str, Any] = dict(records.to_arrays())
     known = np.isfinite(columns["squared_h"])
+    known[0] = True
     for k, values in enumerate(np.transpose(weights)):
         columns[f"weight_{k}"] = np.full(len(records), np.nan)
         columns[f"weight_{k}"][known] = values
     return columns
+
+
+def _weights(params: Any) -> FloatArray:
+    return np.asarray(getattr(params, "weights", np.empty(0)))
 
 
 def store(columns: dict[str, Any], path: Path) -> None:

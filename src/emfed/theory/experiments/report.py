@@ -10,7 +10,6 @@ import numpy as np
 from emfed.artifacts import Page, Section, Table
 from emfed.theory.experiments.config import Experiment
 from emfed.theory.experiments.findings import Findings
-from emfed.theory.experiments.settings import as_plain
 from emfed.theory.experiments.verdicts import Verdict
 
 Done = tuple[Experiment, Findings, Sequence[Verdict]]
@@ -20,9 +19,11 @@ _LEAD = (
     "reduction (Dieuleveut, Fort, Moulines, Robin, NeurIPS 2021), run with the emfed package.",
     "|h|² is the squared mean field: how far the statistics at the server are from a fixed point "
     "of EM. |H|² is the server's estimate of it, from compressed mini-batches. An epoch is as many "
-    "conditional expectations as there are rows. Lines are medians over seeds; bands hold 90% of "
-    "the values of trajectories, and all values of single measures. Line numbers are those of the "
-    "paper's LaTeX source.",
+    "conditional expectations as there are rows. Lines are medians over seeds, and bands hold "
+    "90% of seeds; fewer than five seeds are drawn one by one. Bands of single measures hold all "
+    "seeds. In our runs a worker computes T(S) itself, from the S it is sent: the paper's M-step "
+    "is the server's alone. The updates are the same. S takes fewer bytes than T(S), and workers "
+    "learn the pooled second moment by it.",
 )
 
 
@@ -79,29 +80,50 @@ def _section(experiment: Experiment, findings: Findings) -> Section:
         experiment.title,
         (experiment.about, experiment.shows),
         list(findings.figures.values()),
-        findings.tables,
+        (*findings.tables, *_printed(experiment)),
         (measures, *_settings(experiment)),
     )
 
 
 def _settings(experiment: Experiment) -> list[Table]:
-    """What all runs share, and what tells them apart."""
-    plain = {run: as_plain(settings) for run, settings in experiment.runs.items()}
-    keys = list(next(iter(plain.values())))
-    shared = [k for k in keys if len({str(p[k]) for p in plain.values()}) == 1]
-    first = next(iter(plain.values()))
+    """What all runs share, and what tells them apart; nothing that plays no role."""
+    used = {run: settings.used for run, settings in experiment.runs.items()}
+    keys = list(dict.fromkeys(key for these in used.values() for key in these))
+    told = {key: {_shown(these.get(key)) for these in used.values()} for key in keys}
+    shared = [key for key in keys if len(told[key]) == 1]
     tables = [
         Table(
             "Settings of all runs",
             ("setting", "value"),
-            [("seeds", str(experiment.seeds)), *((k, _shown(first[k])) for k in shared)],
+            [("seeds", str(experiment.seeds)), *((key, *told[key]) for key in shared)],
         )
     ]
-    own = [k for k in keys if k not in shared]
+    own = [key for key in keys if key not in shared]
     if own:
-        rows = [(run, *(_shown(p[k]) for k in own)) for run, p in plain.items()]
+        rows = [
+            (run, *(_shown(these[key]) if key in these else "" for key in own))
+            for run, these in used.items()
+        ]
         tables.append(Table("Settings of each run", ("run", *own), rows))
     return tables
+
+
+def _printed(experiment: Experiment) -> list[Table]:
+    """What the paper prints beside what we run: which of our settings are guesses."""
+    if not experiment.paper:
+        return []
+    rows = []
+    for key, told in experiment.paper.items():
+        if not isinstance(told, str):
+            rows.append((key, *told))
+            continue
+        ours = {run: _shown(s.used[key]) for run, s in experiment.runs.items() if key in s.used}
+        alike = len(set(ours.values())) == 1
+        words = (
+            next(iter(ours.values())) if alike else "; ".join(f"{r}: {v}" for r, v in ours.items())
+        )
+        rows.append((key, told, words))
+    return [Table("What the paper prints, and what we run", ("setting", "the paper", "ours"), rows)]
 
 
 def _shown(value: Any) -> str:

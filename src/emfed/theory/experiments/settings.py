@@ -88,6 +88,31 @@ class Settings:
         rounds = self.rounds or (self.epochs or 0) * samples / a_round
         return rounds * (1 + 1.8e-4 * (a_round + samples / self.monitor))
 
+    @property
+    def used(self) -> dict[str, Any]:
+        """The settings that play a role in this run."""
+        mnist, reduced = self.data == "mnist", self.algorithm in ("VR-FedEM", "sem-vr")
+        idle = {
+            "dimension": self.data != "linear",
+            "split": self.data == "linear",
+            "sizes": not mnist,
+            "rows": mnist and self.sizes == "writers",
+            "levels": self.compressor != "dithering",
+            "block": self.compressor != "dithering",
+            "keep": self.compressor != "sparsification",
+            "step_power": not self.step_power,
+            "inner_rounds": not reduced,
+            "replacement": self.batch_size is None,
+        }
+        if self.algorithm == "em":
+            idle |= dict.fromkeys(_COMPRESSED, True)
+        limits = ("epochs", "rounds", "target")
+        return {
+            name: value
+            for name, value in as_plain(self).items()
+            if not idle.get(name) and not (name in limits and value is None)
+        }
+
     def make_compressor(self) -> Compressor:
         """Q."""
         if self.compressor == "identity":
@@ -129,6 +154,13 @@ class Settings:
     def make_stop(self) -> Stop:
         """After so many epochs or rounds."""
         return Stop(rounds=self.rounds, epochs=self.epochs)
+
+
+_COMPRESSED = (
+    *("compressor", "levels", "block", "keep", "step_size", "step_power", "memory_rate"),
+    *("memory_start", "batch_size", "replacement", "inner_rounds", "participation"),
+)
+"""What EM has no use for."""
 
 
 def as_plain(settings: Any) -> dict[str, Any]:

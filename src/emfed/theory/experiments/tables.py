@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -75,6 +75,20 @@ class TableSettings:
         if self.mode == "paper":
             return 25.0 * (self.rounds or (self.epochs or 0) * self.records / (100 * self.groups))
         return 15_000.0
+
+    @property
+    def used(self) -> dict[str, Any]:
+        """The settings that play a role in this run."""
+        simulated = ("records", "observers", "sites", "months")
+        download = ("observations", "sampling", "species", "region")
+        idle = {name for name in simulated if self.data != "simulated"}
+        idle |= {name for name in download if self.data != "ebird"}
+        idle |= {"batch"} if self.mode != "paper" else set()
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in idle and not (name in ("rounds", "epochs") and value is None)
+        }
 
     @property
     def available(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from emfed.artifacts import Figure, Panel, Table, aligned
+from emfed.artifacts import Figure, Panel, Table, band
 from emfed.core.protocols import FloatArray
 from emfed.theory.experiments.findings import Findings
 from emfed.theory.experiments.traces import Trace, Traces, each, ratio
@@ -37,7 +37,7 @@ def analyse(traces: Traces) -> Findings:
     }
     panels = [
         Panel(
-            [aligned(r, [(x(t), t["squared_h"]) for t in traces.of(r)]) for r in runs],
+            [band(r, [(x(t), t["squared_h"]) for t in traces.of(r)]) for r in runs],
             name,
             "$|h|^2$",
             log="xy" if "bytes" in name else "y",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from emfed.artifacts import Figure, Panel, Series, trajectory_panel
+from emfed.artifacts import Figure, Panel, one_by_one, trajectory_panel
 from emfed.core.protocols import FloatArray
 from emfed.theory.experiments.findings import Findings
 from emfed.theory.experiments.traces import Trace, Traces, each, tracking
@@ -27,15 +29,15 @@ def analyse(traces: Traces) -> Findings:
             measures[f"{which}: final |h|² over that at three quarters"] = each(group, progress)
             curves = [(t["epochs"], t["squared_H"], t["squared_h"]) for t in group]
             fields.append(trajectory_panel(which, curves))
-            weights.append(weights_panel(which, group[0]))
+            weights.append(weights_panel(which, group))
         figures[f"fields-step-{step:g}"] = Figure(
-            f"|H|² (what the server sees) and |h|² (the truth) on MNIST with step {step:g}; "
-            "medians and 90% bands over seeds.",
+            f"|H|² (what the server sees) and |h|² (the truth) on MNIST with step {step:g}, "
+            "in the frame of standardised components; medians and 90% bands over seeds.",
             fields,
             share_y=True,
         )
         figures[f"weights-step-{step:g}"] = Figure(
-            f"The ten weights of the mixture with step {step:g}, first seed.", weights, share_y=True
+            f"The ten weights of the mixture with step {step:g}, all seeds.", weights, share_y=True
         )
     return Findings(measures, figures)
 
@@ -47,13 +49,14 @@ def progress(trace: Trace) -> float:
     return float(late / values[int(0.75 * len(values))])
 
 
-def weights_panel(title: str, trace: Trace) -> Panel:
-    """Each weight against epochs."""
-    names = sorted((n for n in trace.columns if n.startswith("weight_")), key=lambda n: int(n[7:]))
-    epochs = trace.at_h("epochs")
-    thin = np.unique(np.linspace(0, len(epochs) - 1, 150).astype(int))
-    series = [
-        Series(f"component {k + 1}", epochs[thin], trace.at_h(name)[thin])
-        for k, name in enumerate(names)
-    ]
+def weights_panel(title: str, group: Sequence[Trace]) -> Panel:
+    """Each weight against epochs, from the start on, a line for every seed."""
+    columns = (name for name in group[0].columns if name.startswith("weight_"))
+    series = []
+    for k, name in enumerate(sorted(columns, key=lambda name: int(name[7:]))):
+        known = [np.isfinite(t[name]) for t in group]
+        curves = [
+            (t["epochs"][there], t[name][there]) for t, there in zip(group, known, strict=True)
+        ]
+        series.append(one_by_one(f"component {k + 1}", curves))
     return Panel(series, "epochs (passes over all data)", "weight", title, log="")

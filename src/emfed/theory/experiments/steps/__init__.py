@@ -6,10 +6,10 @@ import numpy as np
 
 from emfed.artifacts import Figure, Panel, Series, spread
 from emfed.core.protocols import FloatArray
-from emfed.data.synthetic import START, TRUTH, synthetic_federation
-from emfed.models import gaussian_mixture
+from emfed.data.synthetic import START, synthetic_federation
 from emfed.theory import Problem, estimate_problem, fedem_bound, fedem_step_limit, omega_of
 from emfed.theory.experiments.findings import Findings
+from emfed.theory.experiments.jobs import synthetic_mixture
 from emfed.theory.experiments.settings import Settings
 from emfed.theory.experiments.traces import Traces, each, slope
 
@@ -49,8 +49,7 @@ def analyse(traces: Traces) -> Findings:
 def constants(settings: Settings, seed: int) -> tuple[Problem, float]:
     """What the theorem needs to know, measured on this seed's data, and omega."""
     data = synthetic_federation(seed, workers=settings.workers, rows_per_worker=settings.rows)
-    model = gaussian_mixture(2, "known", known_covariance=TRUTH.covariances)
-    found = estimate_problem(model, data, weights="uniform", start=START, seed=seed)
+    found = estimate_problem(synthetic_mixture(), data, weights="uniform", start=START, seed=seed)
     omega = omega_of(settings.make_compressor(), found.layout).value
     return found.with_batch(settings.batch_size), omega
 
