@@ -148,3 +148,13 @@ def test_a_small_field_by_chance_is_not_convergence() -> None:
     result = emfed.fit(make_model("full"), TABLES, vague, start="moments", field_tol=1e3, rounds=50)
     assert result.stopped == "tolerance"
     assert not result.converged
+
+
+@pytest.mark.parametrize("shift", [0.05, 0.01, 0.003])
+def test_alone_a_saddle_is_no_end_either(shift: float) -> None:
+    rows = np.concatenate(saddle())
+    means = rows.mean(axis=0) + shift * np.array([[1.0, 1.0], [-1.0, -1.0]])
+    start = emfed.GaussianParameters(np.full(2, 0.5), means, np.cov(rows.T, bias=True))
+    result = emfed.fit(emfed.gaussian_mixture(2, "tied"), [rows], start=start, tol=1e-6, rounds=99)
+    assert result.converged
+    assert np.abs(result.params.means).min() > 1.5

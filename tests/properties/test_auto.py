@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import emfed
+from emfed.core import series
 from emfed.core.errors import EmfedWarning
-from emfed.fitting.stopping import SLOWEST, WINDOW, remaining
+from emfed.fitting.stopping import WINDOW, remaining
 from emfed.network import FEDERATIONS
 from tests.helpers import make_data, make_model, plain_fit
 
@@ -90,7 +91,7 @@ def test_what_remains_is_a_geometric_series() -> None:
     for rate in (0.5, 0.9, 0.999):
         gains = [rate**j for j in range(1, 11)]
         records = emfed.Records(record(j + 1, gain) for j, gain in enumerate(gains))
-        expected = gains[-3] / (1 - min(rate, SLOWEST))
+        expected = gains[-3] / (1 - min(rate, series.NOISY))
         assert remaining(records) == pytest.approx(expected)
     assert remaining(records[: WINDOW - 1]) == np.inf
     for spoiled in ({"answered": 0}, {"guard_hits": 1}, {"round": 0}):

@@ -159,14 +159,17 @@ def ask(extras: Extras, nats: float) -> Extras:
     return extras | {"probe": np.ones(()), "worth": np.array(worth)}
 
 
+def factor(white: FloatArray, worth: float) -> float:
+    """How many times this step, in the metric, is worth ``worth`` nats where all is straight."""
+    squared = float(white @ white)
+    return max(1.0, min(worth / squared, LONGEST / np.sqrt(squared))) if squared > 0 else 1.0
+
+
 def bold(seen: Seen, seed: int, extras: Extras) -> tuple[steps.Moved, Extras]:
     """A step along H in each region, of a length that would be worth ``worth`` nats."""
     white, move = seen.metric.whiten(seen.mean_field), seen.mean_field.copy()
     for cut in seen.model.regions:
-        squared = float(white[cut] @ white[cut])
-        if squared > 0:
-            longest = LONGEST / np.sqrt(squared)
-            move[cut] *= max(1.0, min(number(extras, "worth") / squared, longest))
+        move[cut] *= factor(white[cut], number(extras, "worth"))
     moved = _finely(seen, seed, move, number(extras, "worth"))
     left = -_bound(seen, moved.statistics)
     return moved, extras | {

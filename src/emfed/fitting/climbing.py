@@ -2,14 +2,13 @@
 
 Every round tells the log-likelihood at the statistics it was asked for
 (`emfed.models.side_by_side`).
-From three points x0, x1 = EM(x0), x2 = EM(x1) follow EM's rate rho = |x2 - x1| / |x1 - x0| and, as
-the log-likelihood L (less the penalty) is quadratic near its maximum, what is left after x1:
-
-    remaining = (L(x1) - L(x0)) rho^2 / (1 - rho^2).
-
-A run has converged when that is below the tolerance twice in a row. Once gains are small, x0, x1
-and x2 also give the extrapolation of SQUAREM (Varadhan, Roland 2008), x0 + 2 a r + a^2 v, which is
-kept only if it does not lower the log-likelihood: EM's guarantee stands, and early steps are EM's.
+Three points x0, x1 = EM(x0), x2 = EM(x1) tell at which rate gains fall, |x2 - x1|^2 / |x1 - x0|^2,
+as the log-likelihood (less the penalty) is quadratic near its maximum, and so what is left after x1
+(`emfed.core.series`). When that is below the tolerance twice in a row, a few plain steps and a bold
+one find out whether EM only rests (`emfed.algorithms.safeguards`); if not, it has converged. Once
+gains are small, x0, x1 and x2 also give the extrapolation of SQUAREM (Varadhan, Roland 2008),
+x0 + 2 a r + a^2 v, which is kept only if it does not lower the log-likelihood: EM's guarantee
+stands, and early steps are EM's.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ from typing import Any, final
 
 import numpy as np
 
+from emfed.algorithms import safeguards
+from emfed.core import series
 from emfed.core.protocols import FloatArray
 from emfed.core.records import RoundRecord
 from emfed.fitting.rounds import Run, under
@@ -26,8 +27,6 @@ from emfed.models.side_by_side import SideBySide
 EARLY = 1e-2
 """Gains above this, in nats per row, are left to EM: long steps could leave its basin."""
 LONGEST = 64.0
-NEVER = 1 - 1e-6
-"""rho is held below this."""
 
 
 @final
@@ -43,8 +42,8 @@ class Part:
 
     @property
     def settled(self) -> bool:
-        """Whether little was left, twice in a row."""
-        return self.calm >= 2
+        """Whether little was left, twice in a row, and a bold step then gained nothing."""
+        return self.calm > safeguards.BOLD
 
     def save(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The chain of points and the trial that is under way."""
@@ -82,9 +81,11 @@ class Part:
         if self._trial is not None:
             fallback, least = self._trial
             self._trial = None
+            bold = self.calm == safeguards.BOLD
             if not likelihood >= least - 1e-12 * abs(least):
-                self._chain = []
+                self._chain, self.calm = [], self.calm + bold
                 return fallback
+            self.calm *= not bold
         self.likelihood = value
         self._chain.append((asked, new, likelihood))
         if len(self._chain) < 2:
@@ -92,28 +93,35 @@ class Part:
         (x0, x1, before), (_, x2, after) = self._chain[-2:]
         self._chain = self._chain[-1:]
         r, step = x1 - x0, x2 - x1
-        first, second = float(np.sqrt(r @ r)), float(np.sqrt(step @ step))
-        rho = min(second / first, NEVER) if first > 0 else 0.0
-        gain = abs(after - before)
-        self.calm = self.calm + 1 if gain * rho**2 / (1 - rho**2) <= self.tolerance else 0
-        if gain <= self.tolerance and second <= 1e-12:
-            self.calm = 2
-        if not self.accelerate or gain > EARLY or second == 0:
+        first, second, gain = float(r @ r), float(step @ step), abs(after - before)
+        rate = series.rate([first, second])
+        left = series.left(gain * min(rate, 1.0), rate, series.EXACT)
+        if self.tolerance and not self.settled:
+            self.calm = self.calm + 1 if left <= self.tolerance else 0
+            if self.calm and second <= 1e-24:  # a fixed point has no direction
+                self.calm = safeguards.JUDGE
+        if self.calm == safeguards.BOLD:
+            return self._bold(x1, x2, after + gain * min(rate, 1.0))
+        if not self.accelerate or gain > EARLY or second == 0 or self.calm >= 2:
             return new
-        return self._extrapolate(x0, r, step - r, x2, after)
-
-    def _extrapolate(
-        self, x0: FloatArray, r: FloatArray, v: FloatArray, x2: FloatArray, least: float
-    ) -> FloatArray:
-        """The long step, if it stays where the model is defined."""
+        v = step - r
         bend = float(np.sqrt(v @ v))
-        length = min(float(np.sqrt(r @ r)) / bend, LONGEST) if bend > 0 else 1.0
-        if length <= 1:
-            return x2
-        there = x0 + 2 * length * r + length**2 * v
+        length = min(np.sqrt(first) / bend, LONGEST) if bend > 0 else 1.0
+        return self._try(x0 + 2 * length * r + length**2 * v, x2, after) if length > 1 else new
+
+    def _bold(self, x1: FloatArray, x2: FloatArray, here: float) -> FloatArray:
+        """A step along the slowest direction, to be kept if it gains half of what it is worth."""
+        worth, step = safeguards.WORTH * self.tolerance, x2 - x1
+        white = self.model.metric(self.model.maximize(x1)).whiten(step)
+        tried = self._try(x2 + safeguards.factor(white, worth) * step, x2, here + worth / 2)
+        self.calm += self._trial is None
+        return tried
+
+    def _try(self, there: FloatArray, fallback: FloatArray, least: float) -> FloatArray:
+        """A long step, if it stays where the model is defined."""
         if not self.model.inside(there):
-            return x2
-        self._trial, self._chain = (x2, least), []
+            return fallback
+        self._trial, self._chain = (fallback, least), []
         return there
 
 
@@ -160,13 +168,11 @@ class Climb:
             part.follow(self._asked[cut], new[cut], float(values[j, 0]), self._penalties[j])
             for j, (part, cut) in enumerate(zip(self.parts, self.together.cuts, strict=True))
         ]
-        if self.tolerance and self.settled:
-            return True
         statistics = self.together.join(moved, values)
         if not np.array_equal(statistics, new):
             self.run.move(statistics)
         self._asked, self._penalties = statistics, self._charged()
-        return False
+        return self.tolerance > 0 and self.settled
 
     def save(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Where each part stands."""

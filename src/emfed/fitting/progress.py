@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from emfed.core import series
 from emfed.core.records import RoundRecord
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import Stop
@@ -35,15 +36,11 @@ def rounds_left(
     over one minus the rate. None where neither goal nor limit says anything yet.
     """
     left = None if limit is None else float(max(0, limit - done))
-    recent = [math.log(v) for v in values[-WINDOW:] if v > 0]
-    if (nats or tolerance) and len(recent) >= 5:
-        middle = (len(recent) - 1) / 2
-        slope = sum((i - middle) * v for i, v in enumerate(recent))
-        slope /= sum((i - middle) ** 2 for i in range(len(recent)))
-        if slope < -1e-12:
-            goal = tolerance or (nats or 0.0) * (1 - math.exp(slope))
-            fall = max(0.0, (recent[-1] - math.log(goal)) / -slope)
-            left = fall if left is None else min(left, fall)
+    recent = [v for v in values[-WINDOW:] if v > 0]
+    if (nats or tolerance) and len(recent) >= 5 and (rate := series.rate(recent)) < 1 - 1e-12:
+        goal = tolerance or (nats or 0.0) / series.left(1.0, rate, 1.0)
+        fall = max(0.0, math.log(goal / recent[-1]) / math.log(rate))
+        left = fall if left is None else min(left, fall)
     return left
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, final
 
+from emfed.core import series
 from emfed.core.errors import SettingsError, check_count, check_range
 from emfed.core.ledger import Ledger
 from emfed.core.protocols import ServerState
@@ -17,7 +18,7 @@ PATIENCE = 1000
 SMALL = 1e-5
 """Nats that may be left where the user gave none, but a tolerance of the mean field."""
 WINDOW = 6
-SLOWEST = 0.99
+"""Rounds through which the rate is read."""
 Callback = Callable[[RoundRecord], bool | None]
 """Called after every round; returning True ends the run."""
 
@@ -107,13 +108,12 @@ class Stop:
 
 
 def remaining(records: Records) -> float:
-    """Nats per sample that EM may still gain: a geometric series through the last rounds' gains.
+    """Nats per sample that EM may still gain, as the gains of the last rounds tell (`series`).
 
-    A round's gain is |H|^2 / 2 in the model's metric, the value of an EM step to second order; the
-    rate at which gains fall is fitted over `WINDOW` rounds and held below `SLOWEST`. Where not all
-    are asked, the window reaches back until everyone has been `WINDOW` times on average, and the
-    rate is per turn of all. Infinite where a round of the window had no gain to tell, or a
-    shortened step, or where nobody answered in any of it.
+    A round's gain is |H|^2 / 2 in the model's metric, the value of an EM step to second order.
+    Where not all are asked, the window reaches back until everyone has been asked `WINDOW` times
+    on average, and the rate is per turn of all. Infinite where a round of the window had no gain to
+    tell, or a shortened step, or where nobody answered in any of it.
     """
     everyone = max((r.asked for r in records), default=0)
     asked, length = 0, 0
@@ -123,15 +123,13 @@ def remaining(records: Records) -> float:
     last = records[-length:] if length else records[:0]
     if everyone == 0 or asked < WINDOW * everyone or any(_untold(r) for r in last):
         return math.inf
-    told = [(j, r.gain) for j, r in enumerate(last) if r.answered and r.gain is not None]
+    told = {j: r.gain for j, r in enumerate(last) if r.answered and r.gain is not None}
     if len(told) < min(length, WINDOW):
         return math.inf
-    middle = sum(j for j, _ in told) / len(told)
-    fitted = sum((j - middle) * math.log(max(gain, 1e-300)) for j, gain in told)
-    slope = fitted / sum((j - middle) ** 2 for j, _ in told) * length / WINDOW
-    recent = [gain for j, gain in told if j >= length - max(3, length // 2)]
+    rate = series.rate(list(told.values()), list(told)) ** (length / WINDOW)
+    recent = [gain for j, gain in told.items() if j >= length - max(3, length // 2)]
     now = max(recent) if length == WINDOW else sum(recent) / len(recent)
-    return now / (1 - min(math.exp(slope), SLOWEST))
+    return series.left(now, rate)
 
 
 def _untold(record: RoundRecord) -> bool:

@@ -13,19 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol, final
 
-import numpy as np
-
+from emfed.algorithms.safeguards import WORTH, factor
 from emfed.algorithms.steps import shorten
+from emfed.core import series
 from emfed.core.protocols import FloatArray, ServerState, View
 from emfed.fitting.session import Session
 
 STEPS = 5
 """Exact EM steps: after that the slow direction of a plateau is alone to a per mille (storms)."""
-WORTH = 10.0
-"""What the bold step would be worth on a slope, in units of the nats that may be left."""
-LONGEST = 0.5
-"""Its length in the metric at most."""
-SLOWEST = 0.9999
 
 
 class Verifiable(Protocol):
@@ -59,27 +54,16 @@ def verify(run: Verifiable, nats: float) -> Verdict:
         whites.append(run.model.metric(here).whiten(points[-1] - points[-2]))
     values.append(_value(run, run.model.maximize(points[-1])))
     gained = values[-1] - values[0]
-    lengths = [float(np.sqrt(white @ white)) for white in whites]
-    rate = min(lengths[-1] / lengths[-2], SLOWEST) if lengths[-2] > 0 else 0.0
-    left = gained + lengths[-1] ** 2 / 2 * rate**2 / (1 - rate**2)
-    there = _bold(run, points, lengths[-1], WORTH * nats)
-    if there is None:
+    squares = [float(white @ white) for white in whites[-2:]]
+    rate = series.rate(squares)
+    left = gained + series.left(min(rate, 1.0) * squares[-1] / 2, rate, series.EXACT)
+    there = points[-1] + factor(whites[-1], WORTH * nats) * (points[-1] - points[-2])
+    if not (squares[-1] > 0 and run.model.inside(there)):
         return Verdict(left, points[-1])
     risen = _value(run, run.model.maximize(there)) - values[-1]
     if risen < WORTH * nats / 2:
         return Verdict(left, points[-1])
     return Verdict(max(left, gained + risen), there)
-
-
-def _bold(
-    run: Verifiable, points: list[FloatArray], length: float, worth: float
-) -> FloatArray | None:
-    """A long step in the direction of the last one; None where there is none, or no such place."""
-    if length == 0:
-        return None
-    factor = max(1.0, min(worth / length**2, LONGEST / length))
-    there = points[-1] + factor * (points[-1] - points[-2])
-    return there if run.model.inside(there) else None
 
 
 def _ask(run: Verifiable, params: Any) -> FloatArray:

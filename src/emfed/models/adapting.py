@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from emfed.core import series
 from emfed.core.errors import DataError
 from emfed.core.protocols import FloatArray, Model
 
@@ -62,7 +63,6 @@ def _climb(model: Model, common: FloatArray, rows: Any, share: float) -> FloatAr
         theta = model.maximize(statistics)
         last = gain
         gain = float(model.surrogate(statistics, before) - model.surrogate(statistics, theta))
-        # Gains are taken to go on falling as they did last.
-        if gain / (1 - min(gain / last, 0.99)) < LEFT:
+        if series.left(gain, gain / last) < LEFT:
             break
     return statistics
