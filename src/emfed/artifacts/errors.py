@@ -62,7 +62,7 @@ class Chart:
         """At a fitted model; directions that would only move what lies on its bound are out."""
         if isinstance(model, (Clusters, HasSupports)):
             raise SettingsError(
-                f"no standard errors: {type(model).__name__} has no likelihood. In place of k-means "
+                f"no standard errors: {type(model).__name__} has no likelihood. For k-means, "
                 "fit gaussian_mixture(k, 'spherical'); imputation has intervals of its own."
             )
         model, statistics = model.streamed(statistics)
