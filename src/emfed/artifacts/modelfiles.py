@@ -50,8 +50,12 @@ def write_model(path: str | Path, contents: Result, names: bool = True) -> None:
         "card": contents.card,
     }
     arrays |= {f"records/{name}": a for name, a in contents.records.to_arrays().items()}
-    arrays |= {f"summary/{name}": np.asarray(a) for name, a in (contents.summary or {}).items()}
+    arrays |= {
+        f"summary/{name}": np.asarray(a) for name, a in (contents.pooled_summary or {}).items()
+    }
     arrays["ledger"] = contents.ledger.counts
+    if contents.uncertainty is not None:
+        arrays["uncertainty"] = contents.uncertainty
     if isinstance(params, Parameters):
         arrays |= {f"params/{name}": np.asarray(a) for name, a in params.arrays().items()}
     if names and contents.ledger.names is not None:
@@ -107,6 +111,14 @@ def _contents(arrays: dict[str, NDArray[Any]], description: dict[str, Any]) -> d
     summary = _under("summary/", arrays)
     if not all(a.dtype == np.float64 and np.isfinite(a).all() for a in summary.values()):
         raise ModelFileError("its summary of the rows holds other things than finite numbers.")
+    root = arrays.get("uncertainty")
+    width = len(model.streamed(statistics)[1])
+    if root is not None and not (
+        root.dtype == np.float64
+        and root.shape == (root.shape[0], width)
+        and np.isfinite(root).all()
+    ):
+        raise ModelFileError(f"its uncertainty is not one of {width} statistics.")
     columns = description["columns"]
     if columns is not None and not all(isinstance(name, str) for name in columns):
         raise ModelFileError("its columns have no names.")
@@ -123,7 +135,8 @@ def _contents(arrays: dict[str, NDArray[Any]], description: dict[str, Any]) -> d
         "worker_weights": arrays.get("workers/weights"),
         "samples": float(description["samples"]),
         "facts": _facts(arrays, description["facts"], counts.shape[3]),
-        "summary": summary or None,
+        "pooled_summary": summary or None,
+        "uncertainty": root,
     }
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 
+from emfed.artifacts import errors
 from emfed.artifacts.cards import Facts, make_card, worker_table
 from emfed.artifacts.modelfiles import read_model, write_model
 from emfed.core.errors import SettingsError, check_count, check_range
@@ -64,10 +65,12 @@ class Result:
     """Rows of all workers together, each counted with its weight."""
     facts: Facts | None = None
     """Rows per worker, settings, versions, date; and the fit of each worker, if asked for."""
-    summary: Mapping[str, FloatArray] | None = None
+    pooled_summary: Mapping[str, FloatArray] | None = None
     """What the opening exchange told of all rows together: what `adapt` starts from."""
     confirmed: bool = True
     """Whether a full pass, or a bold step, found that little was left to gain."""
+    uncertainty: FloatArray | None = None
+    """R with R^T R the covariance of the statistics, where the fit asked for it; see `errors`."""
 
     def __repr__(self) -> str:
         traffic = f"{self.bytes_up} bytes up, {self.bytes_down} down"
@@ -119,16 +122,55 @@ class Result:
         and ledger stay those of the common fit; the card says that it was adapted.
         """
         check_range("worth", worth, 0, np.inf, open_low=True, open_high=True)
-        if self.summary is None:
+        if self.pooled_summary is None:
             raise SettingsError("this result lacks the summary of all rows: fit the model again.")
         rows, _ = self._inner(data)
-        model, statistics = adapt(self.model, self.statistics, self.summary, rows, worth)
+        model, statistics = adapt(self.model, self.statistics, self.pooled_summary, rows, worth)
         facts = self.facts
         if facts is not None:
             told = {"adapted": {"rows": len(rows), "worth": worth}}
             facts = replace(facts, settings={**facts.settings, **told}, scores=None)
         params = model.to_user(model.maximize(statistics))
-        return replace(self, model=model, statistics=statistics, params=params, facts=facts)
+        adapted = replace(self, model=model, statistics=statistics, params=params, facts=facts)
+        return replace(adapted, uncertainty=None)
+
+    def with_errors(self, data: Any) -> Result:
+        """The same with its uncertainty, from the rows of the fit in one table; nothing is sent."""
+        rows, _ = self._inner(data)
+        chart = errors.Chart.at(self.model, self.statistics, self.samples)
+        told = [self.model.expected_statistics(rows, params) for params in chart.questions()]
+        return replace(self, uncertainty=chart.root(np.array(told), self.samples)[0])
+
+    def errors_of(self, function: Callable[[Any], Any]) -> tuple[FloatArray, FloatArray]:
+        """A function of the parameters, and the standard error of each number it gives.
+
+        Errors are those of the observed information, carried on by the delta method: say,
+        ``result.errors_of(lambda params: params.means[1] - params.means[0])``. The fit must have
+        asked for them (``errors=True``).
+        """
+        shape = np.shape(function(self.params))
+        values, moves = errors.spread(self.model, self.statistics, self._root(), function)
+        found = np.sqrt((moves**2).sum(axis=0))
+        return values.reshape(shape), found.reshape(shape)
+
+    def summary(self, level: float = 0.95) -> errors.Summary:
+        """Every parameter with its standard error, z and confidence bounds: it prints as a table.
+
+        ``summary().table`` holds the columns. Bounds are worked out on the scale of log-odds for
+        shares and of logs for what is positive. Errors are those of the observed information: right
+        where the model is. The fit must have asked for them (``errors=True``).
+        """
+        check_range("level", level, 0, 1, open_low=True, open_high=True)
+        return errors.summarise(self, self._root(), level)
+
+    def _root(self) -> FloatArray:
+        if self.uncertainty is None:
+            raise SettingsError(
+                "this fit did not ask for standard errors: fit with errors=True (`emfed fit "
+                "--errors`, errors = true under [fit] of a run.toml), or give the rows of the fit: "
+                "result.with_errors(rows), estimator.summary(rows)."
+            )
+        return self.uncertainty
 
     def log_likelihood(self, data: Any) -> float:
         """The mean log-likelihood of rows, per sample, in the user's units."""

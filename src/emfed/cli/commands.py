@@ -279,6 +279,14 @@ def fit(
             rich_help_panel=RUN,
         ),
     ] = True,
+    errors: Annotated[
+        bool,
+        typer.Option(
+            "--errors",
+            help="Work out standard errors, which `emfed inspect` shows: one more exchange.",
+            rich_help_panel=RUN,
+        ),
+    ] = False,
     names: Annotated[
         bool, typer.Option(help="Keep the workers' names.", rich_help_panel=OUTPUT)
     ] = True,
@@ -424,7 +432,10 @@ def inspect(
     ] = False,
     json_output: Json = False,
 ) -> None:
-    """Show what a file holds: the model card, in Markdown, and what each worker sent."""
+    """Show what a file holds: the model card, in Markdown, and what each worker sent.
+
+    A model that was fitted with --errors also shows its parameters with their standard errors.
+    """
     from emfed.cli.inspect import run_inspect
 
     run_inspect(file, workers, json_output, params)

@@ -149,6 +149,10 @@ class Model(ABC):
         """Whether T uses constants of the data, so that a stream cannot be fitted."""
         return False
 
+    def streamed(self, statistics: FloatArray) -> tuple[Any, FloatArray]:
+        """The model with such constants among its statistics, and these with them at the end."""
+        return self, statistics
+
     @abstractmethod
     def maximize(self, statistics: FloatArray) -> Any:
         """T(s): the parameters that minimise psi + R - <s, phi>."""

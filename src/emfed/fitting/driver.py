@@ -18,8 +18,15 @@ import numpy as np
 
 from emfed.algorithms import EM, Everyone
 from emfed.artifacts.cards import Facts
+from emfed.artifacts.errors import LEAST, Chart
 from emfed.artifacts.result import Result
-from emfed.core.errors import CheckpointError, EmfedWarning, SettingsError, check_count
+from emfed.core.errors import (
+    CheckpointError,
+    EmfedError,
+    EmfedWarning,
+    SettingsError,
+    check_count,
+)
 from emfed.core.protocols import WHOLE, Algorithm, Federation, FloatArray, View
 from emfed.core.records import Records, RoundRecord
 from emfed.core.registry import plain
@@ -33,11 +40,13 @@ from emfed.fitting.settings import FitSettings
 from emfed.fitting.starts import NOT_INSIDE, search
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop, remaining
 from emfed.models.devices import Precision
-from emfed.models.side_by_side import SideBySide, SideBySideParameters
+from emfed.models.side_by_side import MOST_PARTS, SideBySide, SideBySideParameters
 from emfed.network import FEDERATIONS, InProcessFederation, RayFederation
 
 Place = Literal["stacked", "loop", "ray"] | Federation
 """Where the workers of a table run."""
+NUMBERS_AT_ONCE = 1 << 20
+"""Statistics in one answer to a question about many parameters: 8 MB."""
 POINTS = 64
 """Rounds whose statistics are remembered for a curve: memory does not grow with the fit."""
 
@@ -307,6 +316,8 @@ def _finished(
     place = _place(selection, settings, parts)
     if settings.scores:
         result = with_scores(result, session, place)
+    if settings.errors:
+        result = with_errors(result, session, place, remarks)
     if likelihood is None and settings.likelihood:
         view, params = of_part(session, place, result)
         likelihood = float(session.ask("values", view, params, "closing")[0, 0])
@@ -340,6 +351,38 @@ def with_scores(result: Result, session: Session, part: int) -> Result:
     return replace(result, facts=replace(result.facts, scores=told))
 
 
+def with_errors(result: Result, session: Session, part: int, remarks: list[str]) -> Result:
+    """The result with its uncertainty: exact statistics of everyone a step along each direction."""
+    totals = session.counts if session.opening.totals is None else session.opening.totals
+    # Rows that count unequally are worth fewer: Var = sum w_i^2 / n_i of one row's.
+    samples = float(1 / (session.weights**2 / totals).sum())
+    try:
+        chart = Chart.at(result.model, result.statistics, samples)
+        answers = _exact(session, part, chart.questions(), result.model.layout.size)
+    except EmfedError as error:  # a fit is not lost for want of its errors
+        remarks.append(str(error))
+        return result
+    root, least = chart.root(answers, samples)
+    if least < LEAST:
+        remarks.append(
+            "standard errors: the fit is no maximum in some direction, or the rows say nothing "
+            "about it, so some errors are huge. Fit with fewer components or a smaller tol."
+        )
+    return replace(result, uncertainty=root)
+
+
+def _exact(session: Session, part: int, params: list[Any], width: int) -> FloatArray:
+    """Everyone's statistics at each of some parameters, ``(parameters, q)``."""
+    at_once = max(1, min(MOST_PARTS, NUMBERS_AT_ONCE // width))
+    found = []
+    for first in range(0, len(params), at_once):
+        asked = tuple(params[first : first + at_once])
+        view = View((part,) * len(asked))
+        told = session.ask("statistics", view, SideBySideParameters(asked), "closing")
+        found.append(told.reshape(len(asked), width))
+    return np.concatenate(found)
+
+
 def result_of(run: Run, stopped: str, settings: FitSettings | None = None) -> Result:
     """What a run has reached so far."""
     session = run.session
@@ -361,7 +404,7 @@ def result_of(run: Run, stopped: str, settings: FitSettings | None = None) -> Re
         worker_weights=run.weights,
         samples=session.total,
         facts=Facts(session.counts, plain(told), not run.federation.carries_bytes),
-        summary=session.summary,
+        pooled_summary=session.summary,
         confirmed=run.confirmed,
     )
 

@@ -63,6 +63,8 @@ class FitSettings:
     accelerate : whether EM that watches its log-likelihood takes long steps.
     drop : whether candidates that will hardly be chosen leave the run early.
     scores : whether every worker tells at the end how well the model fits its rows.
+    errors : whether everyone is asked at the end for what standard errors follow from: as many
+        exact statistics as the model has free parameters.
     likelihood : whether everyone is asked at the end for the log-likelihood, if nobody told it.
     """
 
@@ -88,6 +90,7 @@ class FitSettings:
     accelerate: bool = True
     drop: bool = True
     scores: bool = False
+    errors: bool = False
     likelihood: bool = False
     numbers: tuple[int, ...] | None = field(init=False, default=None)
     """The numbers of components, read."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar, final
 
@@ -195,6 +195,11 @@ class Tied(_Tied):
     def fixed_data(self) -> bool:
         """A stream has no such constant."""
         return True
+
+    def streamed(self, statistics: FloatArray) -> tuple[StreamedTied, FloatArray]:
+        """The second moment is one more statistic."""
+        model = StreamedTied(**{f.name: getattr(self, f.name) for f in fields(self)})
+        return model, np.concatenate([statistics, pack(self.constants.second_moment)])
 
 
 @stored("gaussian-mixture/tied-streamed")

@@ -216,6 +216,15 @@ class FederatedEstimator(BaseEstimator):
         check_is_fitted(self, "result_")
         self.result_.save(path, names=names)
 
+    def summary(self, X: Any = None, level: float = 0.95) -> Any:
+        """Every parameter with its standard error, z and confidence bounds; prints as a table.
+
+        ``X`` are the rows of the fit in one table; not needed where the fit asked for the errors.
+        """
+        check_is_fitted(self, "result_")
+        known = self.result_ if X is None else self.result_.with_errors(self._rows(X))
+        return known.summary(level)
+
     # Online EM.
 
     @available_if(_one_number)

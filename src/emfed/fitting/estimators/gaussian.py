@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -111,12 +110,8 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
 
     def _online(self, result: Result) -> tuple[Model, FloatArray]:
         """A tied fit on a whole table goes on with the second moment among its statistics."""
-        if not result.model.fixed_data:
-            return result.model, result.statistics
-        params = result.model.maximize(result.statistics)
-        plain: Any = self._online_model(len(result.params.weights))
-        model = dataclasses.replace(plain, bound=result.model.bound)
-        return model, model.statistics_of(params)
+        model, statistics = result.model.streamed(result.statistics)
+        return model, statistics
 
     def _publish(self, result: Result) -> None:
         params, kind = result.params, self.covariance_type

@@ -1,0 +1,388 @@
+"""Standard errors: how far parameters of other rows of the same kind would be from the fitted ones.
+
+They follow from the observed information, the curvature of the log-likelihood at its maximum. EM
+lives in expectation space, and so does the curvature. Let theta(t) = T(S + t B) be the parameters
+along directions B of the statistics, G(theta) = sum w_i s-bar_i(theta) what everyone answers to a
+question for statistics, and phi the natural parameters of the complete data. T(s) minimises the
+surrogate, and Fisher's identity gives the gradient of the log-likelihood; together
+
+    information per row = D phi^T (B - D G),    D = d/dt at t = 0,
+
+that of complete data less what the latent variables take away: supplemented EM (Meng and Rubin
+1991) with all columns of D G in one exchange. D G is one question for exact statistics at as many
+parameters as the model has free ones, side by side. D phi is the server's own arithmetic: the
+surrogate is affine in the statistics. So nothing here knows a model, and values that are missing,
+priors and weights are accounted for.
+
+What is kept is a root R with R^T R the covariance of the statistics, from which the error of any
+function of the parameters follows (the delta method) without another message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, final
+
+import numpy as np
+from scipy.special import expit, logit, ndtri
+
+from emfed.core.errors import EmfedError, SettingsError
+from emfed.core.protocols import BoolArray, FloatArray, HasSupports, Parameters
+from emfed.models.clusters import Clusters
+from emfed.models.columns import ColumnParameters
+
+STEP = 1e-4
+"""Of central differences, in standard deviations of one complete row: the error is its square."""
+ASKED_STEP = 1e-5
+"""Of the parameters that everyone is asked about, one-sided: half as many questions, and an error
+of about 1e-5 of the information."""
+RANK = 1e-6
+"""Singular values below this share of the largest are zero: over all registered models those that
+count are above 2e-2 and the others below 1e-9."""
+LEAST = 1e-8
+"""Eigenvalues of the information, of 1 where nothing is latent, below which rows say nothing."""
+ROOT_STEP = 1e-3
+"""Of the delta method, in standard errors."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Chart:
+    """Directions of the statistics, one for each free parameter, in which errors are worked out."""
+
+    model: Any
+    """The fitted model, with constants of the data that T uses among its statistics."""
+    statistics: FloatArray
+    basis: FloatArray
+    """``(free, q)``; a row is one standard deviation of what one complete row says."""
+
+    @classmethod
+    def at(cls, model: Any, statistics: FloatArray, samples: float) -> Self:
+        """At a fitted model; directions that would only move what lies on its bound are out."""
+        if isinstance(model, (Clusters, HasSupports)):
+            raise SettingsError(
+                f"no standard errors: {type(model).__name__} has no likelihood. For k-means, "
+                "fit gaussian_mixture(k, 'spherical'); imputation has intervals of its own."
+            )
+        model, statistics = model.streamed(statistics)
+        flat = np.eye(len(statistics))
+        basis = np.asarray(model.metric(model.maximize(statistics)).unwhiten(flat))
+        kinds = quantities(model, user_at(model, statistics))
+        values = flatten(user_at(model, statistics))
+        edge = on_bound(kinds, values, samples)
+        step = STEP**1.5  # of a metric that may be no more than the identity
+        for _ in range(3):
+            basis = _free(model, statistics, basis, step, edge)
+            basis = _whitened(model, statistics, basis, step)
+            step = STEP
+        return cls(model, statistics, basis)
+
+    def questions(self) -> list[Any]:
+        """Parameters to ask everyone about: where the fit is, then a step along each direction."""
+        there = [self.statistics, *(self.statistics + ASKED_STEP * self.basis)]
+        return [self.model.maximize(point) for point in there]
+
+    def root(self, answers: FloatArray, samples: float) -> tuple[FloatArray, float]:
+        """R, from everyone's statistics at `questions`; and the smallest share of information.
+
+        The share is that of a complete row that the rows tell about the direction which they tell
+        least about. It is positive where the fit is a maximum that the rows determine.
+        """
+        moved = np.zeros_like(self.basis)  # constants of the data do not follow the parameters
+        moved[:, : answers.shape[1]] = (answers[1:] - answers[0]) / ASKED_STEP
+        found = _slopes(self.model, self.statistics, self.basis, self.basis - moved, STEP)
+        values, vectors = np.linalg.eigh((found + found.T) / 2)
+        scale = 1 / np.sqrt(samples * np.maximum(values, LEAST))
+        return scale[:, None] * (vectors.T @ self.basis), float(values[0])
+
+
+def user_at(model: Any, statistics: FloatArray) -> Any:
+    """Parameters in the user's units."""
+    return model.to_user(model.maximize(statistics))
+
+
+def flatten(params: Parameters) -> FloatArray:
+    """All arrays of parameters as one vector."""
+    return np.concatenate([np.ravel(array) for array in params.arrays().values()])
+
+
+def _inside(model: Any, statistics: FloatArray, basis: FloatArray, step: float) -> float:
+    """A step that stays, along every direction, where T is defined."""
+    for _ in range(8):
+        if all(model.inside(statistics + s * step * b) for b in basis for s in (1, -1)):
+            return step
+        step /= 10
+    raise EmfedError(
+        "no standard errors: the fitted statistics lie on the edge of where the model is defined. "
+        "Use fewer components, or a larger floor."
+    )
+
+
+def _slope(f: Callable[[FloatArray], FloatArray], basis: FloatArray, step: float) -> FloatArray:
+    """Derivatives of a function of a displacement, ``(directions, values)``."""
+    return np.array([(f(step * b) - f(-step * b)) / (2 * step) for b in basis])
+
+
+def _free(
+    model: Any, statistics: FloatArray, basis: FloatArray, step: float, edge: BoolArray
+) -> FloatArray:
+    """Directions within the basis along which parameters in the user's units move."""
+    step = _inside(model, statistics, basis, step)
+    moves = _slope(lambda by: flatten(user_at(model, statistics + by)), basis, step)
+    sizes = np.linalg.norm(moves, axis=0)
+    moves = moves / np.where(sizes > 0, sizes, 1.0)  # columns may have any unit
+    if edge.any():
+        turned, values, _ = np.linalg.svd(moves[:, edge])
+        rank = int((values > RANK * values.max(initial=0.0)).sum())
+        basis, moves = turned[:, rank:].T @ basis, turned[:, rank:].T @ moves
+    turned, values, _ = np.linalg.svd(moves, full_matrices=False)
+    return np.asarray(turned[:, values > RANK * values.max(initial=0.0)].T @ basis)
+
+
+def _slopes(
+    model: Any, statistics: FloatArray, basis: FloatArray, vectors: FloatArray, step: float
+) -> FloatArray:
+    """<v, D phi_a> for each direction a and each of some vectors, ``(a, v)``."""
+    step = _inside(model, statistics, basis, step)
+    points = np.concatenate([statistics[None], statistics + vectors])
+
+    def natural(by: FloatArray) -> FloatArray:
+        told = np.asarray(model.surrogate(points, model.maximize(statistics + by)))
+        return told[0] - told[1:]
+
+    return _slope(natural, basis, step)
+
+
+def _whitened(model: Any, statistics: FloatArray, basis: FloatArray, step: float) -> FloatArray:
+    """The basis in which the information of complete rows is the identity."""
+    found = _slopes(model, statistics, basis, basis, step)
+    values, vectors = np.linalg.eigh((found + found.T) / 2)
+    scale = 1 / np.sqrt(np.maximum(values, 1e-12 * values.max(initial=1e-300)))
+    return np.asarray(scale[:, None] * (vectors.T @ basis))
+
+
+# What parameters are called, and where they can lie.
+
+AXES = {
+    "weights": "k",
+    "initial": "k",
+    "transitions": "kk",
+    "means": "kc",
+    "loadings": "kcf",
+    "intercepts": "k",
+    "coefficients": "ki",
+    "mean": "c",
+}
+"""What the axes of an array of parameters count: components, columns, factors, inputs."""
+SINGULAR = {
+    "weights": "weight",
+    "transitions": "transition",
+    "means": "mean",
+    "loadings": "loading",
+    "intercepts": "intercept",
+    "coefficients": "coefficient",
+    "covariances": "covariance",
+}
+FIRST = ("weight", "initial", "transition")
+"""What a table begins with."""
+SHARES = ("weights", "initial", "transitions", "bernoulli", "categorical")
+POSITIVE = ("noise", "variance", "poisson", "exponential", "gamma")
+
+
+@final
+@dataclass(frozen=True)
+class Quantity:
+    """One number of the parameters: its name, and whether it is a share, positive, or any."""
+
+    name: str
+    kind: str = "any"
+    shown: bool = True
+    """Not where another quantity says the same."""
+
+
+def quantities(model: Any, params: Any, columns: Sequence[str] | None = None) -> list[Quantity]:
+    """A name for every number of parameters in the user's units, in the order of `flatten`."""
+    found: list[Quantity] = []
+    for name, array in params.arrays().items():
+        if isinstance(params, ColumnParameters) and name not in AXES:
+            found += _of_columns(model.columns, name, array, columns)
+        else:
+            found += _of_array(model, name, array, columns)
+    return found
+
+
+def _of_columns(
+    layout: Any, name: str, array: FloatArray, columns: Sequence[str] | None
+) -> list[Quantity]:
+    """Numbers of the columns of one family, ``(K, columns, numbers)``."""
+    names = columns or layout.names or [str(j) for j in range(layout.count)]
+    width = int(np.prod(array.shape[1:])) if array.size else 0
+    labels: list[tuple[str, str, str]] = []
+    for group in layout.groups:
+        if group.array != name:
+            continue
+        own = group.family.names
+        for column in group.columns.tolist():
+            if name == "categorical":
+                codes = range(group.family.categories)
+                labels += [("probability", f"{names[column]}={code}", "share") for code in codes]
+            else:
+                labels += [(what, names[column], _kind(name, what)) for what in own]
+    assert len(labels) == width
+    return [
+        Quantity(f"{what}[{k}, {column}]", kind)
+        for k in range(len(array))
+        for what, column, kind in labels
+    ]
+
+
+def _kind(name: str, what: str = "") -> str:
+    if name in SHARES:
+        return "share"
+    return "positive" if name in POSITIVE or what in POSITIVE else "any"
+
+
+def _of_array(
+    model: Any, name: str, array: FloatArray, columns: Sequence[str] | None
+) -> list[Quantity]:
+    """Numbers of one array by its axes; of a model that nobody knows, by position."""
+    kind = getattr(getattr(model, "inner", model), "kind", "")
+    axes = AXES.get(name, "")
+    if name == "covariances":
+        axes = {1: "k", 3: "kcc"}.get(array.ndim, "cc" if kind in ("tied", "known") else "kc")
+    elif name == "noise":
+        axes = "kc" if array.ndim == 2 else "k"
+    axes = axes if len(axes) == array.ndim else "?" * array.ndim
+    inputs = None if columns is None else list(columns)
+    if inputs is not None and "i" in axes:
+        inputs.pop(model.target)
+    words = {"c": columns, "i": inputs}
+    square = axes.endswith("cc")
+    found = []
+    for index in np.ndindex(array.shape):
+        places = [str((words.get(a) or range(i + 1))[i]) for a, i in zip(axes, index, strict=True)]
+        diagonal = square and index[-1] == index[-2]
+        what = SINGULAR.get(name, name)
+        if diagonal or (name == "covariances" and not square):
+            what, places = "variance", places[:-1] if square else places
+        own = "positive" if what == "variance" else _kind(name)
+        alone = name in SHARES and array.shape[-1] == 1
+        shown = not alone and not (square and index[-1] < index[-2])
+        found.append(Quantity(f"{what}[{', '.join(places)}]" if places else what, own, shown))
+    return found
+
+
+def on_bound(kinds: Sequence[Quantity], values: FloatArray, samples: float) -> BoolArray:
+    """Shares that are 0 or 1 for lack of half a row: their errors are not those of a maximum."""
+    shares = np.array([q.kind == "share" for q in kinds])
+    edge = np.minimum(values, 1 - values) * samples < 0.5
+    return np.asarray(shares & edge)
+
+
+# What is told.
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Summary:
+    """Estimates with their standard errors: prints as a table, and `table` holds the columns."""
+
+    title: str
+    names: tuple[str, ...]
+    estimates: FloatArray
+    errors: FloatArray
+    """NaN for what is fixed, or lies on the bound of what it can be."""
+    kinds: tuple[str, ...]
+    level: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def bounds(self) -> tuple[FloatArray, FloatArray]:
+        """Of a confidence interval, worked out for log-odds of shares and logs of positive ones."""
+        reach = float(ndtri(0.5 + self.level / 2)) * self.errors
+        v, kinds = self.estimates, np.array(self.kinds)
+        with np.errstate(all="ignore"):
+            ends = []
+            for sign in (-1, 1):
+                share = expit(logit(v) + sign * reach / (v * (1 - v)))
+                positive = v * np.exp(sign * reach / v)
+                ends.append(np.select([kinds == "share", kinds == "positive"], [share, positive]))
+                plain = kinds == "any"
+                ends[-1][plain] = (v + sign * reach)[plain]
+        return ends[0], ends[1]
+
+    @property
+    def z(self) -> FloatArray:
+        """Estimates in standard errors, of what can be 0 in the middle of where it lies."""
+        plain = np.array(self.kinds) == "any"
+        with np.errstate(all="ignore"):
+            return np.where(plain & (self.errors > 0), self.estimates / self.errors, np.nan)
+
+    @property
+    def table(self) -> dict[str, list[Any]]:
+        """Columns by name; None for what there is not."""
+        low, high = self.bounds
+        numbers = {
+            "estimate": self.estimates,
+            "std_err": self.errors,
+            "z": self.z,
+            "lower": low,
+            "upper": high,
+        }
+        told: dict[str, list[Any]] = {"name": list(self.names)}
+        for name, values in numbers.items():
+            told[name] = [v if np.isfinite(v) else None for v in values.tolist()]
+        return told
+
+    def __str__(self) -> str:
+        half = 100 * (1 - self.level) / 2
+        heads = ["", "coef", "std err", "z", f"[{half:g}%", f"{100 - half:g}%]"]
+        columns = [
+            [head, *("" if v is None else v if isinstance(v, str) else f"{v:.4g}" for v in column)]
+            for head, column in zip(heads, self.table.values(), strict=True)
+        ]
+        widths = [max(map(len, column)) for column in columns]
+        first = [f"{cell:<{widths[0]}}" for cell in columns[0]]
+        rest = [[f"{c:>{w}}" for c in col] for col, w in zip(columns[1:], widths[1:], strict=True)]
+        rows = ["  ".join(row) for row in zip(first, *rest, strict=True)]
+        line = "=" * len(rows[0])
+        return "\n".join([self.title, line, rows[0], "-" * len(line), *rows[1:], line, *self.notes])
+
+    __repr__ = __str__
+
+
+def summarise(result: Any, root: FloatArray, level: float) -> Summary:
+    """The table of a fitted model."""
+    values, moves = spread(result.model, result.statistics, root, flatten)
+    kinds = quantities(result.model, result.params, result.columns)
+    found = np.sqrt((moves**2).sum(axis=0))
+    free = (found > 1e-9 * np.abs(values)) & ~on_bound(kinds, values, result.samples)
+    places = np.flatnonzero([q.shown for q in kinds]).tolist()
+    shown = sorted(places, key=lambda j: not kinds[j].name.startswith(FIRST))  # stable
+    told = result.card["model"]
+    notes = ["Standard errors follow from the observed information of all rows."]
+    if not free[shown].all():
+        notes.append("Without an error: what is fixed, or lies on the bound of what it can be.")
+    return Summary(
+        f"{told.get('model')}: {result.samples:g} rows, {len(root)} free parameters",
+        tuple(kinds[j].name for j in shown),
+        values[shown],
+        np.where(free, found, np.nan)[shown],
+        tuple(kinds[j].kind for j in shown),
+        level,
+        tuple(notes),
+    )
+
+
+def spread(
+    model: Any, statistics: FloatArray, root: FloatArray, function: Callable[[Any], Any]
+) -> tuple[FloatArray, FloatArray]:
+    """A function of the user's parameters, flat, and the root of its covariance, by columns."""
+    model, statistics = model.streamed(statistics)
+
+    def at(by: FloatArray) -> FloatArray:
+        return np.ravel(np.asarray(function(user_at(model, statistics + by)), dtype=np.float64))
+
+    step = _inside(model, statistics, root, ROOT_STEP)
+    return at(np.zeros_like(statistics)), _slope(at, root, step)
