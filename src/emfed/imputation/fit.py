@@ -232,6 +232,10 @@ def impute(
         checkpoint=None if checkpoint is None else Path(checkpoint),
         resume=resume,
     )
+    if not isinstance(table, (Federation, FieldTable)):
+        table = read_records(table)
+    if isinstance(table, FieldTable):
+        table.warn()
     with threads_of(threads):
         try:
             return _imputed(given, table, grid, watch)
@@ -242,7 +246,9 @@ def impute(
             ) from None
 
 
-def _imputed(given: ImputeSettings, table: Any, grid: Grid | None, watch: Watch) -> Imputation:
+def _imputed(
+    given: ImputeSettings, table: Federation | FieldTable, grid: Grid | None, watch: Watch
+) -> Imputation:
     """By the mode, on a table here or a federation."""
     over_cells = {"observed": _observed, "cell": _cell}.get(given.mode)
     if isinstance(table, Federation):
@@ -255,16 +261,14 @@ def _imputed(given: ImputeSettings, table: Any, grid: Grid | None, watch: Watch)
         if over_cells is not None:
             return over_cells(given, table, grid, watch)
         return _site_owner(given, table, known_table(grid), watch)
-    here = table if isinstance(table, FieldTable) else read_records(table)
-    here.warn()
     if given.mode == "paper":
-        return _paper(given, here, watch)
-    workers = WorkerData(here.rows, here.offsets, list(here.workers), COLUMNS)
+        return _paper(given, table, watch)
+    workers = WorkerData(table.rows, table.offsets, list(table.workers), COLUMNS)
     if over_cells is not None:
-        found = over_cells(given, StackedFederation(workers), here.grid, watch)
-        return replace(found, table=here)
-    check_owners(here)
-    return _site_owner(given, LoopFederation(workers), here, watch)
+        found = over_cells(given, StackedFederation(workers), table.grid, watch)
+        return replace(found, table=table)
+    check_owners(table)
+    return _site_owner(given, LoopFederation(workers), table, watch)
 
 
 @final
