@@ -60,7 +60,7 @@ faults: setup ## Try ten thousand random faults of network, processes and disks
 	$(BIN)/python -m benchmarks faults --plans 10000 --json build/faults.json
 
 parity: setup ## Compare every face, place and task of a fit: same parameters, rounds and bytes
-	EMFED_PARITY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/network/test_parity.py
+	EMFED_PARITY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -rs tests/network/test_parity.py
 
 gpu: ## Test the kernels on this machine's GPU and measure them beside their peers
 	PYTHONPATH=src $(GPU_PYTHON) -m pytest -q tests/models/devices

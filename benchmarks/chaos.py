@@ -3,8 +3,8 @@
 First the guide, as it is written (over Flower also our app under ``flwr run``). Then, undisturbed:
 FedEM, VR-FedEM and the imputation end where a run in one process ends. Last, FedEM while
 processes of server and sites are killed with signal 9, at times and in an order that the seed
-decides: the run must end, memories must be exact, and, as every round is a full pass of all sites,
-the answer must be that of the undisturbed run.
+decides, from the opening and the search for a start on: the run must end, memories must be exact,
+and, as every round is a full pass of all sites, the answer must be that of the undisturbed run.
 """
 
 from __future__ import annotations
@@ -119,11 +119,12 @@ def disturbed(folder: Path, rounds: int, kills: int, seed: int, engine: str) -> 
     with Deployment(folder / "chaos", mixture_tables(SITES), config, engine) as deployment:
         began = time.monotonic()
         deployment.start()
-        deployment.wait_for_round(1, 180)
         done: list[dict[str, Any]] = []
         while len(done) < kills and deployment.status.get("state") != "finished":
-            if source.random() < 0.7:  # else while the last one still hurts
-                here = deployment.status.get("round", 0)
+            here = deployment.status.get("round", 0)
+            if here == 0 and len(done) < kills // 5:  # in the opening and the search for a start
+                time.sleep(source.uniform(0.0, 4 * LULL[engine]))
+            elif source.random() < 0.7:  # else while the last one still hurts
                 with contextlib.suppress(TimeoutError):
                     deployment.wait_for_round(here + 1, 60)
             time.sleep(source.uniform(0.0, LULL[engine]))

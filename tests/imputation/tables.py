@@ -14,12 +14,11 @@ from emfed.fitting.rounds import Run
 from emfed.fitting.session import Session
 from emfed.imputation import Cells, FieldTable, Structure, simulate_table
 from emfed.imputation.bins import Bins
+from emfed.imputation.cells import Observed
 from emfed.imputation.families import Family, as_family
 from emfed.imputation.fit import QUANTISER_OF_CELLS
-from emfed.imputation.observed import Observed
-from emfed.imputation.site_owner import worker_rows
 from emfed.imputation.sweeps import Solver
-from emfed.imputation.table import Intake, build_table
+from emfed.imputation.table import Grid, Intake, build_table
 from emfed.models import CellSums
 from emfed.models.site_owner import COLUMNS
 from emfed.network.stacked import StackedFederation
@@ -49,9 +48,7 @@ def small_table(
     else:
         values = kind.forward(rng.poisson(np.exp(theta)).astype(float))
     return build_table(
-        kind,
-        [f"s{j}" for j in range(sites)],
-        Bins("month", 2000 * 12, months),
+        Grid([f"s{j}" for j in range(sites)], Bins("month", 2000 * 12, months), kind),
         [f"w{c}" for c in range(workers)],
         rng.integers(0, workers, records),
         row,
@@ -84,7 +81,7 @@ def opened(
     table: FieldTable, seed: int = 0, federation: Federation | None = None
 ) -> tuple[Session, Cells]:
     """The opening of a fit over cells, in this process if nothing else is said."""
-    data = WorkerData(worker_rows(table), table.offsets, list(table.workers), COLUMNS)
+    data = WorkerData(table.rows, table.offsets, list(table.workers), COLUMNS)
     there = StackedFederation(data) if federation is None else federation
     session = Session(CellSums(*table.shape), there, columns=COLUMNS, seed=seed)
     return session, table.pooled.with_sums(np.zeros(table.pooled.size))

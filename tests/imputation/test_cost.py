@@ -11,10 +11,10 @@ import numpy as np
 from emfed.fitting.rounds import Run
 from emfed.imputation import FieldTable, Structure
 from emfed.imputation.bins import Bins
+from emfed.imputation.cells import Observed
 from emfed.imputation.families import as_family
-from emfed.imputation.observed import Observed
 from emfed.imputation.sweeps import Solver
-from emfed.imputation.table import Intake, build_table
+from emfed.imputation.table import Grid, Intake, build_table
 from tests.imputation.tables import observed_run
 
 LARGE = """
@@ -30,9 +30,7 @@ print(int(status["VmHWM"].split()[0]) // 1024, run.records[-1].round)
 def random_table(sites: int, times: int, records: int, workers: int = 10) -> FieldTable:
     rng = np.random.default_rng(0)
     return build_table(
-        as_family("gaussian"),
-        [str(j) for j in range(sites)],
-        Bins("week", 0, times),
+        Grid([str(j) for j in range(sites)], Bins("week", 0, times), as_family("gaussian")),
         [str(c) for c in range(workers)],
         rng.integers(0, workers, records),
         rng.integers(0, sites, records),

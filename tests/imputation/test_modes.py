@@ -10,7 +10,6 @@ import pytest
 
 import emfed
 from emfed.imputation import Columns, FieldTable, Structure, impute, read_records
-from emfed.imputation.site_owner import worker_rows
 from emfed.imputation.sweeps import Solver
 from emfed.models.site_owner import COLUMNS, SiteOwner
 from tests.helpers import plain_fit
@@ -22,9 +21,7 @@ def owned(table: FieldTable) -> FieldTable:
     from emfed.imputation.table import build_table
 
     return build_table(
-        table.family,
-        table.sites,
-        table.bins,
+        table.grid,
         table.workers,
         table.site % len(table.workers),
         table.site,
@@ -83,7 +80,7 @@ def test_cell_refuses_what_it_cannot_do() -> None:
 def test_site_owner_s_statistics_are_the_posterior_moments() -> None:
     """Against sums over cells and sites, with the factors' posterior by the book."""
     table = owned(small_table(sites=6, months=8, records=30))
-    rows = worker_rows(table)
+    rows = table.rows
     model = SiteOwner(8, rank=2).bind(
         {k: v[None] for k, v in SiteOwner(8, rank=2).summary(rows).items()},
         np.array([len(rows)]),
@@ -116,7 +113,7 @@ def test_site_owner_s_statistics_are_the_posterior_moments() -> None:
 
 def test_em_with_site_owners_never_lowers_the_likelihood() -> None:
     table = owned(small_table(records=250))
-    data = emfed.WorkerData(worker_rows(table), table.offsets, list(table.workers), COLUMNS)
+    data = emfed.WorkerData(table.rows, table.offsets, list(table.workers), COLUMNS)
     for options in ({}, {"smoothing": 2.0, "seasonality": 1.0}):
         model = SiteOwner(table.bins.count, rank=2, ridge=0.5, **options)
         monitor = emfed.Monitor(mean_field=False)
@@ -128,7 +125,7 @@ def test_em_with_site_owners_never_lowers_the_likelihood() -> None:
 
 def test_site_owner_in_loop_and_stacked_is_the_same_run() -> None:
     table = owned(small_table(records=250))
-    data = emfed.WorkerData(worker_rows(table), table.offsets, list(table.workers), COLUMNS)
+    data = emfed.WorkerData(table.rows, table.offsets, list(table.workers), COLUMNS)
     loop, stacked = (
         plain_fit(SiteOwner(table.bins.count, 2), data, emfed.EM(), rounds=5, federation=name)
         for name in ("loop", "stacked")

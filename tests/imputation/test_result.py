@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 import emfed
-from emfed.imputation import FAMILIES, Structure, choose, impute, read_records
+from emfed.imputation import FAMILIES, Search, Structure, impute, read_records
 from tests.imputation.tables import paper_size, pooled_error, small_table
 
 SMOOTH = Structure(2, 0.9, 0.5, 0.5, smoothing=10.0, seasonality=30.0)
@@ -24,16 +24,16 @@ def fitted() -> emfed.Imputation:
 
 def test_the_choice_finds_rank_where_there_is_some_and_none_where_there_is_none() -> None:
     rich = emfed.simulate_table(4000, observers=200, sites=150, months=60, seed=2).pooled
-    choice = choose(rich, FAMILIES["gaussian"])
+    choice = Search(rich, FAMILIES["gaussian"]).choose()
     assert choice.structure.rank >= 1
     rng = np.random.default_rng(0)
     plain = rich.with_sums(
         rich.weights * (rng.normal(size=150)[rich.sites] + 0.1 * rng.normal(size=60)[rich.times])
         + np.sqrt(rich.weights) * rng.normal(size=rich.size)
     )
-    assert choose(plain, FAMILIES["gaussian"]).structure.rank == 0
+    assert Search(plain, FAMILIES["gaussian"]).choose().structure.rank == 0
     assert {"rank", "penalty", "deviance"} <= set(choice.describe()[0])
-    given = choose(rich, FAMILIES["gaussian"], rank=1, penalty=3.0).structure
+    given = Search(rich, FAMILIES["gaussian"]).choose(rank=1, penalty=3.0).structure
     assert (given.rank, given.penalty) == (1, 3.0)
 
 
@@ -192,7 +192,7 @@ def test_transform_minds_the_family_and_says_what_it_leaves_out() -> None:
     result = impute(table, rank=1, rounds=3)
     with pytest.raises(emfed.DataError, match="with the family of the fit"):
         result.transform(small_table("poisson"))
-    with pytest.warns(emfed.EmfedWarning, match="sites that the fit knows were left out"):
+    with pytest.warns(emfed.EmfedWarning, match="sites that the fit has records of were left out"):
         result.transform(table)
 
 

@@ -10,7 +10,6 @@ from scipy.sparse import csr_array
 
 import emfed
 from emfed.imputation import FAMILIES, Structure
-from emfed.imputation.covariates import read_covariates
 from emfed.imputation.sweeps import Solver, leading
 from tests.imputation.tables import small_table
 
@@ -109,13 +108,13 @@ def test_covariates_find_a_slope_that_effects_would_have_to_learn_site_by_site()
     table = small_table(sites=80, records=160, seed=5)
     altitude = rng.normal(size=80)
     lifted = replace(table, values=table.values + table.weights * 2.0 * altitude[table.site])
-    covariates = read_covariates(lifted, altitude, None)
+    covariates = lifted.grid.covariates(altitude, None)
     params = Solver(
         table.family, Structure(0, 1, 5.0, 5.0), covariates, sweeps=300, tolerance=1e-10
     ).fit(lifted.pooled)
     assert params.coefficients[0] / altitude.std() == pytest.approx(2.0, abs=0.25)
     with pytest.raises(emfed.DataError, match="expected 80 rows, one per site"):
-        read_covariates(table, np.ones(7), None)
+        table.grid.covariates(np.ones(7), None)
 
 
 def test_one_cell_and_one_row_and_all_zeros_can_be_fitted() -> None:

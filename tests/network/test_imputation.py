@@ -1,46 +1,229 @@
-"""Imputation by site owners, each elsewhere."""
+"""Tables whose records stay at sites: loop, stacked, network and processes come to the same."""
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import polars as pl
+import pytest
 
 import emfed
 from emfed import LocalTransport, RemoteFederation, Site
-from emfed.imputation import Structure, impute
-from emfed.imputation.fit import QUANTISER_OF_TIMES
-from emfed.imputation.site_owner import table_parameters, worker_rows
-from emfed.models.site_owner import COLUMNS, SiteOwner
-from tests.imputation.tables import small_table
+from emfed.core.protocols import Federation
+from emfed.data import WorkerData
+from emfed.fitting.rounds import Run
+from emfed.fitting.stopping import Stop
+from emfed.imputation import FieldTable, Structure, from_result, impute
+from emfed.imputation.table import Grid, build_table
+from emfed.models.site_owner import COLUMNS
+from emfed.network.loop import LoopFederation
+from emfed.network.stacked import StackedFederation
+from tests.imputation.tables import observed_run, small_table, sums_of
 from tests.imputation.test_modes import owned
+from tests.network.processes import real_sites
+
+FACTORS = Structure(rank=2, penalty=3.0, effects=False)
+MODES: dict[str, dict[str, Any]] = {
+    "observed": {"mode": "observed", "structure": Structure(rank=2, penalty=3.0), "rounds": 6},
+    "half": {
+        "mode": "observed",
+        "structure": Structure(rank=1, penalty=3.0),
+        "rounds": 6,
+        "participation": emfed.Bernoulli(0.5),
+    },
+    "cell": {"mode": "cell", "structure": FACTORS, "rounds": 12},
+    "chosen": {"mode": "cell", "rank": 2, "rounds": 8},
+}
+OWNED = Structure(rank=2, penalty=3.0, smoothing=10.0)
+
+
+def frames(table: FieldTable) -> dict[str, pl.DataFrame]:
+    """Each worker's own rows."""
+    cells = table.rows
+    parts = zip(table.workers, table.offsets[:-1], table.offsets[1:], strict=True)
+    return {key: pl.DataFrame(cells[a:b], schema=list(COLUMNS)) for key, a, b in parts}
+
+
+def sites_of(table: FieldTable, folder: Path, **rules: Any) -> dict[str, Site]:
+    return {key: Site(rows, folder / key, **rules) for key, rows in frames(table).items()}
+
+
+def federations(table: FieldTable, folder: Path) -> dict[str, Federation]:
+    data = WorkerData(table.rows, table.offsets, list(table.workers), COLUMNS)
+    return {
+        "loop": LoopFederation(data),
+        "stacked": StackedFederation(data),
+        "network": RemoteFederation(LocalTransport(sites_of(table, folder)), columns=COLUMNS),
+    }
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_cells_elsewhere_are_fitted_as_here_byte_for_byte(mode: str, tmp_path: Path) -> None:
+    """Sites with their own records, a loop and a stack: same parameters, rounds and ledger."""
+    table = small_table(workers=7, records=260)
+    here = impute(table, seed=3, **MODES[mode])
+    everywhere = np.indices(table.shape).reshape(2, -1)
+    for name, federation in federations(table, tmp_path).items():
+        there = impute(federation, grid=table.grid, seed=3, **MODES[mode])
+        found, wanted = there.params.theta(*everywhere), here.params.theta(*everywhere)
+        np.testing.assert_allclose(found, wanted, rtol=1e-8, atol=1e-8, err_msg=name)
+        assert there.ledger.summary() == here.ledger.summary(), name
+        assert there.records.column("bytes_up").tolist() == here.records.column("bytes_up").tolist()
+        assert list(there.table.workers) == list(table.workers)
+        assert np.array_equal(there.cells.keys, here.cells.keys)
 
 
 def test_site_owners_elsewhere_come_to_the_same_table(tmp_path: Path) -> None:
-    """Over 25 rounds, as in one process; each owner works out its own sites' factors."""
-    import polars as pl
-
+    """The server knows no cell; each owner carries the fit to its own sites."""
     table = owned(small_table())
-    structure = Structure(rank=2, penalty=3.0, smoothing=10.0)
-    here = impute(table, mode="site-owner", structure=structure, rounds=25, seed=3)
-    cells = worker_rows(table)
-    sites = {}
-    for i, key in enumerate(table.workers):
-        mine = cells[table.offsets[i] : table.offsets[i + 1]]
-        sites[key] = Site(pl.DataFrame(mine, schema=list(COLUMNS)), tmp_path / key)
-    model = SiteOwner(table.bins.count, structure.rank, structure.penalty, structure.smoothing)
-    there = emfed.fit(
-        model,
-        None,
-        emfed.FedEM(QUANTISER_OF_TIMES),
-        federation=RemoteFederation(LocalTransport(sites)),
-        rounds=25,
-        seed=3,
-    )
-    loadings = there.model.maximize(there.statistics)
-    found = table_parameters(there.model, table, loadings)
+    options: dict[str, Any] = {"mode": "site-owner", "structure": OWNED, "rounds": 25, "seed": 3}
+    here = impute(table, **options)
     everywhere = np.indices(table.shape).reshape(2, -1)
-    np.testing.assert_allclose(
-        found.theta(*everywhere), here.params.theta(*everywhere), rtol=1e-9, atol=1e-9
-    )
-    assert here.ledger.summary()["round"] == there.ledger.summary()["round"]
+    for name, federation in federations(table, tmp_path).items():
+        there = impute(federation, grid=table.grid, **options)
+        assert there.cells.size == 0, name
+        assert there.ledger.summary() == here.ledger.summary()
+        with pytest.raises(emfed.DataError, match="an owner's table"):
+            there.intervals(0, 0)
+        assert there.result is not None
+        there.result.save(tmp_path / f"{name}.emfed")
+        told = emfed.load(tmp_path / f"{name}.emfed")
+        for worker in range(len(table.workers)):
+            owns = np.repeat(np.arange(len(table.workers)), np.diff(table.offsets)) == worker
+            mine = table.keep(owns)
+            sites = np.unique(mine.site)
+            cells = sites.repeat(table.shape[1]), np.tile(np.arange(table.shape[1]), len(sites))
+            wanted = here.params.theta(*cells)
+            for own in (there.transform(mine), from_result(told, mine)):
+                np.testing.assert_allclose(own.params.theta(*cells), wanted, rtol=1e-6, atol=1e-6)
+            assert np.all(own.intervals(*cells)[0] < own.intervals(*cells)[1])
+        # Sites that nobody told of have the mean of all, the same at every server.
+        assert np.ptp(there.params.dense(np.arange(table.shape[0])), axis=0).max() < 1e-9
+    assert np.ptp(here.params.theta(*everywhere)) > 1
+
+
+class Killed(Exception):
+    """The server's process is gone."""
+
+
+def killed_at(round_: int) -> Any:
+    def look(record: emfed.RoundRecord) -> None:
+        if record.round == round_:
+            raise Killed
+
+    return look
+
+
+def test_tables_in_real_processes_go_on_through_kills_of_the_server(tmp_path: Path) -> None:
+    """Every mode, over TLS, from its checkpoint; before and after a structure was chosen."""
+    table = owned(small_table(workers=3, records=200))
+    everywhere = np.indices(table.shape).reshape(2, -1)
+    modes = {name: MODES[name] for name in ("observed", "chosen")}
+    modes["owned"] = {"mode": "site-owner", "structure": OWNED, "rounds": 8}
+    with real_sites(frames(table), tmp_path) as transport:
+        for name, options in modes.items():
+            here = impute(table, seed=3, **options)
+            kept = {"checkpoint": tmp_path / f"{name}.checkpoint", "grid": table.grid, "seed": 3}
+            for round_ in (2, 6, None):
+                server = RemoteFederation(transport, tmp_path / name, columns=COLUMNS)
+                again = {**kept, **options, "resume": round_ != 2}
+                if round_ is None:
+                    there = impute(server, **again)
+                else:
+                    with pytest.raises(Killed):
+                        impute(server, callbacks=killed_at(round_), **again)
+            if name == "owned":
+                there = there.transform(table)
+            found, wanted = there.params.theta(*everywhere), here.params.theta(*everywhere)
+            np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6, err_msg=name)
+            assert there.rounds == here.rounds
+            assert there.params.rank == here.params.rank
+
+
+def test_a_server_that_was_killed_goes_on_with_its_sites(tmp_path: Path) -> None:
+    """From its members and checkpoint; sites keep their memories, and the answer is the same."""
+    table = small_table(workers=5, records=260)
+    sites = sites_of(table, tmp_path / "sites")
+
+    def run() -> Run:
+        there = RemoteFederation(LocalTransport(sites), tmp_path / "server", columns=COLUMNS)
+        return observed_run(table, federation=there, seed=3)
+
+    whole = observed_run(table, seed=3)
+    for _ in range(6):
+        whole.step()
+    first = run()
+    first.until(Stop(rounds=3), checkpoint=tmp_path / "checkpoint")
+    second = run()
+    second.restore(tmp_path / "checkpoint")
+    second.until(Stop(rounds=6))
+    np.testing.assert_allclose(second.state.statistics, whole.state.statistics, atol=1e-12)
+    assert second.records.column("answered").tolist() == [5] * 7
+    assert second.state.generation == 0
+    # The server that came back tells the constants and settings once more.
+    assert second.ledger.summary()["round"] == whole.ledger.summary()["round"]
+
+
+def test_a_site_that_lost_its_disk_comes_back_and_memories_begin_anew(tmp_path: Path) -> None:
+    table = small_table(workers=4, records=200)
+    sites = sites_of(table, tmp_path)
+    there = RemoteFederation(LocalTransport(sites), columns=COLUMNS, pause=0.0)
+    run = observed_run(table, federation=there, seed=3)
+    for number in range(30):
+        if number == 4:
+            shutil.rmtree(tmp_path / table.workers[1])
+        run.step()
+    assert run.state.generation == 1
+    assert np.allclose(sums_of(run), table.pooled.sums, atol=0.05)
+
+
+def test_an_owner_s_rule_on_small_groups_holds_for_cells(tmp_path: Path) -> None:
+    table = small_table(workers=3, records=200)
+    rules = emfed.SiteRules(smallest_group=3)
+    sites = sites_of(table, tmp_path, rules=rules)
+    federation = RemoteFederation(LocalTransport(sites), columns=COLUMNS, attempts=1)
+    with pytest.raises(emfed.ParticipationError, match="no cell with as few records"):
+        impute(federation, grid=table.grid, rounds=1)
+
+
+def test_a_grid_makes_rows_of_a_site_s_own_records() -> None:
+    """Whatever sites and months its own file has."""
+    table = small_table(workers=2, records=120)
+    grid, every = table.grid, table.rows
+    for worker in range(2):
+        part = slice(table.offsets[worker], table.offsets[worker + 1])
+        names = sorted({table.sites[j] for j in table.site[part]}, reverse=True)
+        first = int(table.time[part].min())
+        bins = replace(table.bins, first=table.bins.first + first, count=grid.bins.count - first)
+        own = build_table(
+            Grid(names, bins, table.family),
+            ["me"],
+            np.zeros(part.stop - part.start, dtype=np.int64),
+            np.array([names.index(table.sites[j]) for j in table.site[part]]),
+            table.time[part] - first,
+            table.weights[part],
+            table.values[part],
+            table.intake,
+        )
+        assert np.array_equal(grid.rows(own), every[part])
+        with pytest.raises(emfed.DataError, match="lies outside the grid"):
+            replace(grid, sites=grid.sites[:2]).rows(own)
+    with pytest.raises(emfed.DataError, match="expected one worker's table"):
+        grid.rows(table)
+
+
+def test_what_a_federation_of_cells_needs_is_said(tmp_path: Path) -> None:
+    table = small_table()
+    loop = federations(table, tmp_path)["loop"]
+    for given, options, words in (
+        (loop, {}, "a federation needs one"),
+        (table, {"grid": table.grid}, "a grid goes with a federation"),
+        (loop, {"grid": table.grid, "mode": "paper"}, "needs the table in this process"),
+        (loop, {"grid": table.grid, "round": 3}, "did you mean 'rounds'"),
+    ):
+        with pytest.raises(emfed.SettingsError, match=words):
+            impute(given, **options)

@@ -1,14 +1,13 @@
 """Federated low-rank imputation: fill a sites x time table without pooling its records."""
 
-from emfed.imputation.choice import Choice, choose
+from emfed.imputation.choice import Choice, Search
 from emfed.imputation.ebird import read_ebird
 from emfed.imputation.families import FAMILIES, Family, Gaussian
-from emfed.imputation.fit import impute
+from emfed.imputation.fit import ImputeSettings, from_result, impute
 from emfed.imputation.intake import Columns, read_records
 from emfed.imputation.lowrank import Cells, Structure, TableParameters
 from emfed.imputation.result import Imputation
 from emfed.imputation.simulate import simulate_table
-from emfed.imputation.site_owner import worker_rows
 from emfed.imputation.table import FieldTable, Grid, Intake
 
 __all__ = [
@@ -20,14 +19,15 @@ __all__ = [
     "FieldTable",
     "Gaussian",
     "Grid",
+    "ImputeSettings",
     "Imputation",
     "Intake",
+    "Search",
     "Structure",
     "TableParameters",
-    "choose",
+    "from_result",
     "impute",
     "read_ebird",
     "read_records",
     "simulate_table",
-    "worker_rows",
 ]

@@ -99,42 +99,55 @@ class Search:
         spread = float((score**2).sum() / gain.sum())
         return 1.0 if self.family.quadratic else max(1.0, spread), max(noise, 1e-9)
 
+    def choose(
+        self,
+        *,
+        rank: int | None = None,
+        penalty: float | None = None,
+        effects: bool = True,
+        seasons: bool = True,
+    ) -> Choice:
+        """The structure with the least held-out deviance; ``rank`` and ``penalty`` may be given."""
+        unit, noise = self.units()
+        here = Structure(
+            rank=2 if rank is None else rank,
+            penalty=float(0.35 * noise if penalty is None else penalty),
+            site_penalty=0.5 * unit,
+            time_penalty=0.5 * unit,
+            effects=effects,
+        )
+        if effects:
+            here = self._best(here, (replace(here, **_smooth(s, unit)) for s in _lags(seasons)))
+        if rank is None:
+            here = self._climb(here)
+        if penalty is None and here.rank:
+            here = self._best(here, (replace(here, penalty=s * noise) for s in SHARES))
+        if rank is None and here.rank:
+            here = self._climb(here)
+        if effects:
+            here = self._best(here, (replace(here, **_smooth(s, unit)) for s in _lags(seasons)))
+            here = self._best(here, (replace(here, site_penalty=s * unit) for s in EFFECTS))
+            here = self._best(here, (replace(here, time_penalty=s * unit) for s in EFFECTS))
+        return Choice(here, tuple(self.tried.items()))
 
-def choose(
-    cells: Cells,
-    family: Family,
-    covariates: Covariates | None = None,
-    *,
-    rank: int | None = None,
-    penalty: float | None = None,
-    effects: bool = True,
-    seasons: bool = True,
-    folds: int = 3,
-    seed: int = 0,
-) -> Choice:
-    """The structure with the least held-out deviance; ``rank`` and ``penalty`` may be given."""
-    search = Search(cells, family, covariates, folds=folds, seed=seed)
-    unit, noise = search.units()
-    here = Structure(
-        rank=2 if rank is None else rank,
-        penalty=float(0.35 * noise if penalty is None else penalty),
-        site_penalty=0.5 * unit,
-        time_penalty=0.5 * unit,
-        effects=effects,
-    )
-    if effects:
-        here = _best(search, here, (replace(here, **_smooth(s, unit)) for s in _lags(seasons)))
-    if rank is None:
-        here = _climb(search, here)
-    if penalty is None and here.rank:
-        here = _best(search, here, (replace(here, penalty=s * noise) for s in SHARES))
-    if rank is None and here.rank:
-        here = _climb(search, here)
-    if effects:
-        here = _best(search, here, (replace(here, **_smooth(s, unit)) for s in _lags(seasons)))
-        here = _best(search, here, (replace(here, site_penalty=s * unit) for s in EFFECTS))
-        here = _best(search, here, (replace(here, time_penalty=s * unit) for s in EFFECTS))
-    return Choice(here, tuple(search.tried.items()))
+    def _best(self, here: Structure, others: Iterator[Structure]) -> Structure:
+        """The best of these; ``here`` among equals."""
+        return min([here, *others], key=self.score)
+
+    def _climb(self, here: Structure) -> Structure:
+        """Ranks upward while they pay, from 0 on: fewer factors among near equals."""
+        best, stale = replace(here, rank=0), 0
+        for rank in RANKS:
+            if rank >= min(self.cells.shape):
+                break
+            other = replace(here, rank=rank)
+            if self.score(other) < (1 - _GAIN) * self.score(best):
+                best, stale = other, 0
+            else:
+                stale += 1
+            if stale == 2:
+                break
+        return best
 
 
 def _lags(seasons: bool) -> Iterator[tuple[float, float]]:
@@ -144,24 +157,3 @@ def _lags(seasons: bool) -> Iterator[tuple[float, float]]:
 
 def _smooth(pair: tuple[float, float], unit: float) -> dict[str, Any]:
     return {"smoothing": pair[0] * unit, "seasonality": pair[1] * unit}
-
-
-def _best(search: Search, here: Structure, others: Iterator[Structure]) -> Structure:
-    """The best of these; ``here`` among equals."""
-    return min([here, *others], key=search.score)
-
-
-def _climb(search: Search, here: Structure) -> Structure:
-    """Ranks upward while they pay, from 0 on: fewer factors among near equals."""
-    best, stale = replace(here, rank=0), 0
-    for rank in RANKS:
-        if rank >= min(search.cells.shape):
-            break
-        other = replace(here, rank=rank)
-        if search.score(other) < (1 - _GAIN) * search.score(best):
-            best, stale = other, 0
-        else:
-            stale += 1
-        if stale == 2:
-            break
-    return best

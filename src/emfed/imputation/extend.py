@@ -13,7 +13,7 @@ from emfed.imputation.bins import Bins
 from emfed.imputation.lowrank import TableParameters
 from emfed.imputation.rows import newton, site_side, time_side
 from emfed.imputation.sweeps import Solver
-from emfed.imputation.table import FieldTable, build_table
+from emfed.imputation.table import FieldTable, Grid, build_table
 
 _STEPS = 20
 _FIXED = 1e9
@@ -38,15 +38,15 @@ def extend(
     table, known = _merge(fitted, other)
     params = _more_times(solver, params, fitted.bins, table.bins)
     rows = np.zeros((len(table.sites), params.sites.shape[1]))
-    rows[known] = params.sites
+    rows[: len(params.sites)] = params.sites
     params = replace(params, sites=_more_sites(solver, replace(params, sites=rows), table, known))
     return params, table
 
 
 def _merge(fitted: FieldTable, other: FieldTable) -> tuple[FieldTable, IntArray]:
-    """Both tables as one, and where the fitted sites are in it.
+    """Both tables as one, and the sites in it that the fit has records of.
 
-    Of sites that the fit knows, the fitted records count: the others would come twice.
+    Of those the fitted records count: the others would come twice.
     """
     places = {name: index for index, name in enumerate(fitted.sites)}
     names = list(fitted.sites)
@@ -58,11 +58,12 @@ def _merge(fitted: FieldTable, other: FieldTable) -> tuple[FieldTable, IntArray]
     last = max(fitted.bins.first + fitted.bins.count, other.bins.first + other.bins.count)
     bins = Bins(fitted.bins.unit, first, last - first)
     site = np.array([places[name] for name in other.sites], dtype=np.int64)[other.site]
-    new = site >= len(fitted.sites)
+    known = np.unique(fitted.site)
+    new = ~np.isin(site, known)
     if not new.all():
         warnings.warn(
-            f"{int((~new).sum())} cells of sites that the fit knows were left out: of those the "
-            "fitted records count. Fit again to use them.",
+            f"{int((~new).sum())} cells of sites that the fit has records of were left out: of "
+            "those the fitted records count. Fit again to use them.",
             EmfedWarning,
             stacklevel=4,
         )
@@ -72,9 +73,7 @@ def _merge(fitted: FieldTable, other: FieldTable) -> tuple[FieldTable, IntArray]
         for t, shift in ((fitted, 0), (other, len(fitted.workers)))
     ]
     table = build_table(
-        fitted.family,
-        names,
-        bins,
+        Grid(names, bins, fitted.family),
         workers,
         np.concatenate([owner[0], owner[1][new]]),
         np.concatenate([fitted.site, site[new]]),
@@ -88,7 +87,7 @@ def _merge(fitted: FieldTable, other: FieldTable) -> tuple[FieldTable, IntArray]
         np.concatenate([fitted.values, other.values[new]]),
         replace(fitted.intake, used=fitted.intake.used + int(new.sum())),
     )
-    return table, np.arange(len(fitted.sites))
+    return table, known
 
 
 def _more_times(solver: Solver, params: TableParameters, old: Bins, new: Bins) -> TableParameters:
@@ -115,7 +114,7 @@ def _more_times(solver: Solver, params: TableParameters, old: Bins, new: Bins) -
 def _more_sites(
     solver: Solver, params: TableParameters, table: FieldTable, known: IntArray
 ) -> FloatArray:
-    """Rows of sites the fit does not know, from their records; the others stay."""
+    """Rows of sites that the fit has no records of, from those of now; the others stay."""
     cells = table.pooled
     cells = cells.take(np.flatnonzero(~np.isin(cells.sites, known)))
     if cells.size == 0:
@@ -124,8 +123,8 @@ def _more_sites(
     rest = params.base(cells.sites, cells.times)
     if params.effects:
         rest = rest + params.times[cells.times, params.rank]
-    rows = params.sites
+    rows, others = params.sites, np.setdiff1d(np.arange(len(params.sites)), cells.sites)
     for _ in range(1 if solver.family.quadratic else _STEPS):
         rows = newton(side, solver.family, rows, rest, cells.weights, cells.sums)
-    rows[known] = params.sites[known]
+    rows[others] = params.sites[others]
     return rows

@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from math import inf
+from pathlib import Path
 from typing import Any, Literal, final
 
 import numpy as np
 
 from emfed.algorithms import CellEM, Everyone, FedEM
 from emfed.algorithms.cells import default_step
+from emfed.artifacts.result import Result
 from emfed.compressors import Dithering
-from emfed.core.errors import NumericalError, SettingsError, check_count, check_type
-from emfed.core.protocols import WHOLE, Compressor, Crowd, Federation, Participation
+from emfed.core.configuration import check_keys
+from emfed.core.errors import DataError, NumericalError, SettingsError, check_count, check_type
+from emfed.core.protocols import WHOLE, Compressor, Crowd, Federation, FloatArray, Participation
+from emfed.core.records import RoundRecord
 from emfed.core.streams import check_seed
 from emfed.data.workers import WorkerData
-from emfed.fitting.driver import fit
+from emfed.fitting.driver import Watch, run_fit, threads_of
 from emfed.fitting.rounds import Run
-from emfed.fitting.session import Session
+from emfed.fitting.session import Session, digest
+from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import Callback, Stop
-from emfed.imputation.cell import Proximal
-from emfed.imputation.choice import Choice, choose
-from emfed.imputation.covariates import read_covariates
+from emfed.imputation.cells import Observed, Proximal
+from emfed.imputation.choice import Choice, Search
 from emfed.imputation.intake import read_records
 from emfed.imputation.lowrank import Cells, Structure, TableParameters
-from emfed.imputation.observed import Observed
 from emfed.imputation.paper import ALPHA, BATCH, EPOCHS, GAMMA, QUANTISER, Batch, PaperRun
 from emfed.imputation.result import Imputation
-from emfed.imputation.site_owner import check_owners, table_parameters, worker_rows
 from emfed.imputation.sweeps import Solver
 from emfed.imputation.table import FieldTable, Grid, known_table
 from emfed.models.cells import CellSums
+from emfed.models.owners import Loadings
 from emfed.models.site_owner import COLUMNS, SiteOwner
-from emfed.network.stacked import StackedFederation
+from emfed.network import LoopFederation, StackedFederation
 
 Mode = Literal["observed", "cell", "paper", "site-owner"]
 QUANTISER_OF_CELLS = Dithering(levels=3, norm=3, block=128, scales="bfloat16")
@@ -49,69 +52,106 @@ _SWEEPS, _TOLERANCE = 500, 1e-7
 
 
 @final
-@dataclass(frozen=True)
-class _Job:
-    """Everything `impute` was asked for."""
+@dataclass(frozen=True, eq=False)
+class ImputeSettings:
+    """What `impute` fits, by what, until when.
 
-    table: FieldTable | None
-    federation: Federation | None
-    grid: Grid
-    structure: Structure | None
-    rank: int | None
-    penalty: float | None
-    site_covariates: Any
-    time_covariates: Any
-    compressor: Compressor | None
-    participation: Participation
-    step_size: float | None
-    memory_rate: float | None
-    batch_size: int
-    batch: Batch
-    folds: int
-    stop: Stop
-    callbacks: tuple[Callback, ...]
-    seed: int
+    Parameters
+    ----------
+    mode : ``"observed"`` (cell sums by compressed innovations; any family), ``"cell"`` (the paper's
+        statistic with a convergent step; Gaussian), ``"paper"`` (FedMissEM as printed, which hardly
+        leaves its start; Gaussian), or ``"site-owner"`` (each site belongs to one worker, whose
+        factors stay there; Gaussian).
+    structure : rank and penalties; without it they are chosen by cross-validation in ``folds`` on
+        what the server knows; ``site-owner`` takes a default, as its server knows no cells.
+    rank, penalty : either may be given alone.
+    site_covariates, time_covariates : ``observed`` only: frames with a column ``site`` or ``time``,
+        or arrays.
+    compressor, participation, step_size, memory_rate : those of the algorithms.
+    batch_size, batch : of ``paper``: ``"grid"`` as printed, or ``"observations"``.
+    folds : of the cross-validation.
+    rounds, epochs, field_tol, max_bytes, seconds, seed : as in `FitSettings`. Without a limit,
+        ``observed`` makes 10 rounds, ``cell`` 200, ``site-owner`` 100 and ``paper`` 150 epochs.
+    """
+
+    mode: Mode = "observed"
+    structure: Structure | None = None
+    rank: int | None = None
+    penalty: float | None = None
+    site_covariates: Any = None
+    time_covariates: Any = None
+    compressor: Compressor | None = None
+    participation: Participation | None = None
+    step_size: float | None = None
+    memory_rate: float | None = None
+    batch_size: int = BATCH
+    batch: Batch = "grid"
+    folds: int = 3
+    rounds: int | None = None
+    epochs: float | None = None
+    field_tol: float | None = None
+    max_bytes: int | None = None
+    seconds: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.mode not in UNUSED:
+            raise SettingsError(f"mode must be one of {', '.join(UNUSED)}; got {self.mode!r}.")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            given = value is not None if field.default is None else value != field.default
+            if given and field.name in UNUSED[self.mode]:
+                raise SettingsError(f"mode {self.mode!r} takes no {field.name}.")
+        check_seed(self.seed)
+        check_count("folds", self.folds, 2)
+        if self.structure is not None:
+            check_type("structure", self.structure, Structure, "Structure(rank=2, penalty=5)")
+            if self.rank is not None or self.penalty is not None:
+                raise SettingsError("give a structure, or rank and penalty, not both.")
+        check_type("participation", self.who, Participation, "Bernoulli(0.5)")
+        if self.mode == "paper" and not isinstance(self.who, Everyone):
+            raise SettingsError("mode 'paper' is printed for full participation.")
+        if self.compressor is not None:
+            check_type("compressor", self.compressor, Compressor, "Dithering(levels=3)")
 
     @property
-    def seasons(self) -> bool:
-        """Whether lag 12 is a year."""
-        return self.grid.bins.unit == "month"
+    def who(self) -> Participation:
+        """Who takes part in a round."""
+        return Everyone() if self.participation is None else self.participation
 
-    def here(self, mode: str) -> FieldTable:
-        """The table, for a mode that needs all of it in this process."""
-        if self.table is None:
-            raise SettingsError(
-                f"mode {mode!r} needs the table in this process: use mode 'observed' or 'cell' "
-                "where sites elsewhere have their own records."
-            )
-        return self.table
+    @property
+    def stop(self) -> Stop:
+        """The limits, with those of the mode where none was given."""
+        rounds, epochs = self.rounds, self.epochs
+        if all(limit is None for limit in (rounds, epochs, self.max_bytes, self.seconds)):
+            rounds, epochs = (None, EPOCHS) if self.mode == "paper" else (ROUNDS[self.mode], None)
+        return Stop(rounds, epochs, self.field_tol, self.max_bytes, self.seconds)
 
-    def open(self, centred: bool = False) -> tuple[Session, Cells]:
+    def shape(self, rank: int, penalty: float, **others: Any) -> Structure:
+        """The structure, or one from the rank and penalty given, or these."""
+        given = rank if self.rank is None else self.rank
+        shrink = penalty if self.penalty is None else self.penalty
+        return self.structure or Structure(rank=given, penalty=shrink, **others)
+
+    def open(
+        self, federation: Federation, grid: Grid, centred: bool = False
+    ) -> tuple[Session, Cells]:
         """The opening exchange: who observed which cells, and how often."""
-        federation = self.federation
-        if federation is None:
-            table = self.here("observed")
-            workers = list(table.workers)
-            rows = WorkerData(worker_rows(table), table.offsets, workers, COLUMNS)
-            federation = StackedFederation(rows)
-        sites, times = self.grid.shape
-        model = CellSums(sites, times, centred)
+        model = CellSums(*grid.shape, centred)
         session = Session(model, federation, columns=COLUMNS, seed=self.seed)
         supports = session.supports
         assert supports is not None
-        weights = supports.total(supports.weights)
-        keys = supports.keys
-        nothing = np.zeros(len(keys))
-        return session, Cells(keys // times, keys % times, weights, nothing, self.grid.shape)
+        keys, times, weights = supports.keys, grid.shape[1], supports.total(supports.weights)
+        return session, Cells(keys // times, keys % times, weights, np.zeros(len(keys)), grid.shape)
 
-    def channel(self, session: Session) -> dict[str, Any]:
+    def channel(self, session: Session, grid: Grid) -> dict[str, Any]:
         """How cells travel."""
-        counts = self.grid.family.name == "poisson"
+        counts = grid.family.name == "poisson"
         operator = self.compressor or (QUANTISER_OF_COUNTS if counts else QUANTISER_OF_CELLS)
         supports, n, step = session.supports, session.federation.size, self.step_size
         assert supports is not None
         if step is None:
-            p = self.participation.probabilities(session.everyone, n)
+            p = self.who.probabilities(session.everyone, n)
             step = default_step(operator, supports.sizes, Crowd(float(n), float(p.min())))
         return {"compressor": operator, "step_size": step, "memory_rate": self.memory_rate}
 
@@ -119,129 +159,86 @@ class _Job:
         """Rounds over cells, from zero."""
         assert session.supports is not None
         nothing = np.zeros(len(session.supports.keys))
-        return Run(
-            session,
-            WHOLE,
-            algorithm,
-            nothing,
-            participation=self.participation,
-            extras=extras,
-        )
+        run = Run(session, WHOLE, algorithm, nothing, participation=self.who, extras=extras)
+        asked = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in LIMITS}
+        run.fingerprint = {
+            **session.fingerprint(),
+            "algorithm": algorithm.describe(),
+            "participation": self.who.describe(),
+            "settings": digest(repr(asked).encode()),
+        }
+        return run
 
-    def refuse(self, mode: str, *names: str) -> None:
-        """Settings that a mode has no use for."""
-        standard = {"batch_size": BATCH, "batch": "grid"}
-        for name in names:
-            value = getattr(self, name)
-            if (value is not None) if name not in standard else (value != standard[name]):
-                raise SettingsError(f"mode {mode!r} takes no {name}.")
+
+UNUSED: dict[str, set[str]] = {
+    "observed": {"batch_size", "batch"},
+    "cell": {"batch_size", "batch", "site_covariates", "time_covariates", "step_size"},
+    "paper": {"site_covariates", "time_covariates"},
+    "site-owner": {"batch_size", "batch", "site_covariates", "time_covariates"},
+}
+"""Settings that a mode has no use for."""
+LIMITS = ("rounds", "epochs", "field_tol", "max_bytes", "seconds", "compressor", "participation")
+"""Settings that a fit may be resumed with others of, or that its algorithm describes."""
 
 
 def impute(
     table: Any,
-    *,
     mode: Mode = "observed",
-    structure: Structure | None = None,
-    rank: int | None = None,
-    penalty: float | None = None,
-    site_covariates: Any | None = None,
-    time_covariates: Any | None = None,
-    compressor: Compressor | None = None,
-    participation: Participation | None = None,
-    step_size: float | None = None,
-    memory_rate: float | None = None,
-    batch_size: int = BATCH,
-    batch: Batch = "grid",
-    folds: int = 3,
-    rounds: int | None = None,
-    epochs: float | None = None,
-    tolerance: float | None = None,
-    max_bytes: int | None = None,
-    seconds: float | None = None,
-    seed: int = 0,
-    callbacks: Iterable[Callback] = (),
-    threads: int = 1,
+    *,
     grid: Grid | None = None,
+    callbacks: Iterable[Callback] | Callback = (),
+    checkpoint: str | Path | None = None,
+    resume: bool = False,
+    threads: int = 1,
+    **settings: Any,
 ) -> Imputation:
     """Fill a sites x time table from the records of many workers, without pooling them.
 
-    ``table`` is a `FieldTable` (see `read_records`), or anything `read_records` takes; or an open
-    federation, whose workers hold their own cells (`Grid.rows`), with the ``grid`` that all agree
-    on; that goes with the first two modes. ``mode`` is
+    Parameters
+    ----------
+    table : a `FieldTable` (see `read_records`), or anything `read_records` takes; or an open
+        federation, whose workers hold their own cells (`Grid.rows`).
+    mode : ``"observed"``, ``"cell"``, ``"paper"`` or ``"site-owner"``; docs/imputation.md says what
+        the server learns in each. ``"paper"`` needs the table in this process.
+    grid : with a federation, what its workers agree on: sites, time bins and family.
+    callbacks : functions of each `RoundRecord`; one that returns True ends the fit.
+    checkpoint, resume : a file that the state is written to, and whether to go on from it.
+    threads : of the linear algebra, whose matrices are tall and thin: one is fastest.
+    **settings : all other fields of `ImputeSettings`: ``rank``, ``penalty``, ``structure``,
+        ``participation``, ``rounds``, ``seed``, ...
 
-    * ``"observed"`` (default): cell sums by compressed innovations; any family;
-    * ``"cell"``: the paper's statistic with a convergent step; Gaussian;
-    * ``"paper"``: FedMissEM as printed, which hardly leaves its start; Gaussian;
-    * ``"site-owner"``: each site belongs to one worker, whose factors stay there; Gaussian.
+    Returns
+    -------
+    Imputation
+        Estimates, intervals, draws and the trend. With mode ``site-owner`` and a federation the
+        server knows no cell: each owner carries the fit to its own table with ``transform``.
 
-    docs/imputation.md says what the server learns in each. ``structure`` gives rank and penalties;
-    without it they are chosen by cross-validation in ``folds`` on what the server knows (``rank``
-    or ``penalty`` alone may be given); ``site-owner`` takes a default, as its server knows no
-    cells. Covariates (``observed`` only) are frames with a column ``site`` or ``time``, or arrays.
-
-    ``compressor``, ``participation``, ``step_size``, ``memory_rate``, the limits, ``seed`` and
-    ``callbacks`` are those of `emfed.fit`; ``batch_size`` and ``batch`` (``"grid"`` as printed, or
-    ``"observations"``) belong to ``paper``. Without limits, ``observed`` makes 10 rounds, ``cell``
-    200, ``site-owner`` 100 and ``paper`` 150 epochs. ``threads`` limits those of the linear
-    algebra, whose matrices are tall and thin: one is fastest.
+    Examples
+    --------
+    >>> import emfed
+    >>> table = emfed.simulate_table(900, observers=60, sites=20, months=24, groups=4, seed=0)
+    >>> emfed.impute(table, rank=1, penalty=3.0, rounds=4).rounds
+    4
     """
-    modes: dict[str, Callable[[_Job], Imputation]] = {
-        "observed": _observed,
-        "cell": _cell,
-        "paper": _paper,
-        "site-owner": _site_owner,
-    }
-    if mode not in modes:
-        raise SettingsError(f"mode must be one of {', '.join(modes)}; got {mode!r}.")
-    check_seed(seed)
-    check_count("folds", folds, 2)
-    elsewhere = table if isinstance(table, Federation) else None
-    if (elsewhere is None) != (grid is None):
+    check_keys(settings, (f.name for f in fields(ImputeSettings)), "impute")
+    given = ImputeSettings(mode, **settings)
+    if isinstance(table, Federation) != (grid is not None):
         raise SettingsError(
             "a grid goes with a federation, and a federation needs one: "
             "Grid(sites, bins, family) says what the workers' cells are of."
         )
-    data = None
-    if elsewhere is None:
-        data = table if isinstance(table, FieldTable) else read_records(table)
-        data.warn()
-        grid = data.grid
-    assert grid is not None
-    if all(limit is None for limit in (rounds, epochs, max_bytes, seconds)):
-        rounds, epochs = (None, EPOCHS) if mode == "paper" else (ROUNDS[mode], None)
-    if structure is not None:
-        check_type("structure", structure, Structure, "Structure(rank=2, penalty=5)")
-        if rank is not None or penalty is not None:
-            raise SettingsError("give a structure, or rank and penalty, not both.")
-    taking = Everyone() if participation is None else participation
-    check_type("participation", taking, Participation, "Bernoulli(0.5)")
-    if compressor is not None:
-        check_type("compressor", compressor, Compressor, "Dithering(levels=3)")
-    job = _Job(
-        data,
-        elsewhere,
-        grid,
-        structure,
-        rank,
-        penalty,
-        site_covariates,
-        time_covariates,
-        compressor,
-        taking,
-        step_size,
-        memory_rate,
-        batch_size,
-        batch,
-        folds,
-        Stop(rounds, epochs, tolerance, max_bytes, seconds),
+    watch = Watch(
         (callbacks,) if callable(callbacks) else tuple(callbacks),
-        seed,
+        checkpoint=None if checkpoint is None else Path(checkpoint),
+        resume=resume,
     )
-    from threadpoolctl import threadpool_limits
-
-    with threadpool_limits(check_count("threads", threads)):
+    if not isinstance(table, (Federation, FieldTable)):
+        table = read_records(table)
+    if isinstance(table, FieldTable):
+        table.warn()
+    with threads_of(threads):
         try:
-            return modes[mode](job)
+            return _imputed(given, table, grid, watch)
         except np.linalg.LinAlgError as error:
             raise NumericalError(
                 f"the cells do not determine the fit ({error}): raise the penalties, or take a "
@@ -249,163 +246,251 @@ def impute(
             ) from None
 
 
-def _outcome(
-    mode: Mode,
-    job: _Job,
-    run: Run,
-    stopped: str,
-    params: TableParameters,
-    solver: Solver,
-    cells: Cells,
-    choice: Choice | None,
+def _imputed(
+    given: ImputeSettings, table: Federation | FieldTable, grid: Grid | None, watch: Watch
 ) -> Imputation:
-    """What a run over cells came to."""
-    table = job.table or known_table(job.grid, run.session.opening, cells)
+    """By the mode, on a table here or a federation."""
+    over_cells = {"observed": _observed, "cell": _cell}.get(given.mode)
+    if isinstance(table, Federation):
+        assert grid is not None
+        if given.mode == "paper":
+            raise SettingsError(
+                "mode 'paper' needs the table in this process (ARCHITECTURE.md says why): use mode "
+                "'observed' or 'cell' where sites elsewhere have their own records."
+            )
+        if over_cells is not None:
+            return over_cells(given, table, grid, watch)
+        return _site_owner(given, table, known_table(grid), watch)
+    if given.mode == "paper":
+        return _paper(given, table, watch)
+    workers = WorkerData(table.rows, table.offsets, list(table.workers), COLUMNS)
+    if over_cells is not None:
+        found = over_cells(given, StackedFederation(workers), table.grid, watch)
+        return replace(found, table=table)
+    check_owners(table)
+    return _site_owner(given, LoopFederation(workers), table, watch)
+
+
+@final
+class _Chosen:
+    """The structure that was chosen in mid-run, which a checkpoint remembers."""
+
+    name = "choice"
+
+    def __init__(self) -> None:
+        self.choice: Choice | None = None
+
+    def __call__(self, record: RoundRecord) -> bool | None:
+        """It has nothing to see."""
+        return None
+
+    def save(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The structure, and all that were tried with their deviances."""
+        choice = self.choice
+        return {}, {} if choice is None else {
+            "best": vars(choice.structure),
+            "tried": [[vars(structure), score] for structure, score in choice.tried],
+        }
+
+    def load(self, arrays: dict[str, Any], about: dict[str, Any]) -> None:
+        """The inverse of `save`."""
+        if about:
+            tried = tuple((Structure(**settings), score) for settings, score in about["tried"])
+            self.choice = Choice(Structure(**about["best"]), tried)
+
+
+def _go_on(run: Run, watch: Watch, *hooks: Any) -> None:
+    """From the checkpoint, if there is one to go on from."""
+    if watch.goes_on:
+        assert watch.checkpoint is not None
+        run.restore(watch.checkpoint)
+        run.recall(watch.checkpoint, hooks)
+
+
+def _outcome(
+    given: ImputeSettings, grid: Grid, run: Run, stopped: str, fit: tuple[Any, ...]
+) -> Imputation:
+    """What a run over cells came to: ``fit`` is its parameters, solver, cells and choice."""
+    params, solver, cells, choice = fit
+    table = known_table(grid, run.session.opening, cells)
     return Imputation(
-        mode, params, solver, table, cells, run.records, run.ledger, stopped, job.seed, choice
+        given.mode,
+        params,
+        solver,
+        table,
+        cells,
+        run.records,
+        run.ledger,
+        stopped,
+        given.seed,
+        choice,
     )
 
 
-def _observed(job: _Job) -> Imputation:
-    job.refuse("observed", "batch_size", "batch")
-    grid, seed = job.grid, job.seed
-    covariates = read_covariates(grid, job.site_covariates, job.time_covariates)
-    structure = job.structure or Structure(rank=0)
-    session, cells = job.open()
+def _observed(given: ImputeSettings, network: Federation, grid: Grid, watch: Watch) -> Imputation:
+    seed = given.seed
+    covariates = grid.covariates(given.site_covariates, given.time_covariates)
+    structure = given.structure or Structure(rank=0)
+    session, cells = given.open(network, grid)
     pilot = Solver(grid.family, structure, covariates, seed=seed)
-    algorithm = Observed(**job.channel(session), solver=pilot, cells=cells)
-    run = job.run(session, algorithm)
-    stopped = run.until(job.stop, job.callbacks)
+    algorithm = Observed(**given.channel(session, grid), solver=pilot, cells=cells)
+    run = given.run(session, algorithm)
+    _go_on(run, watch)
+    stopped = run.until(given.stop, watch.callbacks, watch.checkpoint, watch.checkpoint_every)
     seen, choice = algorithm.seen(run.state), None
-    if job.structure is None:
-        choice = choose(
-            seen,
-            grid.family,
-            covariates,
-            rank=job.rank,
-            penalty=job.penalty,
-            seasons=job.seasons,
-            folds=job.folds,
-            seed=seed,
-        )
+    if given.structure is None:
+        search = Search(seen, grid.family, covariates, folds=given.folds, seed=seed)
+        months = grid.bins.unit == "month"  # lag 12 is a year
+        choice = search.choose(rank=given.rank, penalty=given.penalty, seasons=months)
         structure = choice.structure
     solver = Solver(
         grid.family, structure, covariates, sweeps=_SWEEPS, tolerance=_TOLERANCE, seed=seed
     )
     params = algorithm.finish(run.state, solver)
-    return _outcome("observed", job, run, stopped, params, solver, seen, choice)
+    return _outcome(given, grid, run, stopped, (params, solver, seen, choice))
 
 
-def _cell(job: _Job) -> Imputation:
-    job.refuse("cell", "batch_size", "batch", "site_covariates", "time_covariates", "step_size")
-    family, seed = job.grid.family, job.seed
-    pilot = job.structure or Structure(
-        rank=2 if job.rank is None else job.rank,
-        penalty=1.0 if job.penalty is None else job.penalty,
-        effects=False,
-    )
-    session, cells = job.open(centred=True)
+def _cell(given: ImputeSettings, network: Federation, grid: Grid, watch: Watch) -> Imputation:
+    family, seed, limits = grid.family, given.seed, given.stop
+    pilot = given.shape(2, 1.0, effects=False)
+    session, cells = given.open(network, grid, centred=True)
     told = session.opening
-    total = float(told.counts @ told.summaries["mean"][:, 0])
-    offset = total / float(cells.weights.sum())
-    solver, channel = Solver(family, pilot, seed=seed), job.channel(session)
+    offset = float(told.counts @ told.summaries["mean"][:, 0]) / float(cells.weights.sum())
+    solver, channel = Solver(family, pilot, seed=seed), given.channel(session, grid)
     algorithm = Proximal(**channel, solver=solver, cells=cells, offset=offset)
-    run = job.run(session, algorithm, algorithm.start())
-    choice: Choice | None = None
-    if job.structure is None and (job.rank is None or job.penalty is None):
-        early = replace(job.stop, rounds=min(_PILOT_ROUNDS, job.stop.rounds or _PILOT_ROUNDS))
-        run.until(early, job.callbacks)
-        choice = choose(
-            algorithm.seen(run.state),
-            family,
-            rank=job.rank,
-            penalty=job.penalty,
-            effects=False,
-            folds=job.folds,
-            seed=seed,
-        )
-        # Another rank or penalty, from zero: memories and what they hold stay.
-        algorithm = replace(algorithm, solver=Solver(family, choice.structure, seed=seed))
-        run.algorithm, run.state = algorithm, replace(run.state, extras=algorithm.start())
-    stopped = run.until(job.stop, job.callbacks)
+    run, chosen = given.run(session, algorithm, algorithm.start()), _Chosen()
+    _go_on(run, watch, chosen)
+    hooks: tuple[Callback, ...] = (*watch.callbacks, chosen)
+    kept = (watch.checkpoint, watch.checkpoint_every)
+    if given.structure is None and (given.rank is None or given.penalty is None):
+        fresh = chosen.choice is None
+        if chosen.choice is None:
+            early = replace(limits, rounds=min(_PILOT_ROUNDS, limits.rounds or _PILOT_ROUNDS))
+            run.until(early, hooks, *kept)
+            search = Search(algorithm.seen(run.state), family, folds=given.folds, seed=seed)
+            chosen.choice = search.choose(rank=given.rank, penalty=given.penalty, effects=False)
+        solver = Solver(family, chosen.choice.structure, seed=seed)
+        run.algorithm = algorithm = replace(algorithm, solver=solver)
+        if fresh:  # another rank or penalty, from zero: memories and what they hold stay
+            run.state = replace(run.state, extras=algorithm.start())
+    stopped = run.until(limits, hooks, *kept)
     params, seen = algorithm.params(run.state), algorithm.seen(run.state)
-    return _outcome("cell", job, run, stopped, params, algorithm.solver, seen, choice)
+    return _outcome(given, grid, run, stopped, (params, algorithm.solver, seen, chosen.choice))
 
 
-def _paper(job: _Job) -> Imputation:
-    job.refuse("paper", "site_covariates", "time_covariates")
-    if not isinstance(job.participation, Everyone):
-        raise SettingsError("mode 'paper' is printed for full participation.")
-    table, seed = job.here("paper"), job.seed
-    structure = job.structure or Structure(
-        rank=2 if job.rank is None else job.rank, penalty=job.penalty or 0.0, effects=False
-    )
+def _paper(given: ImputeSettings, table: FieldTable, watch: Watch) -> Imputation:
+    if watch.checkpoint is not None:
+        raise SettingsError("mode 'paper' is for comparison and leaves no checkpoint.")
+    structure = given.shape(2, 0.0, effects=False)
     run = PaperRun(
         table,
-        Solver(table.family, structure, seed=seed),
-        seed,
-        compressor=job.compressor or QUANTISER,
-        step_size=GAMMA if job.step_size is None else job.step_size,
-        memory_rate=ALPHA if job.memory_rate is None else job.memory_rate,
-        batch_size=job.batch_size,
-        batch=job.batch,
+        Solver(table.family, structure, seed=given.seed),
+        given.seed,
+        compressor=given.compressor or QUANTISER,
+        step_size=GAMMA if given.step_size is None else given.step_size,
+        memory_rate=ALPHA if given.memory_rate is None else given.memory_rate,
+        batch_size=given.batch_size,
+        batch=given.batch,
     )
-    stopped = run.until(job.stop, job.callbacks)
-    return Imputation(
-        "paper", run.params, run.solver, table, table.pooled, run.records, run.ledger, stopped, seed
-    )
+    stopped, cells = run.until(given.stop, watch.callbacks), table.pooled
+    told = (run.records, run.ledger, stopped, given.seed)
+    return Imputation("paper", run.params, run.solver, table, cells, *told)
 
 
-def _site_owner(job: _Job) -> Imputation:
-    job.refuse("site-owner", "batch_size", "batch", "site_covariates", "time_covariates")
-    table, seed, stop = job.here("site-owner"), job.seed, job.stop
+def check_owners(table: FieldTable) -> None:
+    """Refuse a site that two workers have records of."""
+    owner = np.repeat(np.arange(len(table.workers)), np.diff(table.offsets))
+    pairs = np.unique(np.stack([table.site, owner], axis=1), axis=0)
+    twice = np.flatnonzero(np.diff(pairs[:, 0]) == 0)
+    if len(twice):
+        site, first = pairs[twice[0]]
+        second = pairs[twice[0] + 1, 1]
+        raise DataError(
+            f"mode 'site-owner' needs each site in one worker; {table.sites[site]!r} is in "
+            f"{table.workers[first]!r} and {table.workers[second]!r} (of {len(twice)} like it). "
+            "Let the workers be those who own sites, or use mode 'observed'."
+        )
+
+
+def _site_owner(
+    given: ImputeSettings, network: Federation, table: FieldTable, watch: Watch
+) -> Imputation:
+    """The fit of `SiteOwner`, which any federation runs; ``table`` is what is known here."""
     if not table.family.quadratic:
         raise SettingsError("mode 'site-owner' is for the Gaussian family (or log1p).")
-    check_owners(table)
-    chosen = job.structure or Structure(
-        rank=4 if job.rank is None else job.rank,
-        penalty=3.0 if job.penalty is None else job.penalty,
-        smoothing=10.0,
-        seasonality=30.0 if job.seasons else 0.0,
-    )
+    seasons = 30.0 if table.bins.unit == "month" else 0.0
+    chosen = given.shape(4, 3.0, smoothing=10.0, seasonality=seasons)
     if chosen.rank == 0:
         raise SettingsError(
             "mode 'site-owner' needs rank >= 1: a site's factors are what is latent."
         )
-    model = SiteOwner(
-        table.bins.count, chosen.rank, chosen.penalty, chosen.smoothing, chosen.seasonality
-    )
-    result = fit(
-        model,
-        WorkerData(worker_rows(table), table.offsets, list(table.workers), COLUMNS),
-        FedEM(
-            job.compressor or QUANTISER_OF_TIMES,
-            step_size=job.step_size,
-            memory_rate=job.memory_rate,
+    stop, operator = given.stop, given.compressor or QUANTISER_OF_TIMES
+    settings = FitSettings(
+        SiteOwner(
+            table.bins.count, chosen.rank, chosen.penalty, chosen.smoothing, chosen.seasonality
         ),
-        participation=job.participation,
+        algorithm=FedEM(operator, step_size=given.step_size, memory_rate=given.memory_rate),
+        participation=given.who,
+        start="moments",
+        tol=0,
         rounds=stop.rounds,
         epochs=stop.epochs,
         field_tol=stop.tolerance,
-        tol=0,
-        start="moments",
         max_bytes=stop.bytes,
         seconds=stop.seconds,
-        seed=seed,
-        callbacks=job.callbacks,
-        federation="loop",
+        columns=COLUMNS,
+        seed=given.seed,
     )
-    loadings = result.model.maximize(result.statistics)
+    return from_result(run_fit(settings, network, watch).result, table)
+
+
+def from_result(result: Result, table: FieldTable | Grid) -> Imputation:
+    """The table of a fit of mode ``site-owner``, as far as its records are here.
+
+    The owner of some sites loads the fit (`emfed.load`) and gives its own table; sites without a
+    record have the mean of all.
+    """
+    known = known_table(table) if isinstance(table, Grid) else table
+    model = result.model
+    check_type("result.model", model, SiteOwner, "that of impute(..., mode='site-owner').result")
+    loadings = model.maximize(result.statistics)
     # Rows of sites have precision sigma^2 in units of an observation's weight.
-    prior = replace(chosen, rank=model.rank, penalty=float(loadings.variance[0]), site_penalty=1e9)
+    prior = Structure(
+        rank=model.rank,
+        penalty=float(loadings.variance[0]),
+        site_penalty=1e9,
+        smoothing=model.smoothing,
+        seasonality=model.seasonality,
+    )
     return Imputation(
         "site-owner",
-        table_parameters(result.model, table, loadings),
-        Solver(table.family, prior, seed=seed),
-        table,
-        table.pooled,
+        table_parameters(model, known, loadings),
+        Solver(known.family, prior, seed=result.seed),
+        known,
+        known.pooled,
         result.records,
         result.ledger,
         result.stopped,
-        seed,
+        result.seed,
+        result=result,
+    )
+
+
+def table_parameters(model: SiteOwner, table: FieldTable, params: Loadings) -> TableParameters:
+    """theta of the whole table: each owner works out its own sites' factors."""
+    rows: FloatArray = table.rows
+    value = (rows[:, 3] - rows[:, 2] * model.centre) / model.spread
+    mean, _ = model.posterior(
+        np.append(table.site, len(table.sites) - 1),  # sites without a record keep the prior mean
+        np.append(table.time, 0),
+        np.append(rows[:, 2], 0.0),
+        np.append(value, 0.0),
+        params,
+    )
+    k = model.rank
+    return TableParameters(
+        model.centre,
+        np.concatenate([model.spread * mean, np.zeros((len(mean), 1))], axis=1),
+        np.concatenate([params.loadings[:, :k], model.spread * params.loadings[:, k:]], axis=1),
+        effects=True,
     )

@@ -14,7 +14,7 @@ import numpy as np
 from emfed.core.errors import DataError, EmfedWarning, SettingsError
 from emfed.imputation.bins import Bins, Unit, check_unit, ordinal
 from emfed.imputation.families import Family, Gaussian, as_family
-from emfed.imputation.table import FieldTable, Intake, build_table
+from emfed.imputation.table import FieldTable, Grid, Intake, build_table
 
 logger = logging.getLogger(__name__)
 _MISSING = ("", "NA", "NaN", "nan", "null", "None")
@@ -222,9 +222,7 @@ def reduce_records(
     time = cells["time"].to_numpy().astype(np.int64)
     span = Bins(unit_of_time, int(time.min()), int(time.max() - time.min()) + 1)
     return build_table(
-        family,
-        every.to_list(),
-        span,
+        Grid(every.to_list(), span, family),
         workers.to_list(),
         workers.search_sorted(cells["worker"]).to_numpy().astype(np.int64),
         every.search_sorted(cells["site"]).to_numpy().astype(np.int64),

@@ -15,7 +15,7 @@ from emfed.core.streams import Purpose, check_seed, normals, uniforms
 from emfed.imputation.bins import Bins
 from emfed.imputation.families import Family, as_family
 from emfed.imputation.lowrank import TableParameters
-from emfed.imputation.table import FieldTable, Intake, build_table
+from emfed.imputation.table import FieldTable, Grid, Intake, build_table
 
 PAPER = {"observers": 2465, "sites": 9721, "months": 525}
 """The table of the paper (line 1108); 525 months is a size, not a period."""
@@ -71,9 +71,7 @@ def simulate_table(
     names = [f"site{index:0{len(str(sites))}d}" for index in range(sites)]
     people = [f"observer{index:0{len(str(observers))}d}" for index in range(observers)]
     table = build_table(
-        family,
-        names,
-        Bins("month", _FIRST, months),
+        Grid(names, Bins("month", _FIRST, months), family),
         people,
         observer,
         site,

@@ -20,7 +20,7 @@ from emfed.core.protocols import FloatArray, IntArray, Opening
 from emfed.core.streams import Purpose, check_seed, uniforms
 from emfed.imputation.bins import Bins
 from emfed.imputation.families import Family
-from emfed.imputation.lowrank import Cells
+from emfed.imputation.lowrank import Cells, Covariates
 from emfed.models.sides import add_up
 
 logger = logging.getLogger(__name__)
@@ -90,6 +90,17 @@ class Grid:
         rows = np.stack([site, time, table.weights, table.values], axis=1).astype(np.float64)
         return rows[np.lexsort((time, site))]
 
+    def covariates(self, sites: Any | None, times: Any | None) -> Covariates:
+        """What a user knows of all sites and all times, matched by name and standardised.
+
+        Each is an array with one row per site (or time) in the grid's order, or a polars or pandas
+        frame with a column ``site`` (or ``time``, labelled as the bins are).
+        """
+        labels = self.bins.labels()
+        return Covariates(
+            _covariates(sites, self.sites, "site"), _covariates(times, labels, "time")
+        )
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -110,10 +121,6 @@ class FieldTable:
     weights: FloatArray
     values: FloatArray
     intake: Intake
-
-    def __post_init__(self) -> None:
-        if not len(self.site):
-            raise DataError("the table has no record with a value: nothing can be fitted.")
 
     def __repr__(self) -> str:
         rows, columns = self.shape
@@ -136,6 +143,12 @@ class FieldTable:
     def records(self) -> int:
         """Records that are in the table."""
         return self.intake.used
+
+    @property
+    def rows(self) -> FloatArray:
+        """The rows of all workers, in the order of `emfed.models.site_owner.COLUMNS`."""
+        columns = (self.site, self.time, self.weights, self.values)
+        return np.stack(columns, axis=1).astype(np.float64)
 
     @cached_property
     def keys(self) -> IntArray:
@@ -193,9 +206,7 @@ class FieldTable:
         owner = np.repeat(group, np.diff(self.offsets))
         names = [str(number) for number in range(count)]
         return build_table(
-            self.family,
-            self.sites,
-            self.bins,
+            self.grid,
             names,
             owner,
             self.site,
@@ -231,9 +242,7 @@ class FieldTable:
 
 
 def build_table(
-    family: Family,
-    sites: Sequence[str],
-    bins: Bins,
+    grid: Grid,
     workers: Sequence[str],
     worker: IntArray,
     site: IntArray,
@@ -245,48 +254,92 @@ def build_table(
     """A table from rows ``(worker, site, time, weight, value)``, cells seen twice added up."""
     if len(worker) == 0:
         raise DataError("the table has no record with a value: nothing can be fitted.")
-    size = len(sites) * bins.count
-    keys = site * bins.count + time
+    rows, columns = grid.shape
+    keys = site * columns + time
     order = np.lexsort((keys, worker))
     worker, keys = worker[order], keys[order]
     first = np.flatnonzero(np.r_[True, (np.diff(worker) > 0) | (np.diff(keys) > 0)])
     cells, owner = keys[first], worker[first]
-    if cells.min() < 0 or cells.max() >= size:
-        raise DataError(f"a record lies outside the {len(sites)} x {bins.count} table.")
+    if cells.min() < 0 or cells.max() >= rows * columns:
+        raise DataError(f"a record lies outside the {rows} x {columns} table.")
     present, counts = np.unique(owner, return_counts=True)
     return FieldTable(
-        family,
-        sites,
-        bins,
+        grid.family,
+        grid.sites,
+        grid.bins,
         [workers[c] for c in present],
         np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        cells // bins.count,
-        cells % bins.count,
+        cells // columns,
+        cells % columns,
         np.add.reduceat(weights[order], first),
         np.add.reduceat(values[order], first),
         intake,
     )
 
 
-def known_table(grid: Grid, opening: Opening, cells: Cells) -> FieldTable:
+def known_table(
+    grid: Grid, opening: Opening | None = None, cells: Cells | None = None
+) -> FieldTable:
     """What a server knows of a table elsewhere: who saw which cells, and its estimate of sums.
 
-    A cell that several saw is shared out by their weights.
+    A cell that several saw is shared out by their weights. Without an opening: the grid alone.
     """
-    supports, times = opening.supports, grid.bins.count
-    assert supports is not None
-    keys, weights, count = supports.keys[supports.places], supports.weights, len(opening.counts)
-    means = cells.sums / cells.weights
-    records = round(float(weights.sum()))
+    nothing: IntArray = np.empty(0, dtype=np.int64)
+    keys, offsets, names = nothing, np.zeros(1, dtype=np.int64), list[str]()
+    weights = values = np.empty(0)
+    if opening is not None and cells is not None and opening.supports is not None:
+        supports = opening.supports
+        keys, weights, offsets = supports.keys[supports.places], supports.weights, supports.offsets
+        values = weights * (cells.sums / cells.weights)[supports.places]
+        names = list(opening.names or map(str, range(len(opening.counts))))
+    records, times = round(float(weights.sum())), grid.bins.count
     return FieldTable(
         grid.family,
         grid.sites,
         grid.bins,
-        opening.names or [str(number) for number in range(count)],
-        supports.offsets,
+        names,
+        offsets,
         keys // times,
         keys % times,
         weights,
-        weights * means[supports.places],
+        values,
         Intake(records, records),
     )
+
+
+def _covariates(values: Any | None, names: Sequence[str], what: str) -> FloatArray:
+    if values is None:
+        return np.empty((len(names), 0))
+    if hasattr(values, "columns"):
+        array = _from_frame(values, names, what)
+    else:
+        array = np.asarray(values, dtype=np.float64)
+        array = array[:, None] if array.ndim == 1 else array
+    if array.ndim != 2 or len(array) != len(names):
+        raise DataError(
+            f"covariates of {what}s: expected {len(names)} rows, one per {what}; got shape "
+            f"{array.shape}."
+        )
+    if not np.isfinite(array).all():
+        row = int(np.flatnonzero(~np.isfinite(array).all(axis=1))[0])
+        raise DataError(f"covariates of {what} {names[row]!r} are not all finite.")
+    spread = array.std(axis=0)
+    return np.asarray((array - array.mean(axis=0)) / np.where(spread > 0, spread, 1.0))
+
+
+def _from_frame(frame: Any, names: Sequence[str], what: str) -> FloatArray:
+    """Rows matched by name."""
+    if what not in frame.columns:
+        raise DataError(f"covariates of {what}s need a column {what!r} that names them.")
+    keys = [str(name) for name in frame[what].to_list()] if hasattr(frame[what], "to_list") else []
+    places = {name: row for row, name in enumerate(keys)}
+    absent = [name for name in names if name not in places]
+    if absent:
+        raise DataError(f"covariates of {what}s: {len(absent)} are absent, first {absent[0]!r}.")
+    order = np.array([places[name] for name in names])
+    columns = [name for name in frame.columns if name != what]
+    try:
+        parts = [np.asarray(frame[name].to_numpy(), dtype=np.float64) for name in columns]
+    except (TypeError, ValueError):
+        raise DataError(f"covariates of {what}s must be numbers.") from None
+    return np.stack(parts, axis=1)[order] if parts else np.empty((len(names), 0))

@@ -107,7 +107,9 @@ class Side:
         if self.lags:
             return _solve_banded(information, right, self.ridge, self.lags, noise)
         system = information + np.diag(self.ridge)
-        size = np.einsum("...ii->...i", system).max(axis=-1)[..., None, None]
+        # Relative to each unknown's own size: one that is held by a large penalty (the effects of
+        # sites in mode site-owner, 1e9) must not shrink the others.
+        size = np.einsum("...ii->...i", system)[..., None]
         system = system + (1e-12 + 1e-10 * size) * np.eye(width)
         out = np.linalg.solve(system, right[..., None])[..., 0]
         if noise is not None:
