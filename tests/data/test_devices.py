@@ -80,7 +80,7 @@ def test_a_models_pass_gives_its_statistics(kind: str) -> None:
     found = model.assemble(sums.mass[0] / len(ROWS), model.folded(sums.moments)[0] / len(ROWS))
     assert np.allclose(found, model.expected_statistics(ROWS, params), rtol=1e-12, atol=1e-14)
     whole = plain(rows, model.as_pass(params, whole=True))
-    likelihood = whole[2][0] / len(ROWS) + model.carried_whole(params)
+    likelihood = whole[2][0] / len(ROWS) + model.carried_whole(params, rows)
     assert np.isclose(likelihood, model.log_likelihood(ROWS, params), rtol=1e-12)
 
 
