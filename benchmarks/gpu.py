@@ -147,6 +147,36 @@ def bench_passes() -> list[dict[str, Any]]:
     return rows
 
 
+def bench_mixed() -> dict[str, float]:
+    """A pass over mixed columns: features written down once, then read by the kernel; ms."""
+    import dataclasses
+
+    import torch
+
+    from emfed.models import Categorical, mixed_mixture
+    from emfed.models.devices import ragged
+
+    n, k = 2 * MILLION, 10
+    g = torch.Generator(device="cuda").manual_seed(2)
+    numbers = torch.randn((n, 6), device="cuda", generator=g, dtype=torch.float64)
+    counts = torch.poisson(torch.full((n, 4), 3.0, device="cuda"), generator=g)
+    flags = (torch.rand((n, 4), device="cuda", generator=g) < 0.3).double()
+    codes = torch.randint(0, 5, (n, 2), device="cuda", generator=g).double()
+    x = torch.cat([numbers, counts.double(), flags, codes], dim=1)
+    families = ["gaussian"] * 6 + ["poisson"] * 4 + ["bernoulli"] * 4 + [Categorical(5)] * 2
+    model = mixed_mixture(k, families, missing=False)
+    model = model.bind(model.summary(x[None]), np.array([n]), np.ones(1))
+    params, out = model.start(0), {}
+    for precision in ("double", "fast"):
+        rows = dataclasses.replace(ragged(x), precision=precision, memo={})
+        out[precision] = 1e3 * timed(lambda rows=rows: model.expected_statistics(rows, params))
+    few = x[:20_000]
+    want = model.expected_statistics(few.cpu().numpy(), params)
+    got = model.expected_statistics(few, params)
+    out["error"] = float(np.abs(got - want).max() / np.abs(want).max())
+    return out
+
+
 def bench_workers() -> dict[str, float]:
     """1,000 workers of 10,000 rows and of ragged sizes, beside one with all rows."""
     from emfed.models.devices import Ragged, sweep
@@ -325,6 +355,8 @@ def bench_gpu() -> dict[str, Any] | None:
     print(", ".join(f"{name} {value}" for name, value in found["device"].items()), flush=True)
     found["passes"] = bench_passes()
     show("A pass for statistics", found["passes"])
+    found["mixed"] = bench_mixed()
+    show("Mixed columns, 2,000,000 rows x 16, K=10, ms with host", [found["mixed"]])
     found["workers"] = bench_workers()
     show("Workers in one launch, tied, exact, ms with host", [found["workers"]])
     found["peers"] = bench_peers()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from emfed.core.errors import SettingsError
 from emfed.data.tables import Piece, apart
 from emfed.fitting.estimators import FederatedGaussianMixture
 from emfed.models.devices import Ragged, twin
+from tests.cli.test_main import emfed_command
 from tests.models.devices.passes import plain
 
 ROWS = np.random.default_rng(0).normal(size=(60, 2))
@@ -24,6 +26,21 @@ def test_without_torch_one_sentence_says_what_to_install() -> None:
         emfed.fit(emfed.gaussian_mixture(2), ROWS, rounds=1, device="cuda")
     with pytest.raises(SettingsError, match="needs torch"):
         FederatedGaussianMixture(2, device="cuda").fit(ROWS)
+
+
+@pytest.mark.skipif(find_spec("torch") is not None, reason="torch is installed here")
+def test_join_says_what_a_device_needs(tmp_path: Path) -> None:
+    """At once, before a folder is made or a server called."""
+    data = tmp_path / "rows.csv"
+    data.write_text("a,b\n1,2\n3,4\n")
+    done = emfed_command(
+        *("join", "127.0.0.1:9", "--data", str(data), "--insecure", "--device", "cuda"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2
+    assert "--device cuda" in done.stderr
+    assert "torch" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
 
 
 def test_fast_needs_a_device() -> None:
@@ -63,7 +80,7 @@ def test_a_models_pass_gives_its_statistics(kind: str) -> None:
     found = model.assemble(sums.mass[0] / len(ROWS), model.folded(sums.moments)[0] / len(ROWS))
     assert np.allclose(found, model.expected_statistics(ROWS, params), rtol=1e-12, atol=1e-14)
     whole = plain(rows, model.as_pass(params, whole=True))
-    likelihood = whole[2][0] / len(ROWS) + model.carried_whole(params)
+    likelihood = whole[2][0] / len(ROWS) + model.carried_whole(params, rows)
     assert np.isclose(likelihood, model.log_likelihood(ROWS, params), rtol=1e-12)
 
 

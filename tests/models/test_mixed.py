@@ -210,7 +210,7 @@ def test_bad_settings_are_told() -> None:
     ):
         with pytest.raises(emfed.SettingsError, match=words):
             emfed.mixed_mixture(2, families)
-    with pytest.raises(emfed.DataError, match="no NaN, as missing=False"):
+    with pytest.raises(emfed.DataError, match="no NaN .say missing=True"):
         plain_fit(emfed.mixed_mixture(1, ["gaussian"], missing=False), np.full((9, 1), np.nan))
     result = plain_fit(emfed.gaussian_mixture(1, "diag"), np.eye(3), rounds=1)
     with pytest.raises(emfed.SettingsError, match="cannot impute: it has no missing values"):

@@ -164,6 +164,9 @@ def join(
     separator: Separator = None,
     decimal: Decimal = ".",
     encoding: Encoding = "utf-8",
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Compute on this site's GPU: cuda.")
+    ] = None,
     engine: Annotated[
         str, typer.Option(help="websocket; or flower, where the server's run.toml says so.")
     ] = "websocket",
@@ -200,6 +203,7 @@ def join(
         read_rules(rules),
         dry_run=dry_run,
         form=TextForm(separator, decimal, encoding),
+        device=device,
     )
     guest.check()
     log_to(where / "logs" / "join.log")

@@ -155,6 +155,13 @@ class Columns:
         return plain[0] if self.every else plain
 
     @property
+    def key(self) -> tuple[str, bytes]:
+        """What tells these features from those of other families, or of another frame."""
+        known = self.constants
+        frame = np.stack([known.origin, known.scale, known.observed])
+        return f"{self.missing} {self.describe()}", frame.tobytes()
+
+    @property
     def count(self) -> int:
         """The number of columns."""
         return len(self.families)

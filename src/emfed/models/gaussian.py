@@ -294,7 +294,7 @@ class GaussianMixture(MixtureModel):
         quadratic = (precision * self._second_moments(rows)).sum(axis=(-1, -2))
         return (self._constant - 0.5 * log_det) * rows.totals - 0.5 * quadratic
 
-    def carried_whole(self, params: GaussianParameters) -> float:
+    def carried_whole(self, params: GaussianParameters, rows: Ragged) -> float:
         """The constants."""
         return self._constant
 

@@ -9,12 +9,13 @@ and ``observed`` (the mass of each column).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self, final
 
 import numpy as np
+from array_api_compat import array_namespace, device
 
 from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
 from emfed.core.protocols import FloatArray, HeldUp, IntArray, Layout
@@ -25,6 +26,7 @@ from emfed.models.categories import Categorical
 from emfed.models.clusters import Clusters
 from emfed.models.columns import EXPOSURE, ColumnParameters, Columns
 from emfed.models.components import SMALLEST_MASS, keep_dying, normalised
+from emfed.models.devices import MOST_COMPONENTS, Features, Pass, Ragged, written
 from emfed.models.groups import code_shares, seen_shares
 from emfed.models.imputing import (
     draw_columns,
@@ -32,7 +34,7 @@ from emfed.models.imputing import (
     mean_columns,
     sample_columns,
 )
-from emfed.models.mixture import MixtureModel
+from emfed.models.mixture import MixtureModel, to_numpy
 from emfed.models.parameters import Frame
 from emfed.models.portraits import Portrait, column_portrait
 from emfed.models.rows import check_table
@@ -138,6 +140,36 @@ class MixedMixture(MixtureModel):
     def base(self, xp: Any, rows: Any) -> Any:
         """Constants, factorials and changes of units."""
         return self.columns.base(xp, rows)
+
+    # Rows on a GPU: the features of all columns are written down once, as a table.
+
+    @property
+    def sweeps(self) -> bool:
+        return self.n_components <= MOST_COMPONENTS
+
+    def as_pass(self, params: MixedParameters, whole: bool = False) -> Pass:
+        c, slopes = self.natural(params)
+        frame = np.zeros(self.feature_count), np.ones(self.feature_count)
+        return Pass(Features(*frame, "none"), c, slopes)
+
+    def tables(self, rows: Ragged) -> Iterator[Ragged]:
+        key = ("features", *self.columns.key)
+        return written(rows, key, self.feature_count, self.features)
+
+    def _bases(self, rows: Ragged) -> Any:
+        """`base` of every row of the tensor, where the rows are."""
+        key = ("base", *self.columns.key)
+        if key not in rows.memo:
+            xp = array_namespace(rows.rows)
+            nothing = xp.zeros(len(rows.rows), dtype=xp.float64, device=device(rows.rows))
+            rows.memo[key] = nothing + self.base(xp, rows.rows)
+        return rows.memo[key]
+
+    def carried(self, params: MixedParameters, rows: Ragged) -> FloatArray:
+        return rows.sums_of(self._bases(rows))
+
+    def carried_whole(self, params: MixedParameters, rows: Ragged) -> FloatArray:
+        return to_numpy(self._bases(rows))
 
     def assemble(self, mass: FloatArray, moments: FloatArray, extra: Any = None) -> FloatArray:
         """Mass, moments and observed masses."""

@@ -31,6 +31,7 @@ from emfed.models.devices import (
     MOST_COMPONENTS,
     Pass,
     Ragged,
+    Sums,
     answers,
     block_elements,
     ragged,
@@ -180,6 +181,10 @@ class MixtureModel(Model):
         """Moments of the features of the pass as moments of f(y)."""
         return moments
 
+    def tables(self, rows: Ragged) -> Iterator[Ragged]:
+        """The tables that the pass reads: the rows, unless features are written down."""
+        yield rows
+
     def carried(self, params: Any, rows: Ragged) -> FloatArray:
         """Sums of the carrier over each worker's rows, ``(workers,)``."""
         return np.asarray(self.carrier(params)(np, None) * rows.totals)
@@ -200,7 +205,8 @@ class MixtureModel(Model):
         if found is None:
             return None
         rows, given = found
-        sums = sweep(rows, given, tally is not None)
+        parts = [sweep(table, given, tally is not None) for table in self.tables(rows)]
+        sums = Sums(*(sum(values) for values in zip(*parts, strict=True)))
         first: Any = slice(None) if data.ndim == 3 else 0
         if tally is not None:
             tally.density = (sums.density + self.carried(params, rows))[first]
@@ -214,11 +220,22 @@ class MixtureModel(Model):
         found = self._pass(data, params, None, whole=True)
         if found is None:
             return None
-        constant = self.carried_whole(params)
-        return ((shares, density + constant) for shares, density in answers(*found))
+        rows, given = found
+        rest = np.broadcast_to(self.carried_whole(params, rows), len(rows.rows))
+        return self._completed((answers(table, given) for table in self.tables(rows)), rest)
 
-    def carried_whole(self, params: Any) -> float:
-        """The constant that ``whole`` logits lack."""
+    @staticmethod
+    def _completed(
+        tables: Iterator[Iterator[tuple[Any, Any]]], rest: FloatArray
+    ) -> Iterator[tuple[FloatArray, FloatArray]]:
+        """Answers, with what the logits lack added to the densities."""
+        done = 0
+        for shares, density in (answer for table in tables for answer in table):
+            yield shares, density + rest[done : done + len(density)]
+            done += len(density)
+
+    def carried_whole(self, params: Any, rows: Ragged) -> FloatArray | float:
+        """What ``whole`` logits lack: one number, or one for each row."""
         return float(self.carrier(params)(np, None))
 
     # The E-step itself.

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from emfed.models import Categorical, mixed_mixture
 from emfed.models.devices import Ragged, twin
 from tests.models.devices.passes import CASES, Case, off, plain
 
@@ -89,3 +90,64 @@ def test_what_half_precision_cannot_hold_is_done_again_in_doubles() -> None:
     assert not np.all(np.isfinite(twin.sweep(rows, given).moments))
     found: Any = sweep(placed(rows), given, values=True)
     assert off(found, plain(rows, given), False) < 1e-12
+
+
+FAMILIES = ["gaussian", "poisson", "bernoulli", Categorical(3), "exponential", "gamma"]
+
+
+def mixed_table(seed: int, holes: float) -> Any:
+    g = np.random.default_rng(seed)
+    n = 240
+    columns = [
+        3 * g.normal(size=n) + 50,
+        g.poisson(3, n),
+        g.random(n) < 0.3,
+        g.integers(0, 3, n),
+        g.exponential(2, n) + 1e-3,
+        g.gamma(3, 2, n) + 1e-3,
+    ]
+    table = np.stack(columns, axis=1).astype(np.float64)
+    table[g.random(table.shape) < holes] = np.nan
+    return table
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("holes", [0.0, 0.2])
+@pytest.mark.parametrize("where", ["twin", pytest.param("kernel", marks=kernels)])
+def test_mixed_columns_are_a_pass_over_written_features(
+    where: str, holes: float, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever families columns have, and with values missing, in one piece or in parts."""
+    table = mixed_table(3, holes)
+    model = mixed_mixture(3, FAMILIES, missing=holes > 0)
+    model = model.bind(model.summary(table[None]), np.array([len(table)]), np.ones(1))
+    params = model.start(1)
+    weights = np.random.default_rng(4).random(len(table)) + 0.1
+    if where == "twin":
+        monkeypatch.setattr("emfed.models.mixture.sweep", twin.sweep)
+    if parts > 1:
+        monkeypatch.setattr("emfed.models.devices._table_bytes", lambda x: 0)
+        monkeypatch.setattr("emfed.models.devices.FEWEST_TABLE_ROWS", 100)
+    counts = np.array([60, 180])
+    rows = Ragged(table, np.cumsum(counts) - counts, counts, weights)
+    rows = rows if where == "twin" else placed(rows)
+    found = model.evaluate(rows, params)
+    split = [slice(0, 60), slice(60, 240)]
+    want = [model.evaluate(table[part], params, weights[part]) for part in split]
+    for got, each in zip(found, zip(*want, strict=True), strict=True):
+        np.testing.assert_allclose(got, np.stack(each), rtol=1e-12, atol=1e-12)
+    again = model.evaluate(rows, params)  # from the table that was kept
+    np.testing.assert_array_equal(found[0], again[0])
+
+
+@kernels
+def test_rows_of_mixed_columns_are_scored_and_shared_out_on_the_device() -> None:
+    import torch
+
+    table = mixed_table(5, 0.1)
+    model = mixed_mixture(3, FAMILIES)
+    model = model.bind(model.summary(table[None]), np.array([len(table)]), np.ones(1))
+    params, there = model.start(1), torch.as_tensor(table, device=WHERE)
+    for method in ("score_samples", "responsibilities"):
+        got, want = (getattr(model, method)(rows, params) for rows in (there, table))
+        np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-13)

@@ -6,14 +6,15 @@ imported when there are such rows, and nowhere but in this folder.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
-from array_api_compat import is_cupy_array, is_torch_array
+from array_api_compat import array_namespace, device, is_cupy_array, is_torch_array
 
 from emfed.models.devices.passes import Features, Pass, Second, Sums
 from emfed.models.devices.ragged import Precision, Ragged
@@ -28,6 +29,7 @@ __all__ = [
     "answers",
     "ragged",
     "sweep",
+    "written",
 ]
 
 MOST_COMPONENTS = 512
@@ -81,11 +83,56 @@ def answers(rows: Ragged, given: Pass) -> Iterator[tuple[Any, Any]]:
         yield shares.double().cpu().numpy(), densities.cpu().numpy()
 
 
+def written(
+    rows: Ragged, key: Any, width: int, features: Callable[[Any, Any], Any]
+) -> Iterator[Ragged]:
+    """Tables of features in place of the rows, part by part: for features that are no products.
+
+    ``features(xp, rows)`` gives ``(width, m)`` of m rows. A table that fits the device's memory is
+    kept under ``key`` beside the rows; a larger one is made anew, in parts, in each pass.
+    """
+    x = rows.rows
+    for part in rows.parts(max(FEWEST_TABLE_ROWS, _table_bytes(x) // (8 * width))):
+        table = part.memo.get(key)
+        if table is None:
+            xp, (low, end) = array_namespace(x), part.span()
+            kind = xp.float32 if rows.fast else xp.float64
+            table = xp.empty((end - low, width), dtype=kind, device=device(x))
+            step = max(1, GPU_BLOCK_ELEMENTS // width)
+            for start in range(low, end, step):
+                stop = min(start + step, end)
+                table[start - low : stop - low] = features(xp, x[start:stop]).T
+            if part is rows:
+                part.memo[key] = table
+        low = part.span()[0]
+        weights = None if part.weights is None else part.weights[low : low + len(table)]
+        yield dataclasses.replace(
+            part, rows=table, starts=part.starts - low, weights=weights, memo=_own(part.memo, key)
+        )
+
+
+def _own(memo: dict[Any, Any], key: Any) -> dict[Any, Any]:
+    """What was found out about a table that is kept under a key."""
+    found: dict[Any, Any] = memo.setdefault(("of", key), {})
+    return found
+
+
+def _table_bytes(x: Any) -> int:
+    """A third of the memory that the device has left; elsewhere, a gigabyte."""
+    if not (is_torch_array(x) and x.is_cuda):
+        return 1 << 30
+    import torch
+
+    return int(torch.cuda.mem_get_info(x.device)[0] // 3)
+
+
 def block_elements(data: Any, usual: int) -> int:
     """Numbers in a block of rows: on a GPU many, where each operation is a launch."""
     gpu = "torch" in sys.modules and is_torch_array(data) and data.is_cuda
     return GPU_BLOCK_ELEMENTS if gpu or is_cupy_array(data) else usual
 
 
+FEWEST_TABLE_ROWS = 1 << 16
+"""Rows of a table of features at least: fewer would leave a card idle."""
 GPU_BLOCK_ELEMENTS = 1 << 26
 """Half a gigabyte of doubles: launches of microseconds no longer show, and several fit the card."""

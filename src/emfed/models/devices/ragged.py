@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, final
 
 import numpy as np
 
-from emfed.core.protocols import IntArray
+from emfed.core.protocols import FloatArray, IntArray
 
 Precision = Literal["double", "fast"]
 
@@ -48,10 +49,30 @@ class Ragged:
         if self.weights is None:
             return self.counts.astype(np.float64)
         if "totals" not in self.memo:
-            ends = zip(self.starts.tolist(), (self.starts + self.counts).tolist(), strict=True)
-            sums = [float(self.weights[a:b].sum()) for a, b in ends]
-            self.memo["totals"] = np.array(sums)
+            self.memo["totals"] = replace(self, weights=None).sums_of(self.weights)
         return self.memo["totals"]
+
+    def parts(self, most: int) -> Iterator[Ragged]:
+        """The rows in parts of at most so many, in order; these rows themselves if that is all."""
+        starts, counts = self.starts, self.counts
+        if int(counts.sum()) <= most:
+            yield self
+            return
+        while counts.any():
+            take = np.clip(most - (np.cumsum(counts) - counts), 0, counts)
+            yield replace(self, starts=starts, counts=take, memo={})
+            starts, counts = starts + take, counts - take
+
+    def span(self) -> tuple[int, int]:
+        """The first of these rows in the tensor, and the end of the last."""
+        busy = self.counts > 0
+        return int(self.starts[busy].min()), int((self.starts + self.counts)[busy].max())
+
+    def sums_of(self, values: Any) -> FloatArray:
+        """Weighted sums over each worker's rows of one number for each row of the tensor."""
+        values = values if self.weights is None else values * self.weights
+        ends = zip(self.starts.tolist(), (self.starts + self.counts).tolist(), strict=True)
+        return np.array([float(values[a:b].sum()) for a, b in ends])
 
     def ranges(self, most: int, block: int) -> tuple[IntArray, IntArray]:
         """Ranges of rows ``(start, stop, worker)``, about ``most``, of whole blocks; and the first

@@ -248,15 +248,7 @@ class _Phases:
 
     def parts(self, rows: Ragged) -> Iterator[Ragged]:
         """The rows in parts whose responsibilities fit the buffer, in order."""
-        most = max(1 << 16, ANSWER_BYTES // (8 * self.kp))
-        starts, counts = rows.starts, rows.counts
-        if int(counts.sum()) <= most:
-            yield rows
-            return
-        while counts.any():
-            take = np.clip(most - (np.cumsum(counts) - counts), 0, counts)
-            yield dataclasses.replace(rows, starts=starts, counts=take, memo={})
-            starts, counts = starts + take, counts - take
+        return rows.parts(max(1 << 16, ANSWER_BYTES // (8 * self.kp)))
 
     def _call(self, start: Any, end: Any, *, values: bool, each: bool, at: Launch) -> None:
         """The kernel of the first phase."""
@@ -292,9 +284,8 @@ class _Phases:
 
     def shares(self, rows: Ragged, values: bool, each: bool, at: Launch) -> tuple[Any, Any, Any]:
         """Responsibilities ``(rows, kp)``, log sums of each row if asked, and sums of values."""
-        x, busy = rows.rows, rows.counts > 0
-        low = int(rows.starts[busy].min())
-        span = int((rows.starts + rows.counts)[busy].max()) - low
+        x, (low, last) = rows.rows, rows.span()
+        span = last - low
         kind = torch.float32 if self.fast else torch.float64
         answers = torch.empty((span, self.kp), dtype=kind, device=x.device)
         densities = torch.empty(span if each else 1, dtype=torch.float64, device=x.device)
@@ -317,7 +308,7 @@ class _Phases:
             *self.frame,
             answers,
             sums,
-            int(rows.starts[rows.counts > 0].min()),
+            rows.span()[0],
             1 / weight,
             D=self.d,
             FP=self.fp,
@@ -409,7 +400,7 @@ class _Matrices(_Phases):
             *self.wide_frame,
             answers,
             sums,
-            int(rows.starts[rows.counts > 0].min()),
+            rows.span()[0],
             1 / weight,
             D=d,
             DP=self.dp,

@@ -13,6 +13,7 @@ from typing import final
 
 from emfed.core.errors import EmfedError, SettingsError
 from emfed.data.files import PLAIN, TextForm
+from emfed.models.devices.placing import check_device
 from emfed.network import SiteRules
 from emfed.network.addresses import alone, check_insecure_site, split_address
 from emfed.network.deployment.site import (
@@ -46,6 +47,8 @@ class Guest(ABC):
     dry_run: bool = False
     form: TextForm = PLAIN
     """How the file is written, where it is text."""
+    device: str | None = None
+    """Where passes over the rows run: ``cuda``; None: here."""
     _told: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -73,6 +76,8 @@ class Guest(ABC):
             read_private_key(self.key)
         if not self.data.exists():
             raise SettingsError(f"{self.data}: there is no such file.")
+        if self.device is not None:
+            check_device(self.device)
         if self.authority is None:
             check_insecure_site(self.address)
 
@@ -88,7 +93,7 @@ class Guest(ABC):
             rows = prepare(self.folder, self.data, self.columns, self.form)
             for why in rows["left_out"].values():
                 report("state", f"{why}: no run can use it")
-            write_site(self.folder, rows, self.rules, self.columns)
+            write_site(self.folder, rows | {"device": self.device}, self.rules, self.columns)
             if self.dry_run:
                 self.journal.unlink(missing_ok=True)
             self._told = self.journal.stat().st_size if self.journal.exists() else 0

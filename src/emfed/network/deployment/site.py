@@ -122,6 +122,7 @@ def open_site(folder: Path) -> Site:
         rules=SiteRules(**about["rules"]),
         journal=folder / JOURNAL,
         columns=about["columns"],
+        device=about["data"].get("device"),
     )
 
 
