@@ -45,7 +45,7 @@ def fused_launch(fast: bool, cells: int) -> Launch:
         return Launch(16, 4, 4)
     if fast:
         return Launch(64, 2, 8) if cells <= 512 else Launch(64, 1, 8)
-    return Launch(32, 1, 16) if cells <= 1024 else Launch(32, 2, 8)
+    return Launch(32, 1, 16) if cells <= 512 else Launch(16, 1, 8)
 
 
 def phase_launches(fast: bool, kp: int) -> tuple[Launch, Launch]:

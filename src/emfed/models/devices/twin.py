@@ -18,8 +18,9 @@ from emfed.models.devices.ragged import Ragged
 def _product(a: tuple[Any, Any], b: tuple[Any, Any]) -> Any:
     """Three of four products of numbers in two parts, float32."""
     (a_high, a_low), (b_high, b_low) = (tuple(p.astype(np.float32) for p in v) for v in (a, b))
-    small = a_high @ b_low + a_low @ b_high
-    return a_high @ b_high + small / np.float32(LOW)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is no number is done again in doubles
+        small = a_high @ b_low + a_low @ b_high
+        return a_high @ b_high + small / np.float32(LOW)
 
 
 def _features(y: Any, given: Pass, fast: bool) -> Any:
