@@ -1,92 +1,36 @@
 """Federated Expectation-Maximization.
 
 Fit latent-variable models on data that may not be pooled: workers send compressed statistics,
-never rows. Start with `fit`.
+never rows. Start with `fit`, or with an estimator such as `FederatedGaussianMixture`.
+
+What most fits need is here. The rest is in `emfed.models`, `emfed.compressors`, `emfed.algorithms`
+(participation, step sizes), `emfed.data` (files, streams), `emfed.network` (federations, sites,
+rules), `emfed.fitting` (settings, runs by hand, `serve`), `emfed.imputation`, `emfed.theory`,
+`emfed.testing`, and errors in `emfed.core.errors`.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from emfed.algorithms import (
-    EM,
-    AutoEM,
-    Bernoulli,
-    Decreasing,
-    Everyone,
-    FedEM,
-    FixedSize,
-    Schedule,
-    VRFedEM,
-)
+from emfed.algorithms import EM, AutoEM, FedEM, VRFedEM
 from emfed.artifacts.result import Result, load
 from emfed.compressors import (
-    ChosenDithering,
     Dithering,
     Identity,
     RandomSparsification,
     SubtractiveDithering,
     block_quantization,
 )
-from emfed.core.errors import (
-    CheckpointError,
-    ContractError,
-    DataError,
-    EmfedError,
-    EmfedWarning,
-    FederationError,
-    ModelFileError,
-    NumericalError,
-    ParticipationError,
-    SettingsError,
-    WireError,
-)
-from emfed.core.records import Records, RoundRecord
+from emfed.core.errors import EmfedError, EmfedWarning
 from emfed.core.version import __version__
-from emfed.data import (
-    ParquetRows,
-    Stream,
-    WorkerData,
-    WorkerTables,
-    as_workers,
-    pad_sequences,
-    synthetic_federation,
-)
-from emfed.fitting.driver import fit, open_run, select_components
-from emfed.fitting.rounds import Run
-from emfed.fitting.selection import Selection
-from emfed.fitting.serving import Served, rehearse, serve
-from emfed.fitting.settings import FitSettings
-from emfed.fitting.stopping import Monitor, Stop
+from emfed.fitting import fit, select_components
 from emfed.models import (
-    Categorical,
-    Centres,
-    FactorParameters,
-    GaussianParameters,
-    InverseWishart,
-    LinearGaussian,
-    MarkovParameters,
-    MixedParameters,
-    Poisson,
-    RegressionParameters,
     factor_analysis,
     gaussian_mixture,
     hidden_markov,
     k_means,
     mixed_mixture,
     ppca,
-    register_model,
     regression_mixture,
-)
-from emfed.network import (
-    FaultPlan,
-    FaultyFederation,
-    LocalTransport,
-    LoopFederation,
-    RayFederation,
-    RemoteFederation,
-    Site,
-    SiteRules,
-    StackedFederation,
-    Transport,
 )
 
 if TYPE_CHECKING:
@@ -97,138 +41,89 @@ if TYPE_CHECKING:
         FederatedKMeans,
         FederatedMixture,
     )
-    from emfed.imputation import (
-        Columns,
-        FieldTable,
-        Imputation,
-        Structure,
-        impute,
-        read_ebird,
-        read_records,
-        simulate_table,
-    )
+    from emfed.imputation import impute
 
 __all__ = [
-    "AutoEM",
-    "ChosenDithering",
-    "MarkovParameters",
-    "hidden_markov",
-    "pad_sequences",
-    "RegressionParameters",
-    "regression_mixture",
     "EM",
-    "Bernoulli",
-    "Categorical",
-    "Centres",
-    "CheckpointError",
-    "Columns",
-    "ContractError",
-    "DataError",
-    "Decreasing",
+    "AutoEM",
     "Dithering",
-    "Everyone",
-    "FactorParameters",
-    "FaultPlan",
-    "FaultyFederation",
+    "EmfedError",
+    "EmfedWarning",
     "FedEM",
     "FederatedFactorAnalysis",
     "FederatedGaussianMixture",
     "FederatedImputer",
     "FederatedKMeans",
     "FederatedMixture",
-    "EmfedError",
-    "EmfedWarning",
-    "FederationError",
-    "FieldTable",
-    "FitSettings",
-    "FixedSize",
-    "GaussianParameters",
     "Identity",
-    "Imputation",
-    "InverseWishart",
-    "LinearGaussian",
-    "LocalTransport",
-    "LoopFederation",
-    "MixedParameters",
-    "ModelFileError",
-    "Monitor",
-    "NumericalError",
-    "ParquetRows",
-    "ParticipationError",
-    "Poisson",
     "RandomSparsification",
-    "RayFederation",
-    "Records",
-    "RemoteFederation",
     "Result",
-    "RoundRecord",
-    "Run",
-    "Schedule",
-    "Selection",
-    "Served",
-    "SettingsError",
-    "Site",
-    "SiteRules",
-    "StackedFederation",
-    "Stop",
-    "Stream",
-    "Structure",
     "SubtractiveDithering",
-    "Transport",
     "VRFedEM",
-    "WireError",
-    "WorkerData",
-    "WorkerTables",
     "__version__",
-    "as_workers",
     "block_quantization",
     "factor_analysis",
     "fit",
     "gaussian_mixture",
+    "hidden_markov",
     "impute",
     "k_means",
     "load",
     "mixed_mixture",
-    "open_run",
     "ppca",
-    "read_ebird",
-    "read_records",
-    "register_model",
-    "rehearse",
+    "regression_mixture",
     "select_components",
-    "serve",
-    "simulate_table",
-    "synthetic_federation",
 ]
-
-_ESTIMATORS = (
-    "FederatedFactorAnalysis",
-    "FederatedGaussianMixture",
-    "FederatedImputer",
-    "FederatedKMeans",
-    "FederatedMixture",
+_ROOMS = (
+    "algorithms",
+    "compressors",
+    "data",
+    "fitting",
+    "imputation",
+    "models",
+    "network",
+    "testing",
+    "theory",
 )
-_IMPUTATION = (
-    "Columns",
-    "FieldTable",
-    "FitSettings",
-    "Imputation",
-    "Structure",
-    "impute",
-    "read_ebird",
-    "read_records",
-    "simulate_table",
-)
+"""Subpackages that users import from."""
+_MOVED = {
+    "core.errors": "CheckpointError ContractError DataError FederationError ModelFileError "
+    "NumericalError ParticipationError SettingsError WireError",
+    "algorithms": "Bernoulli Decreasing Everyone FixedSize Schedule",
+    "compressors": "ChosenDithering",
+    "data": "ParquetRows Stream WorkerData WorkerTables as_workers pad_sequences "
+    "synthetic_federation",
+    "fitting": "FitSettings Monitor Records RoundRecord Run Selection Served Stop open_run "
+    "rehearse serve",
+    "imputation": "Columns FieldTable Imputation Structure read_ebird read_records simulate_table",
+    "models": "Categorical Centres FactorParameters GaussianParameters InverseWishart "
+    "LinearGaussian MarkovParameters MixedParameters Poisson RegressionParameters register_model",
+    "network": "FaultPlan FaultyFederation LocalTransport LoopFederation RayFederation "
+    "RemoteFederation Site SiteRules StackedFederation Transport",
+}
+"""Where names went that were at the top; still found there until nothing asks for them."""
 
 
 def __getattr__(name: str) -> Any:
     """Names that need more than numpy, imported when they are first asked for."""
-    if name in _ESTIMATORS:
+    if name.startswith("Federated"):
         from emfed.fitting import estimators
 
-        return getattr(estimators, name)
-    if name in _IMPUTATION:
-        from emfed import imputation
+        if name in estimators.__all__:
+            return getattr(estimators, name)
+    if name == "impute":
+        from emfed.imputation import impute
 
-        return getattr(imputation, name)
+        return impute
+    for room, names in _MOVED.items():
+        if name in names.split():
+            module = __import__(f"emfed.{room}", fromlist=[name])
+            return getattr(module, name)
+    if name in _ROOMS:
+        return __import__(f"emfed.{name}", fromlist=["__all__"])
     raise AttributeError(f"module 'emfed' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, and nothing else."""
+    return sorted({*__all__, *_ROOMS})

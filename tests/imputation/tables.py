@@ -21,7 +21,7 @@ from emfed.imputation.sweeps import Solver
 from emfed.imputation.table import Grid, Intake, build_table
 from emfed.models import CellSums
 from emfed.models.site_owner import COLUMNS
-from emfed.network.stacked import StackedFederation
+from emfed.network.inprocess import StackedFederation
 
 
 def small_table(

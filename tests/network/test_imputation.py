@@ -20,8 +20,7 @@ from emfed.fitting.stopping import Stop
 from emfed.imputation import FieldTable, Structure, from_result, impute
 from emfed.imputation.table import Grid, build_table
 from emfed.models.site_owner import COLUMNS
-from emfed.network.loop import LoopFederation
-from emfed.network.stacked import StackedFederation
+from emfed.network.inprocess import LoopFederation, StackedFederation
 from tests.imputation.tables import observed_run, small_table, sums_of
 from tests.imputation.test_modes import owned
 from tests.network.processes import real_sites

@@ -1,1 +1,25 @@
 """From data and settings to a fitted model."""
+
+from emfed.core.records import Records, RoundRecord
+from emfed.fitting.driver import fit, open_run, select_components
+from emfed.fitting.rounds import Run
+from emfed.fitting.selection import Selection
+from emfed.fitting.serving import Served, rehearse, serve
+from emfed.fitting.settings import FitSettings
+from emfed.fitting.stopping import Monitor, Stop
+
+__all__ = [
+    "FitSettings",
+    "Monitor",
+    "Records",
+    "RoundRecord",
+    "Run",
+    "Selection",
+    "Served",
+    "Stop",
+    "fit",
+    "open_run",
+    "rehearse",
+    "select_components",
+    "serve",
+]

@@ -6,19 +6,16 @@ With or without faults.
 from emfed.network.cluster import RayFederation
 from emfed.network.faulty import FaultPlan, FaultyFederation
 from emfed.network.federation import RemoteFederation
-from emfed.network.inprocess import InProcessFederation
-from emfed.network.loop import LoopFederation
+from emfed.network.inprocess import (
+    FEDERATIONS,
+    InProcessFederation,
+    LoopFederation,
+    StackedFederation,
+)
 from emfed.network.rules import SiteRules
 from emfed.network.site import Site
-from emfed.network.stacked import StackedFederation
 from emfed.network.transport import LocalTransport, Transport
 from emfed.network.websocket import join, listen
-
-FEDERATIONS: dict[str, type[InProcessFederation]] = {
-    "loop": LoopFederation,
-    "stacked": StackedFederation,
-}
-"""In-process federations by name."""
 
 __all__ = [
     "FEDERATIONS",

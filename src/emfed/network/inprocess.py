@@ -1,4 +1,4 @@
-"""What the in-process federations share: the store of worker rows, and driving the workers."""
+"""Federations in this process: the store of worker rows, and workers driven alone or together."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
+from math import prod
 from typing import Any, final
 
 import numpy as np
@@ -41,6 +42,9 @@ from emfed.models.devices import Ragged
 from emfed.models.naming import rows_named
 from emfed.models.side_by_side import SideBySide
 from emfed.network.scoring import scores_of, scores_width
+
+ACTIVE_ELEMENTS = 1 << 20
+"""Statistics and picked rows of the workers driven at once: what stays in the cache is quick."""
 
 
 @final
@@ -464,3 +468,46 @@ class InProcessFederation(Federation):
     def restore_rows(self, workers: IntArray, rows: Rows) -> None:
         """Put back what `worker_rows` gave."""
         self._store.put(workers - self.first, rows)
+
+
+@final
+class LoopFederation(InProcessFederation):
+    """The readable twin: one worker after the other, as a network would run them.
+
+    Slow, simple, and it names the worker that fails.
+    """
+
+    def batches(self, workers: IntArray) -> Iterator[IntArray]:
+        """One at a time."""
+        for position in range(len(workers)):
+            yield np.array([position])
+
+    def pieces(self, data: Workers, workers: IntArray) -> Iterator[Piece]:
+        """One at a time."""
+        return data.pieces(workers)
+
+
+@final
+class StackedFederation(InProcessFederation):
+    """Vectorised over the active workers; any number of rows per worker."""
+
+    def batches(self, workers: IntArray) -> Iterator[IntArray]:
+        """All at once, up to a bound on memory."""
+        if len(workers) == 0:
+            return
+        row = prod(self.data.worker(int(workers[0]) - self.first).shape[1:])
+        each = self._model.layout.size + self._algorithm.rows_at_once * row
+        size = max(1, ACTIVE_ELEMENTS // max(1, each))
+        for start in range(0, len(workers), size):
+            yield np.arange(start, min(start + size, len(workers)))
+
+    def pieces(self, data: Workers, workers: IntArray) -> Iterator[Piece]:
+        """Grouped by size."""
+        return data.stacks(workers)
+
+
+FEDERATIONS: dict[str, type[InProcessFederation]] = {
+    "loop": LoopFederation,
+    "stacked": StackedFederation,
+}
+"""In-process federations by name."""

@@ -23,7 +23,7 @@ from emfed.core.version import __version__
 from emfed.data.sources import ParquetRows
 from emfed.data.tables import Workers, WorkerTables
 from emfed.data.workers import WorkerData, as_workers, from_workers
-from emfed.network.stacked import StackedFederation
+from emfed.network.inprocess import StackedFederation
 
 
 class Files(NamedTuple):

@@ -59,8 +59,14 @@ from emfed.models.binding import Bound, flatten, unflatten_params
 from emfed.models.clusters import Clusters
 from emfed.network import texts
 from emfed.network.data import arrange, read_site
-from emfed.network.inprocess import WorkerRows, answer, check_suits, fresh_rows, narrow
-from emfed.network.loop import LoopFederation
+from emfed.network.inprocess import (
+    LoopFederation,
+    WorkerRows,
+    answer,
+    check_suits,
+    fresh_rows,
+    narrow,
+)
 from emfed.network.rules import GuardedRows, Journal, Refusal, SiteRules
 from emfed.network.scoring import scores_of, scores_width
 from emfed.network.store import Joined, Secret, SiteStore, State, Tally, clear_old, clear_torn
