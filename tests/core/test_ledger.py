@@ -14,9 +14,8 @@ from emfed.core.protocols import Compressed
 from emfed.core.registry import plain
 from emfed.core.streams import Purpose, uniforms
 from emfed.core.wire import (
-    ENVELOPE,
+    ANSWER_ENVELOPE,
     REPLY_ENVELOPE,
-    REQUEST_ENVELOPE,
     Header,
     Join,
     Kind,
@@ -25,13 +24,17 @@ from emfed.core.wire import (
     decode_reply,
     decode_request,
     encode_bundle,
+    encode_floats,
     encode_join,
     encode_payload,
     encode_reply,
     encode_request,
-    encode_table,
     encode_text,
     floats_size,
+    open_answer,
+    seal,
+    seal_answer,
+    shorten,
 )
 from emfed.network import texts
 from tests.helpers import fit, make_data, make_model
@@ -71,9 +74,10 @@ def test_every_reply_is_encoded_decoded_and_counted(
             for i in range(len(vectors)):
                 mine = None if dither is None else dither[i]
                 payload = encode_payload(message.take(i), form, mine)
-                header = Header(Kind.REPLY, 1, run.state.round, i, 2, q)
-                data = encode_reply(header, 0, 8, payload)
-                _, evaluations, body = decode_reply(data, header)
+                asked = Header(Kind.REQUEST, 1, run.state.round, i, 2), b"request"
+                header = dataclasses.replace(asked[0], kind=Kind.REPLY)
+                data = seal_answer(header, encode_reply(8, 30, payload))
+                evaluations, body = decode_reply(open_answer(data, asked)[1], 30)
                 back = decode_payload(body, form, mine)
                 np.testing.assert_array_equal(back.symbols, message.symbols[i])
                 np.testing.assert_array_equal(back.reals, message.reals[i])
@@ -84,16 +88,18 @@ def test_every_reply_is_encoded_decoded_and_counted(
     monkeypatch.setattr(type(operator), "compress", watch)
     for round_ in range(5):
         sent.clear()
-        before = opened(run)
+        before, request = opened(run), run.plan()
         record = run.step()
         news = opened(run) - before  # the settings travel with the first request
         assert (news.sum() > 0) == (round_ == 0)
         assert len(sent) == N
         assert record.bytes_up == sum(map(len, sent))
         assert record.payload_up == record.bytes_up - N * REPLY_ENVELOPE
-        header = Header(Kind.REQUEST, 1, 1, 0, 2, q)
-        request = encode_request(header, RequestBody(0, -1, False, np.zeros(q)))
-        assert record.bytes_down == N * len(request) + news.sum()
+        header = Header(Kind.REQUEST, 1, request.round, 0, 2, 0, run.phase)
+        accepted = int(request.accepted[0])
+        body = encode_request(request.round, RequestBody(accepted, False, np.zeros(q)))
+        told = shorten(header, body)  # they know the run from its start
+        assert record.bytes_down == N * len(told) + news.sum()
         assert record.payload_down == N * floats_size(q) + news[0]
 
 
@@ -102,23 +108,28 @@ def test_the_opening_is_charged() -> None:
     q, told = 9, 2 + 3  # tied, K=3, d=2: means, and packed second moments
     algorithm = emfed.FedEM(emfed.Dithering(2), step_size=0.3, batch_size=5)
     free = fit(make_model("tied"), TABLES, algorithm, rounds=1)
-    header = Header(Kind.JOIN, 1, 0, 0, 2, told)
     run = emfed.open_run(make_model("tied"), TABLES, algorithm, start="moments", seed=3)
-    shapes = run.session.bound.shapes
-    join = encode_join(header, Join(1, texts.join_about(None, shapes, False), 30, np.zeros(told)))
+    about = texts.join_about(None, run.session.bound.shapes, False)
+    header = Header(Kind.JOIN, 1, 0, 0, 2)
+    joins = [encode_join(Join(1, about, len(table), np.zeros(told))) for table in TABLES]
     opening = free.ledger.summary()["opening"]
-    assert opening["up"]["payload"] + opening["up"]["envelope"] == N * len(join)
-    assert opening["up"]["payload"] == N * (8 + floats_size(told))
-    model = plain(make_model("tied").describe())
-    hello = encode_text(header, texts.hello(model, None))
-    constants = encode_table(header, run.session.bound.constants)
+    sent = sum(len(seal_answer(header, join)) for join in joins)
+    assert opening["up"]["payload"] + opening["up"]["envelope"] == sent
+    assert opening["up"]["payload"] == N * (1 + 1 + floats_size(told))
+    hello = seal(header, encode_text(texts.hello(plain(make_model("tied").describe()), None)))
     rules = texts.settings(run.view, run.algorithm, run.seed, run.phase, run.phase)
-    news = encode_bundle(header, [constants, encode_text(header, rules), b""])
+    news = encode_bundle(
+        [
+            (Kind.CONSTANTS, encode_floats(run.session.bound.constants)),
+            (Kind.SETTINGS, encode_text(rules)),
+            (Kind.REQUEST, b""),
+        ]
+    )
     down = opening["down"]
     assert down["payload"] + down["envelope"] == N * (len(hello) + len(news))
     start = fit(make_model("tied"), TABLES, rounds=5).params
     paid = fit(make_model("tied"), TABLES, algorithm, rounds=1, start=start).records[0]
-    assert paid.bytes_up == free.records[0].bytes_up + N * (floats_size(q) + ENVELOPE)
+    assert paid.bytes_up == free.records[0].bytes_up + N * (floats_size(q) + ANSWER_ENVELOPE)
     assert paid.evaluations == 142
     memories = emfed.FedEM(emfed.Dithering(2), step_size=0.3, memory_start="mean-field")
     most = fit(make_model("tied"), TABLES, memories, rounds=1, start=start)
@@ -173,7 +184,7 @@ def test_a_report_of_lost_memory_costs_an_envelope() -> None:
     network.plan = emfed.FaultPlan(lose_disk=1.0)
     record = run.step()
     assert record.answered == 0
-    assert (record.payload_up, record.bytes_up) == (0, N * ENVELOPE)
+    assert (record.payload_up, record.bytes_up) == (0, N * ANSWER_ENVELOPE)
     assert run.state.generation == 1
 
 
@@ -211,18 +222,15 @@ class Follower:
         self.form = self.operator.form(self.q)
         self.steps: dict[int, bytes] = {}
 
-    def header(self, round_: int) -> Header:
-        return Header(Kind.REQUEST, 7, round_, 0, 9, self.q)
-
     def send(self, since: int, round_: int) -> bytes:
         """The request of a round to a worker that was there in round ``since``."""
         steps = tuple(self.steps[k] for k in range(since, round_))
-        return encode_request(self.header(round_), RequestBody(0, since, False, None, steps, since))
+        return encode_request(round_, RequestBody(since, False, None, steps))
 
     def follow(self, statistics: Any, request: bytes, round_: int) -> Any:
         """Apply the steps of a request."""
-        body = decode_request(request, self.header(round_))
-        for k, step in zip(range(body.since, round_), body.steps, strict=True):
+        body = decode_request(request, round_, self.q)
+        for k, step in zip(range(body.accepted, round_), body.steps, strict=True):
             halvings, payload = step[0], step[1:]
             message = decode_payload(payload, self.form)
             stack = Compressed(message.reals[None], message.symbols[None])
@@ -261,8 +269,8 @@ def test_workers_follow_the_broadcast_from_bytes_alone(monkeypatch: pytest.Monke
                 data = follower.send(when[worker], request.round)
                 mine = follower.follow(here[worker], data, request.round)
                 np.testing.assert_array_equal(mine, request.statistics)
-                expected += min(full, len(data) - REQUEST_ENVELOPE)
-                resent += len(data) - REQUEST_ENVELOPE > full
+                expected += min(full, len(data) - 1)
+                resent += len(data) - 1 > full
             else:
                 expected += full
             here[worker], when[worker] = request.statistics, request.round
@@ -320,10 +328,3 @@ def test_the_broadcast_survives_faults_and_checkpoints(tmp_path: Any) -> None:
     np.testing.assert_array_equal(resumed.statistics, whole.statistics)
     np.testing.assert_array_equal(resumed.ledger.counts, whole.ledger.counts)
     assert [r.payload_down for r in resumed.records] == [r.payload_down for r in whole.records]
-
-
-def test_an_envelope_is_refused_by_another_run() -> None:
-    header = Header(Kind.ANSWER, 1, 0, 0, 2, 3)
-    data = encode_table(header, np.zeros(3))
-    with pytest.raises(emfed.WireError, match="another run"):
-        decode_reply(data, dataclasses.replace(header, run=2))

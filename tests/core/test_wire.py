@@ -17,6 +17,7 @@ from emfed.compressors.precision import ULP, round_randomly, round_up
 from emfed.core.errors import WireError
 from emfed.core.protocols import Compressed, Form, View
 from emfed.core.wire import (
+    ANSWER_ENVELOPE,
     ENVELOPE,
     REPLY_ENVELOPE,
     REQUEST_ENVELOPE,
@@ -25,6 +26,8 @@ from emfed.core.wire import (
     Kind,
     Reason,
     RequestBody,
+    checksum,
+    count_sizes,
     decode_bundle,
     decode_floats,
     decode_join,
@@ -34,7 +37,6 @@ from emfed.core.wire import (
     decode_reply,
     decode_request,
     decode_support,
-    decode_table,
     decode_text,
     encode_bundle,
     encode_floats,
@@ -45,19 +47,27 @@ from emfed.core.wire import (
     encode_reply,
     encode_request,
     encode_support,
-    encode_table,
     encode_text,
+    envelopes,
     fingerprint,
     floats_size,
-    join_envelope,
+    kind_of,
+    open_answer,
+    payload_size,
     payload_sizes,
     peek,
-    question_envelope,
+    read_short,
+    reply_envelopes,
+    request_fronts,
     seal,
+    seal_answer,
+    seal_refusal,
+    shorten,
+    steps_size,
     support_size,
-    unseal,
 )
 from emfed.core.wire.entropy import CHUNK, PARAMETERS, prior
+from emfed.core.wire.messages import decode_count, encode_count
 
 GOLDEN = Path(__file__).parent / "golden"
 bounds = st.sampled_from([1, 2, 4, 16, 100, 1000, 2**20, 2**30 - 1])
@@ -180,47 +190,103 @@ def test_hostile_payloads_give_the_documented_error_or_a_message(
     assert np.isfinite(message.reals).all()
 
 
-HEADER = Header(Kind.REPLY, 2**63 + 5, 17, 3, 12345678901234567890, 210)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"run": 1}, "another run"),
-        ({"round": 18}, "another round: expected 18, got 17"),
-        ({"worker": 4}, "another worker"),
-        ({"phase": 1}, "another phase"),
-        ({"fingerprint": 1}, "another model or layout"),
-        ({"dimension": 211}, "another dimension"),
-        ({"kind": Kind.REQUEST}, "another kind"),
-    ],
+HEADER = Header(Kind.REQUEST, 2**63 + 5, 17, 3, 12345678901234567890, 2, 7)
+OTHERS: list[dict[str, int]] = [
+    {"run": 2**63 + 4},
+    {"run": 5},
+    {"round": 18},
+    {"worker": 4},
+    {"phase": 1},
+    {"fingerprint": 1},
+    {"generation": 0},
+]
+headers = st.builds(
+    Header,
+    st.sampled_from(Kind),
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**64 - 1),
+    st.one_of(st.just(0), st.integers(0, 2**32 - 1)),
+    st.integers(0, 2**16 - 1),
 )
-def test_a_message_of_another_kind_is_refused_with_the_reason(
-    change: dict[str, Any], message: str
+
+
+@given(headers, st.binary(max_size=40))
+def test_both_forms_of_a_message_say_the_same(header: Header, body: bytes) -> None:
+    assert peek(seal(header, body)) == (header, body)
+    short = read_short(shorten(header, body))
+    known = (header.run, header.worker, header.fingerprint)
+    assert short.told_to([(1, 2, 3), known]) == header
+    assert short.body == body
+    assert short.run == header.run % 256
+    assert kind_of(seal(header, body)) is kind_of(shorten(header, body)) is header.kind
+    for form, known_here in ((seal, False), (shorten, True)):
+        size = envelopes(header.round, header.phase, header.generation, np.array([known_here]))
+        assert len(form(header, body)) - len(body) == size[0]
+
+
+@pytest.mark.parametrize("change", OTHERS, ids=str)
+def test_a_short_message_or_an_answer_is_not_taken_for_that_of_another(
+    change: dict[str, int],
 ) -> None:
-    data = encode_reply(HEADER, 0, 700, b"body")
-    with pytest.raises(WireError, match=message):
-        decode_reply(data, dataclasses.replace(HEADER, **change))
+    """Whatever differs in the header, the checksum tells, though the header does not travel."""
+    other = dataclasses.replace(HEADER, **change)
+    mine = (HEADER.run, HEADER.worker, HEADER.fingerprint)
+    assert read_short(shorten(other, b"body")).told_to([mine]) != HEADER
+    answer = seal_answer(dataclasses.replace(other, kind=Kind.REPLY), b"upload")
+    with pytest.raises(WireError, match="another message"):
+        open_answer(answer, (HEADER, b"body"))
+    refusal = seal_refusal(shorten(other, b"body"), b"no")
+    with pytest.raises(WireError, match="a refusal of another message"):
+        open_answer(refusal, (HEADER, b"body"))
 
 
-def test_replies_requests_and_tables_round_trip() -> None:
-    data = encode_reply(HEADER, 2, 700, b"payload")
-    assert decode_reply(data, HEADER) == (2, 700, b"payload")
-    assert len(data) == REPLY_ENVELOPE + 7
-    header = dataclasses.replace(HEADER, kind=Kind.REQUEST, dimension=4)
-    full = RequestBody(1, 16, False, np.array([1.0, -0.0, 5e-324, 1e300]))
-    back = decode_request(encode_request(header, full), header)
+def test_an_answer_is_opened_by_who_asked() -> None:
+    asked = HEADER, b"body"
+    for form in (seal, shorten):
+        header, body = open_answer(seal_refusal(form(*asked), b"no"), asked)
+        assert (header.kind, body) == (Kind.REFUSAL, b"no")
+    mine = dataclasses.replace(HEADER, kind=Kind.REPLY)
+    answer = seal_answer(mine, b"upload")
+    assert len(answer) == ANSWER_ENVELOPE + 6
+    assert open_answer(answer, asked) == (mine, b"upload")
+    bundle = dataclasses.replace(HEADER, kind=Kind.BUNDLE), b"other body"
+    assert open_answer(answer, bundle) == (mine, b"upload")  # asked again, without the news
+
+
+def test_bodies_of_rounds_round_trip() -> None:
+    data = encode_reply(700, 700, b"payload")
+    assert decode_reply(data, 700) == (700, b"payload")
+    assert len(data) + ANSWER_ENVELOPE == REPLY_ENVELOPE + 7
+    assert decode_reply(encode_reply(20, 700, b""), 700) == (20, b"")
+    sizes = reply_envelopes(np.array([700, 20, 0]), np.array([700, 700, 700]))
+    assert sizes.tolist() == [REPLY_ENVELOPE] * 3
+    full = RequestBody(16, False, np.array([1.0, -0.0, 5e-324, 1e300]))
+    body = encode_request(17, full)
+    back = decode_request(body, 17, 4)
     assert back.statistics is not None
     assert full.statistics is not None
     assert back.statistics.tobytes() == full.statistics.tobytes()
-    assert (back.generation, back.accepted, back.start) == (1, 16, False)
-    assert len(encode_request(header, full)) == REQUEST_ENVELOPE + floats_size(4)
-    steps = RequestBody(0, 15, False, None, (b"abc", b""), 15)
-    assert decode_request(encode_request(header, steps), header) == steps
-    table = dataclasses.replace(HEADER, kind=Kind.ANSWER, dimension=3)
+    assert (back.accepted, back.start) == (16, False)
+    assert len(body) == 1 + floats_size(4)
+    first = RequestBody(-1, True, np.zeros(4))
+    assert decode_request(encode_request(17, first), 17, 4).accepted == -1
+    steps = RequestBody(14, False, None, (b"abc", b"", b"x" * 200))
+    body = encode_request(17, steps)
+    assert decode_request(body, 17, 4) == steps
+    assert len(body) == 1 + steps_size([3, 0, 200]) == 1 + 1 + 3 + 1 + 200
+    assert request_fronts(17, np.array([14, -1, 16])).tolist() == [1, 1, 1]
     values = np.array([1.5, 2.5, -3.5])
-    np.testing.assert_array_equal(decode_table(encode_table(table, values), table), values)
     assert decode_floats(encode_floats(values), 3).tolist() == values.tolist()
+    assert decode_floats(encode_floats(values)).tolist() == values.tolist()
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_counts_round_trip(number: int) -> None:
+    data = encode_count(number)
+    assert decode_count(b"x" + data + b"rest", 1) == (number, 1 + len(data))
+    assert len(data) == count_sizes(np.array(number))
 
 
 @settings(max_examples=150)
@@ -278,34 +344,40 @@ def test_floats_in_fewer_bytes_must_be_exact() -> None:
 
 
 def test_requests_that_do_not_add_up_are_refused() -> None:
-    header = dataclasses.replace(HEADER, kind=Kind.REQUEST, dimension=4)
     for body, message in (
-        (b"short", "at least"),
-        (bytes(12) + b"\x02\x00" + bytes(4), "unknown flags"),
-        (bytes(12) + b"\x00\x01" + bytes(4) + b"\x05", "ends inside a step"),
-        (bytes(12) + b"\x00\x01" + bytes(4) + b"\x05\0\0\0ab", "ends inside a step"),
-        (bytes(12) + b"\x00\x01" + bytes(4), "0 steps cannot lead from round 0 to 17"),
-        (bytes(12) + b"\x00\x00" + bytes(4) + b"\x80", "expected 4 reals"),
+        (b"", "inside a count"),
+        (b"\xff" * 12, "more than nine bytes"),
+        (encode_count(4 * 18), "18 rounds after another"),
+        (encode_count(4 * 2 + 2) + b"\x05ab", "ends inside a step"),
+        (encode_count(4 * 9 + 2), "9 steps cannot be"),
+        (encode_count(2), "0 steps cannot be"),
+        (b"\x00\x80", "expected 4 reals"),
     ):
         with pytest.raises(WireError, match=message):
-            decode_request(seal(header, body), header)
+            decode_request(body, 17, 4)
 
 
 @settings(max_examples=300)
 @given(st.binary(max_size=120), st.integers(0, 60), st.integers(0, 255))
 def test_hostile_messages_are_refused(data: bytes, position: int, value: int) -> None:
-    with pytest.raises(WireError):
-        unseal(data, HEADER)
-    good = bytearray(encode_reply(HEADER, 0, 7, data))
-    position %= len(good)
-    if good[position] != value:  # one byte changed anywhere
-        good[position] = value
-        with pytest.raises(WireError):
-            unseal(bytes(good), HEADER)
-    with pytest.raises(WireError):
-        unseal(bytes(good) + b"x", HEADER)
-    with pytest.raises(WireError):
-        unseal(bytes(good[:-1]), HEADER)
+    """One byte changed, added or left out: no reader takes it for the message it was."""
+    asked, mine = (HEADER, data), (HEADER.run, HEADER.worker, HEADER.fingerprint)
+    answer = dataclasses.replace(HEADER, kind=Kind.REPLY)
+    readers = [
+        (seal(HEADER, data), peek),
+        (shorten(HEADER, data), lambda m: read_short(m).told_to([mine])),
+        (seal_answer(answer, data), lambda m: open_answer(m, asked)[0].kind is Kind.REPLY),
+        (seal_refusal(seal(*asked), data), lambda m: open_answer(m, asked)),
+    ]
+    for whole, read in readers:
+        assert read(whole)
+        good = bytearray(whole)
+        good[position % len(good)] ^= value or 1
+        for bad in (bytes(good), whole + b"x", whole[:-1], data):
+            try:
+                assert not read(bad)
+            except WireError:
+                continue
 
 
 def golden_messages() -> dict[str, bytes]:
@@ -318,83 +390,81 @@ def golden_messages() -> dict[str, bytes]:
     precise = Compressed(np.array([0.1]), symbols)
     wide = Compressed(np.array([1.0]), (symbols * 1000 + 7).astype(np.int32))
 
+    answer = dataclasses.replace(HEADER, kind=Kind.REPLY)
+
     def reply(message: Compressed, bound: int, u: Any = None) -> bytes:
         form = Form(len(message.reals), 12, bound)
-        header = dataclasses.replace(HEADER, dimension=12)
-        return encode_reply(header, 0, 20, encode_payload(message, form, u))
+        return seal_answer(answer, encode_reply(20, 20, encode_payload(message, form, u)))
 
-    header = dataclasses.replace(HEADER, kind=Kind.REQUEST, dimension=3)
     numbers = np.array([1.0, 1 / 3, -2e-308])
+    steps = encode_request(17, RequestBody(15, False, None, (b"\0a", b"\1b")))
     return {
         "reply-ternary": reply(ternary, 1),
         "reply-levels": reply(levels, 4),
         "reply-dither": reply(precise, 6, dither),
         "reply-wide": reply(wide, 5000),
-        "request-full": encode_request(header, RequestBody(0, 16, False, numbers)),
-        "request-steps": encode_request(
-            header, RequestBody(0, 15, False, None, (b"\0a", b"\1b"), 15)
-        ),
-        "answer": encode_table(
-            dataclasses.replace(header, kind=Kind.ANSWER, phase=0xA5C3), numbers
-        ),
-        "constants": encode_table(dataclasses.replace(header, kind=Kind.CONSTANTS), numbers),
-        "support": seal(
-            dataclasses.replace(header, kind=Kind.SUPPORT, dimension=100),
-            encode_support(np.array([0, 3, 4, 50, 99]), 100),
-        ),
-        "lost-memory": seal(dataclasses.replace(header, kind=Kind.LOST_MEMORY), b""),
-        **control_messages(header, numbers),
+        "request-full": shorten(HEADER, encode_request(17, RequestBody(16, False, numbers))),
+        "request-steps": shorten(HEADER, steps),
+        "request-long": seal(HEADER, steps),
+        "answer": seal_answer(_kind(Kind.ANSWER), encode_floats(numbers)),
+        "support": encode_support(np.array([0, 3, 4, 50, 99]), 100),
+        "lost-memory": seal_answer(_kind(Kind.LOST_MEMORY), b""),
+        **control_messages(numbers),
     }
 
 
-def control_messages(header: Header, numbers: Any) -> dict[str, bytes]:
+def _kind(kind: Kind, **changes: Any) -> Header:
+    return dataclasses.replace(HEADER, kind=kind, **changes)
+
+
+VIEW = {"parts": [0, 2, 2], "watched": True}
+
+
+def control_messages(numbers: Any) -> dict[str, bytes]:
     """Those that open a run and keep it in order."""
-    hello = encode_text(
-        dataclasses.replace(header, kind=Kind.HELLO, dimension=0),
-        {"model": {"model": "linear-gaussian", "kappa": 0.5}, "columns": ["x", "\u00e9"]},
-    )
+    hello = {"model": {"model": "linear-gaussian", "kappa": 0.5}, "columns": ["x", "\u00e9"]}
     about = {"columns": ["x", "y"], "shapes": {"mean": [3]}, "software": "emfed 0"}
-    join = Join(2**63 + 5, about, 700, numbers)
-    question = dataclasses.replace(header, kind=Kind.QUESTION, phase=2)
-    view = {"parts": [0, 2, 2], "watched": True}
+    question = encode_question("values", VIEW, numbers)
+    news = [
+        (Kind.CONSTANTS, encode_floats(numbers)),
+        (Kind.SETTINGS, encode_text({"view": VIEW, "seed": 3})),
+        (Kind.QUESTION, question),
+    ]
     return {
-        "hello": hello,
-        "settings": encode_text(
-            dataclasses.replace(header, kind=Kind.SETTINGS, dimension=0, phase=2),
-            {"view": view, "seed": 3},
+        "hello": seal(_kind(Kind.HELLO, fingerprint=0, worker=0), encode_text(hello)),
+        "question": shorten(_kind(Kind.QUESTION, phase=0, round=1 << 27), question),
+        "join": seal_answer(
+            _kind(Kind.JOIN), encode_join(Join(2**63 + 5, about, 700, numbers, b"cells"))
         ),
-        "question": encode_question(question, "values", view, numbers),
-        "join": encode_join(dataclasses.replace(header, kind=Kind.JOIN), join),
-        "refusal": encode_refusal(
-            dataclasses.replace(header, kind=Kind.REFUSAL, dimension=0),
-            Reason.OTHER_INSTANCE,
-            "not me",
-            2**64 - 1,
+        "refusal": seal_refusal(
+            b"some message", encode_refusal(Reason.OTHER_INSTANCE, "not me", 2**64 - 1)
         ),
-        "bundle": encode_bundle(
-            dataclasses.replace(header, kind=Kind.BUNDLE, dimension=0), [hello, hello[:3]]
-        ),
+        "bundle": seal(_kind(Kind.BUNDLE), encode_bundle(news)),
     }
 
 
 def test_control_messages_come_back() -> None:
     numbers = np.array([1.0, 1 / 3, -2e-308])
-    made = control_messages(dataclasses.replace(HEADER, dimension=3), numbers)
-    bodies = {name: peek(message)[1] for name, message in made.items()}
-    assert decode_text(bodies["hello"])["columns"] == ["x", "é"]
-    join = decode_join(bodies["join"], 3)
+    made = control_messages(numbers)
+    assert decode_text(peek(made["hello"])[1])["columns"] == ["x", "é"]
+    body = made["join"][1:-4]
+    join = decode_join(body)
     assert (join.instance, join.count, join.about["shapes"]) == (2**63 + 5, 700, {"mean": [3]})
+    assert join.cells == b"cells"
     np.testing.assert_array_equal(join.values, numbers)
-    assert decode_refusal(bodies["refusal"]) == (Reason.OTHER_INSTANCE, "not me", 2**64 - 1)
-    assert decode_bundle(bodies["bundle"]) == [made["hello"], made["hello"][:3]]
-    rows = 8
-    assert len(made["join"]) - join_envelope(bodies["join"]) == rows + floats_size(3)
-    kind, view, values = decode_question(bodies["question"], 3)
+    rows, frame = 2, 1
+    assert payload_size(Kind.JOIN, body) == rows + frame + floats_size(3) + 5
+    refusal = encode_refusal(Reason.OTHER_INSTANCE, "not me", 2**64 - 1)
+    assert decode_refusal(refusal) == (Reason.OTHER_INSTANCE, "not me", 2**64 - 1)
+    question = read_short(made["question"]).body
+    kind, view, values = decode_question(question)
     assert (kind, View.read(view)) == ("values", View((0, 2, 2), watched=True))
     np.testing.assert_array_equal(values, numbers)
-    assert len(made["question"]) - question_envelope(bodies["question"]) == floats_size(3)
-    assert decode_text(bodies["settings"]) == {"view": view, "seed": 3}
-    assert peek(made["settings"])[0].phase == 2
+    assert payload_size(Kind.QUESTION, question) == floats_size(3)
+    (_, constants), (_, settings), last = decode_bundle(peek(made["bundle"])[1])
+    np.testing.assert_array_equal(decode_floats(constants), numbers)
+    assert decode_text(settings) == {"view": VIEW, "seed": 3}
+    assert last == (Kind.QUESTION, question)
 
 
 @pytest.mark.parametrize(
@@ -403,20 +473,22 @@ def test_control_messages_come_back() -> None:
         (decode_text, b"[1]"),
         (decode_text, b"\xff"),
         (decode_text, b"[" * 10**5),
-        (lambda body: decode_join(body, 3), bytes(19)),
-        (lambda body: decode_join(body, 3), bytes(8) + b"\xff" * 12),
-        (lambda body: decode_question(body, 3), b""),
-        (lambda body: decode_question(body, 3), bytes(3)),
-        (lambda body: decode_question(body, 3), b"\xff" * 12),
-        (lambda body: decode_question(body, 3), b"\x02\0\0\0{}"),
-        (lambda body: decode_question(body, 3), b'\x0d\0\0\0{"kind":"all"}'),
-        (lambda body: decode_question(body, 3), b'\x11\0\0\0{"kind":["scores"]}'),
+        (decode_join, bytes(7)),
+        (decode_join, bytes(8) + b"\xff" * 12),
+        (decode_join, bytes(8) + b"\x02{}\x05\x09\x80"),
+        (decode_join, bytes(8) + b"\x02{}\x05\x04\x80abc"),
+        (decode_question, b""),
+        (decode_question, b"\xff" * 12),
+        (decode_question, b"\x02{}"),
+        (decode_question, b'\x0e{"kind":"all"}'),
+        (decode_question, b'\x13{"kind":["scores"]}'),
         (decode_refusal, bytes(9)),
         (decode_refusal, b"\1" + bytes(600)),
         (decode_bundle, b""),
-        (decode_bundle, b"\1\0"),
+        (decode_bundle, b"\x03\0"),
+        (decode_bundle, b"\x03\x05ab"),
         (decode_bundle, b"\xff" * 4),
-        (decode_bundle, bytes(4 * 5)),
+        (decode_bundle, b"\x03\0" * 5 + b"\x07"),
     ],
 )
 def test_control_messages_that_are_none(decode: Any, body: bytes) -> None:
@@ -431,7 +503,11 @@ def test_golden_files(name: str) -> None:
 
 
 def test_envelope_sizes_are_documented() -> None:
-    assert (ENVELOPE, REQUEST_ENVELOPE, REPLY_ENVELOPE) == (44, 62, 56)
+    assert (ENVELOPE, ANSWER_ENVELOPE, REQUEST_ENVELOPE, REPLY_ENVELOPE) == (40, 5, 9, 6)
+    header = dataclasses.replace(HEADER, generation=0)
+    request = shorten(header, encode_request(17, RequestBody(16, False, None, (b"step",))))
+    assert len(request) == REQUEST_ENVELOPE + 4
+    assert checksum(header, b"") != checksum(HEADER, b"")
     assert fingerprint(b"model") != fingerprint(b"other")
 
 

@@ -8,7 +8,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 
 import emfed
 from emfed import LocalTransport, Site, SiteRules, Transport
-from emfed.core.wire import Kind, Reason, encode_refusal, peek
+from emfed.core.wire import Reason, encode_refusal, seal_refusal
 from emfed.fitting.serving import Served
 from emfed.network.deployment.serving import save_fit
 from tests.helpers import make_data, make_model, plain_fit
@@ -87,9 +86,7 @@ def test_newcomers_are_let_in_and_the_answer_is_that_of_all(kind: str, tmp_path:
 
 
 def not_now(message: bytes) -> bytes:
-    header, _ = peek(message)
-    head = replace(header, kind=Kind.REFUSAL, dimension=0)
-    return encode_refusal(head, Reason.NOT_NOW, "the owner looks first.", 0)
+    return seal_refusal(message, encode_refusal(Reason.NOT_NOW, "the owner looks first."))
 
 
 class Hesitant(Changing):

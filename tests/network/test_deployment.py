@@ -25,7 +25,17 @@ from emfed.algorithms import ALGORITHMS
 from emfed.cli.main import main
 from emfed.core.errors import EmfedError, SettingsError
 from emfed.core.registry import plain
-from emfed.core.wire import LARGEST_PAYLOAD, Header, Kind, Reason, encode_refusal, encode_text
+from emfed.core.wire import (
+    LARGEST_PAYLOAD,
+    Header,
+    Kind,
+    Reason,
+    encode_refusal,
+    encode_text,
+    seal,
+    seal_answer,
+    seal_refusal,
+)
 from emfed.network import LocalTransport, RemoteFederation, SiteRules, Transport, keys
 from emfed.network.addresses import alone, split_address
 from emfed.network.deployment.config import read_config
@@ -477,7 +487,7 @@ def test_a_rehearsal_takes_the_columns_that_the_run_names(
         "model": plain(emfed.gaussian_mixture(2).describe()),
         "columns": ["height", "weight"],
     }
-    hello = encode_text(Header(Kind.HELLO, 1, 1, 0, 0, 0), about)
+    hello = seal(Header(Kind.HELLO, 1, 1, 0, 0), encode_text(about))
     look_first(tmp_path, hello)
     first = json.loads((tmp_path / "dry-run.jsonl").read_text().splitlines()[0])
     assert content in first["content"]
@@ -638,12 +648,11 @@ def test_a_second_server_waits_for_the_first_and_says_so(
 
 def test_refusals_are_kept_with_their_reason() -> None:
     transport = Noted(LocalTransport({}))
-    header = Header(Kind.REFUSAL, 1, 1, 0, 0, 0)
     for reason, words in ((Reason.REFUSED, "too few rows."), (Reason.OLD, "old.")):
-        transport.note(reason.name, encode_refusal(header, reason, words, 0))
+        transport.note(reason.name, seal_refusal(b"what", encode_refusal(reason, words)))
     transport.note("damaged", b"nonsense")
     assert transport.refusals == {"REFUSED": "too few rows."}
-    transport.note("REFUSED", encode_text(Header(Kind.HELLO, 1, 1, 0, 0, 0), {}))
+    transport.note("REFUSED", seal_answer(Header(Kind.JOIN, 1, 1, 0, 0), b""))
     assert transport.refusals == {}
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from emfed import LocalTransport, RemoteFederation, RoundRecord, Site
 from emfed.core.storage import DISK
-from emfed.core.wire import Kind, peek
+from emfed.core.wire import Kind, kind_of
 from emfed.network.store import KEPT_RUNS
 from tests.helpers import make_model
 from tests.network.test_protocol import (
@@ -62,9 +62,9 @@ def test_no_reply_leaves_after_a_failed_sync(
     last = requests_of(tmp_path)[-1]
     site = Site(TABLES[0], tmp_path / KEYS[0])
     whole = site.step(last)
-    assert peek(whole)[0].kind is Kind.REPLY
+    assert kind_of(whole) is Kind.REPLY
     monkeypatch.setattr(os, "fsync", failing(errno.EIO, directories=True))
-    assert peek(site.step(last))[0].kind is Kind.REFUSAL
+    assert kind_of(site.step(last)) is Kind.REFUSAL
     monkeypatch.undo()
     assert site.step(last) == whole
 
@@ -107,6 +107,6 @@ def test_torn_files_are_removed_and_others_left(tmp_path: Path) -> None:
     others = [run / "notes.tmp", folder / ".state", folder / ".mine.1.tmp"]
     for path in (*torn, *others):
         path.write_bytes(b"torn")
-    assert peek(Site(TABLES[0], folder).step(last))[0].kind is Kind.REPLY
+    assert kind_of(Site(TABLES[0], folder).step(last)) is Kind.REPLY
     assert not any(path.exists() for path in torn)
     assert all(path.exists() for path in others)

@@ -39,7 +39,7 @@ from emfed.core.protocols import (
 )
 from emfed.core.records import Records, RoundRecord
 from emfed.core.storage import DISK, Disk, load_checkpoint, save_checkpoint
-from emfed.core.wire import STEP_FRAME, floats_size
+from emfed.core.wire import count_sizes, floats_size
 from emfed.fitting.session import Session
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop
 from emfed.fitting.verifying import verify
@@ -219,11 +219,12 @@ class Run(Rounds):
         self._verify_from = 0
         self.phase = self.since = session.phase + 1
         session.begin(view, self.algorithm, self.seed, self.phase)
-        self._step_bytes = [0]  # of all quantised steps before round j, framed
+        self._step_sizes: list[int] = []
+        """Bytes of each round's quantised step."""
         self._followed = 0
         """The first round from whose statistics steps lead on."""
         if not self.algorithm.needs_start_round:
-            self._step_bytes.append(0)
+            self._step_sizes.append(0)
             self._record(opening_record(n, session.evaluations))
 
     def _resolved(self) -> Algorithm:
@@ -327,8 +328,10 @@ class Run(Rounds):
         full = np.full(len(workers), floats_size(len(self.state.statistics)))
         if not self.algorithm.broadcasts_steps:
             return full
-        before = self._step_bytes
-        here = before[self.state.round]
+        sizes = np.array(self._step_sizes, dtype=np.int64)
+        frames = count_sizes(sizes)
+        before = np.concatenate([[0], np.cumsum(sizes + frames)])
+        here = before[self.state.round] - (frames[-1] if len(frames) else 0)  # the last has none
         accepted = self.accepted[workers].tolist()
         first = self._followed
         steps = [here - before[r] if r >= first else full[0] for r in accepted]
@@ -347,11 +350,10 @@ class Run(Rounds):
                 break
             prices, purpose = self.session.prices, request.purpose
             if prices is not None:
-                prices.request(purpose, missing.workers, self.payloads(missing.workers))
+                prices.request(missing, self.payloads(missing.workers))
             arrived = self.federation.exchange(missing)
             if prices is not None:
-                lost = arrived.lost_memory
-                prices.reply(purpose, arrived.workers, arrived.bytes_up, lost)
+                prices.reply(purpose, arrived)
             current = arrived.rounds == request.round
             complete = current.all() and np.array_equal(arrived.workers, missing.workers)
             if not complete:
@@ -410,7 +412,7 @@ class Run(Rounds):
                 gain=info.gain,
             )
         )
-        self._step_bytes.append(self._step_bytes[-1] + info.broadcast_bytes + STEP_FRAME)
+        self._step_sizes.append(info.broadcast_bytes)
         self.federation.keep_step(state.round, info.broadcast)
         if lost:
             self.accepted[:] = -1
@@ -478,7 +480,7 @@ class Run(Rounds):
             "control": self.state.control,
             "accepted": self.accepted,
             "ledger": self.ledger.counts,
-            "step_bytes": np.array(self._step_bytes),
+            "step_sizes": np.array(self._step_sizes, dtype=np.int64),
             "workers": workers,
             **{f"extras/{name}": array for name, array in self.state.extras.items()},
             **{f"rows/{name}": array for name, array in rows.items()},
@@ -538,7 +540,7 @@ class Run(Rounds):
         self.evaluations, self.seconds = description["evaluations"], description["seconds"]
         self.records = Records.from_arrays(under("records/", arrays))
         self.ledger.restore(arrays["ledger"])
-        self._step_bytes = arrays["step_bytes"].tolist()
+        self._step_sizes = arrays["step_sizes"].tolist()
         self._charged = np.array(
             [
                 self.records.column(name).sum()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, final
 
 import numpy as np
@@ -12,41 +13,17 @@ import numpy as np
 from emfed.core.errors import WireError
 from emfed.core.protocols import IntArray
 from emfed.core.wire import (
-    BUNDLE_FRAME,
-    ENVELOPE,
-    REPLY_ENVELOPE,
-    REQUEST_ENVELOPE,
-    Header,
     Kind,
+    Message,
     Reason,
     decode_bundle,
     decode_refusal,
-    join_envelope,
-    peek,
-    question_envelope,
+    open_answer,
+    payload_size,
+    seal,
+    shorten,
 )
 from emfed.network.transport import Transport
-
-_ENVELOPES = {Kind.REQUEST: REQUEST_ENVELOPE, Kind.REPLY: REPLY_ENVELOPE}
-_TEXTS = (Kind.HELLO, Kind.SETTINGS, Kind.REFUSAL)
-
-
-def envelope(message: bytes) -> int:
-    """The part of a message that does not depend on data; of what is no message, all of it.
-
-    Settings, names of columns and reasons do not: they are envelope.
-    """
-    try:
-        header, body = peek(message)
-        if header.kind is Kind.JOIN:
-            return join_envelope(body)
-        if header.kind is Kind.QUESTION:
-            return question_envelope(body)
-    except WireError:
-        return len(message)
-    if header.kind in _TEXTS:
-        return len(message)
-    return min(_ENVELOPES.get(header.kind, ENVELOPE), len(message))
 
 
 @final
@@ -63,28 +40,22 @@ class Traffic:
         self._held: list[tuple[str, str, str, int, int]] = []
         self._ledger: Any = None
 
-    def sent(self, kind: str, key: str, message: bytes) -> None:
-        """A message to a worker."""
-        self._charge(kind, "down", key, message)
+    def sent(self, kind: str, key: str, message: Message, wire: bytes) -> None:
+        """A message to a worker, and its bytes; the news of a bundle belong to the opening."""
+        (header, body), around = message, 0
+        if header.kind is Kind.BUNDLE:
+            *news, (last, rest) = decode_bundle(body)
+            payload = sum(payload_size(*part) for part in news)
+            around = len(body) - len(rest)
+            self._enter(KIND, "down", key, payload, around - payload)
+            header, body = replace(header, kind=last), rest
+        payload = payload_size(header.kind, body)
+        self._enter(kind, "down", key, payload, len(wire) - around - payload)
 
-    def received(self, kind: str, key: str, message: bytes) -> None:
-        """A message from a worker."""
-        self._charge(kind, "up", key, message)
-
-    def _charge(self, kind: str, direction: str, key: str, message: bytes) -> None:
-        """What comes before the last message of a bundle belongs to the opening."""
-        try:
-            header, body = peek(message)
-            parts = decode_bundle(body) if header.kind is Kind.BUNDLE else []
-        except WireError:
-            parts = []
-        if parts:
-            message = parts[-1]
-            payload = sum(len(part) - envelope(part) for part in parts[:-1])
-            around = ENVELOPE + sum(BUNDLE_FRAME + envelope(part) for part in parts[:-1])
-            self._enter(KIND, direction, key, payload, around + BUNDLE_FRAME)
-        around = envelope(message)
-        self._enter(kind, direction, key, len(message) - around, around)
+    def received(self, kind: str, key: str, message: Message | None, wire: bytes) -> None:
+        """Bytes from a worker, and the message that they are, if they are one."""
+        payload = 0 if message is None else payload_size(message[0].kind, message[1])
+        self._enter(kind, "up", key, payload, len(wire) - payload)
 
     def _enter(self, kind: str, direction: str, key: str, payload: int, around: int) -> None:
         if self._ledger is None or self._numbers is None:
@@ -149,22 +120,28 @@ class Connection:
             yield attempt
 
     def deliver(
-        self, run: int, kind: str, messages: Mapping[str, bytes]
-    ) -> Iterator[tuple[str, Header, bytes]]:
-        """Send, and give what comes back and is whole and of this run; charge all of it."""
+        self, kind: str, messages: Mapping[str, Message], known: Collection[str] = ()
+    ) -> Iterator[tuple[str, Kind, bytes]]:
+        """Send, give the kinds and bodies of answers to just these messages; charge everything.
+
+        Workers that are ``known`` to know the run get the short form. An answer to an earlier
+        message, a damaged one and one of another instance all have another checksum.
+        """
         if not messages:
             return
+        wires = {k: (shorten if k in known else seal)(*m) for k, m in messages.items()}
         for key, message in messages.items():
-            self.traffic.sent(kind, key, message)
-        for key, reply in self.transport.deliver(messages, self.deadline):
-            self.traffic.received(kind, key, reply)
-            try:
-                header, body = peek(reply)
-            except WireError as error:
-                logger.warning("%s sent something that is no message: %s", key, error)
-                continue
-            if header.run == run:
-                yield key, header, body
+            self.traffic.sent(kind, key, message, wires[key])
+        for key, data in self.transport.deliver(wires, self.deadline):
+            answer = None
+            if key in messages:
+                try:
+                    answer = open_answer(data, messages[key])
+                except WireError as error:
+                    logger.info("%s sent what is not taken: %s", key, error)
+            self.traffic.received(kind, key, answer, data)
+            if answer is not None:
+                yield key, answer[0].kind, answer[1]
 
     def heed(self, key: str, body: bytes) -> Reason | None:
         """Take a refusal; one for good takes the worker out of the run."""

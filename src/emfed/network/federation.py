@@ -38,20 +38,21 @@ from emfed.core.protocols import (
 from emfed.core.registry import plain
 from emfed.core.storage import DISK, Disk
 from emfed.core.wire import (
-    STEP_FRAME,
+    NEWS,
     Header,
     Kind,
+    Message,
     Reason,
     RequestBody,
+    decode_floats,
     decode_reply,
-    decode_table,
     encode_bundle,
+    encode_floats,
     encode_question,
     encode_request,
-    encode_table,
+    encode_text,
     floats_size,
-    peek,
-    seal,
+    steps_size,
 )
 from emfed.models import build_model
 from emfed.models.binding import Bound, flatten_params
@@ -59,6 +60,7 @@ from emfed.network import texts
 from emfed.network.connection import Connection, logger
 from emfed.network.inprocess import answer_width
 from emfed.network.membership import Members, RollCall, new_run
+from emfed.network.prices import first_question
 from emfed.network.scoring import SCORES
 from emfed.network.site import mark
 from emfed.network.transport import Transport
@@ -115,7 +117,7 @@ class RemoteFederation(Federation):
         self._asked: tuple[int, int, int, set[int], int] = (-1, -1, -1, set(), 0)
         self.silences: dict[str, int] = {}
         """How often in a row each worker was asked in vain."""
-        self._question = new_run() >> 33
+        self._question = first_question(new_run())
         """Of the next question to everyone: its answers cannot be taken for those of another."""
         if self.directory is not None:
             disk.make_directory(self.directory)
@@ -226,7 +228,7 @@ class RemoteFederation(Federation):
         self._model, self._algorithm = self._bound.view(view), algorithm
         self._seed, self._phase = seed, phase
         told = texts.settings(view, algorithm, seed, phase, phase if since is None else since)
-        self._settings = texts.as_json(told)
+        self._settings = encode_text(told)
         self._steps = {}
         for known in self._knows.values():
             known.discard(Kind.SETTINGS)
@@ -236,22 +238,26 @@ class RemoteFederation(Federation):
     def _mark(self, number: int) -> int:
         return mark(self.members.settings[number], self.members.instances[number])
 
-    def _with_news(self, number: int, message: bytes, need: Sequence[Kind]) -> bytes:
+    def _header(self, kind: Kind, number: int, round_: int) -> Header:
+        return Header(kind, self.members.run, round_, number, self._mark(number))
+
+    def _with_news(self, message: Message, need: Sequence[Kind]) -> Message:
         """A message, after what its receiver must know and perhaps does not."""
-        news = [kind for kind in need if kind not in self._knows[self.members.keys[number]]]
+        header, body = message
+        told = {Kind.SETTINGS: self._settings}
+        assert self._bound is not None
+        news = [kind for kind in need if kind not in self._knows[self.members.keys[header.worker]]]
         if not news:
             return message
-        head = replace(peek(message)[0], kind=Kind.BUNDLE, dimension=0)
-        parts = []
-        for kind in news:
-            if kind is Kind.CONSTANTS:
-                assert self._bound is not None
-                constants = self._bound.constants
-                header = replace(head, kind=kind, dimension=len(constants))
-                parts.append(encode_table(header, constants))
-            else:
-                parts.append(seal(replace(head, kind=kind), self._settings))
-        return encode_bundle(head, [*parts, message])
+        if Kind.CONSTANTS in news:
+            told[Kind.CONSTANTS] = encode_floats(self._bound.constants)
+        parts = [*((kind, told[kind]) for kind in news), (header.kind, body)]
+        return replace(header, kind=Kind.BUNDLE), encode_bundle(parts)
+
+    @property
+    def _familiar(self) -> set[str]:
+        """Those who know the run and their number in it: told in the short form."""
+        return {key for key, known in self._knows.items() if Kind.CONSTANTS in known}
 
     def _rejoin(self, keys: Iterable[str]) -> set[int]:
         """Say hello to those who know nothing of the run; gives back those who lost their disk."""
@@ -273,27 +279,27 @@ class RemoteFederation(Federation):
         if self._algorithm is None or not self._algorithm.broadcasts_steps:
             return
         self._steps[round_] = step
-        total, full = 0, floats_size(self._model.layout.size)
+        full, kept = floats_size(self._model.layout.size), 0
         for number in sorted(self._steps, reverse=True):
-            total += len(self._steps[number]) + STEP_FRAME
-            if total > full:
+            kept += len(self._steps[number])
+            if kept > full:
                 del self._steps[number]
 
-    def _request(self, request: Request, position: int) -> bytes:
+    def _request(self, request: Request, position: int) -> Message:
         """One worker's request: the statistics, or the steps since its last round if shorter."""
         number, since = int(request.workers[position]), int(request.accepted[position])
         told, start = self._told(request, number), request.kind == "start"
-        q = len(told)
-        run, mark_ = self.members.run, self._mark(number)
-        header = Header(Kind.REQUEST, run, request.round, number, mark_, q, self._phase)
-        rounds = range(since, request.round)
+        header = replace(
+            self._header(Kind.REQUEST, number, request.round),
+            generation=request.generation,
+            phase=self._phase,
+        )
+        body, rounds = RequestBody(since, start, told), range(since, request.round)
         if since >= 0 and all(r in self._steps for r in rounds):
             steps = tuple(self._steps[r] for r in rounds)
-            if sum(len(step) + STEP_FRAME for step in steps) <= floats_size(q):
-                body = RequestBody(request.generation, since, start, None, steps, since)
-                return encode_request(header, body)
-        body = RequestBody(request.generation, since, start, told)
-        return encode_request(header, body)
+            if steps_size(map(len, steps)) <= floats_size(len(told)):
+                body = RequestBody(since, start, None, steps)
+        return header, encode_request(request.round, body)
 
     def _told(self, request: Request, number: int) -> FloatArray:
         """The statistics that one worker is sent: all, or those that it has itself."""
@@ -311,8 +317,7 @@ class RemoteFederation(Federation):
             for position, number in enumerate(request.workers.tolist()):
                 key = self.members.keys[number]
                 if number not in found and number not in lost and key not in self.refusals:
-                    message = self._request(request, position)
-                    asked[key] = self._with_news(number, message, (Kind.CONSTANTS, Kind.SETTINGS))
+                    asked[key] = self._with_news(self._request(request, position), NEWS)
             strangers = self._listen(request, asked, found, lost)
             lost |= self._rejoin(strangers)
             heard |= set(found) | lost
@@ -343,44 +348,39 @@ class RemoteFederation(Federation):
         return self._asked[3], self._asked[4]
 
     def _listen(
-        self, request: Request, asked: dict[str, bytes], found: dict[int, Replies], lost: set[int]
+        self, request: Request, asked: dict[str, Message], found: dict[int, Replies], lost: set[int]
     ) -> list[str]:
         """Take what comes; returns those who know nothing of the run."""
         strangers: list[str] = []
         waiting = set(asked)
-        for key, header, body in self._line.deliver(self.members.run, request.purpose, asked):
-            if key not in asked or (header.phase, header.round) != (self._phase, request.round):
-                continue  # a straggler's answer to a round that is closed
+        for key, kind, body in self._line.deliver(request.purpose, asked, self._familiar):
             number = self._numbers[key]
-            if header.kind is Kind.REFUSAL:
+            if kind is Kind.REFUSAL:
                 reason = self._line.heed(key, body)
                 if reason in STRANGERS:
                     strangers.append(key)
                 if reason not in (None, Reason.OLD):
                     waiting.discard(key)
-            elif header.fingerprint != self._mark(number) or header.worker != number:
-                continue  # of an instance that is no more
-            elif header.kind is Kind.LOST_MEMORY:
+            elif kind is Kind.LOST_MEMORY:
                 lost.add(number)
                 waiting.discard(key)
-            elif header.kind is Kind.REPLY and number not in found:
-                reply = self._read(request, number, header, body)
+            elif kind is Kind.REPLY and number not in found:
+                reply = self._read(request, number, body)
                 if reply is not None:
                     found[number] = reply
-                    self._knows[key] |= {Kind.CONSTANTS, Kind.SETTINGS}
+                    self._knows[key] |= {*NEWS}
                     waiting.discard(key)
             if not waiting:
                 break
         return strangers
 
-    def _read(self, request: Request, number: int, header: Header, body: bytes) -> Replies | None:
-        """A worker's upload, None if it is of another generation or cannot be read."""
+    def _read(self, request: Request, number: int, body: bytes) -> Replies | None:
+        """A worker's upload, None if it cannot be read."""
         assert self._model is not None
         assert self._algorithm is not None
         try:
-            expected = replace(header, dimension=len(self._told(request, number)))
-            generation, evaluations, payload = decode_reply(seal(header, body), expected)
-            if generation != request.generation or evaluations > MOST_EVALUATIONS:
+            evaluations, payload = decode_reply(body, int(self.members.counts[number]))
+            if evaluations > MOST_EVALUATIONS:
                 return None
             mine = request.take(np.flatnonzero(request.workers == number))
             supports, model, seed = self._supports, self._model, self._seed
@@ -399,7 +399,8 @@ class RemoteFederation(Federation):
     def _hear(self, question: Question, width: int) -> dict[int, FloatArray]:
         """Everyone's answer, by number; raises unless enough came."""
         assert self._bound is not None
-        values, run = flatten_params(question.params), self.members.run
+        view, values = question.view.describe(), flatten_params(question.params)
+        body = encode_question(question.kind, view, values)
         self._question += 1
         found: dict[int, FloatArray] = {}
         enough = self.size if question.everyone else min(self.minimum, self.size)
@@ -407,11 +408,8 @@ class RemoteFederation(Federation):
             messages = {}
             for key, number in self._numbers.items():
                 if number not in found and key not in self.refusals:
-                    mark_ = self._mark(number)
-                    header = Header(Kind.QUESTION, run, self._question, number, mark_, len(values))
-                    view = question.view.describe()
-                    message = encode_question(header, question.kind, view, values)
-                    messages[key] = self._with_news(number, message, (Kind.CONSTANTS,))
+                    header = self._header(Kind.QUESTION, number, self._question)
+                    messages[key] = self._with_news((header, body), (Kind.CONSTANTS,))
             self._rejoin(self._take_answers(question.purpose, messages, width, found))
             left = [n for key, n in self._numbers.items() if key not in self.refusals]
             if all(n in found for n in left) or (attempt and len(found) >= enough):
@@ -425,23 +423,20 @@ class RemoteFederation(Federation):
         return found
 
     def _take_answers(
-        self, kind: str, messages: dict[str, bytes], width: int, found: dict[int, FloatArray]
+        self, purpose: str, messages: dict[str, Message], width: int, found: dict[int, FloatArray]
     ) -> list[str]:
         """Take answers to a question; returns those who know nothing of the run."""
         strangers: list[str] = []
         waiting = set(messages)
-        for key, header, body in self._line.deliver(self.members.run, kind, messages):
-            if key not in waiting or header.round != self._question:
-                continue
+        for key, kind, body in self._line.deliver(purpose, messages, self._familiar):
             number = self._numbers[key]
-            if header.kind is Kind.REFUSAL:
+            if kind is Kind.REFUSAL:
                 if self._line.heed(key, body) in STRANGERS:
                     strangers.append(key)
                 waiting.discard(key)
-            elif header.kind is Kind.ANSWER and header.fingerprint == self._mark(number):
+            elif kind is Kind.ANSWER and key in waiting:
                 try:
-                    expected = replace(header, dimension=width)
-                    found[number] = decode_table(seal(header, body), expected)
+                    found[number] = decode_floats(body, width)
                 except WireError as error:
                     logger.warning("the answer of %s cannot be read: %s", key, error)
                     continue

@@ -17,7 +17,7 @@ import numpy as np
 from emfed.core.errors import ParticipationError, WireError
 from emfed.core.protocols import FloatArray, HasSupports, IntArray, Opening, Supports
 from emfed.core.storage import DISK, Disk, load_checkpoint, save_checkpoint
-from emfed.core.wire import Header, Join, Kind, decode_cells, decode_join, encode_text, peek
+from emfed.core.wire import Header, Join, Kind, decode_cells, decode_join, encode_text
 from emfed.models.binding import Shapes, unflatten
 from emfed.network import texts
 from emfed.network.connection import Connection, logger
@@ -235,28 +235,28 @@ class RollCall:
     ) -> tuple[dict[str, Join], dict[str, str]]:
         """Who joins, of those named, and the settings each was told."""
         self._number += 1
-        content = texts.hello(description, columns)
-        message = encode_text(Header(Kind.HELLO, run, self._number, 0, 0, 0), content)
+        body = encode_text(texts.hello(description, columns))
+        message = Header(Kind.HELLO, run, self._number, 0, 0), body
         joins: dict[str, Join] = {}
         for _ in range(1) if once else self.line.tries():
             missing = {k for k in keys if k not in joins and k not in self.line.refusals}
             if not missing:
                 break
             messages = {key: message for key in keys if key in missing}
-            for key, header, body in self.line.deliver(run, "opening", messages):
-                if header.round != self._number or key not in missing:
+            for key, kind, answer in self.line.deliver("opening", messages):
+                if key not in missing:
                     continue
-                if header.kind is Kind.REFUSAL and self.line.heed(key, body) is not None:
+                if kind is Kind.REFUSAL and self.line.heed(key, answer) is not None:
                     missing.discard(key)
-                elif header.kind is Kind.JOIN:
+                elif kind is Kind.JOIN:
                     try:
-                        joins[key] = decode_join(body, header.dimension)
+                        joins[key] = decode_join(answer)
                         missing.discard(key)
                     except WireError as error:
                         logger.warning("%s joins with words that are none: %s", key, error)
                 if not missing:
                     break
-        return joins, dict.fromkeys(keys, peek(message)[1].decode())
+        return joins, dict.fromkeys(keys, body.decode())
 
     def greet(self, members: Members, keys: Sequence[str]) -> list[str]:
         """Who of these would join a run like this one: asked once, in the columns of its members.

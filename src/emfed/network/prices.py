@@ -21,24 +21,30 @@ from emfed.core.protocols import (
     Model,
     Opening,
     Question,
+    Replies,
+    Request,
     View,
 )
 from emfed.core.registry import plain
 from emfed.core.wire import (
-    BUNDLE_FRAME,
+    ANSWER_ENVELOPE,
     ENVELOPE,
-    JOIN_ENVELOPE,
-    QUESTION_ENVELOPE,
-    REPLY_ENVELOPE,
-    REQUEST_ENVELOPE,
     cells_size,
+    count_sizes,
+    encode_text,
+    envelopes,
     floats_size,
+    join_size,
+    reply_envelopes,
+    request_fronts,
 )
 from emfed.models.binding import Bound, flatten_params
 from emfed.network import texts
 
-COUNT = 8
-"""Bytes of a number of rows."""
+
+def first_question(bits: int) -> int:
+    """The number of a run's first question, at random, so that all of them take four bytes."""
+    return 1 << 27 | bits >> 38
 
 
 @final
@@ -48,6 +54,7 @@ class Prices:
     def __init__(self, ledger: Ledger, workers: int) -> None:
         self.ledger, self._everyone = ledger, np.arange(workers, dtype=np.int64)
         self._constants, self._settings = 0, 0
+        self._counts: IntArray = self._everyone
         self._knows_constants: BoolArray = np.zeros(workers, dtype=np.bool_)
         self._knows_settings: BoolArray = np.zeros(workers, dtype=np.bool_)
 
@@ -55,22 +62,20 @@ class Prices:
         self, model: Model, opening: Opening, bound: Bound, asked: Sequence[str] | None
     ) -> None:
         """Hello to everyone, and everyone joins."""
-        hello = texts.as_json(texts.hello(plain(model.describe()), asked))
+        hello = encode_text(texts.hello(plain(model.describe()), asked))
         weighted = opening.totals is not None
         supports = opening.supports
         told = texts.join_about(opening.columns, bound.shapes, weighted, supports is not None)
-        about = texts.as_json(told)
         numbers = sum(int(np.prod(shape)) for shape in bound.shapes.values()) + weighted
         self.ledger.add("opening", "down", self._everyone, 0, ENVELOPE + len(hello))
-        payload: int | IntArray = COUNT + floats_size(numbers)
-        envelope = JOIN_ENVELOPE + len(about)
+        envelope, payload = join_size(len(encode_text(told)), opening.counts, numbers)
         if supports is not None:
             assert isinstance(model, HasSupports)
             each = (supports.of_worker(worker) for worker in self._everyone.tolist())
             sizes = [cells_size(keys, weights, model.cells) for keys, weights in each]
             payload = payload + np.array(sizes)
-        self.ledger.add("opening", "up", self._everyone, payload, envelope)
-        self._constants = floats_size(len(bound.constants))
+        self.ledger.add("opening", "up", self._everyone, payload, ANSWER_ENVELOPE + envelope)
+        self._constants, self._counts = floats_size(len(bound.constants)), opening.counts
 
     def state(self) -> dict[str, BoolArray]:
         """Who knows what, for a checkpoint."""
@@ -83,37 +88,43 @@ class Prices:
     def begin(self, view: View, algorithm: Algorithm, seed: int, phase: int, since: int) -> None:
         """A phase whose settings nobody knows yet."""
         told = texts.settings(view, algorithm, seed, phase, since)
-        self._settings = len(texts.as_json(told))
+        self._settings = len(encode_text(told))
         self._knows_settings[:] = False
 
     def _news(self, workers: IntArray, settings: bool) -> None:
         """What goes along with a message to those who perhaps do not know it."""
         constants = ~self._knows_constants[workers]
         rules = settings & ~self._knows_settings[workers]
+        frames = 1 + count_sizes(np.array([self._constants, self._settings]))
         payload = constants * self._constants
-        envelope = constants * (BUNDLE_FRAME + ENVELOPE)
-        envelope = envelope + rules * (BUNDLE_FRAME + ENVELOPE + self._settings)
+        envelope = 1 + constants * frames[0] + rules * (frames[1] + self._settings)
         some = np.flatnonzero(constants | rules)
-        around = envelope[some] + ENVELOPE + BUNDLE_FRAME
-        self.ledger.add("opening", "down", workers[some], payload[some], around)
+        self.ledger.add("opening", "down", workers[some], payload[some], envelope[some])
 
     def ask(self, question: Question, width: int) -> None:
         """A question to everyone, and everyone's answer."""
-        text = texts.as_json({"kind": question.kind, **question.view.describe()})
+        text = len(encode_text({"kind": question.kind, **question.view.describe()}))
         self._news(self._everyone, settings=False)
         payload = floats_size(len(flatten_params(question.params)))
-        envelope = QUESTION_ENVELOPE + len(text)
+        envelope = envelopes(first_question(0), 0, 0, self._knows_constants)
+        envelope = envelope + text + int(count_sizes(np.array(text)))
         self.ledger.add(question.purpose, "down", self._everyone, payload, envelope)
-        self.ledger.add(question.purpose, "up", self._everyone, floats_size(width), ENVELOPE)
+        self.ledger.add(question.purpose, "up", self._everyone, floats_size(width), ANSWER_ENVELOPE)
         self._knows_constants[:] = True
 
-    def request(self, kind: str, workers: IntArray, payload: IntArray) -> None:
+    def request(self, request: Request, payload: IntArray) -> None:
         """A round's requests."""
+        workers, round_ = request.workers, request.round
         self._news(workers, settings=True)
-        self.ledger.add(kind, "down", workers, payload, REQUEST_ENVELOPE)
+        known = self._knows_constants[workers]
+        envelope = envelopes(round_, request.phase, request.generation, known)
+        envelope = envelope + request_fronts(round_, request.accepted)
+        self.ledger.add(request.purpose, "down", workers, payload, envelope)
 
-    def reply(self, kind: str, workers: IntArray, payload: IntArray, lost: IntArray) -> None:
+    def reply(self, kind: str, replies: Replies) -> None:
         """What came back: uploads, and the word of those whose memory is lost."""
-        self.ledger.add(kind, "up", workers, payload, REPLY_ENVELOPE)
-        self.ledger.add(kind, "up", lost, 0, ENVELOPE)
+        workers = replies.workers
+        envelope = reply_envelopes(replies.evaluations, self._counts[workers])
+        self.ledger.add(kind, "up", workers, replies.bytes_up, envelope)
+        self.ledger.add(kind, "up", replies.lost_memory, 0, ANSWER_ENVELOPE)
         self._knows_constants[workers] = self._knows_settings[workers] = True

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -38,6 +38,7 @@ from emfed.core.wire import (
     Header,
     Join,
     Kind,
+    Message,
     Reason,
     decode_bundle,
     decode_floats,
@@ -45,13 +46,16 @@ from emfed.core.wire import (
     decode_request,
     decode_text,
     encode_cells,
+    encode_floats,
     encode_join,
     encode_refusal,
     encode_reply,
-    encode_table,
     fingerprint,
+    is_short,
     peek,
-    seal,
+    read_short,
+    seal_answer,
+    seal_refusal,
 )
 from emfed.data import Workers
 from emfed.models import build_model
@@ -69,10 +73,19 @@ from emfed.network.inprocess import (
 )
 from emfed.network.rules import GuardedRows, Journal, Refusal, SiteRules
 from emfed.network.scoring import scores_of, scores_width
-from emfed.network.store import Joined, Secret, SiteStore, State, Tally, clear_old, clear_torn
+from emfed.network.store import (
+    Joined,
+    Secret,
+    SiteStore,
+    State,
+    Tally,
+    clear_old,
+    clear_torn,
+    runs_in,
+)
 
 logger = logging.getLogger(__name__)
-NOBODY = Header(Kind.REFUSAL, 0, 0, 0, 0, 0)
+NOBODY = Header(Kind.REFUSAL, 0, 0, 0, 0)
 LARGEST_STATISTICS = LARGEST_PAYLOAD // 8
 """A model with more could only be named to use up a site's memory."""
 ANSWERS = {
@@ -167,69 +180,86 @@ class Site:
 
     def step(self, message: bytes) -> bytes:
         """Answer one message."""
-        header, reply, note = NOBODY, b"", ""
+        header, refusal = NOBODY, None
         try:
-            header, body = peek(message)
             self.disk.make_directory(self.directory)  # a lost disk may come back empty
             with self.disk.lock(self.directory / "lock"):
                 if not self._cleared:
                     clear_torn(self.directory, self.disk)
                     self._cleared = True
-                reply, note = self._answer(header, body, message)
-        except Refusal as refusal:
-            reply, note = self._refuse(header, refusal)
+                header, body = self.read(message)
+                kind, answer, note = self._answer(header, body)
+        except Refusal as error:
+            refusal = error
         except WireError as error:
-            reply, note = self._refuse(header, Refusal(Reason.DAMAGED, str(error)))
+            refusal = Refusal(Reason.DAMAGED, str(error))
         except SettingsError as error:
             logger.error("%s", error)
-            reply, note = self._refuse(header, Refusal(Reason.REFUSED, str(error)))
+            refusal = Refusal(Reason.REFUSED, str(error))
         except DataError as error:
             logger.error("%s", error)
             # The error may name a value; rows of a stream may be better the next time.
             text = "its data cannot be used by this model; its log says why"
-            reason = Reason.REFUSED if header.kind is Kind.HELLO else Reason.FAILED
-            reply, note = self._refuse(header, Refusal(reason, text))
+            refusal = Refusal(Reason.REFUSED if header.kind is Kind.HELLO else Reason.FAILED, text)
         except Exception as error:
             logger.exception("a message could not be answered")
             text = f"an error of type {type(error).__name__}; its log says more"
-            reply, note = self._refuse(header, Refusal(Reason.FAILED, text))
-        sent, _ = peek(reply)
+            refusal = Refusal(Reason.FAILED, text)
+        if refusal is not None:
+            kind, note = Kind.REFUSAL, f"{refusal.reason.name.lower().replace('_', ' ')}: {refusal}"
+            body = encode_refusal(refusal.reason, refusal.text, refusal.instance)
+            reply = seal_refusal(message, body)
+        else:
+            reply = seal_answer(replace(header, kind=kind), answer)
         self._journal.write(
             run=f"{header.run:016x}",
-            kind=sent.kind.name.lower(),
+            kind=kind.name.lower(),
             round=header.round,
             bytes=len(reply),
             content=note,
         )
         return reply
 
-    @staticmethod
-    def _refuse(header: Header, refusal: Refusal) -> tuple[bytes, str]:
-        head = replace(header, kind=Kind.REFUSAL, dimension=0)
-        text = f"{refusal.reason.name.lower().replace('_', ' ')}: {refusal.text}"
-        return encode_refusal(head, refusal.reason, refusal.text, refusal.instance), text
-
     def _store(self, run: int) -> SiteStore:
         return SiteStore(self.directory / f"{run:016x}", self.disk)
 
-    def _answer(self, header: Header, body: bytes, message: bytes) -> tuple[bytes, str]:
-        """The reply to a message, or to the last of a bundle, with what it holds in words."""
-        messages = decode_bundle(body) if header.kind is Kind.BUNDLE else [message]
-        for part in messages[:-1]:
-            inner, content = peek(part)
-            self._take(inner, content)
-        header, body = peek(messages[-1])
-        if header.kind is Kind.HELLO:
+    def read(self, message: bytes) -> Message:
+        """Header and body; a short message leaves out what is on this disk."""
+        if not is_short(message):
+            return peek(message)
+        short = read_short(message)
+        header = short.told_to(self._runs(short.run))
+        if header is None:
+            raise Refusal(Reason.UNKNOWN_RUN, "nothing known here fits this message: say hello.")
+        return header, short.body
+
+    def _runs(self, low: int) -> Iterator[tuple[int, int, int]]:
+        """Run, number and fingerprint of the runs that end in these eight bits, the last first."""
+        for path in runs_in(self.directory, self.disk):
+            if path.name.endswith(f"{low:02x}"):
+                joined = SiteStore(path, self.disk).joined()
+                if joined is not None and joined.number >= 0:
+                    mine = mark(joined.settings, joined.instance)
+                    yield int(path.name, 16), joined.number, mine
+
+    def _answer(self, header: Header, body: bytes) -> tuple[Kind, bytes, str]:
+        """The answer to a message, or to the last of a bundle, with what it holds in words."""
+        kind = header.kind
+        if kind is Kind.BUNDLE:
+            *news, (kind, body) = decode_bundle(body)
+            for told, content in news:
+                self._take(told, header, content)
+        if kind is Kind.HELLO:
             return self._hello(header, body)
-        if header.kind is Kind.REQUEST:
-            return self._round(header, messages[-1])
-        if header.kind is Kind.QUESTION:
+        if kind is Kind.REQUEST:
+            return self._round(header, body)
+        if kind is Kind.QUESTION:
             return self._question(header, body)
-        raise WireError(f"a worker has no answer to a {header.kind.name.lower()}.")
+        raise WireError(f"a worker has no answer to a {kind.name.lower()}.")
 
     # The opening.
 
-    def _hello(self, header: Header, body: bytes) -> tuple[bytes, str]:
+    def _hello(self, header: Header, body: bytes) -> tuple[Kind, bytes, str]:
         """Say who this is and describe the data, or say why not."""
         content = decode_text(body)
         description = content.get("model")
@@ -272,11 +302,10 @@ class Site:
         values = flatten(summary)
         if opening.totals is not None:
             values = np.concatenate([values, opening.totals])
-        head = replace(header, kind=Kind.JOIN, dimension=len(values))
         note = f"{count} rows; {', '.join(sorted(summary))}: {len(values)} numbers over all of them"
         if cells:
             note += f"; which {count} cells were observed, and how often"
-        return encode_join(head, Join(joined.instance, about, count, values, cells)), note
+        return Kind.JOIN, encode_join(Join(joined.instance, about, count, values, cells)), note
 
     def _known(self, header: Header) -> tuple[SiteStore, Joined]:
         """The run a message belongs to, if this is the instance it is meant for."""
@@ -288,19 +317,21 @@ class Site:
             raise Refusal(
                 Reason.OTHER_INSTANCE, "this is for another holder of this key.", joined.instance
             )
+        if joined.number not in (-1, header.worker):
+            raise WireError(f"a message to worker {header.worker}; this is {joined.number}.")
         return store, joined
 
-    def _take(self, header: Header, body: bytes) -> None:
+    def _take(self, kind: Kind, header: Header, body: bytes) -> None:
         """Constants and settings: kept, if they are news."""
         store, joined = self._known(header)
-        if header.kind is Kind.CONSTANTS:
-            constants = decode_floats(body, header.dimension)
+        if kind is Kind.CONSTANTS:
+            constants = decode_floats(body)
             told = replace(joined, constants=constants, number=header.worker)
             if joined.number >= 0 and (
                 joined.number != told.number or not np.array_equal(joined.constants, constants)
             ):
                 raise Refusal(Reason.REFUSED, "this run told other constants before.")
-        elif header.kind is Kind.SETTINGS:
+        else:
             told = replace(joined, phase=body.decode(errors="replace"))
             phase = _phase(told.phase)
             if joined.phase not in ("", told.phase):
@@ -309,8 +340,6 @@ class Site:
                     return  # long delayed: its request is old too
                 if phase.number == now:
                     raise Refusal(Reason.REFUSED, "this phase had other settings before.")
-        else:
-            raise WireError(f"a {header.kind.name.lower()} cannot come first in a bundle.")
         if (joined.number, joined.phase) != (told.number, told.phase):
             store.join(told)
 
@@ -333,10 +362,10 @@ class Site:
             raise Refusal(Reason.REFUSED, "its data changed since the run began.")
         return data
 
-    def _question(self, header: Header, body: bytes) -> tuple[bytes, str]:
+    def _question(self, header: Header, body: bytes) -> tuple[Kind, bytes, str]:
         """What everyone is asked at given parameters."""
         _, joined = self._known(header)
-        kind, described, numbers = decode_question(body, header.dimension)
+        kind, described, numbers = decode_question(body)
         model, data = self._model(joined, _view(described)), self._rows(joined)
         params = unflatten_params(numbers, model.start(0))
         self._may_answer()
@@ -349,8 +378,7 @@ class Site:
         else:
             values = answer(Question(kind, WHOLE, params), model, data.pieces(_ME), _ALONE)
         self._count_answer()
-        head = replace(header, kind=Kind.ANSWER, dimension=len(values))
-        return encode_table(head, values), f"{ANSWERS[kind]}: {len(values)} numbers"
+        return Kind.ANSWER, encode_floats(values), f"{ANSWERS[kind]}: {len(values)} numbers"
 
     def _may_answer(self) -> None:
         """Refuse what would be one answer too many."""
@@ -364,7 +392,7 @@ class Site:
 
     # Rounds.
 
-    def _round(self, header: Header, message: bytes) -> tuple[bytes, str]:
+    def _round(self, header: Header, content: bytes) -> tuple[Kind, bytes, str]:
         """One round of the algorithm, written before it is told."""
         store, joined = self._known(header)
         if not joined.phase:
@@ -378,25 +406,24 @@ class Site:
         own = isinstance(model, HasSupports)
         q = joined.count if own else model.layout.size
         told = q if algorithm.tells_statistics else 0
-        expected = replace(header, kind=Kind.REQUEST, worker=joined.number, dimension=told)
-        body = decode_request(message, expected)
+        body = decode_request(content, header.round, told)
         state = self._state(store, joined, q)
-        lost = seal(replace(header, kind=Kind.LOST_MEMORY), b"")
+        lost = Kind.LOST_MEMORY, b"", "memory lost: no content"
         if header.round < state.round:
             raise Refusal(
                 Reason.OLD, f"round {header.round} is over; round {state.round} was next."
             )
         statistics = body.statistics
         if statistics is None:
-            if state.round < body.since:
-                return lost, "memory lost: no content"
-            steps = body.steps[state.round - body.since :]
+            if state.round < body.accepted:
+                return lost
+            steps = body.steps[state.round - body.accepted :]
             statistics = state.statistics
             for number, step in enumerate(steps, state.round):
                 statistics = algorithm.follow(model, seed, number, statistics, step)
         request = Request(
             round=header.round,
-            generation=body.generation,
+            generation=header.generation,
             kind="start" if body.start else "round",
             statistics=statistics,
             params=None if own else model.maximize(statistics),
@@ -407,7 +434,7 @@ class Site:
         new, replies = self._work(header.run, model, phase, state, request, self._rows(joined))
         if len(replies.lost_memory):
             store.put(replace(new, round=state.round, statistics=state.statistics))
-            return lost, "memory lost: no content"
+            return lost
         if not len(replies.workers):
             raise Refusal(Reason.OLD, "a request that was overtaken by another.")
         if new is not state:
@@ -416,9 +443,8 @@ class Site:
             store.settle("state")
         payload = new.rows["payload"][0].tobytes()
         evaluations = int(replies.evaluations[0])
-        head = replace(header, kind=Kind.REPLY, worker=joined.number)
         note = f"{len(payload)} bytes for {q} statistics over {evaluations} evaluated rows"
-        return encode_reply(head, body.generation, evaluations, payload), note
+        return Kind.REPLY, encode_reply(evaluations, joined.count, payload), note
 
     def _state(self, store: SiteStore, joined: Joined, q: int) -> State:
         """What the last round left, of the parts that the phase goes on with; or a fresh state."""

@@ -159,17 +159,20 @@ class SiteStore:
         save_checkpoint(self.directory / "state", arrays, about, self.disk)
 
 
+def runs_in(directory: Path, disk: Disk = DISK) -> list[Path]:
+    """The folders of runs, used last first."""
+    return [path for path in disk.entries(directory) if _RUN.fullmatch(path.name)]
+
+
 def clear_torn(directory: Path, disk: Disk = DISK) -> None:
     """Remove what a killed process was writing; whoever calls has the site's lock."""
-    runs = [path for path in disk.entries(directory) if _RUN.fullmatch(path.name)]
-    for folder in (directory, *runs):
+    for folder in (directory, *runs_in(directory, disk)):
         remove_torn(folder, ("joined", "state", "answered", "secret"), disk)
 
 
 def clear_old(directory: Path, current: Path, disk: Disk = DISK) -> None:
     """Remove the folders of all but the last runs, never the current one's."""
-    runs = [path for path in disk.entries(directory) if _RUN.fullmatch(path.name)]
-    for old in [path for path in runs if path != current][KEPT_RUNS - 1 :]:
+    for old in [path for path in runs_in(directory, disk) if path != current][KEPT_RUNS - 1 :]:
         SiteStore(old, disk).forget()
         for left in disk.entries(old):
             disk.remove(left)

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from emfed.core.protocols import Algorithm, View
 from emfed.core.registry import plain
 from emfed.core.version import __version__
-
-
-def as_json(content: Mapping[str, Any]) -> bytes:
-    """The shortest JSON, the same for equal content."""
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return text.encode()
 
 
 def hello(description: Any, columns: Sequence[str] | None) -> dict[str, Any]:

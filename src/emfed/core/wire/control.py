@@ -1,34 +1,33 @@
-"""Messages that open a run and keep it in order: settings, joining, refusals, bundles.
+"""Bodies of messages that open a run and keep it in order: settings, joins, refusals, bundles.
 
-Like all messages they come in the envelope of `emfed.core.wire.messages`, and docs/wire-format.md
-specifies them. Settings are JSON, bounded in size; nothing in them is ever executed.
+docs/wire-format.md specifies them. Settings are JSON, bounded in size; nothing in them is ever
+executed.
 """
 
 from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+import numpy as np
+
 from emfed.core.errors import WireError
-from emfed.core.protocols import FloatArray
-from emfed.core.wire.messages import ENVELOPE, Header, seal
+from emfed.core.protocols import FloatArray, IntArray
+from emfed.core.wire.messages import Kind, count_sizes, decode_count, encode_count
 from emfed.core.wire.payload import decode_floats, encode_floats, floats_size
 
 LARGEST_TEXT = 1 << 24
 LARGEST_REASON = 500
-LARGEST_BUNDLE = 4
+LARGEST_BUNDLE = 2
+NEWS = (Kind.CONSTANTS, Kind.SETTINGS)
+"""What goes before another message in a bundle, framed: and so what ends it is not."""
 QUESTIONS = ("statistics", "values", "scores")
-_JOIN = struct.Struct("<QIQ")
-_LENGTH = struct.Struct("<I")
+_WHO = struct.Struct("<Q")
 _INSTANCE = struct.Struct("<BQ")
-JOIN_ENVELOPE = ENVELOPE + 12
-QUESTION_ENVELOPE = ENVELOPE + _LENGTH.size
-"""Bytes of a join and of a question that are neither text nor numbers."""
-BUNDLE_FRAME = _LENGTH.size
-"""Bytes around each message of a bundle: its length."""
 
 
 class Reason(IntEnum):
@@ -50,13 +49,10 @@ class Reason(IntEnum):
     """Not in this run: other model, schema or data, or the owner's rules."""
 
 
-def encode_text(header: Header, content: dict[str, Any]) -> bytes:
-    """Settings, as JSON."""
-    return seal(header, _json(content))
-
-
-def _json(content: Any) -> bytes:
-    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+def encode_text(content: Mapping[str, Any]) -> bytes:
+    """The shortest JSON, the same for equal content."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.encode()
 
 
 def decode_text(body: bytes) -> dict[str, Any]:
@@ -70,6 +66,18 @@ def decode_text(body: bytes) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise WireError("settings must be a JSON object.")
     return content
+
+
+def _framed(part: bytes) -> bytes:
+    return encode_count(len(part)) + part
+
+
+def _unframe(body: bytes, position: int, what: str) -> tuple[bytes, int]:
+    """A part of a body that begins with its length, and where the next begins."""
+    size, start = decode_count(body, position)
+    if start + size > len(body):
+        raise WireError(f"{what} ends inside a part of it.")
+    return body[start : start + size], start + size
 
 
 @dataclass(frozen=True)
@@ -86,38 +94,40 @@ class Join:
     """Which statistics it has, where workers have their own: `encode_cells`."""
 
 
-def encode_join(header: Header, join: Join) -> bytes:
-    """The body of a join in its envelope."""
-    text = _json(join.about)
-    front = _JOIN.pack(join.instance, len(text), join.count)
-    return seal(header, front + text + encode_floats(join.values) + join.cells)
+def encode_join(join: Join) -> bytes:
+    """Who, the text, and what depends on data: rows, summary, cells."""
+    text, numbers = encode_text(join.about), encode_floats(join.values)
+    return (
+        _WHO.pack(join.instance)
+        + _framed(text)
+        + encode_count(join.count)
+        + _framed(numbers)
+        + join.cells
+    )
 
 
-def decode_join(body: bytes, dimension: int) -> Join:
-    """The inverse of `encode_join`, for a body with so many numbers."""
-    if len(body) < _JOIN.size:
-        raise WireError(f"a join has at least {_JOIN.size} bytes; got {len(body)}.")
-    instance, length, count = _JOIN.unpack_from(body)
-    end = _JOIN.size + length
-    if len(body) < end:
-        raise WireError("a join ends inside its text.")
-    about = decode_text(body[_JOIN.size : end])
-    cells = body[end + floats_size(dimension) :] if about.get("cells") is True else b""
-    values = decode_floats(body[end : len(body) - len(cells)], dimension)
-    return Join(instance, about, count, values, cells)
+def decode_join(body: bytes) -> Join:
+    """The inverse of `encode_join`."""
+    if len(body) < _WHO.size:
+        raise WireError(f"a join has at least {_WHO.size} bytes; got {len(body)}.")
+    text, position = _unframe(body, _WHO.size, "a join")
+    count, position = decode_count(body, position)
+    numbers, end = _unframe(body, position, "a join")
+    instance = int(_WHO.unpack_from(body)[0])
+    return Join(instance, decode_text(text), count, decode_floats(numbers), body[end:])
 
 
-def join_envelope(body: bytes) -> int:
-    """Bytes of a join that are neither its number of rows nor its summary."""
-    if len(body) < _JOIN.size:
-        raise WireError(f"a join has at least {_JOIN.size} bytes; got {len(body)}.")
-    return min(ENVELOPE + len(body), JOIN_ENVELOPE + int(_JOIN.unpack_from(body)[1]))
+def join_size(text: int, counts: IntArray, numbers: int) -> tuple[int, IntArray]:
+    """Bytes of joins with texts of this length, without cells: besides payload, and payload."""
+    sizes = count_sizes(np.array([text, floats_size(numbers)]))
+    payload = count_sizes(counts) + int(sizes[1]) + floats_size(numbers)
+    return _WHO.size + int(sizes[0]) + text, payload
 
 
-def encode_refusal(header: Header, reason: Reason, text: str, instance: int = 0) -> bytes:
+def encode_refusal(reason: Reason, text: str, instance: int = 0) -> bytes:
     """Why not, for a program and for a person."""
     short = text.encode()[:LARGEST_REASON].decode(errors="ignore").encode()
-    return seal(header, _INSTANCE.pack(reason, instance) + short)
+    return _INSTANCE.pack(reason, instance) + short
 
 
 def decode_refusal(body: bytes) -> tuple[Reason, str, int]:
@@ -132,49 +142,54 @@ def decode_refusal(body: bytes) -> tuple[Reason, str, int]:
     return Reason(reason), shown, instance
 
 
-def encode_question(header: Header, kind: str, view: dict[str, Any], values: FloatArray) -> bytes:
+def encode_question(kind: str, view: dict[str, Any], values: FloatArray) -> bytes:
     """What is asked, of which model, and at which parameters."""
-    text = _json({"kind": kind, **view})
-    return seal(header, _LENGTH.pack(len(text)) + text + encode_floats(values))
+    return _framed(encode_text({"kind": kind, **view})) + encode_floats(values)
 
 
-def decode_question(body: bytes, dimension: int) -> tuple[Any, dict[str, Any], FloatArray]:
-    """The inverse of `encode_question`, for a body with so many parameters."""
-    size = _LENGTH.unpack_from(body)[0] if len(body) >= _LENGTH.size else len(body)
-    end = _LENGTH.size + size
-    if end > len(body):
-        raise WireError("a question ends inside its text.")
-    view = decode_text(body[_LENGTH.size : end])
+def decode_question(body: bytes) -> tuple[Any, dict[str, Any], FloatArray]:
+    """The inverse of `encode_question`."""
+    text, end = _unframe(body, 0, "a question")
+    view = decode_text(text)
     kind = view.pop("kind", None)
     if kind not in QUESTIONS:
         raise WireError(f"unknown kind of question {str(kind)[:40]!r}.")
-    return kind, view, decode_floats(body[end:], dimension)
+    return kind, view, decode_floats(body[end:])
 
 
-def question_envelope(body: bytes) -> int:
-    """Bytes of a question that are not its parameters."""
-    size = _LENGTH.unpack_from(body)[0] if len(body) >= _LENGTH.size else len(body)
-    return ENVELOPE + min(len(body), _LENGTH.size + size)
+def encode_bundle(parts: Sequence[tuple[Kind, bytes]]) -> bytes:
+    """Several bodies that go together under one header; the receiver answers the last."""
+    *first, (kind, body) = parts
+    return b"".join([*(bytes([k]) + _framed(b) for k, b in first), bytes([kind]), body])
 
 
-def encode_bundle(header: Header, messages: list[bytes]) -> bytes:
-    """Several messages that go together; the receiver answers the last."""
-    return seal(header, b"".join(_LENGTH.pack(len(m)) + m for m in messages))
-
-
-def decode_bundle(body: bytes) -> list[bytes]:
+def decode_bundle(body: bytes) -> list[tuple[Kind, bytes]]:
     """The inverse of `encode_bundle`."""
-    messages: list[bytes] = []
+    parts: list[tuple[Kind, bytes]] = []
     position = 0
-    while position < len(body):
-        if len(messages) == LARGEST_BUNDLE:
-            raise WireError(f"a bundle holds at most {LARGEST_BUNDLE} messages.")
-        end = position + _LENGTH.size
-        size = _LENGTH.unpack_from(body, position)[0] if end <= len(body) else len(body)
-        if end + size > len(body):
-            raise WireError("a bundle ends inside a message.")
-        messages.append(body[end : end + size])
-        position = end + size
-    if not messages:
-        raise WireError("an empty bundle.")
-    return messages
+    while True:
+        if position >= len(body) or body[position] not in set(Kind):
+            raise WireError("a bundle ends inside a message, or holds one of an unknown kind.")
+        kind = Kind(body[position])
+        if kind not in NEWS:
+            return [*parts, (kind, body[position + 1 :])]
+        if len(parts) == LARGEST_BUNDLE:
+            raise WireError(f"a bundle holds at most {LARGEST_BUNDLE} pieces of news.")
+        part, position = _unframe(body, position + 1, "a bundle")
+        parts.append((kind, part))
+
+
+def payload_size(kind: Kind, body: bytes) -> int:
+    """The bytes of a body that depend on data; what cannot be read does not.
+
+    Settings, names of columns and reasons do not: the ledger counts them as envelope.
+    """
+    try:
+        if kind in (Kind.REQUEST, Kind.REPLY):
+            return len(body) - decode_count(body)[1]
+        if kind in (Kind.JOIN, Kind.QUESTION):
+            start = _WHO.size if kind is Kind.JOIN else 0
+            return len(body) - _unframe(body, start, "a message")[1]
+    except WireError:
+        return 0
+    return len(body) if kind in (Kind.CONSTANTS, Kind.ANSWER) else 0

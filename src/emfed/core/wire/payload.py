@@ -121,8 +121,13 @@ def encode_floats(values: FloatArray, precision: str = "float64") -> bytes:
     return data
 
 
-def decode_floats(data: bytes, count: int) -> FloatArray:
-    """The inverse of `encode_floats`, for ``count`` numbers."""
+def decode_floats(data: bytes, count: int | None = None) -> FloatArray:
+    """The inverse of `encode_floats`, for ``count`` numbers or as many as there are."""
+    if count is None:
+        width = int(_WIDTHS[data[0] // _FORMAT_UNIT]) if data else 1
+        count, left = divmod(len(data) - 1, width)
+        if left:
+            raise WireError(f"{len(data) - 1} bytes are no numbers of {width} bytes.")
     return decode_payload(data, Form(count, 0)).reals
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,16 @@ from emfed.algorithms import AutoEM
 from emfed.core.configuration import check_keys
 from emfed.core.errors import DataError, SettingsError
 from emfed.core.storage import write_atomic
-from emfed.core.wire import Kind, Reason, decode_text, encode_refusal, peek
+from emfed.core.wire import (
+    Kind,
+    Reason,
+    decode_text,
+    encode_refusal,
+    is_short,
+    kind_of,
+    peek,
+    seal_refusal,
+)
 from emfed.data import ParquetRows, WorkerData
 from emfed.data.files import (
     FIRST_LINE,
@@ -142,12 +151,11 @@ def look_first(folder: Path, message: bytes) -> bytes:
     The server's hello names the model and the columns; what follows is rehearsed here, as a fit
     with no settings.
     """
-    header, body = peek(message)
-    refusal = replace(header, kind=Kind.REFUSAL, dimension=0)
-    answer = encode_refusal(refusal, Reason.NOT_NOW, "the owner is looking first.", 0)
-    if header.kind is not Kind.HELLO:
+    refusal = encode_refusal(Reason.NOT_NOW, "the owner is looking first.")
+    answer = seal_refusal(message, refusal)
+    if is_short(message) or kind_of(message) is not Kind.HELLO:
         return answer
-    about, hello = _about(folder), decode_text(body)
+    about, hello = _about(folder), decode_text(peek(message)[1])
     try:
         lines = rehearse(
             build_model(hello["model"]),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, final
 
 from emfed.core.errors import WireError
-from emfed.core.wire import Kind, Reason, decode_refusal, peek
+from emfed.core.wire import Kind, Reason, decode_refusal, kind_of, open_refusal
 from emfed.network import Transport
 
 STATUS, LOCK, HOST_LOCK = "status.json", "server.lock", "host.lock"
@@ -92,9 +92,8 @@ class Noted(Transport):
         """Keep or forget a refusal; its words come from elsewhere and may hold anything."""
         self.refusals.pop(key, None)
         try:
-            header, body = peek(answer)
-            if header.kind is Kind.REFUSAL:
-                reason, words, _ = decode_refusal(body)
+            if kind_of(answer) is Kind.REFUSAL:
+                reason, words, _ = decode_refusal(open_refusal(answer)[1])
                 if reason in (Reason.REFUSED, Reason.NOT_NOW):
                     self.refusals[key] = "".join(c if c.isprintable() else "?" for c in words)
         except WireError:
