@@ -40,6 +40,7 @@ from benchmarks.network import ANSWER, QUESTION, bench_network
 from benchmarks.right import bench_right
 from benchmarks.rounds import bench_rounds
 from benchmarks.scale import bench_scale
+from benchmarks.starts import bench_choice, bench_gaps
 from benchmarks.theory import bench_theory
 
 
@@ -326,6 +327,45 @@ def estimators(console: Console) -> dict[str, Any]:
     return {"speed": fits, "starts": starts, "pooled": pooled}
 
 
+def starts(console: Console) -> dict[str, Any]:
+    """Where default starts lead, and which number of components a range chooses."""
+    gaps = list(bench_gaps())
+    lines: list[Any] = [
+        (
+            row["data"],
+            row["covariance"],
+            *(f"{row[name]:.4f}" for name in ("sklearn, one start", "alone", "workers")),
+            f"{row['bytes up']:.0f} / {row['bytes down']:.0f}",
+        )
+        for row in gaps
+    ]
+    middle = {name: np.median([row[name] for row in gaps]) for name in ("alone", "workers")}
+    title = (
+        f"Nats below the best of five starts of scikit-learn, median of seeds; of tables "
+        f"{middle['alone']:.4f} alone, {middle['workers']:.4f} by workers"
+    )
+    headings = ("data", "type", "sklearn, one", "alone", "workers", "start: up / down")
+    show(console, title, headings, lines)
+    choices = list(bench_choice())
+    lines = [
+        (
+            row["data"],
+            row["covariance"],
+            *(" ".join(map(str, row[name])) for name in ("ours", "sklearn")),
+            f"{row['agree']:.2f}",
+            f"{row['sklearn agrees']:.2f}",
+            f"{row['bic above']:+.1f}",
+            f"{row['bytes up']:.0f}",
+        )
+        for row in choices
+    ]
+    both = [np.mean([row[name] for row in choices]) for name in ("agree", "sklearn agrees")]
+    title = f"K of 1:8 by BIC as scikit-learn: {both[0]:.2f}; it as itself: {both[1]:.2f}"
+    headings = ("data", "type", "ours", "sklearn", "agree", "sklearn itself", "BIC above", "up")
+    show(console, title, headings, lines)
+    return {"gaps": gaps, "choices": choices}
+
+
 def answer(console: Console) -> list[dict[str, Any]]:
     """Bytes to the pooled answer, beside uncompressed federated EM."""
     if not os.environ.get("EMFED_DATA"):
@@ -426,6 +466,7 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "imputation": imputation,
     "estimators": estimators,
     "right": right,
+    "starts": starts,
     "answer": answer,
     "network": network,
     "flower": flower,

@@ -20,7 +20,8 @@ from emfed.fitting.driver import begin_run, start_at
 from emfed.fitting.session import Session
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.starts import search
-from emfed.fitting.starts.seeding import best_partition, lloyd, seed_centres
+from emfed.fitting.starts.sketch import Sketch, drawn, lloyd, seed_centres
+from emfed.models.clusters import Buckets
 from emfed.models.side_by_side import SideBySide
 from emfed.network import StackedFederation
 from emfed.testing import check_model
@@ -64,14 +65,77 @@ def test_k_means_in_a_federation_is_that_of_the_pooled_rows() -> None:
 @given(seed=st.integers(0, 10_000), k=st.integers(1, 6))
 def test_lloyd_at_the_server_never_raises_the_inertia(seed: int, k: int) -> None:
     rng = np.random.default_rng(seed)
-    cells, mass = rng.normal(size=(20, 3)), rng.dirichlet(np.ones(20))
-    centres = seed_centres(mass, cells, k, seed, 0)
+    points, mass = rng.normal(size=(20, 3)), rng.dirichlet(np.ones(20))
+    centres = seed_centres(mass, points, k, seed, 0)
     assert len(centres) == k
-    values = [lloyd(mass, cells, centres, steps)[2] for steps in (1, 2, 4, 50)]
+    values = [lloyd(mass, points, centres, steps)[2] for steps in (1, 2, 4, 50)]
     assert np.all(np.diff(values) <= 1e-12)
-    shares, best = best_partition(mass, cells, k, seed, range(5))
+    shares, best = Sketch(points, points, mass).partition(k, seed, 0)
     assert shares.sum() == pytest.approx(1)
     assert best.shape == (k, 3)
+
+
+# Buckets and the sketch.
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 10_000), most=st.integers(2, 60), d=st.integers(1, 6))
+def test_buckets_grow_where_rows_are_without_a_word(seed: int, most: int, d: int) -> None:
+    """T alone says where the next ones stand; all rows stay counted, and none are told twice."""
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(300, d)) * rng.gamma(1.0, size=d)
+    inner = plain_fit(emfed.k_means(most, standardised=True), [rows], rounds=1).model
+    model = Buckets(inner, seed)
+    statistics, used = model.origin(), []
+    for _ in range(model.rounds + 2):
+        params = model.maximize(statistics)
+        stands = params.mass > 0
+        assert params.mass.sum() == pytest.approx(1)
+        assert np.all(np.isfinite(params.centres))
+        assert np.all(np.abs(params.centres[stands]) < 1e5)
+        told = model.expected_statistics(rows, params)
+        assert model.layout.split(told)["mass"].sum() == pytest.approx(1)
+        metric = model.metric(params)
+        np.testing.assert_allclose(metric.unwhiten(metric.whiten(told)), told, atol=1e-12)
+        statistics = model.protect(statistics, told)
+        used.append(len(model.held(statistics)[0]))
+    assert used[-1] <= most
+    assert used[-1] >= min(0.5 * most, 4) or most < 4
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 10_000), count=st.integers(1, 30))
+def test_a_sketch_has_the_variances_of_all_rows(seed: int, count: int) -> None:
+    rng = np.random.default_rng(seed)
+    mass, means = rng.dirichlet(np.ones(count)), 0.5 * rng.normal(size=(count, 3))
+    means -= mass @ means
+    between = np.einsum("k,ki,kj->ij", mass, means, means)
+    shape = between + 0.2 * np.eye(3)
+    for whole, wanted in ((shape, np.diagonal(shape)), (None, np.ones(3))):
+        points, weights = drawn(mass, means, whole, seed)
+        assert weights.sum() == pytest.approx(1)
+        if np.all(np.diagonal(between) < 0.9):
+            found = weights @ points**2 - (weights @ points) ** 2
+            np.testing.assert_allclose(found, wanted, rtol=0.35)
+
+
+def test_a_fit_of_one_more_component_may_begin_at_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without lucky attempts of its own it still is no worse than the fit before it."""
+    rows, _ = datasets.make_blobs(600, 2, centers=6, cluster_std=0.4, random_state=3)
+    session = opened(SideBySide(tuple(emfed.gaussian_mixture(k) for k in range(2, 8))), [rows])
+    models = [session.bound.part(j) for j in range(6)]
+    frame = models[0].clusters(1).frame
+    sketch = Sketch((rows - frame.origin) / frame.scale, rows, np.full(600, 1 / 600))
+    far = np.zeros((7, 2)) + np.arange(7)[:, None] * 1e-3
+
+    def unlucky(self: Sketch, k: int, seed: int, attempt: int) -> Any:
+        return np.full(k, 1 / k), far[:k] + attempt * 1e-4
+
+    monkeypatch.setattr(Sketch, "partition", unlucky)
+    found = sketch.starts(models, 1, 0)
+    values = [float(m.log_likelihood(rows, own[0])) for m, own in zip(models, found, strict=True)]
+    assert np.all(np.diff(values) > -1e-3)
+    assert values[4] > values[0] + 0.5
 
 
 # Privacy.
@@ -96,14 +160,15 @@ def test_no_worker_speaks_of_a_single_row(monkeypatch: pytest.MonkeyPatch) -> No
     heard = listen(monkeypatch)
     tables = make_data(5, sizes=(9, 14, 6, 40), k=4)
     search(opened(emfed.gaussian_mixture(4, "full"), tables), [0], "k-means")
-    cells = [entry for entry in heard if entry[0].describe()["model"] == "k-means"]
-    assert len(cells) >= 3
-    for model, request, _ in cells:
-        assert model.smallest == 2
+    buckets = [entry for entry in heard if isinstance(entry[0], Buckets)]
+    assert len(buckets) >= 3
+    for model, request, _ in buckets:
+        assert model.inner.smallest == 2
         for worker, rows in enumerate(tables):
             said = model.layout.split(model.expected_statistics(rows, request.params))
-            nearest = model.responsibilities(rows, request.params).argmax(axis=1)
-            members = np.bincount(nearest, minlength=model.n_components)
+            centres = emfed.Centres(request.params.centres)
+            nearest = model.inner.responsibilities(rows, centres).argmax(axis=1)
+            members = np.bincount(nearest, minlength=model.most)
             told = said["mass"] > 0
             assert np.all(members[told] >= 2), worker
             np.testing.assert_allclose(said["mass"][told], members[told] / len(rows))

@@ -146,13 +146,15 @@ class View:
     watched: bool = False
     """Whether the log-likelihood and entropy of each part are among the statistics."""
     clusters: int | None = None
-    """The k-means of so many clusters that starts the first part, in place of that part."""
+    """The growing k-means of at most so many clusters that starts the first part, in its place."""
     smallest: int = 1
     """Clusters with fewer of a worker's rows are left out of what it says."""
+    seed: int = 0
+    """Where those clusters grow to."""
 
     def describe(self) -> dict[str, Any]:
         """The fields that say something, as plain JSON types."""
-        said = {"clusters": self.clusters, "smallest": self.smallest, "watched": self.watched}
+        said = {n: getattr(self, n) for n in ("clusters", "smallest", "watched", "seed")}
         told: dict[str, Any] = {n: v for n, v in said.items() if v != getattr(View, n)}
         return told if self.parts is None else {"parts": list(self.parts), **told}
 
@@ -162,7 +164,7 @@ class View:
         if not isinstance(description, Mapping) or not {*description} <= {
             f.name for f in dataclasses.fields(cls)
         }:
-            raise ValueError("a view is described by parts, watched, clusters and smallest.")
+            raise ValueError("a view is described by parts, watched, clusters, smallest and seed.")
         parts = description.get("parts")
         if parts is not None and not (
             isinstance(parts, (list, tuple))
@@ -171,11 +173,13 @@ class View:
         ):
             raise ValueError("the parts of a view are a list of positions.")
         clusters, smallest = description.get("clusters"), description.get("smallest", 1)
-        watched = description.get("watched", False)
+        watched, seed = description.get("watched", False), description.get("seed", 0)
+        if type(seed) is not int or not 0 <= seed < 1 << 64:
+            raise ValueError("the seed of a view is a number of 64 bits.")
         numbers = (smallest, 1 if clusters is None else clusters)
         if type(watched) is not bool or not all(type(n) is int and n >= 1 for n in numbers):
             raise ValueError("watched is true or false, clusters and smallest are counts.")
-        return cls(None if parts is None else tuple(parts), watched, clusters, smallest)
+        return cls(None if parts is None else tuple(parts), watched, clusters, smallest, seed)
 
 
 WHOLE = View()

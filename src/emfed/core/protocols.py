@@ -287,6 +287,13 @@ class StartsFromClusters(Protocol):
     def start_at(self, mass: FloatArray, centres: FloatArray, spread: FloatArray) -> Any:
         """Starting parameters from clusters: masses, centres, and the variances within them."""
 
+    def rows_at(self, points: FloatArray) -> FloatArray:
+        """Rows in the user's units, near points in the frame of its k-means."""
+
+    @property
+    def moment_of_rows(self) -> FloatArray | None:
+        """The second moment of all rows in that frame, ``(d, d)``, if the opening told it."""
+
 
 @runtime_checkable
 class SimulatesLatents(Protocol):

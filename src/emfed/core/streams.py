@@ -51,6 +51,7 @@ class Purpose(IntEnum):
     CELLS_SPLIT = 41
     SEEDING = 42
     POINTS = 43
+    SKETCH = 44
     NETWORK_FAULTS = 60
 
 

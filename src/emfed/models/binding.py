@@ -15,7 +15,7 @@ import numpy as np
 
 from emfed.core.errors import SettingsError, WireError
 from emfed.core.protocols import FloatArray, IntArray, Model, Opening, Parameters, View
-from emfed.models.clusters import Clusters
+from emfed.models.clusters import Buckets, Clusters
 from emfed.models.side_by_side import SideBySide
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -140,13 +140,13 @@ class Bound:
         if alone and view.clusters is None and not view.watched:
             return self.part(0)
         if view.clusters is not None:
-            return _clusters(self.part(parts[0]), view)
+            return _buckets(self.part(parts[0]), view)
         return SideBySide(tuple(self.part(j) for j in parts), view.watched)
 
 
-def _clusters(model: Any, view: View) -> Model:
+def _buckets(model: Any, view: View) -> Model:
     assert view.clusters is not None
     found = model.clusters(view.clusters)
     if not isinstance(found, Clusters):
         raise SettingsError(f"{type(model).__name__} has no clusters: use start='moments'.")
-    return found.silent_below(view.smallest)
+    return Buckets(found.silent_below(view.smallest), view.seed)

@@ -41,6 +41,9 @@ class Bernoulli(Family):
     names: ClassVar[tuple[str, ...]] = ("probability",)
     support: ClassVar[str] = "0 or 1"
 
+    def nearest(self, y: FloatArray, mean: FloatArray) -> FloatArray:
+        return np.clip(np.round(y), 0, 1)
+
     def allowed(self, xp: Any, y: Any) -> Any:
         return (y == 0) | (y == 1)
 
@@ -121,6 +124,9 @@ class Categorical(Family):
     @property
     def size(self) -> int:
         return self.categories
+
+    def nearest(self, y: FloatArray, mean: FloatArray) -> FloatArray:
+        return np.clip(np.round(y), 0, self.categories - 1)
 
     def allowed(self, xp: Any, y: Any) -> Any:
         return (y >= 0) & (y < self.categories) & (y == xp.floor(y))

@@ -3,6 +3,8 @@
 The statistics are ``mass`` (shares of rows) and ``first`` (their sums) of each cluster; T is the
 mean of each. Lloyd's algorithm is then EM in expectation space with a hard E-step, so all
 of the package's algorithms, compressors and federations run it.
+
+`Buckets` are a k-means that grows: a sketch of all rows, from which a mixture can be started.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from emfed.core.errors import DataError, SettingsError, check_count, check_type, known
-from emfed.core.protocols import FloatArray, IntArray, Layout, Model, Parameters
+from emfed.core.protocols import FloatArray, IntArray, Layout, Metric, Model, Parameters
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models.components import SMALLEST_MASS
@@ -136,6 +138,13 @@ class Clusters(Model):
 
     def start_at(self, mass: FloatArray, centres: FloatArray, spread: FloatArray) -> Centres:
         return Centres(centres)
+
+    @property
+    def moment_of_rows(self) -> FloatArray | None:
+        return None
+
+    def rows_at(self, points: FloatArray) -> FloatArray:
+        return points * self._frame.scale + self._frame.origin
 
     # The E-step.
 
@@ -335,3 +344,218 @@ def k_means(n_clusters: int, *, standardised: bool = False) -> Clusters:
     Only cluster sums and counts leave a worker.
     """
     return Clusters(n_clusters, standardised)
+
+
+@final
+@dataclass(frozen=True)
+class BucketParameters(Parameters):
+    """Shares of rows that buckets should hold ``(M,)``, and their centres ``(M, d)``.
+
+    An unused bucket has no share, and its centre is far from every row.
+    """
+
+    mass: FloatArray
+    centres: FloatArray
+
+
+BRANCHES = 4
+"""Buckets that one is split into, on average."""
+ENOUGH = 0.7
+"""The share of all buckets in use from which on none is split any more: some are always empty."""
+LEAST = 0.2
+"""A bucket with less than this share of an even one is given up: its mean would be noise."""
+REACH = 0.7
+"""How far from their bucket's centre new ones begin, in standard deviations within buckets."""
+FAR = 1e6
+"""A coordinate that no row in the frame has."""
+NARROWEST = 0.05
+"""The least variance within buckets, in that of all rows."""
+
+
+@final
+@dataclass(frozen=True)
+class BucketMetric(Metric):
+    """Sums in units of what the sums of one row's bucket vary by; unused buckets say nothing."""
+
+    layout: Layout
+    roots: FloatArray
+    centres: FloatArray
+    spread: FloatArray
+    used: FloatArray
+
+    def whiten(self, vectors: FloatArray) -> FloatArray:
+        parts = self.layout.split(vectors)
+        mass = parts["mass"]
+        first = (parts["first"] - self.centres * mass[..., None]) / self.spread
+        scale = self.used / self.roots
+        return self.layout.join({"mass": mass * scale, "first": first * scale[:, None]})
+
+    def unwhiten(self, vectors: FloatArray) -> FloatArray:
+        parts, scale = self.layout.split(vectors), self.used * self.roots
+        mass = parts["mass"] * scale
+        first = parts["first"] * scale[:, None] * self.spread + self.centres * mass[..., None]
+        return self.layout.join({"mass": mass, "first": first})
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Buckets(Model):
+    """At most so many clusters, which begin as one and split where rows are.
+
+    S holds what was measured. T puts a bucket's children around its mean, in directions that
+    follow from the seed, as long as buckets are unused; so both ends know where they stand, and no
+    split is ever told. A round is one of Lloyd's algorithm on all of them.
+    """
+
+    inner: Clusters
+    seed: int = 0
+
+    @property
+    def most(self) -> int:
+        """Buckets at most."""
+        return self.inner.n_components
+
+    @property
+    def n_features(self) -> int:
+        return self.inner.n_features
+
+    @cached_property
+    def layout(self) -> Layout:
+        return self.inner.layout
+
+    @property
+    def rounds(self) -> int:
+        """Rounds until all buckets are in use, if rows are everywhere."""
+        return max(1, int(np.ceil(np.log(self.most) / np.log(BRANCHES) - 1e-9)))
+
+    @property
+    def sweeps(self) -> bool:
+        return self.inner.sweeps
+
+    @property
+    def allows_missing(self) -> bool:
+        return self.inner.fill
+
+    def silent_below(self, rows: int) -> Buckets:
+        """The same, with no word about buckets that hold fewer of a worker's rows."""
+        return dataclasses.replace(self, inner=self.inner.silent_below(rows))
+
+    def check(
+        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
+    ) -> None:
+        self.inner.check(data, where, columns, first)
+
+    def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
+        return self.inner.summary(data, weights)
+
+    def combine(
+        self, summaries: Mapping[str, FloatArray], shares: FloatArray
+    ) -> dict[str, FloatArray]:
+        return self.inner.combine(summaries, shares)
+
+    def bind(
+        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
+    ) -> Self:
+        return dataclasses.replace(self, inner=self.inner.bind(summaries, counts, weights))
+
+    def expected_statistics(
+        self, data: Any, params: BucketParameters, weights: Any | None = None
+    ) -> FloatArray:
+        return self.inner.expected_statistics(data, Centres(params.centres), weights)
+
+    def log_likelihood(
+        self, data: Any, params: BucketParameters, weights: Any | None = None
+    ) -> FloatArray:
+        return self.inner.log_likelihood(data, Centres(params.centres), weights)
+
+    def held(self, statistics: FloatArray) -> tuple[FloatArray, FloatArray, IntArray]:
+        """Shares and means of the buckets in use, and their positions."""
+        parts = self.layout.split(np.asarray(statistics, dtype=np.float64))
+        used = np.flatnonzero(parts["mass"] > 0)
+        mass = parts["mass"][used]
+        return mass / mass.sum(), parts["first"][used] / mass[:, None], used
+
+    def maximize(self, statistics: FloatArray) -> BucketParameters:
+        """Means of the buckets in use; their children, where there is room."""
+        mass, means, used = self.held(statistics)
+        shares, centres = np.zeros(self.most), np.full((self.most, self.n_features), FAR)
+        shares[used], centres[used] = mass, means
+        if len(used) < ENOUGH * self.most:
+            each = self._children(mass)
+            spread = self._spread(mass, means)
+            steps = self._steps(len(used), int(each.sum())) * spread
+            parent = np.repeat(np.arange(len(used)), each)
+            steps[each[parent] == 1] = 0.0
+            free = np.setdiff1d(np.arange(self.most), used)
+            place, first = np.empty(len(parent), dtype=np.int64), np.cumsum(each) - each
+            place[first] = used  # the eldest takes its parent's place
+            younger = np.setdiff1d(np.arange(len(parent)), first)
+            place[younger] = free[: len(younger)]
+            shares[place], centres[place] = (mass / each)[parent], means[parent] + steps
+        return BucketParameters(shares, centres)
+
+    def _children(self, mass: FloatArray) -> IntArray:
+        """How many each is split into: more where there is more mass, all of them at most."""
+        wanted = min(self.most, BRANCHES * len(mass))
+        each = np.clip(np.round(wanted * mass), 1, 2 * BRANCHES).astype(np.int64)
+        while each.sum() > self.most:
+            each[np.argmax(each)] -= 1
+        return each
+
+    def _steps(self, used: int, count: int) -> FloatArray:
+        """Where children begin, in units of the spread; each number of parents has its own.
+
+        Shorter in many columns than a row's distance, or no child would be nearest to any row.
+        """
+        d, address = self.n_features, np.array([used], dtype=np.int64)
+        draws = normals(self.seed, 0, Purpose.CELLS_SPLIT, address, count * d).reshape(count, d)
+        return REACH * d**0.25 * draws / np.sqrt((draws**2).sum(axis=1, keepdims=True))
+
+    @staticmethod
+    def _spread(mass: FloatArray, centres: FloatArray) -> FloatArray:
+        """Standard deviations within buckets, by column: those of all rows are 1 in the frame."""
+        return np.sqrt(np.maximum(1 - mass @ centres**2, NARROWEST))
+
+    def metric(self, params: BucketParameters) -> BucketMetric:
+        used = params.mass > 0
+        centres = np.where(used[:, None], params.centres, 0.0)
+        roots = np.sqrt(np.maximum(params.mass, LEAST / self.most))
+        spread = self._spread(params.mass, centres)
+        return BucketMetric(self.layout, roots, centres, spread, used.astype(np.float64))
+
+    def surrogate(self, statistics: FloatArray, params: BucketParameters) -> FloatArray:
+        return self.inner.surrogate(statistics, Centres(params.centres))
+
+    def penalty(self, params: BucketParameters) -> float:
+        return 0.0
+
+    def inside(self, statistics: FloatArray) -> bool:
+        """Some bucket is in use."""
+        mass = self.layout.split(np.asarray(statistics))["mass"]
+        return bool(np.isfinite(statistics).all() and np.all(mass.max(axis=-1) > 0))
+
+    def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
+        """Buckets of hardly any rows are unused from now on; if all are, nothing has changed."""
+        parts = self.layout.split(after)
+        kept = parts["mass"] > LEAST / self.most
+        if not kept.any():
+            return before
+        return self.layout.join(
+            {"mass": parts["mass"] * kept, "first": parts["first"] * kept[:, None]}
+        )
+
+    def start(self, seed: int) -> BucketParameters:
+        return self.maximize(self.origin())
+
+    def origin(self) -> FloatArray:
+        """All rows in one bucket, whose mean is the origin of the frame."""
+        statistics = np.zeros(self.layout.size)
+        statistics[0] = 1.0
+        return statistics
+
+    def statistics_of(self, params: BucketParameters) -> FloatArray:
+        first = params.mass[:, None] * params.centres
+        return self.layout.join({"mass": params.mass, "first": first})
+
+    def describe(self) -> dict[str, Any]:
+        return {"model": "buckets", "inner": self.inner.describe(), "seed": self.seed}

@@ -356,6 +356,14 @@ class Columns:
                 mass += len(partial)
         return out
 
+    def nearest(self, rows: FloatArray) -> FloatArray:
+        """The values that the families can give, near these; exposures are typical ones."""
+        out = np.broadcast_to(self.constants.mean, rows.shape).copy()
+        for group in self.groups:
+            own = group.columns
+            out[:, own] = group.family.nearest(rows[:, own], self.constants.mean[own])
+        return out
+
     def _placed(self, xp: Any, rows: Any, group: Group) -> tuple[Any, Any, Any, Any]:
         """Raw values, whether seen (True: all), values in the frame, and exposures; ``(c, m)``."""
         known, where = self.constants, device(rows)

@@ -27,6 +27,10 @@ class _Positive(Family):
         """The change of units."""
         return xp.zeros_like(y) - xp.log(scale)
 
+    def nearest(self, y: FloatArray, mean: FloatArray) -> FloatArray:
+        """A hundredth of the mean at least."""
+        return np.maximum(y, 0.01 * np.where(mean > 0, mean, 1.0))
+
     def proper(self, theta: FloatArray) -> bool:
         return bool(np.all(theta > 0))
 

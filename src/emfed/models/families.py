@@ -87,6 +87,10 @@ class Family(ABC):
     def allowed(self, xp: Any, y: Any) -> Any:
         """Which finite values the family can give."""
 
+    def nearest(self, y: FloatArray, mean: FloatArray) -> FloatArray:
+        """Values that the family can give, near others; ``mean`` is that of each column."""
+        return np.maximum(np.round(y), 0) if self.whole else y
+
     def extra(self, xp: Any, y: Any) -> Any | None:
         """What `typical` needs the mean of besides y, ``(e, c, m)``."""
         return None

@@ -406,6 +406,14 @@ class GaussianMixture(MixtureModel):
             shapes = np.stack([shape] * len(mass))
         return GaussianParameters(mass, centres, shapes)
 
+    def rows_at(self, points: FloatArray) -> FloatArray:
+        return self.clusters(1).rows_at(points)
+
+    @property
+    def moment_of_rows(self) -> FloatArray | None:
+        moment = self.constants.second_moment
+        return moment if moment.ndim == 2 else None
+
     def settle_clusters(
         self, mass: FloatArray, centres: FloatArray
     ) -> tuple[FloatArray, FloatArray]:

@@ -261,6 +261,13 @@ class MissingGaussianMixture(Model):
     ) -> GaussianParameters:
         return self.inner.start_at(mass, centres, spread)
 
+    @property
+    def moment_of_rows(self) -> FloatArray | None:
+        return None
+
+    def rows_at(self, points: FloatArray) -> FloatArray:
+        return self.inner.rows_at(points)
+
     def statistics_of(self, params: GaussianParameters) -> FloatArray:
         """Those of complete rows."""
         return self.inner.statistics_of(params)

@@ -272,6 +272,15 @@ class MixedMixture(MixtureModel):
         """Families at the clusters' centres."""
         return MixedParameters(weights=mass, **emissions.begin_at(self.columns, centres, spread))
 
+    @property
+    def moment_of_rows(self) -> FloatArray | None:
+        return None
+
+    def rows_at(self, points: FloatArray) -> FloatArray:
+        """Values that the families can give, exposures those of a typical row."""
+        known = self.columns.constants
+        return self.columns.nearest(points * known.spread + known.mean)
+
     def to_user(self, params: MixedParameters) -> MixedParameters:
         return MixedParameters(weights=params.weights, **emissions.to_user(self.columns, params))
 

@@ -60,7 +60,7 @@ from emfed.core.wire import (
 from emfed.data import Workers
 from emfed.models import build_model
 from emfed.models.binding import Bound, flatten, unflatten_params
-from emfed.models.clusters import Clusters
+from emfed.models.clusters import Buckets, Clusters
 from emfed.network import texts
 from emfed.network.data import arrange, read_site
 from emfed.network.inprocess import (
@@ -351,7 +351,7 @@ class Site:
         model = bound.view(view)
         if model.layout.size > LARGEST_STATISTICS:
             raise SettingsError(f"{model.layout.size} statistics are more than a message can hold.")
-        if isinstance(model, Clusters) and self.rules.smallest_group is not None:
+        if isinstance(model, Clusters | Buckets) and self.rules.smallest_group is not None:
             return model.silent_below(self.rules.smallest_group)
         return model
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -16,23 +15,30 @@ from emfed.core.protocols import Algorithm, FloatArray, StartsFromClusters, View
 from emfed.core.streams import Purpose, choose_distinct, uniforms
 from emfed.fitting.rounds import Run
 from emfed.fitting.session import Session
-from emfed.fitting.starts.cells import grow_cells
-from emfed.fitting.starts.seeding import best_partition
+from emfed.fitting.starts.sketch import ROWS, Sketch, drawn
 from emfed.fitting.stopping import Stop
+from emfed.models.mixture import to_numpy
 from emfed.network.inprocess import InProcessFederation
 
-ATTEMPTS = 10
-"""Partitions of the cells that the server tries for the first start. Further ones take the first
-they find, or all would be alike: the best partition need not lead to the best mixture."""
 FIRST_HEAT, HEAT = 16, 8
 """Rounds before the worse half is dropped for the first time, and again. Earlier, the likelihood of
 a start says little about where it leads."""
 RACE_NOISE, RACE_BROADCAST = 0.05, 0.01
 """omega of the uploads and steps of competing starts."""
-HARDNESS = 0.2
-"""First variances over those within clusters: rows then belong almost to the nearest centre."""
-CELL_NOISE = 0.005
-"""omega of the uploads of cells, where there are workers to keep bytes for."""
+MANY = 100.0
+"""Workers of equal weight from which on messages of buckets are as coarse as they get."""
+BUCKET_NOISE = (0.002, 1.0)
+"""omega of uploads of buckets: the least, and that of `MANY` workers, whose sum has a hundredth of
+it. In between it goes with the square, as few workers have few bytes to save."""
+BUCKET_BROADCAST = (0.02, 0.1)
+"""omega of their steps, likewise. Where buckets stand need not be exact, only common."""
+SETTLING = 2
+"""Rounds of Lloyd's algorithm on all buckets."""
+BUCKETS_PER_COMPONENT, FEWEST_PER_COMPONENT = 16, 4
+NUMBERS = 1000
+"""Statistics of buckets that are worth their bytes, unless components have too few buckets then."""
+FEWEST = 32
+ROWS_PER_BUCKET = 5
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
@@ -55,13 +61,42 @@ class _Search:
         self.rounds += rounds
         return run.state.statistics
 
-    def ask(self, part: int, count: int, smallest: int, centres: FloatArray) -> tuple[Any, Any]:
-        """One round of k-means, with short uploads where there is somebody to upload."""
-        view = View((part,), clusters=count, smallest=smallest)
-        clusters = self.session.view(view)
-        statistics = clusters.statistics_of(clusters.start_at(None, centres, None))
-        once = FedEM(SubtractiveDithering(CELL_NOISE), step_size=1.0, memory_rate=0.0)
-        return clusters, self.run(view, statistics, EM() if self.alone else once, 1)
+    def buckets(self, part: int) -> tuple[FloatArray, FloatArray]:
+        """Shares and means of buckets of all rows, found in one phase of short messages.
+
+        There are so few that each holds several of a worker's rows, if that leaves some for every
+        component; a worker is silent about one with a single row.
+        """
+        session, model = self.session, self.session.bound.part(part)
+        k, d = model.n_components, model.clusters(1).n_features
+        rows = session.samples / session.federation.size
+        most = min(
+            BUCKETS_PER_COMPONENT * k, max(FEWEST, NUMBERS // (d + 1)), int(rows) // ROWS_PER_BUCKET
+        )
+        most = max(most, FEWEST_PER_COMPONENT * k, 2)
+        view = View((part,), clusters=most, smallest=2, seed=session.seed % 2**16)
+        growing = session.view(view)
+        crowd = 1 / float(session.weights @ session.weights)
+        bold = min(1.0, crowd / MANY)
+        algorithm = FedEM(
+            SubtractiveDithering(max(BUCKET_NOISE[0], bold**2 * BUCKET_NOISE[1])),
+            step_size=1.0,
+            memory_rate=0.0,
+            in_metric=True,
+            broadcast=SubtractiveDithering(max(BUCKET_BROADCAST[0], bold * BUCKET_BROADCAST[1])),
+        )
+        found = self.run(view, growing.origin(), algorithm, growing.rounds + SETTLING)
+        mass, means, _ = growing.held(found)
+        return mass, means
+
+    def sketch(self, model: Any, part: int) -> Sketch:
+        """Rows on which starts are tried."""
+        network = self.session.federation
+        data = network.data if isinstance(network, InProcessFederation) else None
+        if self.alone and data is not None and not data.streaming:
+            return _own_sketch(data, model, self.session.seed)
+        points, weights = drawn(*self.buckets(part), model.moment_of_rows, self.session.seed)
+        return Sketch(points, model.rows_at(points), weights)
 
     def begin(self, view: View, statistics: FloatArray) -> FloatArray:
         """The exact statistics of one worker; with several, those that the parameters imply."""
@@ -94,7 +129,7 @@ def search(
 ) -> list[FloatArray]:
     """The statistics that each of these candidates starts from; all of them share the rounds.
 
-    ``method`` is ``"k-means"`` (cells grown from aggregates, see `emfed.fitting.starts.cells`),
+    ``method`` is ``"k-means"`` (on a sketch of all rows, see `emfed.fitting.starts.sketch`),
     ``"moments"`` (drawn around the mean with the spread of all data), ``"points"`` (rows of the
     data, which leave their workers: only by explicit choice) or ``"auto"``: k-means where the model
     has components that clusters can start. Of ``n_init`` starts, all run in the same rounds; the
@@ -126,24 +161,21 @@ def _starts(looking: _Search, method: str, n_init: int) -> list[list[Any]]:
     """``n_init`` starting parameters of each candidate, in its frame."""
     session = looking.session
     chosen = [_resolve(model, method) for model in looking.models]
-    cells: tuple[FloatArray, FloatArray] | None = None
     for model, how in zip(looking.models, chosen, strict=True):
         if how == "k-means" and not _able(model):
             raise SettingsError(f"{type(model).__name__} has no clusters: use start='moments'.")
-    if "k-means" in chosen:
-        pairs = zip(looking.models, looking.parts, chosen, strict=True)
-        able = [(model, part) for model, part, how in pairs if how == "k-means"]
-        widest, part = max(able, key=lambda pair: pair[0].n_components)
-        rows = None if looking.alone else session.samples / session.federation.size
-        ask = partial(looking.ask, part)
-        cells = grow_cells(
-            widest.clusters(1).n_features, ask, widest.n_components, rows, session.seed
-        )
+    sketched: dict[int, list[Any]] = {}
+    places = [j for j, how in enumerate(chosen) if how == "k-means"]
+    if places:
+        models = [looking.models[j] for j in places]
+        widest = max(places, key=lambda j: looking.models[j].n_components)
+        sketch = looking.sketch(looking.models[widest], looking.parts[widest])
+        sketched = dict(zip(places, sketch.starts(models, n_init, session.seed), strict=True))
+    seeds = [(session.seed + _GOLDEN * j) % 2**64 for j in range(n_init)]
     out = []
-    for model, how in zip(looking.models, chosen, strict=True):
-        seeds = [(session.seed + _GOLDEN * j) % 2**64 for j in range(n_init)]
-        if how == "k-means" and cells is not None:
-            out.append([_from_cells(model, *cells, session.seed, j) for j in range(n_init)])
+    for j, (model, how) in enumerate(zip(looking.models, chosen, strict=True)):
+        if how == "k-means":
+            out.append(sketched[j])
         elif how == "points":
             out.append([_from_points(session, model, s) for s in seeds])
         else:
@@ -151,19 +183,18 @@ def _starts(looking: _Search, method: str, n_init: int) -> list[list[Any]]:
     return out
 
 
-def _from_cells(model: Any, mass: FloatArray, cells: FloatArray, seed: int, which: int) -> Any:
-    """A start from the best of some partitions of the cells."""
-    k = model.n_components
-    if len(cells) < k:  # rows lie in fewer places than there are components
-        short = k - len(cells)
-        cells = np.concatenate([cells, np.repeat(cells[:1], short, axis=0) + 0.1])
-        mass = np.concatenate([mass, np.full(short, mass.min())])
-    attempts = range(ATTEMPTS) if which == 0 else range(ATTEMPTS + which, ATTEMPTS + which + 1)
-    shares, centres = best_partition(mass, cells, k, seed, attempts)
-    shares = np.maximum(shares, 0.1 / k)
-    shares = shares / shares.sum()
-    within = HARDNESS * np.maximum(1 - shares @ centres**2, 0.05)
-    return model.start_at(shares, centres, within)
+def _own_sketch(data: Any, model: Any, seed: int) -> Sketch:
+    """Some of the rows of one worker alone, who can hide nothing from itself."""
+    count = int(data.counts[0])
+    picks = np.arange(count, dtype=np.int64)
+    if count > ROWS:
+        u = uniforms(seed, 0, Purpose.SKETCH, np.zeros(1, dtype=np.int64), ROWS)
+        picks = np.sort(choose_distinct(u, data.counts[:1])[0])
+    rows = to_numpy(data.take(np.zeros(1, dtype=np.int64), picks[None]))[0].astype(np.float64)
+    frame = model.clusters(1).frame
+    points = np.nan_to_num((rows - frame.origin) / frame.scale)
+    weights = np.ones(len(rows)) if data.row_weights is None else data.row_weights[0][picks]
+    return Sketch(points, rows, np.asarray(weights / weights.sum()))
 
 
 def _from_points(session: Session, model: Any, seed: int) -> Any:

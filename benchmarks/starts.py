@@ -1,0 +1,109 @@
+"""Where default starts lead, and what a range of components chooses, beside scikit-learn."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from sklearn.mixture import GaussianMixture
+
+import emfed
+from benchmarks import estimators, right
+
+PEERS = 5
+"""Starts of scikit-learn, the best of which is the mark."""
+FEW_ROWS = 3000
+"""Larger tables are thinned: scikit-learn takes long on them, not we."""
+NUMBERS = range(1, 9)
+
+
+def tables() -> Iterator[tuple[str, np.ndarray, int, np.ndarray]]:
+    """Every open table at hand, a number of components, and the worker of each row."""
+    for name, rows, k in estimators.tables():
+        order = np.argsort(np.argsort(rows[:, 0], kind="stable"))
+        yield name, rows, k, order * 8 // len(rows)  # eight workers unlike each other
+    for name, rows, groups in right.tables():
+        every = -(-len(rows) // FEW_ROWS)
+        yield name, rows[::every], 4, groups[::every]
+
+
+def peer(rows: np.ndarray, k: int, kind: str, seed: int, n_init: int = 1) -> Any:
+    """scikit-learn's mixture of standardised rows, and what to add to its scores."""
+    unit = rows.std(axis=0)
+    found = GaussianMixture(
+        k, covariance_type=kind, n_init=n_init, tol=1e-5, max_iter=1000, random_state=seed
+    )
+    return found.fit(rows / unit), -float(np.log(unit).sum())
+
+
+def bench_gaps(seeds: int = 5, kinds: tuple[str, ...] = ("full", "diag", "tied")) -> Iterator[Any]:
+    """Nats that EM from our start ends below the best of five starts of scikit-learn, and bytes."""
+    for name, rows, k, groups in tables():
+        for kind in kinds:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield {"data": name, "covariance": kind, "k": k} | _gaps(
+                    rows, k, kind, groups, seeds
+                )
+
+
+def _gaps(rows: np.ndarray, k: int, kind: str, groups: Any, seeds: int) -> dict[str, Any]:
+    model = emfed.gaussian_mixture(k, kind)
+    theirs = []
+    for seed in range(PEERS):
+        found, shift = peer(rows, k, kind, seed)
+        theirs.append(found.score(rows / rows.std(axis=0)) + shift)
+    out: dict[str, Any] = {"sklearn, one start": float(max(theirs) - np.median(theirs))}
+    for label, held in (("alone", None), ("workers", groups)):
+        gaps = []
+        for seed in range(seeds):
+            run = emfed.open_run(model, rows, groups=held, start="auto", seed=seed)
+            begun = run.model.to_user(run.params)
+            options: dict[str, Any] = {"start_statistics": "parameters", "tol": 1e-6}
+            ended = emfed.fit(model, rows, "em", groups=held, start=begun, rounds=500, **options)
+            gaps.append(max(theirs) - ended.log_likelihood(rows))
+            if held is not None:
+                told, n = run.ledger.summary()["start"], run.federation.size
+                out |= {f"bytes {way}": told[way]["payload"] / n for way in ("up", "down")}
+        out[label] = float(np.median(gaps))
+    return out
+
+
+def bench_choice(seeds: int = 3, kinds: tuple[str, ...] = ("full", "diag")) -> Iterator[Any]:
+    """The number of components by BIC: ours, scikit-learn's with n_init=5, and from other seeds."""
+    for name, rows, _, groups in tables():
+        if len(rows) > FEW_ROWS // 2:
+            continue
+        for kind in kinds:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield {"data": name, "covariance": kind} | _choice(rows, kind, groups, seeds)
+
+
+def _choice(rows: np.ndarray, kind: str, groups: Any, seeds: int) -> dict[str, Any]:
+    unit, n = rows.std(axis=0), len(rows)
+    theirs, ours, ledgers = [], [], []
+    for seed in range(seeds + 1):
+        bics = {}
+        for k in NUMBERS:
+            found, shift = peer(rows, k, kind, seed, PEERS)
+            bics[k] = float(found.bic(rows / unit)) - 2 * n * shift
+        best = min(bics, key=lambda k: bics[k])
+        theirs.append((best, bics[best]))
+    for seed in range(seeds):
+        model = emfed.gaussian_mixture(1, kind)
+        found = emfed.select_components(model, rows, NUMBERS, groups=groups, seed=seed)
+        row = next(r for r in found.table if r["n_components"] == found.n_components)
+        ours.append((found.n_components, row["bic"]))
+        ledgers.append(found.best.bytes_up / len(found.best.worker_weights))
+    pairs = [(a, b) for i, a in enumerate(theirs) for b in theirs[i + 1 :]]
+    return {
+        "ours": [k for k, _ in ours],
+        "sklearn": [k for k, _ in theirs],
+        "agree": float(np.mean([a[0] == b[0] for a in ours for b in theirs])),
+        "sklearn agrees": float(np.mean([a[0] == b[0] for a, b in pairs])),
+        "bic above": float(np.mean([b for _, b in ours]) - np.mean([b for _, b in theirs])),
+        "bytes up": float(np.mean(ledgers)),
+    }

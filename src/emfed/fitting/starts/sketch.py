@@ -1,0 +1,226 @@
+"""A sketch of all rows, on which the server tries as many starts as it likes, at no message.
+
+One worker alone in this process is its own sketch: some of its rows. Otherwise buckets with their
+shares and means are all that was told (`emfed.models.clusters.Buckets`), and rows are drawn from
+them: a bucket's rows lie around its mean, the wider the farther its neighbours are. On the sketch a
+start is a few steps of the model's own EM, so starts are judged by what they are for, and fits of
+one more component can begin at a split of the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from emfed.algorithms.steps import shorten
+from emfed.core.protocols import FloatArray, IntArray
+from emfed.core.streams import Purpose, normals, uniforms
+from emfed.fitting.selection import sound
+
+ROWS = 2000
+"""Of a sketch: so many tell starts apart on all open tables; more cost time."""
+NEIGHBOURS = 3
+NARROWEST = 0.01
+"""The least variance within buckets, in any direction."""
+ATTEMPTS, KEPT = 10, 3
+"""Starts tried on a sketch for each number of components, and those that go on to the end."""
+SPLITS = 4
+"""Splits of the fit with fewer components that are tried as well."""
+FIRST_STEPS, STEPS = 6, 25
+"""EM steps of every start, and of those that are kept."""
+WORK = 5e8
+"""Statistics of rows that are evaluated at most for all candidates: about a second."""
+HARDNESS = 0.2
+"""First variances over those within clusters: rows then belong almost to the nearest centre."""
+TRIALS = 4
+"""Centres tried at each step of the seeding, of which the best is kept."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Sketch:
+    """Rows that stand for all, in the frame of k-means and as the model reads them."""
+
+    points: FloatArray
+    """In the frame; 0 where a value is missing."""
+    rows: FloatArray
+    """In the user's units."""
+    weights: FloatArray
+
+    def starts(self, models: Sequence[Any], count: int, seed: int) -> list[list[Any]]:
+        """``count`` starting parameters of each model, the best of the sketch first."""
+        found: dict[int, list[Any]] = {}
+        cost = len(self.rows) * sum(model.layout.size for model in models)
+        passes = int(WORK / max(cost, 1))
+        order = sorted(range(len(models)), key=lambda j: models[j].n_components)
+        before: tuple[Any, Any] | None = None
+        for j in order:
+            found[j] = self._best(models[j], before, max(count, KEPT), passes, seed)[:count]
+            before = models[j], found[j][0]
+        return [found[j] for j in range(len(models))]
+
+    def _best(
+        self, model: Any, before: tuple[Any, Any] | None, kept: int, passes: int, seed: int
+    ) -> list[Any]:
+        """Parameters after EM on the sketch, best first; as many as ``kept`` or more."""
+        k = model.n_components
+        tries = int(np.clip(passes // (2 * FIRST_STEPS), kept, max(ATTEMPTS, kept)))
+        pairs = [self.partition(k, seed, attempt) for attempt in range(tries)]
+        if before is not None and before[0].n_components < k:
+            pairs += self._splits(*before, k, seed)
+        begun = [self._begin(model, *pair) for pair in pairs]
+        if passes < 2 * FIRST_STEPS:  # too large for that: the first partition is what it is
+            return [model.maximize(s) for s in begun[:kept]]
+        tried = self._ranked(model, [self._climb(model, s, FIRST_STEPS) for s in begun])
+        ended = [self._climb(model, s, min(STEPS, passes // 4)) for s in tried[:kept]]
+        return [model.maximize(s) for s in self._ranked(model, ended)]
+
+    def _begin(self, model: Any, shares: FloatArray, centres: FloatArray) -> FloatArray:
+        """Statistics of a start at these clusters."""
+        shares = np.maximum(shares, 0.1 / len(shares))
+        shares = shares / shares.sum()
+        within = HARDNESS * np.maximum(1 - shares @ centres**2, 0.05)
+        return np.asarray(model.statistics_of(model.start_at(shares, centres, within)))
+
+    def _climb(self, model: Any, statistics: FloatArray, steps: int) -> FloatArray:
+        """EM on the sketch."""
+        for _ in range(steps):
+            params = model.maximize(statistics)
+            there = model.expected_statistics(self.rows, params, self.weights)
+            statistics = shorten(model, statistics, there - statistics)[0]
+        return statistics
+
+    def _ranked(self, model: Any, ended: list[FloatArray]) -> list[FloatArray]:
+        """Best first; those with a collapsed component last, as no criterion means them."""
+        keys = []
+        for position, statistics in enumerate(ended):
+            params = model.maximize(statistics)
+            value = float(model.log_likelihood(self.rows, params, self.weights))
+            fine = sound(model, params, float(len(self.rows))) and np.isfinite(value)
+            keys.append((not fine, -value - 1e300 * (not np.isfinite(value)), position))
+        return [ended[position] for *_, position in sorted(keys)]
+
+    def _splits(
+        self, model: Any, params: Any, k: int, seed: int
+    ) -> list[tuple[FloatArray, FloatArray]]:
+        """Clusters of a fit with fewer components, of which those that gain most are split."""
+        labels = np.argmax(model.responsibilities(self.rows, params), axis=-1)
+        groups = [np.flatnonzero(labels == j) for j in range(model.n_components)]
+        groups = [own for own in groups if len(own)]
+        out = []
+        for turn in range(SPLITS):
+            own, parts = list(groups), len(groups)
+            for step in range(k - parts):
+                halves = [self._halved(g, seed, turn) if len(g) > 3 else None for g in own]
+                gains = [-1.0 if h is None else h[0] for h in halves]
+                rank = np.argsort(gains, kind="stable")[::-1]
+                which = int(rank[min(turn if step == 0 else 0, len(own) - 1)])
+                half = halves[which]
+                if half is None:
+                    break
+                own[which : which + 1] = half[1:]
+            if len(own) == k:
+                out.append(self._of_groups(own))
+        return out
+
+    def _halved(self, own: IntArray, seed: int, turn: int) -> tuple[float, IntArray, IntArray]:
+        """A group in two by k-means, and by how much that lowers the inertia."""
+        points, w = self.points[own], self.weights[own]
+        labels, _, inertia = lloyd(w, points, seed_centres(w, points, 2, seed, turn))
+        mean = w @ points / w.sum()
+        gain = float(w @ ((points - mean) ** 2).sum(axis=-1)) - inertia
+        return gain, own[labels == 0], own[labels == 1]
+
+    def _of_groups(self, groups: Sequence[IntArray]) -> tuple[FloatArray, FloatArray]:
+        mass = np.array([self.weights[own].sum() for own in groups])
+        means = [self.weights[own] @ self.points[own] for own in groups]
+        return mass / mass.sum(), np.array(means) / np.maximum(mass, 1e-300)[:, None]
+
+    def partition(self, k: int, seed: int, attempt: int) -> tuple[FloatArray, FloatArray]:
+        """Shares and centres of k clusters of the sketch."""
+        points, mass = self.points, self.weights
+        if len(points) < k:  # fewer rows than components
+            short = k - len(points)
+            points = np.concatenate([points, np.repeat(points[:1], short, axis=0) + 0.1])
+            mass = np.concatenate([mass, np.full(short, mass.min())])
+        labels, centres, _ = lloyd(mass, points, seed_centres(mass, points, k, seed, attempt))
+        member = labels == np.arange(k)[:, None]
+        shares = np.where(member, mass, 0.0).sum(axis=-1)
+        return shares / shares.sum(), centres
+
+
+def drawn(
+    mass: FloatArray, means: FloatArray, whole: FloatArray | None, seed: int
+) -> tuple[FloatArray, FloatArray]:
+    """Points in the frame, drawn from buckets with these shares and means, and their weights.
+
+    Their covariance is that of all rows, ``whole``; where nobody knows that, variances are 1.
+    """
+    counts = np.maximum(1, np.round(ROWS * mass)).astype(np.int64)
+    bucket, d = np.repeat(np.arange(len(mass)), counts), means.shape[1]
+    between = (mass[:, None] * means).T @ means
+    values, vectors = 1 - np.diagonal(between), np.eye(d)
+    if whole is not None:
+        values, vectors = np.linalg.eigh(whole - between)
+    within = np.sqrt(np.maximum(values, NARROWEST)) * vectors
+    wide = np.ones(len(mass))
+    if len(mass) > 1:
+        apart = ((means[:, None] - means) ** 2).sum(axis=-1)
+        near = np.sort(apart, axis=1)[:, 1 : 1 + NEIGHBOURS].mean(axis=1)
+        wide = np.sqrt(near / max(float(mass @ near), 1e-300))
+    address = np.zeros(1, dtype=np.int64)
+    draws = normals(seed, 0, Purpose.SKETCH, address, len(bucket) * d).reshape(-1, d)
+    points = means[bucket] + wide[bucket][:, None] * draws @ within.T
+    return points, (mass / counts)[bucket]
+
+
+# k-means of weighted points.
+
+
+def seed_centres(
+    mass: FloatArray, points: FloatArray, count: int, seed: int, attempt: int
+) -> FloatArray:
+    """k-means++ (Arthur, Vassilvitskii 2007), greedy: ``count`` of the points, far from each other.
+
+    A point is drawn with probability proportional to its mass times its squared distance to the
+    centres so far; of a few drawn the one that lowers the distances most is taken.
+    """
+    address = np.array([attempt], dtype=np.int64)
+    draws = uniforms(seed, 0, Purpose.SEEDING, address, 1 + TRIALS * (count - 1))[0]
+    first = int(np.searchsorted(np.cumsum(mass)[:-1], draws[0] * mass.sum(), side="right"))
+    chosen = [first]
+    distances = ((points - points[first]) ** 2).sum(axis=-1)
+    for step in range(count - 1):
+        below = np.cumsum(mass * distances)
+        u = draws[1 + TRIALS * step : 1 + TRIALS * (step + 1)] * below[-1]
+        picks = np.minimum(np.searchsorted(below, u, side="right"), len(points) - 1)
+        tried = ((points[None] - points[picks][:, None]) ** 2).sum(axis=-1)
+        tried = np.minimum(tried, distances)
+        best = int(np.argmin(tried @ mass))
+        chosen.append(int(picks[best]))
+        distances = tried[best]
+    return points[chosen]
+
+
+def lloyd(
+    mass: FloatArray, points: FloatArray, centres: FloatArray, steps: int = 50
+) -> tuple[IntArray, FloatArray, float]:
+    """Labels, centres and weighted inertia where Lloyd's algorithm ends."""
+    count, labels = len(centres), np.full(len(points), -1, dtype=np.int64)
+    for _ in range(steps):
+        scores = points @ centres.T - 0.5 * (centres**2).sum(axis=-1)
+        nearest = np.argmax(scores, axis=-1).astype(np.int64)
+        if np.array_equal(nearest, labels):
+            break
+        labels = nearest
+        member = np.zeros((count, len(points)))
+        member[labels, np.arange(len(points))] = mass
+        total = member.sum(axis=-1)
+        held = total > 0
+        centres = centres.copy()
+        centres[held] = (member[held] @ points) / total[held, None]
+    distances = ((points - centres[labels]) ** 2).sum(axis=-1)
+    return labels, centres, float(mass @ distances)
