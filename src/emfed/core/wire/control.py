@@ -20,7 +20,7 @@ from emfed.core.wire.payload import decode_floats, encode_floats, floats_size
 LARGEST_TEXT = 1 << 24
 LARGEST_REASON = 500
 LARGEST_BUNDLE = 4
-QUESTIONS = ("statistics", "values", "scores")
+QUESTIONS = ("statistics", "values", "scores", "validation")
 _JOIN = struct.Struct("<QIQ")
 _LENGTH = struct.Struct("<I")
 _INSTANCE = struct.Struct("<BQ")
