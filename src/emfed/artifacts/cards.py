@@ -50,6 +50,8 @@ class Facts:
     scores: FloatArray | None = None
     """If the fit ended by asking, of each worker: mean and spread of its rows' log-likelihood, and
     what the model expects of both, given how many rows of each component the worker has."""
+    validation: FloatArray | None = None
+    """If the fit ended by it, what each worker told of rows held out: see `Validation`."""
     created: str = field(default_factory=now)
     software: Mapping[str, str] = field(default_factory=software)
 

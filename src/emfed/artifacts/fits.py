@@ -31,6 +31,7 @@ def fit_page(result: Result) -> Page:
     """Everything a reader who was not there needs to judge a fit."""
     sections = [disclosure(result), _course(result), _sites(result), _traffic(result)]
     sections += [_participation(result), *_selection(result), *_components(result)]
+    sections += [*_validation(result), *_errors(result)]
     sections.append(_settings(result))
     return Page("Report of a federated fit", _summary(result), _facts(result), (), sections)
 
@@ -226,6 +227,38 @@ def _sites(result: Result) -> Section:
     )
     section = Section(heading, text, [figure])
     return _folded(section, "Sites, those that fall shortest first", columns, rows)
+
+
+def _validation(result: Result) -> list[Section]:
+    """What rows that were held out say, if the fit asked for it."""
+    found = result.validation
+    if found is None:
+        return []
+    text = (
+        "Mean log-likelihoods of rows that the models in question were not fitted to. Without: the "
+        "common model fitted without the site. Common, adapted, alone: each row is scored by a fit "
+        "to the site's other rows. A gain counts if it is three standard errors from none and at "
+        "least 0.02 nats a row. " + found.remark().capitalize()
+    )
+    table = found.table
+    numbers = [["" if v is None else f"{v:.4f}" for v in table[n]] for n in list(table)[2:-1]]
+    rows = list(
+        zip(table["worker"], map(str, table["rows"]), *numbers, table["verdict"], strict=True)
+    )
+    heads = ("site", *list(table)[1:])
+    return [_folded(Section("Rows that were held out", [text]), "Sites", heads, rows)]
+
+
+def _errors(result: Result) -> list[Section]:
+    """Every parameter with its standard error, if the fit asked for it."""
+    if result.uncertainty is None:
+        return []
+    table = result.summary().table
+    numbers = [["" if v is None else f"{v:.4g}" for v in table[n]] for n in list(table)[1:]]
+    rows = list(zip(table["name"], *numbers, strict=True))
+    heads = ("parameter", "estimate", "standard error", "z", "2.5%", "97.5%")
+    text = "Standard errors follow from the observed information: they hold where the model does."
+    return [_folded(Section("Standard errors", [text]), "Parameters", heads, rows)]
 
 
 def _unjudged(heading: str, table: dict[str, list[Any]]) -> Section:

@@ -67,6 +67,8 @@ def write_model(path: str | Path, contents: Result, names: bool = True) -> None:
         arrays["workers/rows"] = facts.rows
         if facts.scores is not None:
             arrays["workers/scores"] = facts.scores
+        if facts.validation is not None:
+            arrays["workers/validation"] = facts.validation
         description["facts"] = {
             "settings": dict(facts.settings),
             "simulated": facts.simulated,
@@ -164,6 +166,7 @@ def _names(arrays: dict[str, NDArray[Any]], count: int) -> list[str] | None:
 
 def _facts(arrays: dict[str, NDArray[Any]], told: Any, count: int) -> Facts | None:
     shapes = {"workers/rows": (count,), "workers/weights": (count,), "workers/scores": (count, 4)}
+    shapes["workers/validation"] = (count, 6)
     for name, shape in shapes.items():
         if name in arrays and arrays[name].shape != shape:
             raise ModelFileError(f"{name} has the shape {arrays[name].shape}, not {shape}.")
@@ -174,6 +177,7 @@ def _facts(arrays: dict[str, NDArray[Any]], told: Any, count: int) -> Facts | No
         settings=dict(told["settings"]),
         simulated=bool(told["simulated"]),
         scores=arrays.get("workers/scores"),
+        validation=arrays.get("workers/validation"),
         created=str(told["created"]),
         software={str(k): str(v) for k, v in told["software"].items()},
     )

@@ -12,6 +12,7 @@ import numpy as np
 from emfed.artifacts import errors
 from emfed.artifacts.cards import Facts, make_card, worker_table
 from emfed.artifacts.modelfiles import read_model, write_model
+from emfed.artifacts.validation import Validation
 from emfed.core.errors import SettingsError, check_count, check_range
 from emfed.core.ledger import Ledger
 from emfed.core.protocols import (
@@ -110,6 +111,14 @@ class Result:
         """One row per worker: rows, messages and bytes each way, and fit where it is known."""
         return worker_table(self.ledger, self.facts)
 
+    @property
+    def validation(self) -> Validation | None:
+        """What rows that were held out say of the model, by worker; None: the fit did not ask."""
+        facts = self.facts
+        if facts is None or facts.validation is None:
+            return None
+        return Validation.of(self.workers()["worker"], facts.rows, facts.validation)
+
     def save(self, path: str | Path, *, names: bool = True) -> None:
         """Write a model file, which `emfed.load` reads; without ``names`` workers are unnamed."""
         write_model(path, self, names)
@@ -129,7 +138,9 @@ class Result:
         facts = self.facts
         if facts is not None:
             told = {"adapted": {"rows": len(rows), "worth": worth}}
-            facts = replace(facts, settings={**facts.settings, **told}, scores=None)
+            facts = replace(
+                facts, settings={**facts.settings, **told}, scores=None, validation=None
+            )
         params = model.to_user(model.maximize(statistics))
         adapted = replace(self, model=model, statistics=statistics, params=params, facts=facts)
         return replace(adapted, uncertainty=None)

@@ -287,6 +287,14 @@ def fit(
             rich_help_panel=RUN,
         ),
     ] = False,
+    validate: Annotated[
+        bool,
+        typer.Option(
+            "--validate",
+            help="Hold rows out and leave workers out: does the model serve each worker?",
+            rich_help_panel=RUN,
+        ),
+    ] = False,
     names: Annotated[
         bool, typer.Option(help="Keep the workers' names.", rich_help_panel=OUTPUT)
     ] = True,
@@ -434,7 +442,8 @@ def inspect(
 ) -> None:
     """Show what a file holds: the model card, in Markdown, and what each worker sent.
 
-    A model that was fitted with --errors also shows its parameters with their standard errors.
+    A model fitted with --errors also shows its parameters with their standard errors, one with
+    --validate what rows that were held out say of it.
     """
     from emfed.cli.inspect import run_inspect
 

@@ -60,6 +60,8 @@ def run_fit(options: Options) -> tuple[bool, bool]:
         print(json.dumps(summary, allow_nan=False))  # noqa: T201
     elif not options.quiet:
         _print(summary)
+        if result.validation is not None:
+            print(f"\n{result.validation}")  # noqa: T201
     return result.stopped == "interrupted", bool(summary["converged"])
 
 
@@ -173,7 +175,7 @@ def _settings(options: Options, model: dict[str, Any]) -> FitSettings:
 
 SETTINGS = (
     *("follow_em", "participation", "weights", "start", "n_init"),
-    *("rounds", "tol", "field_tol", "max_bytes", "seconds", "seed", "errors"),
+    *("rounds", "tol", "field_tol", "max_bytes", "seconds", "seed", "errors", "validate"),
 )
 """Options that are settings of a fit under the same name."""
 
@@ -206,6 +208,7 @@ def summarise(
         "bytes_down_per_worker": result.bytes_down / workers,
         "guard_hits": result.guard_hits,
         "badly_served": bad,
+        "validation": None if result.validation is None else result.validation.table,
         "tried": tried,
         "remarks": remarks,
     }

@@ -39,18 +39,19 @@ def run_inspect(file: str, workers: str | None, as_json: bool, params: bool = Fa
         print(_params_json(result) if as_json else _params_text(result))  # noqa: T201
         return
     table = result.workers()
-    summary = None if result.uncertainty is None else result.summary()
+    more: dict[str, Any] = {} if result.uncertainty is None else {"summary": result.summary()}
+    more |= {} if result.validation is None else {"validation": result.validation}
     if workers is not None:
         write_table(table, workers)
     if as_json:
         told = {"kind": "model", "card": result.card, "workers": table}
-        told |= {} if summary is None else {"summary": summary.table}
+        told |= {name: shown.table for name, shown in more.items()}
         print(json.dumps(told, allow_nan=False))  # noqa: T201
     elif workers != "-":
         print(card_markdown(result.card))  # noqa: T201
         print(_markdown_table(table))  # noqa: T201
-        if summary is not None:
-            print(f"\n## parameters\n\n```\n{summary}\n```")  # noqa: T201
+        for name, shown in more.items():
+            print(f"\n## {name}\n\n```\n{shown}\n```")  # noqa: T201
 
 
 def _params_json(result: Result) -> str:

@@ -151,10 +151,13 @@ class View:
     """Clusters with fewer of a worker's rows are left out of what it says."""
     seed: int = 0
     """Where those clusters grow to."""
+    folds: bool = False
+    """Whether each part is fitted without some workers, see `emfed.network.validation`."""
 
     def describe(self) -> dict[str, Any]:
         """The fields that say something, as plain JSON types."""
-        said = {n: getattr(self, n) for n in ("clusters", "smallest", "watched", "seed")}
+        names = ("clusters", "folds", "smallest", "watched", "seed")
+        said = {name: getattr(self, name) for name in names}
         told: dict[str, Any] = {n: v for n, v in said.items() if v != getattr(View, n)}
         return told if self.parts is None else {"parts": list(self.parts), **told}
 
@@ -164,7 +167,8 @@ class View:
         if not isinstance(description, Mapping) or not {*description} <= {
             f.name for f in dataclasses.fields(cls)
         }:
-            raise ValueError("a view is described by parts, watched, clusters, smallest and seed.")
+            names = ", ".join(f.name for f in dataclasses.fields(cls))
+            raise ValueError(f"a view is described by {names}.")
         parts = description.get("parts")
         if parts is not None and not (
             isinstance(parts, (list, tuple))
@@ -173,13 +177,18 @@ class View:
         ):
             raise ValueError("the parts of a view are a list of positions.")
         clusters, smallest = description.get("clusters"), description.get("smallest", 1)
-        watched, seed = description.get("watched", False), description.get("seed", 0)
+        watched, folds = description.get("watched", False), description.get("folds", False)
+        seed = description.get("seed", 0)
         if type(seed) is not int or not 0 <= seed < 1 << 64:
             raise ValueError("the seed of a view is a number of 64 bits.")
         numbers = (smallest, 1 if clusters is None else clusters)
-        if type(watched) is not bool or not all(type(n) is int and n >= 1 for n in numbers):
-            raise ValueError("watched is true or false, clusters and smallest are counts.")
-        return cls(None if parts is None else tuple(parts), watched, clusters, smallest, seed)
+        if not (type(watched) is type(folds) is bool) or not all(
+            type(n) is int and n >= 1 for n in numbers
+        ):
+            raise ValueError("watched and folds are true or false, clusters and smallest counts.")
+        if folds and (parts is None or watched or clusters is not None):
+            raise ValueError("folds are parts of a view, and nothing else.")
+        return cls(None if parts is None else tuple(parts), watched, clusters, smallest, seed, folds)
 
 
 WHOLE = View()
@@ -208,9 +217,10 @@ class HeldUp:
 class Question:
     """What everyone is asked at given parameters, outside the rounds of an algorithm."""
 
-    kind: Literal["statistics", "values", "scores"]
-    """Exact statistics; the mean log-likelihood and entropy of each part, ``(parts, 2)``; or how
-    well the model fits a worker's rows, see `emfed.network.scoring`."""
+    kind: Literal["statistics", "values", "scores", "validation"]
+    """Exact statistics; the mean log-likelihood and entropy of each part, ``(parts, 2)``; how well
+    the model fits a worker's rows, see `emfed.network.scoring`; or how well it fits rows that it
+    was not fitted to, see `emfed.network.validation`."""
     view: View
     params: Any
     purpose: str = "question"

@@ -616,7 +616,8 @@ class Federation(ABC):
 
     @abstractmethod
     def scores(self, question: Question) -> FloatArray:
-        """Each worker's answer to a question for scores, ``(size, 4)``; NaN: none came."""
+        """Each worker's answer to a question for scores, ``(size, 4)``, or for validation,
+        ``(size, 6)``; NaN: none came."""
 
     @abstractmethod
     def worker_rows(self) -> tuple[IntArray, Rows]:

@@ -36,9 +36,10 @@ from emfed.fitting.climbing import Climb
 from emfed.fitting.rounds import Run, remembered
 from emfed.fitting.selection import Selection, choose, floor_remarks, with_setting, within_rows
 from emfed.fitting.session import Session, digest
-from emfed.fitting.settings import FitSettings
+from emfed.fitting.settings import TOL, FitSettings
 from emfed.fitting.starts import NOT_INSIDE, search
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop, remaining
+from emfed.fitting.validation import with_validation
 from emfed.models.devices import Precision
 from emfed.models.side_by_side import MOST_PARTS, SideBySide, SideBySideParameters
 from emfed.network import FEDERATIONS, InProcessFederation, RayFederation
@@ -143,8 +144,16 @@ def run_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY
     if stopped == "callback" and climb is not None and climb.settled:
         stopped, run.confirmed = "nats", True  # EM's own steps are full passes
     fitted = _finished(settings, session, run, parts, stopped, candidates, climb, remarks)
+    place = _place(fitted.selection, settings, parts)
+    if settings.validate and stopped != "interrupted":
+        first = fitted.result.statistics
+        if begun is not None:
+            whole = session.view(view)
+            alone = not isinstance(whole, SideBySide)
+            first = begun if alone else begun[whole.cuts[parts.index(place)]]
+        checked = with_validation(fitted.result, session, place, first, tolerance or TOL, remarks)
+        fitted = replace(fitted, result=checked)
     if curve is not None and stopped != "interrupted":
-        place = _place(fitted.selection, settings, parts)
         fitted = replace(fitted, result=curve.drawn(fitted.result, session, place))
     remarks += floor_remarks(fitted.result)
     remarks += run_remarks(run, stopped)

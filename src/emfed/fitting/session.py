@@ -112,9 +112,11 @@ class Session:
             self.prices.ask(question, answer_width(question, self.view(view)))
         return told.reshape(-1, 2) if kind == "values" else told
 
-    def scores(self, view: View, params: Any) -> FloatArray:
-        """How well the model fits each worker's rows, ``(workers, 4)``."""
-        question = Question("scores", view, params, "closing")
+    def scores(
+        self, view: View, params: Any, kind: Literal["scores", "validation"] = "scores"
+    ) -> FloatArray:
+        """How well the model fits each worker's rows, ``(workers, 4)``; or rows held out."""
+        question = Question(kind, view, params, "closing")
         told = self.federation.scores(question)
         if self.prices is not None:
             self.prices.ask(question, answer_width(question, self.view(view)))

@@ -16,6 +16,7 @@ from emfed.artifacts.result import CRITERIA
 from emfed.compressors import SubtractiveDithering
 from emfed.core.errors import SettingsError, check_count, check_range, check_type
 from emfed.core.protocols import Algorithm, FloatArray, IntArray, Model, Participation
+from emfed.core.registry import MODELS
 from emfed.core.streams import check_seed
 from emfed.fitting.stopping import Stop
 from emfed.models.clusters import Clusters
@@ -65,6 +66,8 @@ class FitSettings:
     scores : whether every worker tells at the end how well the model fits its rows.
     errors : whether everyone is asked at the end for what standard errors follow from: as many
         exact statistics as the model has free parameters.
+    validate : whether the fit ends with a validation: models without some of the workers, and rows
+        that each worker holds out (`Result.validation`).
     likelihood : whether everyone is asked at the end for the log-likelihood, if nobody told it.
     """
 
@@ -91,6 +94,7 @@ class FitSettings:
     drop: bool = True
     scores: bool = False
     errors: bool = False
+    validate: bool = False
     likelihood: bool = False
     numbers: tuple[int, ...] | None = field(init=False, default=None)
     """The numbers of components, read."""
@@ -129,10 +133,11 @@ class FitSettings:
         """The models that are compared: one, or one for each number of components."""
         if self.numbers is None:
             assert isinstance(self.model, Model)
-            return (self.model,)
-        made = tuple(with_components(self.model, k) for k in self.numbers)
+            made: tuple[Model, ...] = (self.model,)
+        else:
+            made = tuple(with_components(self.model, k) for k in self.numbers)
         check_type("model", made[0], Model, "gaussian_mixture(3)")
-        return made
+        return tuple(without_constants(model) for model in made) if self.validate else made
 
     def who(self) -> Participation:
         """Who takes part in a round."""
@@ -246,6 +251,13 @@ def with_components(model: Any, k: int) -> Any:
     raise SettingsError(
         f"{type(model).__name__} has no number of components: give a function from it to a model."
     )
+
+
+def without_constants(model: Model) -> Model:
+    """The model with no constant of all data in T: a model without some workers has another."""
+    if not model.fixed_data:
+        return model
+    return MODELS.build({**model.describe(), "second_moment": "statistic"})
 
 
 def worker_weights(

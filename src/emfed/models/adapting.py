@@ -51,14 +51,25 @@ def adapt(
     own = model.bind(both, counts, weights)
     # A prior that does not know the number of rows is in T already: at S, T gives theta.
     common = statistics if own is model else own.statistics_of(own.from_user(user))
-    return own, _climb(own, common, rows, share)
+    return own, climb(own, common, rows, share)
 
 
-def _climb(model: Model, common: FloatArray, rows: Any, share: float) -> FloatArray:
-    """EM from the common model's statistics until little is left to gain."""
-    statistics, theta, gain = common, model.maximize(common), np.inf
+def climb(
+    model: Model,
+    common: FloatArray,
+    rows: Any,
+    share: float,
+    weights: Any | None = None,
+    start: Any | None = None,
+) -> FloatArray:
+    """EM on rows and common statistics, which count for ``share``, until little is left to gain.
+
+    It starts from the common model unless told otherwise.
+    """
+    theta = model.maximize(common) if start is None else start
+    statistics, gain = common, np.inf
     for _ in range(STEPS):
-        own = model.expected_statistics(rows, theta)
+        own = model.expected_statistics(rows, theta, weights)
         statistics, before = (1 - share) * own + share * common, theta
         theta = model.maximize(statistics)
         last = gain

@@ -102,13 +102,17 @@ class Bound:
         bound._parts[0] = model
         return bound
 
+    def candidate(self, position: int) -> Any:
+        """A candidate as it was described."""
+        candidates = candidates_of(self.model)
+        if position >= len(candidates):
+            raise SettingsError(f"a view names part {position} of {len(candidates)}.")
+        return candidates[position]
+
     def part(self, position: int) -> Any:
         """A candidate that knows all data."""
         if position not in self._parts:
-            candidates = candidates_of(self.model)
-            if position >= len(candidates):
-                raise SettingsError(f"a view names part {position} of {len(candidates)}.")
-            bound = bind_constants(candidates[position], self.constants, self.shapes)
+            bound = bind_constants(self.candidate(position), self.constants, self.shapes)
             self._parts[position] = bound
         return self._parts[position]
 

@@ -459,7 +459,7 @@ class RemoteFederation(Federation):
         """Each worker's own answer; NaN for what a model cannot tell and who did not answer."""
         assert self._bound is not None
         width = answer_width(question, self._bound.view(question.view))
-        out = np.full((self.size, SCORES), np.nan)
+        out = np.full((self.size, max(width, SCORES)), np.nan)
         for number, values in self._hear(question, width).items():
             out[number, :width] = values
         return out

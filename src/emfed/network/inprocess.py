@@ -42,6 +42,7 @@ from emfed.models.devices import Ragged
 from emfed.models.naming import rows_named
 from emfed.models.side_by_side import SideBySide
 from emfed.network.scoring import scores_of, scores_width
+from emfed.network.validation import VALIDATION, LeftOut, validation_of
 
 ACTIVE_ELEMENTS = 1 << 20
 """Statistics and picked rows of the workers driven at once: what stays in the cache is quick."""
@@ -223,6 +224,8 @@ def answer_width(question: Question, model: Model) -> int:
         return model.layout.size
     if question.kind == "scores":
         return scores_width(model)
+    if question.kind == "validation":
+        return VALIDATION
     return 2 * (len(model.models) if isinstance(model, SideBySide) else 1)
 
 
@@ -372,7 +375,9 @@ class InProcessFederation(Federation):
         """The data of the asked workers."""
         places = request.workers - self.first
         data = fresh_rows(self._model, self.data, request.round, places)
-        return WorkerRows(self._model, data, places, self.pieces, request.workers)
+        rows = WorkerRows(self._model, data, places, self.pieces, request.workers)
+        folds = self._begun is not None and self._begun[0].folds
+        return LeftOut(rows, self._model, request) if folds else rows
 
     def _where(self, place: int) -> str:
         return f"worker {self.data.name(place)!r}"
@@ -453,8 +458,11 @@ class InProcessFederation(Federation):
 
     @final
     def scores(self, question: Question) -> FloatArray:
-        """Mean and spread of the log-likelihood of each worker's rows, and what was expected."""
+        """How well the model fits each worker's rows, or rows that it was not fitted to."""
         model = self._bound.view(question.view)
+        if question.kind == "validation":
+            numbers, total = self.everyone + self.first, float(self._bound.constants[0])
+            return validation_of(model, question.params, self.data, numbers, total)
         pieces = _whole(self.pieces(self.data, self.everyone), False)
         return scores_of(model, question.params, pieces, self.size)
 

@@ -83,6 +83,7 @@ from emfed.network.store import (
     clear_torn,
     runs_in,
 )
+from emfed.network.validation import LeftOut, validation_of
 
 logger = logging.getLogger(__name__)
 NOBODY = Header(Kind.REFUSAL, 0, 0, 0, 0)
@@ -92,6 +93,7 @@ ANSWERS = {
     "statistics": "exact expected statistics",
     "values": "mean log-likelihood and entropy",
     "scores": "mean and spread of the log-likelihood, and both as the model expects them",
+    "validation": "mean log-likelihoods of rows that were held out, and what adapting gains",
 }
 """What the journal calls an answer."""
 _ME = np.zeros(1, dtype=np.int64)
@@ -375,6 +377,9 @@ class Site:
         if kind == "scores":
             told = scores_of(model, params, data.pieces(_ME), 1)[0]
             values = told[: scores_width(model)]
+        elif kind == "validation":
+            me, total = np.array([joined.number]), float(joined.constants[0])
+            values = validation_of(model, params, data, me, total)[0]
         else:
             values = answer(Question(kind, WHOLE, params), model, data.pieces(_ME), _ALONE)
         self._count_answer()
@@ -480,6 +485,8 @@ class Site:
             oracle.own_seed = self._secret.seed(f"{run:016x} {phase.number}")
         if self.rules.smallest_group is not None:
             oracle = GuardedRows(oracle, model, request.params, self.rules.smallest_group)
+        if phase.view.folds:
+            oracle = LeftOut(oracle, model, request)
         rows, replies = phase.algorithm.worker_step(model, phase.seed, state.rows, request, oracle)
         if again and len(replies.workers):
             return state, replies

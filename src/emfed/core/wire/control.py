@@ -25,7 +25,7 @@ LARGEST_REASON = 500
 LARGEST_BUNDLE = 2
 NEWS = (Kind.CONSTANTS, Kind.SETTINGS)
 """What goes before another message in a bundle, framed: and so what ends it is not."""
-QUESTIONS = ("statistics", "values", "scores")
+QUESTIONS = ("statistics", "values", "scores", "validation")
 _WHO = struct.Struct("<Q")
 _INSTANCE = struct.Struct("<BQ")
 
