@@ -12,7 +12,7 @@ import numpy as np
 
 from emfed.cli.tables import PIPE, listed, read_cells
 from emfed.core.errors import DataError, SettingsError
-from emfed.data.files import FIRST_LINE, PLAIN, TextForm, kind_of, numbers, text_of
+from emfed.data.files import FIRST_LINE, PLAIN, TextForm, file_format, numbers, text_of
 from emfed.data.sources import ParquetRows, parquet_schema
 from emfed.data.workers import as_workers, of_file
 from emfed.models import Categorical, Poisson
@@ -66,7 +66,7 @@ def read_workers(
         workers = as_workers(only, _labels(first[groups], groups, paths[0]))
     else:
         workers = as_workers(tables if len(tables) > 1 else only)
-    if all(path == PIPE or kind_of(Path(path)) != "parquet" for path in paths):
+    if all(path == PIPE or file_format(Path(path)) != "parquet" for path in paths):
         workers = of_file(workers, FIRST_LINE)
     families = _families(wanted, given, categories) if given else {}
     return Intake(workers, tuple(wanted), families, categories)

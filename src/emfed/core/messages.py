@@ -188,7 +188,8 @@ class View:
             raise ValueError("watched and folds are true or false, clusters and smallest counts.")
         if folds and (parts is None or watched or clusters is not None):
             raise ValueError("folds are parts of a view, and nothing else.")
-        return cls(None if parts is None else tuple(parts), watched, clusters, smallest, seed, folds)
+        parts = None if parts is None else tuple(parts)
+        return cls(parts, watched, clusters, smallest, seed, folds)
 
 
 WHOLE = View()

@@ -64,7 +64,7 @@ class TextForm:
 PLAIN = TextForm()
 
 
-def kind_of(path: Path) -> str:
+def file_format(path: Path) -> str:
     """The format of a file by its ending; ``.gz`` may follow that of a text file."""
     suffixes = [s.lower() for s in path.suffixes if s.lower() != ".gz"]
     kind = suffixes[-1][1:] if suffixes else ""
@@ -75,7 +75,7 @@ def kind_of(path: Path) -> str:
 
 def read_cells(path: Path, form: TextForm = PLAIN) -> Any:
     """A file as a polars frame; cells of a text file are text."""
-    kind = kind_of(path)
+    kind = file_format(path)
     if not path.is_file():
         raise DataError(f"there is no file {path}.")
     if path.stat().st_size == 0:

@@ -32,7 +32,7 @@ from emfed.data.files import (
     PLAIN,
     NotNumbers,
     TextForm,
-    kind_of,
+    file_format,
     numbers,
     read_cells,
     without_numbers,
@@ -71,7 +71,7 @@ def prepare(
     """
     if not data.exists():
         raise SettingsError(f"{data}: there is no such file.")
-    kind = kind_of(data)
+    kind = file_format(data)
     if kind == "parquet":
         left = without_numbers(data)
         wanted = columns or [name for name in parquet_schema(data) if name not in left]
