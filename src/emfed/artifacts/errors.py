@@ -31,6 +31,8 @@ from emfed.core.errors import EmfedError, SettingsError
 from emfed.core.protocols import BoolArray, FloatArray, HasSupports, Parameters
 from emfed.models.clusters import Clusters
 from emfed.models.columns import ColumnParameters
+from emfed.models.gaussian import GaussianMixture
+from emfed.models.missing import MissingGaussianMixture
 
 STEP = 1e-4
 """Of central differences, in standard deviations of one complete row: the error is its square."""
@@ -247,10 +249,11 @@ def _of_array(
     model: Any, name: str, array: FloatArray, columns: Sequence[str] | None
 ) -> list[Quantity]:
     """Numbers of one array by its axes; of a model that nobody knows, by position."""
-    kind = getattr(getattr(model, "inner", model), "kind", "")
     axes = AXES.get(name, "")
     if name == "covariances":
-        axes = {1: "k", 3: "kcc"}.get(array.ndim, "cc" if kind in ("tied", "known") else "kc")
+        whole = model.inner if isinstance(model, MissingGaussianMixture) else model
+        shared = isinstance(whole, GaussianMixture) and whole.shared_covariance
+        axes = {1: "k", 3: "kcc"}.get(array.ndim, "cc" if shared else "kc")
     elif name == "noise":
         axes = "kc" if array.ndim == 2 else "k"
     axes = axes if len(axes) == array.ndim else "?" * array.ndim
