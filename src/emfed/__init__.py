@@ -5,8 +5,8 @@ never rows. Start with `fit`, or with an estimator such as `FederatedGaussianMix
 
 What most fits need is here. The rest is in `emfed.models`, `emfed.compressors`, `emfed.algorithms`
 (participation, step sizes), `emfed.data` (files, streams), `emfed.network` (federations, sites,
-rules), `emfed.fitting` (settings, runs by hand, `serve`), `emfed.imputation`, `emfed.theory`,
-`emfed.testing`, and errors in `emfed.core.errors`.
+rules), `emfed.fitting` (settings, runs by hand, `serve`), `emfed.imputation`, `emfed.theory` and
+`emfed.testing`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,19 @@ from emfed.compressors import (
     SubtractiveDithering,
     block_quantization,
 )
-from emfed.core.errors import EmfedError, EmfedWarning
+from emfed.core.errors import (
+    CheckpointError,
+    ContractError,
+    DataError,
+    EmfedError,
+    EmfedWarning,
+    FederationError,
+    ModelFileError,
+    NumericalError,
+    ParticipationError,
+    SettingsError,
+    WireError,
+)
 from emfed.core.version import __version__
 from emfed.fitting import fit, select_components
 from emfed.models import (
@@ -44,9 +56,12 @@ if TYPE_CHECKING:
     from emfed.imputation import impute
 
 __all__ = [
-    "EM",
     "AutoEM",
+    "CheckpointError",
+    "ContractError",
+    "DataError",
     "Dithering",
+    "EM",
     "EmfedError",
     "EmfedWarning",
     "FedEM",
@@ -55,11 +70,17 @@ __all__ = [
     "FederatedImputer",
     "FederatedKMeans",
     "FederatedMixture",
+    "FederationError",
     "Identity",
+    "ModelFileError",
+    "NumericalError",
+    "ParticipationError",
     "RandomSparsification",
     "Result",
+    "SettingsError",
     "SubtractiveDithering",
     "VRFedEM",
+    "WireError",
     "__version__",
     "block_quantization",
     "factor_analysis",
@@ -87,8 +108,6 @@ _ROOMS = (
 )
 """Subpackages that users import from."""
 _MOVED = {
-    "core.errors": "CheckpointError ContractError DataError FederationError ModelFileError "
-    "NumericalError ParticipationError SettingsError WireError",
     "algorithms": "Bernoulli Decreasing Everyone FixedSize Schedule",
     "compressors": "ChosenDithering",
     "data": "ParquetRows Stream WorkerData WorkerTables as_workers pad_sequences "
