@@ -10,6 +10,7 @@ import pytest
 
 import emfed
 from emfed.core.ledger import KINDS
+from tests.helpers import OPEN
 from tests.registry import REGISTRY
 
 EDGE = ("categorical", "mixed", "poisson chain")
@@ -121,7 +122,7 @@ def test_errors_over_a_network_and_from_a_file_are_those_of_one_process(
 ) -> None:
     rng = np.random.default_rng(5)
     data = {"north": two(rng, 150, 4.0), "south": two(rng, 250, 4.0)}
-    sites = {name: emfed.Site(table, tmp_path / name) for name, table in data.items()}
+    sites = {name: emfed.Site(table, tmp_path / name, rules=OPEN) for name, table in data.items()}
     federation = emfed.RemoteFederation(emfed.LocalTransport(sites), pause=0.0)
     model = emfed.gaussian_mixture(2, kind)
     here, there = (emfed.fit(model, given, errors=True) for given in (data, federation))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from emfed import LocalTransport, RemoteFederation, Site
+from emfed import LocalTransport, ParticipationError, RemoteFederation, Site
 from emfed.core.protocols import WHOLE, Algorithm, FloatArray, Model, Question, Request, View
 from emfed.fitting.session import Session
 
@@ -45,7 +45,10 @@ class Server:
             self.accepted.copy(),
             encode=True,
         )
-        replies = self.federation.exchange(request)
+        try:
+            replies = self.federation.exchange(request)
+        except ParticipationError:  # nobody answers
+            return {}
         self.accepted[replies.workers] = self.round
         keys = self.federation.members.keys
         told = zip(replies.workers.tolist(), replies.values, strict=True)

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 
 import emfed
-from emfed import Site
+from emfed import Site, SiteRules
 from emfed.algorithms.steps import batch_indices
 from tests.attacks.malicious import Server
 
 ROWS = np.random.default_rng(3).normal(size=(60, 2)) * [3.0, 0.2] + [50.0, 7.0]
-BATCH = 10
+BATCH, BATCHES = 10, SiteRules(mini_batches=True)
 
 
 def recovered(site: Site) -> int:
@@ -32,20 +32,20 @@ def recovered(site: Site) -> int:
 
 
 def test_batches_that_follow_from_the_servers_seed_give_all_rows_away(tmp_path: Path) -> None:
-    assert recovered(Site(ROWS, tmp_path, simulated=True)) == len(ROWS)
+    assert recovered(Site(ROWS, tmp_path, rules=BATCHES, simulated=True)) == len(ROWS)
 
 
 def test_batches_that_follow_from_the_sites_secret_give_no_row_away(tmp_path: Path) -> None:
-    assert recovered(Site(ROWS, tmp_path)) == 0
+    assert recovered(Site(ROWS, tmp_path, rules=BATCHES)) == 0
 
 
 def test_a_site_draws_the_same_rows_again_after_a_crash_and_others_do_not(tmp_path: Path) -> None:
     def upload(where: Path) -> np.ndarray:
-        server = Server({"a": Site(ROWS, where)}, emfed.gaussian_mixture(1, "diag"))
+        server = Server({"a": Site(ROWS, where, rules=BATCHES)}, emfed.gaussian_mixture(1, "diag"))
         server.begin(emfed.FedEM(step_size=0.5, memory_rate=0.0, batch_size=BATCH))
         here = server.model.statistics_of(server.model.start(0))
         first = server.ask(here)["a"]
-        again = Site(ROWS, where)  # a new process
+        again = Site(ROWS, where, rules=BATCHES)  # a new process
         server.federation._line.transport.sites["a"] = again
         server.round, server.accepted[:] = 0, -1
         np.testing.assert_array_equal(server.ask(here)["a"], first)

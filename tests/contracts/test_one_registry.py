@@ -24,7 +24,7 @@ from emfed.core.protocols import (
 from emfed.core.registry import LONGEST_NAME, MODELS, STORED, plain
 from emfed.models import SiteOwner, build_model, make_model
 from emfed.models.side_by_side import SideBySide
-from tests.helpers import bind, make_data
+from tests.helpers import OPEN, bind, make_data
 from tests.registry import REGISTRY
 
 ROWS = make_data(0)
@@ -186,7 +186,7 @@ def test_one_statement_serves_fits_networks_files_reports_and_words(tmp_path: Pa
     emfed.register_model("measured", parts=[Unit])(Measured)
     model = make_model("measured", kappa=0.7)
     here = emfed.fit(model, ROWS, emfed.EM(), rounds=5, seed=2, start="moments")
-    sites = {str(i): emfed.Site(rows, tmp_path / str(i)) for i, rows in enumerate(ROWS)}
+    sites = {str(i): emfed.Site(rows, tmp_path / str(i), rules=OPEN) for i, rows in enumerate(ROWS)}
     federation = emfed.RemoteFederation(emfed.LocalTransport(sites))
     there = emfed.fit(
         model, None, emfed.EM(), federation=federation, rounds=5, seed=2, start="moments"

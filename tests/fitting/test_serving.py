@@ -19,7 +19,7 @@ from emfed import LocalTransport, Site, SiteRules, Transport
 from emfed.core.wire import Reason, encode_refusal, seal_refusal
 from emfed.fitting.serving import Served
 from emfed.network.deployment.serving import save_fit
-from tests.helpers import make_data, make_model, plain_fit
+from tests.helpers import OPEN, make_data, make_model, plain_fit
 from tests.network.test_trajectories import Scales
 
 TABLES = make_data(6, sizes=(24, 18, 30, 22), spread=8.0)
@@ -56,7 +56,7 @@ class Changing(Transport):
 
 def sites(where: Path, rules: SiteRules | None = None) -> dict[str, Site]:
     return {
-        key: Site(table, where / key, rules=rules if key == "a" else None)
+        key: Site(table, where / key, rules=rules if key == "a" and rules else OPEN)
         for key, table in zip(KEYS, TABLES, strict=True)
     }
 
@@ -143,7 +143,7 @@ def test_who_looked_or_was_away_at_the_opening_is_let_in_later(
 
 def test_a_newcomer_with_other_columns_is_refused_and_ends_no_stage(tmp_path: Path) -> None:
     who = sites(tmp_path)
-    who["d"] = Site(TABLES[3][:, :1], tmp_path / "narrow")
+    who["d"] = Site(TABLES[3][:, :1], tmp_path / "narrow", rules=OPEN)
     transport = Changing(who, lambda k: KEYS if k >= 3 else KEYS[:3])
     served = serve(
         make_model("diag", k=2),
@@ -160,7 +160,7 @@ def test_a_newcomer_with_other_columns_is_refused_and_ends_no_stage(tmp_path: Pa
 
 def test_who_leaves_for_good_is_no_longer_counted(tmp_path: Path) -> None:
     start = plain_fit(make_model("tied", k=2), TABLES, rounds=30, seed=4).params
-    transport = LocalTransport(sites(tmp_path, SiteRules(largest_rounds=6)))
+    transport = LocalTransport(sites(tmp_path, SiteRules.loosest(largest_rounds=7)))
     served = serve(
         make_model("tied", k=2), ALGORITHM, transport, tmp_path / "s", start=start, rounds=100
     )
@@ -200,7 +200,7 @@ def test_who_is_silent_for_too_long_is_left_out_and_may_come_back(tmp_path: Path
 
 
 def test_bytes_of_all_stages_are_those_that_crossed(tmp_path: Path) -> None:
-    scales = Scales(LocalTransport(sites(tmp_path, SiteRules(largest_rounds=6))))
+    scales = Scales(LocalTransport(sites(tmp_path, SiteRules.loosest(largest_rounds=7))))
     totals = []
     for rounds in (3, 12, 20):  # in several calls, the second of which begins another stage
         served = serve(make_model("diag"), ALGORITHM, scales, tmp_path / "s", rounds=rounds, seed=4)
@@ -229,7 +229,7 @@ def test_what_a_killed_server_was_writing_is_removed(tmp_path: Path) -> None:
 
 
 def test_too_few_left_end_the_run(tmp_path: Path) -> None:
-    transport = LocalTransport(sites(tmp_path, SiteRules(largest_rounds=3)))
+    transport = LocalTransport(sites(tmp_path, SiteRules.loosest(largest_rounds=4)))
     with pytest.raises(emfed.ParticipationError, match="3 workers joined; at least 4"):
         serve(
             make_model("diag"), ALGORITHM, transport, tmp_path / "s", rounds=20, minimum=4, pause=0
@@ -256,7 +256,7 @@ def test_a_second_call_goes_on_in_the_second_stage(tmp_path: Path) -> None:
     for name, calls in (("once", (30,)), ("often", (5, 20, 30))):
         where = tmp_path / name
         for rounds in calls:
-            transport = LocalTransport(sites(where, SiteRules(largest_rounds=6)))
+            transport = LocalTransport(sites(where, SiteRules.loosest(largest_rounds=7)))
             served = serve(model, ALGORITHM, transport, where / "s", rounds=rounds, **options)
         results.append(served)
     assert [r.stage for r in results] == [2, 2]
@@ -319,7 +319,7 @@ class Pipes(Transport):
 
 
 def work(key: str, where: Path, line: Any, parent: int) -> None:
-    site = Site(TABLES[KEYS.index(key)], where)
+    site = Site(TABLES[KEYS.index(key)], where, rules=OPEN)
     while os.getppid() == parent:  # a killed server takes its sites along
         if line.poll(0.1):
             try:

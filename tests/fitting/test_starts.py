@@ -25,7 +25,7 @@ from emfed.models.clusters import Buckets
 from emfed.models.side_by_side import SideBySide
 from emfed.network import StackedFederation
 from emfed.testing import check_model
-from tests.helpers import make_data, make_model, plain_fit
+from tests.helpers import OPEN, make_data, make_model, plain_fit
 from tests.tables import FAMILIES, mixed_tables
 
 
@@ -356,7 +356,10 @@ def test_over_a_network_starts_are_those_of_one_process(tmp_path: Path) -> None:
     tables = make_data(10, sizes=(30, 40))
 
     def network(name: str) -> emfed.RemoteFederation:
-        sites = {str(j): emfed.Site(t, tmp_path / name / str(j)) for j, t in enumerate(tables)}
+        sites = {
+            str(j): emfed.Site(t, tmp_path / name / str(j), rules=OPEN)
+            for j, t in enumerate(tables)
+        }
         return emfed.RemoteFederation(emfed.LocalTransport(sites))
 
     for how, n_init in (("k-means", 1), ("auto", 1), ("auto", 3), ("moments", 1), ("moments", 2)):

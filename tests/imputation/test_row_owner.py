@@ -19,7 +19,7 @@ from emfed.models.owners import SHRINK
 from emfed.models.parameters import Frame
 from emfed.models.row_owner import RowOwner
 from emfed.models.site_owner import SiteOwner
-from tests.helpers import plain_fit
+from tests.helpers import OPEN, plain_fit
 from tests.registry import REGISTRY
 
 TABLES = REGISTRY["low rank, NaN"].tables
@@ -125,7 +125,7 @@ def test_owners_elsewhere_come_to_the_same_fit(tmp_path: Path) -> None:
     frames = {f"w{i}": pl.DataFrame(t, schema=names) for i, t in enumerate(TABLES)}
     options: dict[str, Any] = {"rounds": 15, "seed": 4}
     here = emfed.fit(RowOwner(2), frames, "auto", **options)
-    sites = {key: Site(frame, tmp_path / key) for key, frame in frames.items()}
+    sites = {key: Site(frame, tmp_path / key, rules=OPEN) for key, frame in frames.items()}
     federation = RemoteFederation(LocalTransport(sites))
     there = emfed.fit(RowOwner(2), None, "auto", federation=federation, **options)
     rows = np.concatenate(TABLES)

@@ -17,14 +17,14 @@ SITE = """
 import sys
 import numpy as np
 import polars as pl
-from emfed.network import join
+from emfed.network import SiteRules, join
 name, address, folder = sys.argv[1:]
 path = f"{folder}/{name}.data"
 data = np.load(path + ".npy")
 columns = open(path + ".columns").read().splitlines()
 table = pl.DataFrame(data, schema=columns) if columns else data
 key, ca = f"{folder}/{name}.key", f"{folder}/keys/ca.pem"
-join(address, table, f"{folder}/state-{name}", key=key, ca=ca)
+join(address, table, f"{folder}/state-{name}", key=key, ca=ca, rules=SiteRules.loosest())
 """
 
 

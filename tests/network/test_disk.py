@@ -15,7 +15,7 @@ from emfed import LocalTransport, RemoteFederation, RoundRecord, Site
 from emfed.core.storage import DISK
 from emfed.core.wire import Kind, kind_of
 from emfed.network.store import KEPT_RUNS
-from tests.helpers import make_model
+from tests.helpers import OPEN, make_model
 from tests.network.test_protocol import (
     KEYS,
     TABLES,
@@ -60,7 +60,7 @@ def test_no_reply_leaves_after_a_failed_sync(
 ) -> None:
     """One that is answered from what was read is synced first; when the disk is well it goes."""
     last = requests_of(tmp_path)[-1]
-    site = Site(TABLES[0], tmp_path / KEYS[0])
+    site = Site(TABLES[0], tmp_path / KEYS[0], rules=OPEN)
     whole = site.step(last)
     assert kind_of(whole) is Kind.REPLY
     monkeypatch.setattr(os, "fsync", failing(errno.EIO, directories=True))
@@ -71,7 +71,7 @@ def test_no_reply_leaves_after_a_failed_sync(
 
 def test_old_runs_are_removed_and_the_current_one_never(tmp_path: Path) -> None:
     """Runs one after the other; the oldest of all, still in use, is kept and remembers."""
-    site = Site(TABLES[0], tmp_path / "a")
+    site = Site(TABLES[0], tmp_path / "a", rules=OPEN)
     first = RemoteFederation(LocalTransport({"a": site}))
     first.open(make_model("diag"))
     names = [f"{first.members.run:016x}"]
@@ -107,6 +107,6 @@ def test_torn_files_are_removed_and_others_left(tmp_path: Path) -> None:
     others = [run / "notes.tmp", folder / ".state", folder / ".mine.1.tmp"]
     for path in (*torn, *others):
         path.write_bytes(b"torn")
-    assert kind_of(Site(TABLES[0], folder).step(last)) is Kind.REPLY
+    assert kind_of(Site(TABLES[0], folder, rules=OPEN).step(last)) is Kind.REPLY
     assert not any(path.exists() for path in torn)
     assert all(path.exists() for path in others)

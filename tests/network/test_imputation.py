@@ -21,6 +21,7 @@ from emfed.imputation import FieldTable, Structure, from_result, impute
 from emfed.imputation.table import Grid, build_table
 from emfed.models.site_owner import COLUMNS
 from emfed.network.inprocess import LoopFederation, StackedFederation
+from tests.helpers import OPEN
 from tests.imputation.tables import observed_run, small_table, sums_of
 from tests.imputation.test_modes import owned
 from tests.network.processes import real_sites
@@ -48,7 +49,10 @@ def frames(table: FieldTable) -> dict[str, pl.DataFrame]:
 
 
 def sites_of(table: FieldTable, folder: Path, **rules: Any) -> dict[str, Site]:
-    return {key: Site(rows, folder / key, **rules) for key, rows in frames(table).items()}
+    return {
+        key: Site(rows, folder / key, **{"rules": OPEN, **rules})
+        for key, rows in frames(table).items()
+    }
 
 
 def federations(table: FieldTable, folder: Path) -> dict[str, Federation]:
@@ -182,7 +186,7 @@ def test_a_site_that_lost_its_disk_comes_back_and_memories_begin_anew(tmp_path: 
 
 def test_an_owner_s_rule_on_small_groups_holds_for_cells(tmp_path: Path) -> None:
     table = small_table(workers=3, records=200)
-    rules = emfed.SiteRules(smallest_group=3)
+    rules = emfed.SiteRules.loosest(smallest_group=3)
     sites = sites_of(table, tmp_path, rules=rules)
     federation = RemoteFederation(LocalTransport(sites), columns=COLUMNS, attempts=1)
     with pytest.raises(emfed.ParticipationError, match="no cell with as few records"):

@@ -25,6 +25,7 @@ from emfed.fitting.driver import run_fit
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.words import read_words
 from emfed.network import LoopFederation, StackedFederation
+from tests.helpers import OPEN
 from tests.network.processes import real_sites
 
 SITES = ("north", "south", "west")
@@ -167,7 +168,7 @@ def federation(place: str, data: dict[str, Any], folder: Path) -> Iterator[emfed
         with emfed.RayFederation(data) as cluster:
             yield cluster
     elif place == "memory":
-        sites = {name: emfed.Site(table, folder / name) for name, table in data.items()}
+        sites = {name: emfed.Site(table, folder / name, rules=OPEN) for name, table in data.items()}
         yield emfed.RemoteFederation(emfed.LocalTransport(sites))
     elif place == "processes":
         with real_sites(data, folder) as transport:
@@ -210,7 +211,7 @@ def by_command(task: Task, data: dict[str, Any], folder: Path) -> emfed.Result:
 def by_file(place: str, task: Task, data: dict[str, Any], folder: Path) -> emfed.Result:
     settings = settings_of(task, "run.toml")
     if place == "memory":
-        sites = {name: emfed.Site(table, folder / name) for name, table in data.items()}
+        sites = {name: emfed.Site(table, folder / name, rules=OPEN) for name, table in data.items()}
         return emfed.serve(settings, None, emfed.LocalTransport(sites), folder / "run").result
     with real_sites(data, folder) as transport:
         return emfed.serve(settings, None, transport, folder / "run", admit=False).result

@@ -47,7 +47,7 @@ from emfed.core.wire import (
 from emfed.network.rules import Refusal
 from emfed.network.site import mark
 from emfed.network.store import SiteStore
-from tests.helpers import make_data, make_model
+from tests.helpers import OPEN, make_data, make_model
 
 TABLES = make_data(6, sizes=(24, 18, 30, 22), spread=8.0)
 KEYS = [f"site {i}" for i in range(len(TABLES))]
@@ -57,7 +57,7 @@ Post = tuple[str, bytes]
 
 def make_sites(where: Path, tables: Any = None) -> dict[str, Site]:
     tables = dict(zip(KEYS, TABLES, strict=True)) if tables is None else tables
-    return {key: Site(table, where / key) for key, table in tables.items()}
+    return {key: Site(table, where / key, rules=OPEN) for key, table in tables.items()}
 
 
 class Tampered(Transport):
@@ -151,7 +151,7 @@ def files(where: Path) -> dict[str, bytes]:
 def test_the_envelope_of_a_round_is_a_few_bytes(tmp_path: Path) -> None:
     """Besides its payload a request takes at most 12 bytes and a reply at most 8."""
     requests = requests_of(tmp_path, rounds=6)
-    site = Site(TABLES[0], tmp_path / KEYS[0])
+    site = Site(TABLES[0], tmp_path / KEYS[0], rules=OPEN)
     for request in requests[-4:]:
         asked = site.read(request)
         assert len(request) - payload_size(asked[0].kind, asked[1]) <= 12
@@ -163,7 +163,7 @@ def test_the_envelope_of_a_round_is_a_few_bytes(tmp_path: Path) -> None:
 
 def test_a_repeated_request_gets_the_same_bytes_and_changes_nothing(tmp_path: Path) -> None:
     last = requests_of(tmp_path)[-1]
-    site = Site(TABLES[0], tmp_path / KEYS[0])
+    site = Site(TABLES[0], tmp_path / KEYS[0], rules=OPEN)
     before = files(tmp_path)
     first = site.step(last)
     assert kind_of(first) is Kind.REPLY
@@ -176,7 +176,7 @@ def test_a_repeated_request_gets_the_same_bytes_and_changes_nothing(tmp_path: Pa
 def test_an_old_request_is_told_so_and_changes_nothing(tmp_path: Path) -> None:
     *_, old, _ = requests_of(tmp_path)
     before = files(tmp_path)
-    answer = Site(TABLES[0], tmp_path / KEYS[0]).step(old)
+    answer = Site(TABLES[0], tmp_path / KEYS[0], rules=OPEN).step(old)
     assert refused(answer)[0] is Reason.OLD
     assert files(tmp_path) == before
 
@@ -225,7 +225,7 @@ def test_one_worker_cannot_speak_for_another(tmp_path: Path) -> None:
 
 def test_hostile_bytes_get_a_reason_and_change_nothing(tmp_path: Path) -> None:
     messages = requests_of(tmp_path)
-    site = Site(TABLES[0], tmp_path / KEYS[0])
+    site = Site(TABLES[0], tmp_path / KEYS[0], rules=OPEN)
     before = files(tmp_path)
     header, request = site.read(messages[-1])
     other = Header(Kind.REQUEST, 5, 3, 0, 1)
@@ -272,7 +272,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[bytes
 def test_no_bytes_make_a_site_raise(recorded: tuple[Path, list[bytes]], data: Any) -> None:
     """Valid messages with bodies changed and sealed anew, so that the checksum does not help."""
     where, messages = recorded
-    site = Site(TABLES[0], where / KEYS[0])
+    site = Site(TABLES[0], where / KEYS[0], rules=OPEN)
     header, body = site.read(data.draw(st.sampled_from(messages)))
     changed = bytearray(body)
     for _ in range(data.draw(st.integers(1, 4))):
@@ -387,7 +387,7 @@ def test_a_damaged_state_is_a_lost_memory(tmp_path: Path) -> None:
 def test_two_workers_with_one_key_are_both_out_and_the_run_goes_on(tmp_path: Path) -> None:
     """Requests to the key go to one or the other, in turn."""
     sites = make_sites(tmp_path)
-    twins = [sites[KEYS[0]], Site(TABLES[0], tmp_path / "twin")]
+    twins = [sites[KEYS[0]], Site(TABLES[0], tmp_path / "twin", rules=OPEN)]
     turn = [0]
 
     class Twins(Transport):
@@ -416,7 +416,7 @@ def test_a_worker_that_comes_back_with_other_data_is_out(tmp_path: Path) -> None
         header, _ = peek(message)
         if key == KEYS[0] and header.kind is Kind.REPLY and header.round == 4:
             shutil.rmtree(tmp_path / key)
-            transport.sites[key] = Site(TABLES[0] + 1.0, tmp_path / key)
+            transport.sites[key] = Site(TABLES[0] + 1.0, tmp_path / key, rules=OPEN)
         return [(key, message)]
 
     transport = Tampered(sites, up=up)
@@ -428,7 +428,7 @@ def test_a_worker_that_comes_back_with_other_data_is_out(tmp_path: Path) -> None
 def test_data_that_change_in_mid_run_are_refused(tmp_path: Path) -> None:
     def up(key: str, message: bytes) -> list[Post]:
         if key == KEYS[0] and peek(message)[0].round == 4:
-            transport.sites[key] = Site(TABLES[0][:-1], tmp_path / key)
+            transport.sites[key] = Site(TABLES[0][:-1], tmp_path / key, rules=OPEN)
         return [(key, message)]
 
     transport = Tampered(make_sites(tmp_path), up=up)
@@ -458,7 +458,7 @@ def test_another_release_is_refused_with_a_reason_and_the_run_goes_on(tmp_path: 
 
 def test_another_wire_format_is_refused_with_a_reason(tmp_path: Path) -> None:
     messages = requests_of(tmp_path)
-    site = Site(TABLES[0], tmp_path / KEYS[0])
+    site = Site(TABLES[0], tmp_path / KEYS[0], rules=OPEN)
     other = bytearray(messages[0])
     other[4] = 3
     assert "format 3" in refused(site.step(bytes(other)))[1]
@@ -685,7 +685,7 @@ def test_a_run_does_not_change_its_settings(tmp_path: Path) -> None:
     """A server that asks for another model under the number of a run gets nothing."""
     hello = requests_of(tmp_path)[0]
     header, body = peek(hello)
-    site = Site(TABLES[0], tmp_path / KEYS[0])
+    site = Site(TABLES[0], tmp_path / KEYS[0], rules=OPEN)
     before = files(tmp_path)
     content = decode_text(body)
     content["model"]["n_components"] = 3
@@ -697,7 +697,7 @@ def test_a_run_does_not_change_its_settings(tmp_path: Path) -> None:
 
 def test_a_model_of_any_size_can_be_named_and_is_refused(tmp_path: Path) -> None:
     """Names cost nothing; memory would."""
-    site = Site(TABLES[0], tmp_path / "a")
+    site = Site(TABLES[0], tmp_path / "a", rules=OPEN)
     model = plain(make_model("full").describe()) | {"n_components": 10**9}
     hello = Header(Kind.HELLO, 7, 1, 0, 0), encode_text({"model": model, "columns": None})
     join = decode_join(open_answer(site.step(seal(*hello)), hello)[1])

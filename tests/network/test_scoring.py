@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import emfed
+from tests.helpers import OPEN
 
 
 def rows(seed: int) -> Any:
@@ -30,7 +31,7 @@ def test_scores_are_those_of_one_process(
     model: Any, numbers: Any, told: int, tmp_path: Path
 ) -> None:
     data = {"a": rows(0), "b": rows(1)}
-    sites = {name: emfed.Site(table, tmp_path / name) for name, table in data.items()}
+    sites = {name: emfed.Site(table, tmp_path / name, rules=OPEN) for name, table in data.items()}
     federation = emfed.RemoteFederation(emfed.LocalTransport(sites), pause=0.0)
     settings: dict[str, Any] = {"n_components": numbers, "rounds": 200, "tol": 1e-4, "scores": True}
     here, there = (emfed.fit(model, given, **settings) for given in (data, federation))

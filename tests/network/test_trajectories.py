@@ -28,7 +28,7 @@ from emfed.network import (
     Site,
     Transport,
 )
-from tests.helpers import KINDS, make_data, make_model
+from tests.helpers import KINDS, OPEN, make_data, make_model
 from tests.registry import REGISTRY
 
 TABLES = make_data(6, sizes=(24, 18, 30, 9, 22), spread=8.0)
@@ -59,7 +59,10 @@ class Scales(Transport):
 
 
 def sites(tables: list[Any], where: Path) -> dict[str, Site]:
-    return {f"site {i}": Site(t, where / str(i), simulated=True) for i, t in enumerate(tables)}
+    return {
+        f"site {i}": Site(t, where / str(i), simulated=True, rules=OPEN)
+        for i, t in enumerate(tables)
+    }
 
 
 def both(

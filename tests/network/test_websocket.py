@@ -26,6 +26,7 @@ from emfed.network.websocket import background, greeting
 from emfed.network.websocket.client import SiteConnection
 from emfed.network.websocket.greeting import FORGED, HELLO, MISUSE, UNKNOWN, encode_proof
 from emfed.network.websocket.server import WebSocketTransport
+from tests.helpers import OPEN
 from tests.network.doors import Door
 
 SITES = ("bergen", "oslo", "tromso")
@@ -175,7 +176,10 @@ def test_three_sites_end_where_one_process_ends_and_fit_again(folder: Path, tmp_
         transport.wait_for(3, 10)
         found = fit_over(transport)
         same_answer(found)
-        sites = {name: emfed.Site(t, tmp_path / "local" / name) for name, t in tables().items()}
+        sites = {
+            name: emfed.Site(t, tmp_path / "local" / name, rules=OPEN)
+            for name, t in tables().items()
+        }
         local = fit_over(emfed.LocalTransport(sites))
         assert found.ledger.summary() == local.ledger.summary()
         assert (found.bytes_up, found.bytes_down) == (transport.received, transport.sent)

@@ -36,6 +36,7 @@ from typing import Any, ClassVar, Self, final
 import numpy as np
 
 from emfed.algorithms import memory, safeguards, spider, steps
+from emfed.algorithms.base import MOST_SHARE
 from emfed.algorithms.safeguards import Extras, Seen, number
 from emfed.compressors import ChosenDithering
 from emfed.core.errors import check_count
@@ -47,6 +48,7 @@ from emfed.core.protocols import (
     Crowd,
     FloatArray,
     IntArray,
+    Lattice,
     Layout,
     Model,
     Oracle,
@@ -126,6 +128,18 @@ class AutoEM(Algorithm):
     def resolve(self, layout: Layout, crowd: Crowd = ALONE) -> Self:
         """What the crowd of workers says."""
         return replace(self, share=1 / crowd.effective, incremental=crowd.probability < 1)
+
+    def lattice(self, state: ServerState, workers: int) -> Lattice:
+        """A share of the last innovations, within the budget; waiting for a finer one halves it.
+
+        Where only sums are told nobody knows the curvature of one worker, and the share is what the
+        rule of `_up` comes to at a curvature of 1.
+        """
+        assert self.share is not None
+        room = 4 / (CAUTION * self.share)
+        noise = min(room / (2 * (np.sqrt(1 + room) + 1)), MOST_SHARE)
+        noise *= 0.25 ** number(dict(state.extras), "waits")
+        return steps.next_lattice(state, workers, noise, self._budget, None)
 
     def columns(self, q: int) -> dict[str, Column]:
         """The memory's; where the worker was last asked, what it saw there, and L^2."""
@@ -253,10 +267,14 @@ class AutoEM(Algorithm):
         gain = float(white @ white) / 2
         moved = steps.Moved(state.statistics, 0.0, 0)
         if len(replies.workers):
-            noise = safeguards.noise_of(metric, replies, weights)
+            if request.lattice is None:
+                noise = safeguards.noise_of(metric, replies, weights)
+            else:  # q independent roundings of each worker
+                noise = len(replies.workers) * request.lattice.step**2 / 12
             seen = safeguards.Seen(model, state, request, metric, mean_field, noise)
             complete = float(weights.sum()) > 1 - 1e-9
             moved, extras = self._advance(seen, seed, gain, complete, extras)
+        extras |= steps.energy_of(request, replies, state)
         new = ServerState(
             state.round + 1,
             state.generation,

@@ -17,6 +17,7 @@ from emfed.core.protocols import (
     Crowd,
     FloatArray,
     IntArray,
+    Lattice,
     Layout,
     Model,
     Oracle,
@@ -26,6 +27,12 @@ from emfed.core.protocols import (
     ServerState,
     StepInfo,
 )
+
+MOST_SHARE = 0.25
+"""Noise as a share of the last innovations on a common lattice: those of the next round are
+shorter, and their share is larger than this."""
+LARGEST_NOISE = 0.01
+"""Nats per sample, about, that the noise of a common lattice may cost a step: AutoEM's budget."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,14 @@ class CompressedEM(Algorithm):
         return replace(
             self, compressor=compressor, memory_rate=rate, step_size=step, broadcast=down
         )
+
+    @final
+    def lattice(self, state: ServerState, workers: int) -> Lattice:
+        """The operator's noise, as a share of what all workers sent last."""
+        if self.needs_start_round and state.round == 0:
+            return Lattice.fine(workers, 1.0)
+        omega = min(self.compressor.omega(len(state.statistics)), MOST_SHARE)
+        return steps.next_lattice(state, workers, omega, LARGEST_NOISE, self.memory_rate)
 
     @final
     def worker_step(

@@ -16,6 +16,7 @@ Every transition of that state is in this file. A worker's columns:
 ``committed_round``  the last round known to be accepted, -1 if none
 ``generation``       which generation of memories this is
 ``evaluations``, ``pending_bytes``   what the pending upload cost, to tell it again
+``pending_energy``   where only sums are told: how long the innovation was
 
 A request of generation g > ``generation`` starts all memories anew at zero: the server's answer
 to a worker that lost its disk (it does not keep a replica of each V_i; the choice costs a few
@@ -42,6 +43,7 @@ def columns(q: int) -> dict[str, Column]:
         "generation": Column((), np.int64),
         "evaluations": Column((), np.int64),
         "pending_bytes": Column((), np.int64),
+        "pending_energy": Column((), np.float64),
     }
 
 
@@ -106,6 +108,7 @@ def stage(
     rate: float | FloatArray,
     evaluations: IntArray,
     sizes: IntArray,
+    energies: FloatArray | None = None,
 ) -> Rows:
     """Keep new uploads as pending, all at once: what is persisted before a reply leaves."""
     new = {
@@ -114,6 +117,7 @@ def stage(
         "pending_round": np.full(len(fresh), round_),
         "evaluations": evaluations,
         "pending_bytes": sizes,
+        "pending_energy": np.zeros(len(fresh)) if energies is None else energies,
     }
     return update(rows, fresh, new)
 
@@ -143,6 +147,7 @@ def replies(rows: Rows, request: Request, received: Received) -> Replies:
         evaluations=rows["evaluations"][pick],
         bytes_up=rows["pending_bytes"][pick],
         lost_memory=request.workers[received.lost],
+        energies=None if request.lattice is None else rows["pending_energy"][pick],
     )
 
 

@@ -11,12 +11,14 @@ import numpy as np
 from emfed.algorithms import memory
 from emfed.compressors import Identity
 from emfed.core.errors import NumericalError, WireError, check_range
+from emfed.core.messages import ENERGY_UNIT, MOST_ENERGY
 from emfed.core.protocols import (
     Compressed,
     Compressor,
     FloatArray,
     IdentityMetric,
     IntArray,
+    Lattice,
     Model,
     Oracle,
     Replies,
@@ -180,6 +182,8 @@ class Sent:
     """Payload bytes of each, if they are counted."""
     payload: bytes = b""
     """The payload itself, where the request asks for bytes: then there is one vector."""
+    energies: FloatArray | None = None
+    """What `to_lattice` tells of their lengths."""
 
 
 def stage_upload(
@@ -203,14 +207,91 @@ def stage_upload(
         raise NumericalError(
             f"worker {bad}, round {request.round}: the E-step gave a number that is not finite."
         )
-    channel = _channel_of(channel, request)
-    sent = transmit(model, channel, seed, request, Purpose.COMPRESSION, workers, innovations)
-    rows = memory.stage(
-        rows, fresh, request.round, sent.values, sent.rates, evaluations, sent.sizes
-    )
+    if request.lattice is not None:
+        sent = to_lattice(model, seed, request, fresh, innovations)
+    else:
+        channel = _channel_of(channel, request)
+        purpose = Purpose.COMPRESSION
+        sent = transmit(model, channel, seed, request, purpose, workers, innovations)
+    kept = (sent.values, sent.rates, evaluations, sent.sizes, sent.energies)
+    rows = memory.stage(rows, fresh, request.round, *kept)
     if not request.encode:
         return rows
     return rows | {"payload": np.frombuffer(sent.payload, dtype=np.uint8)[None]}
+
+
+def to_lattice(
+    model: Model, seed: int, request: Request, fresh: IntArray, vectors: FloatArray
+) -> Sent:
+    """Vectors rounded to the common lattice, weights folded in; payloads are integers, unmasked.
+
+    The last of them is the squared length of what was rounded, in units of the lattice.
+    """
+    lattice, q = request.lattice, vectors.shape[-1]
+    assert lattice is not None
+    assert request.weights is not None
+    metric, weights = model.metric(request.params), request.weights[fresh][:, None]
+    u = uniforms(seed, request.round, Purpose.COMPRESSION, request.workers[fresh], q)
+    scaled = metric.whiten(vectors) * (weights / lattice.step)
+    symbols = np.clip(np.floor(scaled + u), -lattice.bound, lattice.bound)
+    values = metric.unwhiten((symbols - (u - 0.5)) * lattice.step) / weights
+    energies = np.minimum(np.ceil((scaled**2).sum(axis=1) / (q * ENERGY_UNIT)), MOST_ENERGY)
+    told = np.column_stack([symbols, energies]).astype(np.int64)
+    rates, sizes = np.full(len(fresh), lattice.rate), np.full(len(fresh), lattice_size(lattice, q))
+    return Sent(values, rates, sizes, told.tobytes(), energies)
+
+
+def from_lattice(
+    model: Model, seed: int, request: Request, workers: IntArray, total: IntArray
+) -> FloatArray:
+    """sum w_i Q_i, from the sum of what these workers told."""
+    lattice = request.lattice
+    assert lattice is not None
+    u = uniforms(seed, request.round, Purpose.COMPRESSION, workers, len(total))
+    values = (total - (u - 0.5).sum(axis=0)) * lattice.step
+    return np.asarray(model.metric(request.params).unwhiten(values))
+
+
+ENERGY_BITS = 64
+
+
+def lattice_size(lattice: Lattice, q: int) -> int:
+    """Bytes of a masked upload."""
+    return -(-q * lattice.bits // 8) + ENERGY_BITS // 8
+
+
+def energy_of(request: Request, replies: Replies, state: ServerState) -> dict[str, FloatArray]:
+    """What `next_lattice` must know: sum |w_i Delta_i|^2 of this round; of none, that of before."""
+    lattice, told = request.lattice, replies.energies
+    if lattice is None or told is None or not len(told) or request.kind == "start":
+        return {n: a for n, a in state.extras.items() if n == "innovation"}
+    unit = len(state.statistics) * ENERGY_UNIT * lattice.step**2
+    return {"innovation": np.array(float(told.sum()) * unit)}
+
+
+def next_lattice(
+    state: ServerState, workers: int, noise: float, most: float, rate: float | None
+) -> Lattice:
+    """The lattice of the next round: its noise is a share of the last innovations, within a bound.
+
+    ``most`` bounds the noise of H in all, summed over coordinates in the metric. In the first round
+    nobody knows how long innovations are, and the lattice is fine and wide.
+    """
+    q, known = len(state.statistics), state.extras.get("innovation")
+    if known is None or not float(known) > 0:
+        step = min(2.0**-16, float(np.sqrt(12 * most / (workers * q))))
+        return Lattice.of(step, 40, workers, 1.0 if rate is None else rate)
+    total = min(noise * float(known), most)
+    step = max(float(np.sqrt(12 * total / (workers * q))), 2.0**-60)
+    alpha = 1 / (1 + total / float(known)) if rate is None else rate
+    deviation = np.sqrt(float(known) / (workers * q)) / step
+    least = int(np.ceil(ROOM * max(deviation, 1.0)))
+    return Lattice.of(step, int(2 * workers * least + 1).bit_length(), workers, alpha)
+
+
+ROOM = 5
+"""Standard deviations of a symbol that the lattice has room for. What is clipped is sent later: the
+memory lacks it, and the next innovation has it."""
 
 
 def _channel_of(channel: Channel, request: Request) -> Channel:
@@ -395,6 +476,7 @@ def advance(
         round=state.round + 1,
         statistics=moved.statistics,
         control=state.control + (weights * replies.rates) @ replies.values,
+        extras={**state.extras, **energy_of(request, replies, state)},
     )
     gain = worth(model, request, mean_field) if gauge and step else None
     return new, StepInfo(

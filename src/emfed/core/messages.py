@@ -231,6 +231,36 @@ class Question:
 
 
 @dataclass(frozen=True)
+class Lattice:
+    """The integers that workers round to where only their sum is told.
+
+    Worker i tells k_i = floor(w_i x_i / step + u_i), at most ``bound`` in size, modulo 2^bits: then
+    step (sum k_i - sum (u_i - 1/2)) is the weighted sum, and the dither is taken off it.
+    """
+
+    step: float
+    bits: int
+    bound: int
+    rate: float
+    """alpha, of all workers."""
+
+    @classmethod
+    def of(cls, step: float, bits: int, workers: int, rate: float) -> Lattice:
+        """One on which the sum of so many workers has room."""
+        return cls(step, bits, (2 ** (bits - 1) - 1) // workers, rate)
+
+    @classmethod
+    def fine(cls, workers: int, rate: float) -> Lattice:
+        """One that hardly rounds: of statistics in a model's metric, which are of the size of 1."""
+        return cls.of(2.0**-32, 56, workers, rate)
+
+
+ENERGY_UNIT = 1 / 16
+"""Of q step^2: in this unit a worker tells how long its innovation was, with its upload."""
+MOST_ENERGY = 1 << 48
+
+
+@dataclass(frozen=True)
 class Request:
     """One round's message from the server to a batch of workers.
 
@@ -251,12 +281,18 @@ class Request:
     """The kind of message that the ledger counts it as."""
     phase: int = 0
     """Which phase of the run it belongs to: each has a model and an algorithm of its own."""
+    lattice: Lattice | None = None
+    """Where only sums are told: what workers round to."""
+    weights: FloatArray | None = None
+    """w_i of these workers, with a lattice."""
     encode: bool = False
     """Whether a batch of one makes its upload into bytes (the column ``payload`` of its rows)."""
 
     def take(self, index: Any) -> Request:
         """The same message to fewer workers."""
-        return dataclasses.replace(self, workers=self.workers[index], accepted=self.accepted[index])
+        weights = None if self.weights is None else self.weights[index]
+        workers, accepted = self.workers[index], self.accepted[index]
+        return dataclasses.replace(self, workers=workers, accepted=accepted, weights=weights)
 
 
 @dataclass(frozen=True, eq=False)
@@ -332,18 +368,21 @@ class Replies:
     bytes_up: IntArray
     """The payload of each reply."""
     lost_memory: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    energies: FloatArray | None = None
+    """With a lattice: |w_i Delta_i|^2 of each in the metric, in `ENERGY_UNIT` q step^2."""
 
     _ROWS = ("workers", "rounds", "values", "rates", "evaluations", "bytes_up")
 
     def take(self, index: Any) -> Replies:
         """Index the rows."""
-        return dataclasses.replace(
-            self, **{name: getattr(self, name)[index] for name in self._ROWS}
-        )
+        energies = None if self.energies is None else self.energies[index]
+        rows = {name: getattr(self, name)[index] for name in self._ROWS}
+        return dataclasses.replace(self, **rows, energies=energies)
 
     @classmethod
     def join(cls, batches: Sequence[Replies], q: int) -> Replies:
         """All rows of several batches, in order."""
+        told = [batch.energies for batch in batches if batch.energies is not None]
         batches = [cls.empty(q), *batches]
         rows = {n: [getattr(b, n) for b in batches] for n in cls._ROWS}
         spread = [values for values in rows["values"] if issparse(values)]
@@ -351,6 +390,7 @@ class Replies:
         return cls(
             **joined | ({"values": vstack(spread, format="csr")} if spread else {}),
             lost_memory=np.concatenate([b.lost_memory for b in batches]),
+            energies=np.concatenate(told) if told else None,
         )
 
     @classmethod
@@ -374,6 +414,8 @@ class Opening:
     """What each worker counts for, where rows have weights; else its count."""
     supports: Supports | None = None
     """Where workers have statistics of their own: which."""
+    effective: float | None = None
+    """With masks, where counts and summaries are everybody's alone: `Crowd.effective`."""
 
 
 @dataclass(frozen=True)

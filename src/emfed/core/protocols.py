@@ -29,6 +29,7 @@ from emfed.core.messages import (
     Form,
     HeldUp,
     IntArray,
+    Lattice,
     Layout,
     Opening,
     Parameters,
@@ -64,6 +65,7 @@ __all__ = [
     "IdentityMetric",
     "IntArray",
     "Latent",
+    "Lattice",
     "Layout",
     "Metric",
     "Model",
@@ -480,6 +482,10 @@ class Algorithm(ABC):
     def resolve(self, layout: Layout, crowd: Crowd = ALONE) -> Self:
         """The algorithm with everything that was left open filled in."""
 
+    def lattice(self, state: ServerState, workers: int) -> Lattice:
+        """What workers round to in the next round, where only their sum is told."""
+        return Lattice.fine(workers, 0.0)
+
     @abstractmethod
     def columns(self, q: int) -> dict[str, Column]:
         """The state one worker keeps."""
@@ -561,6 +567,9 @@ class Federation(ABC):
     @abstractmethod
     def size(self) -> int:
         """The number of registered workers."""
+
+    masks: bool = False
+    """Whether workers' answers are to be told as sums alone, from the next `open` on."""
 
     @property
     def carries_bytes(self) -> bool:

@@ -185,6 +185,7 @@ def open_session(
         columns=settings.columns,
         seed=settings.seed,
         count_bytes=count_bytes,
+        masks=settings.masks,
     )
     parts = tuple(range(len(models)))
     if len(parts) > 1 and settings.numbers is not None:
@@ -323,7 +324,7 @@ def _finished(
     else:
         result = whole
     place = _place(selection, settings, parts)
-    if settings.scores:
+    if settings.scores and not session.masks:  # what one site alone could say
         result = with_scores(result, session, place)
     if settings.errors:
         result = with_errors(result, session, place, remarks)

@@ -231,8 +231,8 @@ class Run(Rounds):
         """The algorithm with everything that was left open filled in."""
         n = self.federation.size
         p = self.participation.probabilities(np.arange(n), n)
-        w = self.weights
-        return self._given.resolve(self.model.layout, Crowd(1 / float(w @ w), float(p.min())))
+        crowd = Crowd(self.session.effective, float(p.min()))
+        return self._given.resolve(self.model.layout, crowd)
 
     @property
     def federation(self) -> Federation:
@@ -313,6 +313,8 @@ class Run(Rounds):
             count_bytes=self.session.count_bytes,
             purpose="start" if start else self.purpose,
             phase=self.phase,
+            lattice=self.algorithm.lattice(state, n) if self.session.masks else None,
+            weights=self.weights[workers] if self.session.masks else None,
             encode=self.federation.carries_bytes,
         )
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, final
 
 import numpy as np
 
+from emfed.core.errors import SettingsError
 from emfed.core.ledger import Ledger
 from emfed.core.protocols import (
     Algorithm,
@@ -41,8 +42,13 @@ class Session:
         columns: Sequence[str] | None = None,
         seed: int = 0,
         count_bytes: bool = True,
+        masks: bool = False,
     ) -> None:
         self.model, self.federation, self.seed = model, federation, seed
+        self.masks = federation.masks = masks or federation.masks
+        """Whether workers round to a common lattice, and a network is told sums alone."""
+        if self.masks and weights != "samples":
+            raise SettingsError("with masks workers count by their rows: leave weights out.")
         opening = self.opening = federation.open(model, columns)
         self.counts = opening.counts
         self.samples = int(opening.counts.sum())
@@ -52,6 +58,11 @@ class Session:
         self.supports = opening.supports
         """Where workers have statistics of their own: which. Then sums add up, with weights 1."""
         self.weights = np.ones(len(totals)) if opening.supports else worker_weights(weights, totals)
+        if self.masks and (opening.supports is not None or opening.totals is not None):
+            raise SettingsError("masks go with statistics that all workers share, and plain rows.")
+        effective = opening.effective
+        self.effective = 1 / float(self.weights @ self.weights) if effective is None else effective
+        """How many workers of equal weight they are worth."""
         self.bound = Bound.told(model, opening, self.weights)
         federation.bind(self.bound)
         self.summary: Mapping[str, FloatArray] = model.combine(opening.summaries, self.weights)

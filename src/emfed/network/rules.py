@@ -12,7 +12,7 @@ from typing import Any, final
 
 import numpy as np
 
-from emfed.core.errors import SettingsError, check_count
+from emfed.core.errors import SettingsError, check_count, check_range
 from emfed.core.protocols import FloatArray, IntArray, Latent, Model, Oracle
 from emfed.core.wire import Reason
 
@@ -29,33 +29,137 @@ class Refusal(Exception):
 @dataclass(frozen=True)
 class SiteRules:
     """What the owner of the data insists on; the server cannot change it, and is told no more than
-    which rule it met.
+    which rule it met. The defaults hold where the owner says nothing.
 
-    ``smallest_rows``: no answer at all from fewer rows. ``models``: names of the models that may be
-    fitted (None: all). ``largest_rounds``: how many rounds, starts and questions of a
-    monitor are answered in all, over all runs in one folder. ``smallest_group``: see `GuardedRows`.
+    ``smallest_rows``: no answer at all from fewer rows. ``spare_rows``: so many rows more than a
+    message has statistics (None: any number); with fewer, the statistics are equations that have
+    the rows as their solution. ``models``: names of the models that may be fitted (None: all that
+    tell how many rows stand behind each number). ``any_columns``: whether the server may choose
+    among columns that the owner did not list. ``mini_batches``: whether it may ask about a few
+    rows at a time. ``largest_rounds``: how many messages that look at the rows are answered in
+    all, over all runs in one folder: joins, rounds, questions, and refusals of these.
+    ``largest_choices``: how many of them may be at parameters that the server chose freely, which
+    are the first round of every phase and all questions. ``largest_step``: how far S may move
+    between two rounds of a phase, as a multiple of its length. ``smallest_group``: see
+    `GuardedRows`.
     """
 
-    smallest_rows: int = 1
+    smallest_rows: int = 10
+    spare_rows: int | None = 1
     models: Sequence[str] | None = None
-    largest_rounds: int | None = None
+    any_columns: bool = False
+    mini_batches: bool = False
+    largest_rounds: int | None = 10_000
+    largest_choices: int | None = 1_000
+    largest_step: float | None = 8.0
     smallest_group: int | None = None
 
     def __post_init__(self) -> None:
         check_count("smallest_rows", self.smallest_rows)
-        for name in ("largest_rounds", "smallest_group"):
+        for name in ("spare_rows", "largest_rounds", "largest_choices", "smallest_group"):
             if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
+                check_count(name, getattr(self, name), 0 if name == "spare_rows" else 1)
+        if self.largest_step is not None:
+            check_range("largest_step", self.largest_step, 0, np.inf, open_low=True)
+        for name in ("any_columns", "mini_batches"):
+            if type(getattr(self, name)) is not bool:
+                raise SettingsError(f"{name} must be true or false; got {getattr(self, name)!r}.")
         if self.models is not None:
             if isinstance(self.models, str):
                 raise SettingsError(f"models must be a list of names; got {self.models!r}.")
             object.__setattr__(self, "models", tuple(str(name) for name in self.models))
 
+    @classmethod
+    def loosest(cls, **rules: Any) -> SiteRules:
+        """Everything that a server may ask is answered, but for these rules: for a server that the
+        owner trusts with the rows, for tests, and for comparisons."""
+        free = {"largest_rounds": None, "largest_choices": None, "largest_step": None}
+        loose = {"smallest_rows": 1, "spare_rows": None, "models": (ANY,), "any_columns": True}
+        return cls(**{**free, **loose, "mini_batches": True, **rules})
+
+    def gives_away(self) -> list[str]:
+        """What these rules let a server find out that the defaults do not, in sentences."""
+        default, told = SiteRules(), []
+        if self.smallest_rows < default.smallest_rows or self.spare_rows is None:
+            told.append(
+                "A site with fewer rows than a message has statistics tells its rows: they are the "
+                "solution of as many equations."
+            )
+        if self.models is not None:
+            told.append(
+                "Models that the owner names are fitted even where their numbers may stand for "
+                "single rows."
+            )
+        if self.any_columns:
+            told.append(
+                "The server chooses the columns: it learns moments of any column with any other."
+            )
+        if self.mini_batches:
+            told.append("Answers about mini-batches tell of as few rows as a batch has.")
+        for name, words in (
+            ("largest_rounds", "answers"),
+            ("largest_choices", "answers at parameters of its choice"),
+            ("largest_step", "moves between two rounds"),
+        ):
+            mine = getattr(self, name)
+            if mine is None or mine > getattr(default, name):
+                told.append(f"More and longer {words} let differences isolate single rows.")
+        if self.smallest_group is not None:
+            told.append("A refusal for a small group tells that there is one.")
+        return told
+
     def check_model(self, name: str) -> None:
         """Refuse a model that is not allowed."""
-        if self.models is not None and name not in self.models:
+        if self.models is not None and ANY not in self.models and name not in self.models:
             allowed = ", ".join(self.models) or "none"
             raise Refusal(Reason.REFUSED, f"the owner allows the models {allowed}; not {name!r}.")
+
+    def check_columns(self, wanted: Sequence[str] | None, known: Sequence[str] | None) -> None:
+        """Refuse some of the columns where the owner listed none."""
+        if wanted is None or known is None or self.any_columns or set(wanted) >= set(known):
+            return
+        raise Refusal(
+            Reason.REFUSED,
+            "the owner has not listed the columns that a server may choose among: it does so with "
+            "--columns.",
+        )
+
+    def check_statistics(self, rows: int, candidates: Sequence[Model], own: bool = False) -> None:
+        """Refuse models whose numbers may stand for a few rows, at the join and once for all.
+
+        ``own``: statistics are those of single cells that a site has seen.
+        """
+        counted = [m.group_shares(np.zeros(m.layout.size)).size > 0 for m in candidates]
+        if self.models is None and (own or not all(counted)):
+            raise Refusal(
+                Reason.REFUSED,
+                "this model does not tell how many rows stand behind its numbers: an owner who "
+                "allows it names it in `models`.",
+            )
+        told = sum(model.layout.size for model in candidates)
+        if self.spare_rows is not None and rows < told + self.spare_rows:
+            raise Refusal(
+                Reason.REFUSED,
+                f"{told} statistics of so few rows are equations that have the rows as their "
+                "solution: ask for fewer components, or use secure sums.",
+            )
+
+    def check_algorithm(self, rows_at_once: int) -> None:
+        """Refuse answers about a few rows."""
+        if rows_at_once and not self.mini_batches:
+            raise Refusal(
+                Reason.REFUSED, "the owner answers with full passes, not with mini-batches."
+            )
+
+    def check_step(self, before: FloatArray, after: FloatArray) -> None:
+        """Refuse statistics that no step from the last ones leads to."""
+        if self.largest_step is None or before.shape != after.shape:
+            return
+        longest = self.largest_step * max(1.0, float(np.linalg.norm(before)))
+        if not float(np.linalg.norm(after - before)) <= longest:
+            raise Refusal(
+                Reason.REFUSED, "the owner follows one path of parameters: this step is too long."
+            )
 
     def check_opening(self, rows: int, shares: FloatArray) -> None:
         """Refuse to describe too few rows, or groups of these shares if one is too small."""
@@ -73,13 +177,9 @@ class SiteRules:
                 Reason.REFUSED, "the owner tells no cell with as few records as one here."
             )
 
-    def check_answers(self, answered: int) -> None:
-        """Refuse an answer more than allowed."""
-        if self.largest_rounds is not None and answered >= self.largest_rounds:
-            raise Refusal(
-                Reason.REFUSED,
-                f"the owner answers {self.largest_rounds} rounds and questions, no more.",
-            )
+
+ANY = "*"
+"""Among ``models``: all of them."""
 
 
 @final

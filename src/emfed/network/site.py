@@ -8,6 +8,7 @@ reason names no value of any record; the full story is in the site's own log.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,7 +60,7 @@ from emfed.core.wire import (
 )
 from emfed.data import Workers
 from emfed.models import build_model
-from emfed.models.binding import Bound, flatten, unflatten_params
+from emfed.models.binding import Bound, candidates_of, flatten, unflatten_params
 from emfed.models.clusters import Buckets, Clusters
 from emfed.network import texts
 from emfed.network.data import arrange, read_site
@@ -96,6 +97,8 @@ ANSWERS = {
     "validation": "mean log-likelihoods of rows that were held out, and what adapting gains",
 }
 """What the journal calls an answer."""
+SMALLEST_CLUSTER = 2
+"""The fewest rows of a cluster that the k-means of a start tells of: one is its own mean."""
 _ME = np.zeros(1, dtype=np.int64)
 _ALONE = np.ones(1)
 
@@ -175,7 +178,7 @@ class Site:
         self._simulated = simulated
         self.rules = SiteRules() if rules is None else rules
         self.directory, self.disk = Path(directory), disk
-        self._data = read_site(data, columns, device)
+        self._data, self._listed = read_site(data, columns, device), columns is not None
         self._tally, self._secret = Tally(self.directory, disk), Secret(self.directory, disk)
         self._cleared = False
         self._journal = Journal(None if journal is None else Path(journal))
@@ -203,9 +206,9 @@ class Site:
             # The error may name a value; rows of a stream may be better the next time.
             text = "its data cannot be used by this model; its log says why"
             refusal = Refusal(Reason.REFUSED if header.kind is Kind.HELLO else Reason.FAILED, text)
-        except Exception as error:
+        except Exception:
             logger.exception("a message could not be answered")
-            text = f"an error of type {type(error).__name__}; its log says more"
+            text = "it could not be worked out here; its log says more"
             refusal = Refusal(Reason.FAILED, text)
         if refusal is not None:
             kind, note = Kind.REFUSAL, f"{refusal.reason.name.lower().replace('_', ' ')}: {refusal}"
@@ -268,15 +271,21 @@ class Site:
         model = build_model(description)
         assert isinstance(description, Mapping)
         self.rules.check_model(str(description["model"]))
-        wanted = content.get("columns")
-        data = arrange(self._data, None if wanted is None else tuple(map(str, wanted)))
+        columns = content.get("columns")
+        wanted = None if columns is None else tuple(map(str, columns))
+        store, settings = self._store(header.run), body.decode()
+        joined = store.joined()
+        if joined is None or joined.settings != settings:  # else it is the same answer again
+            self._spend(chosen=False)
+        if not self._listed:
+            self.rules.check_columns(wanted, self._data.columns)
+        data = arrange(self._data, wanted)
         opening = LoopFederation(data).open(model)
         count = int(opening.counts[0])
         summary = {name: values[0] for name, values in opening.summaries.items()}
         self.rules.check_opening(count, model.summary_shares(summary))
-        store = self._store(header.run)
-        joined = store.joined()
-        settings = body.decode()
+        own = opening.supports is not None
+        self.rules.check_statistics(count, [] if own else _alone(model, count, summary), own)
         if joined is not None and joined.number >= 0 and joined.settings != settings:
             raise Refusal(Reason.REFUSED, "this run began with other settings.")
         if joined is None:
@@ -353,8 +362,8 @@ class Site:
         model = bound.view(view)
         if model.layout.size > LARGEST_STATISTICS:
             raise SettingsError(f"{model.layout.size} statistics are more than a message can hold.")
-        if isinstance(model, Clusters | Buckets) and self.rules.smallest_group is not None:
-            return model.silent_below(self.rules.smallest_group)
+        if isinstance(model, Clusters | Buckets):
+            return model.silent_below(self.rules.smallest_group or SMALLEST_CLUSTER)
         return model
 
     def _rows(self, joined: Joined) -> Workers:
@@ -370,7 +379,7 @@ class Site:
         kind, described, numbers = decode_question(body)
         model, data = self._model(joined, _view(described)), self._rows(joined)
         params = unflatten_params(numbers, model.start(0))
-        self._may_answer()
+        self._spend(chosen=True)
         if self.rules.smallest_group is not None:
             exact = answer(Question("statistics", WHOLE, params), model, data.pieces(_ME), _ALONE)
             GuardedRows.check(model, exact[None], data.counts, self.rules.smallest_group)
@@ -382,18 +391,16 @@ class Site:
             values = validation_of(model, params, data, me, total)[0]
         else:
             values = answer(Question(kind, WHOLE, params), model, data.pieces(_ME), _ALONE)
-        self._count_answer()
         return Kind.ANSWER, encode_floats(values), f"{ANSWERS[kind]}: {len(values)} numbers"
 
-    def _may_answer(self) -> None:
-        """Refuse what would be one answer too many."""
-        if self.rules.largest_rounds is not None:
-            self.rules.check_answers(self._tally.read())
-
-    def _count_answer(self) -> None:
-        """Count an answer that is about to leave; without the rule nobody asks for the number."""
-        if self.rules.largest_rounds is not None:
-            self._tally.add()
+    def _spend(self, chosen: bool) -> None:
+        """Count a look at the rows, whatever comes of it; refuse one too many."""
+        rules = self.rules
+        limits = {"answered": rules.largest_rounds, "chosen": rules.largest_choices}
+        met = self._tally.spend(limits if chosen else {"answered": rules.largest_rounds})
+        if met is not None:
+            what = "messages about the rows" if met == "answered" else "parameters of your choice"
+            raise Refusal(Reason.REFUSED, f"the owner answers {limits[met]} {what}, no more.")
 
     # Rounds.
 
@@ -407,6 +414,7 @@ class Site:
             raise Refusal(Reason.UNKNOWN_RUN, "the settings of this phase never came: say hello.")
         if header.phase < phase.number:
             raise Refusal(Reason.OLD, f"phase {header.phase} is over.")
+        self.rules.check_algorithm(phase.algorithm.rows_at_once)
         model, algorithm, seed = self._model(joined, phase.view), phase.algorithm, phase.seed
         own = isinstance(model, HasSupports)
         q = joined.count if own else model.layout.size
@@ -426,6 +434,8 @@ class Site:
             statistics = state.statistics
             for number, step in enumerate(steps, state.round):
                 statistics = algorithm.follow(model, seed, number, statistics, step)
+        if state.round >= 0:
+            self.rules.check_step(state.statistics, statistics)
         request = Request(
             round=header.round,
             generation=header.generation,
@@ -477,7 +487,7 @@ class Site:
         """The algorithm's own worker step, for this worker alone."""
         again = bool(state.rows["pending_round"][0] == request.round)
         if not again:
-            self._may_answer()
+            self._spend(chosen=state.round < 0)
         check_suits(data, phase.algorithm)
         rows_now = fresh_rows(model, data, request.round, _ME)
         oracle: Oracle = WorkerRows(model, rows_now, _ME, Workers.pieces, request.workers)
@@ -490,9 +500,17 @@ class Site:
         rows, replies = phase.algorithm.worker_step(model, phase.seed, state.rows, request, oracle)
         if again and len(replies.workers):
             return state, replies
-        if len(replies.workers):
-            self._count_answer()
         return State(rows, request.round, request.statistics, state.phase), replies
+
+
+def _alone(model: Model, count: int, summary: Mapping[str, FloatArray]) -> list[Model]:
+    """The candidates of a run, bound to this site's rows alone, as far as these can have them."""
+    found = []
+    for candidate in candidates_of(model):
+        with contextlib.suppress(DataError, SettingsError):
+            one = {name: values[None] for name, values in summary.items()}
+            found.append(candidate.bind(one, np.array([count]), _ALONE))
+    return found
 
 
 def _fresh(algorithm: Algorithm, q: int, phase: str) -> State:

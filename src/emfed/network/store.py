@@ -17,6 +17,7 @@ import hashlib
 import logging
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -181,25 +182,47 @@ def clear_old(directory: Path, current: Path, disk: Disk = DISK) -> None:
 
 @final
 class Tally:
-    """How often a site told something of its rows, over all runs: a file, kept before the answer.
+    """How often a site looked at its rows for a server, over all runs: a file, kept beforehand.
 
-    A crash between the two counts an answer that never left; the other order would give one away. A
-    damaged file is an error, and no reason to begin again at zero.
+    ``answered`` counts messages, ``chosen`` those at parameters of the server's choice. Counting
+    before looking means that refusals count too. A process takes answers from the file in blocks
+    that double up to `BLOCK`, so that a long run seldom waits for the disk; those left when it ends
+    are lost to the server. A damaged file is an error, and no reason to begin again at zero.
     """
 
     def __init__(self, directory: Path, disk: Disk = DISK) -> None:
         self._path, self._disk = directory / "answered", disk
+        self._left = {"answered": 0, "chosen": 0}
+        self._block = 1
 
-    def read(self) -> int:
-        """The answers so far."""
+    def read(self) -> dict[str, int]:
+        """What was taken so far."""
         if self._disk.read(self._path) is None:
-            return 0
-        return int(load_checkpoint(self._path, self._disk)[1]["answered"])
+            return {"answered": 0, "chosen": 0}
+        about = load_checkpoint(self._path, self._disk)[1]
+        return {name: int(about.get(name, 0)) for name in self._left}
 
-    def add(self) -> None:
-        """One more."""
-        about = {"answered": self.read() + 1}
-        save_checkpoint(self._path, {"none": np.empty(0)}, about, self._disk)
+    def spend(self, limits: Mapping[str, int | None]) -> str | None:
+        """One more of each of these; the name of a limit that is reached, if one is."""
+        wanted = {name: limit for name, limit in limits.items() if limit is not None}
+        if any(not self._left[name] for name in wanted):
+            taken = self.read()
+            blocks = {n: min(self._block, limit - taken[n]) for n, limit in wanted.items()}
+            for name, block in blocks.items():
+                if not self._left[name] and block <= 0:
+                    return name
+            short = {n: max(b, 0) for n, b in blocks.items() if not self._left[n]}
+            about = {name: count + short.get(name, 0) for name, count in taken.items()}
+            save_checkpoint(self._path, {"none": np.empty(0)}, about, self._disk)
+            self._left |= short
+            self._block = min(BLOCK, 2 * self._block)
+        for name in wanted:
+            self._left[name] -= 1
+        return None
+
+
+BLOCK = 64
+"""Answers that a process takes from the allowance at once, at most: what a kill can cost."""
 
 
 @final

@@ -98,6 +98,8 @@ class Guest(ABC):
                 self.journal.unlink(missing_ok=True)
             self._told = self.journal.stat().st_size if self.journal.exists() else 0
             greeting = "; the server greets when all sites that it expects are there"
+            for words in self.rules.gives_away():
+                report("rules", words)
             report("state", f"calling {self.address}{greeting if self.dry_run else ''}")
             self.work(report)
 

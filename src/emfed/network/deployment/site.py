@@ -6,7 +6,7 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ JOURNAL, REHEARSAL = "messages.jsonl", "dry-run.jsonl"
 
 
 def read_rules(path: Path | None) -> SiteRules:
-    """The owner's rules from a TOML file; none without one."""
+    """The owner's rules from a TOML file, where ``false`` is no limit; the defaults without one."""
     if path is None:
         return SiteRules()
     try:
@@ -56,8 +56,12 @@ def read_rules(path: Path | None) -> SiteRules:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: not a TOML file ({error}).") from None
     check_keys(table, [field.name for field in fields(SiteRules)], path.name)
+    optional = {f.name for f in fields(SiteRules) if "None" in str(f.type)}
+    said: dict[str, Any] = {
+        name: None if v is False and name in optional else v for name, v in table.items()
+    }
     try:
-        return SiteRules(**table)
+        return SiteRules(**said)
     except (SettingsError, TypeError) as error:
         raise SettingsError(f"{path.name}: {error}") from None
 
@@ -108,12 +112,7 @@ def write_site(
     about = {
         "data": dict(data),
         "columns": columns,
-        "rules": {
-            "smallest_rows": rules.smallest_rows,
-            "models": None if rules.models is None else list(rules.models),
-            "largest_rounds": rules.largest_rounds,
-            "smallest_group": rules.smallest_group,
-        },
+        "rules": asdict(rules),
     }
     write_atomic(folder / "site.json", (json.dumps(about, indent=1) + "\n").encode())
 

@@ -1,0 +1,293 @@
+"""Sums over sites that tell nothing of one site: keys, masks, and the integers that carry them.
+
+Every two sites share a secret (X25519, one key a site and run, signed by the site's identity key,
+whose public half the others pinned beforehand). What a site tells is a vector of integers modulo
+2^b. It adds, for every other site of a set that the server names, a stream of ChaCha20 under a key
+that both derive from their secret (HKDF): one of the two adds it, the other takes it off. The sum
+over the whole set is the sum of what was told; any smaller sum is noise to whoever does not hold
+the keys.
+
+A sum takes two exchanges. First everyone who is asked works out its numbers, writes them down and
+says that it is *ready*, with a fresh random number. Then the server names the *set* of those who
+are ready, with these numbers, and each of them answers masked. The key of a mask follows from all
+of that (run, kind, round, request, set, fresh numbers), so
+
+* a site that was told another set, or another request, has masks that do not cancel;
+* no mask ever covers two plaintexts, even where an old disk was put back;
+* a site decides once for which set its numbers count. It never answers the same request for a set
+  that differs by fewer members than it wants a sum to have: the difference would be a sum, too.
+
+So nobody's secrets are ever revealed, and there are no shares to keep. The price: a member that
+vanishes between the two exchanges must come back, or several members are left out with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+
+from emfed.core.errors import SettingsError, WireError, check_count
+from emfed.network.keys import (
+    PrivateKey,
+    PublicKey,
+    check_site_name,
+    read_private_key,
+    read_public_key,
+    sign,
+    verify,
+)
+
+Words = NDArray[Any]
+"""Integers modulo 2^bits: machine words up to 64 bits, Python's integers beyond."""
+SMALLEST_SET = 3
+"""Sites in a sum, at least: of two, each knows the other's part."""
+_SIGNED = b"emfed mask key 1\0"
+_ENTRY = struct.Struct("<IQ32sBB")
+_MEMBER = struct.Struct("<IQ")
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Identity:
+    """Who a site is among the others: its name and key, and the public keys that it pinned.
+
+    ``smallest`` is how many sites a sum must have at least that this one takes part in.
+    """
+
+    name: str
+    key: PrivateKey
+    roster: Mapping[str, PublicKey]
+    smallest: int = SMALLEST_SET
+
+    def __post_init__(self) -> None:
+        check_count("smallest_set", self.smallest, SMALLEST_SET)
+
+    @classmethod
+    def read(cls, key: Path, roster: Path, smallest: int = SMALLEST_SET) -> Identity:
+        """From the site's NAME.key and a folder of the others' NAME.pub."""
+        found = {check_site_name(p.stem): read_public_key(p) for p in sorted(roster.glob("*.pub"))}
+        mine = read_private_key(key)
+        known = found.get(key.stem)
+        if known is not None and known != mine.public_key():
+            raise SettingsError(f"{roster} holds another key of {key.stem} than {key}.")
+        if len(found) < SMALLEST_SET:
+            raise SettingsError(
+                f"{roster} holds {len(found)} public keys; a sum needs at least {SMALLEST_SET} "
+                "sites: put everybody's NAME.pub there, each got by a way you trust."
+            )
+        return cls(key.stem, mine, found, smallest)
+
+
+@final
+@dataclass(frozen=True)
+class Announcement:
+    """A site's key for one run, signed; ``name`` is that of its pinned identity."""
+
+    name: str
+    instance: int
+    public: bytes
+    signature: bytes
+
+    def statement(self, run: int) -> bytes:
+        """What the identity key signs."""
+        front = _SIGNED + struct.pack("<QQ", run, self.instance)
+        return front + self.public + self.name.encode()
+
+
+def encode_roster(entries: Mapping[int, Announcement]) -> bytes:
+    """Keys of a run by number of worker."""
+    out = []
+    for number, entry in sorted(entries.items()):
+        name = entry.name.encode()
+        sizes = (len(entry.signature), len(name))
+        out.append(_ENTRY.pack(number, entry.instance, entry.public, *sizes))
+        out.append(entry.signature + name)
+    return b"".join(out)
+
+
+def decode_roster(body: bytes) -> dict[int, Announcement]:
+    """The inverse of `encode_roster`; raises `WireError` for anything else."""
+    found: dict[int, Announcement] = {}
+    position = 0
+    while position < len(body):
+        if len(body) < position + _ENTRY.size:
+            raise WireError("a roster ends inside an entry.")
+        number, instance, public, signed, named = _ENTRY.unpack_from(body, position)
+        start = position + _ENTRY.size
+        position = start + signed + named
+        if len(body) < position:
+            raise WireError("a roster ends inside an entry.")
+        name = body[start + signed : position].decode(errors="replace")
+        found[number] = Announcement(name, instance, public, body[start : start + signed])
+    return found
+
+
+Members = Mapping[int, int]
+"""Who is in a sum, by number of worker, each with the fresh number that it was ready with."""
+
+
+def encode_members(members: Members) -> bytes:
+    """The set that a server names."""
+    return b"".join(_MEMBER.pack(number, fresh) for number, fresh in sorted(members.items()))
+
+
+def decode_members(body: bytes) -> dict[int, int]:
+    """The inverse of `encode_members`."""
+    if len(body) % _MEMBER.size:
+        raise WireError(f"a set of members cannot have {len(body)} bytes.")
+    pairs = [_MEMBER.unpack_from(body, at) for at in range(0, len(body), _MEMBER.size)]
+    if len({number for number, _ in pairs}) != len(pairs):
+        raise WireError("a set names a member twice.")
+    return dict(pairs)
+
+
+@final
+class RunKeys:
+    """A site's key for one run, and its secrets with those of the others that it can verify.
+
+    The key follows from the site's secret, the run and its instance there: it needs no file, and a
+    site whose disk is gone has another.
+    """
+
+    def __init__(self, identity: Identity, secret: bytes, run: int, instance: int) -> None:
+        self.identity, self._run = identity, run
+        seed = _derive(secret, struct.pack("<QQ", run, instance), b"emfed run key")
+        self._private = X25519PrivateKey.from_private_bytes(seed)
+        public = self._private.public_key().public_bytes_raw()
+        unsigned = Announcement(identity.name, instance, public, b"")
+        signature = sign(identity.key, unsigned.statement(run))
+        self.announcement = Announcement(identity.name, instance, public, signature)
+        self._roster, self._peers = b"", dict[int, bytes]()
+
+    def learn(self, roster: bytes) -> None:
+        """Take the keys of a run that the server passed on, as far as pinned keys signed them."""
+        if roster == self._roster:
+            return
+        peers = {}
+        for number, entry in decode_roster(roster).items():
+            pinned = self.identity.roster.get(entry.name)
+            if entry.name == self.identity.name or pinned is None:
+                continue
+            if verify(pinned, entry.signature, entry.statement(self._run)):
+                known = X25519PublicKey.from_public_bytes(entry.public)
+                peers[number] = self._private.exchange(known)
+        self._roster, self._peers = roster, peers
+
+    def strangers(self, members: Members, me: int) -> list[int]:
+        """Members of a set other than this site whose keys nobody whom it knows has signed."""
+        return [number for number in members if number != me and number not in self._peers]
+
+    def masked(self, words: Words, bits: int, me: int, members: Members, context: bytes) -> Words:
+        """The words with the masks of this set, modulo 2^bits."""
+        total = words.copy()
+        for number in members:
+            if number == me:
+                continue
+            key = _derive(self._peers[number], context, b"emfed mask")
+            mask = _stream(key, len(words), bits)
+            total = total + mask if me < number else total - mask
+        return total & _ones(bits)
+
+
+def context_of(about: bytes, members: Members) -> bytes:
+    """What the masks of one sum depend on: everything that was agreed about it, and who is in."""
+    return hashlib.sha256(struct.pack("<I", len(about)) + about + encode_members(members)).digest()
+
+
+def _derive(secret: bytes, salt: bytes, purpose: bytes) -> bytes:
+    return HKDF(hashes.SHA256(), 32, salt, purpose).derive(secret)
+
+
+def _stream(key: bytes, count: int, bits: int) -> Words:
+    """ChaCha20 under a key that is used once."""
+    size = 8 if bits <= 64 else bits // 8
+    cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    return _read(cipher.update(bytes(size * count)), size)
+
+
+def _read(data: bytes, size: int) -> Words:
+    """Little-endian integers of so many bytes each."""
+    if size == 8:
+        return np.frombuffer(data, dtype="<u8").astype(np.uint64)
+    starts = range(0, len(data), size)
+    return np.array([int.from_bytes(data[at : at + size], "little") for at in starts], object)
+
+
+def _ones(bits: int) -> Any:
+    return np.uint64(2**bits - 1) if bits <= 64 else 2**bits - 1
+
+
+def to_words(numbers: NDArray[Any], bits: int) -> Words:
+    """Signed integers modulo 2^bits."""
+    if bits > 64:
+        return numbers & _ones(bits)
+    return numbers.astype(np.int64).view(np.uint64) & _ones(bits)
+
+
+def sum_words(parts: Sequence[Words], bits: int) -> NDArray[Any]:
+    """The signed sum of what a whole set sent; it has less than 2^(bits - 1) in size."""
+    total = sum(parts[1:], start=parts[0]) & _ones(bits)
+    if bits > 64:
+        return np.array([n - (n >> (bits - 1) << bits) for n in total.tolist()], object)
+    shift = 64 - bits
+    return (total << np.uint64(shift)).view(np.int64) >> np.int64(shift)
+
+
+def packed_size(count: int, bits: int) -> int:
+    """Bytes of so many words."""
+    return -(-count * bits // 8)
+
+
+def pack_words(words: Words, bits: int) -> bytes:
+    """Words of so many bits each, one after the other, lowest bit first."""
+    if bits > 64:
+        return b"".join(int(word).to_bytes(bits // 8, "little") for word in words)
+    bytes_ = words.astype("<u8").view(np.uint8).reshape(-1, 8)
+    spread = np.unpackbits(bytes_, axis=1, count=bits, bitorder="little")
+    return np.packbits(spread, bitorder="little").tobytes()
+
+
+def unpack_words(data: bytes, count: int, bits: int) -> Words:
+    """The inverse of `pack_words`."""
+    if len(data) != packed_size(count, bits):
+        raise WireError(
+            f"{count} words of {bits} bits take {packed_size(count, bits)} bytes; got {len(data)}."
+        )
+    if bits > 64:
+        return _read(data, bits // 8)
+    flat = np.unpackbits(np.frombuffer(data, np.uint8), count=count * bits, bitorder="little")
+    spread = np.zeros((count, 64), dtype=np.uint8)
+    spread[:, :bits] = flat.reshape(count, bits)
+    return _read(np.packbits(spread, bitorder="little").tobytes(), 8)
+
+
+def check_set(
+    members: Members, me: int, fresh: int, smallest: int, before: Sequence[Members]
+) -> str:
+    """Why a site does not answer for this set, in words; empty if it does.
+
+    ``before`` are the sets for which it has answered the same request: the same again is the same
+    answer, and one other may differ by as many members as a sum must have.
+    """
+    if members.get(me) != fresh:
+        return "this set was named for another answer than the one that is ready here."
+    if len(members) < smallest:
+        return f"a sum that this site is in has at least {smallest} sites."
+    if not before or any(dict(members) == dict(told) for told in before):
+        return ""
+    for told in before:
+        apart = {n for n in {*members, *told} if members.get(n) != told.get(n)}
+        if len(apart) < smallest:
+            return "this was answered for a set that hardly differs: the difference would tell."
+    return "" if len(before) == 1 else "this was answered for two sets already."
