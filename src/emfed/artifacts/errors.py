@@ -247,10 +247,10 @@ def _of_array(
     model: Any, name: str, array: FloatArray, columns: Sequence[str] | None
 ) -> list[Quantity]:
     """Numbers of one array by its axes; of a model that nobody knows, by position."""
-    kind = getattr(getattr(model, "inner", model), "kind", "")
+    shared = model.describe().get("covariance_type") in ("tied", "known")
     axes = AXES.get(name, "")
     if name == "covariances":
-        axes = {1: "k", 3: "kcc"}.get(array.ndim, "cc" if kind in ("tied", "known") else "kc")
+        axes = {1: "k", 3: "kcc"}.get(array.ndim, "cc" if shared else "kc")
     elif name == "noise":
         axes = "kc" if array.ndim == 2 else "k"
     axes = axes if len(axes) == array.ndim else "?" * array.ndim
