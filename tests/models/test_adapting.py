@@ -127,7 +127,7 @@ def test_one_row_is_enough_and_what_is_wrong_is_said() -> None:
     result, rows = _fitted("full")
     moved = result.adapt(rows[:1], 50)
     assert np.isfinite(moved.log_likelihood(rows))
-    altered = replace(result, summary={"mean": np.zeros(7)})
+    altered = replace(result, pooled_summary={"mean": np.zeros(7)})
     with pytest.raises(emfed.DataError, match="altered"):
         altered.adapt(rows)
     for worth in (0, -1, np.inf, np.nan):

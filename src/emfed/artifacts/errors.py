@@ -249,10 +249,9 @@ def _of_array(
     model: Any, name: str, array: FloatArray, columns: Sequence[str] | None
 ) -> list[Quantity]:
     """Numbers of one array by its axes; of a model that nobody knows, by position."""
+    shared = model.describe().get("covariance_type") in ("tied", "known")
     axes = AXES.get(name, "")
     if name == "covariances":
-        whole = model.inner if isinstance(model, MissingGaussianMixture) else model
-        shared = isinstance(whole, GaussianMixture) and whole.shared_covariance
         axes = {1: "k", 3: "kcc"}.get(array.ndim, "cc" if shared else "kc")
     elif name == "noise":
         axes = "kc" if array.ndim == 2 else "k"
