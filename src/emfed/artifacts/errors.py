@@ -31,8 +31,6 @@ from emfed.core.errors import EmfedError, SettingsError
 from emfed.core.protocols import BoolArray, FloatArray, HasSupports, Parameters
 from emfed.models.clusters import Clusters
 from emfed.models.columns import ColumnParameters
-from emfed.models.gaussian import GaussianMixture
-from emfed.models.missing import MissingGaussianMixture
 
 STEP = 1e-4
 """Of central differences, in standard deviations of one complete row: the error is its square."""
