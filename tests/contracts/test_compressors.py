@@ -70,7 +70,7 @@ def test_the_check_of_unbiasedness_can_fail() -> None:
 def test_block_p_variance_is_the_lemma(p: float, x: FloatArray, sizes: list[int]) -> None:
     x = np.resize(x, sum(sizes))
     parts = np.split(x, np.cumsum(sizes)[:-1])
-    # Paper, line 1335: sum over blocks of |x|_1 |x|_p - |x|_2^2.
+    # The lemma on block-p-quantization: sum over blocks of |x|_1 |x|_p - |x|_2^2.
     lemma = sum(np.abs(b).sum() * np.linalg.norm(b, p) - b @ b for b in parts)
     got = float(block_quantization(tuple(sizes), p, "float64").variance(x))
     assert got == pytest.approx(lemma, rel=1e-9, abs=1e-9 * (1 + x @ x))

@@ -105,7 +105,7 @@ def test_records_count_what_happened() -> None:
 def test_evaluations_of_variance_reduction() -> None:
     algorithm = emfed.VRFedEM(step_size=0.2, batch_size=4, inner_rounds=5)
     records = fit(make_model("diag"), TABLES, algorithm, rounds=11).records
-    # A full pass of everyone, then two mini-batches of 4 for each of 4 workers (K_CE, line 2475).
+    # A full pass of everyone, then two mini-batches of 4 for each of 4 workers (K_CE).
     want = [142, 32, 32, 32, 32] * 2 + [142]
     assert records.column("evaluations")[1:].tolist() == want
 

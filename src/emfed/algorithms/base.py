@@ -109,9 +109,11 @@ class CompressedEM(Algorithm):
         """Blocks of the layout, and what was left open.
 
         alpha = 1 / (1 + omega), as in the theorems. gamma = min(1, sqrt(n / (2 w (1 + w)))) with
-        w = (1 + omega) / p - 1 and n the effective number of workers: the shape of Theorem 1's
-        second limit (line 605, and line 1270 for p) without its unknown constants, so a rule of
-        thumb and no more.
+        w = (1 + omega) / p - 1 and n the effective number of workers. This is a rule of thumb: it
+        falls like 1 / w, where the second limit of Theorems 1 and 3, sqrt(n) / ((1 + w) sqrt(w))
+        up to constants, falls like w^(-3/2) and is sqrt((1 + w) / 2) times smaller. The remark on
+        the largest step after the proof of Theorem 1 needs 1 / w for the bound on h, and asks for
+        w^(-3/2) to bound the memories. `emfed reproduce regimes` measures slowdowns like w.
         """
         compressor = self.compressor.resolve(layout)
         omega = compressor.omega(layout.size)

@@ -30,7 +30,7 @@ class FedEM(CompressedEM):
 
     ``simulations`` replaces the expectation over a row's latent variable by a mean over that many
     draws of it: a Monte Carlo E-step, one of the oracles that the paper's assumption on them
-    allows (line 548).
+    allows (A7).
     """
 
     simulations: int | None = None

@@ -1,6 +1,6 @@
 """Who takes part in a round.
 
-The theorem on partial participation assumes independent Bernoulli draws (paper line 1218); p_i is
+The theorem on partial participation assumes independent Bernoulli draws (A9); p_i is
 the probability that worker i is included, and H divides by it. A round costs time in proportion
 to the workers drawn, not to those registered.
 """

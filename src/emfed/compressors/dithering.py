@@ -2,8 +2,8 @@
 
     Q(x) = |x|_r / s * sign(x) * floor(s |x| / |x|_r + u),     u uniform on [0, 1)^q
 
-on each block (paper, lines 535-545). One level is the paper's block-p-quantization (lines
-1287-1387); one block of all q numbers is the dithering of QSGD (Alistarh et al. 2017).
+on each block (paper, section 2, below A6). One level is the block-p-quantization of
+its supplement; one block of all q numbers is the dithering of QSGD (Alistarh et al. 2017).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _omega(d: int, s: int, r: float) -> float:
     which falls with v.
 
     * r <= 2: v >= s^2 d^(1 - 2/r), with equality for constant vectors. For s = 1 this is
-      d^(1/r) - 1 (paper line 1340 for r = 2); it is tighter than QSGD's min(d/s^2, sqrt(d)/s).
+      d^(1/r) - 1 (the paper has it for r = 2); it is tighter than QSGD's min(d/s^2, sqrt(d)/s).
     * r = inf: one coordinate has a = s and no variance; optimising over the others gives
       (sqrt(s^2 + d - 1) - s) / (2 s), attained by (1, t, ..., t). For s = 1 it is the
       (sqrt(d) - 1) / 2 of Mishchenko et al. 2019.
@@ -171,7 +171,7 @@ class Dithering(Compressor):
         return Form(len(_edges(self.block, q)[1]), q, int(self.levels))
 
     def variance(self, vectors: FloatArray) -> FloatArray:
-        """E|Q(x) - x|^2; with one level, sum of |x_l|_1 |x_l|_r - |x_l|_2^2 (lemma, line 1335)."""
+        """E|Q(x) - x|^2; with one level, sum of |x_l|_1 |x_l|_r - |x_l|_2^2 (the paper)."""
         starts, widths = _edges(self.block, vectors.shape[-1])
         norms = round_up(_block_norms(vectors, starts, widths, self.norm), self.scales)
         step = np.repeat(norms, widths, axis=-1) / self.levels

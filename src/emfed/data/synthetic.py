@@ -1,4 +1,4 @@
-"""Synthetic mixtures, among them the one of the paper's first experiment (lines 973-1000).
+"""Synthetic mixtures, among them the one of the paper's first experiment (section 4).
 
 The paper prints sizes but not the parameters; ours are below, and are the same in every report.
 """

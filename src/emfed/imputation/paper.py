@@ -1,4 +1,4 @@
-"""``paper``: FedMissEM as printed (lines 3890-3925), for the reproduction.
+"""``paper``: FedMissEM as printed (supplement), for the reproduction.
 
 S and every V_c are tables of all cells; they start at zero and fill in where batches fell, so they
 are kept as the cells ever touched. The printed batch is a set of sites times a set of time stamps,
@@ -33,7 +33,7 @@ from emfed.imputation.table import FieldTable
 
 Batch = Literal["grid", "observations"]
 GAMMA, ALPHA, BATCH, EPOCHS = 1e-4, 1e-3, 100, 150
-"""The settings of the paper (line 1117)."""
+"""The settings of the paper (section 4)."""
 QUANTISER = block_quantization(4)
 """Not given in the paper for this experiment: the one of its others, omega = 1."""
 

@@ -18,7 +18,7 @@ from emfed.imputation.lowrank import TableParameters
 from emfed.imputation.table import FieldTable, Grid, Intake, build_table
 
 PAPER = {"observers": 2465, "sites": 9721, "months": 525}
-"""The table of the paper (line 1108); 525 months is a size, not a period."""
+"""The table of the paper (section 4); 525 months is a size, not a period."""
 BUZZARD, MALLARD = 5980, 12185
 """Records of its two species."""
 _FIRST = 1977 * 12

@@ -1,4 +1,4 @@
-"""Gaussian mixtures: what the five covariance types share (paper, supplement, lines 3581-3824).
+"""Gaussian mixtures: what the five covariance types share (supplement, "Gaussian Mixture Model").
 
 Statistics are ``mass`` (mean responsibilities), ``first`` (responsibility times y) and, except
 for ``known`` and ``tied``, ``second`` (responsibility times the squares or products of y). T
@@ -324,7 +324,7 @@ class GaussianMixture(MixtureModel):
         return mass, means, self.covariances_from(mass, means, second)
 
     def maximize(self, statistics: FloatArray) -> GaussianParameters:
-        """T(s), paper eq. (update) at line 3700; weights are normalised, means are ratios."""
+        """T(s), supplement, "Gaussian Mixture Model"; weights are normalised, means are ratios."""
         mass, means, covariances = self._raw(np.asarray(statistics, dtype=np.float64))
         weights = mass + self._pseudo_mass
         weights = weights / weights.sum(axis=-1, keepdims=True)

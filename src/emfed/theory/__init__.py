@@ -1,6 +1,7 @@
 """The paper's theory as numbers: omega, step-size limits, bounds, regimes, planning a run.
 
-Every formula cites the lines of the paper's source it stands at. See `bounds` for the symbols.
+Every formula cites the theorem, assumption (A1 to A9) or section of the paper it stands at. See
+`bounds` for the symbols.
 """
 
 from emfed.theory.bounds import (

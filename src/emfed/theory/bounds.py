@@ -1,4 +1,4 @@
-"""The theorems as numbers. Lines are those of the paper's source.
+"""The theorems as numbers: Theorem 1 (FedEM), 2 (VR-FedEM) and 3 (FedEM, partial participation).
 
 Symbols: ``step`` is gamma, ``rate`` alpha (None: 1 / (1 + omega)), ``p`` the smallest probability
 that a worker takes part, ``rounds`` k_max, ``inner`` k_in, ``outer`` k_out, ``batch`` b. For
@@ -24,7 +24,7 @@ Regime = Literal["smoothness", "compression"]
 @final
 @dataclass(frozen=True)
 class StepLimit:
-    """gamma_max and its two parts; the smaller one decides (line 612, with p line 1269)."""
+    """gamma_max and its two parts; the smaller one decides (Theorems 1 and 3)."""
 
     smoothness: float
     compression: float
@@ -43,7 +43,7 @@ class StepLimit:
 @final
 @dataclass(frozen=True)
 class Rounds:
-    """K_opt(epsilon), rounds to epsilon-stationarity, as its two terms (lines 667-672)."""
+    """K_opt(epsilon), rounds to epsilon-stationarity, as two terms (corollary of Theorem 1)."""
 
     noise: float
     step: float
@@ -60,7 +60,7 @@ class Rounds:
 
 
 def memory_rate(omega: float) -> float:
-    """The largest and recommended alpha, 1 / (1 + omega) (line 1918)."""
+    """The largest and recommended alpha, 1 / (1 + omega) (end of the proof of Theorem 1)."""
     check_range("omega", omega, 0, np.inf, open_high=True)
     return 1 / (1 + omega)
 
@@ -81,7 +81,7 @@ def fedem_step_limit(
 ) -> StepLimit:
     """gamma_max = v_min / (2 L_W)  and  alpha p sqrt(n) / (2 sqrt(2) L sqrt(omega_p)).
 
-    Theorem 1 at line 612; with p at line 1269; for any alpha at lines 1914 and 2419.
+    Theorem 1; with p Theorem 3; for any alpha the last steps of their proofs.
     """
     noise = participating(omega, p)
     smooth = problem.v_min / (2 * problem.smoothness)
@@ -98,11 +98,12 @@ def fedem_bound(
     rate: float | None = None,
     memory_error: float = 0.0,
 ) -> float:
-    """Bounds the mean over rounds of E|h(S_k)|^2 (line 620; with p line 1274).
+    """Bounds the mean over rounds of E|h(S_k)|^2 (Theorem 1; with p Theorem 3).
 
     ``memory_error`` is G_0 / n, the sum of w_i^2 |V_i - h_i(S_0)|^2: zero for memories started at
-    the mean field; otherwise it adds the term of lines 1895-1905 and 2404. Without compression and
-    with everyone there, the sharper bound of lines 1931-1936 holds up to gamma = 2 v_min / L_W.
+    the mean field; otherwise it adds the term in G_0 of step 3 of their proofs. Without compression
+    and with everyone there, the sharper bound at the end of the proof of Theorem 1 holds up to
+    gamma = 2 v_min / L_W.
     """
     check_count("rounds", rounds)
     noise, smooth = participating(omega, p), problem.smoothness
@@ -121,7 +122,7 @@ def fedem_bound(
 
 
 def fedem_step(problem: Problem, rounds: int, omega: float, p: float = 1.0) -> float:
-    """The corollary's gamma for this many rounds (line 643)."""
+    """The corollary's gamma for this many rounds."""
     check_count("rounds", rounds)
     noise, limit = participating(omega, p), fedem_step_limit(problem, omega, p).largest
     blur = rounds * problem.smoothness * (1 + 5 * noise) * problem.spread_variance
@@ -129,7 +130,7 @@ def fedem_step(problem: Problem, rounds: int, omega: float, p: float = 1.0) -> f
 
 
 def fedem_corollary(problem: Problem, rounds: int, omega: float, p: float = 1.0) -> float:
-    """The corollary's bound on the mean over rounds of E|h|^2, at its own gamma (line 648)."""
+    """The corollary's bound on the mean over rounds of E|h|^2, at its own gamma."""
     noise, limit = participating(omega, p), fedem_step_limit(problem, omega, p).largest
     check_count("rounds", rounds)
     blur = problem.smoothness * (1 + 5 * noise) * problem.spread_variance
@@ -158,7 +159,8 @@ def slowdown(problem: Problem, epsilon: float, omega: float, p: float = 1.0) -> 
 def fedem_start(problem: Problem, omega: float, p: float, memory_error: float) -> Problem:
     """The problem with the extra term of memories that do not start at h_i(S_0) in its gap.
 
-    The term grows with gamma, so it is taken at gamma_max: a bound for every step (line 2404).
+    The term grows with gamma, so it is taken at gamma_max: a bound for every step (proof of
+    Theorem 3, step 3).
     """
     limit, noise = fedem_step_limit(problem, omega, p).largest, participating(omega, p)
     if noise == 0 or memory_error == 0:
@@ -237,12 +239,12 @@ def fedem_decreasing_bound(
 
 
 def vr_batch(inner: int, omega: float) -> int:
-    """Theorem 2's b = ceil(k_in / (1 + omega)^2) (line 862)."""
+    """Theorem 2's b = ceil(k_in / (1 + omega)^2)."""
     return max(1, ceil(check_count("inner", inner) * memory_rate(omega) ** 2 - 1e-9))
 
 
 def vr_inner_rounds(samples: int, omega: float) -> int:
-    """k_in = (1 + omega) sqrt(m / 2), which minimises K_CE (line 2488); m rows a worker."""
+    """k_in = (1 + omega) sqrt(m / 2), which minimises K_CE (supplement); m rows a worker."""
     check_count("samples", samples)
     return max(1, round(sqrt(samples / 2) / memory_rate(omega)))
 
@@ -250,7 +252,7 @@ def vr_inner_rounds(samples: int, omega: float) -> int:
 def _vr_blur(
     problem: Problem, omega: float, inner: int, batch: int, rate: float | None
 ) -> tuple[float, float]:
-    """alpha, and the a_star of the proof (line 3400)."""
+    """alpha, and the a_star of the proof (proof of Theorem 2)."""
     check_count("inner", inner)
     check_count("batch", batch)
     alpha = _rate(rate, omega)
@@ -262,7 +264,7 @@ def _vr_blur(
 def lambda_star(
     problem: Problem, omega: float, inner: int, batch: int, rate: float | None = None
 ) -> float:
-    """Lambda_star of the general proposition (line 3199)."""
+    """Lambda_star of the general proposition (supplement, "Proof of Theorem 2")."""
     _, blur = _vr_blur(problem, omega, inner, batch, rate)
     return problem.smoothness / (2 * problem.v_min) + blur / problem.v_min
 
@@ -274,7 +276,7 @@ def vr_step(
     batch: int | None = None,
     rate: float | None = None,
 ) -> float:
-    """gamma = 1 / (2 Lambda_star), which Theorem 2 prints for b = k_in / (1 + omega)^2 (line 864).
+    """gamma = 1 / (2 Lambda_star), which Theorem 2 prints for b = k_in / (1 + omega)^2.
 
     A batch rounded up to a whole number allows a little more.
     """
@@ -283,7 +285,7 @@ def vr_step(
 
 
 def vr_regime(problem: Problem, omega: float, inner: int, batch: int) -> Regime:
-    """Which part of Lambda_star dominates (lines 910-935)."""
+    """Which part of Lambda_star dominates (below Theorem 2)."""
     _, blur = _vr_blur(problem, omega, inner, batch, None)
     return "smoothness" if blur <= problem.smoothness / 2 else "compression"
 
@@ -314,9 +316,9 @@ def vr_bounds(
     rate: float | None = None,
     memory_error: float = 0.0,
 ) -> tuple[float, float]:
-    """Bounds on the means over rounds of E|H|^2 and of E|h|^2 (lines 3192 and 3468).
+    """Bounds on the means over rounds of E|H|^2 and of E|h|^2 (Theorem 2, general form).
 
-    ``memory_error`` is G_0 / n as in `fedem_bound`; its factor C stands at lines 3270 and 3371.
+    ``memory_error`` is G_0 / n as in `fedem_bound`; its factor C is in the proof of Theorem 2.
     """
     check_count("outer", outer)
     steepness = lambda_star(problem, omega, inner, batch, rate)
@@ -390,7 +392,7 @@ def vr_memory_bound(
     return (begun + 16 * step * steep / problem.v_min * problem.gap) / rounds
 
 
-# Conditional expectations computed (lines 2464-2510), over all workers.
+# Conditional expectations computed, over all workers (supplement).
 
 
 def fedem_evaluations(rounds: float, workers: int, batch: float, p: float = 1.0) -> float:

@@ -22,11 +22,11 @@ PerWorker = float | Sequence[float] | FloatArray
 class Problem:
     """L_i, L_W, v_min, v_max, W(S_0) - min W and sigma_i^2, with the weights w_i of the workers.
 
-    ``workers`` is their number (the paper's 1/n) or their weights; ``lipschitz`` (L_i, line 434),
-    ``variance`` (sigma_i^2 of a worker's oracle, line 548; 0 for full local passes) and
-    ``sample_lipschitz`` (the root mean square over j of L_ij, line 850; VR-FedEM needs it, by
+    ``workers`` is their number (the paper's 1/n) or their weights; ``lipschitz`` (L_i, A5),
+    ``variance`` (sigma_i^2 of a worker's oracle, A7; 0 for full local passes) and
+    ``sample_lipschitz`` (the root mean square over j of L_ij, A8; VR-FedEM needs it, by
     default L_i) are numbers or one per worker. ``smoothness`` is L of the gradient of W, ``v_min``
-    and ``v_max`` bound the spectrum of B (line 429), ``gap`` is W(S_0) - min W.
+    and ``v_max`` bound the spectrum of B (A4), ``gap`` is W(S_0) - min W.
 
     All are measured in one norm, that of `norm`; omega must hold in the same.
     """
@@ -81,7 +81,7 @@ class Problem:
 
     @cached_property
     def spread_sample_lipschitz(self) -> float:
-        """The same over samples: L / sqrt(n) of Theorem 2 (line 858)."""
+        """The same over samples: L / sqrt(n) of Theorem 2."""
         if self.sample_lipschitz is None:
             return self.spread_lipschitz
         return float(np.sqrt((self.weights**2 * self._per_worker("sample_lipschitz") ** 2).sum()))
@@ -113,7 +113,7 @@ class Omega:
 
 
 def omega_of(compressor: Compressor, layout: Layout | int, in_metric: bool = False) -> Omega:
-    """omega of the compression assumption (line 515) for statistics of this layout or dimension.
+    """omega of the compression assumption (A6) for statistics of this layout or dimension.
 
     With ``in_metric`` the operator acts on whitened vectors, and omega holds in the metric's norm.
     It is exact where E|Q(x) - x|^2 = omega |x|^2 for a vector of one coordinate and for one of
@@ -129,7 +129,7 @@ def omega_of(compressor: Compressor, layout: Layout | int, in_metric: bool = Fal
 
 
 def participating(omega: float, p: float) -> float:
-    """omega_p = omega + (1 - p)(1 + omega) / p: silence as a further compression (line 1269)."""
+    """omega_p = omega + (1 - p)(1 + omega) / p: silence as a further compression (Theorem 3)."""
     check_range("omega", omega, 0, np.inf, open_high=True)
     check_range("p", p, 0, 1, open_low=True)
     return (1 + omega) / p - 1

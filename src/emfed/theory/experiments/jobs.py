@@ -40,7 +40,7 @@ from emfed.theory.experiments.tables import TableSettings, run_table
 from emfed.theory.experiments.traces import trend_file
 
 COMPONENTS, DIMENSION = 10, 20
-"""Of the mixture on MNIST, and of the principal components it is fitted on (lines 1003-1015)."""
+"""Of the mixture on MNIST, and of the principal components it is fitted on (section 4)."""
 KAPPA = 0.5
 """Of the linear model: gamma_max without compression is then 1, EM's own step."""
 DIVERGED = 1e12
@@ -112,7 +112,7 @@ def synthetic_mixture() -> Model:
 
 
 def start_from_rows(rows: FloatArray, seed: int) -> GaussianParameters:
-    """Uniform weights, rows at random as means, the covariance of all (lines 1020-1027).
+    """Uniform weights, rows at random as means, the covariance of all (section 4).
 
     It shows raw records to everyone, which a real federation would not do.
     """

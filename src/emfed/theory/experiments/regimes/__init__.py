@@ -42,7 +42,7 @@ def analyse(traces: Traces) -> Findings:
     few, many = (measures[f"low noise, n = {n}, omega {omegas[-1]:g}: slowdown"] for n in (10, 100))
     measures["low noise, n = 10 over n = 100, largest omega"] = ratio(few, many)
     table = Table(
-        "The regimes table (lines 700-735), with measured slowdowns",
+        "The regimes table (section 2), with measured slowdowns",
         ("case", "omega", "the table says", "theory, constants kept", "measured"),
         rows,
     )
