@@ -10,8 +10,8 @@ beside them, outside Theorem 1.
   bounded. A worker takes as much as full steps stand. Noise in H moves S, which moves s-bar_i,
   which must be sent again: omega (1 + omega) = n / (`CAUTION` L^2) keeps the gain of that loop
   at 1 / `CAUTION` (Theorem 1's limit at step 1 has omega (1 + omega)^2), with L^2 the worker's
-  own squared Lipschitz constant, measured from round to round. While innovations are large, the noise
-  of H is at most `BUDGET` besides, so that it cannot push EM into another basin.
+  own squared Lipschitz constant, measured from round to round. While innovations are large, the
+  noise of H is at most `BUDGET` besides, so that it cannot push EM into another basin.
 * *Momentum when close.* Near an optimum EM is gradient descent at step 1 in the metric, its
   Hessian's eigenvalues in (0, 1]. Nesterov's momentum, restarted when it points the wrong way
   (O'Donoghue and Candes, 2015), then needs no constants. Far away plain steps keep EM's basin.
