@@ -219,6 +219,9 @@ def _course(result: Result) -> Section:
     x, y, before = _likelihood(result, round_, sent)
     if len(x) > 1:
         x, y, before = (values[_thin(len(x))] for values in (x, y, before))
+        if result.converged:  # the last rounds try a bold step, which is taken back
+            end = int(np.argmax(y[:-1])) + 1
+            x, y, before = (np.append(values[:end], values[-1]) for values in (x, y, before))
         figures += _climb(x, y, before, " less penalty" if _penalty(result) else "")
     known = np.flatnonzero(np.isfinite(squared) & (squared > 0) & (round_ > 0))
     known = known[_thin(len(known))] if len(known) else known
@@ -310,7 +313,7 @@ def _sites(result: Result) -> Section:
         "A site is called badly served if its rows fall short of that by more than half the spread "
         "of single rows, and by more than three times what chance gives for its number of rows. "
         "Such a site may hold other people, other instruments or other units, and may need a "
-        "component of its own, or a model of its own: `emfed adapt` makes one there, from this "
+        "component of its own, or a model of its own: emfed adapt makes one there, from this "
         "model and the site's rows.",
     ]
     away = scores - hoped
@@ -487,7 +490,7 @@ def _traffic(result: Result) -> Section:
 
 def _flat_line(values: FloatArray) -> bool:
     """Whether a plot of these would show one height: it is then left out."""
-    return bool(np.ptp(values) <= 0.02 * np.abs(values).max())
+    return bool(np.ptp(values) <= 0.05 * np.abs(values).max())
 
 
 def _participation(result: Result) -> Section:
@@ -635,10 +638,11 @@ def _components(result: Result) -> list[Section]:
 
 
 def _settings(result: Result) -> Section:
+    card = {name: part for name, part in result.card.items() if name != "bytes"}  # told above
     return Section(
         "Settings and versions",
         ["Everything that was chosen, as the model file holds it."],
-        details=[Table("The model card", ("name", "value"), _flat(result.card))],
+        details=[Table("The model card", ("name", "value"), _flat(card))],
     )
 
 

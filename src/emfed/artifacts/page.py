@@ -11,7 +11,9 @@ from importlib import resources
 from emfed.artifacts.figures import Figure, render
 
 NUMBER = re.compile(r"[-+−]?[\d,.]+(e[+-]?\d+)?%?( ± [\d,.]+)?$")
-"""Cells that stand to the right of their column."""
+"""What a cell of numbers looks like."""
+WORDY = 48
+"""Characters beyond which a cell is a sentence."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,20 @@ class Table:
     heading: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Which columns hold numbers alone: they stand to the right."""
+        cells = list(zip(*self.rows, strict=True)) or [()] * len(self.columns)
+        return [
+            any(column) and all(not c or NUMBER.match(c) is not None for c in column)
+            for column in cells
+        ]
+
+    @property
+    def wordy(self) -> bool:
+        """Whether cells hold sentences: on a narrow page each row is then a paragraph."""
+        return any(len(cell) > WORDY for row in self.rows for cell in row)
 
 
 @dataclass(frozen=True)
@@ -74,7 +90,6 @@ def render_page(page: Page) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.filters["svgs"] = _svgs
-    environment.tests["number"] = lambda cell: bool(NUMBER.match(str(cell)))
     html = environment.from_string(source).render(page=page)
     return html.replace("|²", "|\u2060²")  # a square does not leave its norm at the end of a line
 
