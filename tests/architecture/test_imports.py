@@ -75,7 +75,7 @@ STANDARD = {
     *("datetime", "decimal", "threading", "time", "typing", "warnings", "zlib"),
     *("base64", "difflib", "importlib", "io", "itertools", "logging", "multiprocessing"),
     *("asyncio", "concurrent", "queue", "ssl"),
-    *("fcntl", "msvcrt", "platform", "re", "socket", "tomllib", "types", "weakref"),
+    *("fcntl", "msvcrt", "numbers", "platform", "re", "socket", "tomllib", "types", "weakref"),
     *("ctypes", "inspect", "ipaddress", "secrets", "shlex", "shutil", "subprocess"),
 }
 

@@ -68,10 +68,10 @@ def test_the_page_says_what_happened(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "words", "others"),
     [
-        (90, "at the smallest site over 90 rows.", "What did not leave a site: "),
-        (7, "over 7 rows, few enough to say much about each.", "What did not leave a site: "),
-        (2, "the smallest site has 2 rows: averages over so few are", "with more rows than two: "),
-        (1, "the smallest site has 1 row: averages over so few are", "with more rows than two: "),
+        (90, "is 90 (site site 0).", "What did not leave a site: "),
+        (7, "is 7 (site small). That is few enough to say much", "What did not leave a site: "),
+        (2, "is 2 (site small). Averages over so few are the rows", "with more rows than two: "),
+        (1, "is 1 (site small). Averages over so few are the rows", "with more rows than two: "),
     ],
 )
 def test_the_page_says_what_averages_over_few_rows_are(rows: int, words: str, others: str) -> None:
@@ -79,11 +79,79 @@ def test_the_page_says_what_averages_over_few_rows_are(rows: int, words: str, ot
     tables.popitem()
     tables["small"] = tables["site 0"][:rows]
     page = fit_page(plain_fit(emfed.gaussian_mixture(1), tables, rounds=1))
-    assert words in page.text[0]
-    text = " ".join(page.sections[0].text)
+    assert f"The least number of rows behind a number that left a site {words}" in page.text[0]
+    text = " ".join(section_of(page, "What left each site").text)
     assert words in text
     assert others in text
-    assert ("No message holds a row" in page.text[0]) == (rows > 2)
+
+
+def section_of(page: Any, heading: str) -> Any:
+    return next(section for section in page.sections if section.heading == heading)
+
+
+def test_the_least_number_of_rows_is_that_of_a_component_at_a_site() -> None:
+    rng = np.random.default_rng(3)
+    tables = {"left": rng.normal(-9, 1, (50, 2)), "mixed": rng.normal(9, 1, (60, 2))}
+    tables["mixed"][:3] -= 18
+    result = plain_fit(emfed.gaussian_mixture(2), tables, scores=True, start="k-means", rounds=60)
+    assert result.facts is not None
+    assert result.facts.shares is not None
+    np.testing.assert_allclose(result.facts.shares.sum(axis=1), 1)
+    behind = result.facts.shares * result.facts.rows[:, None]
+    assert np.sort(behind.ravel())[1] == pytest.approx(3, abs=1e-3)
+    told = fit_page(result).text[0]
+    assert "behind a number that left a site is less than 0.1 (component" in told
+    assert "at site left, at the end of the fit)" in told
+    shares = section_of(fit_page(result), "The components at each site")
+    cells = {row[0]: set(row[1:]) for row in shares.tables[0].rows}
+    assert cells == {"left": {"0.0%", "100.0%"}, "mixed": {"5.0%", "95.0%"}}
+
+
+def test_the_first_screen_tells_what_everybody_asks_first() -> None:
+    page = fit_page(fitted(rounds=3, tol=1e-6), title="Wards of the north")
+    assert page.title == "Wards of the north"
+    told = {h.name: (h.value, h.good) for h in page.highlights}
+    assert told["converged"] == ("no", False)
+    assert told["sites"][0] == "7"
+    assert told["rows"][0] == "547"
+    beside = next(h.note for h in page.highlights if h.name == "bytes, both ways")
+    assert beside.endswith("times the rows themselves, 13.1 kB")  # 547 x 3 doubles
+    assert told["warnings"] == (str(len(page.warnings)), False)
+    assert any("limit on rounds" in line for line in page.warnings)  # as the terminal warned
+    assert any("clearly worse than it claims" in line for line in page.warnings)
+    words = text_of(render_page(page))
+    assert words.index("Look at this") < words.index("The components")
+
+
+def test_a_family_that_is_wrong_everywhere_is_called_so() -> None:
+    rng = np.random.default_rng(0)
+    tables = {name: rng.negative_binomial(1, 0.05, (300, 2)) for name in "abc"}
+    result = plain_fit(emfed.mixed_mixture(1, "poisson"), tables, scores=True, rounds=3)
+    assert result.facts is not None
+    assert len(result.facts.badly_served()) == 3
+    assert any("its family is wrong" in line for line in fit_page(result).warnings)
+
+
+def test_flat_plots_are_left_out_and_sites_stand_by_name() -> None:
+    tables = sites()
+    tables.popitem()
+    result = plain_fit(emfed.gaussian_mixture(2), tables, scores=True, rounds=5)
+    page = fit_page(result)
+    assert not section_of(page, "Participation").figures  # everybody answered, always
+    assert not section_of(page, "Bytes").figures  # and sent as much as everybody
+    panel = section_of(page, "How well each site is served").figures[0].panels[0]
+    assert sorted(panel.names) == sorted(tables)
+    alone = fit_page(plain_fit(emfed.gaussian_mixture(2), [tables["site 0"]], scores=True))
+    assert not section_of(alone, "How well each site is served").figures
+
+
+def test_columns_of_numbers_have_equal_digits() -> None:
+    page = fit_page(fitted())
+    tables = [t for section in page.sections for t in (*section.tables, *section.details)]
+    for table in (t for t in tables if t.heading != "The model card"):
+        for cells, numeric in zip(zip(*table.rows, strict=True), table.numeric, strict=True):
+            if numeric and "±" not in "".join(cells):
+                assert len({len(cell.partition(".")[2]) for cell in cells if cell}) == 1, cells
 
 
 def test_axes_that_count_have_whole_numbers_and_none_an_offset() -> None:
@@ -91,7 +159,7 @@ def test_axes_that_count_have_whole_numbers_and_none_an_offset() -> None:
     figures = [figure for section in page.sections for figure in section.figures]
     panels = [panel for figure in figures for panel in figure.panels]
     for panel in panels:
-        counts = ("x" * panel.x.startswith(("round", "site,"))) + "y" * (panel.y == "sites")
+        counts = ("x" * panel.x.startswith("round")) + "y" * (panel.y == "sites")
         assert panel.whole == counts
     climb = next(p for p in panels if p.y == "nats per row below the best")
     assert climb.log == "y"
@@ -121,7 +189,7 @@ def test_a_good_fit_is_called_one() -> None:
 )
 def test_only_what_was_exact_is_called_exact(algorithm: Any, exact: bool) -> None:
     page = fit_page(fitted(algorithm=algorithm, rounds=3))
-    words = " ".join(page.sections[0].text)
+    words = " ".join(section_of(page, "What left each site").text)
     assert ("were sent exactly" in words) == exact
     assert ("rounded at random" in words) != exact
 
@@ -141,9 +209,8 @@ def test_every_model_has_a_page(name: str) -> None:
     result = plain_fit(entry.make(**entry.priors), entry.tables, rounds=4, scores=True)
     page = fit_page(result)
     headings = [section.heading for section in page.sections]
-    assert headings[0] == "What left each site"
     assert any(heading.startswith("The ") and heading.endswith("s") for heading in headings)
-    told = page.sections[0].tables[1]
+    told = section_of(page, "What left each site").tables[1]
     assert sum(_numbers(row[2]) for row in told.rows) == result.model.layout.size
 
 
@@ -172,11 +239,11 @@ def test_ten_thousand_sites_have_a_page_of_bounded_size() -> None:
     assert "400 of 10,000" in html
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [1280, 820, 390])
 def test_in_a_browser(width: int, browser: Browser, tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text(render_page(fit_page(fitted())), encoding="utf-8")
     seen = browser.look(tmp_path / "report.html", width)
-    assert seen["images"] == 6
+    assert seen["images"] == 9  # two of the figures have a picture for each panel
     assert all(seen["widths"])
     assert seen["page"] <= width
     assert seen["console"] == []

@@ -22,8 +22,8 @@ def rows(seed: int) -> Any:
 @pytest.mark.parametrize(
     ("model", "numbers", "told"),
     [
-        (emfed.gaussian_mixture(2, "diag"), None, 4),
-        (emfed.gaussian_mixture(1, "diag"), "1:3", 4),
+        (emfed.gaussian_mixture(2, "diag"), None, 6),
+        (emfed.gaussian_mixture(1, "diag"), "1:3", 6),
         (emfed.regression_mixture(1, 2), None, 2),
     ],
 )

@@ -37,6 +37,15 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def size(count: float) -> str:
+    """Bytes in few characters."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
 @dataclass(frozen=True, eq=False)
 class Facts:
     """The circumstances of a fit, beside what it reached."""
@@ -48,8 +57,9 @@ class Facts:
     simulated: bool = True
     """Whether all workers were in one process: bytes were then measured, not sent."""
     scores: FloatArray | None = None
-    """If the fit ended by asking, of each worker: mean and spread of its rows' log-likelihood, and
-    what the model expects of both, given how many rows of each component the worker has."""
+    """If the fit ended by asking, of each worker: mean and spread of its rows' log-likelihood, what
+    the model expects of both, given how many rows of each component the worker has, and the share
+    of each component."""
     validation: FloatArray | None = None
     """If the fit ended by it, what each worker told of rows held out: see `Validation`."""
     created: str = field(default_factory=now)
@@ -77,9 +87,20 @@ class Facts:
 
         None where the fit did not ask, or the model draws no samples and so claims nothing.
         """
-        if self.scores is None or not np.isfinite(self.scores[:, 2:]).any():
+        if self.scores is None or not np.isfinite(self.scores[:, 2:4]).any():
             return None
-        return self.scores[:, 2:]
+        return self.scores[:, 2:4]
+
+    @property
+    def shares(self) -> FloatArray | None:
+        """The share of each component in each worker's rows, ``(workers, K)``, where it is known.
+
+        Rows of NaN are of workers that did not tell.
+        """
+        if self.scores is None or self.scores.shape[1] <= 4:
+            return None
+        found = self.scores[:, 4:]
+        return found if np.isfinite(found).any() else None
 
     def badly_served(self) -> IntArray:
         """Workers whose rows the common model explains clearly worse than it claims to.

@@ -63,8 +63,8 @@ WORDS = {
     "closing": (
         "closing",
         "at the end",
-        "four numbers: mean and spread of the log-likelihood of the site's rows, as they are and "
-        "as the model expects them",
+        "mean and spread of the log-likelihood of the site's rows, as they are and as the model "
+        "expects them, and the share of each component",
     ),
 }
 
@@ -83,18 +83,37 @@ def _fewest(result: Result) -> int | None:
     return None if result.facts is None else int(result.facts.rows.min())
 
 
-def smallest_site(result: Result) -> str:
-    """What averages mean at the site where they hide least."""
-    rows = _fewest(result)
-    if rows is None:
+def least_rows(result: Result) -> str:
+    """The least number of rows behind a number that left a site: where averages hide least."""
+    facts, rows = result.facts, _fewest(result)
+    if facts is None or rows is None:
         return "Messages are averages over a site's rows."
-    if rows <= TELLING_ROWS:
+    shares, names = facts.shares, result.workers()["worker"]
+    parts = int(result.model.describe().get("n_components", 1))
+    if shares is None and parts > 1:
         return (
-            f"Messages are averages over a site's rows, but the smallest site has {_count(rows)}: "
-            "averages over so few are the rows themselves, or give them away."
+            f"The smallest site has {_count(rows)}; numbers about one component rest on fewer of "
+            "them, and the fit did not ask on how many." + _telling(rows)
         )
-    told = f"No message holds a row: each is an average, at the smallest site over {_count(rows)}"
-    return f"{told}, few enough to say much about each." if rows < FEW_ROWS else f"{told}."
+    site, whose = int(np.argmin(facts.rows)), ""
+    least = float(rows)
+    if shares is not None and parts > 1:
+        behind = np.where(np.isfinite(shares), shares * facts.rows[:, None], np.inf)
+        site, part = (int(i) for i in np.unravel_index(np.argmin(behind), behind.shape))
+        least, whose = float(behind[site, part]), f"component {part} at "
+    told = f"{least:,.1f}" if least < FEW_ROWS and whose else f"{least:,.0f}"
+    told = "less than 0.1" if whose and least < 0.05 else f"{'about ' * bool(whose)}{told}"
+    return (
+        f"The least number of rows behind a number that left a site is {told} "
+        f"({whose}site {names[site]}{', at the end of the fit' * bool(whose)})." + _telling(least)
+    )
+
+
+def _telling(rows: float) -> str:
+    """What averages over so few rows say."""
+    if rows <= TELLING_ROWS:
+        return " Averages over so few are the rows themselves, or give them away."
+    return " That is few enough to say much about each." if rows < FEW_ROWS else ""
 
 
 def _count(rows: int) -> str:
@@ -126,7 +145,7 @@ def _ways(result: Result) -> list[str]:
     lines = [
         "A site sends averages over its rows (statistics), from which the server computes the "
         "common model and sends it back. The table lists every kind of message, how often it was "
-        f"sent and how large it was. {smallest_site(result)}",
+        f"sent and how large it was. {least_rows(result)}",
     ]
     if simulated:
         lines.append(

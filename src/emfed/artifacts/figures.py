@@ -57,6 +57,8 @@ class Series:
     line: bool = True
     reference: bool = False
     """Not measured: thin and grey."""
+    bars: bool = False
+    """Horizontal bars at ``y``, from ``low`` to ``x``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +76,8 @@ class Panel:
     """Where y ends below, if not at the data."""
     whole: Literal["", "x", "y", "xy"] = ""
     """Axes that count: marked at whole numbers."""
+    names: Sequence[str] = ()
+    """What stands at y = 0, 1, ..., from above: the panel grows with them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +87,8 @@ class Figure:
     caption: str
     panels: Sequence[Panel]
     share_y: bool = False
+    apart: bool = False
+    """Panels may stand below each other where a page is narrow: each has a picture of its own."""
 
 
 FEW = 5
@@ -130,8 +136,8 @@ def spread(label: str, x: Sequence[float], samples: Sequence[FloatArray]) -> Ser
 def draw(figure: Figure, path: Path) -> None:
     """Write the figure beside ``path``: .png for screens, .svg and .pdf for a paper's column."""
     for suffix in (".png", ".svg", ".pdf"):
-        drawn = render(figure, suffix[1:], column=suffix != ".png")
-        path.with_name(path.name + suffix).write_bytes(drawn)
+        content = render(figure, suffix[1:], column=suffix != ".png")
+        path.with_name(path.name + suffix).write_bytes(content)
 
 
 COLUMN = 3.25
@@ -146,6 +152,17 @@ def render(figure: Figure, kind: str, column: bool = False) -> bytes:
     the other, so that text keeps its size.
     """
     import matplotlib
+
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(STYLE | (_SMALL if column else {})):
+        dateless: Any = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
+        drawn(figure, column).savefig(buffer, format=kind, metadata=dateless)
+    return buffer.getvalue()
+
+
+def drawn(figure: Figure, column: bool = False) -> Any:
+    """The figure as one of matplotlib's."""
+    import matplotlib
     from matplotlib.figure import Figure as Drawing
 
     labels = list(dict.fromkeys(s.label for p in figure.panels for s in p.series))
@@ -155,9 +172,12 @@ def render(figure: Figure, kind: str, column: bool = False) -> bytes:
     longest = max(len(label) for label in labels)
     columns = max(1, min(4, int(width / (letter * longest + 0.75 * letter / 0.085))))
     rows = count if column else 1
-    height = (2.3 * rows if column else 3.4) + 2.6 * letter * -(-len(labels) // columns)
+    named = max(len(panel.names) for panel in figure.panels)
+    each = 2.3 if column else 3.4
+    if named:
+        each = 0.9 + 0.26 * named if named > 9 else 1.2 + 0.3 * named
+    height = each * rows + 2.6 * letter * -(-len(labels) // columns)
     handles: dict[str, Any] = {}
-    buffer = io.BytesIO()
     with matplotlib.rc_context(STYLE | (_SMALL if column else {})):  # not pyplot: no windows
         drawing = Drawing(figsize=(width, height), layout="constrained")
         share: Any = "all" if figure.share_y else "none"
@@ -166,9 +186,7 @@ def render(figure: Figure, kind: str, column: bool = False) -> bytes:
             bare = figure.share_y and not column and axis is not axes[0]
             _draw_panel(axis, panel, labels, handles, bare)
         drawing.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
-        dateless = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
-        drawing.savefig(buffer, format=kind, metadata=dateless)
-    return buffer.getvalue()
+    return drawing
 
 
 def _draw_panel(
@@ -181,6 +199,14 @@ def _draw_panel(
         cycle, look = divmod(labels.index(series.label), len(PALETTE))
         colour = "0.45" if series.reference else PALETTE[look]
         dash = DASHES[(look + cycle) % len(DASHES)]
+        if series.bars:
+            left = series.low if series.low is not None else np.zeros_like(series.x)
+            hatch = ("", "///", "...", "xxx", "---")[cycle % 5]
+            bar = axis.barh(
+                series.y, series.x - left, 0.72, left, color=colour, hatch=hatch, label=series.label
+            )
+            handles.setdefault(series.label, bar)
+            continue
         (line,) = axis.plot(
             series.x,
             series.y,
@@ -204,7 +230,13 @@ def _draw_panel(
         axis.set_xticks([], minor=True)
     for name in panel.whole:
         getattr(axis, f"{name}axis").set_major_locator(MaxNLocator("auto", integer=True))
-    if panel.lowest is not None:
+    if panel.names:
+        axis.set_yticks(range(len(panel.names)), [_short(name) for name in panel.names])
+        axis.set_ylim(len(panel.names) - 0.5, -0.5)
+        axis.grid(visible=False, axis="y")
+    if panel.lowest is not None and panel.names:
+        axis.set_xlim(left=panel.lowest)
+    elif panel.lowest is not None:
         axis.set_ylim(bottom=panel.lowest)
     axis.set_xlabel(panel.x)
     if not bare:
@@ -222,6 +254,12 @@ def _mark_short_decades(axis: Any) -> None:
         axis.yaxis.set_major_locator(MaxNLocator(5) if short else LogLocator(subs=(1, 2, 3, 5)))
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+
+
+def _short(name: str) -> str:
+    """A name that leaves room for the plot; dollars are no formula."""
+    cut = name if len(name) <= 24 else name[:23] + "…"
+    return cut.replace("$", r"\$")
 
 
 EPOCHS = "epochs (passes over all data)"

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from emfed.artifacts.disclosure import disclosure, smallest_site
-from emfed.artifacts.figures import Figure, Panel, Series
-from emfed.artifacts.page import Page, Section, Table
+from emfed.artifacts.cards import size
+from emfed.artifacts.disclosure import disclosure, least_rows
+from emfed.artifacts.figures import Figure, Panel, Series, drawn
+from emfed.artifacts.page import Highlight, Page, Section, Table, render_page
 from emfed.artifacts.result import Result
+from emfed.core.errors import SettingsError
 from emfed.core.protocols import BoolArray, FloatArray, IntArray
+from emfed.core.storage import write_atomic
 from emfed.models.portraits import Portrait, portray, principal_plane, width_of
 
 MOST_ROWS = 400
@@ -22,18 +27,50 @@ WIDEST = 1500
 """Columns up to which principal axes are computed."""
 MOST_DRAWN = 20
 """Components that a reader can tell apart in one figure."""
+BYTES = "kB per site, up and down"
+MOST_NAMED = 40
+"""Sites whose names stand beside a figure; of more, the table has them."""
 _TURN = np.linspace(0, 2 * np.pi, 73)
 MOST_POINTS = 1500
 """Points of a line in a figure: more would make the page larger and look the same."""
 
 
-def fit_page(result: Result) -> Page:
+def fit_page(result: Result, title: str | None = None) -> Page:
     """Everything a reader who was not there needs to judge a fit."""
-    sections = [disclosure(result), _course(result), _sites(result), _traffic(result)]
-    sections += [_participation(result), *_selection(result), *_components(result)]
-    sections += [*_validation(result), *_errors(result)]
-    sections.append(_settings(result))
-    return Page("Report of a federated fit", _summary(result), _facts(result), (), sections)
+    sections = [*_components(result), _sites(result), *_shares(result), *_selection(result)]
+    sections += [*_validation(result), *_errors(result), disclosure(result), _traffic(result)]
+    sections += [_course(result), _participation(result)]
+    sections += [_settings(result), Section("Words", terms=_glossary(result))]
+    return Page(
+        title or f"{_name(result)[:1].upper()}{_name(result)[1:]}{_of(result)}",
+        _summary(result),
+        sections=sections,
+        source=_source(result),
+        highlights=_highlights(result),
+        warnings=_warnings(result),
+    )
+
+
+def write_report(result: Result, path: str | Path, title: str | None = None) -> None:
+    """The page of a fit as a file, whole or not at all."""
+    write_atomic(Path(path), render_page(fit_page(result, title)).encode())
+
+
+def plot(result: Result, what: str) -> Any:
+    """One of the report's figures, as matplotlib's."""
+    found: dict[str, Callable[[Result], Sequence[Section]]] = {
+        "components": _components,
+        "course": lambda result: [_course(result)],
+        "sites": lambda result: [_sites(result)],
+        "shares": _shares,
+        "selection": _selection,
+    }
+    if what not in found:
+        raise SettingsError(f"what must be one of {', '.join(found)}; got {what!r}.")
+    figures = [figure for section in found[what](result) for figure in section.figures]
+    if not figures:
+        raise SettingsError(f"this fit has nothing to draw for what={what!r}.")
+    return drawn(figures[0])
 
 
 def _thin(count: int) -> IntArray:
@@ -48,58 +85,126 @@ def _name(result: Result) -> str:
     return name.replace("gaussian", "Gaussian").replace("markov", "Markov model")
 
 
+def _of(result: Result) -> str:
+    parts = result.model.describe().get("n_components")
+    return f" with {parts} component{'s' if parts > 1 else ''}" if parts else ""
+
+
 def _summary(result: Result) -> list[str]:
-    card, facts = result.card, result.facts
-    data = card["data"]
-    parts = card["model"].get("n_components")
+    data = result.card["data"]
     width = f" of {data['columns']} columns" if data["columns"] else ""
     held = (
         f" on {data['rows']:,} rows{width}, held by {data['workers']:,} "
         f"site{'s' if data['workers'] > 1 else ''}"
-        if facts is not None
+        if result.facts is not None
         else ""
     )
-    of = f" with {parts} component{'s' if parts > 1 else ''}" if parts else ""
-    workers = result.ledger.counts.shape[-1]
-    lines = [
-        f"A {_name(result)}{of} was fitted{held}. In {result.rounds:,} rounds a site sent "
-        f"{result.bytes_up / workers:,.0f} bytes on average and received "
-        f"{result.bytes_down / workers:,.0f}. {smallest_site(result)}",
-        _ending(result),
-    ]
-    if facts is not None and facts.expected is not None:
-        bad = facts.badly_served().tolist()
-        names = ", ".join(result.workers()["worker"][i] for i in bad[:5])
-        lines.append(
-            "The common model fits every site about as well as it claims to."
-            if not bad
-            else f"The common model fits {len(bad)} site{'s' if len(bad) > 1 else ''} clearly "
-            f"worse than it claims to ({names}{', …' if len(bad) > 5 else ''}): see below."
+    told = f"A {_name(result)}{_of(result)} was fitted{held}. {_ending(result)}"
+    return [f"{told} {served(result)} {least_rows(result)}".replace("  ", " ")]
+
+
+def served(result: Result) -> str:
+    """Whether the common model serves the sites, in a sentence; empty where nobody asked."""
+    facts = result.facts
+    if facts is None or facts.expected is None:
+        return ""
+    bad, sites = facts.badly_served().tolist(), len(facts.rows)
+    if not bad:
+        return "The common model fits every site about as well as it claims to."
+    if len(bad) == sites:
+        whom = "all sites" if sites > 1 else "the data"
+        return (
+            f"The model fits {whom} clearly worse than it claims to: its family is wrong for these "
+            "columns. Try more components, other covariances, or other families of columns."
         )
-    return lines
+    names = ", ".join(result.workers()["worker"][i] for i in bad[:5])
+    return (
+        f"The common model fits {len(bad)} site{'s' if len(bad) > 1 else ''} clearly worse than it "
+        f"claims to ({names}{', …' if len(bad) > 5 else ''})."
+    )
+
+
+def _warnings(result: Result) -> list[str]:
+    """What the fit warned of, and what else a reader must not overlook."""
+    facts = result.facts
+    told = [] if facts is None else [str(w) for w in facts.settings.get("remarks", [])]
+    told = [f"{line[:1].upper()}{line[1:]}" for line in told]
+    if not result.converged and not any("converge" in line for line in told):
+        told.append("The fit did not converge: its numbers may still move.")
+    if facts is not None and len(facts.badly_served()):
+        told.append(served(result))
+    return told
+
+
+def _highlights(result: Result) -> list[Highlight]:
+    """The first screen: whether it converged, how many sites and rows, and what was sent."""
+    facts, raw = result.facts, result.raw_bytes
+    total = result.bytes_up + result.bytes_down
+    yes = result.converged
+    rounds = f"{result.rounds:,} round{'s' if result.rounds != 1 else ''}"
+    found = [Highlight("converged", "yes" if yes else "no", rounds, yes)]
+    if facts is not None:
+        few = f"{facts.rows.min():,} to {facts.rows.max():,} each"
+        found.append(Highlight("sites", f"{len(facts.rows):,}", few if len(facts.rows) > 1 else ""))
+        width = width_of(result.model)
+        found.append(
+            Highlight("rows", f"{facts.rows.sum():,}", f"{width} columns" if width else "")
+        )
+    beside = ""
+    if raw:
+        times = total / raw
+        told = f"{times:.2g} times" if times < 100 else f"{times:,.0f} times"
+        beside = f"{told} the rows themselves, {size(raw)}"
+    found.append(Highlight("bytes, both ways", size(total), beside))
+    if facts is not None and facts.log_likelihood is not None:
+        found.append(Highlight("log-likelihood", f"{facts.log_likelihood:.4f}", "nats per row"))
+    count = len(_warnings(result))
+    return [*found, Highlight("warnings", str(count) if count else "none", "", count == 0)]
+
+
+def _source(result: Result) -> str:
+    """Where the rows were and what made the page, in a line."""
+    facts = result.facts
+    if facts is None:
+        return "A report by emfed."
+    files = facts.settings.get("source")
+    rows = f"Rows of {', '.join(map(str, files))}" if files else "Rows of the sites named below"
+    how = "simulated in one process" if facts.simulated else "fitted over a network"
+    return (
+        f"{rows}, {how} on {facts.created[:10]} by emfed {facts.software.get('emfed', '')}; "
+        f"seed {result.seed}."
+    )
 
 
 def _ending(result: Result) -> str:
-    convergence = result.card["convergence"]
-    squared = convergence["squared_H"]
-    reached = "" if squared is None else f" (|H|² = {squared:.1e} in the last round)"
-    if convergence["converged"]:
-        return f"The fit converged{reached}."
+    if result.converged:
+        return "The fit converged."
     words = {
         "interrupted": "was interrupted",
         "callback": "was ended by a callback",
         "silence": "ended because nobody answered",
     }.get(result.stopped, f"ended at its limit on {result.stopped}")
-    return f"The fit did not converge: it {words}{reached}. Its numbers may still move."
+    return f"The fit did not converge: it {words}."
 
 
-def _facts(result: Result) -> dict[str, str]:
-    facts = result.facts
-    told = {"seed": str(result.seed), "stopped by": result.stopped}
-    if facts is not None:
-        told |= {"made": facts.created, "simulated": "yes" if facts.simulated else "no"}
-        told |= dict(facts.software)
-    return told
+GLOSSARY = {
+    "site": "a party that holds rows and answers questions about them; also called a worker",
+    "statistics": "averages over rows, from which the model follows",
+    "round": "one exchange: the server sends the model, sites answer with statistics",
+    "component": "one of the groups of rows that a mixture consists of",
+    "log-likelihood": "how probable the rows are under the model; higher is better",
+    "nat": "the unit of log-likelihoods: 0.69 nats are a factor of two in probability",
+    "|H|²": "how far the model still moves in a round; zero where it stands still",
+    "BIC, AIC, ICL": "how well a model fits, charged for its parameters; smaller is better",
+    "payload": "the part of a message that depends on data; the rest is its envelope",
+    "raw rows": "all values as 8-byte numbers: what it would take to send the rows themselves",
+}
+
+
+def _glossary(result: Result) -> dict[str, str]:
+    single = not _of(result)
+    out = {"component", "BIC, AIC, ICL"} if single else set()
+    return {word: meaning for word, meaning in GLOSSARY.items() if word not in out}
 
 
 # The course of the fit.
@@ -114,17 +219,20 @@ def _course(result: Result) -> Section:
     x, y, before = _likelihood(result, round_, sent)
     if len(x) > 1:
         x, y, before = (values[_thin(len(x))] for values in (x, y, before))
+        if result.converged:  # the last rounds try a bold step, which is taken back
+            end = int(np.argmax(y[:-1])) + 1
+            x, y, before = (np.append(values[:end], values[-1]) for values in (x, y, before))
         figures += _climb(x, y, before, " less penalty" if _penalty(result) else "")
     known = np.flatnonzero(np.isfinite(squared) & (squared > 0) & (round_ > 0))
     known = known[_thin(len(known))] if len(known) else known
-    if len(known):
+    if len(known) > 1:
         label = "estimate of the squared mean field, $|H|^2$"
         panels = [
             Panel([Series(label, round_[known], squared[known])], "round", "$|H|^2$", whole="x"),
-            Panel([Series(label, sent[known], squared[known])], "kB per site, up and down", ""),
+            Panel([Series(label, sent[known], squared[known])], BYTES, "$|H|^2$"),
         ]
         caption = "How far the model still moves: |H|² is zero where EM stands still."
-        figures.append(Figure(caption, panels, True))
+        figures.append(Figure(caption, panels, apart=True))
     hits = result.guard_hits
     text = [
         "The log-likelihood says how probable the rows are under the model: higher is better. "
@@ -152,13 +260,13 @@ def _climb(x: FloatArray, y: FloatArray, before: FloatArray, less: str) -> list[
     label, words = f"mean log-likelihood{less}, below its best", "nats per row below the best"
     panels = [
         Panel([Series(label, x[some], short[some])], "round", words, whole="x"),
-        Panel([Series(label, before[some], short[some])], "kB per site, up and down", ""),
+        Panel([Series(label, before[some], short[some])], BYTES, words),
     ]
     caption = (
         f"Log-likelihood per row{less}, against rounds and bytes: how far it was below the best "
         f"that was reached, {best:.8g}, on a logarithmic axis."
     )
-    return [Figure(caption, panels, True)]
+    return [Figure(caption, panels, apart=True)]
 
 
 def _penalty(result: Result) -> float:
@@ -198,34 +306,34 @@ def _sites(result: Result) -> Section:
     scores, hoped = facts.scores[:, 0], expected[:, 0]
     order = np.argsort(scores - hoped, kind="stable")
     text = [
-        f"Over all rows the log-likelihood is {facts.log_likelihood:.4g}. Beside that of a site "
+        f"Over all rows the log-likelihood is {facts.log_likelihood:.3f}. Beside that of a site "
         "stands what the model leads one to expect of it: the log-likelihood of rows that the "
         "model draws itself, with as many of each component as the site has, and with the same "
         "values missing.",
         "A site is called badly served if its rows fall short of that by more than half the spread "
         "of single rows, and by more than three times what chance gives for its number of rows. "
         "Such a site may hold other people, other instruments or other units, and may need a "
-        "component of its own, or a model of its own: `emfed adapt` makes one there, from this "
+        "component of its own, or a model of its own: emfed adapt makes one there, from this "
         "model and the site's rows.",
     ]
+    away = scores - hoped
     rows = [
         (
             table["worker"][i],
             f"{table['rows'][i]:,}",
-            f"{scores[i]:.4g}",
-            f"{hoped[i]:.4g}",
-            f"{scores[i] - hoped[i]:+.3g}",
+            f"{scores[i]:.3f}",
+            f"{hoped[i]:.3f}",
+            f"{away[i]:+.3f}",
             "badly served" if table["badly_served"][i] else "well served",
         )
         for i in order.tolist()
     ]
     columns = ("site", "rows", "log-likelihood per row", "expected", "difference", "verdict")
-    drawn = _thin(len(order))
-    flagged = np.isin(order, facts.badly_served())[drawn]
-    figure = _served(
-        (drawn + 1).astype(np.float64), scores[order][drawn], hoped[order][drawn], flagged
-    )
-    section = Section(heading, text, [figure])
+    drawn = order[_thin(len(order))]
+    names = [table["worker"][i] for i in drawn.tolist()]
+    flagged = np.isin(drawn, facts.badly_served())
+    figure = _served(names, scores[drawn], hoped[drawn], flagged)
+    section = Section(heading, text, [figure] if len(order) > 1 else [])
     return _folded(section, "Sites, those that fall shortest first", columns, rows)
 
 
@@ -269,31 +377,62 @@ def _unjudged(heading: str, table: dict[str, list[Any]]) -> Section:
         "component, or longer ones, have a lower one however well they fit."
     )
     told = [table[name] for name in ("worker", "rows", "log_likelihood")]
-    rows = [(name, f"{count:,}", f"{value:.4g}") for name, count, value in zip(*told, strict=True)]
+    rows = [(name, f"{count:,}", f"{value:.3f}") for name, count, value in zip(*told, strict=True)]
     return _folded(Section(heading, [text]), "Sites", ("site", "rows", "log-likelihood"), rows)
 
 
 def _served(
-    place: FloatArray, scores: FloatArray, expected: FloatArray, flagged: BoolArray
+    names: Sequence[str], scores: FloatArray, expected: FloatArray, flagged: BoolArray
 ) -> Figure:
-    """The sites' log-likelihood in the order of their table."""
+    """The sites' log-likelihood in the order of their table, each by its name."""
+    place = np.arange(len(names), dtype=np.float64)
     dots: Any = {"points": True, "line": False}
-    series = [Series("site", place[~flagged], scores[~flagged], **dots)]
+    told: list[Series] = [Series("expected", expected, place, reference=True, **dots)]
+    told.append(Series("site", scores[~flagged], place[~flagged], **dots))
     if flagged.any():
-        series.append(Series("badly served", place[flagged], scores[flagged], **dots))
-    series.append(Series("expected", place, expected, points=True, line=False, reference=True))
+        told.append(Series("badly served", scores[flagged], place[flagged], **dots))
     return Figure(
         "Mean log-likelihood per row at each site, beside what the model leads one to expect.",
-        [
-            Panel(
-                series,
-                "site, in the order of the table",
-                "log-likelihood per row",
-                log="",
-                whole="x",
-            )
-        ],
+        [_by_site(told, names, "log-likelihood per row")],
     )
+
+
+def _by_site(told: Sequence[Series], names: Sequence[str], x: str, **options: Any) -> Panel:
+    """A panel with a line for each site: by name, or by place in the table where they are many."""
+    if len(names) <= MOST_NAMED:
+        return Panel(told, x, "", log="", names=names, **options)
+    turned = [replace(s, x=s.y + 1, y=s.x) for s in told]
+    return Panel(turned, "site, in the order of the table", x, log="", whole="x", **options)
+
+
+def _shares(result: Result) -> list[Section]:
+    """How much of each site's rows each component accounts for."""
+    facts = result.facts
+    shares = None if facts is None else facts.shares
+    if shares is None or shares.shape[1] < 2 or len(shares) < 2:
+        return []
+    names = result.workers()["worker"]
+    portrait = portray(result.model, result.params, result.columns)
+    heads = [f"{portrait.noun} {k}" for k in range(shares.shape[1])]
+    rows = [
+        (name, *("" if np.isnan(v) else f"{v:.1%}" for v in own))
+        for name, own in zip(names, shares.tolist(), strict=True)
+    ]
+    figures = []
+    told = np.flatnonzero(np.isfinite(shares).all(axis=1))
+    if len(told) <= MOST_NAMED and shares.shape[1] <= MOST_DRAWN:
+        ends = 100 * np.cumsum(shares[told], axis=1)
+        place = np.arange(len(told), dtype=np.float64)
+        series = [
+            Series(head, ends[:, k], place, low=ends[:, k] - 100 * shares[told, k], bars=True)
+            for k, head in enumerate(heads)
+        ]
+        panel = Panel(
+            series, "% of the site's rows", "", log="", names=[names[i] for i in told], lowest=0.0
+        )
+        figures = [Figure("The components of each site's rows.", [panel])]
+    section = Section(f"The {portrait.noun}s at each site", (), figures)
+    return [_folded(section, "Shares of a site's rows", ("site", *heads), rows)]
 
 
 def _folded(
@@ -317,24 +456,41 @@ def _folded(
 def _traffic(result: Result) -> Section:
     table = result.workers()
     drawn = _thin(len(table["worker"]))
-    place = (drawn + 1).astype(np.float64)
     up, down = (np.array(table[f"bytes_{d}"], float)[drawn] / 1000 for d in ("up", "down"))
-    series = [
-        Series("sent", place, up, points=True, line=False),
-        Series("received", place, down, points=True, line=False),
+    workers, raw = len(table["worker"]), result.raw_bytes
+    text = [
+        f"On average a site sent {size(result.bytes_up / workers)} and received "
+        f"{size(result.bytes_down / workers)}, all messages and their envelopes included."
+        + ("" if raw is None else f" Its rows themselves are {size(raw / workers)}."),
     ]
-    figure = Figure(
-        "Bytes that each site sent and received, in all.",
-        [Panel(series, "site, in the order of the table", "kB", log="", lowest=0.0, whole="x")],
-    )
-    names = ("messages_up", "bytes_up", "payload_up", "messages_down", "bytes_down")
+    if raw is not None and result.bytes_up + result.bytes_down > raw:
+        text.append(
+            "More was sent than the rows themselves would have taken. A federation pays where rows "
+            "may not leave, or where there are many: what it sends does not grow with their number."
+        )
+    figures = []
+    if workers > 1 and not all(_flat_line(values) for values in (up, down)):
+        place = np.arange(len(drawn), dtype=np.float64)
+        series = [
+            Series("sent", up, place, points=True, line=False),
+            Series("received", down, place, points=True, line=False),
+        ]
+        names = [table["worker"][i] for i in drawn.tolist()]
+        panel = _by_site(series, names, "kB", lowest=0.0)
+        figures = [Figure("Bytes that each site sent and received, in all.", [panel])]
+    counted = ("messages_up", "bytes_up", "payload_up", "messages_down", "bytes_down")
     rows = [
-        (name, *(f"{table[column][i]:,}" for column in names))
+        (name, *(f"{table[column][i]:,}" for column in counted))
         for i, name in enumerate(table["worker"])
     ]
     columns = ("site", "messages sent", "bytes sent", "of them payload", "messages received")
-    section = Section("Bytes", (), [figure])
+    section = Section("Bytes", text, figures)
     return _folded(section, "Bytes of each site", (*columns, "bytes received"), rows)
+
+
+def _flat_line(values: FloatArray) -> bool:
+    """Whether a plot of these would show one height: it is then left out."""
+    return bool(np.ptp(values) <= 0.05 * np.abs(values).max())
 
 
 def _participation(result: Result) -> Section:
@@ -344,16 +500,19 @@ def _participation(result: Result) -> Section:
         return Section(heading, ["No round was made."])
     asked, answered = (sum(getattr(r, n) for r in made) for n in ("asked", "answered"))
     workers = result.ledger.counts.shape[-1]
+    if asked == answered == workers * len(made):
+        many = f"all {workers:,} sites" if workers > 1 else "the site"
+        return Section(heading, [f"In each of {len(made):,} rounds {many} answered."])
     text = [
-        f"In {len(made):,} rounds {asked:,} requests were sent, to {asked / len(made):.4g} of "
+        f"In {len(made):,} rounds {asked:,} requests were sent, to {asked / len(made):.1f} of "
         f"{workers:,} sites a round, and {answered:,} answered ({answered / max(1, asked):.1%})."
     ]
     some = [made[i] for i in _thin(len(made)).tolist()]
     rounds = np.array([float(r.round) for r in some])
-    series = [
-        Series("asked", rounds, np.array([float(r.asked) for r in some])),
-        Series("answered", rounds, np.array([float(r.answered) for r in some])),
-    ]
+    told = {n: np.array([float(getattr(r, n)) for r in some]) for n in ("asked", "answered")}
+    if len(some) < 2 or all(_flat_line(values) for values in told.values()):
+        return Section(heading, text)
+    series = [Series(name, rounds, values) for name, values in told.items()]
     panel = Panel(series, "round", "sites", log="", lowest=0.0, whole="xy")
     return Section(heading, text, [Figure("Sites asked and heard in each round.", [panel])])
 
@@ -369,19 +528,35 @@ def _selection(result: Result) -> list[Section]:
     panel = Panel(
         [Series(by.upper(), x, y, points=True)], "components", by.upper(), log="", ticks=x.tolist()
     )
-    names = ("n_components", "free_parameters", "log_likelihood", "aic", "bic", "icl")
-    rows = [
-        (*(f"{row[name]:.7g}" for name in names), "yes" if row.get("collapsed") else "no")
-        for row in tried
-    ]
+    rows = [tuple(_selection_cell(row.get(name)) for name in TRIED) for row in tried]
     text = (
         "These numbers of components ran side by side in the same rounds, so |H|² and bytes are "
         f"those of all of them together. The model is the one with the smallest {by.upper()}."
     )
-    columns = ("components", "free parameters", "log-likelihood per row", "AIC", "BIC", "ICL")
     figure = Figure(f"{by.upper()} of each number of components: smaller is better.", [panel])
-    table = Table("Numbers of components that were tried", (*columns, "collapsed"), rows)
-    return [Section("How many components", [text], [figure], [table])]
+    table = Table("Numbers of components that were tried", tuple(TRIED.values()), rows)
+    figures = [figure] if len(tried) > 1 else []
+    return [Section("How many components", [text], figures, [table])]
+
+
+TRIED = {
+    "n_components": "components",
+    "free_parameters": "free parameters",
+    "log_likelihood": "log-likelihood per row",
+    "aic": "AIC",
+    "bic": "BIC",
+    "icl": "ICL",
+    "collapsed": "collapsed",
+}
+"""Columns of the table of candidates."""
+
+
+def _selection_cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.3f}" if abs(value) < 1000 else f"{value:,.1f}"
+    return "" if value is None else str(value)
 
 
 def _plane_figure(portrait: Portrait, names: list[str]) -> Figure | None:
@@ -463,11 +638,11 @@ def _components(result: Result) -> list[Section]:
 
 
 def _settings(result: Result) -> Section:
-    rows = list(_flat(result.card))
+    card = {name: part for name, part in result.card.items() if name != "bytes"}  # told above
     return Section(
         "Settings and versions",
         ["Everything that was chosen, as the model file holds it."],
-        details=[Table("The model card", ("name", "value"), rows)],
+        details=[Table("The model card", ("name", "value"), _flat(card))],
     )
 
 

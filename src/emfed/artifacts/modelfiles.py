@@ -165,8 +165,10 @@ def _names(arrays: dict[str, NDArray[Any]], count: int) -> list[str] | None:
 
 
 def _facts(arrays: dict[str, NDArray[Any]], told: Any, count: int) -> Facts | None:
-    shapes = {"workers/rows": (count,), "workers/weights": (count,), "workers/scores": (count, 4)}
-    shapes["workers/validation"] = (count, 6)
+    scores = arrays.get("workers/scores", np.empty((count, 4)))
+    wide = scores.shape[1:2] if scores.ndim == 2 and scores.shape[1] >= 4 else (4,)
+    shapes: dict[str, tuple[int, ...]] = {"workers/rows": (count,), "workers/weights": (count,)}
+    shapes |= {"workers/validation": (count, 6), "workers/scores": (count, *wide)}
     for name, shape in shapes.items():
         if name in arrays and arrays[name].shape != shape:
             raise ModelFileError(f"{name} has the shape {arrays[name].shape}, not {shape}.")

@@ -10,7 +10,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.artifacts import errors
-from emfed.artifacts.cards import Facts, make_card, worker_table
+from emfed.artifacts.cards import Facts, make_card, size, worker_table
 from emfed.artifacts.modelfiles import read_model, write_model
 from emfed.artifacts.validation import Validation
 from emfed.core.errors import SettingsError, check_count, check_range
@@ -29,6 +29,7 @@ from emfed.core.streams import check_seed
 from emfed.data.reading import match_columns, read_table
 from emfed.data.sources import ParquetRows, Source
 from emfed.models.adapting import adapt
+from emfed.models.portraits import width_of
 
 CRITERIA = ("aic", "bic", "icl")
 
@@ -74,8 +75,22 @@ class Result:
     """R with R^T R the covariance of the statistics, where the fit asked for it; see `errors`."""
 
     def __repr__(self) -> str:
-        traffic = f"{self.bytes_up} bytes up, {self.bytes_down} down"
-        return f"<Result of {self.rounds} rounds, stopped by {self.stopped!r}, {traffic}>"
+        return f"<Result: {self.outcome}>"
+
+    @property
+    def outcome(self) -> str:
+        """How the fit ended, in a line: rounds, bytes, and beside them the size of the rows."""
+        ended = "converged" if self.converged else f"stopped by {self.stopped}"
+        raw = self.raw_bytes
+        beside = "" if raw is None else f" (the rows themselves are {size(raw)})"
+        up, down = size(self.bytes_up), size(self.bytes_down)
+        return f"{ended} in {self.rounds} rounds, {up} up and {down} down{beside}"
+
+    @property
+    def raw_bytes(self) -> int | None:
+        """The size of all rows as doubles, what pooling them would send; None if not known."""
+        width, facts = width_of(self.model), self.facts
+        return None if facts is None or width is None else 8 * width * int(facts.rows.sum())
 
     @property
     def rounds(self) -> int:
@@ -122,6 +137,23 @@ class Result:
     def save(self, path: str | Path, *, names: bool = True) -> None:
         """Write a model file, which `emfed.load` reads; without ``names`` workers are unnamed."""
         write_model(path, self, names)
+
+    def report(self, path: str | Path, *, title: str | None = None) -> None:
+        """Write the report of the fit: one HTML page that needs no network and no data."""
+        from emfed.artifacts.fits import write_report
+
+        write_report(self, path, title)
+
+    def plot(self, what: str = "components") -> Any:
+        """A matplotlib figure of the fit.
+
+        ``what`` is ``"components"`` (in the model's own principal axes), ``"course"``,
+        ``"selection"`` (numbers of components that were compared), ``"sites"`` (how well each is
+        served) or ``"shares"`` (components by site), where the fit knows of it.
+        """
+        from emfed.artifacts.fits import plot
+
+        return plot(self, what)
 
     def adapt(self, data: Any, worth: float = 50.0) -> Result:
         """This model fitted to the rows of one worker, who alone needs it; nothing is sent.
@@ -276,7 +308,8 @@ class Result:
             data = data.read(0, data.shape[0])
         elif self.columns is not None and set(self.columns) < set(getattr(data, "columns", ())):
             data = data[list(self.columns)]
-        rows, columns = read_table(data, "the data")
+        known = None if self.facts is None else self.facts.settings.get("categories")
+        rows, columns = read_table(data, "the data", known)
         if columns is not None and self.columns is not None:
             rows = match_columns(rows, columns, self.columns, "the data")
         self.model.check(rows, "the data", self.columns or columns)

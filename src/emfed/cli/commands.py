@@ -61,6 +61,9 @@ def fit(
             metavar="FILE", help="Also write the report here, .html.", rich_help_panel=OUTPUT
         ),
     ] = None,
+    title: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Of the report.", rich_help_panel=OUTPUT)
+    ] = None,
     groups: Annotated[
         str | None,
         typer.Option(
@@ -458,6 +461,9 @@ def report(
             "--out", "-o", metavar="FILE", help="The page, .html.", rich_help_panel=OUTPUT
         ),
     ] = "report.html",
+    title: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Of the report.", rich_help_panel=OUTPUT)
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Draw the report of a fit: its course, its bytes, its workers, and what left each site.
@@ -466,7 +472,7 @@ def report(
     """
     from emfed.cli.inspect import run_report
 
-    run_report(model, out, json_output)
+    run_report(model, out, json_output, title)
 
 
 FIT_EXAMPLES = examples(

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from emfed.artifacts.cards import size
+from emfed.artifacts.fits import served
 from emfed.artifacts.result import Result
 from emfed.cli.commands import NAMES
 from emfed.cli.help import spoken
@@ -19,7 +21,7 @@ from emfed.data.files import TextForm
 from emfed.data.placing import to_device
 from emfed.fitting.driver import Watch, threads_of
 from emfed.fitting.driver import run_fit as drive
-from emfed.fitting.progress import progress, size
+from emfed.fitting.progress import progress
 from emfed.fitting.selection import with_setting
 from emfed.fitting.settings import FitSettings, read_range
 from emfed.fitting.words import read_words
@@ -50,10 +52,13 @@ def run_fit(options: Options) -> tuple[bool, bool]:
     if intake.categories:  # what codes mean, so that predictions read the same words
         kept = {name: list(values) for name, values in intake.categories.items()}
         result = with_setting(result, "categories", kept)
+    remarks = [spoken(remark) for remark in (*fitted.remarks, fitted.shortfall) if remark]
+    if remarks:  # as the terminal said it
+        result = with_setting(result, "remarks", remarks)
+    result = with_setting(result, "source", [Path(path).name for path in options.data])
     result.save(options.out, names=options.names)
     if options.report is not None:
-        write_report(result, options.report)
-    remarks = [spoken(remark) for remark in (*fitted.remarks, fitted.shortfall) if remark]
+        result.report(options.report, title=options.title)
     tried = [] if fitted.selection is None else [dict(row) for row in fitted.selection.table]
     summary = summarise(result, options, remarks, tried)
     if options.json_output:
@@ -63,14 +68,6 @@ def run_fit(options: Options) -> tuple[bool, bool]:
         if result.validation is not None:
             print(f"\n{result.validation}")  # noqa: T201
     return result.stopped == "interrupted", bool(summary["converged"])
-
-
-def write_report(result: Result, path: str) -> None:
-    """The page of a fit, whole or not at all."""
-    from emfed.artifacts import fit_page, render_page
-    from emfed.core.storage import write_atomic
-
-    write_atomic(Path(path), render_page(fit_page(result)).encode())
 
 
 def _check(options: Options) -> None:
@@ -204,14 +201,23 @@ def summarise(
         "log_likelihood": facts.log_likelihood,
         "bytes_up": result.bytes_up,
         "bytes_down": result.bytes_down,
+        "raw_bytes": result.raw_bytes,
         "bytes_up_per_worker": result.bytes_up / workers,
         "bytes_down_per_worker": result.bytes_down / workers,
         "guard_hits": result.guard_hits,
         "badly_served": bad,
         "validation": None if result.validation is None else result.validation.table,
+        "served": served(result) if bad else "",
         "tried": tried,
         "remarks": remarks,
     }
+
+
+def _beside_raw(summary: dict[str, Any]) -> str:
+    """All bytes, and what sending the rows themselves would have taken."""
+    total = summary["bytes_up"] + summary["bytes_down"]
+    raw = summary["raw_bytes"]
+    return size(total) + ("" if raw is None else f" (the rows themselves: {size(raw)})")
 
 
 def _print(summary: dict[str, Any]) -> None:
@@ -229,6 +235,7 @@ def _print(summary: dict[str, Any]) -> None:
         ("log-likelihood per row", "not known" if fit_words is None else f"{fit_words:.6g}"),
         ("sent by a worker", size(summary["bytes_up_per_worker"])),
         ("sent to a worker", size(summary["bytes_down_per_worker"])),
+        ("sent in all", _beside_raw(summary)),
         ("seed", str(summary["seed"])),
     ):
         table.add_row(name, value)
@@ -236,11 +243,10 @@ def _print(summary: dict[str, Any]) -> None:
     for row in summary["tried"]:
         many = "s" if row["n_components"] > 1 else ""
         fallen = " (one has collapsed)" if row["collapsed"] else ""
-        console.print(f"  {row['n_components']} component{many}: BIC {row['bic']:.7g}{fallen}")
-    if summary["badly_served"]:
-        names = ", ".join(summary["badly_served"][:8])
-        note = f"note: the model fits these workers clearly worse: {names}; see emfed adapt"
-        console.print(note, markup=False)
+        console.print(f"  {row['n_components']} component{many}: BIC {row['bic']:,.1f}{fallen}")
+    if summary["served"]:
+        some = len(summary["badly_served"]) < summary["workers"]
+        console.print(f"note: {summary['served']}{' See emfed adapt.' * some}", markup=False)
     for remark in summary["remarks"]:
         console.print(f"note: {remark}", markup=False)
     console.print(f"The model is {summary['model']}.", markup=False)

@@ -11,7 +11,6 @@ import numpy as np
 
 from emfed.artifacts.cards import bullets, card_markdown
 from emfed.artifacts.result import Result, load
-from emfed.cli.fit import write_report
 from emfed.cli.tables import check_output, write_table
 from emfed.core.errors import CheckpointError, ModelFileError
 from emfed.core.storage import load_checkpoint
@@ -70,10 +69,10 @@ def _params_text(result: Result) -> str:
     return "\n".join(_markdown_rows(["", *heads], rows))
 
 
-def run_report(model: str, out: str, as_json: bool) -> None:
+def run_report(model: str, out: str, as_json: bool, title: str | None = None) -> None:
     """The page of a fit, from its model file alone."""
     check_output(out, "--out", (".html",), [model])
-    write_report(load(model), out)
+    load(model).report(out, title=title)
     if as_json:
         told = {"model": model, "report": out, "bytes": Path(out).stat().st_size}
         print(json.dumps(told))  # noqa: T201

@@ -13,6 +13,7 @@ import numpy as np
 from emfed.cli.tables import PIPE, listed, read_cells
 from emfed.core.errors import DataError, SettingsError
 from emfed.data.files import FIRST_LINE, PLAIN, TextForm, file_format, numbers, text_of
+from emfed.data.reading import levels
 from emfed.data.sources import ParquetRows, parquet_schema
 from emfed.data.workers import as_workers, of_file
 from emfed.models import Categorical, Poisson
@@ -53,7 +54,7 @@ def read_workers(
     wanted = chosen or [name for name in first.columns if name != groups]
     _check_names(wanted, first.columns, groups, given, paths[0])
     categories = {
-        name: _categories([frame[name] for frame in frames.values() if name in frame.columns])
+        name: levels([text_of(f[name]) for f in frames.values() if name in f.columns])
         for name, family in given.items()
         if family == "categorical"
     }
@@ -150,19 +151,6 @@ def _labels(series: Any, groups: str, where: str) -> Any:
         line = int(missing.arg_max() or 0) + FIRST_LINE
         raise DataError(f"{where}, line {line}: no worker in column {groups!r}.")
     return np.array(labels.to_list())
-
-
-def _categories(columns: Sequence[Any]) -> list[str]:
-    """All names of a column, in the order of numbers if they are numbers."""
-    found = {value for series in columns for value in text_of(series).to_list()} - {None}
-
-    def order(name: str) -> tuple[int, float, str]:
-        try:
-            return 0, float(name), name
-        except ValueError:
-            return 1, 0.0, name
-
-    return sorted(found, key=order)
 
 
 def _families(

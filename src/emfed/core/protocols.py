@@ -334,6 +334,15 @@ class HasColumns(Protocol):
 
 
 @runtime_checkable
+class NamesColumns(Protocol):
+    """A model that may name some columns of a table, and learns of the others."""
+
+    def among(self, names: Sequence[str]) -> Any:
+        """The model for a table with these columns."""
+        ...
+
+
+@runtime_checkable
 class HasSupports(Protocol):
     """A model whose workers have statistics of their own, one a row: cells of a large table.
 
@@ -625,8 +634,8 @@ class Federation(ABC):
 
     @abstractmethod
     def scores(self, question: Question) -> FloatArray:
-        """Each worker's answer to a question for scores, ``(size, 4)``, or for validation,
-        ``(size, 6)``; NaN: none came."""
+        """Each worker's scores, ``(size, 4)`` and its shares of components, or what it says to a
+        question for validation, ``(size, 6)``; NaN: none came."""
 
     @abstractmethod
     def worker_rows(self) -> tuple[IntArray, Rows]:

@@ -19,6 +19,7 @@ import numpy as np
 
 from emfed.core.errors import DataError, ExtraError, SettingsError
 from emfed.core.protocols import FloatArray
+from emfed.data.reading import codes
 from emfed.data.sources import ParquetRows, parquet_schema
 
 MOST_RANGES = 4
@@ -220,7 +221,7 @@ def numbers(
     if absent := [name for name in columns if name not in frame.columns]:
         raise DataError(f"{where} has no column {absent[0]!r}; it has {list(frame.columns)}.")
     parts = [
-        codes(frame[name], categories[name], where)
+        codes(text_of(frame[name]), categories[name], f"{where}: column {name!r}", FIRST_LINE)
         if name in categories
         else _column(frame[name], where, form)
         for name in columns
@@ -302,22 +303,6 @@ def text_of(series: Any) -> Any:
 
     text = series.cast(pl.String).str.strip_chars()
     return text.set(text.is_in(list(MISSING)), None)
-
-
-def codes(series: Any, names: Sequence[str], where: str) -> FloatArray:
-    """Category names as codes, in the order the model knows them."""
-    place = {name: code for code, name in enumerate(names)}
-    out = np.full(len(series), np.nan)
-    for row, value in enumerate(text_of(series).to_list()):
-        if value is None:
-            continue
-        if value not in place:
-            raise DataError(
-                f"{where}, line {row + FIRST_LINE}: the model does not know the category {value!r} "
-                f"of column {series.name!r}; it knows {', '.join(map(repr, names[:12]))}."
-            )
-        out[row] = place[value]
-    return out
 
 
 def parquet_workers(

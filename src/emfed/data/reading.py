@@ -2,22 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from numbers import Real
 from typing import Any
 
 import numpy as np
 from array_api_compat import is_array_api_obj, is_numpy_array
 
 from emfed.core.errors import DataError
+from emfed.core.protocols import FloatArray
+
+Categories = Mapping[Any, Sequence[Any]]
+"""The values of columns that hold categories, by the column's name or number, in order of codes."""
+ENCODE = "encode or drop it first, or, if it names the workers, give it as groups"
+MISSING = ("NAType", "NaTType", "NoneType")
+"""Types of what data frames hold for no value."""
 
 
-def read_table(table: Any, where: str) -> tuple[Any, tuple[str, ...] | None]:
+def is_frame(table: Any) -> bool:
+    """Whether this is a data frame, of pandas or polars."""
+    return hasattr(table, "columns") and hasattr(table, "to_numpy")
+
+
+def check_kind(table: Any, where: str) -> Any:
+    """A table that is at hand: a lazy frame is collected, a grouping refused."""
+    kind = type(table).__name__
+    if kind == "LazyFrame":
+        return table.collect()
+    if kind.endswith("GroupBy"):
+        raise DataError(
+            f"{where}: got a {kind}; give the data frame itself, and the column that it is grouped "
+            "by as groups."
+        )
+    return table
+
+
+def check_columns_differ(columns: Sequence[Any], where: str) -> None:
+    """Refuse two columns of one name."""
+    twice = [name for name in columns if list(columns).count(name) > 1]
+    if twice:
+        raise DataError(f"{where} has two columns of one name, {str(twice[0])!r}: rename one.")
+
+
+def read_table(
+    table: Any, where: str, categories: Categories | None = None
+) -> tuple[Any, tuple[str, ...] | None]:
     """A table as an array of float32 or float64, not copied if it is one, and its columns."""
-    columns = None
-    if hasattr(table, "columns") and hasattr(table, "to_numpy"):
+    columns, table = None, check_kind(table, where)
+    if is_frame(table):
         columns = tuple(str(name) for name in table.columns)
-        if len(set(columns)) != len(columns):
-            raise DataError(f"{where} has two columns of one name: {list(columns)}.")
-        table = _frame_values(table, where)
+        table = frame_values(table, where, categories)
     if is_array_api_obj(table) and not is_numpy_array(table):
         return table, columns
     if isinstance(table, np.ma.MaskedArray):
@@ -44,35 +79,117 @@ def _kind_of(table: Any, rows: Any) -> str:
     """What a table that is none seems to be."""
     if rows.ndim == 0:
         return f"an object of type {type(table).__name__}"
+    if rows.dtype.kind in "OUS" and rows.ndim == 2:
+        for column in range(rows.shape[1]):
+            if (word := _first_word(rows[:, column])) is not None:
+                return f"dtype {rows.dtype}, column {column} (counting from 0) holds {word!r}"
     return f"dtype {rows.dtype}"
 
 
-def _frame_values(frame: Any, where: str) -> Any:
+def frame_values(
+    frame: Any, where: str, categories: Categories | None = None, advice: str = ""
+) -> Any:
     """A data frame's numbers; a column of anything else is named."""
-    parts = []
-    for name in frame.columns:
-        series = frame[name]
-        kind = str(series.dtype)
-        values = series.to_numpy()
-        if values.dtype.kind == "O" and kind.startswith(("Int", "UInt", "Float", "boolean")):
-            values = np.array([np.nan if v is None or v != v else v for v in _plain(series)], float)
-        if values.dtype.kind not in "biuf":
-            raise DataError(
-                f"{where}: column {str(name)!r} holds {kind}, not numbers; encode or drop it "
-                "first, or, if it names the workers, give it as groups."
-            )
-        parts.append(values)
+    check_columns_differ(list(frame.columns), where)
+    known = categories or {}
+    parts = [
+        codes(frame[name], known[name], f"{where}: column {str(name)!r}")
+        if name in known
+        else column_values(frame[name], f"{where}: column {str(name)!r}", advice)
+        for name in frame.columns
+    ]
     if all(p.dtype == np.float32 for p in parts) and parts:
         return np.stack(parts, axis=1)
     whole = [p.astype(np.float64) for p in parts]
     return np.stack(whole, axis=1) if parts else np.empty((len(frame), 0))
 
 
-def _plain(series: Any) -> Any:
-    """A nullable column's values with None where there is none."""
-    return [
-        None if missing else value for value, missing in zip(series, series.isna(), strict=True)
-    ]
+def column_values(series: Any, where: str, advice: str = "") -> Any:
+    """One column's numbers: also truth values, and whatever holds numbers and None."""
+    kind = str(series.dtype)
+    named = kind.startswith(("category", "Categorical", "Enum"))
+    values = np.empty(0, dtype=object) if named else series.to_numpy()
+    if not named and values.dtype.kind == "O":
+        values = _numbers(values)
+    if named or values.dtype.kind not in "biuf":
+        if kind.lower().startswith(("date", "time", "duration", "period")):
+            what = "turn it into a number, such as days since a date, or drop it"
+        else:
+            what = advice or ENCODE
+        word = None if named else _first_word(np.asarray(series))
+        told = kind if word is None else f"{kind} ({word!r})"
+        raise DataError(f"{where} holds {told}, not numbers; {what}.")
+    return values
+
+
+def _numbers(values: Any) -> Any:
+    """Objects as doubles if all are numbers or missing; else as they are."""
+    if not all(
+        isinstance(v, (Real, Decimal, np.bool_)) or type(v).__name__ in MISSING for v in values
+    ):
+        return values
+    return np.array([np.nan if type(v).__name__ in MISSING else float(v) for v in values])
+
+
+def _first_word(values: Any) -> str | None:
+    return next((str(v)[:40] for v in values if isinstance(v, str)), None)
+
+
+def label(value: Any) -> str | None:
+    """A category as text, the same for 3 and 3.0; None where it is missing."""
+    if type(value).__name__ in MISSING or value != value:
+        return None
+    if isinstance(value, (float, np.floating)) and float(value).is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def levels(columns: Sequence[Any]) -> list[Any]:
+    """The categories of one column at all workers: as its type declares, else what it holds.
+
+    Numbers stand in their order, then words in theirs.
+    """
+    kind = columns[0].dtype
+    declared = getattr(kind, "categories", None)
+    if declared is not None and str(kind).startswith(("category", "Enum")):
+        return [v for v in declared if label(v) is not None]
+    found: dict[str, Any] = {}
+    for column in columns:
+        for value in _listed(column):
+            if (name := label(value)) is not None:
+                found.setdefault(name, value)
+    return sorted(found.values(), key=_order)
+
+
+def _order(value: Any) -> tuple[int, float, str]:
+    try:
+        return 0, float(value), str(value)
+    except (TypeError, ValueError):
+        return 1, 0.0, str(value)
+
+
+def _listed(column: Any) -> list[Any]:
+    return list(column.to_list() if hasattr(column, "to_list") else np.asarray(column).tolist())
+
+
+def codes(
+    column: Any, categories: Sequence[Any], where: str, first_line: int | None = None
+) -> FloatArray:
+    """A column of categories as their codes, NaN where one is missing."""
+    place = {label(value): code for code, value in enumerate(categories)}
+    values = _listed(column)
+    out = np.full(len(values), np.nan)
+    for row, value in enumerate(values):
+        if (name := label(value)) is None:
+            continue
+        if name not in place:
+            told = ", ".join(repr(str(v)) for v in categories[:12])
+            place_words = f"row {row}" if first_line is None else f"line {row + first_line}"
+            raise DataError(
+                f"{where}, {place_words}: the model does not know {name!r}; it knows {told}."
+            )
+        out[row] = place[name]
+    return out
 
 
 def match_columns(rows: Any, these: tuple[str, ...], columns: tuple[str, ...], where: str) -> Any:

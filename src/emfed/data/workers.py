@@ -14,7 +14,7 @@ from array_api_compat import array_namespace, is_numpy_array
 from emfed.core.errors import DataError
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.data.files import parquet_labels, parquet_workers
-from emfed.data.reading import match_columns, read_table
+from emfed.data.reading import check_kind, match_columns, read_table
 from emfed.data.sources import ParquetRows, Source, Stream, parquet_schema
 from emfed.data.tables import Piece, Workers, WorkerTables, gather
 from emfed.data.weights import check_row_weights, group_order
@@ -354,6 +354,7 @@ def _workers(data: Any, groups: Any | None) -> Workers:
         if groups is not None:
             raise DataError("the data already say whose each row is: leave groups out.")
         return data
+    data = check_kind(data, "the data")
     if groups is not None and isinstance(data, (Mapping, list, tuple)):
         raise DataError(
             "groups go with one table; a dict or list says by itself whose rows are whose."

@@ -27,7 +27,7 @@ from emfed.core.errors import (
     SettingsError,
     check_count,
 )
-from emfed.core.protocols import WHOLE, Algorithm, Federation, FloatArray, View
+from emfed.core.protocols import WHOLE, Algorithm, Federation, FloatArray, NamesColumns, View
 from emfed.core.records import Records, RoundRecord
 from emfed.core.registry import plain
 from emfed.data.workers import as_workers
@@ -42,7 +42,7 @@ from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop, remaining
 from emfed.fitting.validation import with_validation
 from emfed.models.devices import Precision
 from emfed.models.side_by_side import MOST_PARTS, SideBySide, SideBySideParameters
-from emfed.network import FEDERATIONS, InProcessFederation, RayFederation
+from emfed.network import FEDERATIONS, InProcessFederation, RayFederation, RemoteFederation
 
 Place = Literal["stacked", "loop", "ray"] | Federation
 """Where the workers of a table run."""
@@ -176,7 +176,11 @@ def open_session(
     settings: FitSettings, federation: Federation, remarks: list[str], count_bytes: bool = True
 ) -> tuple[Session, tuple[int, ...]]:
     """The opening exchange, and which candidates the rows can have; ``remarks`` name the others."""
-    models = settings.candidates()
+    models, names = settings.candidates(), settings.columns
+    if names is None and isinstance(federation, (InProcessFederation, RemoteFederation)):
+        names = federation.columns
+    if names is not None:
+        models = tuple(m.among(names) if isinstance(m, NamesColumns) else m for m in models)
     model = models[0] if len(models) == 1 else SideBySide(models, watched=False)
     session = Session(
         model,
@@ -328,6 +332,10 @@ def _finished(
         result = with_scores(result, session, place)
     if settings.errors:
         result = with_errors(result, session, place, remarks)
+    if likelihood is None and settings.likelihood and result.facts is not None:
+        scores = result.facts.scores
+        if scores is not None and np.isfinite(scores[:, 0]).all():
+            likelihood = float(session.weights @ scores[:, 0])
     if likelihood is None and settings.likelihood:
         view, params = of_part(session, place, result)
         likelihood = float(session.ask("values", view, params, "closing")[0, 0])

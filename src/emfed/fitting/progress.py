@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from emfed.artifacts.cards import size
 from emfed.core import series
 from emfed.core.records import RoundRecord
 from emfed.fitting.settings import FitSettings
@@ -42,15 +43,6 @@ def rounds_left(
         fall = max(0.0, math.log(goal / recent[-1]) / math.log(rate))
         left = fall if left is None else min(left, fall)
     return left
-
-
-def size(count: float) -> str:
-    """Bytes in few characters."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 def duration(seconds: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from typing import Any, final
 
 import numpy as np
@@ -36,13 +37,36 @@ class Selection:
 
     def __repr__(self) -> str:
         tried = ", ".join(str(k) for k in self.results)
-        return f"<Selection of {self.n_components} components by {self.criterion} among {tried}>"
+        told = f"<Selection of {self.n_components} components by {self.criterion} among {tried}>"
+        return "\n".join([told, *(f"  {line}" for line in self._lines())])
+
+    def _lines(self) -> list[str]:
+        """The table as text, the number that was chosen marked."""
+        if not self.table:
+            return []
+        cells = [[name.replace("_", " ") for name in self.table[0]]]
+        cells += [[_cell(value) for value in row.values()] for row in self.table]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        chosen = [row["n_components"] == self.n_components for row in self.table]
+        marks = ["", *("  <- chosen" if yes else "" for yes in chosen)]
+        return [
+            "  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) + mark
+            for line, mark in zip(cells, marks, strict=True)
+        ]
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(repr(self))}</pre>"
 
     def to_frame(self) -> Any:
         """The table as a polars data frame."""
         import polars as pl
 
         return pl.DataFrame(list(self.table))
+
+
+def _cell(value: Any) -> str:
+    """Whole numbers and words as they are, other numbers in equal digits."""
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def within_rows(

@@ -130,6 +130,9 @@ class Columns:
             return cls((_family(given),), None, floor, missing, every=True)
         if isinstance(given, list) and given and isinstance(given[0], list):
             given = dict(given)
+        if isinstance(given, Mapping):
+            exposed = [f.exposure for f in given.values() if isinstance(f, Poisson)]
+            given = {**given, **{e: EXPOSURE for e in exposed if isinstance(e, str)}}
         names = tuple(given) if isinstance(given, Mapping) else None
         values = list(given.values()) if isinstance(given, Mapping) else list(given)
         if not values:
@@ -146,6 +149,18 @@ class Columns:
                     )
         if not self.groups:
             raise SettingsError("families: expected at least one column that is no exposure.")
+
+    def among(self, names: Sequence[str]) -> Columns:
+        """The families of a table with these columns: Gaussian where a dict names none."""
+        if self.names is None or self.names == tuple(names):
+            return self
+        if absent := [name for name in self.names if name not in names]:
+            raise SettingsError(
+                f"families names {absent[0]!r}, which is not among the columns {list(names)}."
+            )
+        given = dict(zip(self.names, self.families, strict=True))
+        families = tuple(given.get(name, NAMED["gaussian"]) for name in names)
+        return dataclasses.replace(self, families=families, names=tuple(names))
 
     def describe(self) -> Any:
         """The families as they were given: one, a list, or pairs with names; plain JSON types."""

@@ -87,6 +87,10 @@ class MixedMixture(MixtureModel):
         fields: list[tuple[str, tuple[int, ...]]] = [("mass", (k,)), ("moments", (k, moments))]
         return Layout((*fields, ("observed", (k, masses))) if masses else tuple(fields))
 
+    def among(self, names: Sequence[str]) -> Self:
+        """For a table with these columns, of which ``families`` may name the exceptions alone."""
+        return dataclasses.replace(self, columns=self.columns.among(names))
+
     def check(
         self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
     ) -> None:
@@ -353,7 +357,8 @@ def mixed_mixture(
 ) -> MixedMixture:
     """A mixture over columns that each have a family of their own; NaN is a missing value.
 
-    ``families`` is a list, one per column, a dict by column name, or one for all columns:
+    ``families`` is one for all columns, a list with one per column, or a dict that names the
+    columns which are not Gaussian:
     ``"gaussian"``, ``"poisson"``, ``"bernoulli"``, ``"exponential"``, ``"gamma"``,
     ``Categorical(n)`` (codes 0 to n - 1), ``Poisson(exposure=column)`` and, for that column,
     ``"exposure"``.

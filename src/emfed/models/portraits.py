@@ -74,17 +74,28 @@ def normal_portrait(
     """Means and standard deviations, given covariances ``(K, d, d)`` or variances ``(K, d)``."""
     variances = np.diagonal(spread, axis1=-2, axis2=-1) if spread.ndim == 3 else spread
     sd = np.sqrt(variances)
-    cells = [
-        [f"{m:.4g} ± {s:.3g}" for m, s in zip(means[:, j], sd[:, j], strict=True)]
-        for j in range(means.shape[1])
-    ]
+    cells = []
+    for j in range(means.shape[1]):
+        d = digits(sd[:, j])
+        told = zip(means[:, j].tolist(), sd[:, j].tolist(), strict=True)
+        cells.append([f"{m:,.{d}f} ± {s:,.{d}f}" for m, s in told])
     every = np.arange(means.shape[1], dtype=np.int64)
     return Portrait("component", weights, names, cells, every, means, spread)
 
 
+def digits(values: FloatArray) -> int:
+    """Decimals that show the smallest of these in two figures, for all of them alike."""
+    some = np.abs(values[np.isfinite(values) & (values != 0)])
+    return int(np.clip(1 - np.floor(np.log10(some.min())), 0, 8)) if len(some) else 2
+
+
 def centre_portrait(centres: FloatArray, names: Sequence[str]) -> Portrait:
     """k-means has centres and nothing else: shares are in the statistics."""
-    cells = [[f"{v:.4g}" for v in column] for column in centres.T]
+    spread = np.maximum(np.ptp(centres, axis=0), 1e-12 * np.abs(centres).max(axis=0))
+    cells = [
+        [f"{v:,.{digits(s[None] / 10)}f}" for v in column.tolist()]
+        for column, s in zip(centres.T, spread, strict=True)
+    ]
     shares = np.full(len(centres), np.nan)
     return Portrait("cluster", shares, names, cells, _NO_COLUMNS)
 

@@ -313,6 +313,12 @@ class InProcessFederation(Federation):
 
     @property
     @final
+    def columns(self) -> tuple[str, ...] | None:
+        """Names of the columns, where the data have any."""
+        return self.data.columns
+
+    @property
+    @final
     def everyone(self) -> IntArray:
         """All workers, by their places in the data."""
         return np.arange(self.size, dtype=np.int64)

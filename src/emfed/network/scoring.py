@@ -22,7 +22,7 @@ from emfed.models.side_by_side import SideBySide
 DRAWS = 4000
 """Rows that the model draws to say what it expects."""
 SCORES = 4
-"""Numbers that a worker tells."""
+"""Numbers that a worker tells, and its share of each component where there are any."""
 FEWEST = 500
 """Of them that are masked like the rows of a worker with missing values, at least."""
 
@@ -44,10 +44,11 @@ def expectation(model: Model, params: Any) -> Expectation | None:
 
 
 def scores_width(model: Model) -> int:
-    """How many of the four numbers a model can tell: an answer holds these alone."""
+    """How many of the numbers a model can tell: an answer holds these alone."""
     inner: Any = model.models[0] if isinstance(model, SideBySide) else model
+    told = inner.describe()
     if isinstance(inner, DrawsRows) and _tells_apart(inner):
-        return SCORES
+        return SCORES + int(told.get("n_components", 1))
     return 2 if isinstance(inner, ScoresRows) else 1
 
 
@@ -63,7 +64,7 @@ def _by_component(model: Any, params: Any, rows: FloatArray) -> FloatArray:
 
 
 def score(model: Model, params: Any, piece: Piece, drawn: Expectation | None) -> FloatArray:
-    """Mean of the log-likelihood, of its square, and both as expected, ``(workers, 4)``."""
+    """Mean of the log-likelihood, of its square, both as expected, and shares of components."""
     if not isinstance(model, ScoresRows):  # a model of the user's that only has the mean
         mean = np.asarray(model.log_likelihood(piece.rows, params, piece.padding))
         return np.stack([mean, *np.full((3, len(mean)), np.nan)], axis=1)
@@ -79,7 +80,7 @@ def score(model: Model, params: Any, piece: Piece, drawn: Expectation | None) ->
     if model.allows_missing:
         for position, holes in _torn(piece, inside > 0):
             expected[position] = shares[position] @ _masked(model, params, drawn, holes)
-    return np.concatenate([found, expected], axis=-1)
+    return np.concatenate([found, expected, shares], axis=-1)
 
 
 def _torn(piece: Piece, inside: BoolArray) -> Iterator[tuple[int, BoolArray]]:
@@ -97,13 +98,14 @@ def _masked(model: Any, params: Any, drawn: Expectation, holes: BoolArray) -> Fl
 
 
 def scores_of(model: Any, params: Any, pieces: Iterable[Piece], workers: int) -> FloatArray:
-    """Mean and spread of the log-likelihood of each worker's rows, found and expected.
+    """Mean and spread of the log-likelihood of each worker's rows, found and expected; shares.
 
     A candidate that was chosen comes as the one part of a model side by side.
     """
     if isinstance(model, SideBySide):
         model, params = model.models[0], params.parts[0]
-    expected, total = expectation(model, params), np.zeros((workers, SCORES))
+    width = max(SCORES, scores_width(model))
+    expected, total = expectation(model, params), np.zeros((workers, width))
     for piece in pieces:
         total[piece.positions] += piece.share * score(model, params, piece, expected)
     return means_and_spreads(total)

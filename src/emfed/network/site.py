@@ -93,7 +93,7 @@ LARGEST_STATISTICS = LARGEST_PAYLOAD // 8
 ANSWERS = {
     "statistics": "exact expected statistics",
     "values": "mean log-likelihood and entropy",
-    "scores": "mean and spread of the log-likelihood, and both as the model expects them",
+    "scores": "mean and spread of the log-likelihood, found and expected, and components' shares",
     "validation": "mean log-likelihoods of rows that were held out, and what adapting gains",
 }
 """What the journal calls an answer."""

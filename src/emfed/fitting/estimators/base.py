@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -16,13 +18,26 @@ from sklearn.utils.validation import check_is_fitted
 
 from emfed.algorithms import Decreasing, FedEM
 from emfed.artifacts.result import Result
-from emfed.core.errors import EmfedWarning, SettingsError, check_count, check_range
+from emfed.core.configuration import reworded
+from emfed.core.errors import EmfedError, EmfedWarning, SettingsError, check_count, check_range
 from emfed.core.protocols import WHOLE, Federation, FloatArray, IntArray, Model
-from emfed.fitting.driver import open_run, result_of, run_fit
-from emfed.fitting.estimators.intake import on_device, read_one_table, read_workers
+from emfed.data.reading import is_frame, label
+from emfed.data.weights import check_row_weights
+from emfed.fitting.driver import Fitted, Watch, open_run, result_of, run_fit
+from emfed.fitting.estimators.intake import (
+    find_categories,
+    is_tables,
+    on_device,
+    read_one_table,
+    read_workers,
+    tables_of,
+)
+from emfed.fitting.progress import progress
 from emfed.fitting.rounds import Run
+from emfed.fitting.selection import with_setting
 from emfed.fitting.session import Session
 from emfed.fitting.settings import FitSettings, read_range
+from emfed.models import Categorical
 from emfed.models.portraits import width_of
 from emfed.network import StackedFederation
 
@@ -55,7 +70,10 @@ def _one_number(estimator: Any) -> bool:
     """`partial_fit` is for one number of components: batches cannot be compared."""
     if hasattr(estimator._components(), "__index__"):
         return True
-    raise AttributeError("partial_fit needs one n_components, not several to choose from.")
+    raise AttributeError(
+        f"partial_fit needs one {estimator._number}, not several to choose from: candidates are "
+        "compared by how well they explain the same rows, and a batch is seen only once."
+    )
 
 
 class FederatedEstimator(BaseEstimator):
@@ -63,6 +81,10 @@ class FederatedEstimator(BaseEstimator):
 
     step = Decreasing(first=1.0, power=0.6, offset=1.0)
     """gamma_k of the k-th `partial_fit`: online EM."""
+    _number: ClassVar[str] = "n_components"
+    """What the number of components is called here."""
+    _words: ClassVar[Mapping[str, str]] = {"rounds": "max_iter", "seed": "random_state"}
+    """Settings of a fit that have another name here: errors use these."""
 
     # What an estimator says of itself.
 
@@ -82,6 +104,47 @@ class FederatedEstimator(BaseEstimator):
     def _publish(self, result: Result) -> None:
         """Set the fitted attributes of the kind of model."""
 
+    def _label(self, X: Any) -> None:
+        """Set what a fit tells of each row of X."""
+
+    # Columns.
+
+    def _read_families(self, tables: list[Any], reset: bool) -> None:
+        """Find the categories of columns whose family is the word "categorical"."""
+        given: Any = getattr(self, "families", None)
+        if not reset or given is None:
+            return
+        first = tables[0]
+        width = first.shape[1] if len(getattr(first, "shape", ())) == 2 else 0
+        names = list(first.columns) if is_frame(first) else list(range(width))
+        if isinstance(given, Mapping):
+            if absent := [name for name in given if name not in names]:
+                raise SettingsError(
+                    f"families names {absent[0]!r}, which is not among the columns {names}."
+                )
+            words = [name for name, family in given.items() if _is_word(family)]
+        elif isinstance(given, (list, tuple)):
+            words = [name for name, family in zip(names, given, strict=False) if _is_word(family)]
+        else:
+            words = names if _is_word(given) else []
+        self.categories_ = find_categories(tables, words)
+
+    def _families(self) -> Any:
+        """The families as a model takes them, with the number of categories where there are any."""
+        given: Any = self.families
+        known: Any = getattr(self, "categories_", {})
+        if isinstance(given, Mapping):
+            found = {name: _family(family, known.get(name)) for name, family in given.items()}
+            if all(isinstance(name, str) for name in found):
+                return found
+            every = range(self.n_features_in_)
+            return [found.get(column, "gaussian") for column in every]
+        if isinstance(given, (list, tuple)) or (_is_word(given) and known):
+            each = given if isinstance(given, (list, tuple)) else ["categorical"] * len(known)
+            names = getattr(self, "feature_names_in_", range(len(each)))
+            return [_family(f, known.get(n)) for n, f in zip(names, each, strict=False)]
+        return _family(given, None)
+
     # Fitting.
 
     def fit(
@@ -99,23 +162,30 @@ class FederatedEstimator(BaseEstimator):
         one per worker. ``sample_weight`` has the same shape. ``y`` is ignored.
         """
         width = getattr(self, "n_features_in_", None)
-        settings = self._settings()
-        network = self._network(X, groups, sample_weight, reset=True)
-        warm = self._warm(settings.numbers or (1,), width)
-        if warm is not None:
-            settings = settings.but(start=warm, n_init=1)
-        found = run_fit(settings, network)
+        with self._worded():
+            settings = self._settings()
+            network = self._network(X, groups, sample_weight, reset=True)
+            warm = self._warm(settings.numbers or (1,), width)
+            if warm is not None:
+                settings = settings.but(start=warm, n_init=1)
+            # At several sites, how well each is served, which includes the log-likelihood.
+            found = self._run(settings.but(scores=network.size > 1), network)
         if found.result.stopped == "interrupted":
             raise KeyboardInterrupt
+        result = found.result
+        if known := getattr(self, "categories_", None):
+            told = {str(name): [label(v) for v in values] for name, values in known.items()}
+            result = with_setting(result, "categories", told)
         self.selection_ = found.selection
         numbers = settings.numbers or (1,)
         k = numbers[0] if found.selection is None else found.selection.n_components
         self._described = self._model(k).describe()
-        self._keep(found.result, found.result.converged, found.log_likelihood or np.nan)
+        self._keep(result, result.converged, found.log_likelihood or np.nan)
         if isinstance(X, Federation):
-            self._take_columns(found.result)
+            self._take_columns(result)
+        self._label(X)
         for remark in found.remarks:
-            warnings.warn(remark, EmfedWarning, stacklevel=2)
+            warnings.warn(self._in_words(remark), EmfedWarning, stacklevel=2)
         if not self.converged_:
             warnings.warn(
                 f"{type(self).__name__} did not converge in {self.n_iter_} rounds:"
@@ -125,6 +195,30 @@ class FederatedEstimator(BaseEstimator):
                 stacklevel=2,
             )
         return self
+
+    def _run(self, settings: FitSettings, network: Federation) -> Fitted:
+        """The fit, with a bar and a last line where the user wants to see it."""
+        if not self.verbose:
+            return run_fit(settings, network)
+        name = type(self).__name__
+        with progress(settings, name, always=True) as show:
+            found = run_fit(settings, network, Watch((show,)))
+        sys.stderr.write(f"{name}: {found.result.outcome}\n")
+        return found
+
+    @contextlib.contextmanager
+    def _worded(self) -> Iterator[None]:
+        """Within, errors call settings by the names that this estimator has for them."""
+        try:
+            yield
+        except EmfedError as error:
+            if error.args:
+                error.args = (self._in_words(str(error.args[0])), *error.args[1:])
+            raise
+
+    def _in_words(self, message: str) -> str:
+        write = lambda name, value: name if value is None else f"{name}={value}"  # noqa: E731
+        return reworded(message, self._words, write)
 
     def _network(
         self, X: Any, groups: Any | None, sample_weight: Any | None, reset: bool
@@ -167,7 +261,7 @@ class FederatedEstimator(BaseEstimator):
         )
 
     def _numbers(self) -> list[int]:
-        return read_range(self._components())
+        return read_range(self._components(), self._number)
 
     def _warm(self, numbers: Sequence[int], width: int | None) -> Any:
         """Where the last fit, on so many columns, ended, if the next is to go on from there."""
@@ -205,6 +299,7 @@ class FederatedEstimator(BaseEstimator):
         self.result_ = result
         self.records_ = result.records
         self.bytes_ = result.bytes_up + result.bytes_down
+        self.raw_bytes_ = result.raw_bytes
         self.converged_ = bool(converged)
         self.n_rounds_ = self.n_iter_ = self.n_batches_ = max(1, result.rounds)
         self.guard_hits_ = result.guard_hits
@@ -224,6 +319,16 @@ class FederatedEstimator(BaseEstimator):
         check_is_fitted(self, "result_")
         known = self.result_ if X is None else self.result_.with_errors(self._rows(X))
         return known.summary(level)
+
+    def report(self, path: str | Path, *, title: str | None = None) -> None:
+        """Write the report of the fit, one HTML page that needs no network and no data."""
+        check_is_fitted(self, "result_")
+        self.result_.report(path, title=title)
+
+    def plot(self, what: str = "components") -> Any:
+        """Draw the fit as a matplotlib figure; see `emfed.Result.plot`."""
+        check_is_fitted(self, "result_")
+        return self.result_.plot(what)
 
     # Online EM.
 
@@ -246,9 +351,10 @@ class FederatedEstimator(BaseEstimator):
             raise SettingsError(
                 "partial_fit takes rows of this process: use fit for sites elsewhere."
             )
-        settings, first = self._settings(), not hasattr(self, "result_")
-        network = self._network(X, groups, sample_weight, reset=first)
-        k = self._numbers()[0]
+        with self._worded():
+            settings, first = self._settings(), not hasattr(self, "result_")
+            network = self._network(X, groups, sample_weight, reset=first)
+            k = self._numbers()[0]
         if not first and (changed := self._changed(k)):
             raise SettingsError(
                 f"partial_fit goes on with the model as it is, but since then changed "
@@ -309,6 +415,31 @@ class FederatedEstimator(BaseEstimator):
         return tags
 
 
+def weighted_score(estimator: Any, X: Any, sample_weight: Any | None) -> float:
+    """The mean log-likelihood of the rows, each counted with its weight."""
+    if sample_weight is None:
+        return float(estimator._answer("log_likelihood", X))
+    each = np.asarray(estimator._answer("score_samples", X))
+    weights = check_row_weights(sample_weight, len(each), "sample_weight", some=True)
+    return float(weights @ each / weights.sum())
+
+
+def _is_word(family: Any) -> bool:
+    return isinstance(family, str) and family == Categorical.name
+
+
+def _family(given: Any, categories: Any) -> Any:
+    """A family; of categories that were found, with their number."""
+    if not _is_word(given):
+        return given
+    if categories is None:
+        raise SettingsError(
+            "families: 'categorical' reads the categories off the rows, and these are not here: "
+            "say Categorical(n), of columns with codes 0 to n - 1."
+        )
+    return Categorical(len(categories))
+
+
 class MixtureMethods:
     """What can be asked of a fitted mixture."""
 
@@ -322,18 +453,26 @@ class MixtureMethods:
         """p(component | row)."""
         return np.asarray(self._answer("predict_proba", X))
 
-    def fit_predict(self: Any, X: Any, y: Any = None, **options: Any) -> IntArray:
-        """Fit, then the most likely component of each row of X, one table."""
-        self.fit(X, **options)
-        return np.asarray(self.predict(X))
+    def fit_predict(self: Any, X: Any, y: Any = None, **options: Any) -> Any:
+        """Fit, then the most likely component of each row of X: `labels_`."""
+        return self.fit(X, **options).labels_
+
+    def _label(self: Any, X: Any) -> None:
+        """The component of each row of X; a list where X is one table per worker."""
+        if isinstance(X, Federation):
+            self.labels_ = None  # the rows are elsewhere
+        elif is_tables(X):
+            self.labels_ = [self.predict(table) for table in tables_of(X)]
+        else:
+            self.labels_ = self.predict(X)
 
     def score_samples(self: Any, X: Any) -> FloatArray:
         """The log-likelihood of each row."""
         return np.asarray(self._answer("score_samples", X))
 
-    def score(self: Any, X: Any, y: Any = None) -> float:
-        """The mean log-likelihood of the rows."""
-        return float(self._answer("log_likelihood", X))
+    def score(self: Any, X: Any, y: Any = None, sample_weight: Any | None = None) -> float:
+        """The mean log-likelihood of the rows, each counted with its weight."""
+        return weighted_score(self, X, sample_weight)
 
     def aic(self: Any, X: Any) -> float:
         """Akaike's criterion on these rows; smaller is better."""

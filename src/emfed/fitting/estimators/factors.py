@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
@@ -11,7 +12,8 @@ from sklearn.utils.validation import check_is_fitted
 from emfed.artifacts.result import Result
 from emfed.core.errors import DataError, check_count
 from emfed.core.protocols import FloatArray, Model
-from emfed.fitting.estimators.base import FederatedEstimator, sample_seed
+from emfed.fitting.estimators.base import FederatedEstimator, sample_seed, weighted_score
+from emfed.fitting.estimators.intake import framed
 from emfed.models import factor_analysis, ppca
 
 
@@ -25,8 +27,8 @@ class FederatedFactorAnalysis(
     n_components : the number of factors, fewer than columns.
     isotropic : whether all columns have one noise variance: probabilistic PCA.
     tol, max_iter, algorithm, follow_em, participation, warm_start, random_state, device,
-        precision : as in `FederatedGaussianMixture`; n_init and start likewise, of the first
-        loadings.
+        precision, verbose : as in `FederatedGaussianMixture`; n_init and start likewise, of the
+        first loadings.
 
     Attributes
     ----------
@@ -52,6 +54,7 @@ class FederatedFactorAnalysis(
         random_state: Any = None,
         device: Any = None,
         precision: Any = "double",
+        verbose: bool = False,
     ) -> None:
         self.n_components = n_components
         self.isotropic = isotropic
@@ -66,6 +69,12 @@ class FederatedFactorAnalysis(
         self.random_state = random_state
         self.device = device
         self.precision = precision
+        self.verbose = verbose
+
+    _words: ClassVar[Mapping[str, str]] = {
+        **FederatedEstimator._words,
+        "n_factors": "n_components",
+    }
 
     def _components(self) -> int:
         """One analyser, not a mixture of them."""
@@ -87,11 +96,12 @@ class FederatedFactorAnalysis(
         self.mean_, self.noise_variance_ = params.means[0], params.noise[0]
         self._n_features_out = len(self.components_)
 
-    def transform(self, X: Any) -> FloatArray:
-        """The posterior mean of each row's factors."""
+    def transform(self, X: Any) -> Any:
+        """The posterior mean of each row's factors; a data frame where X is one."""
         rows = self._rows(X)
         model, statistics = self.result_.model, self.result_.statistics
-        return np.asarray(model.factors(rows, model.maximize(statistics))[:, 0, :])
+        found = np.asarray(model.factors(rows, model.maximize(statistics))[:, 0, :])
+        return framed(self, X, found, self.get_feature_names_out())
 
     def get_covariance(self) -> FloatArray:
         """L L^T + psi."""
@@ -102,9 +112,9 @@ class FederatedFactorAnalysis(
         """The log-likelihood of each row."""
         return np.asarray(self._answer("score_samples", X))
 
-    def score(self, X: Any, y: Any = None) -> float:
-        """The mean log-likelihood of the rows."""
-        return float(self._answer("log_likelihood", X))
+    def score(self, X: Any, y: Any = None, sample_weight: Any | None = None) -> float:
+        """The mean log-likelihood of the rows, each counted with its weight."""
+        return weighted_score(self, X, sample_weight)
 
     def sample(self, n_samples: int = 1) -> FloatArray:
         """Rows that the fitted model draws."""

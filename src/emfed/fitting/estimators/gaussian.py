@@ -41,13 +41,17 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
     random_state : the seed; None is 0 for the fit, and other rows for each `sample`.
     device : "cuda" puts the rows on a GPU; rows that are CUDA tensors are taken as they are.
     precision : of passes on a device: "double", or "fast" (six digits).
+    verbose : whether a bar on stderr shows rounds, bytes and time left, also of sites elsewhere.
 
     Attributes
     ----------
     weights_, means_, covariances_, precisions_, precisions_cholesky_ : as in scikit-learn.
     n_components_ : the number of components, chosen or given; selection_ : the table it came from.
+    labels_ : the component of each row of X (a list of arrays where X is one table per worker; None
+        where the rows are elsewhere).
     converged_, n_iter_, n_rounds_, lower_bound_ : how the fit ended.
-    records_, bytes_, guard_hits_, result_ : what the run did, and its `emfed.Result`.
+    bytes_, raw_bytes_ : what was sent, both ways, and the size of the rows themselves as doubles.
+    records_, guard_hits_, result_ : what the run did, and its `emfed.Result`.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
         random_state: Any = None,
         device: Any = None,
         precision: Any = "double",
+        verbose: bool = False,
     ) -> None:
         self.n_components = n_components
         self.covariance_type = covariance_type
@@ -86,6 +91,7 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
         self.random_state = random_state
         self.device = device
         self.precision = precision
+        self.verbose = verbose
 
     @property
     def _missing(self) -> bool:

@@ -11,8 +11,9 @@ from emfed.algorithms import FedEM, VRFedEM
 from emfed.artifacts.result import Result
 from emfed.compressors import SubtractiveDithering
 from emfed.core.errors import SettingsError, check_range
-from emfed.core.protocols import Algorithm, FloatArray, Model
+from emfed.core.protocols import Algorithm, Model
 from emfed.fitting.estimators.base import FederatedEstimator
+from emfed.fitting.estimators.intake import framed
 from emfed.fitting.settings import FitSettings, read_range
 from emfed.models import RowOwner, gaussian_mixture, mixed_mixture
 
@@ -35,7 +36,7 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
     n_components : number of components, or several to choose from: a range or ``"2:8"``.
     covariance_type : ``"full"`` or ``"diag"``; one component with full covariance is the Gaussian
         imputation of Little and Rubin.
-    families : None for Gaussian columns; else those of `emfed.mixed_mixture`, given the component
+    families : None for Gaussian columns; else as in `FederatedMixture`, given the component
         independent; categories are replaced by the likeliest.
     rank : None for a mixture. A number, or several to choose from: the table is of this rank plus
         noise, its columns standardised. It is FedMissEM's mode ``site-owner``: each row has this
@@ -44,8 +45,8 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
     penalty : with ``rank``, the ridge on the factors of columns, in rows of weight one; None is 1.
         The factors of a row have penalty sigma^2, the noise of the fit, in ``transform`` too.
     criterion, tol, max_iter, n_init, start, algorithm, follow_em, participation, covariance_floor,
-        warm_start, random_state : as in `FederatedGaussianMixture`; with ``rank``, starts are
-        random loadings, and covariance_floor is the least noise.
+        warm_start, random_state, verbose : as in `FederatedGaussianMixture`; with ``rank``, starts
+        are random loadings, and covariance_floor is the least noise.
 
     Attributes
     ----------
@@ -81,6 +82,7 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
         covariance_floor: float = 1e-6,
         warm_start: bool = False,
         random_state: Any = None,
+        verbose: bool = False,
     ) -> None:
         self.n_components = n_components
         self.covariance_type = covariance_type
@@ -98,6 +100,7 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
         self.covariance_floor = covariance_floor
         self.warm_start = warm_start
         self.random_state = random_state
+        self.verbose = verbose
 
     @property
     def _missing(self) -> bool:
@@ -109,6 +112,10 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
 
     def _numbers(self) -> list[int]:
         return super()._numbers() if self.rank is None else read_range(self.rank, "rank")
+
+    def _in_words(self, message: str) -> str:
+        told = super()._in_words(message)
+        return told if self.rank is None else told.replace("n_components", "rank")
 
     def _settings(self) -> FitSettings:
         """Checked; what would be ignored is refused."""
@@ -145,17 +152,19 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
         if self.rank is not None:
             return RowOwner(k, PENALTY if self.penalty is None else self.penalty, floor)
         if self.families is not None:
-            return mixed_mixture(k, self.families)
+            return mixed_mixture(k, self._families())
         return gaussian_mixture(k, self.covariance_type, missing=True, covariance_floor=floor)
 
     def _publish(self, result: Result) -> None:
         self.n_components_ = len(result.params.weights)
         self.rank_ = None if self.rank is None else int(result.model.rank)
 
-    def transform(self, X: Any) -> FloatArray:
+    def transform(self, X: Any) -> Any:
         """Rows with NaN replaced; what was seen stays as it is.
 
         With ``rank`` a row's factors are fitted to what was seen of it, by the penalty of the fit;
-        a row of which nothing was seen gets the fitted means of the columns.
+        a row of which nothing was seen gets the fitted means of the columns. A data frame comes
+        back as one.
         """
-        return np.asarray(self._answer("impute", X))
+        filled = np.asarray(self._answer("impute", X))
+        return framed(self, X, filled, self.get_feature_names_out())

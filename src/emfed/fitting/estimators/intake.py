@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import check_array, validate_data
 
 from emfed.core.errors import DataError
+from emfed.core.protocols import FloatArray
 from emfed.data.placing import to_device
+from emfed.data.reading import (
+    ENCODE,
+    Categories,
+    check_columns_differ,
+    check_kind,
+    codes,
+    column_values,
+    frame_values,
+    is_frame,
+    levels,
+)
 from emfed.data.tables import Workers
 from emfed.data.workers import WorkerData, as_workers
 from emfed.models.devices import is_here
@@ -26,8 +38,30 @@ def is_tables(X: Any) -> bool:
     return (
         isinstance(X, (list, tuple))
         and len(X) > 0
-        and all(len(getattr(table, "shape", ())) == 2 for table in X)
+        and all(len(getattr(table, "shape", ())) == 2 or _is_lazy(table) for table in X)
     )
+
+
+def _is_lazy(table: Any) -> bool:
+    return type(table).__name__ == "LazyFrame"
+
+
+def tables_of(X: Any) -> list[Any]:
+    """The tables of the workers, or the one table."""
+    if not is_tables(X):
+        return [X]
+    return list(X.values()) if isinstance(X, Mapping) else list(X)
+
+
+def _at_hand(X: Any) -> Any:
+    """X with lazy frames collected; groupings and dicts of columns are refused."""
+    if not is_tables(X):
+        return check_kind(X, "X")
+    if not isinstance(X, Mapping):
+        return [check_kind(table, f"worker '{k}'") for k, table in enumerate(X)]
+    if X and all(np.ndim(table) == 1 and not is_frame(table) for table in X.values()):
+        raise DataError("a dict is one table per worker, and this one holds columns: give a frame.")
+    return {name: check_kind(table, f"worker {str(name)!r}") for name, table in X.items()}
 
 
 def read_one_table(estimator: Any, X: Any, *, missing: bool) -> Any:
@@ -37,10 +71,10 @@ def read_one_table(estimator: Any, X: Any, *, missing: bool) -> Any:
             f"expected one table of rows; got a {type(X).__name__} of tables: ask for each of them "
             "by itself."
         )
-    return read_rows(estimator, X, reset=False, missing=missing)
+    return read_rows(estimator, check_kind(X, "X"), reset=False, missing=missing)
 
 
-def read_rows(estimator: Any, X: Any, *, reset: bool, missing: bool) -> Any:
+def read_rows(estimator: Any, X: Any, *, reset: bool, missing: bool, where: str = "X") -> Any:
     """One table as an array of doubles (or floats), row by row in memory.
 
     The order in memory is fixed, or data frames and arrays would differ in the last bits.
@@ -50,14 +84,102 @@ def read_rows(estimator: Any, X: Any, *, reset: bool, missing: bool) -> Any:
         X = X[[name for name in X.columns if name != named]]
     if is_here(X):
         return _read_tensor(estimator, X, reset=reset, missing=missing)
-    return validate_data(
-        estimator,
-        X,
-        reset=reset,
-        dtype=(np.float64, np.float32),
-        order="C",
-        ensure_all_finite="allow-nan" if missing else True,
-    )
+    options: Any = {
+        "dtype": (np.float64, np.float32),
+        "order": "C",
+        "ensure_all_finite": "allow-nan" if missing else True,
+    }
+    known: Categories = getattr(estimator, "categories_", {})
+    try:
+        if not (is_frame(X) or known):
+            return validate_data(estimator, X, reset=reset, **options)
+        values = X
+        if is_frame(X):
+            values = frame_values(X, where, known, _advice(estimator, X))
+        elif np.ndim(X) == 2:
+            values = _array_values(X, where, known)
+        validate_data(estimator, X, reset=reset, skip_check_array=True)  # names and their number
+        return check_array(values, estimator=estimator, input_name="X", **options)
+    except ValueError as error:
+        told = _better(estimator, X, str(error), where)
+        if told is None:
+            raise
+        raise DataError(told) from None
+
+
+def _advice(estimator: Any, X: Any) -> str:
+    """What to do about a column that holds no numbers, in the estimator's words."""
+    if "families" not in estimator.get_params():
+        return ""
+    name = next((n for n in X.columns if not _is_numeric(X[n])), "")
+    return f"say families={{{str(name)!r}: 'categorical'}}, {ENCODE}"
+
+
+def _is_numeric(series: Any) -> bool:
+    try:
+        column_values(series, "")
+    except DataError:
+        return False
+    return True
+
+
+def _better(estimator: Any, X: Any, told: str, where: str) -> str | None:
+    """scikit-learn's complaint in better words, where it names neither column nor remedy."""
+    at = "" if where == "X" else f"{where}: "
+    if "contains NaN" in told:
+        able = "missing" in estimator.get_params()
+        remedy = (
+            "say missing=True if they are missing at random"
+            if able
+            else "fill them in first, by FederatedImputer for one"
+        )
+        return f"{at}{told.split('.')[0].splitlines()[0]}{_hole(X)}: {remedy}."
+    if "could not convert string" in told and np.ndim(X) == 2:
+        for column, values in enumerate(np.asarray(X, dtype=object).T):
+            for value in values:
+                if isinstance(value, str) and not _reads(value):
+                    how = ENCODE.partition(",")[0]
+                    if "families" in estimator.get_params():
+                        how = f"say families={{{column}: 'categorical'}}, or {how}"
+                    return f"{where}: column {column} holds {value[:40]!r}, not numbers; {how}."
+    return None
+
+
+def _reads(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _hole(X: Any) -> str:
+    """Where the first NaN is."""
+    names = list(getattr(X, "columns", range(np.shape(X)[1] if np.ndim(X) == 2 else 0)))
+    for name in names:
+        values = column_values(X[name], "") if is_frame(X) else np.asarray(X)[:, name]
+        holes = np.flatnonzero(np.isnan(np.asarray(values, dtype=np.float64)))
+        if len(holes):
+            return f" (the first in row {holes[0]}, column {name!r})"
+    return ""
+
+
+def _array_values(X: Any, where: str, known: Categories) -> Any:
+    """An array with its columns of categories as codes, the others as they are."""
+    out = np.array(X, dtype=object)
+    for column, names in known.items():
+        out[:, column] = codes(out[:, column], names, f"{where}: column {column}")
+    return out
+
+
+def find_categories(tables: list[Any], names: Sequence[Any]) -> dict[Any, list[Any]]:
+    """The categories of the columns whose family is the word "categorical", from all tables."""
+    found: dict[Any, list[Any]] = {}
+    for name in names:
+        found[name] = levels([t[name] if is_frame(t) else np.asarray(t)[:, name] for t in tables])
+        if len(found[name]) < 2:
+            raise DataError(f"column {name!r} has one category only: leave it out.")
+    return found
 
 
 def _read_tensor(estimator: Any, X: Any, *, reset: bool, missing: bool) -> Any:
@@ -96,36 +218,73 @@ def read_workers(
     missing: bool,
 ) -> Workers:
     """The rows of each worker: X is one table, with ``groups`` or alone, or one for each."""
+    X = _at_hand(X)
     if reset:
         estimator.groups_column_ = None
     if not is_tables(X):
+        if is_frame(X):
+            check_columns_differ(list(X.columns), "X")
         if isinstance(groups, str):
             X, groups = _split_groups(estimator, X, groups)
+        estimator._read_families([X], reset)
         rows = read_rows(estimator, X, reset=reset, missing=missing)
         workers = as_workers(rows, groups, sample_weight)
         workers = _placed(estimator, workers)
         return _named(estimator, workers, missing=reset and missing)
     if groups is not None:
         raise DataError("groups go with one table; a dict or list says whose rows are whose.")
-    tables = list(X.values()) if isinstance(X, Mapping) else list(X)
+    tables = tables_of(X)
     if not tables:
         raise DataError("a federation needs at least one worker; got none.")
     labels = list(X) if isinstance(X, Mapping) else list(range(len(tables)))
+    for label, table in zip(labels, tables, strict=True):
+        if is_frame(table):
+            check_columns_differ(list(table.columns), f"worker {str(label)!r}")
+    tables = [
+        _same_columns(table, tables[0], f"worker {str(label)!r}")
+        for label, table in zip(labels, tables, strict=True)
+    ]
+    estimator._read_families(tables, reset)
     rows = {}
     for position, (label, table) in enumerate(zip(labels, tables, strict=True)):
         where = f"worker {str(label)!r}"
-        table = _same_columns(table, tables[0], where)
         if getattr(table, "shape", (1,))[0] == 0:
             raise DataError(f"{where} has no rows; expected at least one: leave out what is empty.")
         first = reset and position == 0
         try:
-            rows[label] = read_rows(estimator, table, reset=first, missing=missing)
+            rows[label] = read_rows(estimator, table, reset=first, missing=missing, where=where)
         except ValueError as error:  # scikit-learn's words, which know no workers
-            raise DataError(f"{where}: {error}") from error
+            told = str(error)
+            raise DataError(told if told.startswith(where) else f"{where}: {told}") from error
     if sample_weight is not None and not isinstance(X, Mapping):
         sample_weight = dict(zip(labels, sample_weight, strict=True))
     workers = _placed(estimator, as_workers(rows, None, sample_weight))
     return _named(estimator, workers, missing=reset and missing)
+
+
+def framed(estimator: Any, X: Any, values: FloatArray, names: Sequence[str]) -> Any:
+    """Numbers for each row of X as a frame like X, unless the user chose another output.
+
+    Categories are words again, and a column in which nothing was missing comes back as it was.
+    """
+    chosen = getattr(estimator, "_sklearn_output_config", {}).get("transform", "default")
+    X, kind = check_kind(X, "X"), type(X).__module__.partition(".")[0]
+    if chosen != "default" or kind not in ("pandas", "polars") or not is_frame(X):
+        return values
+    columns: dict[str, Any] = {}
+    for name, own in zip(names, values.T, strict=True):
+        if name in X.columns and not np.isnan(_codes(estimator, X, name)).any():
+            columns[name] = X[name]
+        elif name in (known := getattr(estimator, "categories_", {})):
+            columns[name] = [known[name][int(code)] for code in own]
+        else:
+            columns[name] = own
+    return type(X)(columns, index=X.index) if kind == "pandas" else type(X)(columns)
+
+
+def _codes(estimator: Any, X: Any, name: str) -> FloatArray:
+    known = getattr(estimator, "categories_", {})
+    return frame_values(X[[name]], "X", known)[:, 0].astype(np.float64)
 
 
 def _placed(estimator: Any, workers: Workers) -> Workers:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin
 
 from emfed.artifacts.result import Result
-from emfed.core.protocols import Federation, FloatArray, IntArray, Model
-from emfed.fitting.estimators.base import FederatedEstimator
-from emfed.fitting.estimators.intake import is_tables
+from emfed.core.protocols import FloatArray, IntArray, Model
+from emfed.data.weights import check_row_weights
+from emfed.fitting.estimators.base import FederatedEstimator, MixtureMethods
+from emfed.fitting.estimators.intake import framed
 from emfed.models import k_means
 
 
@@ -24,7 +26,7 @@ class FederatedKMeans(
     n_clusters : the number of clusters.
     standardised : whether distances are in standard deviations of each column.
     tol : mean squared distance, in variances of the data, that may still be gained.
-    max_iter, n_init, start, algorithm, warm_start, random_state, device, precision : as in
+    max_iter, n_init, start, algorithm, warm_start, random_state, device, precision, verbose : as in
         `FederatedGaussianMixture`; the start never takes raw points unless ``start="points"``.
 
     Attributes
@@ -35,6 +37,11 @@ class FederatedKMeans(
     """
 
     follow_em = False
+    _number: ClassVar[str] = "n_clusters"
+    _words: ClassVar[Mapping[str, str]] = {
+        **FederatedEstimator._words,
+        "n_components": "n_clusters",
+    }
 
     def __init__(
         self,
@@ -50,6 +57,7 @@ class FederatedKMeans(
         random_state: Any = None,
         device: Any = None,
         precision: Any = "double",
+        verbose: bool = False,
     ) -> None:
         self.n_clusters = n_clusters
         self.standardised = standardised
@@ -62,6 +70,7 @@ class FederatedKMeans(
         self.random_state = random_state
         self.device = device
         self.precision = precision
+        self.verbose = verbose
 
     def _components(self) -> int:
         return self.n_clusters
@@ -83,32 +92,29 @@ class FederatedKMeans(
     ) -> FederatedKMeans:
         """Find the centres, then the cluster of each row where it lies."""
         super().fit(X, y, groups=groups, sample_weight=sample_weight)
-        if isinstance(X, Federation):
-            self.labels_: Any = None  # the rows are elsewhere
-        elif is_tables(X):
-            tables = X.values() if hasattr(X, "values") else X
-            self.labels_ = [self.predict(table) for table in tables]
-        else:
-            self.labels_ = self.predict(X)
         scale = self.result_.model.frame.scale[0] ** 2 if not self.standardised else 1.0
         self.inertia_ = -self.lower_bound_ * self.result_.samples * scale
         return self
 
-    def fit_predict(self, X: Any, y: Any = None, **options: Any) -> IntArray:
-        """Fit, then the cluster of each row."""
-        return np.asarray(self.fit(X, **options).labels_)
+    _label, fit_predict = MixtureMethods._label, MixtureMethods.fit_predict
 
     def predict(self, X: Any) -> IntArray:
         """The nearest centre of each row."""
         return np.asarray(self._answer("predict", X))
 
-    def transform(self, X: Any) -> FloatArray:
-        """The distance of each row to each centre."""
-        rows = self._rows(X)
-        model = self.result_.model
+    def transform(self, X: Any) -> Any:
+        """The distance of each row to each centre; a data frame where X is one."""
+        return framed(self, X, self._distances(X), self.get_feature_names_out())
+
+    def _distances(self, X: Any) -> FloatArray:
+        rows, model = self._rows(X), self.result_.model
         distances = model.distances(rows, model.maximize(self.result_.statistics))
         return np.asarray(distances * (1.0 if self.standardised else model.frame.scale[0]))
 
-    def score(self, X: Any, y: Any = None) -> float:
-        """Minus the sum of squared distances to the nearest centre."""
-        return -float((self.transform(X).min(axis=1) ** 2).sum())
+    def score(self, X: Any, y: Any = None, sample_weight: Any | None = None) -> float:
+        """Minus the sum of squared distances to the nearest centre, each row with its weight."""
+        near = self._distances(X).min(axis=1) ** 2
+        if sample_weight is None:
+            return -float(near.sum())
+        weights = check_row_weights(sample_weight, len(near), "sample_weight")
+        return -float(weights @ near)

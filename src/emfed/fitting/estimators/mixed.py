@@ -18,19 +18,22 @@ class FederatedMixture(MixtureMethods, DensityMixin, FederatedEstimator):
     Parameters
     ----------
     n_components : number of components, or several to choose from: a range or ``"2:8"``.
-    families : one for all columns, a list of one per column, or a dict by the column's name; see
-        `emfed.mixed_mixture`.
+    families : one for all columns, a list of one per column, or a dict that names the columns which
+        are not Gaussian (by number where X has no names); see `emfed.mixed_mixture`. Of a column
+        that is ``"categorical"`` the categories, words or numbers, are read off X.
     missing : whether NaN is a value missing at random.
     prior_rows : rows with the average statistics of all data that are added to each component.
     criterion, tol, max_iter, n_init, start, algorithm, follow_em, participation, warm_start,
-        random_state, device, precision : as in `FederatedGaussianMixture`.
+        random_state, device, precision, verbose : as in `FederatedGaussianMixture`.
 
     Attributes
     ----------
     weights_, n_components_ : of the components.
-    parameters_ : of each column, by its name (or number).
+    parameters_ : of each column, by its name (or number); categories_ : of each column that is
+        ``"categorical"``, in the order of their probabilities in ``parameters_``.
+    labels_ : the component of each row of X.
     converged_, n_iter_, n_rounds_, lower_bound_, selection_ : how the fit ended.
-    records_, bytes_, guard_hits_, result_ : what the run did, and its `emfed.Result`.
+    records_, bytes_, raw_bytes_, guard_hits_, result_ : what the run did, and its `emfed.Result`.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class FederatedMixture(MixtureMethods, DensityMixin, FederatedEstimator):
         random_state: Any = None,
         device: Any = None,
         precision: Any = "double",
+        verbose: bool = False,
     ) -> None:
         self.n_components = n_components
         self.families = families
@@ -69,6 +73,7 @@ class FederatedMixture(MixtureMethods, DensityMixin, FederatedEstimator):
         self.random_state = random_state
         self.device = device
         self.precision = precision
+        self.verbose = verbose
 
     @property
     def _missing(self) -> bool:
@@ -76,7 +81,7 @@ class FederatedMixture(MixtureMethods, DensityMixin, FederatedEstimator):
 
     def _model(self, k: int) -> Model:
         return mixed_mixture(
-            k, self.families, missing=bool(self.missing), prior_rows=self.prior_rows
+            k, self._families(), missing=bool(self.missing), prior_rows=self.prior_rows
         )
 
     def _publish(self, result: Result) -> None:
