@@ -28,9 +28,9 @@ from emfed.fitting.stopping import remaining
 
 SEVERAL, LASTING, LEAST = 20.0, 300.0, 1e-3
 """Times its remaining gain, rounds of its present gain, and nats per row that a candidate is
-granted: the largest of the three. Of what the candidates 1:8 send in all rounds, 300 rounds save 61%
-and 10,000 rounds 45%, with the same choice in 29 of 29 runs on open tables; 100 rounds save 64% and
-change one choice."""
+granted: the largest of the three. Of what the candidates 1:8 send in all rounds, 300 rounds save
+61% and 10,000 rounds 45%, with the same choice in 29 of 29 runs on open tables; 100 rounds save
+64% and change one choice."""
 FIRST, PAUSE = 16, 1.5
 """The first round after which everyone is asked how the candidates fit, and the next over the
 last: each question is a message to and from everyone. Earlier, as for starts, likelihoods say
