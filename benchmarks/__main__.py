@@ -32,6 +32,7 @@ from benchmarks.faults import bench_faults
 from benchmarks.files import bench_files
 from benchmarks.flower import bench_flower
 from benchmarks.gpu import bench_gpu
+from benchmarks.house import bench_house, wordy, write_table
 from benchmarks.imputation import bench_imputation
 from benchmarks.ledger import bench_ledger, bench_mnist
 from benchmarks.messages import bench_messages
@@ -238,6 +239,18 @@ def models(console: Console) -> dict[str, Any]:
         )
     headings = ("model", "emfed, ms", "counterpart", "its ms", "times as fast")
     show(console, "A full pass of each model, one thread", headings, lines)
+    return found
+
+
+def house(console: Console) -> dict[str, Any]:
+    """The package in figures, into CONTRIBUTING.md; what they are about is listed."""
+    found = bench_house()
+    first, now = found.values()
+    lines = [(name, value, now[name]) for name, value in first.items()]
+    show(console, "The house", ("what", *found), lines)
+    write_table(found)
+    for line in wordy(Path(emfed.__file__).parent):
+        console.print(line, highlight=False)
     return found
 
 
@@ -467,6 +480,7 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "estimators": estimators,
     "right": right,
     "starts": starts,
+    "house": house,
     "answer": answer,
     "network": network,
     "flower": flower,

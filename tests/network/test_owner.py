@@ -15,7 +15,10 @@ import pytest
 import emfed
 from emfed import LocalTransport, RemoteFederation, Site, SiteRules
 from emfed.core.protocols import WHOLE
+from emfed.core.storage import load_checkpoint
+from emfed.fitting.driver import Watch, run_fit
 from emfed.fitting.session import Session
+from emfed.fitting.settings import FitSettings
 from emfed.models.side_by_side import SideBySide
 from emfed.network.rules import GuardedRows, Refusal
 from tests.helpers import OPEN, make_data, make_model
@@ -276,6 +279,59 @@ def test_the_journal_has_every_message(tmp_path: Path) -> None:
     sites["a"].step(b"nonsense")
     last = json.loads(journal.read_text().splitlines()[-1])
     assert (last["kind"], last["content"][:7]) == ("refusal", "damaged")
+
+
+def test_every_question_of_a_fit_is_in_ledger_and_journal_and_under_the_rules(
+    tmp_path: Path,
+) -> None:
+    """k-means, starts that compete, a range of components, a curve's questions, scores."""
+    sites = {}
+    for key, table in zip(KEYS, TABLES, strict=True):
+        journal = tmp_path / f"{key}.jsonl"
+        rules = SiteRules(largest_rounds=10_000)
+        sites[key] = Site(table, tmp_path / key, journal=journal, rules=rules)
+    federation = RemoteFederation(LocalTransport(sites))
+    settings = FitSettings(
+        make_model("diag"), n_components="1:3", n_init=2, scores=True, likelihood=True, seed=2
+    )
+    result = run_fit(settings, federation, Watch(curve=True)).result
+    assert {"opening", "start", "round", "question", "closing"} <= set(result.ledger.summary())
+    assert result.facts is not None
+    assert result.facts.scores is not None
+    assert np.isfinite(result.facts.scores).all()
+    frame = result.ledger.to_frame()
+    for key in KEYS:
+        lines = list(map(json.loads, (tmp_path / f"{key}.jsonl").read_text().splitlines()))
+        own = frame.filter((frame["worker"] == key) & (frame["direction"] == "up"))
+        sent = own["payload"].sum() + own["envelope"].sum()
+        assert sum(line["bytes"] for line in lines) == sent
+        told = [line["kind"] for line in lines]
+        assert set(told) == {"join", "reply", "answer"}
+        # All but the joining counts against what the owner allows.
+        counted = load_checkpoint(tmp_path / key / "answered")[1]["answered"]
+        assert counted == len(told) - told.count("join")
+
+
+def test_a_site_that_leaves_or_joins_between_two_fits_is_noticed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sites = {key: Site(t, tmp_path / key) for key, t in zip(KEYS, TABLES, strict=True)}
+    late = sites.pop("d")
+    transport = LocalTransport(sites)
+    federation = RemoteFederation(transport)
+    options: dict[str, Any] = {"rounds": 3, "tol": 0, "seed": 1}
+    first = emfed.fit(make_model("diag"), federation, **options)
+    again = emfed.fit(make_model("diag"), federation, **options)
+    assert "since the last fit" not in caplog.text
+    del transport.sites["a"]
+    transport.sites["d"] = late
+    other = emfed.fit(make_model("diag"), federation, **options)
+    assert "since the last fit left: ['a']; came: ['d']" in caplog.text
+    assert [list(r.ledger.names) for r in (first, again, other)] == [["a", "b", "c"]] * 2 + [
+        ["b", "c", "d"]
+    ]
+    here = emfed.fit(make_model("diag"), dict(zip("bcd", TABLES[1:], strict=True)), **options)
+    np.testing.assert_allclose(other.statistics, here.statistics, rtol=1e-9)
 
 
 def test_a_rehearsal_shows_what_would_be_sent(tmp_path: Path) -> None:
