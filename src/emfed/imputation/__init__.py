@@ -4,7 +4,7 @@ from emfed.imputation.choice import Choice, Search
 from emfed.imputation.ebird import read_ebird
 from emfed.imputation.families import FAMILIES, Family, Gaussian
 from emfed.imputation.fit import ImputeSettings, from_result, impute
-from emfed.imputation.intake import Columns, read_records
+from emfed.imputation.intake import Columns, ReadSettings, read_records
 from emfed.imputation.lowrank import Cells, Structure, TableParameters
 from emfed.imputation.result import Imputation
 from emfed.imputation.simulate import simulate_table
@@ -22,6 +22,7 @@ __all__ = [
     "ImputeSettings",
     "Imputation",
     "Intake",
+    "ReadSettings",
     "Search",
     "Structure",
     "TableParameters",

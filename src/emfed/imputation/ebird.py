@@ -7,15 +7,14 @@ does not name the species, which is in the sampling-event file alone.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from emfed.core.errors import DataError, SettingsError
-from emfed.imputation.bins import Unit, check_unit
+from emfed.core.errors import DataError
 from emfed.imputation.families import Family, as_family
-from emfed.imputation.intake import collect, reduce_records, scan
+from emfed.imputation.intake import ReadSettings, collect, reduce_records, scan
 from emfed.imputation.table import FieldTable, Intake
 
 _PLACE = ("COUNTRY", "COUNTRY CODE", "STATE", "STATE CODE")
@@ -36,14 +35,8 @@ def read_ebird(
     *,
     species: str | None = None,
     region: str | None = None,
-    family: str | Family = "log1p",
-    bins: Unit = "month",
-    since: str | None = None,
-    until: str | None = None,
     complete: bool | None = None,
-    bad_rows: Literal["raise", "skip"] = "raise",
-    groups: int | None = None,
-    seed: int = 0,
+    **options: Any,
 ) -> FieldTable:
     """A download of the eBird Basic Dataset as the cells of each observer.
 
@@ -55,29 +48,18 @@ def read_ebird(
     shared by a group counts once, for the member whose checklist has the smallest identifier among
     those with a number. ``X``, also of one subspecies among several, is presence under
     ``family="bernoulli"``; elsewhere it has no number, is left out and counted in
-    ``table.intake.uncounted``. Other options are those of `read_records`.
+    ``table.intake.uncounted``. ``options`` are the fields of `ReadSettings` but ``duplicates``: an
+    observer may keep several checklists of a day.
     """
-    family = as_family(family)
-    check_unit(bins)
-    if bad_rows not in ("raise", "skip"):
-        raise SettingsError(f"bad_rows must be one of raise, skip; got {bad_rows!r}.")
+    known = (f.name for f in fields(ReadSettings) if f.name != "duplicates")
+    settings = replace(ReadSettings.read(options, *known), duplicates="keep")
+    family = as_family(settings.family)
     if complete is None:
         complete = sampling is not None
     frame, seen, extra = _observations(observations, species, region, family, complete)
     if sampling is not None:
         frame, extra = _with_absences(frame, sampling, region, seen, extra)
-    table = reduce_records(
-        frame,
-        family,
-        bins,
-        since=since,
-        until=until,
-        skip=bad_rows == "skip",
-        unique=False,  # an observer may keep several checklists of a day
-        unit="line",
-        extra=extra,
-    )
-    return table if groups is None else table.regroup(groups, seed)
+    return reduce_records(frame, settings, "line", extra)
 
 
 def _observations(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, final
 
 import numpy as np
 
+from emfed.core.configuration import check_keys
 from emfed.core.errors import DataError, EmfedWarning, SettingsError
 from emfed.imputation.bins import Bins, Unit, check_unit, ordinal
 from emfed.imputation.families import Family, Gaussian, as_family
@@ -58,39 +59,56 @@ class Columns:
         return list(dict.fromkeys(name for name in some if name is not None))
 
 
-def read_records(
-    source: Any,
-    columns: Columns | None = None,
-    *,
-    family: str | Family = "log1p",
-    bins: Unit = "month",
-    since: str | None = None,
-    until: str | None = None,
-    bad_rows: Literal["raise", "skip"] = "raise",
-    duplicates: Literal["raise", "keep"] = "raise",
-    groups: int | None = None,
-    seed: int = 0,
-) -> FieldTable:
+@final
+@dataclass(frozen=True)
+class ReadSettings:
+    """How records become cells.
+
+    Parameters
+    ----------
+    family : ``"log1p"``, ``"gaussian"``, ``"poisson"`` or ``"bernoulli"``.
+    bins : ``"month"``, ``"week"`` or ``"year"``.
+    since, until : dates, both included.
+    bad_rows : rows that cannot be read raise a `DataError` naming their lines; ``"skip"`` counts
+        them in ``table.intake`` and warns instead.
+    duplicates : a second record of one observer at one site on one day is refused unless
+        ``"keep"``; without an observer, of one worker at one site.
+    groups, seed : puts the workers at random into so many groups (the paper puts 2,465 observers
+        into 10).
+    """
+
+    family: str | Family = "log1p"
+    bins: Unit = "month"
+    since: str | None = None
+    until: str | None = None
+    bad_rows: Literal["raise", "skip"] = "raise"
+    duplicates: Literal["raise", "keep"] = "raise"
+    groups: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_unit(self.bins)
+        for name, other in (("bad_rows", "skip"), ("duplicates", "keep")):
+            value = getattr(self, name)
+            if value not in ("raise", other):
+                raise SettingsError(f"{name} must be one of raise, {other}; got {value!r}.")
+
+    @classmethod
+    def read(cls, options: Mapping[str, Any], *known: str) -> ReadSettings:
+        """From keyword arguments; an unknown one is told."""
+        check_keys(options, known or (f.name for f in fields(cls)), "reading records")
+        return cls(**options)
+
+
+def read_records(source: Any, columns: Columns | None = None, **options: Any) -> FieldTable:
     """A long table (observer, site, date, count) as the cells of each worker.
 
     ``source`` is a CSV, TSV (perhaps gzipped) or Parquet file, a polars frame, lazy or not, or a
     pandas frame. Files are read lazily: a table larger than memory streams, and only its cells
-    stay. ``since`` and ``until`` are dates, both included. ``groups`` puts the workers at random
-    into so many groups (the paper puts 2,465 observers into 10).
-
-    Rows that cannot be read raise a `DataError` naming their lines; ``bad_rows="skip"`` counts them
-    in ``table.intake`` and warns instead. A second record of one observer at one site on one day
-    is refused unless ``duplicates="keep"``; without an observer, of one worker at one site. Rows
-    without a value are counted as missing.
+    stay. ``options`` are the fields of `ReadSettings`. Rows without a value are counted as missing.
     """
-    columns, family = columns or Columns(), as_family(family)
-    check_unit(bins)
-    for name, value, choices in (
-        ("bad_rows", bad_rows, ("raise", "skip")),
-        ("duplicates", duplicates, ("raise", "keep")),
-    ):
-        if value not in choices:
-            raise SettingsError(f"{name} must be one of {', '.join(choices)}; got {value!r}.")
+    columns, settings = columns or Columns(), ReadSettings.read(options)
+    family = as_family(settings.family)
     if columns.exposure is not None and family.name != "poisson":
         raise SettingsError(f"exposure goes with the Poisson family, not with {family.name}.")
     frame, unit = scan(source, columns.names())
@@ -103,17 +121,7 @@ def read_records(
         worker=_text(columns.holder),
         exposure=_number(columns.exposure) if columns.exposure else _one(),
     )
-    table = reduce_records(
-        named,
-        family,
-        bins,
-        since=since,
-        until=until,
-        skip=bad_rows == "skip",
-        unique=duplicates == "raise",
-        unit=unit,
-    )
-    return table if groups is None else table.regroup(groups, seed)
+    return reduce_records(named, settings, unit)
 
 
 def scan(source: Any, names: Sequence[str]) -> tuple[Any, str]:
@@ -121,26 +129,9 @@ def scan(source: Any, names: Sequence[str]) -> tuple[Any, str]:
     import polars as pl
     from polars.exceptions import PolarsError
 
-    unit, first = "row", 0
+    unit = "row"
     if isinstance(source, (str, Path)):
-        path = Path(source)
-        suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
-        if suffix.lower() not in (".csv", ".tsv", ".txt", ".parquet"):
-            raise DataError(f"{path}: expected a .csv, .tsv, .txt or .parquet file.")
-        if not path.is_file():
-            raise DataError(f"{path}: there is no such file.")
-        if suffix.lower() == ".parquet":
-            frame = pl.scan_parquet(path)
-        else:
-            comma = "," if suffix.lower() == ".csv" else "\t"
-            # Every column as text: a bad entry must be named, not guessed away.
-            frame = pl.scan_csv(
-                path,
-                separator=comma,
-                infer_schema=False,
-                quote_char='"' if comma == "," else None,
-            )
-            unit, first = "line", 2
+        frame, unit = _from_file(Path(source))
     elif isinstance(source, pl.LazyFrame):
         frame = source
     elif isinstance(source, pl.DataFrame):
@@ -164,7 +155,25 @@ def scan(source: Any, names: Sequence[str]) -> tuple[Any, str]:
         )
     if "line" in names:
         raise DataError("a column called 'line' cannot be used: rename it first.")
+    first = 2 if unit == "line" else 0
     return frame.select(*names).with_row_index("line", offset=first), unit
+
+
+def _from_file(path: Path) -> tuple[Any, str]:
+    """A lazy frame, and what one of its lines is called."""
+    import polars as pl
+
+    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+    if suffix.lower() not in (".csv", ".tsv", ".txt", ".parquet"):
+        raise DataError(f"{path}: expected a .csv, .tsv, .txt or .parquet file.")
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file.")
+    if suffix.lower() == ".parquet":
+        return pl.scan_parquet(path), "row"
+    comma = "," if suffix.lower() == ".csv" else "\t"
+    quote = '"' if comma == "," else None
+    # Every column as text: a bad entry must be named, not guessed away.
+    return pl.scan_csv(path, separator=comma, infer_schema=False, quote_char=quote), "line"
 
 
 def _from_pandas(source: Any, names: Sequence[str]) -> Any:
@@ -184,32 +193,24 @@ def _from_pandas(source: Any, names: Sequence[str]) -> Any:
 
 
 def reduce_records(
-    frame: Any,
-    family: Family,
-    unit_of_time: Unit,
-    *,
-    since: str | None,
-    until: str | None,
-    skip: bool,
-    unique: bool,
-    unit: str,
-    extra: Intake | None = None,
+    frame: Any, settings: ReadSettings, unit: str, extra: Intake | None = None
 ) -> FieldTable:
     """Checked rows (line, site, date, value, observer, worker, exposure) to a table."""
     import polars as pl
 
+    family = as_family(settings.family)
     rows = _checked(frame, family)
-    for bound, text in (("since", since), ("until", until)):
+    for bound, text in (("since", settings.since), ("until", settings.until)):
         if text is not None:
             day = _day(bound, text)
             inside = pl.col("day") >= day if bound == "since" else pl.col("day") <= day
             rows = rows.filter(inside | pl.col("day").is_null())
-    intake = _count(rows, family, skip, unit, extra or Intake(0, 0))
+    intake = _count(rows, family, settings.bad_rows == "skip", unit, extra or Intake(0, 0))
     good = rows.filter(pl.col("reason").is_null() & ~pl.col("missing"))
-    if unique:
+    if settings.duplicates == "raise":
         _refuse_duplicates(good, unit)
     _refuse_two_workers(good)
-    number = ordinal(pl.col("day"), unit_of_time)
+    number = ordinal(pl.col("day"), settings.bins)
     cells = collect(
         good.with_columns(time=number)
         .group_by("worker", "site", "time")
@@ -220,8 +221,8 @@ def reduce_records(
     every = collect(rows.select("site").unique()).drop_nulls()["site"].sort()
     workers = cells["worker"].unique().sort()
     time = cells["time"].to_numpy().astype(np.int64)
-    span = Bins(unit_of_time, int(time.min()), int(time.max() - time.min()) + 1)
-    return build_table(
+    span = Bins(settings.bins, int(time.min()), int(time.max() - time.min()) + 1)
+    table = build_table(
         Grid(every.to_list(), span, family),
         workers.to_list(),
         workers.search_sorted(cells["worker"]).to_numpy().astype(np.int64),
@@ -231,6 +232,7 @@ def reduce_records(
         cells["total"].to_numpy().astype(np.float64),
         intake,
     )
+    return table if settings.groups is None else table.regroup(settings.groups, settings.seed)
 
 
 def collect(frame: Any) -> Any:
