@@ -66,6 +66,8 @@ class Selection:
 
 def _cell(value: Any) -> str:
     """Whole numbers and words as they are, other numbers in equal digits."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
