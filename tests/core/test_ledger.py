@@ -111,7 +111,8 @@ def test_the_opening_is_charged() -> None:
     run = emfed.open_run(make_model("tied"), TABLES, algorithm, start="moments", seed=3)
     about = texts.join_about(None, run.session.bound.shapes, False)
     header = Header(Kind.JOIN, 1, 0, 0, 2)
-    joins = [encode_join(Join(1, about, len(table), np.zeros(told))) for table in TABLES]
+    numbers = encode_floats(np.zeros(told))
+    joins = [encode_join(Join(1, about, len(table), numbers)) for table in TABLES]
     opening = free.ledger.summary()["opening"]
     sent = sum(len(seal_answer(header, join)) for join in joins)
     assert opening["up"]["payload"] + opening["up"]["envelope"] == sent
@@ -120,7 +121,7 @@ def test_the_opening_is_charged() -> None:
     rules = texts.settings(run.view, run.algorithm, run.seed, run.phase, run.phase)
     news = encode_bundle(
         [
-            (Kind.CONSTANTS, encode_floats(run.session.bound.constants)),
+            (Kind.CONSTANTS, run.session.bound.wire),
             (Kind.SETTINGS, encode_text(rules)),
             (Kind.REQUEST, b""),
         ]

@@ -29,6 +29,7 @@ from emfed.core.wire import (
     checksum,
     count_sizes,
     decode_bundle,
+    decode_constants,
     decode_floats,
     decode_join,
     decode_payload,
@@ -38,7 +39,9 @@ from emfed.core.wire import (
     decode_request,
     decode_support,
     decode_text,
+    deflate,
     encode_bundle,
+    encode_constants,
     encode_floats,
     encode_join,
     encode_payload,
@@ -66,6 +69,7 @@ from emfed.core.wire import (
     steps_size,
     support_size,
 )
+from emfed.core.wire.control import _framed
 from emfed.core.wire.entropy import CHUNK, PARAMETERS, prior
 from emfed.core.wire.messages import decode_count, encode_count
 
@@ -424,9 +428,10 @@ def control_messages(numbers: Any) -> dict[str, bytes]:
     """Those that open a run and keep it in order."""
     hello = {"model": {"model": "linear-gaussian", "kappa": 0.5}, "columns": ["x", "\u00e9"]}
     about = {"columns": ["x", "y"], "shapes": {"mean": [3]}, "software": "emfed 0"}
+    constants = encode_constants(700, encode_floats(numbers))
     question = encode_question("values", VIEW, numbers)
     news = [
-        (Kind.CONSTANTS, encode_floats(numbers)),
+        (Kind.CONSTANTS, constants),
         (Kind.SETTINGS, encode_text({"view": VIEW, "seed": 3})),
         (Kind.QUESTION, question),
     ]
@@ -434,7 +439,8 @@ def control_messages(numbers: Any) -> dict[str, bytes]:
         "hello": seal(_kind(Kind.HELLO, fingerprint=0, worker=0), encode_text(hello)),
         "question": shorten(_kind(Kind.QUESTION, phase=0, round=1 << 27), question),
         "join": seal_answer(
-            _kind(Kind.JOIN), encode_join(Join(2**63 + 5, about, 700, numbers, b"cells"))
+            _kind(Kind.JOIN),
+            encode_join(Join(2**63 + 5, about, 700, encode_floats(numbers), None, b"cells")),
         ),
         "refusal": seal_refusal(
             b"some message", encode_refusal(Reason.OTHER_INSTANCE, "not me", 2**64 - 1)
@@ -451,7 +457,9 @@ def test_control_messages_come_back() -> None:
     join = decode_join(body)
     assert (join.instance, join.count, join.about["shapes"]) == (2**63 + 5, 700, {"mean": [3]})
     assert join.cells == b"cells"
-    np.testing.assert_array_equal(join.values, numbers)
+    np.testing.assert_array_equal(decode_floats(join.numbers), numbers)
+    weighed = dataclasses.replace(join, about=join.about | {"weighted": True}, total=2.5)
+    assert decode_join(encode_join(weighed)) == weighed
     rows, frame = 2, 1
     assert payload_size(Kind.JOIN, body) == rows + frame + floats_size(3) + 5
     refusal = encode_refusal(Reason.OTHER_INSTANCE, "not me", 2**64 - 1)
@@ -462,7 +470,7 @@ def test_control_messages_come_back() -> None:
     np.testing.assert_array_equal(values, numbers)
     assert payload_size(Kind.QUESTION, question) == floats_size(3)
     (_, constants), (_, settings), last = decode_bundle(peek(made["bundle"])[1])
-    np.testing.assert_array_equal(decode_floats(constants), numbers)
+    np.testing.assert_array_equal(decode_constants(constants, 3), [700, *numbers])
     assert decode_text(settings) == {"view": VIEW, "seed": 3}
     assert last == (Kind.QUESTION, question)
 
@@ -470,18 +478,24 @@ def test_control_messages_come_back() -> None:
 @pytest.mark.parametrize(
     ("decode", "body"),
     [
-        (decode_text, b"[1]"),
+        (decode_text, deflate("[1]")),
         (decode_text, b"\xff"),
-        (decode_text, b"[" * 10**5),
+        (decode_text, b""),
+        (decode_text, deflate('{"a":1}')[:-1]),
+        (decode_text, deflate('{"a":1}') + b"x"),
+        (decode_text, deflate("[" * 10**5)),
+        (decode_text, deflate('{"a":"' + "a" * (1 << 24) + '"}')),
+        (lambda body: decode_constants(body, 3), b""),
+        (lambda body: decode_constants(body, 3), b"\x05\x80" + bytes(16)),
         (decode_join, bytes(7)),
         (decode_join, bytes(8) + b"\xff" * 12),
-        (decode_join, bytes(8) + b"\x02{}\x05\x09\x80"),
-        (decode_join, bytes(8) + b"\x02{}\x05\x04\x80abc"),
+        (decode_join, bytes(8) + b"\x04" + deflate("{}") + b"\x05\x09\x80"),
+        (decode_join, bytes(8) + _framed(deflate('{"weighted":true}')) + b"\x05\x01\x80"),
         (decode_question, b""),
         (decode_question, b"\xff" * 12),
-        (decode_question, b"\x02{}"),
-        (decode_question, b'\x0e{"kind":"all"}'),
-        (decode_question, b'\x13{"kind":["scores"]}'),
+        (decode_question, _framed(deflate("{}"))),
+        (decode_question, _framed(deflate('{"kind":"all"}'))),
+        (decode_question, _framed(deflate('{"kind":["scores"]}'))),
         (decode_refusal, bytes(9)),
         (decode_refusal, b"\1" + bytes(600)),
         (decode_bundle, b""),

@@ -74,7 +74,27 @@ MIXED = {
     "n_components": 2,
     "families": {"height": "gaussian", "weight": "gaussian", "age": "poisson"},
 }
+
+
+def wide_rows(seed: int) -> dict[str, pl.DataFrame]:
+    """So many columns that their means and products are rounded."""
+    mixed = np.random.default_rng(1).normal(size=(3, 8))
+    return {
+        name: pl.DataFrame(
+            table.to_numpy() @ mixed + np.random.default_rng(seed).normal(size=(len(table), 8)),
+            schema=[f"x{j}" for j in range(8)],
+        )
+        for name, table in rows(seed).items()
+    }
+
+
 TASKS = {
+    "rounded opening": Task(
+        MIXTURE | {"covariance_type": "tied"},
+        data=wide_rows,
+        estimator=lambda: emfed.FederatedGaussianMixture(2, covariance_type="tied"),
+        options=("-k", "2", "--covariance-type", "tied"),
+    ),
     "k-means start": Task(
         MIXTURE,
         estimator=lambda: emfed.FederatedGaussianMixture(2),

@@ -25,13 +25,15 @@ from emfed.core.wire import (
     decode_join,
     decode_refusal,
     decode_text,
+    deflate,
     encode_bundle,
-    encode_floats,
+    encode_constants,
     encode_join,
     encode_question,
     encode_refusal,
     encode_reply,
     encode_text,
+    inflate,
     is_short,
     kind_of,
     open_answer,
@@ -229,7 +231,7 @@ def test_hostile_bytes_get_a_reason_and_change_nothing(tmp_path: Path) -> None:
     before = files(tmp_path)
     header, request = site.read(messages[-1])
     other = Header(Kind.REQUEST, 5, 3, 0, 1)
-    deep = b"[" * 100_000
+    deep = deflate("[" * 100_000)
     hostile = [
         b"",
         b"EMFD",
@@ -240,7 +242,7 @@ def test_hostile_bytes_get_a_reason_and_change_nothing(tmp_path: Path) -> None:
         *(seal(replace(header, kind=kind), b"\xff" * 50) for kind in Kind),
         *(shorten(replace(header, kind=kind), b"\xff" * 50) for kind in Kind),
         seal(replace(header, kind=Kind.HELLO), deep),
-        seal(replace(header, kind=Kind.HELLO), b'{"model": ' + deep),
+        seal(replace(header, kind=Kind.HELLO), deflate('{"model": ' + "[" * 100_000)),
         seal(
             replace(header, kind=Kind.HELLO),
             encode_text({"model": {"model": "gaussian-mixture"}}),
@@ -701,8 +703,8 @@ def test_a_model_of_any_size_can_be_named_and_is_refused(tmp_path: Path) -> None
     model = plain(make_model("full").describe()) | {"n_components": 10**9}
     hello = Header(Kind.HELLO, 7, 1, 0, 0), encode_text({"model": model, "columns": None})
     join = decode_join(open_answer(site.step(seal(*hello)), hello)[1])
-    mine = replace(hello[0], fingerprint=mark(hello[1].decode(), join.instance))
-    constants = encode_floats(np.concatenate([[2e9], join.values]))
+    mine = replace(hello[0], fingerprint=mark(inflate(hello[1]), join.instance))
+    constants = encode_constants(2 * 10**9, join.numbers)
     ask = encode_question("statistics", {}, np.ones(1))
     bundle = encode_bundle([(Kind.CONSTANTS, constants), (Kind.QUESTION, ask)])
     answer = site.step(seal(replace(mine, kind=Kind.BUNDLE), bundle))

@@ -190,7 +190,7 @@ def test_binding_to_the_combined_summary_is_binding(name: str) -> None:
     weights = np.array([0.1, 0.2, 0.3, 0.4])
     whole = model.bind(summaries, counts, weights)
     shapes = {key: values.shape[1:] for key, values in summaries.items()}
-    packed = pack_constants(model, Opening(counts, summaries), weights)
+    packed, _ = pack_constants(model, Opening(counts, summaries), weights)
     told = bind_constants(model, packed, shapes)
     s = whole.statistics_of(whole.start(3))
     np.testing.assert_allclose(told.statistics_of(told.start(3)), s, rtol=1e-12, atol=1e-12)

@@ -106,6 +106,11 @@ class AutoEM(Algorithm):
         return True
 
     @property
+    def rounds_summaries(self) -> bool:
+        """To a millionth of a nat, unless it is to follow EM."""
+        return not self.follow_em
+
+    @property
     def revisits_rows(self) -> bool:
         """For differences on one batch."""
         return self.batch_size is not None

@@ -416,6 +416,8 @@ class Opening:
     """Where workers have statistics of their own: which."""
     effective: float | None = None
     """With masks, where counts and summaries are everybody's alone: `Crowd.effective`."""
+    sizes: IntArray | None = None
+    """Bytes of each summary; None: of 64-bit floats."""
 
 
 @dataclass(frozen=True)

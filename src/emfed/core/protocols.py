@@ -454,6 +454,11 @@ class Algorithm(ABC):
     """Server and worker as pure state machines; a federation drives them and owns the rows."""
 
     @property
+    def rounds_summaries(self) -> bool:
+        """Whether the opening may be rounded: the constants of a model are then nearly right."""
+        return False
+
+    @property
     @abstractmethod
     def broadcasts_steps(self) -> bool:
         """Whether workers may be sent quantised steps instead of the statistics in full."""
@@ -586,10 +591,14 @@ class Federation(ABC):
         return False
 
     @abstractmethod
-    def open(self, model: Model, columns: Sequence[str] | None = None) -> Opening:
+    def open(
+        self, model: Model, columns: Sequence[str] | None = None, rounded: bool = False
+    ) -> Opening:
         """Check every worker's data and gather the summaries: a new run begins.
 
         ``columns`` are those that the model works with, in this order; None: all that workers have.
+        Where they are ``rounded``, means and second moments take few bits, as many as
+        `emfed.core.wire.moments` finds enough.
         """
 
     def attach(self, ledger: Any) -> None:

@@ -190,6 +190,7 @@ def open_session(
         seed=settings.seed,
         count_bytes=count_bytes,
         masks=settings.masks,
+        rounded=settings.method(2).rounds_summaries,
     )
     parts = tuple(range(len(models)))
     if len(parts) > 1 and settings.numbers is not None:

@@ -43,13 +43,15 @@ class Session:
         seed: int = 0,
         count_bytes: bool = True,
         masks: bool = False,
+        rounded: bool = False,
     ) -> None:
         self.model, self.federation, self.seed = model, federation, seed
         self.masks = federation.masks = masks or federation.masks
         """Whether workers round to a common lattice, and a network is told sums alone."""
         if self.masks and weights != "samples":
             raise SettingsError("with masks workers count by their rows: leave weights out.")
-        opening = self.opening = federation.open(model, columns)
+        rounded = rounded and not self.masks  # sums of integers are rounded already
+        opening = self.opening = federation.open(model, columns, rounded)
         self.counts = opening.counts
         self.samples = int(opening.counts.sum())
         totals = opening.counts if opening.totals is None else opening.totals
@@ -63,7 +65,7 @@ class Session:
         effective = opening.effective
         self.effective = 1 / float(self.weights @ self.weights) if effective is None else effective
         """How many workers of equal weight they are worth."""
-        self.bound = Bound.told(model, opening, self.weights)
+        self.bound = Bound.told(model, opening, self.weights, rounded)
         federation.bind(self.bound)
         self.summary: Mapping[str, FloatArray] = model.combine(opening.summaries, self.weights)
         """What the opening exchange told of all rows together."""

@@ -8,6 +8,7 @@ workers, is what every worker is told.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any, final
 
@@ -15,17 +16,51 @@ import numpy as np
 
 from emfed.core.errors import SettingsError, WireError
 from emfed.core.protocols import FloatArray, IntArray, Model, Opening, Parameters, View
+from emfed.core.wire import (
+    LOSS,
+    decode_constants,
+    encode_constants,
+    encode_moments,
+    rounded_moments,
+    worker_loss,
+)
 from emfed.models.clusters import Buckets, Clusters
 from emfed.models.side_by_side import SideBySide
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def pack_constants(model: Model, opening: Opening, weights: FloatArray) -> FloatArray:
-    """The number of rows, then the combined summary by name."""
+def rounded_columns(shapes: Shapes) -> int:
+    """The columns of a summary that can be rounded: a mean and second moments; else 0."""
+    moments = set(shapes) == {"mean", "scatter"} and len(shapes["mean"]) == 1
+    return shapes["mean"][0] if moments else 0
+
+
+def rounded_opening(opening: Opening) -> Opening:
+    """What a server has of summaries that travel rounded, and their bytes."""
+    shapes = {name: values.shape[1:] for name, values in opening.summaries.items()}
+    count, loss = len(opening.counts), worker_loss(len(opening.counts))
+    parts = [opening.summaries[name].reshape(count, -1) for name in sorted(shapes)]
+    if not parts:
+        return opening
+    values, sizes = rounded_moments(np.concatenate(parts, axis=1), rounded_columns(shapes), loss)
+    ends = np.cumsum([part.shape[1] for part in parts])[:-1]
+    pieces = zip(sorted(shapes), np.split(values, ends, axis=1), strict=True)
+    summaries = {name: piece.reshape(count, *shapes[name]) for name, piece in pieces}
+    return replace(opening, summaries=summaries, sizes=sizes)
+
+
+def pack_constants(
+    model: Model, opening: Opening, weights: FloatArray, loss: float = 0.0
+) -> tuple[FloatArray, bytes]:
+    """The number of rows, then the combined summary by name; and the bytes that tell both."""
     whole = model.combine(opening.summaries, weights)
-    rows = np.array([float(opening.counts.sum())])
-    return np.concatenate([rows, *(np.ravel(whole[name]) for name in sorted(whole))])
+    shapes = {name: values.shape for name, values in whole.items()}
+    rows = int(opening.counts.sum())
+    told = encode_constants(
+        rows, encode_moments(flatten(whole), rounded_columns(shapes), loss, at_random=False)
+    )
+    return decode_constants(told, sum(map(prod, shapes.values()))), told
 
 
 def bind_constants(model: Model, constants: FloatArray, shapes: Shapes) -> Model:
@@ -84,16 +119,23 @@ class Bound:
     components than rows) do no harm as long as no view names them.
     """
 
-    def __init__(self, model: Model, constants: FloatArray, shapes: Shapes) -> None:
+    def __init__(
+        self, model: Model, constants: FloatArray, shapes: Shapes, wire: bytes = b""
+    ) -> None:
         self.model, self.constants, self.shapes = model, constants, dict(shapes)
+        self.wire = wire
+        """The constants as workers are told them."""
         self._parts: dict[int, Any] = {}
         self._views: dict[View, Model] = {}
 
     @classmethod
-    def told(cls, model: Model, opening: Opening, weights: FloatArray) -> Bound:
+    def told(
+        cls, model: Model, opening: Opening, weights: FloatArray, rounded: bool = False
+    ) -> Bound:
         """From what the opening exchange told."""
         shapes = {name: values.shape[1:] for name, values in opening.summaries.items()}
-        return cls(model, pack_constants(model, opening, weights), shapes)
+        constants, wire = pack_constants(model, opening, weights, LOSS if rounded else 0.0)
+        return cls(model, constants, shapes, wire)
 
     @classmethod
     def given(cls, model: Model) -> Bound:

@@ -39,6 +39,7 @@ from emfed.core.protocols import (
 )
 from emfed.core.version import __version__
 from emfed.data.workers import WorkerData
+from emfed.models.binding import rounded_opening
 from emfed.network.shards import Portions, Shard, divide
 
 RESTARTS = 3
@@ -355,7 +356,9 @@ class RayFederation(Federation):
     def _everyone(self, method: str, *given: Any) -> list[Any]:
         return self._ask(method, [(shard, given) for shard in range(len(self._actors))])
 
-    def open(self, model: Model, columns: Sequence[str] | None = None) -> Opening:
+    def open(
+        self, model: Model, columns: Sequence[str] | None = None, rounded: bool = False
+    ) -> Opening:
         """Every actor checks its data; summaries of all."""
         if isinstance(model, HasSupports):
             raise SettingsError(
@@ -371,7 +374,8 @@ class RayFederation(Federation):
         self._bound, self._begun = None, []
         told = [part.totals for part in parts if part.totals is not None]
         totals = np.concatenate(told) if told else None
-        return Opening(counts, summaries, parts[0].columns, self._names, totals)
+        opening = Opening(counts, summaries, parts[0].columns, self._names, totals)
+        return rounded_opening(opening) if rounded else opening
 
     def bind(self, bound: Any) -> None:
         """Every actor builds its models from the same constants."""

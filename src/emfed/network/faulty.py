@@ -189,9 +189,11 @@ class FaultyFederation(Federation):
         """As within."""
         return self.inner.size
 
-    def open(self, model: Model, columns: Sequence[str] | None = None) -> Opening:
+    def open(
+        self, model: Model, columns: Sequence[str] | None = None, rounded: bool = False
+    ) -> Opening:
         """The opening exchange is repeated until it is whole: no fault is seen."""
-        return self.inner.open(model, columns)
+        return self.inner.open(model, columns, rounded)
 
     def bind(self, bound: Any) -> None:
         self._bound = bound

@@ -47,7 +47,6 @@ from emfed.core.wire import (
     decode_floats,
     decode_reply,
     encode_bundle,
-    encode_floats,
     encode_question,
     encode_request,
     encode_text,
@@ -155,7 +154,9 @@ class RemoteFederation(Federation):
     def _path(self, name: str) -> Path | None:
         return None if self.directory is None else self.directory / name
 
-    def open(self, model: Model, columns: Sequence[str] | None = None) -> Opening:
+    def open(
+        self, model: Model, columns: Sequence[str] | None = None, rounded: bool = False
+    ) -> Opening:
         """Say hello to everyone who can be reached; or go on with those of before a crash."""
         description = plain(model.describe())
         path, traffic = self._path("members"), self._line.begin()
@@ -172,7 +173,7 @@ class RemoteFederation(Federation):
             build_model(description)  # what workers could not build is refused here, and at once
             wanted = self.columns if columns is None else tuple(columns)
             before, run, least = self.members.keys, new_run(), self.minimum
-            self.members = self._roll.gather(run, description, wanted, least, model)
+            self.members = self._roll.gather(run, description, wanted, least, model, rounded)
             self._note_changes(before)
             self.members.traffic = traffic.open(self.members.keys)
             self._keep_members()
@@ -250,7 +251,7 @@ class RemoteFederation(Federation):
         if not news:
             return message
         if Kind.CONSTANTS in news:
-            told[Kind.CONSTANTS] = encode_floats(self._bound.constants)
+            told[Kind.CONSTANTS] = self._bound.wire
         parts = [*((kind, told[kind]) for kind in news), (header.kind, body)]
         return replace(header, kind=Kind.BUNDLE), encode_bundle(parts)
 

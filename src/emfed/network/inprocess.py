@@ -37,7 +37,7 @@ from emfed.core.protocols import (
 from emfed.data.sources import chunks
 from emfed.data.tables import Piece, Workers, apart
 from emfed.data.workers import WorkerData, with_columns
-from emfed.models.binding import Bound
+from emfed.models.binding import Bound, rounded_opening
 from emfed.models.devices import Ragged
 from emfed.models.naming import rows_named
 from emfed.models.side_by_side import SideBySide
@@ -324,7 +324,9 @@ class InProcessFederation(Federation):
         return np.arange(self.size, dtype=np.int64)
 
     @final
-    def open(self, model: Model, columns: Sequence[str] | None = None) -> Opening:
+    def open(
+        self, model: Model, columns: Sequence[str] | None = None, rounded: bool = False
+    ) -> Opening:
         """Check the data and gather the summaries."""
         self._begun = None
         if columns is not None:
@@ -357,7 +359,8 @@ class InProcessFederation(Federation):
             told = [model.support(data.worker(worker)) for worker in range(data.size)]
             self._supports = Supports.of(told)
         counts, names = data.positive_counts, data.names
-        return Opening(counts, gathered, data.columns, names, totals, self._supports)
+        opening = Opening(counts, gathered, data.columns, names, totals, self._supports)
+        return rounded_opening(opening) if rounded else opening
 
     def _check(self, model: Model, data: Workers) -> None:
         """Refuse rows that the model cannot use, and name whose they are."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
@@ -17,7 +17,16 @@ import numpy as np
 from emfed.core.errors import ParticipationError, WireError
 from emfed.core.protocols import FloatArray, HasSupports, IntArray, Opening, Supports
 from emfed.core.storage import DISK, Disk, load_checkpoint, save_checkpoint
-from emfed.core.wire import Header, Join, Kind, decode_cells, decode_join, encode_text
+from emfed.core.wire import (
+    Header,
+    Join,
+    Kind,
+    as_json,
+    decode_cells,
+    decode_join,
+    decode_moments,
+    deflate,
+)
 from emfed.models.binding import Shapes, unflatten
 from emfed.network import texts
 from emfed.network.connection import Connection, logger
@@ -115,23 +124,18 @@ def new_run() -> int:
     return int.from_bytes(os.urandom(8), "little")
 
 
-def shapes_of(join: Join) -> Shapes | None:
-    """What a worker says of the shapes of its summary, None if that makes no sense."""
+def summary_of(join: Join) -> tuple[Shapes, FloatArray] | None:
+    """A worker's summary and the shapes of its parts, None if they make no sense."""
     shapes = join.about.get("shapes")
     if not isinstance(shapes, dict):
         return None
     try:
         read = {str(name): tuple(int(n) for n in shape) for name, shape in shapes.items()}
-        expected = sum(prod(shape) for shape in read.values()) + weighted(join)
-        good = expected == len(join.values)
-    except (TypeError, ValueError):
+        if any(n < 0 for shape in read.values() for n in shape):
+            return None
+        return read, decode_moments(join.numbers, sum(map(prod, read.values())))
+    except (TypeError, ValueError, WireError):
         return None
-    return read if good and all(n >= 0 for shape in read.values() for n in shape) else None
-
-
-def weighted(join: Join) -> bool:
-    """Whether the last of a worker's numbers is the sum of its rows' weights."""
-    return join.about.get("weighted") is True
 
 
 def fits(join: Join, model: Any) -> bool:
@@ -175,34 +179,40 @@ class RollCall:
         columns: tuple[str, ...] | None,
         minimum: int,
         model: Any = None,
+        rounded: bool = False,
     ) -> Members:
         """Everyone who can be reached, joins, and fits the others."""
         line, keys = self.line, self.line.transport.workers()
-        joins, texts = self.hello(run, keys, description, columns)
+        content = texts.hello(description, columns, len(keys) if rounded else None)
+        joins, told = self.hello(run, keys, content)
         if columns is None and joins:
             columns = most_common([columns_of(join) for _, join in sorted(joins.items())])
             others = [key for key, join in joins.items() if columns_of(join) != columns]
             if columns is not None and others:
-                again, said = self.hello(run, others, description, columns)
+                again, said = self.hello(run, others, content | {"columns": list(columns)})
                 joins = {k: j for k, j in joins.items() if k not in others} | again
-                texts |= said
+                told |= said
             for key in [k for k, join in joins.items() if columns_of(join) != columns]:
                 del joins[key]
                 line.dismiss(key, f"its columns are not those of the others, {columns}.")
-        shapes = {key: shapes_of(join) for key, join in joins.items()}
-        known = [tuple(sorted(s.items())) for s in shapes.values() if s is not None]
+        found = {key: summary_of(join) for key, join in joins.items()}
+        known = [tuple(sorted(s[0].items())) for s in found.values() if s is not None]
         common = dict(most_common(known)) if known else {}
-        ways = most_common([weighted(join) for join in joins.values()]) if joins else False
-        for key in [
-            k
-            for k, s in shapes.items()
-            if s != common
-            or weighted(joins[k]) is not ways
-            or not 0 < joins[k].count < MOST_ROWS
-            or not fits(joins[k], model)
-        ]:
-            del joins[key]
-            line.dismiss(key, f"its summary has not the shapes of the others', {common}.")
+        ways = most_common([j.total is None for j in joins.values()]) if joins else True
+        summaries = {}
+        for key, join in list(joins.items()):
+            summary = found[key]
+            if (
+                summary is None
+                or summary[0] != common
+                or (join.total is None) is not ways
+                or not 0 < join.count < MOST_ROWS
+                or not fits(join, model)
+            ):
+                del joins[key]
+                line.dismiss(key, f"its summary has not the shapes of the others', {common}.")
+            else:
+                summaries[key] = summary[1]
         if len(joins) < minimum:
             why = "".join(f"\n  {key}: {text}" for key, text in sorted(line.refusals.items()))
             raise ParticipationError(
@@ -210,15 +220,15 @@ class RollCall:
             )
         # Numbers follow the transport's order: a run does not depend on who answered first.
         members = [key for key in keys if key in joins]
-        values = np.stack([joins[key].values for key in members])
+        totals = [joins[key].total for key in members]
         return Members(
             run,
             keys=members,
-            settings=[texts[key] for key in members],
+            settings=[told[key] for key in members],
             instances=[joins[key].instance for key in members],
             counts=np.array([joins[key].count for key in members], dtype=np.int64),
-            values=values[:, : values.shape[1] - ways],
-            totals=values[:, -1] if ways else None,
+            values=np.stack([summaries[key] for key in members]),
+            totals=None if ways else np.array(totals, dtype=np.float64),
             shapes=common,
             columns=columns_of(joins[members[0]]),
             description=description,
@@ -229,14 +239,13 @@ class RollCall:
         self,
         run: int,
         keys: Sequence[str],
-        description: Any,
-        columns: tuple[str, ...] | None,
+        content: Mapping[str, Any],
         once: bool = False,
     ) -> tuple[dict[str, Join], dict[str, str]]:
         """Who joins, of those named, and the settings each was told."""
         self._number += 1
-        body = encode_text(texts.hello(description, columns))
-        message = Header(Kind.HELLO, run, self._number, 0, 0), body
+        text = as_json(content)
+        message = Header(Kind.HELLO, run, self._number, 0, 0), deflate(text)
         joins: dict[str, Join] = {}
         for _ in range(1) if once else self.line.tries():
             missing = {k for k in keys if k not in joins and k not in self.line.refusals}
@@ -256,7 +265,7 @@ class RollCall:
                         logger.warning("%s joins with words that are none: %s", key, error)
                 if not missing:
                     break
-        return joins, dict.fromkeys(keys, body.decode())
+        return joins, dict.fromkeys(keys, text)
 
     def greet(self, members: Members, keys: Sequence[str]) -> list[str]:
         """Who of these would join a run like this one: asked once, in the columns of its members.
@@ -264,9 +273,13 @@ class RollCall:
         Those who refuse for good or fit nobody are noted; those who do not answer, or not now, may
         be asked again.
         """
-        joins, _ = self.hello(members.run, keys, members.description, members.columns, once=True)
+        columns = None if members.columns is None else list(members.columns)
+        content = json.loads(members.settings[0]) | {"columns": columns}
+        joins, _ = self.hello(members.run, keys, content, once=True)
         for key, join in joins.items():
-            alike = columns_of(join) == members.columns and shapes_of(join) == members.shapes
+            summary = summary_of(join)
+            alike = columns_of(join) == members.columns
+            alike = alike and summary is not None and summary[0] == members.shapes
             if not (alike and 0 < join.count < MOST_ROWS):
                 self.line.dismiss(key, "its columns or its summary are not those of the others.")
         return [key for key in keys if key in joins and key not in self.line.refusals]
@@ -280,15 +293,14 @@ class RollCall:
         lost = []
         for number in numbers:
             key, content = members.keys[number], json.loads(members.settings[number])
-            columns = None if content["columns"] is None else tuple(content["columns"])
             # Once: who does not answer is asked again, and refuses again, with the round.
-            joins, _ = self.hello(members.run, [key], content["model"], columns, once=True)
+            joins, _ = self.hello(members.run, [key], content, once=True)
             join = joins.get(key)
             if join is None or join.instance == members.instances[number]:
                 continue
             before = members.retired.setdefault(key, [])
-            known = members.values[number]
-            same = np.array_equal(join.values[: len(known)], known)
+            summary = summary_of(join)
+            same = summary is not None and np.array_equal(summary[1], members.values[number])
             same = same and join.cells == (members.cells[number] if members.cells else b"")
             if join.instance in before:
                 self.line.dismiss(key, "two workers use this key, each with its own memory.")

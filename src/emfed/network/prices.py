@@ -62,20 +62,23 @@ class Prices:
         self, model: Model, opening: Opening, bound: Bound, asked: Sequence[str] | None
     ) -> None:
         """Hello to everyone, and everyone joins."""
-        hello = encode_text(texts.hello(plain(model.describe()), asked))
+        workers = None if opening.sizes is None else len(self._everyone)
+        hello = encode_text(texts.hello(plain(model.describe()), asked, workers))
         weighted = opening.totals is not None
         supports = opening.supports
         told = texts.join_about(opening.columns, bound.shapes, weighted, supports is not None)
-        numbers = sum(int(np.prod(shape)) for shape in bound.shapes.values()) + weighted
+        numbers = sum(int(np.prod(shape)) for shape in bound.shapes.values())
         self.ledger.add("opening", "down", self._everyone, 0, ENVELOPE + len(hello))
-        envelope, payload = join_size(len(encode_text(told)), opening.counts, numbers)
+        exact = np.full(len(self._everyone), floats_size(numbers))
+        summaries = exact if opening.sizes is None else opening.sizes
+        envelope, payload = join_size(told, opening.counts, summaries)
         if supports is not None:
             assert isinstance(model, HasSupports)
             each = (supports.of_worker(worker) for worker in self._everyone.tolist())
             sizes = [cells_size(keys, weights, model.cells) for keys, weights in each]
             payload = payload + np.array(sizes)
         self.ledger.add("opening", "up", self._everyone, payload, ANSWER_ENVELOPE + envelope)
-        self._constants, self._counts = floats_size(len(bound.constants)), opening.counts
+        self._constants, self._counts = len(bound.wire), opening.counts
 
     def state(self) -> dict[str, BoolArray]:
         """Who knows what, for a checkpoint."""

@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any, final
 
@@ -41,26 +42,36 @@ from emfed.core.wire import (
     Kind,
     Message,
     Reason,
+    as_json,
     decode_bundle,
-    decode_floats,
+    decode_constants,
     decode_question,
     decode_request,
     decode_text,
     encode_cells,
     encode_floats,
     encode_join,
+    encode_moments,
     encode_refusal,
     encode_reply,
     fingerprint,
+    inflate,
     is_short,
     peek,
+    read_json,
     read_short,
     seal_answer,
     seal_refusal,
 )
 from emfed.data import Workers
 from emfed.models import build_model
-from emfed.models.binding import Bound, candidates_of, flatten, unflatten_params
+from emfed.models.binding import (
+    Bound,
+    candidates_of,
+    flatten,
+    rounded_columns,
+    unflatten_params,
+)
 from emfed.models.clusters import Buckets, Clusters
 from emfed.network import texts
 from emfed.network.data import arrange, read_site
@@ -113,7 +124,7 @@ def _bound(
     settings: str, constants: bytes, shapes: tuple[tuple[str, tuple[int, ...]], ...]
 ) -> Bound:
     """The model of a run and what binds it; the same for every message of it."""
-    unbound = build_model(decode_text(settings.encode())["model"])
+    unbound = build_model(read_json(settings)["model"])
     return Bound(unbound, np.frombuffer(constants), dict(shapes))
 
 
@@ -132,7 +143,7 @@ class _Phase:
 
 @lru_cache(maxsize=16)
 def _phase(text: str) -> _Phase:
-    content = decode_text(text.encode())
+    content = read_json(text)
     number, since, seed = (_count(content, name) for name in ("phase", "since", "seed"))
     algorithm = build_algorithm(content.get("algorithm"))
     return _Phase(number, since, _view(content.get("view", {})), algorithm, seed)
@@ -143,6 +154,14 @@ def _count(content: Mapping[str, Any], name: str) -> int:
     if type(number) is not int or number < 0:
         raise WireError(f"the settings of a phase give {name}, a count.")
     return number
+
+
+def _loss(content: Mapping[str, Any]) -> float:
+    """What rounding of the summary may cost, 0 where it is told as it is."""
+    loss = content.get("loss", 0.0)
+    if not isinstance(loss, float | int) or not 0 <= loss <= 1:
+        raise WireError("a hello that is to round summaries gives loss, from 0 to 1.")
+    return float(loss)
 
 
 def _view(description: Any) -> View:
@@ -273,7 +292,7 @@ class Site:
         self.rules.check_model(str(description["model"]))
         columns = content.get("columns")
         wanted = None if columns is None else tuple(map(str, columns))
-        store, settings = self._store(header.run), body.decode()
+        store, settings = self._store(header.run), inflate(body)
         joined = store.joined()
         if joined is None or joined.settings != settings:  # else it is the same answer again
             self._spend(chosen=False)
@@ -310,13 +329,14 @@ class Site:
         about = texts.join_about(
             data.columns, joined.shapes, opening.totals is not None, supports is not None
         )
-        values = flatten(summary)
-        if opening.totals is not None:
-            values = np.concatenate([values, opening.totals])
+        values, columns = flatten(summary), rounded_columns(joined.shapes)
+        numbers = encode_moments(values, columns, _loss(content))
+        total = None if opening.totals is None else float(opening.totals[0])
         note = f"{count} rows; {', '.join(sorted(summary))}: {len(values)} numbers over all of them"
         if cells:
             note += f"; which {count} cells were observed, and how often"
-        return Kind.JOIN, encode_join(Join(joined.instance, about, count, values, cells)), note
+        join = Join(joined.instance, about, count, numbers, total, cells)
+        return Kind.JOIN, encode_join(join), note
 
     def _known(self, header: Header) -> tuple[SiteStore, Joined]:
         """The run a message belongs to, if this is the instance it is meant for."""
@@ -336,14 +356,16 @@ class Site:
         """Constants and settings: kept, if they are news."""
         store, joined = self._known(header)
         if kind is Kind.CONSTANTS:
-            constants = decode_floats(body)
+            count = sum(map(prod, joined.shapes.values()))
+            constants = decode_constants(body, count)
             told = replace(joined, constants=constants, number=header.worker)
             if joined.number >= 0 and (
                 joined.number != told.number or not np.array_equal(joined.constants, constants)
             ):
                 raise Refusal(Reason.REFUSED, "this run told other constants before.")
         else:
-            told = replace(joined, phase=body.decode(errors="replace"))
+            own = {"phase": header.phase, "since": header.phase}
+            told = replace(joined, phase=as_json(own | decode_text(body)))
             phase = _phase(told.phase)
             if joined.phase not in ("", told.phase):
                 now = _phase(joined.phase).number

@@ -8,11 +8,15 @@ from typing import Any
 from emfed.core.protocols import Algorithm, View
 from emfed.core.registry import plain
 from emfed.core.version import __version__
+from emfed.core.wire import worker_loss
 
 
-def hello(description: Any, columns: Sequence[str] | None) -> dict[str, Any]:
-    """What a server asks of a worker that it does not know yet."""
-    return {"model": description, "columns": None if columns is None else list(columns)}
+def hello(
+    description: Any, columns: Sequence[str] | None, workers: int | None = None
+) -> dict[str, Any]:
+    """What a server asks of a worker that it does not know yet; of so many, to round."""
+    told = {"model": description, "columns": None if columns is None else list(columns)}
+    return told if workers is None else told | {"loss": worker_loss(workers)}
 
 
 def join_about(
@@ -32,9 +36,13 @@ def join_about(
 
 
 def settings(view: View, algorithm: Algorithm, seed: int, phase: int, since: int) -> dict[str, Any]:
-    """What a worker must know of a phase. ``since`` is the phase whose memories it goes on with."""
+    """What a worker must know of a phase, whose number is in the envelope.
+
+    ``since`` is the phase whose memories it goes on with, itself if they start anew.
+    """
     described = dict(algorithm.describe())
     if "step_size" in described:  # the server's affair, and perhaps a function
         described["step_size"] = None
-    told = {"algorithm": plain(described), "seed": seed, "phase": phase, "since": since}
+    told = {"algorithm": plain(described), "seed": seed}
+    told |= {} if since == phase else {"since": since}
     return told | ({"view": view.describe()} if view.describe() else {})

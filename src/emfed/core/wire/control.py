@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -18,7 +19,8 @@ import numpy as np
 from emfed.core.errors import WireError
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.core.wire.messages import Kind, count_sizes, decode_count, encode_count
-from emfed.core.wire.payload import decode_floats, encode_floats, floats_size
+from emfed.core.wire.moments import decode_moments
+from emfed.core.wire.payload import decode_floats, encode_floats
 
 LARGEST_TEXT = 1 << 24
 LARGEST_REASON = 500
@@ -26,8 +28,28 @@ LARGEST_BUNDLE = 2
 NEWS = (Kind.CONSTANTS, Kind.SETTINGS)
 """What goes before another message in a bundle, framed: and so what ends it is not."""
 QUESTIONS = ("statistics", "values", "scores", "validation")
-_WHO = struct.Struct("<Q")
+_WHO, _TOTAL = struct.Struct("<Q"), struct.Struct("<d")
 _INSTANCE = struct.Struct("<BQ")
+
+
+WORDS = (
+    b'"dithering","identity","levels":4,"norm":2.0,"block":"row","scales":"float32","precision":'
+    b'"float64","VR-FedEM","observed":["length":["hidden-markov","mixed-mixture","families":{'
+    b'"categories","poisson","bernoulli","factor-analysis","n_factors":"row-owner","rank":'
+    b'"regression","k-means","linear-gaussian","diag","spherical","full","missing":true'
+    b'{"kind":"statistics"{"kind":"scores"{"kind":"values","parts":[0,1,2,3,4],"watched":true'
+    b',"cells":true,"weighted":true{"columns":null,"shapes":{"mean":[20],"scatter":[210]},'
+    b'"software":"emfed 0.1.0"}{"columns":null,"loss":0.0001,"model":{"covariance_floor":1e-06,'
+    b'"covariance_prior":null,"covariance_type":"tied","model":"gaussian-mixture",'
+    b'"n_components":10,"weight_concentration":1.0}}{"algorithm":{"algorithm":"EM","name":"EM"'
+    b'{"algorithm":{"algorithm":"auto","batch_size":null,"follow_em":false,"incremental":false,'
+    b'"inner_rounds":4,"name":"auto","share":0.01},"seed":0}{"algorithm":{"algorithm":"FedEM",'
+    b'"batch_size":null,"broadcast":null,"compressor":{"compressor":"subtractive-dithering",'
+    b'"noise":0.005},"in_metric":false,"memory_rate":0.0,"memory_start":"zero","name":"FedEM",'
+    b'"replacement":false,"simulations":null,"step_size":null},"seed":1,"view":{"clusters":40,'
+    b'"parts":[0],"smallest":2}}'
+)
+"""What texts usually say: a part of the format. The commonest is last, where it costs least."""
 
 
 class Reason(IntEnum):
@@ -50,17 +72,42 @@ class Reason(IntEnum):
 
 
 def encode_text(content: Mapping[str, Any]) -> bytes:
+    """JSON, the same for equal content, deflated with `WORDS` as the dictionary."""
+    return deflate(as_json(content))
+
+
+def as_json(content: Mapping[str, Any]) -> str:
     """The shortest JSON, the same for equal content."""
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return text.encode()
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def deflate(text: str) -> bytes:
+    """Text in few bytes."""
+    coder = zlib.compressobj(9, wbits=-15, memLevel=9, zdict=WORDS)
+    return coder.compress(text.encode()) + coder.flush()
+
+
+def inflate(body: bytes) -> str:
+    """The inverse of `deflate`, bounded in size."""
+    coder = zlib.decompressobj(wbits=-15, zdict=WORDS)
+    try:
+        text = coder.decompress(body, LARGEST_TEXT)
+        if coder.unconsumed_tail or not coder.eof or coder.unused_data:
+            raise WireError(f"a text that is cut short, or has more than {LARGEST_TEXT} bytes.")
+        return text.decode()
+    except (zlib.error, ValueError) as error:
+        raise WireError(f"a text that cannot be read ({type(error).__name__}).") from None
 
 
 def decode_text(body: bytes) -> dict[str, Any]:
     """A JSON object, bounded in size and depth; raises `WireError` for anything else."""
-    if len(body) > LARGEST_TEXT:
-        raise WireError(f"settings of {len(body)} bytes; at most {LARGEST_TEXT} are read.")
+    return read_json(inflate(body))
+
+
+def read_json(text: str) -> dict[str, Any]:
+    """A JSON object, bounded in depth; raises `WireError` for anything else."""
     try:
-        content = json.loads(body.decode("utf-8"))
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise WireError(f"settings that are not JSON ({type(error).__name__}).") from None
     if not isinstance(content, dict):
@@ -89,21 +136,19 @@ class Join:
     about: dict[str, Any]
     """Its columns, the shapes of its summary, its release."""
     count: int
-    values: FloatArray
+    numbers: bytes
+    """Its summary: `encode_moments` or `encode_floats`."""
+    total: float | None = None
+    """The sum of its rows' weights, where they have any."""
     cells: bytes = b""
     """Which statistics it has, where workers have their own: `encode_cells`."""
 
 
 def encode_join(join: Join) -> bytes:
     """Who, the text, and what depends on data: rows, summary, cells."""
-    text, numbers = encode_text(join.about), encode_floats(join.values)
-    return (
-        _WHO.pack(join.instance)
-        + _framed(text)
-        + encode_count(join.count)
-        + _framed(numbers)
-        + join.cells
-    )
+    total = b"" if join.total is None else _TOTAL.pack(join.total)
+    front = _WHO.pack(join.instance) + _framed(encode_text(join.about))
+    return front + encode_count(join.count) + total + _framed(join.numbers) + join.cells
 
 
 def decode_join(body: bytes) -> Join:
@@ -112,16 +157,37 @@ def decode_join(body: bytes) -> Join:
         raise WireError(f"a join has at least {_WHO.size} bytes; got {len(body)}.")
     text, position = _unframe(body, _WHO.size, "a join")
     count, position = decode_count(body, position)
+    about, total = decode_text(text), None
+    if about.get("weighted") is True:
+        if len(body) < position + _TOTAL.size:
+            raise WireError("a join ends inside the sum of its weights.")
+        total = float(_TOTAL.unpack_from(body, position)[0])
+        if not 0 < total < np.inf:
+            raise WireError(f"weights of rows add up to {total}.")
+        position += _TOTAL.size
     numbers, end = _unframe(body, position, "a join")
-    instance = int(_WHO.unpack_from(body)[0])
-    return Join(instance, decode_text(text), count, decode_floats(numbers), body[end:])
+    return Join(int(_WHO.unpack_from(body)[0]), about, count, numbers, total, body[end:])
 
 
-def join_size(text: int, counts: IntArray, numbers: int) -> tuple[int, IntArray]:
-    """Bytes of joins with texts of this length, without cells: besides payload, and payload."""
-    sizes = count_sizes(np.array([text, floats_size(numbers)]))
-    payload = count_sizes(counts) + int(sizes[1]) + floats_size(numbers)
-    return _WHO.size + int(sizes[0]) + text, payload
+def join_size(
+    about: Mapping[str, Any], counts: IntArray, numbers: IntArray
+) -> tuple[int, IntArray]:
+    """Bytes of joins with so many of a summary, without cells: besides payload, and payload."""
+    text = len(encode_text(about))
+    total = _TOTAL.size if about.get("weighted") else 0
+    payload = count_sizes(counts) + total + count_sizes(numbers) + numbers
+    return _WHO.size + int(count_sizes(np.array(text))) + text, payload
+
+
+def encode_constants(rows: int, numbers: bytes) -> bytes:
+    """The number of rows of all workers, and their combined summary."""
+    return encode_count(rows) + numbers
+
+
+def decode_constants(body: bytes, count: int) -> FloatArray:
+    """The rows, and so many numbers of the combined summary."""
+    rows, position = decode_count(body)
+    return np.concatenate([[float(rows)], decode_moments(body[position:], count)])
 
 
 def encode_refusal(reason: Reason, text: str, instance: int = 0) -> bytes:
