@@ -9,8 +9,9 @@ import time
 import warnings
 from typing import Any
 
+from tests.network.networks import Outcome, try_plan
+
 from emfed import EmfedWarning
-from emfed.testing.networks import Outcome, try_plan
 
 
 def _try(seed: int) -> Outcome:

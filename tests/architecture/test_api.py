@@ -80,7 +80,7 @@ def test_the_public_api_is_that_of_the_golden_file() -> None:
         gone = [line for line in known if line not in set(found)]
         new = [line for line in found if line not in set(known)]
         pytest.fail(
-            f"the public API changed; gone: {gone}; new: {new}. If that is meant, run "
+            f"the public API changed; gone: {gone[:5]}; new: {new[:5]}. If that is meant, run "
             "`python -m tests.architecture.test_api` and commit the file."
         )
 

@@ -118,6 +118,18 @@ def test_imports_go_one_way(path: Path) -> None:
             assert here in FOREIGN[top], f"{top} is not for {here}"
 
 
+def test_what_a_hospital_does_not_need_stands_apart() -> None:
+    """Theory, the paper's experiments and checks of models: the command line alone asks for them.
+
+    It does so late: `test_heavy_imports_are_lazy`.
+    """
+    apart = ("theory", "theory.experiments", "testing")
+    for path in FILES:
+        if room(dotted(path)) not in (*apart, "cli"):
+            asked = {room(name.removeprefix("emfed.")) for name in imported(path)}
+            assert not asked & set(apart), path
+
+
 def test_every_file_has_a_room() -> None:
     loose = {p.name for p in FILES if not room(dotted(p))}
     assert loose == {"__init__.py", "__main__.py"}

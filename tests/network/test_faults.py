@@ -15,8 +15,8 @@ import emfed
 from emfed.algorithms import memory
 from emfed.core.storage import Disk, write_atomic
 from emfed.network.store import SiteStore
-from emfed.testing.disks import Killed, SimulatedDisk
-from emfed.testing.networks import (
+from tests.network.disks import Killed, SimulatedDisk
+from tests.network.networks import (
     Case,
     Dice,
     FaultyTransport,

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emfed.core.errors import EmfedError
-from emfed.core.storage.atomic import write_atomic
-from emfed.core.storage.disk import DISK, Disk
+from emfed.core.storage.disk import DISK, Disk, write_atomic
 
 LONGEST_HEADER = 100_000_000
 """Bytes of names, shapes and description: what safetensors itself reads."""

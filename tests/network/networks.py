@@ -31,7 +31,7 @@ from emfed.network import LoopFederation, RemoteFederation, Site, SiteRules, Tra
 from emfed.network.inprocess import narrow
 from emfed.network.rules import Refusal
 from emfed.network.store import SiteStore, State
-from emfed.testing.disks import Killed, SimulatedDisk
+from tests.network.disks import Killed, SimulatedDisk
 
 _ONE = np.zeros(1, dtype=np.int64)
 CALM = 150
