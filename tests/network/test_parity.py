@@ -200,7 +200,8 @@ def federation(place: str, data: dict[str, Any], folder: Path) -> Iterator[emfed
 
 def settings_of(task: Task, face: str) -> FitSettings:
     """The settings of a face; estimators and the command line ask one more question at the end."""
-    more = {"estimator": {"likelihood": True}, "command line": {"scores": True}}.get(face, {})
+    ask = {"scores": True}
+    more = {"estimator": {"likelihood": True, **ask}, "command line": ask}.get(face, {})
     return read_words(task.model, fit={"seed": 5, **task.fit}).but(**more)
 
 

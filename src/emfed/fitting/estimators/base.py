@@ -168,8 +168,10 @@ class FederatedEstimator(BaseEstimator):
             warm = self._warm(settings.numbers or (1,), width)
             if warm is not None:
                 settings = settings.but(start=warm, n_init=1)
-            # At several sites, how well each is served, which includes the log-likelihood.
-            found = self._run(settings.but(scores=network.size > 1), network)
+            # Of several sites, how well each is served, which includes the log-likelihood. Who is
+            # elsewhere is counted when the federation is opened.
+            alone = isinstance(network, StackedFederation) and network.size == 1
+            found = self._run(settings.but(scores=not alone), network)
         if found.result.stopped == "interrupted":
             raise KeyboardInterrupt
         result = found.result
