@@ -30,6 +30,7 @@ from emfed.compressors import ChosenDithering
 from emfed.core.protocols import (
     BoolArray,
     FloatArray,
+    IdentityMetric,
     Metric,
     Model,
     Replies,
@@ -88,6 +89,21 @@ def noise_of(metric: Metric, replies: Replies, weights: FloatArray) -> float:
     squared = (metric.whiten(replies.values) ** 2).sum(axis=-1)
     total = float((weights**2 * (1 - replies.rates)) @ squared)
     return total / max(1, replies.values.shape[-1])
+
+
+def apart(seen: Seen, replies: Replies, weights: FloatArray) -> float:
+    """The mean squared distance of workers from the mean of all, in the metric, without noise.
+
+    First uploads alone tell it: they hold all that a worker sees, and not what is new. Infinite
+    where few answered, or where distances have no unit.
+    """
+    total = float(weights.sum())
+    if total < 0.5 or isinstance(seen.metric, IdentityMetric):
+        return np.inf
+    white = seen.metric.whiten(replies.values) ** 2
+    white -= ((1 - replies.rates) * white.mean(axis=1))[:, None]
+    excess = weights @ white / total - seen.metric.whiten(seen.mean_field / total) ** 2
+    return max(1e-3, *(float(excess[cut].sum()) for cut in seen.model.regions))
 
 
 def stands(model: Model, metric: Metric) -> float:

@@ -265,12 +265,13 @@ class Request:
     """One round's message from the server to a batch of workers.
 
     ``params`` is always T(statistics): a wire may send either. ``accepted[r]`` is the last round
-    of ``workers[r]`` that the server accepted (-1: none in this generation of memories).
+    of ``workers[r]`` that the server accepted (-1: none in this generation of memories). A round is
+    ``"local"`` where workers may go on by themselves before they answer.
     """
 
     round: int
     generation: int
-    kind: Literal["start", "round"]
+    kind: Literal["start", "round", "local"]
     statistics: FloatArray
     params: Any
     workers: IntArray

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -437,12 +437,17 @@ class Oracle(ABC):
     """The seed of what is the workers' own affair: which rows a batch holds, and what a simulated
     E-step draws. None: that of the run, as in a simulation. A site takes a secret, since a server
     that knows which rows were picked could solve for them."""
+    lasting: bool = True
+    """Whether the next round is about the same rows, and everyone's."""
 
     @abstractmethod
-    def full(self, params: Any, subset: IntArray, latent: Latent | None = None) -> FloatArray:
+    def full(
+        self, params: Any, subset: IntArray, latent: Latent | None = None, each: bool = False
+    ) -> FloatArray:
         """s-bar_i(theta) over all local rows, for these positions of the batch.
 
-        With ``latent`` the E-step is simulated.
+        With ``latent`` the E-step is simulated; with ``each`` every position has parameters of its
+        own.
         """
 
     @abstractmethod
@@ -467,6 +472,10 @@ class Algorithm(ABC):
     def tells_statistics(self) -> bool:
         """Whether requests carry anything that workers compute with."""
         return True
+
+    def asks(self, state: ServerState) -> Literal["round", "local"]:
+        """The kind of the next request."""
+        return "round"
 
     def told(self, state: ServerState) -> FloatArray:
         """What workers are sent, of which each gets what lies in its support."""

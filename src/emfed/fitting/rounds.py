@@ -305,7 +305,7 @@ class Run(Rounds):
         return Request(
             round=state.round,
             generation=state.generation,
-            kind="start" if start else "round",
+            kind="start" if start else self.algorithm.asks(state),
             statistics=self.algorithm.told(state),
             params=self.params if self.session.supports is None else None,
             workers=workers,

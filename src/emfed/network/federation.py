@@ -295,11 +295,12 @@ class RemoteFederation(Federation):
             generation=request.generation,
             phase=self._phase,
         )
-        body, rounds = RequestBody(since, start, told), range(since, request.round)
+        local, rounds = request.kind == "local", range(since, request.round)
+        body = RequestBody(since, start, told, local=local)
         if since >= 0 and all(r in self._steps for r in rounds):
             steps = tuple(self._steps[r] for r in rounds)
             if steps_size(map(len, steps)) <= floats_size(len(told)):
-                body = RequestBody(since, start, None, steps)
+                body = RequestBody(since, start, None, steps, local)
         return header, encode_request(request.round, body)
 
     def _told(self, request: Request, number: int) -> FloatArray:

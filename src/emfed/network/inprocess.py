@@ -155,20 +155,29 @@ class WorkerRows(Oracle):
     """Rows of a batch of workers; ``streams`` are their numbers where random numbers are drawn."""
 
     def __init__(
-        self, model: Model, data: Workers, workers: IntArray, pieces: Any, streams: IntArray
+        self,
+        model: Model,
+        data: Workers,
+        workers: IntArray,
+        pieces: Any,
+        streams: IntArray,
+        lasting: bool = True,
     ) -> None:
         self._model, self._data, self._workers, self._pieces = model, data, workers, pieces
-        self._streams = streams
+        self._streams, self.lasting = streams, lasting
         self.counts = data.counts_of(workers)
 
-    def full(self, params: Any, subset: IntArray, latent: Latent | None = None) -> FloatArray:
+    def full(
+        self, params: Any, subset: IntArray, latent: Latent | None = None, each: bool = False
+    ) -> FloatArray:
         """s-bar_i(theta), piece by piece."""
         workers = self._workers[subset]
         out = np.zeros((len(workers), self._model.layout.size))
         sweeps = latent is None and self._model.sweeps
         for piece in _whole(self._pieces(self._data, workers), sweeps):
             if latent is None:
-                values = self._model.expected_statistics(piece.rows, params, piece.padding)
+                theta = params.take(piece.positions) if each else params
+                values = self._model.expected_statistics(piece.rows, theta, piece.padding)
             else:
                 streams = self._streams[subset][piece.positions]
                 values = self._simulate(params, piece, streams, latent)
@@ -384,7 +393,8 @@ class InProcessFederation(Federation):
         """The data of the asked workers."""
         places = request.workers - self.first
         data = fresh_rows(self._model, self.data, request.round, places)
-        rows = WorkerRows(self._model, data, places, self.pieces, request.workers)
+        lasting = not self.data.streaming
+        rows = WorkerRows(self._model, data, places, self.pieces, request.workers, lasting)
         folds = self._begun is not None and self._begun[0].folds
         return LeftOut(rows, self._model, request) if folds else rows
 

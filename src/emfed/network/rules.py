@@ -196,11 +196,13 @@ class GuardedRows(Oracle):
 
     def __init__(self, inner: Oracle, model: Model, params: Any, smallest: int) -> None:
         self._inner, self._model, self._params, self._smallest = inner, model, params, smallest
-        self.counts, self.own_seed = inner.counts, inner.own_seed
+        self.counts, self.own_seed, self.lasting = inner.counts, inner.own_seed, inner.lasting
 
-    def full(self, params: Any, subset: IntArray, latent: Latent | None = None) -> FloatArray:
+    def full(
+        self, params: Any, subset: IntArray, latent: Latent | None = None, each: bool = False
+    ) -> FloatArray:
         """The full pass, if no group is too small."""
-        statistics = self._inner.full(params, subset, latent)
+        statistics = self._inner.full(params, subset, latent, each)
         self.check(self._model, statistics, self.counts[subset], self._smallest)
         return statistics
 

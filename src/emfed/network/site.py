@@ -461,7 +461,7 @@ class Site:
         request = Request(
             round=header.round,
             generation=header.generation,
-            kind="start" if body.start else "round",
+            kind="start" if body.start else "local" if body.local else "round",
             statistics=statistics,
             params=None if own else model.maximize(statistics),
             workers=np.array([joined.number], dtype=np.int64),
@@ -512,7 +512,8 @@ class Site:
             self._spend(chosen=state.round < 0)
         check_suits(data, phase.algorithm)
         rows_now = fresh_rows(model, data, request.round, _ME)
-        oracle: Oracle = WorkerRows(model, rows_now, _ME, Workers.pieces, request.workers)
+        lasting = not data.streaming
+        oracle: Oracle = WorkerRows(model, rows_now, _ME, Workers.pieces, request.workers, lasting)
         if not self._simulated:
             oracle.own_seed = self._secret.seed(f"{run:016x} {phase.number}")
         if self.rules.smallest_group is not None:

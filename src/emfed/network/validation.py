@@ -47,10 +47,13 @@ class LeftOut(Oracle):
         assert isinstance(model, SideBySide)
         self._inner, self._model, self._request = inner, model, request
         self.counts, self.own_seed = inner.counts, inner.own_seed
+        self.lasting = False  # S is the mean of some workers alone: nobody goes on from it
 
-    def full(self, params: Any, subset: IntArray, latent: Latent | None = None) -> FloatArray:
+    def full(
+        self, params: Any, subset: IntArray, latent: Latent | None = None, each: bool = False
+    ) -> FloatArray:
         """The full pass; a worker has nothing to say of its own part."""
-        out = self._inner.full(params, subset, latent)
+        out = self._inner.full(params, subset, latent, each)
         cuts = self._model.cuts
         for place, number in enumerate(self._request.workers[subset].tolist()):
             own = cuts[number % len(cuts)]

@@ -264,13 +264,15 @@ class RequestBody:
     statistics: FloatArray | None = None
     steps: tuple[bytes, ...] = ()
     """Payloads of the quantised steps that lead from the statistics of round ``accepted`` here."""
+    local: bool = False
+    """Whether the worker may go on by itself before it answers."""
 
 
 def encode_request(round_: int, body: RequestBody) -> bytes:
     """The body of a server's message to one worker."""
     distance = round_ - body.accepted if body.accepted >= 0 else 0
     steps = body.statistics is None
-    front = encode_count(4 * distance + 2 * steps + body.start)
+    front = encode_count(8 * distance + 4 * body.local + 2 * steps + body.start)
     if body.statistics is not None:
         return front + (encode_floats(body.statistics) if len(body.statistics) else b"")
     framed = [encode_count(len(step)) + step for step in body.steps[:-1]]
@@ -280,14 +282,15 @@ def encode_request(round_: int, body: RequestBody) -> bytes:
 def decode_request(body: bytes, round_: int, dimension: int) -> RequestBody:
     """The inverse of `encode_request`, of so many statistics."""
     front, position = decode_count(body)
-    distance, start = front >> 2, bool(front & 1)
+    distance, local, start = front >> 3, bool(front & 4), bool(front & 1)
     if distance > round_:
         raise WireError(f"round {round_} cannot come {distance} rounds after another.")
     accepted = round_ - distance if distance else -1
     if not front & 2:
         rest = body[position:]
         none = not rest and dimension == 0
-        return RequestBody(accepted, start, np.empty(0) if none else decode_floats(rest, dimension))
+        statistics = np.empty(0) if none else decode_floats(rest, dimension)
+        return RequestBody(accepted, start, statistics, local=local)
     if not distance or distance > len(body):
         raise WireError(f"{distance} steps cannot be.")
     steps = []
@@ -297,7 +300,7 @@ def decode_request(body: bytes, round_: int, dimension: int) -> RequestBody:
         position += size
     if position > len(body):
         raise WireError("a request ends inside a step.")
-    return RequestBody(accepted, start, None, (*steps, body[position:]))
+    return RequestBody(accepted, start, None, (*steps, body[position:]), local)
 
 
 def steps_size(sizes: Iterable[int]) -> int:
@@ -314,7 +317,7 @@ def envelopes(round_: int, phase: int, generation: int, known: BoolArray) -> Int
 
 def request_fronts(round_: int, accepted: IntArray) -> IntArray:
     """Bytes of the body of requests that are not payload."""
-    return count_sizes(4 * np.where(accepted >= 0, round_ - accepted, 0))
+    return count_sizes(8 * np.where(accepted >= 0, round_ - accepted, 0))
 
 
 def encode_reply(evaluations: int, rows: int, payload: bytes) -> bytes:
