@@ -14,6 +14,7 @@ from emfed.core.ledger import Ledger
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.core.version import __version__
 from emfed.models.portraits import width_of
+from emfed.network.scoring import falls_short
 
 if TYPE_CHECKING:
     from emfed.artifacts.result import Result
@@ -103,17 +104,10 @@ class Facts:
         return found if np.isfinite(found).any() else None
 
     def badly_served(self) -> IntArray:
-        """Workers whose rows the common model explains clearly worse than it claims to.
-
-        Clearly: by more than half the spread of single rows, and by more than three times what
-        chance gives for so many rows.
-        """
-        expected = self.expected
-        if expected is None or self.scores is None:
+        """Workers whose rows the common model explains clearly worse than it claims to."""
+        if self.expected is None or self.scores is None:
             return np.empty(0, dtype=np.int64)
-        mean, spread = expected.T
-        short = mean - self.scores[:, 0]
-        return np.flatnonzero((short > 0.5 * spread) & (short > 3 * spread / np.sqrt(self.rows)))
+        return np.flatnonzero(falls_short(self.scores, self.rows))
 
 
 def make_card(result: Result) -> dict[str, Any]:

@@ -43,6 +43,7 @@ from emfed.fitting.validation import with_validation
 from emfed.models.devices import Precision
 from emfed.models.side_by_side import MOST_PARTS, SideBySide, SideBySideParameters
 from emfed.network import FEDERATIONS, InProcessFederation, RayFederation, RemoteFederation
+from emfed.network.self_check import of_workers
 
 Place = Literal["stacked", "loop", "ray"] | Federation
 """Where the workers of a table run."""
@@ -192,6 +193,9 @@ def open_session(
         masks=settings.masks,
         rounded=settings.method(2).rounds_summaries,
     )
+    if isinstance(federation, InProcessFederation) and federation.size > 1:
+        told = session.opening, session.summary, session.weights
+        remarks += of_workers(*told, federation.data)
     parts = tuple(range(len(models)))
     if len(parts) > 1 and settings.numbers is not None:
         parts = within_rows(models, settings.numbers, session.samples, remarks)

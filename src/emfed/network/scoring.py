@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
-from emfed.core.protocols import AssignsRows, BoolArray, DrawsRows, FloatArray, Model, ScoresRows
+from emfed.core.protocols import (
+    AssignsRows,
+    BoolArray,
+    DrawsRows,
+    FloatArray,
+    IntArray,
+    Model,
+    ScoresRows,
+)
 from emfed.data.tables import Piece
 from emfed.models.mixture import to_numpy
 from emfed.models.side_by_side import SideBySide
@@ -109,6 +117,18 @@ def scores_of(model: Any, params: Any, pieces: Iterable[Piece], workers: int) ->
     for piece in pieces:
         total[piece.positions] += piece.share * score(model, params, piece, expected)
     return means_and_spreads(total)
+
+
+def falls_short(scores: FloatArray, rows: IntArray) -> BoolArray:
+    """Which workers' rows the model explains clearly worse than it claims to.
+
+    Clearly: by more than half the spread of single rows, and by more than three times what chance
+    gives for so many rows. Not where the model claims nothing.
+    """
+    found, _, mean, spread = scores[:, :4].T
+    short = mean - found
+    with np.errstate(invalid="ignore"):
+        return np.asarray((short > 0.5 * spread) & (short > 3 * spread / np.sqrt(rows)))
 
 
 def means_and_spreads(moments: FloatArray) -> FloatArray:

@@ -70,6 +70,7 @@ from emfed.models.binding import (
     candidates_of,
     flatten,
     rounded_columns,
+    unflatten,
     unflatten_params,
 )
 from emfed.models.clusters import Buckets, Clusters
@@ -84,7 +85,8 @@ from emfed.network.inprocess import (
     narrow,
 )
 from emfed.network.rules import GuardedRows, Journal, Refusal, SiteRules
-from emfed.network.scoring import scores_of, scores_width
+from emfed.network.scoring import falls_short, scores_of, scores_width
+from emfed.network.self_check import MISFIT, first_rows, suspicions
 from emfed.network.store import (
     Joined,
     Secret,
@@ -200,6 +202,10 @@ class Site:
         self._data, self._listed = read_site(data, columns, device), columns is not None
         self._tally, self._secret = Tally(self.directory, disk), Secret(self.directory, disk)
         self._cleared = False
+        self._summaries: dict[int, Mapping[str, FloatArray]] = {}
+        """Of runs that said hello to this process."""
+        self.warnings: list[str] = []
+        """What the owner should look at in these rows. The server is not told."""
         self._journal = Journal(None if journal is None else Path(journal))
 
     def step(self, message: bytes) -> bytes:
@@ -326,6 +332,7 @@ class Site:
             assert isinstance(model, HasSupports)
             self.rules.check_cells(supports.weights)
             cells = encode_cells(supports.keys, supports.weights, model.cells)
+        self._summaries = {header.run: summary}
         about = texts.join_about(
             data.columns, joined.shapes, opening.totals is not None, supports is not None
         )
@@ -375,6 +382,30 @@ class Site:
                     raise Refusal(Reason.REFUSED, "this phase had other settings before.")
         if (joined.number, joined.phase) != (told.number, told.phase):
             store.join(told)
+        if kind is Kind.CONSTANTS and joined.number < 0:
+            self._compare(header.run, told)
+
+    def _compare(self, run: int, joined: Joined) -> None:
+        """Compare the rows here with what the run told of all rows, and warn the owner."""
+        if run not in self._summaries:
+            return  # this process did not hear the hello
+        try:
+            whole, data = unflatten(joined.constants[1:], joined.shapes), self._rows(joined)
+            share = joined.count / float(joined.constants[0])
+            found = suspicions(
+                self._summaries[run], whole, share, first_rows(data, 0), joined.columns
+            )
+        except Exception:  # it looks on: the run does not depend on it
+            logger.exception("these rows could not be compared with the others'")
+            return
+        for words in found:
+            self._warn(run, words)
+
+    def _warn(self, run: int, words: str) -> None:
+        """Tell the owner, in the log and in the journal, and nobody else."""
+        logger.warning("look at these rows: %s", words)
+        self.warnings.append(words)
+        self._journal.write(run=f"{run:016x}", kind="warning", round=0, bytes=0, content=words)
 
     def _model(self, joined: Joined, view: View) -> Model:
         """The model that a view names, bound; under the owner's rule on small groups."""
@@ -408,6 +439,8 @@ class Site:
         if kind == "scores":
             told = scores_of(model, params, data.pieces(_ME), 1)[0]
             values = told[: scores_width(model)]
+            if falls_short(told[None], data.counts)[0]:
+                self._warn(header.run, MISFIT)
         elif kind == "validation":
             me, total = np.array([joined.number]), float(joined.constants[0])
             values = validation_of(model, params, data, me, total)[0]

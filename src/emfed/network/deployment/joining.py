@@ -120,7 +120,11 @@ class Guest(ABC):
         self._told += whole
         for line in new[:whole].decode(errors="replace").splitlines():
             try:
-                report("would send" if self.dry_run else "sent", describe(json.loads(line)))
+                entry = json.loads(line)
+                if entry["kind"] == "warning":  # the site's own, for nobody else
+                    report("look at your rows", entry["content"])
+                else:
+                    report("would send" if self.dry_run else "sent", describe(entry))
             except (json.JSONDecodeError, KeyError):
                 continue
 

@@ -91,7 +91,8 @@ def join(
     stop
         Set it, from another thread, to end.
     report
-        Called with ``"state"`` and words when the connection changes.
+        Called with ``"state"`` and words when the connection changes, and with ``"warning"`` and
+        words where the site's rows look mistaken beside the others' (the server is not told).
     """
     from emfed.network.websocket.client import join_server
 

@@ -281,7 +281,16 @@ def join_server(
     """See `emfed.network.join`."""
     given = name or (directory.name if key is None else key.stem)
     site = Site(data, directory, rules=rules, journal=journal, columns=columns)
-    connection = SiteConnection(address, site.step, key=key, authority=ca, name=given)
+
+    def answer(message: bytes) -> bytes:
+        before = len(site.warnings)
+        reply = site.step(message)
+        for words in site.warnings[before:]:
+            if report is not None:
+                report("warning", words)
+        return reply
+
+    connection = SiteConnection(address, answer, key=key, authority=ca, name=given)
     directory.mkdir(parents=True, exist_ok=True)
     with alone(directory / "join.lock") as mine, terminated_as_interrupted():
         if not mine:

@@ -1,0 +1,188 @@
+"""A site that differs by mistake is told so, by its own program alone, with the likely cause."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import emfed
+from emfed.network.self_check import suspicions
+
+COLUMNS = ("weight", "pressure", "day", "sex", "age")
+MEANS = np.array([70.0, 120.0, 18000.0, 0.4, 50.0])
+SPREADS = np.array([9.0, 12.0, 200.0, 0.49, 8.0])
+FACTORS = {
+    10.0: "10 times too large",
+    0.1: "10 times too small",
+    1000.0: "1,000 times too large",
+    0.001: "1,000 times too small",
+    1e6: "1,000,000 times too large",
+    2.2046: "pounds where the others have kilograms",
+    1 / 2.2046: "kilograms where the others have pounds",
+    0.133322: "kilopascals where the others have millimetres",
+    7.50062: "millimetres of mercury where the others have kilopascals",
+}
+
+
+def table(rng: Any, rows: int, shift: float = 0.0) -> Any:
+    out = MEANS + SPREADS * (rng.normal(size=(rows, 5)) + shift * rng.normal(size=5))
+    out[:, 3] = rng.random(rows) < 0.4
+    return out
+
+
+def told(mine: Any, others: Any) -> list[str]:
+    """What a site with these rows hears, from moments alone."""
+    every = np.concatenate([mine, others])
+    parts = [
+        {"observed": np.isfinite(x).mean(0), "mean": np.nanmean(x, 0), "scatter": np.nanvar(x, 0)}
+        for x in (mine, every)
+    ]
+    return suspicions(parts[0], parts[1], len(mine) / len(every), mine, COLUMNS)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    factor=st.sampled_from(list(FACTORS)),
+    column=st.sampled_from([0, 1, 4]),
+    seed=st.integers(0, 1000),
+    rows=st.integers(40, 400),
+)
+def test_a_column_in_another_unit_is_named_with_the_unit(
+    factor: float, column: int, seed: int, rows: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    mine, others = table(rng, rows, shift=0.15), table(rng, 500)
+    assert told(mine, others) == []
+    mine[:, column] *= factor
+    (words,) = told(mine, others)
+    assert words.startswith(f"column {COLUMNS[column]!r}")
+    assert FACTORS[factor] in words
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    offset=st.sampled_from([25569.0, -25569.0, 2440587.5, 719163.0, 10957.0, 123456.0]),
+    seed=st.integers(0, 1000),
+)
+def test_dates_of_another_origin_are_named(offset: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    mine, others = table(rng, 100, shift=0.2), table(rng, 300)
+    mine[:, 2] += offset
+    (words,) = told(mine, others)
+    assert words.startswith("column 'day'")
+    assert "dates" in words
+
+
+@settings(max_examples=30, deadline=None)
+@given(pair=st.sampled_from([(0, 1), (1, 4), (0, 2), (2, 4)]), seed=st.integers(0, 1000))
+def test_exchanged_columns_are_named(pair: tuple[int, int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    mine, others = table(rng, 200, shift=0.05), table(rng, 300)
+    mine[:, pair] = mine[:, pair[::-1]]
+    names = [repr(COLUMNS[j]) for j in pair]
+    assert any(
+        "exchanged" in words and all(n in words for n in names) for words in told(mine, others)
+    )
+
+
+@pytest.mark.parametrize("here", [0, 1])
+def test_codes_from_one_where_the_others_count_from_zero_are_named(here: int) -> None:
+    rng = np.random.default_rng(1)
+    mine, others = table(rng, 150), table(rng, 400)
+    mine[:, 3] += here
+    others[:, 3] += 1 - here
+    (words,) = told(mine, others)
+    assert f"it holds {here} and {here + 1} where the others seem to have {1 - here}" in words
+
+
+def test_a_site_warns_its_owner_and_tells_the_server_nothing(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    frames = {n: pl.DataFrame(table(rng, 80), schema=list(COLUMNS)) for n in ("a", "b", "c")}
+    strange = frames | {"b": frames["b"].with_columns(pl.col("weight") * 1000)}
+    model = emfed.mixed_mixture(2, dict.fromkeys(COLUMNS, "gaussian") | {"sex": "bernoulli"})
+    sent, heard = {}, {}
+    for which, data in (("right", frames), ("wrong", strange)):
+        journals = {name: tmp_path / f"{which}-{name}.jsonl" for name in data}
+        sites = {
+            name: emfed.Site(frame, tmp_path / which / name, journal=journals[name])
+            for name, frame in data.items()
+        }
+        federation = emfed.RemoteFederation(emfed.LocalTransport(sites), pause=0.0)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "worker", emfed.EmfedWarning)  # the server knows not
+            result = emfed.fit(model, federation, rounds=5)
+        heard[which] = {name: site.warnings for name, site in sites.items()}
+        sent[which] = result.ledger.counts
+        for name, path in journals.items():
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            said = [line["content"] for line in lines if line["kind"] == "warning"]
+            assert said == heard[which][name]
+    assert heard["right"] == {"a": [], "b": [], "c": []}
+    assert ["1,000 times too large" in words for words in heard["wrong"]["b"]] == [True]
+    np.testing.assert_array_equal(sent["wrong"][0], sent["right"][0])  # the opening, to the byte
+
+
+def test_a_simulation_names_the_worker() -> None:
+    rng = np.random.default_rng(3)
+    data = {name: pl.DataFrame(table(rng, 60), schema=list(COLUMNS)) for name in ("a", "b", "c")}
+    data["c"] = data["c"].with_columns(pl.col("pressure") * 0.133322)
+    with pytest.warns(emfed.EmfedWarning, match="worker 'c': column 'pressure'.*kilopascals"):
+        emfed.fit(emfed.gaussian_mixture(1, "diag"), data)
+    with pytest.warns(emfed.EmfedWarning, match="worker 'c': column 'pressure'.*kilopascals"):
+        emfed.fit(emfed.mixed_mixture(1, dict.fromkeys(COLUMNS, "gaussian")), data)
+
+
+def test_a_site_that_the_model_does_not_fit_hears_of_it(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    data = {"a": rng.normal(size=(300, 2)), "b": rng.normal(size=(40, 2)) * 4}
+    sites = {name: emfed.Site(rows, tmp_path / name) for name, rows in data.items()}
+    federation = emfed.RemoteFederation(emfed.LocalTransport(sites), pause=0.0)
+    emfed.fit(emfed.gaussian_mixture(1), federation, scores=True)
+    assert sites["a"].warnings == []
+    assert any("fits the rows here clearly worse" in words for words in sites["b"].warnings)
+
+
+REAL = {
+    "nmes1988": "region",
+    "gapminder": "continent",
+    "diamonds_fifth": "cut",
+    "storms": "year",
+    "penguins": "island",
+    "wdbc6": "Diagnosis",
+    "heart_disease_4hospitals": "hospital",
+    "bbs_wood_thrush": "state",
+}
+
+
+def test_real_sites_that_differ_by_nature_are_left_in_peace(data_dir: Path) -> None:
+    alarms, columns = [], 0
+    for name, key in REAL.items():
+        path = data_dir / f"{name}.csv.gz"
+        frame = pl.read_csv(path, null_values=["NA", ""], infer_schema_length=None)
+        kept = [c for c in frame.columns if c != key and frame[c].dtype.is_numeric()]
+        rows, groups = frame.select(kept).to_numpy().astype(float), frame[key].to_numpy()
+        whole = summary(rows)
+        for group in np.unique(groups.astype(str)):
+            mine = rows[groups.astype(str) == group]
+            columns += len(kept)
+            found = suspicions(summary(mine), whole, len(mine) / len(rows), mine, kept)
+            alarms += [f"{name}, {group}: {words}" for words in found]
+    told = f"{len(alarms)} warnings for {columns} columns of groups: {alarms}"
+    print(told)  # noqa: T201 (a rate that people read)
+    assert len(alarms) <= 0.005 * columns, told
+
+
+def summary(x: Any) -> dict[str, Any]:
+    seen = np.isfinite(x)
+    share = np.maximum(seen.mean(axis=0), 1e-12)
+    mean = np.where(seen, x, 0.0).mean(axis=0) / share
+    scatter = np.where(seen, (x - mean) ** 2, 0.0).mean(axis=0) / share
+    return {"observed": seen.mean(axis=0), "mean": mean, "scatter": scatter}
