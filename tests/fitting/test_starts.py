@@ -119,6 +119,19 @@ def test_a_sketch_has_the_variances_of_all_rows(seed: int, count: int) -> None:
             np.testing.assert_allclose(found, wanted, rtol=0.35)
 
 
+def test_the_start_of_many_workers_is_small() -> None:
+    """At most 300 bytes up and 1 kB down a worker; what follows from the seed is never sent."""
+    rng = np.random.default_rng(5)
+    rows = rng.normal(size=(7000, 20)) + 2 * rng.normal(size=(10, 20))[rng.integers(10, size=7000)]
+    run = emfed.open_run(
+        emfed.gaussian_mixture(10, "tied"), list(rows.reshape(100, 70, 20)), start="auto", seed=1
+    )
+    told = run.ledger.summary()["start"]
+    assert told["up"]["messages"] == told["down"]["messages"] == 500
+    assert told["up"]["payload"] <= 300 * 100
+    assert told["down"]["payload"] + told["down"]["envelope"] <= 1000 * 100
+
+
 def test_a_fit_of_one_more_component_may_begin_at_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without lucky attempts of its own it still is no worse than the fit before it."""
     rows, _ = datasets.make_blobs(600, 2, centers=6, cluster_std=0.4, random_state=3)

@@ -85,6 +85,7 @@ __all__ = [
     "Supports",
     "View",
     "WHOLE",
+    "at_origin",
     "free_parameters",
 ]
 
@@ -167,6 +168,13 @@ class Model(ABC):
     def sweeps(self) -> bool:
         """Whether its pass over rows runs in kernels on a device, for many workers at once."""
         return False
+
+    def origin(self) -> FloatArray | None:
+        """Statistics that need not be told, since both ends can derive them; None: there are none.
+
+        A phase that begins there sends no statistics in its first round.
+        """
+        return None
 
     def closed_form(self) -> FloatArray | None:
         """Statistics at the optimum, if what `bind` was told says all; None: EM must find them."""
@@ -357,6 +365,12 @@ class HasSupports(Protocol):
     def support(self, data: Any) -> tuple[IntArray, FloatArray]:
         """Which cells one worker's rows are of, increasing, and what each counts for."""
         ...
+
+
+def at_origin(model: Model, statistics: FloatArray) -> bool:
+    """Whether these statistics are those that nobody needs to be told."""
+    origin = model.origin()
+    return origin is not None and np.array_equal(origin, statistics)
 
 
 def free_parameters(model: Any) -> int:

@@ -36,6 +36,7 @@ from emfed.core.protocols import (
     Request,
     ServerState,
     View,
+    at_origin,
 )
 from emfed.core.records import Records, RoundRecord
 from emfed.core.storage import DISK, Disk, load_checkpoint, save_checkpoint
@@ -327,8 +328,10 @@ class Run(Rounds):
         if supports is not None:
             sizes = floats_size(0) + (floats_size(1) - floats_size(0)) * supports.sizes[workers]
             return sizes if self.algorithm.tells_statistics else 0 * sizes
-        full = np.full(len(workers), floats_size(len(self.state.statistics)))
-        if not self.algorithm.broadcasts_steps:
+        derived = at_origin(self.model, self.state.statistics)
+        size = 0 if derived else floats_size(len(self.state.statistics))
+        full = np.full(len(workers), size)
+        if derived or not self.algorithm.broadcasts_steps:
             return full
         sizes = np.array(self._step_sizes, dtype=np.int64)
         frames = count_sizes(sizes)

@@ -34,6 +34,7 @@ from emfed.core.protocols import (
     Rows,
     Supports,
     View,
+    at_origin,
 )
 from emfed.core.registry import plain
 from emfed.core.storage import DISK, Disk
@@ -290,6 +291,9 @@ class RemoteFederation(Federation):
         """One worker's request: the statistics, or the steps since its last round if shorter."""
         number, since = int(request.workers[position]), int(request.accepted[position])
         told, start = self._told(request, number), request.kind == "start"
+        assert self._model is not None
+        if at_origin(self._model, request.statistics):
+            told = told[:0]
         header = replace(
             self._header(Kind.REQUEST, number, request.round),
             generation=request.generation,

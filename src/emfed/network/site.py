@@ -482,7 +482,11 @@ class Site:
                 Reason.OLD, f"round {header.round} is over; round {state.round} was next."
             )
         statistics = body.statistics
-        if statistics is None:
+        if statistics is not None and told and not len(statistics):
+            statistics = model.origin()
+            if statistics is None:
+                raise WireError("a request has no statistics, and nothing to derive them from.")
+        elif statistics is None:
             if state.round < body.accepted:
                 return lost
             steps = body.steps[state.round - body.accepted :]

@@ -288,8 +288,7 @@ def decode_request(body: bytes, round_: int, dimension: int) -> RequestBody:
     accepted = round_ - distance if distance else -1
     if not front & 2:
         rest = body[position:]
-        none = not rest and dimension == 0
-        statistics = np.empty(0) if none else decode_floats(rest, dimension)
+        statistics = decode_floats(rest, dimension) if rest else np.empty(0)
         return RequestBody(accepted, start, statistics, local=local)
     if not distance or distance > len(body):
         raise WireError(f"{distance} steps cannot be.")

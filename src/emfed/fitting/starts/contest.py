@@ -27,7 +27,7 @@ RACE_NOISE, RACE_BROADCAST = 0.05, 0.01
 """omega of the uploads and steps of competing starts."""
 MANY = 100.0
 """Workers of equal weight from which on messages of buckets are as coarse as they get."""
-BUCKET_NOISE = (0.002, 1.0)
+BUCKET_NOISE = (0.002, 2.2)
 """omega of uploads of buckets: the least, and that of `MANY` workers, whose sum has a hundredth of
 it. In between it goes with the square, as few workers have few bytes to save."""
 BUCKET_BROADCAST = (0.02, 0.1)
@@ -35,7 +35,7 @@ BUCKET_BROADCAST = (0.02, 0.1)
 SETTLING = 2
 """Rounds of Lloyd's algorithm on all buckets."""
 BUCKETS_PER_COMPONENT, FEWEST_PER_COMPONENT = 16, 4
-NUMBERS = 1000
+NUMBERS = 840
 """Statistics of buckets that are worth their bytes, unless components have too few buckets then."""
 FEWEST = 32
 ROWS_PER_BUCKET = 5
