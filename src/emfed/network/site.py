@@ -42,7 +42,7 @@ from emfed.core.wire import (
     Message,
     Reason,
     decode_bundle,
-    decode_floats,
+    decode_constants,
     decode_question,
     decode_request,
     decode_text,
@@ -336,12 +336,14 @@ class Site:
         """Constants and settings: kept, if they are news."""
         store, joined = self._known(header)
         if kind is Kind.CONSTANTS:
-            constants = decode_floats(body)
-            told = replace(joined, constants=constants, number=header.worker)
-            if joined.number >= 0 and (
-                joined.number != told.number or not np.array_equal(joined.constants, constants)
-            ):
-                raise Refusal(Reason.REFUSED, "this run told other constants before.")
+            number, constants = decode_constants(body)
+            told = replace(joined, constants=constants, number=header.worker, told_in=number)
+            if joined.number >= 0:
+                if number < joined.told_in:
+                    return  # long delayed, like the message that it came with
+                same = number > joined.told_in or np.array_equal(joined.constants, constants)
+                if not same:
+                    raise Refusal(Reason.REFUSED, "this run told other constants before.")
         else:
             told = replace(joined, phase=body.decode(errors="replace"))
             phase = _phase(told.phase)
@@ -351,7 +353,8 @@ class Site:
                     return  # long delayed: its request is old too
                 if phase.number == now:
                     raise Refusal(Reason.REFUSED, "this phase had other settings before.")
-        if (joined.number, joined.phase) != (told.number, told.phase):
+        before, after = ((j.number, j.told_in, j.phase) for j in (joined, told))
+        if before != after:
             store.join(told)
 
     def _model(self, joined: Joined, view: View) -> Model:

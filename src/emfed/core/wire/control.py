@@ -157,6 +157,17 @@ def decode_question(body: bytes) -> tuple[Any, dict[str, Any], FloatArray]:
     return kind, view, decode_floats(body[end:])
 
 
+def encode_constants(number: int, constants: FloatArray) -> bytes:
+    """What binds the model; ``number`` grows whenever other constants are told."""
+    return encode_count(number) + encode_floats(constants)
+
+
+def decode_constants(body: bytes) -> tuple[int, FloatArray]:
+    """The inverse of `encode_constants`."""
+    number, start = decode_count(body)
+    return number, decode_floats(body[start:])
+
+
 def encode_bundle(parts: Sequence[tuple[Kind, bytes]]) -> bytes:
     """Several bodies that go together under one header; the receiver answers the last."""
     *first, (kind, body) = parts
