@@ -21,6 +21,7 @@ from emfed.core.wire import Header, Join, Kind, decode_cells, decode_join, encod
 from emfed.models.binding import Shapes, unflatten
 from emfed.network import texts
 from emfed.network.connection import Connection, logger
+from emfed.network.plausible import impossible_summary, oddities
 
 
 @final
@@ -155,8 +156,11 @@ def most_common(values: list[Any]) -> Any:
     return Counter(values).most_common(1)[0][0]
 
 
-MOST_ROWS = 1 << 53
-"""More rows than any worker has; sums of them stay exact."""
+def impossible(join: Join, shapes: Shapes) -> str:
+    """What no rows can say of themselves, in words; empty if rows could."""
+    ways = weighted(join)
+    summary = unflatten(join.values[: len(join.values) - ways], shapes)
+    return impossible_summary(join.count, summary, float(join.values[-1]) if ways else None)
 
 
 @final
@@ -196,13 +200,14 @@ class RollCall:
         for key in [
             k
             for k, s in shapes.items()
-            if s != common
-            or weighted(joins[k]) is not ways
-            or not 0 < joins[k].count < MOST_ROWS
-            or not fits(joins[k], model)
+            if s != common or weighted(joins[k]) is not ways or not fits(joins[k], model)
         ]:
             del joins[key]
             line.dismiss(key, f"its summary has not the shapes of the others', {common}.")
+        for key in list(joins):
+            if why := impossible(joins[key], common):
+                del joins[key]
+                line.dismiss(key, why)
         if len(joins) < minimum:
             why = "".join(f"\n  {key}: {text}" for key, text in sorted(line.refusals.items()))
             raise ParticipationError(
@@ -211,7 +216,7 @@ class RollCall:
         # Numbers follow the transport's order: a run does not depend on who answered first.
         members = [key for key in keys if key in joins]
         values = np.stack([joins[key].values for key in members])
-        return Members(
+        found = Members(
             run,
             keys=members,
             settings=[texts[key] for key in members],
@@ -224,6 +229,10 @@ class RollCall:
             description=description,
             cells=[joins[key].cells for key in members if joins[key].cells],
         )
+        opening = found.opening
+        for key, words in oddities(members, opening.counts, opening.summaries).items():
+            logger.warning("%s is odd: %s", key, words)
+        return found
 
     def hello(
         self,
@@ -267,8 +276,10 @@ class RollCall:
         joins, _ = self.hello(members.run, keys, members.description, members.columns, once=True)
         for key, join in joins.items():
             alike = columns_of(join) == members.columns and shapes_of(join) == members.shapes
-            if not (alike and 0 < join.count < MOST_ROWS):
+            if not alike:
                 self.line.dismiss(key, "its columns or its summary are not those of the others.")
+            elif why := impossible(join, members.shapes):
+                self.line.dismiss(key, why)
         return [key for key in keys if key in joins and key not in self.line.refusals]
 
     def again(self, members: Members, numbers: Sequence[int]) -> IntArray:
