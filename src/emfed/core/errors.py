@@ -11,6 +11,7 @@
     ├── FederationError      processes of a federation that cannot be started, reached or kept
     ├── ContractError        a model that does not keep what a model promises
     ├── ParticipationError   too few workers answered; the run can be resumed
+    ├── MembersChanged       who takes part changed, and what was under way is begun anew
     ├── ExtraError           an optional part that is not installed         (also ImportError)
     ├── ServerCrash          a simulated crash of the server, which a run survives
     └── WireError            bytes that are not an emfed message             (also ValueError)
@@ -65,6 +66,10 @@ class ContractError(EmfedError):
 
 class ParticipationError(EmfedError):
     """Too few workers joined or answered in time; a run with a checkpoint can be resumed."""
+
+
+class MembersChanged(EmfedError):
+    """Who takes part has changed while everyone was needed: what was under way is begun anew."""
 
 
 class ExtraError(EmfedError, ImportError):

@@ -24,6 +24,7 @@ from emfed.core.errors import (
     CheckpointError,
     EmfedError,
     EmfedWarning,
+    MembersChanged,
     SettingsError,
     check_count,
 )
@@ -35,11 +36,12 @@ from emfed.fitting.candidates import Candidates
 from emfed.fitting.climbing import Climb
 from emfed.fitting.rounds import Run, remembered
 from emfed.fitting.selection import Selection, choose, floor_remarks, with_setting, within_rows
-from emfed.fitting.session import Session, digest
+from emfed.fitting.session import Session, digest, recast
 from emfed.fitting.settings import TOL, FitSettings
 from emfed.fitting.starts import NOT_INSIDE, search
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop, remaining
 from emfed.fitting.validation import with_validation
+from emfed.models.binding import Bound
 from emfed.models.devices import Precision
 from emfed.models.side_by_side import MOST_PARTS, SideBySide, SideBySideParameters
 from emfed.network import FEDERATIONS, InProcessFederation, RayFederation, RemoteFederation
@@ -68,6 +70,13 @@ class Fitted:
     """What a user should know."""
     shortfall: str = ""
     """What was missing to convergence, in words; empty if nothing was."""
+    thrown_off: str = ""
+    """What may have thrown the fit off, in words; it is among the remarks."""
+
+    @property
+    def doubts(self) -> list[str]:
+        """Why the result must not be taken for that of a fit which ended well; empty if it did."""
+        return [words for words in (self.shortfall, self.thrown_off) if words]
 
 
 @final
@@ -158,10 +167,14 @@ def run_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY
         fitted = replace(fitted, result=curve.drawn(fitted.result, session, place))
     remarks += floor_remarks(fitted.result)
     remarks += run_remarks(run, stopped)
+    thrown_off = guard_ridden(run)
+    remarks += [thrown_off] if thrown_off else []
     short = shortfall(run, stopped, stop, tolerance)
     told = [*remarks, *([short] if short else [])]
     kept = with_setting(fitted.result, "remarks", told) if told else fitted.result
-    return replace(fitted, result=kept, remarks=tuple(remarks), shortfall=short)
+    return replace(
+        fitted, result=kept, remarks=tuple(remarks), shortfall=short, thrown_off=thrown_off
+    )
 
 
 def watches(settings: FitSettings, algorithm: Algorithm) -> bool:
@@ -192,6 +205,7 @@ def open_session(
         count_bytes=count_bytes,
         masks=settings.masks,
         rounded=settings.method(2).rounds_summaries,
+        patience=settings.patience,
     )
     if isinstance(federation, InProcessFederation) and federation.size > 1:
         told = session.opening, session.summary, session.weights
@@ -225,7 +239,15 @@ def settled(session: Session, part: int) -> FloatArray | None:
 def start_at(
     settings: FitSettings, session: Session, parts: tuple[int, ...], view: View
 ) -> FloatArray:
-    """S_0."""
+    """S_0; searched anew where somebody leaves or comes back in the midst of it."""
+    while True:
+        with contextlib.suppress(MembersChanged):
+            return _start_at(settings, session, parts, view)
+
+
+def _start_at(
+    settings: FitSettings, session: Session, parts: tuple[int, ...], view: View
+) -> FloatArray:
     model = session.view(view)
     start, mode = settings.start, settings.start_statistics
     if isinstance(start, str):
@@ -319,7 +341,8 @@ def _finished(
             k = settings.numbers[j]
             if j in candidates.dropped:
                 left = candidates.dropped[j]
-                results[k], values[k] = part_of(whole, session, j, left.statistics), left.values
+                results[k] = part_of(whole, session, j, left.statistics)
+                values[k] = candidates.values(j)
             else:
                 place = run.view.parts.index(j) if run.view.parts is not None else j
                 own = run.state.statistics[run.model.cuts[place]]
@@ -440,7 +463,7 @@ class Curve:
     """
 
     def __init__(self) -> None:
-        self.kept: dict[int, tuple[tuple[int, ...], FloatArray]] = {}
+        self.kept: dict[int, tuple[Bound, tuple[int, ...], FloatArray]] = {}
         self._every = 1
 
     def watching(self, run: Run) -> Callback:
@@ -460,19 +483,22 @@ class Curve:
         return look
 
     @staticmethod
-    def _point(run: Run) -> tuple[tuple[int, ...], FloatArray]:
-        return run.session.bound.parts_of(run.view), run.state.statistics
+    def _point(run: Run) -> tuple[Bound, tuple[int, ...], FloatArray]:
+        bound = run.session.bound
+        return bound, bound.parts_of(run.view), run.state.statistics
 
     def drawn(self, result: Result, session: Session, part: int) -> Result:
         """The result with the objective in the records of the rounds that were remembered."""
         view = main_view(session, (part,), False)
         model, whole, found = session.bound.part(part), session.view(view), {}
-        for round_, (parts, statistics) in self.kept.items():
+        for round_, (bound, parts, statistics) in self.kept.items():
             if part not in parts:
                 continue
-            sizes = np.cumsum([0, *(session.bound.part(j).layout.size for j in parts)])
+            sizes = np.cumsum([0, *(bound.part(j).layout.size for j in parts)])
             start = int(sizes[parts.index(part)])
             own = statistics[start : start + model.layout.size]
+            if bound is not session.bound:  # it was another's rows, too
+                own = recast(bound.part(part), model, own)
             params = whole.maximize(own)
             told = session.ask("values", view, params, "monitor")
             found[round_] = whole.penalty(params) - float(told[0, 0])
@@ -686,18 +712,15 @@ def threads_of(count: int | None) -> Any:
 
 def run_remarks(run: Run, stopped: str) -> list[str]:
     """What a user should know of how the rounds went."""
-    remarks = []
-    made = [record for record in run.records if record.round > 0]
-    short = sum(record.guard_hits > 0 for record in made)
-    if short > max(5, 0.02 * len(made)):
-        already = getattr(run.algorithm, "in_metric", False)
+    session, remarks = run.session, []
+    here = session.attendance.here
+    if not here.all():
+        left = ", ".join(session.name_of(n) for n in np.flatnonzero(~here).tolist())
         remarks.append(
-            f"in {short} of {len(made)} rounds the step was shortened to stay where the model is "
-            "defined; the fit may have been thrown off. Use "
-            + ("" if already else "in_metric=True, ")
-            + "a smaller step_size, a finer compressor, or fewer components."
+            f"{left} left before the end and does not count: the model is that of the other "
+            f"{int(here.sum())}, with {session.samples} rows."
         )
-    if stopped == "bytes" and not made:
+    if stopped == "bytes" and run.records[-1].round == 0:
         spent = run.ledger.total("up") + run.ledger.total("down")
         remarks.append(
             f"the opening and the start took {spent} bytes, so max_bytes left none for a round: "
@@ -706,6 +729,21 @@ def run_remarks(run: Run, stopped: str) -> list[str]:
     if stopped == "silence":
         remarks.append(f"nobody answered for {PATIENCE} rounds; the run gave up.")
     return remarks
+
+
+def guard_ridden(run: Run) -> str:
+    """Words about steps that had to be shortened, if there were many."""
+    made = [record for record in run.records if record.round > 0]
+    short = sum(record.guard_hits > 0 for record in made)
+    if short <= max(5, 0.02 * len(made)):
+        return ""
+    already = getattr(run.algorithm, "in_metric", False)
+    return (
+        f"in {short} of {len(made)} rounds the step was shortened to stay where the model is "
+        "defined; the fit may have been thrown off. Use "
+        + ("" if already else "in_metric=True, ")
+        + "a smaller step_size, a finer compressor, or fewer components."
+    )
 
 
 def shortfall(run: Run, stopped: str, stop: Stop, tolerance: float) -> str:

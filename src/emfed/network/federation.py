@@ -12,6 +12,7 @@ from typing import Any, final
 
 import numpy as np
 
+from emfed.algorithms import EM
 from emfed.core.errors import (
     CheckpointError,
     ParticipationError,
@@ -48,6 +49,7 @@ from emfed.core.wire import (
     decode_floats,
     decode_reply,
     encode_bundle,
+    encode_count,
     encode_question,
     encode_request,
     encode_text,
@@ -60,6 +62,7 @@ from emfed.network import texts
 from emfed.network.connection import Connection, logger
 from emfed.network.inprocess import answer_width
 from emfed.network.membership import Members, RollCall, new_run
+from emfed.network.plausible import impossible_statistics, impossible_upload
 from emfed.network.prices import first_question
 from emfed.network.scoring import SCORES
 from emfed.network.site import mark
@@ -114,9 +117,11 @@ class RemoteFederation(Federation):
         self._numbers: dict[str, int] = {}
         self._knows: dict[str, set[Kind]] = {}
         self._steps: dict[int, bytes] = {}
+        self._told_in = 0
+        """The phase under whose number the constants are told."""
+        self._out: set[int] = set()
+        self._missed: IntArray = np.empty(0, dtype=np.int64)
         self._asked: tuple[int, int, int, set[int], int] = (-1, -1, -1, set(), 0)
-        self.silences: dict[str, int] = {}
-        """How often in a row each worker was asked in vain."""
         self._question = first_question(new_run())
         """Of the next question to everyone: its answers cannot be taken for those of another."""
         if self.directory is not None:
@@ -206,8 +211,30 @@ class RemoteFederation(Federation):
         self._line.traffic.attach(ledger)
 
     def bind(self, bound: Bound) -> None:
-        """Workers are told the constants with the first message that needs them."""
-        self._bound = bound
+        """Workers are told the constants with the first message that needs them.
+
+        Constants that may differ from what workers know come under a number that is new to all,
+        and is on disk before anyone is told.
+        """
+        if self._bound is not None or self.members.phase:
+            self.members.phase += 1
+            self._keep_members()
+        self._bound, self._told_in = bound, self.members.phase
+        for known in self._knows.values():
+            known.discard(Kind.CONSTANTS)
+
+    @property
+    def gone(self) -> IntArray:
+        """Members that were dismissed or refused for good."""
+        out = [n for key, n in self._numbers.items() if key in self.refusals]
+        return np.array(out, dtype=np.int64)
+
+    @property
+    def missed(self) -> IntArray:
+        return self._missed
+
+    def leave_out(self, workers: IntArray) -> None:
+        self._out = set(workers.tolist())
 
     @property
     def last_phase(self) -> int:
@@ -252,7 +279,7 @@ class RemoteFederation(Federation):
         if not news:
             return message
         if Kind.CONSTANTS in news:
-            told[Kind.CONSTANTS] = self._bound.wire
+            told[Kind.CONSTANTS] = encode_count(self._told_in) + self._bound.wire
         parts = [*((kind, told[kind]) for kind in news), (header.kind, body)]
         return replace(header, kind=Kind.BUNDLE), encode_bundle(parts)
 
@@ -327,7 +354,6 @@ class RemoteFederation(Federation):
             strangers = self._listen(request, asked, found, lost)
             lost |= self._rejoin(strangers)
             heard |= set(found) | lost
-            self._note_silence(asked, heard)
             if len(heard) >= enough:
                 break
         else:
@@ -340,11 +366,6 @@ class RemoteFederation(Federation):
         q = len(request.statistics) if supports is None else len(supports.keys)
         joined = Replies.join([found[number] for number in sorted(found)], q)
         return replace(joined, lost_memory=np.array(sorted(lost), dtype=np.int64))
-
-    def _note_silence(self, asked: Iterable[str], heard: set[int]) -> None:
-        for key in asked:
-            silent = self._numbers[key] not in heard
-            self.silences[key] = self.silences.get(key, 0) + 1 if silent else 0
 
     def _progress(self, request: Request) -> tuple[set[int], int]:
         """Who answered this round in earlier calls, and how many answers it needs."""
@@ -390,15 +411,28 @@ class RemoteFederation(Federation):
                 return None
             mine = request.take(np.flatnonzero(request.workers == number))
             supports, model, seed = self._supports, self._model, self._seed
-            if supports is None:
-                return self._algorithm.read_upload(model, seed, mine, evaluations, payload)
-            if evaluations != supports.sizes[number]:
+            if supports is not None and evaluations != supports.sizes[number]:
                 return None
             found = self._algorithm.read_upload(model, seed, mine, evaluations, payload)
-            return replace(found, values=supports.spread(mine.workers, found.values))
+            if self._impossible(number, request.statistics, found.values):
+                return None
+            if supports is not None:
+                found = replace(found, values=supports.spread(mine.workers, found.values))
+            return found
         except WireError as error:
             logger.warning("the answer of %s cannot be read: %s", self.members.keys[number], error)
             return None
+
+    def _impossible(self, number: int, statistics: FloatArray, values: FloatArray) -> bool:
+        """Whether no rows can say this; whoever says it is out of the run, with that reason."""
+        assert self._model is not None
+        share = float(self.members.counts[number] / self.members.counts.sum())
+        why = impossible_upload(values, statistics, share)
+        if not why and isinstance(self._algorithm, EM):  # it sends exact statistics, less S
+            why = impossible_statistics(self._model, statistics + values[0])
+        if why:
+            self._line.dismiss(self.members.keys[number], why)
+        return bool(why)
 
     # Everyone at once: questions.
 
@@ -409,32 +443,40 @@ class RemoteFederation(Federation):
         body = encode_question(question.kind, view, values)
         self._question += 1
         found: dict[int, FloatArray] = {}
-        enough = self.size if question.everyone else min(self.minimum, self.size)
+        members = {k: n for k, n in self._numbers.items() if n not in self._out}
+        enough = len(members) if question.everyone else min(self.minimum, len(members))
         for attempt in self._line.tries():
             messages = {}
-            for key, number in self._numbers.items():
+            for key, number in members.items():
                 if number not in found and key not in self.refusals:
                     header = self._header(Kind.QUESTION, number, self._question)
                     messages[key] = self._with_news((header, body), (Kind.CONSTANTS,))
-            self._rejoin(self._take_answers(question.purpose, messages, width, found))
-            left = [n for key, n in self._numbers.items() if key not in self.refusals]
+            self._rejoin(self._take_answers(question, messages, width, found))
+            left = [n for key, n in members.items() if key not in self.refusals]
             if all(n in found for n in left) or (attempt and len(found) >= enough):
                 break
         if len(found) < enough:
             raise ParticipationError(
-                f"a question ({question.purpose}) was answered by {len(found)} of {self.size} "
+                f"a question ({question.purpose}) was answered by {len(found)} of {len(members)} "
                 f"workers in {self.attempts} attempts; {enough} are needed (refusals: "
                 f"{self.refusals or 'none'}). The run can be resumed."
             )
+        self._missed = np.setdiff1d(np.arange(self.size), list(found))
         return found
 
     def _take_answers(
-        self, purpose: str, messages: dict[str, Message], width: int, found: dict[int, FloatArray]
+        self,
+        question: Question,
+        messages: dict[str, Message],
+        width: int,
+        found: dict[int, FloatArray],
     ) -> list[str]:
         """Take answers to a question; returns those who know nothing of the run."""
         strangers: list[str] = []
         waiting = set(messages)
-        for key, kind, body in self._line.deliver(purpose, messages, self._familiar):
+        assert self._bound is not None
+        model = self._bound.view(question.view)
+        for key, kind, body in self._line.deliver(question.purpose, messages, self._familiar):
             number = self._numbers[key]
             if kind is Kind.REFUSAL:
                 if self._line.heed(key, body) in STRANGERS:
@@ -442,7 +484,12 @@ class RemoteFederation(Federation):
                 waiting.discard(key)
             elif kind is Kind.ANSWER and key in waiting:
                 try:
-                    found[number] = decode_floats(body, width)
+                    told = decode_floats(body, width)
+                    exact = question.kind == "statistics"
+                    if why := impossible_statistics(model, told) if exact else "":
+                        self._line.dismiss(key, why)
+                    else:
+                        found[number] = told
                 except WireError as error:
                     logger.warning("the answer of %s cannot be read: %s", key, error)
                     continue

@@ -30,6 +30,7 @@ from emfed.core.wire import (
 from emfed.models.binding import Shapes, unflatten
 from emfed.network import texts
 from emfed.network.connection import Connection, logger
+from emfed.network.plausible import impossible_summary, oddities
 
 
 @final
@@ -159,8 +160,10 @@ def most_common(values: list[Any]) -> Any:
     return Counter(values).most_common(1)[0][0]
 
 
-MOST_ROWS = 1 << 53
-"""More rows than any worker has; sums of them stay exact."""
+def impossible(join: Join, summary: tuple[Shapes, FloatArray]) -> str:
+    """What no rows can say of themselves, in words; empty if rows could."""
+    shapes, values = summary
+    return impossible_summary(join.count, unflatten(values, shapes), join.total)
 
 
 @final
@@ -206,11 +209,13 @@ class RollCall:
                 summary is None
                 or summary[0] != common
                 or (join.total is None) is not ways
-                or not 0 < join.count < MOST_ROWS
                 or not fits(join, model)
             ):
                 del joins[key]
                 line.dismiss(key, f"its summary has not the shapes of the others', {common}.")
+            elif why := impossible(join, summary):
+                del joins[key]
+                line.dismiss(key, why)
             else:
                 summaries[key] = summary[1]
         if len(joins) < minimum:
@@ -221,7 +226,7 @@ class RollCall:
         # Numbers follow the transport's order: a run does not depend on who answered first.
         members = [key for key in keys if key in joins]
         totals = [joins[key].total for key in members]
-        return Members(
+        gathered = Members(
             run,
             keys=members,
             settings=[told[key] for key in members],
@@ -234,6 +239,10 @@ class RollCall:
             description=description,
             cells=[joins[key].cells for key in members if joins[key].cells],
         )
+        opening = gathered.opening
+        for key, words in oddities(members, opening.counts, opening.summaries).items():
+            logger.warning("%s is odd: %s", key, words)
+        return gathered
 
     def hello(
         self,
@@ -280,8 +289,10 @@ class RollCall:
             summary = summary_of(join)
             alike = columns_of(join) == members.columns
             alike = alike and summary is not None and summary[0] == members.shapes
-            if not (alike and 0 < join.count < MOST_ROWS):
+            if summary is None or not alike:
                 self.line.dismiss(key, "its columns or its summary are not those of the others.")
+            elif why := impossible(join, summary):
+                self.line.dismiss(key, why)
         return [key for key in keys if key in joins and key not in self.line.refusals]
 
     def again(self, members: Members, numbers: Sequence[int]) -> IntArray:

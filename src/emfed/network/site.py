@@ -45,6 +45,7 @@ from emfed.core.wire import (
     as_json,
     decode_bundle,
     decode_constants,
+    decode_count,
     decode_question,
     decode_request,
     decode_text,
@@ -84,7 +85,7 @@ from emfed.network.inprocess import (
     fresh_rows,
     narrow,
 )
-from emfed.network.rules import GuardedRows, Journal, Refusal, SiteRules
+from emfed.network.rules import GuardedRows, Journal, Refusal, SiteRules, counts_named
 from emfed.network.scoring import falls_short, scores_of, scores_width
 from emfed.network.self_check import MISFIT, first_rows, suspicions
 from emfed.network.store import (
@@ -103,6 +104,8 @@ logger = logging.getLogger(__name__)
 NOBODY = Header(Kind.REFUSAL, 0, 0, 0, 0)
 LARGEST_STATISTICS = LARGEST_PAYLOAD // 8
 """A model with more could only be named to use up a site's memory."""
+SPARSE = "cells"
+"""The model whose counts are those of a table of which a site only ever holds its own cells."""
 ANSWERS = {
     "statistics": "exact expected statistics",
     "values": "mean log-likelihood and entropy",
@@ -208,6 +211,15 @@ class Site:
         """What the owner should look at in these rows. The server is not told."""
         self._journal = Journal(None if journal is None else Path(journal))
 
+    @property
+    def _width(self) -> int:
+        return max(1, len(self._data.columns or ()))
+
+    @property
+    def _cells(self) -> int:
+        """Numbers that the data hold, about."""
+        return int(self._data.counts.sum()) * self._width
+
     def step(self, message: bytes) -> bytes:
         """Answer one message."""
         header, refusal = NOBODY, None
@@ -293,9 +305,12 @@ class Site:
         """Say who this is and describe the data, or say why not."""
         content = decode_text(body)
         description = content.get("model")
+        named = isinstance(description, Mapping) and str(description.get("model"))
+        if named:
+            self.rules.check_model(named)
+        if named != SPARSE:
+            self.rules.check_size(counts_named(description) * self._width, self._cells)
         model = build_model(description)
-        assert isinstance(description, Mapping)
-        self.rules.check_model(str(description["model"]))
         columns = content.get("columns")
         wanted = None if columns is None else tuple(map(str, columns))
         store, settings = self._store(header.run), inflate(body)
@@ -363,13 +378,15 @@ class Site:
         """Constants and settings: kept, if they are news."""
         store, joined = self._known(header)
         if kind is Kind.CONSTANTS:
-            count = sum(map(prod, joined.shapes.values()))
-            constants = decode_constants(body, count)
-            told = replace(joined, constants=constants, number=header.worker)
-            if joined.number >= 0 and (
-                joined.number != told.number or not np.array_equal(joined.constants, constants)
-            ):
-                raise Refusal(Reason.REFUSED, "this run told other constants before.")
+            number, start = decode_count(body)
+            constants = decode_constants(body[start:], sum(map(prod, joined.shapes.values())))
+            told = replace(joined, constants=constants, number=header.worker, told_in=number)
+            if joined.number >= 0:
+                if number < joined.told_in:
+                    return  # long delayed, like the message that it came with
+                same = number > joined.told_in or np.array_equal(joined.constants, constants)
+                if joined.number != told.number or not same:
+                    raise Refusal(Reason.REFUSED, "this run told other constants before.")
         else:
             own = {"phase": header.phase, "since": header.phase}
             told = replace(joined, phase=as_json(own | decode_text(body)))
@@ -380,7 +397,8 @@ class Site:
                     return  # long delayed: its request is old too
                 if phase.number == now:
                     raise Refusal(Reason.REFUSED, "this phase had other settings before.")
-        if (joined.number, joined.phase) != (told.number, told.phase):
+        before, after = ((j.number, j.told_in, j.phase) for j in (joined, told))
+        if before != after:
             store.join(told)
         if kind is Kind.CONSTANTS and joined.number < 0:
             self._compare(header.run, told)
@@ -412,9 +430,11 @@ class Site:
         if joined.number < 0:
             raise Refusal(Reason.UNKNOWN_RUN, "the constants of this run never came: say hello.")
         bound = _bound(joined.settings, joined.constants.tobytes(), tuple(joined.shapes.items()))
+        self.rules.check_size((view.clusters or 1) * self._width, self._cells)
         model = bound.view(view)
         if model.layout.size > LARGEST_STATISTICS:
             raise SettingsError(f"{model.layout.size} statistics are more than a message can hold.")
+        self.rules.check_size(model.layout.size, self._cells)
         if isinstance(model, Clusters | Buckets):
             return model.silent_below(self.rules.smallest_group or SMALLEST_CLUSTER)
         return model
@@ -471,6 +491,7 @@ class Site:
             raise Refusal(Reason.OLD, f"phase {header.phase} is over.")
         self.rules.check_algorithm(phase.algorithm.rows_at_once)
         model, algorithm, seed = self._model(joined, phase.view), phase.algorithm, phase.seed
+        self.rules.check_size(counts_named(algorithm.describe()), self._cells)
         own = isinstance(model, HasSupports)
         q = joined.count if own else model.layout.size
         told = q if algorithm.tells_statistics else 0
