@@ -1,0 +1,123 @@
+"""The command line speaks of options, never of Python; run.toml of keys; a summary tells all."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import emfed
+from emfed.cli.help import spoken
+from emfed.core.errors import SettingsError
+from emfed.fitting.words import in_toml
+from emfed.network.deployment.config import read_config
+from tests.cli.shell import Shell
+
+PYTHON = re.compile(r"(?<![\w/.'-])[a-z]+_[a-z]+|=True|=False|=None|\bmax_iter\b")
+NUMBERS = ("--columns", "age,pressure", "-g", "hospital")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-k", "500"],
+        ["-k", "2", "--n-init", "0"],
+        ["-k", "2", "--covariance-floor", "0.5", "--covariance-type", "tied", "--missing"],
+        ["-k", "2", "--algorithm", "em", "--participation", "0.5", "--batch-size", "3"],
+        ["--follow-em", "--algorithm", "em"],
+        ["--rounds", "-1"],
+        ["--resume"],
+        ["--max-bytes", "10"],
+        ["--covariance-floor", "1e-15"],
+        ["--start", "nowhere"],
+        ["--weights", "heavy"],
+        ["--model", "factor-analysis", "--factors", "9"],
+        ["--checkpoint", "."],
+    ],
+)
+def test_errors_and_notes_name_options(arguments: list[str], emfed_shell: Shell) -> None:
+    code, out, err = emfed_shell("fit", "wards.csv", *NUMBERS, *arguments)
+    assert code != 0 or "note:" in out, out
+    assert not PYTHON.search(out + err), out + err
+
+
+def test_messages_are_translated_for_each_face() -> None:
+    said = "n_init > 1 needs start='k-means', a larger tol, max_bytes=30 or missing=True; begin."
+    assert spoken(said) == (
+        "--n-init > 1 needs --start k-means, a larger --tol, --max-bytes 30 or --missing; begin."
+    )
+    assert in_toml(said) == (
+        'n_init > 1 needs start = "k-means", a larger tol, max_bytes = 30 or missing = true; begin.'
+    )
+    assert spoken("rounds must be a whole number") == "--rounds must be a whole number"
+    assert spoken("in 3 rounds the start was lost") == "in 3 rounds the start was lost"
+    assert "step_size" not in spoken("Use in_metric=True, a smaller step_size, a finer compressor.")
+
+
+def test_run_toml_is_spoken_of_in_its_own_words(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(
+        '[model]\nkind = "gaussian-mixture"\nn_components = 2\n[fit]\nn_init = 3\nstart = 4\n'
+        "[sites]\nexpected = 3\n"
+    )
+    with pytest.raises(SettingsError, match='run.toml: n_init > 1 .* start = "k-means"'):
+        read_config(path)
+
+
+def test_the_summary_tells_bytes_beside_the_rows_and_a_report_has_a_title(
+    emfed_shell: Shell,
+) -> None:
+    fit = ("fit", "wards.csv", *NUMBERS, "-k", 2)
+    code, out, _ = emfed_shell(*fit, "--report", "r.html", "--title", "Wards & beds")
+    assert code == 0
+    assert "the rows themselves: 3.0 kB" in re.sub(r"\s+", " ", out)  # 185 rows of two doubles
+    page = (emfed_shell.folder / "r.html").read_text(encoding="utf-8")
+    assert "<h1>Wards &amp; beds</h1>" in page
+    assert "Rows of wards.csv, simulated in one process" in page
+    told = json.loads(emfed_shell(*fit, "--json")[1])
+    assert told["raw_bytes"] == 185 * 2 * 8
+    assert emfed_shell("report", "model.emfed", "-o", "again.html", "--title", "Again")[0] == 0
+    assert "<h1>Again</h1>" in (emfed_shell.folder / "again.html").read_text(encoding="utf-8")
+
+
+def test_what_the_terminal_warned_of_is_in_the_report(emfed_shell: Shell) -> None:
+    _, out, _ = emfed_shell("fit", "wards.csv", *NUMBERS, "--rounds", 2, "--report", "r.html")
+    note = re.sub(r"\s+", " ", out.split("note: ")[1].split("note:")[0].split("The model")[0])
+    page = re.sub(r"\s+", " ", (emfed_shell.folder / "r.html").read_text(encoding="utf-8"))
+    assert "--tol" in note
+    assert note.strip()[1:] in page
+
+
+def test_a_family_that_fits_nobody_is_called_wrong(emfed_shell: Shell) -> None:
+    rng = np.random.default_rng(0)
+    lines = [f"{'abc'[i % 3]},{v}" for i, v in enumerate(rng.negative_binomial(1, 0.05, 600))]
+    emfed_shell.write("visits.csv", "\n".join(["site,visits", *lines]) + "\n")
+    fit = ("fit", "visits.csv", "-g", "site", "-k", 1, "--types", "visits=poisson")
+    _, out, _ = emfed_shell(*fit)
+    assert "its family is wrong" in re.sub(r"\s+", " ", out)
+    assert "emfed adapt" not in out
+
+
+def test_parameters_are_printed(emfed_shell: Shell) -> None:
+    assert emfed_shell("fit", "wards.csv", *NUMBERS, "-k", 2, "-q")[0] == 0
+    code, out, _ = emfed_shell("inspect", "model.emfed", "--params")
+    assert code == 0
+    rows = {line.split("|")[1].strip(): line for line in out.splitlines()}
+    assert set(rows) == {"", "---", "share", "age", "pressure"} - {"---"} | {
+        next(name for name in rows if name.startswith("---"))
+    }
+    params = emfed.load(emfed_shell.folder / "model.emfed").params
+    first = float(re.findall(r"[\d.]+", rows["age"])[0])
+    assert first == pytest.approx(params.means[0, 0], abs=0.06)
+    told = json.loads(emfed_shell("inspect", "model.emfed", "--params", "--json")[1])
+    np.testing.assert_allclose(told["params"]["means"], params.means)
+
+
+def test_a_plan_takes_the_short_option_of_groups(emfed_shell: Shell) -> None:
+    plan = ("plan", "wards.csv", "-g", "hospital", "--columns", "age,pressure", "--json")
+    code, out, err = emfed_shell(*plan)
+    assert code == 0, err
+    assert json.loads(out)["plan"]["workers"] == 3
