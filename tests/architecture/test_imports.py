@@ -70,6 +70,7 @@ STANDARD = {
         "gzip",
         "itertools",
         "hashlib",
+        "html",
     ),
     *("json", "math", "operator", "os", "pathlib", "signal", "struct", "sys", "tempfile"),
     *("datetime", "decimal", "threading", "time", "typing", "warnings", "zlib"),
