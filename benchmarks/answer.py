@@ -95,6 +95,7 @@ def _curve(
     sums = result.ledger.summary()
     return {
         "gap": records.column("objective") - target,
+        "end": -result.log_likelihood(workers.rows) - target,
         "up": np.cumsum(records.column("payload_up")) / n,
         "down": np.cumsum(records.column("payload_down")) / n,
         "opening": sums["opening"]["up"]["payload"] / n,
@@ -104,8 +105,12 @@ def _curve(
 
 
 def _reached(curve: dict[str, Any], nats: float) -> dict[str, Any]:
-    """The round after which the gap stays below, and the bytes until then; None if it does not."""
-    far = np.flatnonzero(curve["gap"] > nats)
+    """The round after which the gap stays below, and the bytes until then; None if it does not.
+
+    A bold step that is taken back, to find out whether anything is left, is one round and no end.
+    """
+    above = np.append(curve["gap"] > nats, curve["end"] > nats)
+    far = np.flatnonzero(above[:-1] & (above[1:] | (np.arange(len(above) - 1) == 0)))
     first = int(far[-1]) + 1 if len(far) else 0
     if first >= len(curve["gap"]):
         return {"rounds": None, "up": None, "down": None}

@@ -44,6 +44,7 @@ from emfed.core.wire import (
     encode_constants,
     encode_floats,
     encode_join,
+    encode_numbers,
     encode_payload,
     encode_question,
     encode_refusal,
@@ -55,6 +56,7 @@ from emfed.core.wire import (
     fingerprint,
     floats_size,
     kind_of,
+    numbers_size,
     open_answer,
     payload_size,
     payload_sizes,
@@ -347,6 +349,23 @@ def test_floats_in_fewer_bytes_must_be_exact() -> None:
         encode_floats(np.array([0.1]), "float32")
 
 
+@given(
+    hnp.arrays(np.int64, st.integers(0, 40), elements=st.integers(-(2**19), 2**19)),
+    st.integers(0, 40),
+)
+def test_multiples_of_a_power_of_two_take_few_bytes(multiples: Any, exponent: int) -> None:
+    values = multiples * 0.5**exponent
+    data = encode_numbers(values)
+    assert len(data) == numbers_size(values) <= floats_size(len(values))
+    assert decode_floats(data, len(values)).tolist() == values.tolist()
+    if len(values) > 3:
+        small = np.abs(multiples).max().item().bit_length()
+        assert len(data) <= 3 + 1 + len(values) * (small + 2) / 8 + 8
+    other = np.append(values, np.pi)
+    assert encode_numbers(other) == encode_floats(other)
+    assert numbers_size(other) == floats_size(len(other))
+
+
 def test_requests_that_do_not_add_up_are_refused() -> None:
     for body, message in (
         (b"", "inside a count"),
@@ -485,6 +504,9 @@ def test_control_messages_come_back() -> None:
         (decode_text, deflate('{"a":1}') + b"x"),
         (decode_text, deflate("[" * 10**5)),
         (decode_text, deflate('{"a":"' + "a" * (1 << 24) + '"}')),
+        (decode_floats, b"\xc1\x05\x05\x00"),
+        (lambda body: decode_floats(body, 3), b"\xc1\x29\x05\x00"),
+        (lambda body: decode_floats(body, 3), b"\xc1\x05"),
         (lambda body: decode_constants(body, 3), b""),
         (lambda body: decode_constants(body, 3), b"\x05\x80" + bytes(16)),
         (decode_join, bytes(7)),

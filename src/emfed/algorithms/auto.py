@@ -79,8 +79,10 @@ LATE, STALLED = 0.01, 0.75
 """Momentum takes over from local steps where |H|^2 is below this share of the mean of |d_i|^2: the
 less workers differ, the longer local steps are the better ones. And where |H|^2 is more than that
 share of its running mean: it falls by less than a tenth a round."""
-COARSEST_STEP = 0.02
-"""The noise of the broadcast: one message serves all, so it may be fine."""
+COARSEST_STEP = 0.1
+"""The noise of the broadcast: one message serves all, so it may be fine. `benchmarks answer` on
+MNIST tied, random, medians to 1e-3 nats: 0.02 takes 31 rounds and 2.7 kB down, 0.1 32 and 1.9 kB,
+0.2 34 and 1.7 kB."""
 LEAST_CURVATURE, MOST_CURVATURE = 0.3, 1e12
 _OPERATOR = ChosenDithering()
 
@@ -121,7 +123,7 @@ class AutoEM(Algorithm):
         return True
 
     @property
-    def rounds_summaries(self) -> bool:
+    def rounds_opening(self) -> bool:
         """To a millionth of a nat, unless it is to follow EM."""
         return not self.follow_em
 

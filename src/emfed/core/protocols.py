@@ -473,8 +473,8 @@ class Algorithm(ABC):
     """Server and worker as pure state machines; a federation drives them and owns the rows."""
 
     @property
-    def rounds_summaries(self) -> bool:
-        """Whether the opening may be rounded: the constants of a model are then nearly right."""
+    def rounds_opening(self) -> bool:
+        """Whether summaries and the first statistics may be rounded, to what no answer notices."""
         return False
 
     @property

@@ -54,6 +54,7 @@ from emfed.core.wire import (
     encode_request,
     encode_text,
     floats_size,
+    numbers_size,
     steps_size,
 )
 from emfed.models import build_model
@@ -330,7 +331,7 @@ class RemoteFederation(Federation):
         body = RequestBody(since, start, told, local=local)
         if since >= 0 and all(r in self._steps for r in rounds):
             steps = tuple(self._steps[r] for r in rounds)
-            if steps_size(map(len, steps)) <= floats_size(len(told)):
+            if steps_size(map(len, steps)) <= numbers_size(told):
                 body = RequestBody(since, start, None, steps, local)
         return header, encode_request(request.round, body)
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from emfed.core.errors import WireError
 from emfed.core.protocols import BoolArray, FloatArray, IntArray
-from emfed.core.wire.payload import decode_floats, encode_floats
+from emfed.core.wire.payload import decode_floats, encode_numbers
 
 MAGIC = b"EMFD"
 VERSION = 2
@@ -200,7 +200,7 @@ class Short:
 def read_short(data: bytes) -> Short:
     """The inverse of `shorten` as far as bytes alone go."""
     end = len(data) - _CHECKSUM.size
-    if end < 4 or len(data) > LARGEST_PAYLOAD:
+    if end < 4 or len(data) > LARGEST_PAYLOAD or not is_short(data):
         raise WireError(f"a short message cannot have {len(data)} bytes.")
     phase, position = decode_count(data[:end], 2)
     round_, position = decode_count(data[:end], position)
@@ -231,7 +231,8 @@ def kind_of(data: bytes) -> Kind:
 
 def open_refusal(data: bytes) -> tuple[int, bytes]:
     """The checksum of what is refused, and the body of the refusal."""
-    if len(data) < 2 * _CHECKSUM.size + 1 or zlib.crc32(data[:-4]) != _echo(data):
+    first = data[:1] == bytes([_SHORT | Kind.REFUSAL])
+    if not first or len(data) < 2 * _CHECKSUM.size + 1 or zlib.crc32(data[:-4]) != _echo(data):
         raise WireError("a refusal was damaged.")
     return _echo(data[:5]), data[5:-4]
 
@@ -246,7 +247,7 @@ def open_answer(data: bytes, asked: Message) -> Message:
             raise WireError("a refusal of another message.")
         return header, body
     body = data[1 : -_CHECKSUM.size]
-    if not is_short(data) or _echo(data) != checksum(header, body):
+    if data[0] != _SHORT | kind or _echo(data) != checksum(header, body):
         raise WireError("an answer to another message, or a damaged one.")
     return header, body
 
@@ -274,7 +275,7 @@ def encode_request(round_: int, body: RequestBody) -> bytes:
     steps = body.statistics is None
     front = encode_count(8 * distance + 4 * body.local + 2 * steps + body.start)
     if body.statistics is not None:
-        return front + (encode_floats(body.statistics) if len(body.statistics) else b"")
+        return front + (encode_numbers(body.statistics) if len(body.statistics) else b"")
     framed = [encode_count(len(step)) + step for step in body.steps[:-1]]
     return front + b"".join([*framed, *body.steps[-1:]])
 

@@ -123,6 +123,8 @@ def encode_floats(values: FloatArray, precision: str = "float64") -> bytes:
 
 def decode_floats(data: bytes, count: int | None = None) -> FloatArray:
     """The inverse of `encode_floats`, for ``count`` numbers or as many as there are."""
+    if data[:1] == bytes([_SMALL]):
+        return _decode_small(data, count)
     if count is None:
         width = int(_WIDTHS[data[0] // _FORMAT_UNIT]) if data else 1
         count, left = divmod(len(data) - 1, width)
@@ -134,6 +136,58 @@ def decode_floats(data: bytes, count: int | None = None) -> FloatArray:
 def floats_size(count: int, precision: str = "float64") -> int:
     """Bytes of `encode_floats` for ``count`` numbers."""
     return 1 + int(_WIDTHS[FORMATS[precision]]) * count
+
+
+# Statistics that were rounded to multiples of a power of two, so that they take few bytes.
+
+_SMALL, _FINEST, _MOST_BITS = 193, 40, 30
+
+
+def _small(values: FloatArray) -> tuple[int, int, IntArray] | None:
+    """Numbers as multiples of 2^-e: e, the bits of the largest, all; None: they are no such."""
+    if (
+        not len(values)
+        or not np.abs(values).max() < 2.0**20
+        or np.signbit(values[values == 0]).any()
+    ):
+        return None
+    fine = values * 2.0**_FINEST
+    if not np.array_equal(fine, np.rint(fine)):
+        return None
+    whole = fine.astype(np.int64)
+    lowest = np.bitwise_or.reduce(whole)
+    spare = min(_FINEST, int(lowest & -lowest).bit_length() - 1) if lowest else _FINEST
+    multiples = whole >> spare
+    bits = int(np.abs(multiples).max()).bit_length()
+    return None if bits > _MOST_BITS else (_FINEST - spare, bits, multiples)
+
+
+def encode_numbers(values: FloatArray) -> bytes:
+    """`encode_floats`, or the numbers as small multiples of a power of two if that is shorter."""
+    found = _small(values)
+    if found is None:
+        return encode_floats(values)
+    exponent, bits, multiples = found
+    code = encode_symbols(multiples.astype(np.int32), 1 << bits, None)
+    small = bytes([_SMALL, exponent, bits]) + code
+    return small if len(small) < floats_size(len(values)) else encode_floats(values)
+
+
+def numbers_size(values: FloatArray) -> int:
+    """Bytes of `encode_numbers`, without encoding."""
+    found = _small(values)
+    if found is None:
+        return floats_size(len(values))
+    _, bits, multiples = found
+    code = int(code_sizes(multiples.astype(np.int32)[None], 1 << bits, None)[0])
+    return min(floats_size(len(values)), 3 + code)
+
+
+def _decode_small(data: bytes, count: int | None) -> FloatArray:
+    if count is None or len(data) < 3 or data[1] > _FINEST or data[2] > _MOST_BITS:
+        raise WireError("multiples of a power of two that cannot be, or that nobody expects.")
+    multiples = decode_symbols(data[3:], count, 1 << data[2], None).astype(np.float64)
+    return multiples * float(0.5 ** data[1])
 
 
 # Supports: which of many coordinates a sparse statistic has. They never change, so they are sent
