@@ -16,6 +16,7 @@ import pytest
 import emfed
 from emfed import LocalTransport, RemoteFederation, Site, SiteRules
 from emfed.core.protocols import WHOLE
+from emfed.core.wire import Header, Kind, Reason, decode_refusal, encode_text, open_refusal, seal
 from emfed.fitting.driver import Watch, run_fit
 from emfed.fitting.session import Session
 from emfed.fitting.settings import FitSettings

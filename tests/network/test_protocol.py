@@ -28,6 +28,7 @@ from emfed.core.wire import (
     deflate,
     encode_bundle,
     encode_constants,
+    encode_count,
     encode_join,
     encode_question,
     encode_refusal,
@@ -704,8 +705,8 @@ def test_a_model_of_any_size_can_be_named_and_is_refused(tmp_path: Path) -> None
     model = plain(make_model("full").describe()) | {"n_components": 10**9}
     hello = Header(Kind.HELLO, 7, 1, 0, 0), encode_text({"model": model, "columns": None})
     join = decode_join(open_answer(site.step(seal(*hello)), hello)[1])
-    mine = replace(hello[0], fingerprint=mark(hello[1].decode(), join.instance))
-    constants = encode_constants(0, np.concatenate([[2e9], join.values]))
+    mine = replace(hello[0], fingerprint=mark(inflate(hello[1]), join.instance))
+    constants = encode_count(0) + encode_constants(2 * 10**9, join.numbers)
     ask = encode_question("statistics", {}, np.ones(1))
     bundle = encode_bundle([(Kind.CONSTANTS, constants), (Kind.QUESTION, ask)])
     answer = site.step(seal(replace(mine, kind=Kind.BUNDLE), bundle))
