@@ -25,6 +25,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 import emfed
 from benchmarks.answer import bench_answer
+from benchmarks.answer_network import bench_answer_network
 from benchmarks.cluster import bench_cluster
 from benchmarks.esteps import bench_esteps
 from benchmarks.estimators import bench_pooled, bench_speed, bench_starts
@@ -414,6 +415,31 @@ def answer(console: Console) -> list[dict[str, Any]]:
     return rows
 
 
+def answer_network(console: Console) -> list[dict[str, Any]]:
+    """All bytes to the pooled answer over TLS, counted by a proxy."""
+    if not os.environ.get("EMFED_DATA"):
+        console.print("Bytes over the wire: set EMFED_DATA to the folder of real data.")
+        return []
+    chosen = tuple(filter(None, os.environ.get("EMFED_SETS", "").split(";")))
+    rows = []
+    for row in bench_answer_network(chosen, int(os.environ.get("EMFED_SEEDS", "5"))):
+        rows.append(row)
+        console.print(
+            {k: round(v) if isinstance(v, float) and v > 1 else v for k, v in row.items()}
+        )
+    names = ("rounds", "envelopes", "transport", "handshake", "wire", "float32", "bound")
+    headings = ("set", "nats", "way", "number", "opening", "start", *names)
+    lines = [
+        tuple(
+            f"{v:,.0f}" if isinstance(v := row[h], float) and h != "nats" else v for h in headings
+        )
+        for row in rows
+    ]
+    title = "Bytes a worker to the pooled answer over TLS (medians; transport holds the handshake)"
+    show(console, title, headings, lines)
+    return rows
+
+
 def network(console: Console) -> dict[str, Any]:
     """The default engine: rounds, bytes, a thousand connections; beside gRPC."""
     found = bench_network()
@@ -482,6 +508,7 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "starts": starts,
     "house": house,
     "answer": answer,
+    "answer-network": answer_network,
     "network": network,
     "flower": flower,
     "faults": partial(faults, plans=1000),
@@ -519,6 +546,8 @@ def main() -> None:
     parser.add_argument("--plans", type=int, default=1000, help="fault plans to try")
     parser.add_argument("--first", type=int, default=0, help="the seed of the first fault plan")
     arguments = parser.parse_args()
+    if arguments.section == ["answer", "network"]:
+        arguments.section = ["answer-network"]
     unknown = set(arguments.section) - set(SECTIONS)
     if unknown:
         parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")

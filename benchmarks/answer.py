@@ -104,7 +104,7 @@ def _curve(
     }
 
 
-def _reached(curve: dict[str, Any], nats: float) -> dict[str, Any]:
+def reached(curve: dict[str, Any], nats: float) -> dict[str, Any]:
     """The round after which the gap stays below, and the bytes until then; None if it does not.
 
     A bold step that is taken back, to find out whether anything is left, is one round and no end.
@@ -139,12 +139,12 @@ def bench_answer() -> Iterator[dict[str, Any]]:
             ]
         row: dict[str, Any] = {"set": name, "workers": workers.size, "pooled_rounds": pooled.rounds}
         for nats in (1e-3, 1e-5):
-            found = [_reached(curve, nats) for curve in curves]
+            found = [reached(curve, nats) for curve in curves]
             good = [f for f in found if f["rounds"] is not None]
             enough = len(good) > SEEDS // 2
             row[f"{nats:g}"] = {
                 "runs": len(good),
-                "float32": _reached(beside, nats),
+                "float32": reached(beside, nats),
                 **{k: median(f[k] for f in good) if enough else None for k in found[0]},
             }
         first = curves[0]

@@ -1,7 +1,7 @@
 """``python -m benchmarks.peers KIND PORT FOLDER NAME...``: sites of the benchmark of the network.
 
 ``websocket`` and ``grpc`` answer every question with a few bytes; ``site`` is a real `Site` on
-FOLDER/NAME.parquet that notes how long each of its steps took.
+FOLDER/NAME.parquet that notes how long each of its steps took; ``sites`` are many of them.
 """
 
 from __future__ import annotations
@@ -31,9 +31,13 @@ def connection(port: int, folder: Path, name: str) -> SiteConnection:
     )
 
 
-async def crowd(port: int, folder: Path, names: list[str]) -> None:
+async def crowd(port: int, folder: Path, names: list[str], real: bool = False) -> None:
     """Many sites in one event loop."""
     sites = [connection(port, folder, name) for name in names]
+    for line, name in zip(sites, names, strict=True):
+        if real:
+            table = pl.read_parquet(folder / f"{name}.parquet")
+            line._step = emfed.Site(table, folder / f"site-{name}").step
     await asyncio.gather(*(site._stay(lambda kind, words: None) for site in sites))
 
 
@@ -66,7 +70,7 @@ def main() -> None:
 
                 asyncio.run(answer_all(port, folder, names))
             else:
-                asyncio.run(crowd(port, folder, names))
+                asyncio.run(crowd(port, folder, names, kind == "sites"))
     except KeyboardInterrupt:
         pass
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import emfed
+from emfed.algorithms.steps import rounded_statistics
 from emfed.core.errors import WireError
 from emfed.core.wire import (
     decode_moments,
@@ -19,7 +20,6 @@ from emfed.core.wire import (
     rounded_moments,
 )
 from emfed.core.wire.moments import LOSS, worker_loss
-from emfed.fitting.rounds import rounded_statistics
 from emfed.models.matrices import pack, unpack
 
 

@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from benchmarks.deployments import COMMAND, Deployment, difference, mixture_tables
 
+from emfed import Dithering, FedEM, RemoteFederation, RoundRecord, fit, gaussian_mixture
 from emfed.network.keys import make_server_keys, make_site_key, remove_site
+from tests.network.processes import real_sites
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="these tests read /proc")
 CONFIG = """
@@ -166,3 +172,40 @@ def test_a_rehearsal_shows_what_would_be_sent_and_ends(tmp_path: Path) -> None:
         assert not (deployment.folder / "site-s0" / "messages.jsonl").exists()
         os.kill(deployment._processes["serve"].pid, signal.SIGTERM)
         assert deployment._processes["serve"].wait(10) == 130
+
+
+def stopped(pid: int) -> Callable[[], object]:
+    """A process that stands still, as on a machine that sleeps; returns what lets it go on."""
+    os.kill(pid, signal.SIGSTOP)
+    return lambda: os.kill(pid, signal.SIGCONT)
+
+
+def without_disk(pid: int) -> Callable[[], object]:
+    """A process whose writes fail, as on a full disk; returns what makes room."""
+    before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    return lambda: resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("harm", [stopped, without_disk])
+def test_a_site_that_stands_still_or_cannot_write_for_a_while_changes_nothing(
+    harm: Callable[[int], Callable[[], object]], tmp_path: Path
+) -> None:
+    """The round waits for it: nothing of it has happened, on either side, until it answers."""
+    tables = {name: table.to_numpy() for name, table in mixture_tables(3).items()}
+    settings: dict[str, Any] = {"rounds": 12, "seed": 2, "start": "moments", "tol": 0}
+    model, algorithm = gaussian_mixture(2), FedEM(Dithering(4), step_size=0.5)
+    children: dict[str, Any] = {}
+    with real_sites(tables, tmp_path, children) as transport:
+        federation = RemoteFederation(transport, minimum=3, deadline=0.5, attempts=30, pause=0.05)
+
+        def strike(record: RoundRecord) -> None:
+            if record.round in (3, 7):
+                mend = harm(children["s1"].pid)
+                threading.Timer(1.2, mend).start()
+
+        found = fit(model, None, algorithm, federation=federation, callbacks=[strike], **settings)
+        assert sum(record.seconds for record in found.records) > 2
+        assert not federation.refusals
+    here = fit(model, tables, algorithm, federation="loop", **settings)
+    np.testing.assert_allclose(found.statistics, here.statistics, rtol=1e-9, atol=1e-10)
+    assert [r.answered for r in found.records[1:]] == [3] * 12

@@ -147,7 +147,7 @@ def undo(seen: Seen, bad: BoolArray, extras: Extras) -> tuple[steps.Moved, Extra
     caution = min(number(extras, "caution") + 1, MOST_CAUTION)
     kept |= {"caution": np.array(caution), "quiet": np.zeros(()), "age": np.zeros(())}
     statistics = _mixed(seen, extras["good"], bad)
-    return steps.in_full(statistics, seen.request, 0.0, 0), kept
+    return steps.in_full(seen.model, statistics, seen.request, 0.0, 0), kept
 
 
 def _mixed(seen: Seen, other: FloatArray, where: BoolArray) -> FloatArray:

@@ -16,6 +16,7 @@ import numpy as np
 
 from emfed.algorithms import Everyone
 from emfed.algorithms.memory import gap
+from emfed.algorithms.steps import rounded_statistics
 from emfed.core.errors import (
     CheckpointError,
     MembersChanged,
@@ -32,7 +33,6 @@ from emfed.core.protocols import (
     Federation,
     FloatArray,
     IntArray,
-    Model,
     Participation,
     Replies,
     Request,
@@ -71,21 +71,6 @@ class Hook(Protocol):
 
     def load(self, arrays: dict[str, Any], about: dict[str, Any]) -> None:
         """The inverse of `save`."""
-
-
-def rounded_statistics(model: Model, statistics: FloatArray, loss: float) -> FloatArray:
-    """Statistics on a grid so coarse that telling them takes few bytes, and no fit cares.
-
-    A start may be any point: the error of this one is worth ``loss`` nats at most. Where no grid
-    serves (the domain is narrow there) they stay as they are.
-    """
-    metric = model.metric(model.maximize(statistics))
-    for exponent in range(4, 30):
-        coarse = np.rint(statistics * 2.0**exponent) * 0.5**exponent + 0.0  # no -0
-        white = metric.whiten(coarse - statistics)
-        if float(white @ white) / 2 <= loss and model.inside(coarse):
-            return np.asarray(coarse)
-    return statistics
 
 
 def opening_record(workers: int, evaluations: int = 0) -> RoundRecord:
