@@ -283,6 +283,10 @@ def test_bodies_of_rounds_round_trip() -> None:
     assert decode_request(body, 17, 4) == steps
     assert len(body) == 1 + steps_size([3, 0, 200]) == 1 + 1 + 3 + 1 + 200
     assert request_fronts(17, np.array([14, -1, 16])).tolist() == [1, 1, 1]
+    for local in (dataclasses.replace(full, local=True), dataclasses.replace(steps, local=True)):
+        again = encode_request(17, local)
+        assert decode_request(again, 17, 4).local
+        assert len(again) == len(encode_request(17, dataclasses.replace(local, local=False)))
     values = np.array([1.5, 2.5, -3.5])
     assert decode_floats(encode_floats(values), 3).tolist() == values.tolist()
     assert decode_floats(encode_floats(values)).tolist() == values.tolist()

@@ -343,7 +343,7 @@ class AutoEM(Algorithm):
                 noise = len(replies.workers) * request.lattice.step**2 / 12
             seen = safeguards.Seen(model, state, request, metric, mean_field, noise)
             complete = number(extras, "missing") < 1e-9
-            if self._walks and (request.accepted < 0).all():
+            if self._walks and request.lattice is None and (request.accepted < 0).all():
                 apart = safeguards.apart(seen, replies, weights)
                 extras |= {"local": np.array(apart if apart < UNLIKE else 0.0)}
             moved, extras = self._advance(seen, seed, gain, complete, extras)
