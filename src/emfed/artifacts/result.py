@@ -26,7 +26,7 @@ from emfed.core.protocols import (
 )
 from emfed.core.records import Records
 from emfed.core.streams import check_seed
-from emfed.data.reading import match_columns, read_table
+from emfed.data.reading import in_words, match_columns, read_table
 from emfed.data.sources import ParquetRows, Source
 from emfed.models.adapting import adapt
 from emfed.models.portraits import width_of
@@ -308,8 +308,8 @@ class Result:
             data = data.read(0, data.shape[0])
         elif self.columns is not None and set(self.columns) < set(getattr(data, "columns", ())):
             data = data[list(self.columns)]
-        known = None if self.facts is None else self.facts.settings.get("categories")
-        rows, columns = read_table(data, "the data", known)
+        known = {} if self.facts is None else self.facts.settings.get("categories", {})
+        rows, columns = read_table(data, "the data", in_words(data, known))
         if columns is not None and self.columns is not None:
             rows = match_columns(rows, columns, self.columns, "the data")
         self.model.check(rows, "the data", self.columns or columns)

@@ -192,6 +192,25 @@ def codes(
     return out
 
 
+def in_words(table: Any, categories: Categories) -> dict[Any, Sequence[Any]]:
+    """Of a model's categories those that the table tells by name: numbers are codes of words."""
+    return {
+        name: values
+        for name, values in categories.items()
+        if name in getattr(table, "columns", ())
+        and (all(_order(v)[0] == 0 for v in values) or not is_numeric(table[name]))
+    }
+
+
+def is_numeric(series: Any) -> bool:
+    """Whether a column holds numbers."""
+    try:
+        column_values(series, "")
+    except DataError:
+        return False
+    return True
+
+
 def match_columns(rows: Any, these: tuple[str, ...], columns: tuple[str, ...], where: str) -> Any:
     """Rows with ``these`` columns in the order of ``columns``; refuse other names."""
     if these == columns:

@@ -21,6 +21,7 @@ from emfed.data.reading import (
     column_values,
     frame_values,
     is_frame,
+    is_numeric,
     levels,
 )
 from emfed.data.tables import Workers
@@ -111,16 +112,8 @@ def _advice(estimator: Any, X: Any) -> str:
     """What to do about a column that holds no numbers, in the estimator's words."""
     if "families" not in estimator.get_params():
         return ""
-    name = next((n for n in X.columns if not _is_numeric(X[n])), "")
+    name = next((n for n in X.columns if not is_numeric(X[n])), "")
     return f"say families={{{str(name)!r}: 'categorical'}}, {ENCODE}"
-
-
-def _is_numeric(series: Any) -> bool:
-    try:
-        column_values(series, "")
-    except DataError:
-        return False
-    return True
 
 
 def _better(estimator: Any, X: Any, told: str, where: str) -> str | None:
