@@ -35,6 +35,7 @@ from benchmarks.flower import bench_flower
 from benchmarks.gpu import bench_gpu
 from benchmarks.house import bench_house, wordy, write_table
 from benchmarks.imputation import bench_imputation
+from benchmarks.judging import bench_coverage, bench_mistakes
 from benchmarks.ledger import bench_ledger, bench_mnist
 from benchmarks.messages import bench_messages
 from benchmarks.models import bench_models
@@ -494,6 +495,34 @@ def faults(console: Console, plans: int, first: int = 0) -> dict[str, Any]:
     return found
 
 
+def coverage(console: Console) -> list[dict[str, Any]]:
+    """How often 95% bounds cover the truth."""
+    rows = list(bench_coverage())
+    lines = [
+        (row["world"], ", ".join(f"{kind} {rate:.1%}" for kind, rate in row["coverage"].items()))
+        for row in rows
+    ]
+    title = f"Coverage of 95% bounds, {rows[0]['repeats']} tables of {rows[0]['rows']} rows"
+    show(console, title, ("model", "by kind of parameter"), lines)
+    return rows
+
+
+def mistakes(console: Console) -> list[dict[str, Any]]:
+    """Which mistakes a site is warned of."""
+    rows = list(bench_mistakes())
+    lines = [(row["table"], row["columns"], row["false"]) for row in rows]
+    show(console, "Warnings without a mistake", ("table", "columns", "warnings"), lines)
+    total = {
+        what: np.sum([row["found"][what] for row in rows], axis=0) for what in rows[0]["found"]
+    }
+    found = [
+        (what, n, f"{warned / n:.0%}", f"{right / n:.0%}")
+        for what, (n, warned, right) in total.items()
+    ]
+    show(console, "Columns spoilt, one at a time", ("mistake", "columns", "warned", "named"), found)
+    return rows
+
+
 SECTIONS: dict[str, Callable[[Console], Any]] = {
     "speed": speed,
     "models": models,
@@ -506,6 +535,8 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "estimators": estimators,
     "right": right,
     "starts": starts,
+    "coverage": coverage,
+    "mistakes": mistakes,
     "house": house,
     "answer": answer,
     "answer-network": answer_network,

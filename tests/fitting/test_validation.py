@@ -109,6 +109,17 @@ def test_more_workers_than_folds_are_left_out_in_groups() -> None:
     assert len(told.verdicts) == 23
 
 
+def test_an_estimator_validates_what_it_has_fitted() -> None:
+    data = sites(6)
+    estimator = emfed.FederatedGaussianMixture("1:2").fit(data)
+    told = estimator.validate(data)
+    assert list(told.workers) == ["a", "b", "c", "d"]
+    assert told.clear[3].any()
+    clusters = emfed.FederatedKMeans(2).fit(data)
+    with pytest.warns(emfed.EmfedWarning, match="no likelihood"):
+        assert clusters.validate(data) is None
+
+
 def test_one_worker_has_nobody_to_leave_out() -> None:
     rows = site(np.random.default_rng(5), 100, 0.5)
     with pytest.warns(emfed.EmfedWarning, match="needs two"):

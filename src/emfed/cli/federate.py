@@ -284,14 +284,19 @@ def _site_status(folder: Path, json_output: bool) -> None:
     journal = folder / "messages.jsonl"
     lines = journal.read_text(encoding="utf-8").splitlines() if journal.exists() else []
     entries = [json.loads(line) for line in lines if line.endswith("}")]
+    noted = [entry["content"] for entry in entries if entry["kind"] == "warning"]
+    entries = [entry for entry in entries if entry["kind"] != "warning"]
     kinds: dict[str, dict[str, int]] = {}
     for entry in entries:
         row = kinds.setdefault(entry["kind"], {"messages": 0, "bytes": 0})
         row["messages"] += 1
         row["bytes"] += entry["bytes"]
     if json_output:
-        typer.echo(json.dumps({"sent": kinds, "last": entries[-1] if entries else None}))
+        last = entries[-1] if entries else None
+        typer.echo(json.dumps({"sent": kinds, "last": last, "warnings": noted}))
         return
+    for words in noted:
+        typer.echo(f"look at your rows: {words}")
     for kind, row in kinds.items():
         typer.echo(f"{kind}\t{row['messages']} messages\t{row['bytes']} bytes")
     if entries:

@@ -12,10 +12,11 @@ import numpy as np
 
 from emfed.algorithms import AutoEM
 from emfed.artifacts.result import Result
-from emfed.core.protocols import FloatArray, View
+from emfed.core.protocols import FloatArray, HasSupports, View
 from emfed.fitting.rounds import Run
 from emfed.fitting.session import Session
 from emfed.fitting.stopping import Stop
+from emfed.models.clusters import Clusters
 from emfed.models.side_by_side import SideBySideParameters
 
 MOST_FOLDS = 10
@@ -39,6 +40,9 @@ def with_validation(
     """
     assert result.facts is not None
     workers = session.federation.size
+    if isinstance(result.model, (Clusters, HasSupports)):
+        remarks.append("validation: this model has no likelihood to compare.")
+        return result
     if workers < 2:
         remarks.append("validation across workers needs two of them or more; there is one.")
         return result

@@ -332,6 +332,25 @@ class FederatedEstimator(BaseEstimator):
         check_is_fitted(self, "result_")
         return self.result_.plot(what)
 
+    def validate(
+        self, X: Any, *, groups: Any | None = None, sample_weight: Any | None = None
+    ) -> Any:
+        """Whether the fitted model serves each worker of these rows: an `emfed.Validation`.
+
+        Models that leave workers out are fitted in shared rounds, and rows are held out at each
+        worker; see docs/judging-a-fit.md. Arguments are those of `fit`. None for one worker alone.
+        """
+        check_is_fitted(self, "result_")
+        settings, chosen = self._settings(), self.selection_
+        numbers = settings.numbers or (1,)
+        k = numbers[0] if chosen is None else chosen.n_components
+        again = settings.but(n_components=[k], start=self.result_.params, n_init=1, validate=True)
+        network = self._network(X, groups, sample_weight, reset=False)
+        fitted = run_fit(again, network)
+        for remark in fitted.remarks:
+            warnings.warn(remark, EmfedWarning, stacklevel=2)
+        return fitted.result.validation
+
     # Online EM.
 
     @available_if(_one_number)

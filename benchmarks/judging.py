@@ -1,0 +1,141 @@
+"""How often confidence bounds cover the truth, and which mistakes of a site are named."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+import emfed
+from emfed.network.self_check import suspicions
+
+REPEATS, ROWS, LEVEL = 200, 500, 0.95
+
+
+def _draws(model: Any, reference: Any, rows: int = 4000) -> tuple[Any, Any]:
+    """A truth that the model can have, and a function that draws tables from it."""
+    fitted = emfed.fit(model, reference, tol=1e-8)
+    return fitted.params, lambda seed: fitted.sample(ROWS, seed)[0]
+
+
+def _worlds() -> Iterator[tuple[str, Any, Any, Callable[[int], Any]]]:
+    rng = np.random.default_rng(0)
+    labels = rng.random(4000) < 0.4
+    pair = np.where(labels[:, None], [2.2, 0.0], [0.0, 0.0]) + rng.normal(size=(4000, 2))
+    for kind in ("full", "tied", "diag"):
+        model = emfed.gaussian_mixture(2, kind)
+        yield f"two Gaussians, {kind}", model, *_draws(model, pair)
+    holes = emfed.gaussian_mixture(2, "diag", missing=True)
+    truth, draw = _draws(emfed.gaussian_mixture(2, "diag"), pair)
+
+    def torn(seed: int) -> Any:
+        rows, missing = draw(seed), np.random.default_rng(seed).random((ROWS, 2)) < 0.25
+        return np.where(missing, np.nan, rows)
+
+    yield "two Gaussians, a quarter missing", holes, truth, torn
+    counts = rng.poisson(np.where(labels[:, None], [6, 1.5], [2, 4]))
+    mixed = emfed.mixed_mixture(2, ["poisson", "poisson"])
+    yield "two Poisson components", mixed, *_draws(mixed, counts.astype(float))
+    z = rng.normal(size=(4000, 1)) @ rng.normal(size=(1, 5)) + 0.7 * rng.normal(size=(4000, 5))
+    factors = emfed.factor_analysis(1)
+    yield "one factor of five columns", factors, *_draws(factors, z)
+    lines = emfed.models.RegressionParameters([0.6, 0.4], [0.0, 2.0], [[1.0], [-1.0]], [0.5, 0.5])
+
+    def regressions(seed: int) -> Any:
+        own = np.random.default_rng(seed)
+        x, which = own.normal(size=ROWS), (own.random(ROWS) < 0.4).astype(int)
+        mean = lines.intercepts[which] + lines.coefficients[which, 0] * x
+        return np.column_stack([x, mean + np.sqrt(0.5) * own.normal(size=ROWS)])
+
+    yield "two regressions", emfed.regression_mixture(2), lines, regressions
+
+
+def bench_coverage() -> Iterator[dict[str, Any]]:
+    """Coverage of 95% bounds by kind of parameter, from starts at the truth."""
+    for name, model, truth, draw in _worlds():
+        inside: dict[str, list[bool]] = {}
+        for seed in range(REPEATS):
+            rows = draw(seed + 1)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                result = emfed.fit(model, rows, start=truth, tol=1e-7, errors=True)
+            if result.uncertainty is None:
+                continue
+            values = np.concatenate([np.ravel(a) for a in truth.arrays().values()])
+            summary = result.summary(LEVEL)
+            told = emfed.artifacts.errors.quantities(result.model, result.params)
+            true = {q.name: v for q, v in zip(told, values, strict=True)}
+            low, high = summary.bounds
+            for place, quantity in enumerate(summary.names):
+                if np.isfinite(summary.errors[place]):
+                    kind = quantity.partition("[")[0]
+                    hit = bool(low[place] <= true[quantity] <= high[place])
+                    inside.setdefault(kind, []).append(hit)
+        rates = {kind: float(np.mean(hits)) for kind, hits in inside.items()}
+        yield {"world": name, "repeats": REPEATS, "rows": ROWS, "coverage": rates}
+
+
+TABLES = {
+    "nmes1988": "region",
+    "gapminder": "continent",
+    "diamonds_fifth": "cut",
+    "storms": "year",
+    "penguins": "island",
+    "wdbc6": "Diagnosis",
+    "heart_disease_4hospitals": "hospital",
+}
+MISTAKES = {
+    "times 1000": (1000.0, 0.0, "1,000 times too large"),
+    "a thousandth": (0.001, 0.0, "1,000 times too small"),
+    "times 10": (10.0, 0.0, "10 times too large"),
+    "pounds for kilograms": (2.2046, 0.0, "pounds where"),
+    "kilopascals for mmHg": (0.133322, 0.0, "kilopascals where"),
+    "a spreadsheet's days": (1.0, 25569.0, "dates"),
+}
+
+
+def bench_mistakes(most_groups: int = 4) -> Iterator[dict[str, Any]]:
+    """Of columns of real groups, spoilt one at a time: warned of, and named rightly."""
+    folder = Path(os.environ.get("EMFED_DATA") or "../shared/data")
+    for name, key in TABLES.items():
+        path = folder / f"{name}.csv.gz"
+        frame = pl.read_csv(path, null_values=["NA", ""], infer_schema_length=None)
+        kept = [c for c in frame.columns if c != key and frame[c].dtype.is_numeric()]
+        rows = frame.select(kept).to_numpy().astype(float)
+        groups = frame[key].to_numpy().astype(str)
+        names = np.unique(groups)
+        false = sum(len(_told(rows, groups == g, kept)) for g in names)
+        found = {what: [0, 0, 0] for what in MISTAKES}
+        for group in names[:most_groups]:
+            mine = groups == group
+            for column, said in enumerate(kept):
+                if len(np.unique(rows[mine, column])) <= 10:
+                    continue
+                for what, (factor, offset, words) in MISTAKES.items():
+                    spoilt = rows.copy()
+                    spoilt[mine, column] = factor * spoilt[mine, column] + offset
+                    told = [w for w in _told(spoilt, mine, kept) if repr(said) in w]
+                    count = found[what]
+                    count[0] += 1
+                    count[1] += bool(told)
+                    count[2] += any(words in w for w in told)
+        columns = len(names) * len(kept)
+        yield {"table": name, "columns": columns, "false": false, "found": found}
+
+
+def _told(rows: Any, mine: Any, columns: list[str]) -> list[str]:
+    own, every = _summary(rows[mine]), _summary(rows)
+    return suspicions(own, every, float(mine.mean()), rows[mine], columns)
+
+
+def _summary(x: Any) -> dict[str, Any]:
+    seen = np.isfinite(x)
+    share = np.maximum(seen.mean(axis=0), 1e-12)
+    mean = np.where(seen, x, 0.0).mean(axis=0) / share
+    scatter = np.where(seen, (x - mean) ** 2, 0.0).mean(axis=0) / share
+    return {"observed": seen.mean(axis=0), "mean": mean, "scatter": scatter}
