@@ -26,7 +26,8 @@ model = emfed.gaussian_mixture(4, "full", missing=True)
 algorithm = emfed.FedEM(emfed.Dithering(8, block="row"), in_metric=True, step_size=0.5)
 emfed.fit(model, {"one": next(iter(stations.values()))}, algorithm, start="moments", rounds=2)
 before = peak_memory()
-workers = emfed.WorkerTables(list(stations.values()), list(stations), tuple(AIR))  # in their file
+# Rows stay in their file.
+workers = emfed.data.WorkerTables(list(stations.values()), list(stations), tuple(AIR))
 result = emfed.fit(model, workers, algorithm, start="moments", rounds=8, seed=1)
 print(json.dumps({
     "rows": int(sum(rows.shape[0] for rows in stations.values())),

@@ -135,32 +135,20 @@ def run_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY
     candidates = Candidates(settings.criterion, drops)
     curve = Curve() if watch.curve else None
     own = [hook for hook in (climb, candidates if len(parts) > 1 else None) if hook is not None]
-    if watch.goes_on:
-        run.restore(watch.checkpoint or "")
-    for hook in (*own, *watch.callbacks):
-        getattr(hook, "attach", lambda run: None)(run)
+    hooks = _onlookers(run, own, curve, watch)
     if climb is not None:  # it decides when EM has converged, part by part
         stop = replace(stop, nats=None)
-    hooks = [*own, *([] if curve is None else [curve.watching(run)]), *watch.callbacks]
-    if watch.goes_on:
-        run.recall(watch.checkpoint or "", remembered(hooks))
-    stopped = ""
-    if climb is not None and tolerance and climb.settled:
+    exact = begun is not None and isinstance(settings.start, str)
+    if tolerance and _nothing_left(session, climb, parts if exact else ()):
         stopped, run.confirmed = "nats", True
-    named = isinstance(settings.start, str) and not watch.goes_on
-    if tolerance and named and all(settled(session, j) is not None for j in parts):
-        stopped, run.confirmed = "nats", True  # there is nothing left to find out
-    stopped = stopped or _until(run, stop, hooks, watch)
+    else:
+        stopped = _until(run, stop, hooks, watch)
     if stopped == "callback" and climb is not None and climb.settled:
         stopped, run.confirmed = "nats", True  # EM's own steps are full passes
     fitted = _finished(settings, session, run, parts, stopped, candidates, climb, remarks)
     place = _place(fitted.selection, settings, parts)
     if settings.validate and stopped != "interrupted":
-        first = fitted.result.statistics
-        if begun is not None:
-            whole = session.view(view)
-            alone = not isinstance(whole, SideBySide)
-            first = begun if alone else begun[whole.cuts[parts.index(place)]]
+        first = _start_of(place, begun, session.view(view), parts, fitted.result)
         checked = with_validation(fitted.result, session, place, first, tolerance or TOL, remarks)
         fitted = replace(fitted, result=checked)
     if curve is not None and stopped != "interrupted":
@@ -175,6 +163,33 @@ def run_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY
     return replace(
         fitted, result=kept, remarks=tuple(remarks), shortfall=short, thrown_off=thrown_off
     )
+
+
+def _onlookers(run: Run, own: Sequence[Any], curve: Curve | None, watch: Watch) -> list[Callback]:
+    """All who look at the rounds, each where the checkpoint left it, if there is one."""
+    if watch.goes_on:
+        run.restore(watch.checkpoint or "")
+    for hook in (*own, *watch.callbacks):
+        getattr(hook, "attach", lambda run: None)(run)
+    hooks = [*own, *([] if curve is None else [curve.watching(run)]), *watch.callbacks]
+    if watch.goes_on:
+        run.recall(watch.checkpoint or "", remembered(hooks))
+    return hooks
+
+
+def _nothing_left(session: Session, climb: Climb | None, parts: tuple[int, ...]) -> bool:
+    """Whether no round is needed: a climb that has ended, or optima that the opening told."""
+    ended = climb is not None and climb.settled
+    return ended or bool(parts and all(settled(session, j) is not None for j in parts))
+
+
+def _start_of(
+    place: int, begun: FloatArray | None, whole: Any, parts: tuple[int, ...], result: Result
+) -> FloatArray:
+    """S_0 of one candidate; where the fit ended, if it went on from a checkpoint."""
+    if begun is None:
+        return result.statistics
+    return begun[whole.cuts[parts.index(place)]] if isinstance(whole, SideBySide) else begun
 
 
 def watches(settings: FitSettings, algorithm: Algorithm) -> bool:

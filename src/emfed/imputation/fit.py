@@ -215,9 +215,9 @@ def impute(
 
     Examples
     --------
-    >>> import emfed
-    >>> table = emfed.simulate_table(900, observers=60, sites=20, months=24, groups=4, seed=0)
-    >>> emfed.impute(table, rank=1, penalty=3.0, rounds=4).rounds
+    >>> from emfed.imputation import impute, simulate_table
+    >>> table = simulate_table(900, observers=60, sites=20, months=24, groups=4, seed=0)
+    >>> impute(table, rank=1, penalty=3.0, rounds=4).rounds
     4
     """
     check_keys(settings, (f.name for f in fields(ImputeSettings)), "impute")

@@ -46,7 +46,7 @@ def encode(value: Any, names: Mapping[type, str], path: str, arrays: Arrays) -> 
     raise ModelFileError(
         f"{path} cannot be saved: model files do not know {type(value).__name__}. If it is a "
         "dataclass of numbers, text, arrays and the like, name it as one of the parts of "
-        "emfed.register_model."
+        "emfed.models.register_model."
     )
 
 
@@ -73,7 +73,8 @@ def _make(name: Any, fields: Any, classes: Mapping[str, type], arrays: Arrays) -
     if cls is None:
         raise ModelFileError(
             f"this file holds a {str(name)[:60]!r}, which is not known here. If it is a model of "
-            "your own, import the module that calls emfed.register_model on it, then load again."
+            "your own, import the module that calls emfed.models.register_model on it, then load "
+            "again."
         )
     known = {f.name for f in dataclasses.fields(cls)}
     if not isinstance(fields, dict) or set(fields) != known:
