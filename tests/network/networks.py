@@ -238,6 +238,7 @@ class Case:
             rounds=self.rounds,
             tol=0,
             seed=seed,
+            patience=None,  # here everyone comes back
         )
 
     def narrow(self, run: Run) -> None:

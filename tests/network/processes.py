@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from emfed.network import Transport, keys, listen
+from emfed.network import keys, listen
 
 SITE = """
 import sys
@@ -36,20 +36,27 @@ def start_site(name: str, address: str, folder: Path) -> subprocess.Popen[bytes]
 
 
 @contextlib.contextmanager
-def real_sites(data: Mapping[str, Any], folder: Path) -> Iterator[Transport]:
-    """The transport that reaches one process for each table, with keys and TLS."""
+def real_sites(
+    data: Mapping[str, Any], folder: Path, children: dict[str, Any] | None = None
+) -> Iterator[Any]:
+    """The transport that reaches one process for each table, with keys and TLS.
+
+    ``children`` is filled with the processes.
+    """
     make_keys(list(data), folder)
     for name, table in data.items():
         save_table(name, table, folder)
     with listen("127.0.0.1:0", keys=folder / "keys") as transport:
-        children = [start_site(name, f"127.0.0.1:{transport.port}", folder) for name in data]
+        children = {} if children is None else children
+        for name in data:
+            children[name] = start_site(name, f"127.0.0.1:{transport.port}", folder)
         try:
             transport.wait_for(len(data), 60.0)
             yield transport
         finally:
-            for child in children:
+            for child in children.values():
                 child.kill()
-            for child in children:
+            for child in children.values():
                 child.wait()
 
 

@@ -46,7 +46,11 @@ def open_faulty(
     inner = FEDERATIONS[federation](emfed.as_workers(TABLES))
     faulty = emfed.FaultyFederation(inner, plan)
     return emfed.open_run(
-        make_model(kind), None, algorithm, federation=faulty, **(PLAIN | {"seed": 9} | options)
+        make_model(kind),
+        None,
+        algorithm,
+        federation=faulty,
+        **(PLAIN | {"seed": 9, "patience": None} | options),
     )
 
 

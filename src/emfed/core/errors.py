@@ -67,6 +67,10 @@ class ParticipationError(EmfedError):
     """Too few workers joined or answered in time; a run with a checkpoint can be resumed."""
 
 
+class MembersChanged(EmfedError):
+    """Who takes part has changed while everyone was needed: what was under way is begun anew."""
+
+
 class ExtraError(EmfedError, ImportError):
     """Something was asked for that needs an extra of the package; the message names it."""
 

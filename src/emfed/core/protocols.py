@@ -664,6 +664,20 @@ class Federation(ABC):
     def ask(self, question: Question, weights: FloatArray) -> FloatArray:
         """sum_i w_i times worker i's answer, over those who answered, whose w_i count as one."""
 
+    @property
+    def missed(self) -> IntArray:
+        """Workers that did not answer the last question."""
+        return np.empty(0, dtype=np.int64)
+
+    @property
+    def gone(self) -> IntArray:
+        """Workers that refused for good."""
+        return np.empty(0, dtype=np.int64)
+
+    def leave_out(self, workers: IntArray) -> None:
+        """Ask these no questions from now on: they are away."""
+        return
+
     @abstractmethod
     def scores(self, question: Question) -> FloatArray:
         """Each worker's scores, ``(size, 4)`` and its shares of components, or what it says to a

@@ -18,12 +18,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+import numpy as np
+
 from emfed.artifacts.result import criterion
 from emfed.core.errors import ParticipationError
 from emfed.core.protocols import FloatArray, IdentityMetric, View, free_parameters
 from emfed.core.records import Records, RoundRecord
 from emfed.fitting.rounds import Run, under
 from emfed.fitting.selection import sound
+from emfed.fitting.session import recast
 from emfed.fitting.stopping import remaining
 
 SEVERAL, LASTING, LEAST = 20.0, 300.0, 1e-3
@@ -96,7 +99,7 @@ class Candidates:
         metrics = run.model.metric(run.params).metrics
         self._drops &= not any(isinstance(metric, IdentityMetric) for metric in metrics)
         self._told = [Records() for _ in metrics]
-        self._next = FIRST
+        self._next, self._bound = FIRST, run.session.bound
 
     @property
     def alive(self) -> tuple[int, ...]:
@@ -106,6 +109,8 @@ class Candidates:
     def __call__(self, record: RoundRecord) -> None:
         """After a round."""
         run = self._run
+        if run.session.bound is not self._bound:
+            self._rebound(run)
         if not self._drops or len(self.alive) == 1:
             return
         self._follow(run, record)
@@ -124,6 +129,27 @@ class Candidates:
         able = contenders(models, run.params.parts, values, hopes, total, self._by)
         if len(able) < len(hopes):
             self._drop(run, values, able)
+
+    def _rebound(self, run: Run) -> None:
+        """The model is bound to others: gains are told anew, and what was dropped is moved along.
+
+        Its likelihood is that of rows which no longer count: everyone is asked for it at the end.
+        """
+        before, self._bound = self._bound, run.session.bound
+        self._asked, self._told = run.state.statistics, [Records() for _ in self._told]
+        for place, left in self.dropped.items():
+            moved = recast(before.part(place), self._bound.part(place), left.statistics)
+            self.dropped[place] = Dropped(moved, np.full(2, np.nan))
+
+    def values(self, place: int) -> FloatArray:
+        """Log-likelihood and entropy of a candidate that was dropped."""
+        left, session = self.dropped[place], self._run.session
+        if not np.isnan(left.values).any():
+            return left.values
+        view = View((place,))
+        params = session.view(view).maximize(left.statistics)
+        told: FloatArray = session.ask("values", view, params)[0]
+        return told
 
     def _follow(self, run: Run, record: RoundRecord) -> None:
         """The gain of each candidate's own step, as that of the whole run is told in records.

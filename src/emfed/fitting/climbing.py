@@ -160,6 +160,9 @@ class Climb:
 
     def __call__(self, record: RoundRecord) -> bool:
         """After each round; True when all have settled."""
+        if self.run.model is not self.together:  # bound to others: their likelihoods do not compare
+            self.attach(self.run)
+            return False
         if record.answered < record.asked:  # a likelihood of some rows compares with none
             return False
         new = self.run.state.statistics

@@ -24,6 +24,7 @@ from emfed.core.errors import (
     CheckpointError,
     EmfedError,
     EmfedWarning,
+    MembersChanged,
     SettingsError,
     check_count,
 )
@@ -35,11 +36,12 @@ from emfed.fitting.candidates import Candidates
 from emfed.fitting.climbing import Climb
 from emfed.fitting.rounds import Run, remembered
 from emfed.fitting.selection import Selection, choose, floor_remarks, with_setting, within_rows
-from emfed.fitting.session import Session, digest
+from emfed.fitting.session import Session, digest, recast
 from emfed.fitting.settings import TOL, FitSettings
 from emfed.fitting.starts import NOT_INSIDE, search
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop, remaining
 from emfed.fitting.validation import with_validation
+from emfed.models.binding import Bound
 from emfed.models.devices import Precision
 from emfed.models.side_by_side import MOST_PARTS, SideBySide, SideBySideParameters
 from emfed.network import FEDERATIONS, InProcessFederation, RayFederation, RemoteFederation
@@ -192,6 +194,7 @@ def open_session(
         count_bytes=count_bytes,
         masks=settings.masks,
         rounded=settings.method(2).rounds_summaries,
+        patience=settings.patience,
     )
     if isinstance(federation, InProcessFederation) and federation.size > 1:
         told = session.opening, session.summary, session.weights
@@ -225,7 +228,15 @@ def settled(session: Session, part: int) -> FloatArray | None:
 def start_at(
     settings: FitSettings, session: Session, parts: tuple[int, ...], view: View
 ) -> FloatArray:
-    """S_0."""
+    """S_0; searched anew where somebody leaves or comes back in the midst of it."""
+    while True:
+        with contextlib.suppress(MembersChanged):
+            return _start_at(settings, session, parts, view)
+
+
+def _start_at(
+    settings: FitSettings, session: Session, parts: tuple[int, ...], view: View
+) -> FloatArray:
     model = session.view(view)
     start, mode = settings.start, settings.start_statistics
     if isinstance(start, str):
@@ -319,7 +330,8 @@ def _finished(
             k = settings.numbers[j]
             if j in candidates.dropped:
                 left = candidates.dropped[j]
-                results[k], values[k] = part_of(whole, session, j, left.statistics), left.values
+                results[k] = part_of(whole, session, j, left.statistics)
+                values[k] = candidates.values(j)
             else:
                 place = run.view.parts.index(j) if run.view.parts is not None else j
                 own = run.state.statistics[run.model.cuts[place]]
@@ -440,7 +452,7 @@ class Curve:
     """
 
     def __init__(self) -> None:
-        self.kept: dict[int, tuple[tuple[int, ...], FloatArray]] = {}
+        self.kept: dict[int, tuple[Bound, tuple[int, ...], FloatArray]] = {}
         self._every = 1
 
     def watching(self, run: Run) -> Callback:
@@ -460,19 +472,22 @@ class Curve:
         return look
 
     @staticmethod
-    def _point(run: Run) -> tuple[tuple[int, ...], FloatArray]:
-        return run.session.bound.parts_of(run.view), run.state.statistics
+    def _point(run: Run) -> tuple[Bound, tuple[int, ...], FloatArray]:
+        bound = run.session.bound
+        return bound, bound.parts_of(run.view), run.state.statistics
 
     def drawn(self, result: Result, session: Session, part: int) -> Result:
         """The result with the objective in the records of the rounds that were remembered."""
         view = main_view(session, (part,), False)
         model, whole, found = session.bound.part(part), session.view(view), {}
-        for round_, (parts, statistics) in self.kept.items():
+        for round_, (bound, parts, statistics) in self.kept.items():
             if part not in parts:
                 continue
-            sizes = np.cumsum([0, *(session.bound.part(j).layout.size for j in parts)])
+            sizes = np.cumsum([0, *(bound.part(j).layout.size for j in parts)])
             start = int(sizes[parts.index(part)])
             own = statistics[start : start + model.layout.size]
+            if bound is not session.bound:  # it was another's rows, too
+                own = recast(bound.part(part), model, own)
             params = whole.maximize(own)
             told = session.ask("values", view, params, "monitor")
             found[round_] = whole.penalty(params) - float(told[0, 0])
@@ -686,7 +701,14 @@ def threads_of(count: int | None) -> Any:
 
 def run_remarks(run: Run, stopped: str) -> list[str]:
     """What a user should know of how the rounds went."""
-    remarks = []
+    session, remarks = run.session, []
+    here = session.attendance.here
+    if not here.all():
+        left = ", ".join(session.name_of(n) for n in np.flatnonzero(~here).tolist())
+        remarks.append(
+            f"{left} left before the end and does not count: the model is that of the other "
+            f"{int(here.sum())}, with {session.samples} rows."
+        )
     made = [record for record in run.records if record.round > 0]
     short = sum(record.guard_hits > 0 for record in made)
     if short > max(5, 0.02 * len(made)):

@@ -18,6 +18,7 @@ from emfed.algorithms import Everyone
 from emfed.algorithms.memory import gap
 from emfed.core.errors import (
     CheckpointError,
+    MembersChanged,
     ParticipationError,
     ServerCrash,
     check_count,
@@ -41,7 +42,7 @@ from emfed.core.protocols import (
 from emfed.core.records import Records, RoundRecord
 from emfed.core.storage import DISK, Disk, load_checkpoint, save_checkpoint
 from emfed.core.wire import count_sizes, floats_size
-from emfed.fitting.session import Session
+from emfed.fitting.session import Session, recast
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop
 from emfed.fitting.verifying import verify
 
@@ -298,11 +299,12 @@ class Run(Rounds):
         """Who is asked in the next round, and what."""
         state, n = self.state, self.federation.size
         start = state.round == 0
-        workers = (
+        drawn = (
             np.arange(n, dtype=np.int64)
             if start
             else self.participation.draw(self.seed, state.round, n)
         )
+        workers = self.session.attendance.asked(drawn, look=self.purpose == "round")
         return Request(
             round=state.round,
             generation=state.generation,
@@ -381,6 +383,9 @@ class Run(Rounds):
         began = time.perf_counter()
         state, request = self.state, self.plan()
         replies = self.gather(request)
+        lost = replies.lost_memory
+        if self.session.attend(request.workers, np.union1d(replies.workers, lost), lost):
+            return self._rebind(request, replies, time.perf_counter() - began)
         probabilities = self.participation.probabilities(replies.workers, self.federation.size)
         new, info = self.algorithm.server_step(
             self.model,
@@ -391,8 +396,7 @@ class Run(Rounds):
             self.weights[replies.workers],
             probabilities,
         )
-        lost = len(replies.lost_memory) > 0
-        if lost:  # memories start anew for all; see emfed.algorithms.memory
+        if len(lost):  # memories start anew for all; see emfed.algorithms.memory
             new = self.algorithm.forget(new)
         seconds = time.perf_counter() - began
         record = self._record(
@@ -419,12 +423,45 @@ class Run(Rounds):
         )
         self._step_sizes.append(info.broadcast_bytes)
         self.federation.keep_step(state.round, info.broadcast)
-        if lost:
+        if len(lost):
             self.accepted[:] = -1
         else:
             self.accepted[replies.workers] = state.round
         self.state, self._params = new, None
         return record
+
+    def _rebind(self, request: Request, replies: Replies, seconds: float) -> RoundRecord:
+        """A round that makes no step: who is here has changed, and the model is bound to them.
+
+        What came was computed for the model before, so nothing of it is taken. The run goes on at
+        the parameters reached, and memories start at zero, at both ends: the server need not know
+        any V_i to be rid of it. A search for a start begins anew instead, by `MembersChanged`.
+        """
+        if self.purpose != "round":
+            raise MembersChanged(f"who is here changed in round {request.round} of a search.")
+        before, model = self.model, self.session.view(self.view)
+        statistics = recast(before, model, self.state.statistics)
+        if not model.inside(statistics):  # the parameters fit these rows so badly: begin anew
+            statistics = model.statistics_of(model.start(self.seed))
+        state = replace(self.state, statistics=statistics, round=self.state.round + 1)
+        self.model, self._params, self.samples = model, None, self.session.samples
+        self.algorithm = self._resolved()
+        self.state = self.algorithm.forget(state)
+        self.accepted[:] = -1
+        self.phase = self.since = self.session.phase + 1
+        self._followed = state.round
+        self._step_sizes.append(0)
+        self.session.begin(self.view, self.algorithm, self.seed, self.phase)
+        nothing = opening_record(len(request.workers), int(replies.evaluations.sum()))
+        return self._record(
+            replace(
+                nothing,
+                round=request.round,
+                generation=request.generation,
+                answered=len(replies.workers),
+                seconds=seconds,
+            )
+        )
 
     def _diagnose(self, state: ServerState) -> tuple[float | None, float | None]:
         """|h(S)|^2 and the objective at T(S), when the monitor asks for them in this round."""
@@ -487,6 +524,7 @@ class Run(Rounds):
             "ledger": self.ledger.counts,
             "step_sizes": np.array(self._step_sizes, dtype=np.int64),
             "workers": workers,
+            **{f"attendance/{n}": a for n, a in self.session.attendance.arrays().items()},
             **{f"extras/{name}": array for name, array in self.state.extras.items()},
             **{f"rows/{name}": array for name, array in rows.items()},
             **{f"prices/{name}": array for name, array in self._told().items()},
@@ -536,6 +574,8 @@ class Run(Rounds):
             arrays["control"],
             under("extras/", arrays),
         )
+        self.session.restore(under("attendance/", arrays))
+        self.samples = self.session.samples
         self.view, self._params = View.read(description["view"]), None
         self.model, self._followed = self.session.view(self.view), description["followed"]
         self._verify_from = description["verify_from"]

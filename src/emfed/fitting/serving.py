@@ -1,10 +1,11 @@
 """`serve`: a run over a network that outlives its server, and whose workers come and go.
 
-Within a **stage** the workers are fixed. When one leaves for good or a new one is let in, the stage
-ends and the next begins with an opening of its own, at the parameters that were reached: the
-weights, the frame, the sample size that scales priors and the second moment of a tied covariance
-all depend on who is in, so anything less would fit a model of nobody's data. Memories start at
-zero with each stage, on both sides, and are exact in it.
+Who leaves, for good or for a while, and who comes back is the affair of the run itself
+(`emfed.fitting.session`). When somebody new is let in the **stage** ends, and the next begins with
+an opening of its own, at the parameters that were reached: the weights, the frame, the sample size
+that scales priors and the second moment of a tied covariance all depend on who is in, so anything
+less would fit a model of nobody's data. Memories start at zero with each stage, on both sides, and
+are exact in it.
 """
 
 from __future__ import annotations
@@ -116,7 +117,6 @@ def serve(
     attempts: int = 5,
     pause: float = 1.0,
     admit: bool = True,
-    patience: int | None = None,
     callbacks: Iterable[Callback] = (),
     **options: Any,
 ) -> Served:
@@ -125,8 +125,7 @@ def serve(
     ``model``, ``algorithm`` and ``options`` are those of `fit`; or ``model`` is a `FitSettings`
     that says it all. ``directory`` is the run's own: a call finds there what an earlier one left.
     Rounds are those of all stages together. With ``admit`` workers that turn up in mid-run are let
-    in, by a new stage; one that refuses for good, or stays silent ``patience`` times in a row,
-    leaves by one.
+    in, by a new stage.
     ``minimum``, ``deadline``, ``attempts`` and ``pause`` are those of `RemoteFederation`; limits of
     the settings other than on rounds hold for each stage.
     """
@@ -151,30 +150,22 @@ def serve(
         now = settings.but(rounds=rounds - stage.rounds)
         if stage.number > 1:
             now = _reached(now, where / f"stage-{stage.number - 1:04d}")
-        change = _Change(federation, admit, patience)
-        error: ParticipationError | None = None
-        fitted, result = None, None
+        change = _Change(federation, admit)
+        watch = Watch((*hooks, change), None, folder / CHECKPOINT, 1, resume=True)
+        fitted: Fitted | None = None
         try:
-            watch = Watch((*hooks, change), None, folder / CHECKPOINT, 1, resume=True)
             fitted = run_fit(now, federation, watch)
             result = fitted.result
-        except ParticipationError as caught:
-            error, result = caught, getattr(caught, "result", None)
+        except ParticipationError as error:  # who waits to be let in may make up the number
+            if not (hasattr(error, "result") and change.needed(newcomers=True)):
+                raise
+            result = error.result
         out = {**(stage.excluded or {}), **federation.refusals}
-        made = 0 if result is None else result.rounds
-        up = stage.bytes_up + (0 if result is None else result.bytes_up)
-        down = stage.bytes_down + (0 if result is None else result.bytes_down)
-        if not change.needed() or stage.rounds + made >= rounds:
-            if error is not None or fitted is None:
-                raise error or ParticipationError("the run ended without a result.")
+        made = result.rounds
+        up, down = stage.bytes_up + result.bytes_up, stage.bytes_down + result.bytes_down
+        if fitted is not None and (not change.needed() or stage.rounds + made >= rounds):
             return Served(fitted, stage.number, stage.rounds + made, out, up, down)
-        if made == 0:  # nothing reached yet: begin again without those who left
-            for name in (CHECKPOINT, "members"):
-                with contextlib.suppress(FileNotFoundError):
-                    (folder / name).unlink()
-            stage = _Stage(stage.number, stage.rounds, out, up, down)
-        else:
-            stage = _Stage(stage.number + 1, stage.rounds + made, out, up, down)
+        stage = _Stage(stage.number + 1, stage.rounds + made, out, up, down)
         logger.warning("stage %d begins: %s", stage.number, change.why)
         stage.save(where / "stage")
 
@@ -188,10 +179,10 @@ def read_settings(model: Any, algorithm: Any, options: Mapping[str, Any]) -> Fit
 
 @final
 class _Change:
-    """A callback that ends a stage when its workers are no longer the right ones."""
+    """A callback that ends a stage when somebody is to be let in."""
 
-    def __init__(self, federation: RemoteFederation, admit: bool, patience: int | None) -> None:
-        self._federation, self._admit, self._patience = federation, admit, patience
+    def __init__(self, federation: RemoteFederation, admit: bool) -> None:
+        self._federation, self._admit = federation, admit
         self.why = ""
         self._waiting: set[str] = set()
 
@@ -200,20 +191,12 @@ class _Change:
         return self.needed(record.round > 0 and record.round % ADMIT_EVERY == 0)
 
     def needed(self, newcomers: bool = False) -> bool:
-        """Whether someone left or, if asked, came; ``why`` says who."""
+        """Whether someone came, if asked to look; ``why`` says who."""
         if self.why:
             return True
-        federation = self._federation
-        members = federation.members
-        gone = [key for key in members.keys if key in federation.refusals]
-        if self._patience is not None:
-            for key, times in federation.silences.items():
-                if times >= self._patience and key not in federation.refusals:
-                    federation.refusals[key] = f"silent {times} times in a row."
-                    gone.append(key)
         new = self._newcomers() if newcomers and self._admit else []
-        if gone or new:
-            self.why = f"left {gone}, new {new}"
+        if new:
+            self.why = f"{', '.join(new)} joined"
         return bool(self.why)
 
     def _newcomers(self) -> list[str]:

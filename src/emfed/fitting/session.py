@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, final
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self, final
 
 import numpy as np
 
-from emfed.core.errors import SettingsError
+from emfed.core.errors import MembersChanged, SettingsError
 from emfed.core.ledger import Ledger
 from emfed.core.protocols import (
     Algorithm,
+    BoolArray,
     Federation,
     FloatArray,
     IntArray,
@@ -25,12 +28,109 @@ from emfed.models.naming import columns_named
 from emfed.network.inprocess import answer_width
 from emfed.network.prices import Prices
 
+logger = logging.getLogger(__name__)
+LOOK_AGAIN = 10
+"""Exchanges after which a worker that left is asked again; twice as many each time it leaves."""
+LOSSES, LOSSES_EVERY = 3, 100
+"""Lost memories that a worker may report at once, and exchanges that earn it one more. Each costs
+everyone their memories: a worker that reports more of them leaves."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Attendance:
+    """Who is here, by what came back over all exchanges so far; every change makes a new one."""
+
+    here: BoolArray
+    silences: IntArray
+    """How often in a row each was asked in vain."""
+    leaves: IntArray
+    """How often each left."""
+    again: IntArray
+    """The exchange from which on one that is away is asked again."""
+    losses: IntArray
+    """How often each reported a lost memory."""
+    clock: int = 0
+    troubled: bool = False
+    """Whether any of the above was ever other than at the beginning."""
+
+    @classmethod
+    def of(cls, n: int) -> Self:
+        """Everyone is here."""
+        nothing = np.zeros(n, dtype=np.int64)
+        return cls(np.ones(n, dtype=np.bool_), nothing, nothing, nothing, nothing)
+
+    def asked(self, drawn: IntArray, look: bool) -> IntArray:
+        """Those of the drawn who are here or, if it is time to ``look``, may be back."""
+        back = look & (self.clock >= self.again[drawn])
+        return drawn[self.here[drawn] | back]
+
+    def note(
+        self,
+        asked: IntArray,
+        heard: IntArray,
+        lost: IntArray,
+        patience: int | None,
+        gone: IntArray,
+    ) -> Attendance:
+        """After an exchange; ``lost`` reported a lost memory, ``gone`` refused for good.
+
+        Where nobody answers, nothing is learnt about anyone. Somebody always stays.
+        """
+        clock, silences, losses = self.clock + 1, self.silences.copy(), self.losses.copy()
+        again, here = self.again.copy(), self.here.copy()
+        if len(heard):
+            silent = np.setdiff1d(asked, heard)
+            silences[silent] += 1
+            silences[heard] = 0
+            again[silent] = clock + LOOK_AGAIN * 2 ** np.minimum(self.leaves[silent], 20)
+        losses[lost] += 1
+        if patience is not None:
+            here[heard] = True
+            here[silences >= patience] = False
+            here[lost] &= losses[lost] <= LOSSES + clock // LOSSES_EVERY
+        here[gone] = False
+        again[gone] = np.iinfo(np.int64).max
+        now = replace(self, silences=silences, losses=losses, again=again, clock=clock)
+        return replace(now, troubled=True).staying(here)
+
+    def without(self, silent: IntArray) -> Attendance:
+        """Likewise where these have not answered a question that needs everyone."""
+        here = self.here.copy()
+        here[silent] = False
+        return self.staying(here)
+
+    def staying(self, here: BoolArray) -> Attendance:
+        """With only these here, unless there is none of them."""
+        if not here.any():
+            return self
+        left = self.here & ~here
+        wait = self.clock + LOOK_AGAIN * 2 ** np.minimum(self.leaves, 20)
+        again = np.where(left, np.maximum(self.again, wait), self.again)
+        leaves = self.leaves + left
+        return replace(self, here=here, leaves=leaves, again=again, troubled=True)
+
+    def arrays(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {name: np.asarray(value) for name, value in vars(self).items()}
+
+    @classmethod
+    def read(cls, arrays: Mapping[str, Any]) -> Self:
+        """The inverse of `arrays`."""
+        plain = {"clock": int(arrays["clock"]), "troubled": bool(arrays["troubled"])}
+        return cls(**{**arrays, **plain})
+
 
 @final
 class Session:
-    """The opening exchange, the ledger, and questions to everyone.
+    """The opening exchange, the ledger, who is here, and questions to everyone.
 
     Where a federation makes no bytes, every message is priced as a network would send it.
+
+    A worker that was asked ``patience`` times in a row in vain, while others answered, is *away*:
+    model and weights are bound anew to those who are here, and nothing of it is left in either. It
+    is asked again now and then, and counts again once it answers. A worker that refused for good is
+    away and is not asked again.
     """
 
     def __init__(
@@ -44,34 +144,35 @@ class Session:
         count_bytes: bool = True,
         masks: bool = False,
         rounded: bool = False,
+        patience: int | None = None,
     ) -> None:
         self.model, self.federation, self.seed = model, federation, seed
         self.masks = federation.masks = masks or federation.masks
         """Whether workers round to a common lattice, and a network is told sums alone."""
         if self.masks and weights != "samples":
             raise SettingsError("with masks workers count by their rows: leave weights out.")
-        rounded = rounded and not self.masks  # sums of integers are rounded already
-        opening = self.opening = federation.open(model, columns, rounded)
+        self.patience = patience
+        self._rounded = rounded and not self.masks  # sums of integers are rounded already
+        opening = self.opening = federation.open(model, columns, self._rounded)
         self.counts = opening.counts
-        self.samples = int(opening.counts.sum())
-        totals = opening.counts if opening.totals is None else opening.totals
-        self.total = float(totals.sum())
-        """The sum of the rows' weights, their number where they have none."""
+        self._totals = opening.counts if opening.totals is None else opening.totals
         self.supports = opening.supports
         """Where workers have statistics of their own: which. Then sums add up, with weights 1."""
-        self.weights = np.ones(len(totals)) if opening.supports else worker_weights(weights, totals)
+        self._shares = (
+            np.ones(len(self._totals))
+            if opening.supports
+            else worker_weights(weights, self._totals)
+        )
+        """w_i while everyone is here."""
         if self.masks and (opening.supports is not None or opening.totals is not None):
             raise SettingsError("masks go with statistics that all workers share, and plain rows.")
-        effective = opening.effective
-        self.effective = 1 / float(self.weights @ self.weights) if effective is None else effective
-        """How many workers of equal weight they are worth."""
-        self.bound = Bound.told(model, opening, self.weights, rounded)
-        federation.bind(self.bound)
-        self.summary: Mapping[str, FloatArray] = model.combine(opening.summaries, self.weights)
-        """What the opening exchange told of all rows together."""
+        self.attendance = Attendance.of(federation.size)
+        self.missed = 0
+        """Answers to questions that never came."""
+        self._adopted, self.prices = False, None
+        self._bind()
         self.ledger = Ledger(federation.size, opening.names)
         self.count_bytes = count_bytes
-        self.prices: Prices | None = None
         if federation.carries_bytes:
             federation.attach(self.ledger)
         elif count_bytes:
@@ -93,8 +194,76 @@ class Session:
 
     def adopt(self, model: Model) -> None:
         """Go on with a model that knows other data already: nothing is bound anew."""
-        self.bound = Bound.given(model)
+        self.bound, self._adopted = Bound.given(model), True
         self.federation.bind(self.bound)
+
+    def _bind(self) -> None:
+        """Weights, constants and the number of rows are those of who is here."""
+        everyone, opening = bool(self.attendance.here.all()), self.opening
+        here: Any = slice(None) if everyone else self.attendance.here
+        shares = self._shares if everyone else self._shares * here
+        self.weights = shares if everyone or self.supports else shares / shares.sum()
+        effective = opening.effective
+        self.effective = 1 / float(self.weights @ self.weights) if effective is None else effective
+        """How many workers of equal weight they are worth."""
+        self.samples = int(self.counts[here].sum())
+        self.total = float(self._totals[here].sum())
+        """The sum of the rows' weights, their number where they have none."""
+        told = {name: values[here] for name, values in opening.summaries.items()}
+        self.summary: Mapping[str, FloatArray] = self.model.combine(told, self.weights[here])
+        """What the opening exchange told of all rows together."""
+        if not self._adopted:
+            some = replace(opening, counts=self.counts[here], summaries=told)
+            self.bound = Bound.told(self.model, some, self.weights[here], self._rounded)
+        self.federation.leave_out(np.flatnonzero(~self.attendance.here))
+        self.federation.bind(self.bound)
+
+    # Who is here.
+
+    def attend(self, asked: IntArray, heard: IntArray, lost: IntArray) -> bool:
+        """Note who answered; True if who is here has changed, and the model with it."""
+        gone, now = self.federation.gone, self.attendance
+        complete = len(heard) == len(asked) and not (len(lost) or len(gone))
+        if complete and not now.troubled:  # a million workers cost nothing while all is well
+            self.attendance = replace(now, clock=now.clock + 1)
+            return False
+        if self.supports or self.opening.effective is not None:
+            return False  # nobody's own summary is known: the model cannot be bound to the others
+        if self.patience is None and not len(gone):
+            return False
+        return self._changed(now.note(asked, heard, lost, self.patience, gone))
+
+    def _changed(self, after: Attendance) -> bool:
+        before, self.attendance = self.attendance, after
+        if np.array_equal(before.here, after.here):
+            return False
+        self._announce(before.here & ~after.here, "left: the model is that of the others")
+        self._announce(~before.here & after.here, "is back, and counts again")
+        self.rebind()
+        return True
+
+    def _announce(self, who: BoolArray, words: str) -> None:
+        for worker in np.flatnonzero(who).tolist():
+            logger.warning("%s %s", self.name_of(worker), words)
+
+    def name_of(self, worker: int) -> str:
+        """A worker's name, or its number in words."""
+        names = self.opening.names
+        return f"worker {worker}" if names is None else str(names[worker])
+
+    def rebind(self) -> None:
+        """Bind to who is here, under a phase number that nobody was told yet."""
+        self._bind()
+        self.phase = max(self.phase + 1, self.federation.last_phase)
+        if self.prices is not None:
+            self.prices.rebind(self.bound, self.phase)
+
+    def restore(self, attendance: Mapping[str, Any]) -> None:
+        """Go on with who was here when a checkpoint was written; older ones do not say."""
+        if attendance:
+            self.attendance = Attendance.read(attendance)
+        if not self.attendance.here.all():
+            self.rebind()
 
     def view(self, view: View) -> Any:
         """The model that a view names; errors name its columns."""
@@ -119,11 +288,21 @@ class Session:
         everyone: bool = False,
     ) -> FloatArray:
         """The weighted sum of everyone's answer; values come as ``(parts, 2)``."""
-        question = Question(kind, view, params, purpose, everyone)
+        strict = everyone and self.patience is None
+        question = Question(kind, view, params, purpose, strict)
         told = self.federation.ask(question, self.weights)
-        if self.prices is not None:
-            self.prices.ask(question, answer_width(question, self.view(view)))
+        silent = np.setdiff1d(self.federation.missed, np.flatnonzero(~self.attendance.here))
+        self._priced(question, silent)
+        self.missed += len(silent)
+        if everyone and len(silent) and self._changed(self.attendance.without(silent)):
+            raise MembersChanged("who is here has changed since the question was asked.")
         return told.reshape(-1, 2) if kind == "values" else told
+
+    def _priced(self, question: Question, silent: IntArray) -> None:
+        if self.prices is not None:
+            width = answer_width(question, self.view(question.view))
+            asked = np.flatnonzero(self.attendance.here)
+            self.prices.ask(question, width, asked, np.setdiff1d(asked, silent))
 
     def scores(
         self, view: View, params: Any, kind: Literal["scores", "validation"] = "scores"
@@ -131,8 +310,8 @@ class Session:
         """How well the model fits each worker's rows, ``(workers, 4)``; or rows held out."""
         question = Question(kind, view, params, "closing")
         told = self.federation.scores(question)
-        if self.prices is not None:
-            self.prices.ask(question, answer_width(question, self.view(view)))
+        told[~self.attendance.here] = np.nan
+        self._priced(question, self.federation.missed)
         return told
 
     def fingerprint(self) -> dict[str, Any]:
@@ -143,10 +322,19 @@ class Session:
         names = self.opening.names
         return {
             "model": self.model.describe(),
-            "weights": digest(self.weights.tobytes()),
+            "weights": digest(self._shares.tobytes()),
             "data": data.hexdigest(),
             "workers": None if names is None else digest("\0".join(names).encode()),
         }
+
+
+def recast(before: Model, after: Model, statistics: FloatArray) -> FloatArray:
+    """Statistics of one model that stand for the same parameters, in the user's units, of another.
+
+    Both are the same model, bound to the rows of other workers.
+    """
+    params: Any = before.to_user(before.maximize(statistics))
+    return after.statistics_of(after.from_user(params))
 
 
 def digest(data: bytes) -> str:

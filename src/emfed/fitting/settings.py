@@ -30,6 +30,9 @@ cost no message but a pass over the rows each (scikit-learn stops a mixture at a
 FIELD_TOL = 1e-4
 """|H|^2 for a tolerance of one nat, where an algorithm's steps do not tell what they gain: the gap
 is |H|^2 over the share of it that one step of EM closes."""
+PATIENCE = 3
+"""Rounds in a row that a worker may miss. The memory of an absent worker is a constant force: of
+three sites one that left after round 3 ends the run at -19.6 nats a row in place of -3.69."""
 STARTS = ("auto", "k-means", "moments", "points")
 
 
@@ -61,6 +64,9 @@ class FitSettings:
     seed : of starts, noise, batches and participation.
     columns : names of the columns to use, in this order; None: all.
     retries : how often a worker that stays silent is asked again in a round.
+    patience : how often in a row a worker is asked in vain, while others answer, before it is away:
+        the fit goes on with the rows of those who are here, and counts it again once it answers.
+        None: the fit waits for it, with what it told last.
     accelerate : whether EM that watches its log-likelihood takes long steps.
     drop : whether candidates that will hardly be chosen leave the run early.
     scores : whether every worker tells at the end how well the model fits its rows.
@@ -92,6 +98,7 @@ class FitSettings:
     seed: int = 0
     columns: Sequence[str] | None = None
     retries: int = 0
+    patience: int | None = PATIENCE
     accelerate: bool = True
     drop: bool = True
     scores: bool = False
@@ -108,6 +115,8 @@ class FitSettings:
             object.__setattr__(self, "start", "auto")
         check_count("n_init", self.n_init)
         check_count("retries", self.retries, 0)
+        if self.patience is not None:
+            check_count("patience", self.patience)
         if self.criterion not in CRITERIA:
             known = ", ".join(CRITERIA)
             raise SettingsError(f"criterion must be one of {known}; got {self.criterion!r}.")

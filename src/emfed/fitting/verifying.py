@@ -10,7 +10,8 @@ down, q being the number of statistics.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Protocol, final
 
 from emfed.algorithms.safeguards import WORTH, factor
@@ -45,7 +46,16 @@ class Verdict:
 
 
 def verify(run: Verifiable, nats: float) -> Verdict:
-    """What EM would still gain from where the run stands, told by exact steps."""
+    """What EM would still gain from where the run stands, told by exact steps.
+
+    Answers of other workers do not compare: where one is missing, much may be left.
+    """
+    missed = run.session.missed
+    verdict = _verdict(run, nats)
+    return verdict if run.session.missed == missed else replace(verdict, left=inf)
+
+
+def _verdict(run: Verifiable, nats: float) -> Verdict:
     first = run.state.statistics
     points, whites, values = [first], [], [_value(run, run.model.maximize(first))]
     for _ in range(STEPS):

@@ -7,13 +7,20 @@ not care: the tests run on it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, final
 
 import numpy as np
 
-from emfed.core.errors import ServerCrash, SettingsError, check_count, check_range, check_type
+from emfed.core.errors import (
+    ParticipationError,
+    ServerCrash,
+    SettingsError,
+    check_count,
+    check_range,
+    check_type,
+)
 from emfed.core.protocols import (
     Algorithm,
     BoolArray,
@@ -52,6 +59,9 @@ class FaultPlan:
     crash_server: float = 0.0
     reorder: bool = False
     longest_delay: int = 3
+    away: Mapping[int, tuple[int, int | None]] = field(default_factory=dict)
+    """Workers that are not there from one exchange of the whole fit (they count from 1) until
+    another; None: they never come back."""
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
@@ -59,6 +69,11 @@ class FaultPlan:
             if f.type == "float":
                 check_range(f.name, getattr(self, f.name), 0, 1)
         check_count("longest_delay", self.longest_delay)
+        for worker, (first, last) in self.away.items():
+            check_count("away worker", worker, 0)
+            check_count("away from exchange", first)
+            if last is not None:
+                check_count("away until exchange", last, first)
 
 
 _NETWORK = np.zeros(1, dtype=np.int64)
@@ -86,6 +101,9 @@ class FaultyFederation(Federation):
             raise SettingsError("a network has its faults in its Transport: wrap that instead.")
         self.inner, self.plan = inner, plan
         self._columns: dict[str, Column] = {}
+        self._clock = 0
+        """Exchanges of all phases."""
+        self._missed: IntArray = np.empty(0, dtype=np.int64)
         self._reset()
 
     def _reset(self) -> None:
@@ -104,12 +122,14 @@ class FaultyFederation(Federation):
     def exchange(self, request: Request) -> Replies:
         """The inner exchange, spoiled according to the plan."""
         self._exchanges += 1
+        self._clock += 1
         q, now = len(request.statistics), self._exchanges
         struck, u = self._faults(request.workers)
         self._wipe(request.workers[struck["lose_disk"]])
         arrived = [self.inner.exchange(old) for old in self._due(self._late_requests, now)]
         self._hold(self._late_requests, request, struck["delay_request"], u[:, 0], now)
         stopped = struck["lose_request"] | struck["delay_request"] | struck["crash_before_answer"]
+        stopped |= ~self._there(request.workers)
         replies = self._ask(request, ~stopped, q)
         again = self._ask(request, ~stopped & struck["repeat_request"], q)
         spoiled = self._spoil(replies, request, struck, u[:, 1], now)
@@ -127,6 +147,15 @@ class FaultyFederation(Federation):
         if self._server_crashes(now):
             raise ServerCrash(f"the server crashed in round {request.round}")
         return joined
+
+    def _there(self, workers: IntArray) -> BoolArray:
+        """Which of these workers are there now."""
+        now, nothing = self._clock, (0, 0)
+        spans = [self.plan.away.get(worker, nothing) for worker in workers.tolist()]
+        return np.array(
+            [not (0 < first <= now and (last is None or now < last)) for first, last in spans],
+            dtype=np.bool_,
+        )
 
     def _ask(self, request: Request, who: BoolArray, q: int) -> Replies:
         if not who.any():
@@ -193,6 +222,7 @@ class FaultyFederation(Federation):
         self, model: Model, columns: Sequence[str] | None = None, rounded: bool = False
     ) -> Opening:
         """The opening exchange is repeated until it is whole: no fault is seen."""
+        self._clock = 0
         return self.inner.open(model, columns, rounded)
 
     def bind(self, bound: Any) -> None:
@@ -212,10 +242,23 @@ class FaultyFederation(Federation):
         self.inner.begin(view, algorithm, seed, phase, since)
 
     def ask(self, question: Question, weights: FloatArray) -> FloatArray:
-        return self.inner.ask(question, weights)
+        there = self._there(np.arange(self.size))
+        self._missed = np.flatnonzero(~there)
+        if there[weights > 0].all():
+            return self.inner.ask(question, weights)
+        if question.everyone or not there[weights > 0].any():
+            raise ParticipationError(f"workers {self._missed.tolist()} did not answer a question.")
+        shares = weights * there
+        return self.inner.ask(question, shares / shares.sum())
+
+    @property
+    def missed(self) -> IntArray:
+        return self._missed
 
     def scores(self, question: Question) -> FloatArray:
-        return self.inner.scores(question)
+        there = self._there(np.arange(self.size))
+        self._missed = np.flatnonzero(~there)
+        return np.where(there[:, None], self.inner.scores(question), np.nan)
 
     def worker_rows(self) -> tuple[IntArray, Rows]:
         """As within."""

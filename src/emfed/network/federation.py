@@ -48,6 +48,7 @@ from emfed.core.wire import (
     decode_floats,
     decode_reply,
     encode_bundle,
+    encode_count,
     encode_question,
     encode_request,
     encode_text,
@@ -114,9 +115,11 @@ class RemoteFederation(Federation):
         self._numbers: dict[str, int] = {}
         self._knows: dict[str, set[Kind]] = {}
         self._steps: dict[int, bytes] = {}
+        self._told_in = 0
+        """The phase under whose number the constants are told."""
+        self._out: set[int] = set()
+        self._missed: IntArray = np.empty(0, dtype=np.int64)
         self._asked: tuple[int, int, int, set[int], int] = (-1, -1, -1, set(), 0)
-        self.silences: dict[str, int] = {}
-        """How often in a row each worker was asked in vain."""
         self._question = first_question(new_run())
         """Of the next question to everyone: its answers cannot be taken for those of another."""
         if self.directory is not None:
@@ -206,8 +209,30 @@ class RemoteFederation(Federation):
         self._line.traffic.attach(ledger)
 
     def bind(self, bound: Bound) -> None:
-        """Workers are told the constants with the first message that needs them."""
-        self._bound = bound
+        """Workers are told the constants with the first message that needs them.
+
+        Constants that may differ from what workers know come under a number that is new to all,
+        and is on disk before anyone is told.
+        """
+        if self._bound is not None or self.members.phase:
+            self.members.phase += 1
+            self._keep_members()
+        self._bound, self._told_in = bound, self.members.phase
+        for known in self._knows.values():
+            known.discard(Kind.CONSTANTS)
+
+    @property
+    def gone(self) -> IntArray:
+        """Members that were dismissed or refused for good."""
+        out = [n for key, n in self._numbers.items() if key in self.refusals]
+        return np.array(out, dtype=np.int64)
+
+    @property
+    def missed(self) -> IntArray:
+        return self._missed
+
+    def leave_out(self, workers: IntArray) -> None:
+        self._out = set(workers.tolist())
 
     @property
     def last_phase(self) -> int:
@@ -252,7 +277,7 @@ class RemoteFederation(Federation):
         if not news:
             return message
         if Kind.CONSTANTS in news:
-            told[Kind.CONSTANTS] = self._bound.wire
+            told[Kind.CONSTANTS] = encode_count(self._told_in) + self._bound.wire
         parts = [*((kind, told[kind]) for kind in news), (header.kind, body)]
         return replace(header, kind=Kind.BUNDLE), encode_bundle(parts)
 
@@ -327,7 +352,6 @@ class RemoteFederation(Federation):
             strangers = self._listen(request, asked, found, lost)
             lost |= self._rejoin(strangers)
             heard |= set(found) | lost
-            self._note_silence(asked, heard)
             if len(heard) >= enough:
                 break
         else:
@@ -340,11 +364,6 @@ class RemoteFederation(Federation):
         q = len(request.statistics) if supports is None else len(supports.keys)
         joined = Replies.join([found[number] for number in sorted(found)], q)
         return replace(joined, lost_memory=np.array(sorted(lost), dtype=np.int64))
-
-    def _note_silence(self, asked: Iterable[str], heard: set[int]) -> None:
-        for key in asked:
-            silent = self._numbers[key] not in heard
-            self.silences[key] = self.silences.get(key, 0) + 1 if silent else 0
 
     def _progress(self, request: Request) -> tuple[set[int], int]:
         """Who answered this round in earlier calls, and how many answers it needs."""
@@ -409,23 +428,25 @@ class RemoteFederation(Federation):
         body = encode_question(question.kind, view, values)
         self._question += 1
         found: dict[int, FloatArray] = {}
-        enough = self.size if question.everyone else min(self.minimum, self.size)
+        members = {k: n for k, n in self._numbers.items() if n not in self._out}
+        enough = len(members) if question.everyone else min(self.minimum, len(members))
         for attempt in self._line.tries():
             messages = {}
-            for key, number in self._numbers.items():
+            for key, number in members.items():
                 if number not in found and key not in self.refusals:
                     header = self._header(Kind.QUESTION, number, self._question)
                     messages[key] = self._with_news((header, body), (Kind.CONSTANTS,))
             self._rejoin(self._take_answers(question.purpose, messages, width, found))
-            left = [n for key, n in self._numbers.items() if key not in self.refusals]
+            left = [n for key, n in members.items() if key not in self.refusals]
             if all(n in found for n in left) or (attempt and len(found) >= enough):
                 break
         if len(found) < enough:
             raise ParticipationError(
-                f"a question ({question.purpose}) was answered by {len(found)} of {self.size} "
+                f"a question ({question.purpose}) was answered by {len(found)} of {len(members)} "
                 f"workers in {self.attempts} attempts; {enough} are needed (refusals: "
                 f"{self.refusals or 'none'}). The run can be resumed."
             )
+        self._missed = np.setdiff1d(np.arange(self.size), list(found))
         return found
 
     def _take_answers(

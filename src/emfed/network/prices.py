@@ -78,7 +78,13 @@ class Prices:
             sizes = [cells_size(keys, weights, model.cells) for keys, weights in each]
             payload = payload + np.array(sizes)
         self.ledger.add("opening", "up", self._everyone, payload, ANSWER_ENVELOPE + envelope)
-        self._constants, self._counts = len(bound.wire), opening.counts
+        self._counts = opening.counts
+        self.rebind(bound, 0)
+
+    def rebind(self, bound: Bound, phase: int) -> None:
+        """Constants under another number, which nobody knows yet."""
+        self._constants = int(count_sizes(np.array(phase))) + len(bound.wire)
+        self._knows_constants[:] = False
 
     def state(self) -> dict[str, BoolArray]:
         """Who knows what, for a checkpoint."""
@@ -104,16 +110,16 @@ class Prices:
         some = np.flatnonzero(constants | rules)
         self.ledger.add("opening", "down", workers[some], payload[some], envelope[some])
 
-    def ask(self, question: Question, width: int) -> None:
-        """A question to everyone, and everyone's answer."""
+    def ask(self, question: Question, width: int, asked: IntArray, heard: IntArray) -> None:
+        """A question to some, and the answers of those who were heard."""
         text = len(encode_text({"kind": question.kind, **question.view.describe()}))
-        self._news(self._everyone, settings=False)
+        self._news(asked, settings=False)
         payload = floats_size(len(flatten_params(question.params)))
-        envelope = envelopes(first_question(0), 0, 0, self._knows_constants)
+        envelope = envelopes(first_question(0), 0, 0, self._knows_constants[asked])
         envelope = envelope + text + int(count_sizes(np.array(text)))
-        self.ledger.add(question.purpose, "down", self._everyone, payload, envelope)
-        self.ledger.add(question.purpose, "up", self._everyone, floats_size(width), ANSWER_ENVELOPE)
-        self._knows_constants[:] = True
+        self.ledger.add(question.purpose, "down", asked, payload, envelope)
+        self.ledger.add(question.purpose, "up", heard, floats_size(width), ANSWER_ENVELOPE)
+        self._knows_constants[heard] = True
 
     def request(self, request: Request, payload: IntArray) -> None:
         """A round's requests."""

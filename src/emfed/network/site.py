@@ -45,6 +45,7 @@ from emfed.core.wire import (
     as_json,
     decode_bundle,
     decode_constants,
+    decode_count,
     decode_question,
     decode_request,
     decode_text,
@@ -364,12 +365,15 @@ class Site:
         store, joined = self._known(header)
         if kind is Kind.CONSTANTS:
             count = sum(map(prod, joined.shapes.values()))
-            constants = decode_constants(body, count)
-            told = replace(joined, constants=constants, number=header.worker)
-            if joined.number >= 0 and (
-                joined.number != told.number or not np.array_equal(joined.constants, constants)
-            ):
-                raise Refusal(Reason.REFUSED, "this run told other constants before.")
+            number, start = decode_count(body)
+            constants = decode_constants(body[start:], count)
+            told = replace(joined, constants=constants, number=header.worker, told_in=number)
+            if joined.number >= 0:
+                if number < joined.told_in:
+                    return  # long delayed, like the message that it came with
+                same = number > joined.told_in or np.array_equal(joined.constants, constants)
+                if not same:
+                    raise Refusal(Reason.REFUSED, "this run told other constants before.")
         else:
             own = {"phase": header.phase, "since": header.phase}
             told = replace(joined, phase=as_json(own | decode_text(body)))
@@ -380,7 +384,8 @@ class Site:
                     return  # long delayed: its request is old too
                 if phase.number == now:
                     raise Refusal(Reason.REFUSED, "this phase had other settings before.")
-        if (joined.number, joined.phase) != (told.number, told.phase):
+        before, after = ((j.number, j.told_in, j.phase) for j in (joined, told))
+        if before != after:
             store.join(told)
         if kind is Kind.CONSTANTS and joined.number < 0:
             self._compare(header.run, told)

@@ -61,6 +61,8 @@ class Joined:
     constants: FloatArray = field(default_factory=lambda: np.empty(0))
     phase: str = ""
     """The body of the settings of the phase that was told last."""
+    told_in: int = 0
+    """The number under which the constants were told: those with a lower one are old."""
 
 
 @final
@@ -122,6 +124,7 @@ class SiteStore:
             about["number"],
             arrays["constants"],
             about["phase"],
+            about.get("told_in", 0),
         )
 
     def join(self, joined: Joined) -> None:
@@ -135,6 +138,7 @@ class SiteStore:
             "columns": None if joined.columns is None else list(joined.columns),
             "number": joined.number,
             "phase": joined.phase,
+            "told_in": joined.told_in,
         }
         arrays = {"constants": joined.constants}
         save_checkpoint(self.directory / "joined", arrays, about, self.disk)

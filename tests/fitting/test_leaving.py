@@ -1,0 +1,245 @@
+"""Workers that leave and come back: the answer is that of the rows of those who are here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import emfed
+from emfed import LocalTransport, Site, Transport
+from emfed.core.protocols import FloatArray
+from emfed.fitting.session import LOSSES
+from tests.network.processes import real_sites
+
+RNG = np.random.default_rng(5)
+TABLES = {
+    name: RNG.normal(RNG.choice([-4.0, 4.0], (size, 1)) + shift, 1, (size, 2))
+    for name, size, shift in (("a", 150, 0.0), ("b", 100, 1.0), ("c", 200, -1.0))
+}
+NAMES = list(TABLES)
+FOLLOWING: dict[str, Any] = {"seed": 3, "rounds": 300}
+
+
+def told(params: Any) -> FloatArray:
+    """Weights and means, components in order, and all that is told of spreads."""
+    order = np.argsort(params.means[:, 0])
+    parts = (params.weights[order], params.means[order], np.sort(params.covariances, axis=None))
+    return np.concatenate([np.ravel(part) for part in parts])
+
+
+def pooled(kind: str, names: list[str], k: int = 2) -> FloatArray:
+    """EM on the rows of these alone."""
+    rows = {name: TABLES[name] for name in names}
+    return told(emfed.fit(emfed.gaussian_mixture(k, kind), rows, "em", tol=1e-12).params)
+
+
+def simulated(away: Mapping[int, tuple[int, int | None]]) -> emfed.FaultyFederation:
+    inner = emfed.StackedFederation(emfed.as_workers(TABLES))
+    return emfed.FaultyFederation(inner, emfed.FaultPlan(away=away))
+
+
+class Leaving(Transport):
+    """The network of the same plan: whoever is away at a delivery gets and says nothing."""
+
+    def __init__(self, where: Path, away: Mapping[int, tuple[int, int | None]]) -> None:
+        self._inner = LocalTransport({n: Site(t, where / n) for n, t in TABLES.items()})
+        self._away, self.deliveries = away, 0
+
+    def workers(self) -> list[str]:
+        return NAMES
+
+    def deliver(
+        self, messages: Mapping[str, bytes], deadline: float
+    ) -> Iterator[tuple[str, bytes]]:
+        self.deliveries += 1
+        now = self.deliveries - 1  # the opening is no exchange of the plan
+        spans = {NAMES[n]: span for n, span in self._away.items()}
+        out = {k for k, (first, last) in spans.items() if first <= now < (last or 1 << 40)}
+        yield from self._inner.deliver({k: m for k, m in messages.items() if k not in out}, 1.0)
+
+
+def remote(where: Path, away: Mapping[int, tuple[int, int | None]]) -> emfed.RemoteFederation:
+    return emfed.RemoteFederation(Leaving(where, away), attempts=2, pause=0)
+
+
+@pytest.mark.parametrize("kind", ["full", "tied", "diag"])
+@pytest.mark.parametrize("algorithm", ["auto", "FedEM", "em"])
+def test_who_leaves_at_any_time_leaves_nothing_behind(algorithm: str, kind: str) -> None:
+    """In the search for a start or in the rounds; tied covariances need the others' constants."""
+    times = np.random.default_rng([7, len(algorithm), len(kind)]).integers(1, 30, 4)
+    right = {names: pooled(kind, list(names)) for names in ("abc", "ac")}
+    for time in times.tolist():
+        result = emfed.fit(
+            emfed.gaussian_mixture(2, kind), simulated({1: (time, None)}), algorithm, **FOLLOWING
+        )
+        counted = "".join(n for n, w in zip(NAMES, result.worker_weights, strict=True) if w)
+        assert result.converged
+        assert counted == "ac" or result.rounds < time  # or it left when all was done
+        np.testing.assert_allclose(told(result.params), right[counted], atol=2e-4)
+
+
+def test_one_of_several_starts_that_compete_may_leave_and_one_of_several_candidates() -> None:
+    """A range of components, three starts, partial participation: whatever rounds are made for."""
+    model, left = emfed.gaussian_mixture(2, "full"), 0
+    for options in (
+        {"n_init": 3},
+        {"n_components": (1, 2, 3)},
+        {"participation": 0.7, "rounds": 600},
+    ):
+        for time in (3, 12, 25):
+            result = emfed.fit(model, simulated({2: (time, None)}), **{**FOLLOWING, **options})
+            here = [n for n, w in zip(NAMES, result.worker_weights, strict=True) if w]
+            left += here == ["a", "b"]
+            right = pooled("full", here)
+            np.testing.assert_allclose(told(result.params), right, atol=2e-3, err_msg=str(options))
+    assert left >= 7  # or it left when all was done
+
+
+def test_who_comes_back_counts_again() -> None:
+    result = emfed.fit(
+        emfed.gaussian_mixture(2, "tied"), simulated({1: (9, 30)}), tol=0, rounds=120, seed=3
+    )
+    assert result.worker_weights.all()
+    asked = [record.asked for record in result.records[1:]]
+    assert {2, 3} <= {*asked[:60]}
+    assert set(asked[-30:]) == {3}
+    np.testing.assert_allclose(told(result.params), pooled("tied", NAMES), atol=1e-5)
+
+
+def test_a_network_and_its_simulation_agree_on_who_is_here_and_on_every_byte(
+    tmp_path: Path,
+) -> None:
+    """Same trajectory, same phases, same constants told anew; EM counts each exchange once."""
+    for number, away in enumerate(({1: (12, None)}, {0: (10, 26), 2: (45, None)})):
+        options: dict[str, Any] = {"tol": 0, "rounds": 60, "seed": 3, "start": "moments"}
+        algorithm = emfed.FedEM(emfed.Dithering(4), step_size=0.5, in_metric=True)
+        model = emfed.gaussian_mixture(2, "tied")
+        here = emfed.fit(model, simulated(away), algorithm, **options)
+        there = emfed.fit(model, remote(tmp_path / str(number), away), algorithm, **options)
+        np.testing.assert_allclose(here.statistics, there.statistics, atol=1e-9)
+        np.testing.assert_array_equal(here.worker_weights, there.worker_weights)
+        np.testing.assert_array_equal(here.ledger.counts, there.ledger.counts)
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "FedEM", "em"])
+def test_over_a_network_the_answer_is_that_of_those_who_stayed(
+    algorithm: str, tmp_path: Path
+) -> None:
+    for time in (2, 5, 9, 21):
+        federation = remote(tmp_path / str(time), {0: (time, None)})
+        model = emfed.gaussian_mixture(2, "full")
+        result = emfed.fit(model, federation, algorithm, **FOLLOWING)
+        here = [n for n, w in zip(NAMES, result.worker_weights, strict=True) if w]
+        np.testing.assert_allclose(told(result.params), pooled("full", here), atol=2e-4)
+
+
+def test_memories_are_exact_after_every_change() -> None:
+    run = emfed.open_run(
+        emfed.gaussian_mixture(2, "diag"),
+        simulated({0: (4, 20), 1: (30, None)}),
+        emfed.FedEM(emfed.Dithering(3), step_size=0.3),
+        start="moments",
+        seed=2,
+    )
+    phases = set()
+    for _ in range(80):
+        run.step()
+        phases.add(run.phase)
+        assert run.memory_gap < 1e-12
+        assert run.weights.sum() == pytest.approx(1)
+    assert len(phases) == 4  # one left, it came back, another left
+    assert run.weights[1] == 0
+
+
+def test_a_start_given_by_parameters_needs_only_those_who_are_here(tmp_path: Path) -> None:
+    """Patience or not decides: without it a start waits for everyone, as it always did."""
+    model = emfed.gaussian_mixture(2, "full")
+    start = emfed.fit(model, TABLES, "em", rounds=2).params
+    result = emfed.fit(model, simulated({1: (1, None)}), start=start, **FOLLOWING)
+    np.testing.assert_allclose(told(result.params), pooled("full", ["a", "c"]), atol=2e-4)
+    over = remote(tmp_path / "here", {1: (1, None)})
+    result = emfed.fit(model, over, start=start, **FOLLOWING)
+    np.testing.assert_allclose(told(result.params), pooled("full", ["a", "c"]), atol=2e-4)
+    waiting = remote(tmp_path / "waiting", {1: (1, None)})
+    with pytest.raises(emfed.ParticipationError):
+        emfed.fit(model, waiting, start=start, patience=None, **FOLLOWING)
+
+
+def test_where_nobody_answers_nobody_has_left() -> None:
+    away = dict.fromkeys(range(3), (12, 32))
+    result = emfed.fit(emfed.gaussian_mixture(2), simulated(away), tol=0, rounds=60, seed=3)
+    assert result.worker_weights.all()
+    np.testing.assert_allclose(told(result.params), pooled("full", NAMES), atol=1e-4)
+
+
+def test_a_checkpoint_remembers_who_is_away(tmp_path: Path) -> None:
+    """Bit for bit, in a process that goes on and over a network whose server was killed."""
+    options: dict[str, Any] = {"tol": 0, "start": "moments", "seed": 3}
+    model, away = emfed.gaussian_mixture(2, "tied"), {1: (6, None)}
+    for name in ("here", "there"):
+        ends = []
+        for parts in ((40,), (12, 40)):
+            place = tmp_path / name / str(len(parts))
+            sites = Leaving(place, away)
+            for rounds in parts:
+                if name == "here":
+                    network: Any = simulated(away)
+                    network._clock = 100 * (rounds == 40 and len(parts) > 1)
+                else:
+                    network = emfed.RemoteFederation(sites, place / "server", attempts=1, pause=0)
+                checkpoint = {"checkpoint": place / "run.checkpoint", "resume": True}
+                place.mkdir(parents=True, exist_ok=True)
+                result = emfed.fit(model, network, "FedEM", rounds=rounds, **checkpoint, **options)
+            assert result.worker_weights[1] == 0
+            ends.append(result.statistics)
+        np.testing.assert_array_equal(*ends)
+
+
+def test_a_worker_that_keeps_losing_its_memory_resets_the_others_a_few_times_only() -> None:
+    class Forgetful(emfed.FaultyFederation):  # type: ignore[misc]
+        def exchange(self, request: Any) -> Any:
+            if len(request.workers):
+                self._wipe(np.array([1]))
+            return super().exchange(request)
+
+    network = Forgetful(emfed.StackedFederation(emfed.as_workers(TABLES)), emfed.FaultPlan())
+    result = emfed.fit(emfed.gaussian_mixture(2), network, "FedEM", tol=0, rounds=130, seed=3)
+    assert result.records[-1].generation <= 2 * (LOSSES + 3)
+    assert result.worker_weights[1] == 0
+    np.testing.assert_allclose(told(result.params), pooled("full", ["a", "c"]), atol=1e-3)
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "FedEM"])
+def test_a_process_that_is_killed_leaves_the_model_to_the_others(
+    algorithm: str, tmp_path: Path
+) -> None:
+    """Real processes over TLS: three sites, minimum two, one gone for good after round 3."""
+    children: dict[str, Any] = {}
+    with real_sites(TABLES, tmp_path, children) as transport:
+        transport._absent = 0.3  # seconds that a question waits for a site that went away
+
+        def leave(record: emfed.RoundRecord) -> None:
+            if record.round == 3:
+                children["b"].kill()
+                children["b"].wait()
+
+        model = emfed.gaussian_mixture(2, "full")
+        served = emfed.serve(
+            model,
+            algorithm,
+            transport,
+            tmp_path / "server",
+            minimum=2,
+            deadline=20.0,
+            callbacks=[leave],
+            **FOLLOWING,
+        )
+    assert served.stage == 1
+    assert served.result.worker_weights[1] == 0
+    assert served.result.converged
+    right = pooled("full", ["a", "c"])
+    np.testing.assert_allclose(told(served.result.params), right, atol=2e-4)
