@@ -40,8 +40,9 @@ from emfed.network import LocalTransport, RemoteFederation, SiteRules, Transport
 from emfed.network.addresses import alone, split_address
 from emfed.network.deployment.config import read_config
 from emfed.network.deployment.joining import Guest
+from emfed.network.deployment.serving import serve_run
 from emfed.network.deployment.site import look_first, open_site, prepare, read_rules, write_site
-from emfed.network.deployment.status import Noted
+from emfed.network.deployment.status import Noted, Status
 from emfed.network.flower.deployment import Link, Node
 from emfed.network.flower.joining import explain
 from emfed.network.flower.processes import Child
@@ -697,3 +698,39 @@ def test_logs_are_told_in_parts_and_kept_short(tmp_path: Path) -> None:
     child.trim(most=10)
     assert (child.words(), child.tail()) == ("", "")
     assert "one" in (tmp_path / "x.old").read_text()
+
+
+def serve_here(folder: Path, fit: str, tables: Mapping[str, Any], **sites: Any) -> Path:
+    """What `emfed serve` does, with sites in this process; the path of its configuration."""
+    text = f'[model]\nkind = "gaussian-mixture"\nn_components = 2\n[fit]\nseed = 1\n{fit}\n'
+    told = {"expected": len(tables), **sites}
+    text += "[sites]\n" + "".join(f"{name} = {value}\n" for name, value in told.items())
+    path = folder / "run.toml"
+    path.write_text(text)
+    config = read_config(path)
+    config.place("folder").mkdir(exist_ok=True)
+    transport = LocalTransport({n: emfed.Site(t, folder / n) for n, t in tables.items()})
+    serve_run(transport, config, Status(config.place("folder")))
+    return path
+
+
+def test_a_run_that_did_not_end_well_says_so_everywhere(command: Command, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    tables = {n: rng.normal(rng.choice([-1, 1], (80, 1)), 1, (80, 2)) for n in ("a", "b")}
+    path = serve_here(tmp_path, "rounds = 3", tables)
+    code, said, errors = command("status", str(path))
+    assert code == 3
+    assert "finished, but not well" in said
+    assert "DID NOT END WELL: the run met its limit on rounds" in errors
+    summary = json.loads((tmp_path / "model" / "summary.json").read_text())
+    assert not summary["converged"]
+    assert "limit on rounds" in summary["doubts"][0]
+    assert "limit on rounds" in command("inspect", str(tmp_path / "model" / "model.emfed"))[1]
+    report = str(tmp_path / "page.html")
+    command("report", str(tmp_path / "model" / "model.emfed"), "--out", report)
+    assert "limit on rounds" in Path(report).read_text()
+    code, _, errors = command("serve", str(path), "--insecure")  # it is finished already
+    assert (code, "DID NOT END WELL" in errors) == (3, True)
+    (tmp_path / "good").mkdir()
+    good = serve_here(tmp_path / "good", "rounds = 300\ntol = 1e-3", tables)
+    assert command("status", str(good))[0] == 0

@@ -44,7 +44,7 @@ def serve(
     from emfed.network.addresses import terminated_as_interrupted
     from emfed.network.deployment.config import read_config
     from emfed.network.deployment.hosting import Host, WebSocketHost
-    from emfed.network.deployment.status import log_to
+    from emfed.network.deployment.status import log_to, read_status
 
     settings = read_config(config)
     place = settings.server
@@ -75,6 +75,20 @@ def serve(
             raise typer.Exit(130) from None
     if not json_output:
         typer.echo(f"the model is in {settings.place('output')}/")
+    _doubt(read_status(settings.place("folder")), json_output)
+
+
+DOUBTFUL = 3
+"""The exit code of a run that left a model which must not be taken for a good one."""
+
+
+def _doubt(status: dict[str, Any], json_output: bool) -> None:
+    """Say loudly, and by the exit code, that a finished run did not end well."""
+    doubts = status.get("doubts") or []
+    for words in [] if json_output else doubts:
+        typer.echo(f"emfed: THIS FIT DID NOT END WELL: {words}", err=True)
+    if doubts:
+        raise typer.Exit(DOUBTFUL)
 
 
 def _described(settings: Any) -> dict[str, Any]:
@@ -124,7 +138,8 @@ def status_line(status: dict[str, Any]) -> str:
         return ""
     squared = status.get("squared_H")
     size = "" if squared is None else f", |H|² {squared:.2e}"
-    head = "finished: " if state == "finished" else ""
+    ended = "finished, but not well" if status.get("doubts") else "finished"
+    head = f"{ended}: " if state == "finished" else ""
     stages = status.get("stages", 1)
     tail = f", in {stages} stages" if stages > 1 else ""
     asked = status.get("asked")  # not known just after a resumption
@@ -232,7 +247,8 @@ def status(
 ) -> None:
     """Say where a run stands.
 
-    Exit code 0: finished or under way; 1: failed, no server works on it, or nothing there.
+    Exit code 0: finished or under way; 1: failed, no server works on it, or nothing there; 3:
+    finished, but it did not converge or was thrown off.
     """
     from emfed.network.addresses import alone
     from emfed.network.deployment.status import LOCK, read_status
@@ -260,6 +276,7 @@ def status(
         typer.echo("no server works on it now; `emfed serve` goes on from here")
     if left or found.get("state") == "failed":
         raise typer.Exit(1)
+    _doubt(found, json_output)
 
 
 def _site_status(folder: Path, json_output: bool) -> None:

@@ -11,6 +11,7 @@
     ├── FederationError      processes of a federation that cannot be started, reached or kept
     ├── ContractError        a model that does not keep what a model promises
     ├── ParticipationError   too few workers answered; the run can be resumed
+    ├── MembersChanged       who takes part changed, and what was under way is begun anew
     ├── ExtraError           an optional part that is not installed         (also ImportError)
     ├── ServerCrash          a simulated crash of the server, which a run survives
     └── WireError            bytes that are not an emfed message             (also ValueError)

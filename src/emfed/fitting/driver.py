@@ -70,6 +70,13 @@ class Fitted:
     """What a user should know."""
     shortfall: str = ""
     """What was missing to convergence, in words; empty if nothing was."""
+    thrown_off: str = ""
+    """What may have thrown the fit off, in words; it is among the remarks."""
+
+    @property
+    def doubts(self) -> list[str]:
+        """Why the result must not be taken for that of a fit which ended well; empty if it did."""
+        return [words for words in (self.shortfall, self.thrown_off) if words]
 
 
 @final
@@ -160,10 +167,14 @@ def run_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY
         fitted = replace(fitted, result=curve.drawn(fitted.result, session, place))
     remarks += floor_remarks(fitted.result)
     remarks += run_remarks(run, stopped)
+    thrown_off = guard_ridden(run)
+    remarks += [thrown_off] if thrown_off else []
     short = shortfall(run, stopped, stop, tolerance)
     told = [*remarks, *([short] if short else [])]
     kept = with_setting(fitted.result, "remarks", told) if told else fitted.result
-    return replace(fitted, result=kept, remarks=tuple(remarks), shortfall=short)
+    return replace(
+        fitted, result=kept, remarks=tuple(remarks), shortfall=short, thrown_off=thrown_off
+    )
 
 
 def watches(settings: FitSettings, algorithm: Algorithm) -> bool:
@@ -709,17 +720,7 @@ def run_remarks(run: Run, stopped: str) -> list[str]:
             f"{left} left before the end and does not count: the model is that of the other "
             f"{int(here.sum())}, with {session.samples} rows."
         )
-    made = [record for record in run.records if record.round > 0]
-    short = sum(record.guard_hits > 0 for record in made)
-    if short > max(5, 0.02 * len(made)):
-        already = getattr(run.algorithm, "in_metric", False)
-        remarks.append(
-            f"in {short} of {len(made)} rounds the step was shortened to stay where the model is "
-            "defined; the fit may have been thrown off. Use "
-            + ("" if already else "in_metric=True, ")
-            + "a smaller step_size, a finer compressor, or fewer components."
-        )
-    if stopped == "bytes" and not made:
+    if stopped == "bytes" and run.records[-1].round == 0:
         spent = run.ledger.total("up") + run.ledger.total("down")
         remarks.append(
             f"the opening and the start took {spent} bytes, so max_bytes left none for a round: "
@@ -728,6 +729,21 @@ def run_remarks(run: Run, stopped: str) -> list[str]:
     if stopped == "silence":
         remarks.append(f"nobody answered for {PATIENCE} rounds; the run gave up.")
     return remarks
+
+
+def guard_ridden(run: Run) -> str:
+    """Words about steps that had to be shortened, if there were many."""
+    made = [record for record in run.records if record.round > 0]
+    short = sum(record.guard_hits > 0 for record in made)
+    if short <= max(5, 0.02 * len(made)):
+        return ""
+    already = getattr(run.algorithm, "in_metric", False)
+    return (
+        f"in {short} of {len(made)} rounds the step was shortened to stay where the model is "
+        "defined; the fit may have been thrown off. Use "
+        + ("" if already else "in_metric=True, ")
+        + "a smaller step_size, a finer compressor, or fewer components."
+    )
 
 
 def shortfall(run: Run, stopped: str, stop: Stop, tolerance: float) -> str:

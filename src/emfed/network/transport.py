@@ -18,6 +18,10 @@ class Transport(ABC):
     for another.
     """
 
+    sent: int = 0
+    received: int = 0
+    """Bytes of messages that crossed, where an engine counts them."""
+
     @abstractmethod
     def workers(self) -> list[str]:
         """Keys of the workers that can be reached now."""

@@ -32,10 +32,8 @@ def serve_run(transport: Transport, config: Config, status: Status) -> None:
     noted.refusals.update(status["refusals"] or {})
     try:
         served = _fit(noted, config, status)
-        crossed = {name: getattr(transport, name) for name in ("received", "sent")}
-        save_fit(
-            config.place("output"), served, {"up": crossed["received"], "down": crossed["sent"]}
-        )
+        crossed = {"up": transport.received, "down": transport.sent}
+        save_fit(config.place("output"), served, crossed)
     except EmfedError as error:
         error.args = (in_toml(str(error)), *error.args[1:])
         logger.exception("the run cannot go on")
@@ -50,6 +48,8 @@ def serve_run(transport: Transport, config: Config, status: Status) -> None:
         round=served.rounds,
         refusals={**noted.refusals, **served.refusals},
         stages=served.stage,
+        converged=served.result.converged,
+        doubts=served.fitted.doubts,
         up=served.bytes_up,
         down=served.bytes_down,
     )
@@ -131,6 +131,9 @@ def save_fit(folder: Path, served: Served, crossed: dict[str, int]) -> None:
         "rounds": served.rounds,
         "stages": served.stage,
         "stopped": result.stopped,
+        "converged": result.converged,
+        "doubts": served.fitted.doubts,
+        "remarks": list(served.fitted.remarks),
         "refusals": dict(served.refusals),
         "squared_H": result.records[-1].squared_H,
         "bytes_up": served.bytes_up,
