@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import tracemalloc
 from contextlib import nullcontext
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,6 +17,7 @@ import emfed
 from emfed import LocalTransport, RemoteFederation, Site, SiteRules
 from emfed.core.protocols import WHOLE
 from emfed.core.storage import load_checkpoint
+from emfed.core.wire import Header, Kind, Reason, decode_refusal, encode_text, open_refusal, seal
 from emfed.fitting.driver import Watch, run_fit
 from emfed.fitting.session import Session
 from emfed.fitting.settings import FitSettings
@@ -153,7 +155,7 @@ def test_small_groups_of_a_batch_and_of_the_start(tmp_path: Path) -> None:
     assert federation.answers == [3] * 6
     start = emfed.fit(make_model("diag"), TABLES, rounds=5, seed=4).params
     with pytest.raises(emfed.ParticipationError, match="answered by 3 of 4 workers"):
-        run(tmp_path / "2", SiteRules.loosest(smallest_group=20), start=start)
+        run(tmp_path / "2", SiteRules.loosest(smallest_group=20), start=start, patience=None)
 
 
 def test_columns_hardly_seen_are_not_described(tmp_path: Path) -> None:
@@ -381,3 +383,45 @@ def test_files_and_frames(tmp_path: Path) -> None:
     np.testing.assert_allclose(there.statistics, here.statistics, atol=1e-9)
     with pytest.raises(emfed.DataError, match="missing"):
         Site(named["a"], tmp_path / "z", columns=["x", "w"])
+
+
+ASKS: dict[str, dict[str, Any]] = {
+    "times": {"model": "site-owner", "times": 400_000_000, "rank": 2},
+    "components": {"model": "gaussian-mixture", "n_components": 10_000_000},
+    "categories": {
+        "model": "mixed-mixture",
+        "n_components": 2,
+        "families": ["categorical:400000000"],
+    },
+    "clusters": {"model": "k-means", "n_components": 1 << 40},
+    "many": {"model": "side-by-side", "models": [{"model": "x", "n_components": 9_000_000}] * 50},
+}
+
+
+@pytest.mark.parametrize("ask", list(ASKS))
+def test_a_large_ask_is_refused_before_any_memory_is_taken(ask: str, tmp_path: Path) -> None:
+    """A hello of 214 bytes made a site allocate 6.2 GB."""
+    site = emfed.Site(np.zeros((50, 2)) + np.arange(50)[:, None], tmp_path / "site")
+    hello = encode_text({"model": ASKS[ask], "columns": None})
+    message = seal(Header(Kind.HELLO, 1, 1, 0, 0), hello)
+    tracemalloc.start()
+    answer = site.step(message)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    reason, words, _ = decode_refusal(open_refusal(answer)[1])
+    assert reason is Reason.REFUSED
+    assert "numbers here, and the owner allows 4.2e+06" in words
+    assert peak < 3_000_000
+
+
+def test_what_the_data_can_support_is_not_too_large(tmp_path: Path) -> None:
+    for rows, allowed in ((100, False), (300_000, True)):
+        rules = SiteRules()
+        needed = 10_000_000
+        if allowed:
+            rules.check_size(needed, 4 * rows)
+        else:
+            with pytest.raises(Refusal, match="smaller model"):
+                rules.check_size(needed, 4 * rows)
+    with pytest.raises(Refusal, match="allows 1e"):
+        SiteRules(largest_model=100).check_size(101, 10**9)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import prod
 from pathlib import Path
 from typing import Any, final
 
@@ -25,6 +27,22 @@ class Refusal(Exception):
         self.reason, self.text, self.instance = reason, text, instance
 
 
+LARGEST_MODEL, PER_CELL = 1 << 22, 16
+"""Numbers: 32 MB, or 16 times the data. A hello of 214 bytes (``times`` of 4e8) took 6.2 GB."""
+
+
+def counts_named(description: Any) -> int:
+    """About how many numbers settings make necessary: counts multiply, what is listed adds up."""
+    if isinstance(description, Mapping):
+        sized = (value for name, value in description.items() if name != "samples")
+        return prod(max(1, counts_named(value)) for value in sized)
+    if isinstance(description, list | tuple):
+        return sum(max(1, counts_named(value)) for value in description)
+    if isinstance(description, str):  # a family in words, such as "categorical:5"
+        return prod(max(1, int(digits)) for digits in re.findall("[0-9]{1,18}", description))
+    return abs(description) if type(description) is int else 1
+
+
 @final
 @dataclass(frozen=True)
 class SiteRules:
@@ -41,7 +59,8 @@ class SiteRules:
     ``largest_choices``: how many of them may be at parameters that the server chose freely, which
     are the first round of every phase and all questions. ``largest_step``: how far S may move
     between two rounds of a phase, as a multiple of its length. ``smallest_group``: see
-    `GuardedRows`.
+    `GuardedRows`. ``largest_model``: numbers that a model or algorithm may need here, by the counts
+    that its description names; None: 4 million, or 16 for each number of the site's own data.
     """
 
     smallest_rows: int = 10
@@ -53,10 +72,12 @@ class SiteRules:
     largest_choices: int | None = 1_000
     largest_step: float | None = 8.0
     smallest_group: int | None = None
+    largest_model: int | None = None
 
     def __post_init__(self) -> None:
         check_count("smallest_rows", self.smallest_rows)
-        for name in ("spare_rows", "largest_rounds", "largest_choices", "smallest_group"):
+        counts = ("spare_rows", "largest_rounds", "largest_choices", "smallest_group")
+        for name in (*counts, "largest_model"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name), 0 if name == "spare_rows" else 1)
         if self.largest_step is not None:
@@ -159,6 +180,17 @@ class SiteRules:
         if not float(np.linalg.norm(after - before)) <= longest:
             raise Refusal(
                 Reason.REFUSED, "the owner follows one path of parameters: this step is too long."
+            )
+
+    def check_size(self, needed: int, cells: int) -> None:
+        """Refuse what needs more memory than is in proportion, before any is taken."""
+        chosen = self.largest_model
+        limit = max(LARGEST_MODEL, PER_CELL * cells) if chosen is None else chosen
+        if needed > limit:
+            raise Refusal(
+                Reason.REFUSED,
+                f"this needs about {needed:.2g} numbers here, and the owner allows {limit:.2g} "
+                "(largest_model in its rules): ask for a smaller model.",
             )
 
     def check_opening(self, rows: int, shares: FloatArray) -> None:

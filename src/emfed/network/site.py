@@ -85,7 +85,7 @@ from emfed.network.inprocess import (
     fresh_rows,
     narrow,
 )
-from emfed.network.rules import GuardedRows, Journal, Refusal, SiteRules
+from emfed.network.rules import GuardedRows, Journal, Refusal, SiteRules, counts_named
 from emfed.network.scoring import falls_short, scores_of, scores_width
 from emfed.network.self_check import MISFIT, first_rows, suspicions
 from emfed.network.store import (
@@ -104,6 +104,8 @@ logger = logging.getLogger(__name__)
 NOBODY = Header(Kind.REFUSAL, 0, 0, 0, 0)
 LARGEST_STATISTICS = LARGEST_PAYLOAD // 8
 """A model with more could only be named to use up a site's memory."""
+SPARSE = "cells"
+"""The model whose counts are those of a table of which a site only ever holds its own cells."""
 ANSWERS = {
     "statistics": "exact expected statistics",
     "values": "mean log-likelihood and entropy",
@@ -209,6 +211,15 @@ class Site:
         """What the owner should look at in these rows. The server is not told."""
         self._journal = Journal(None if journal is None else Path(journal))
 
+    @property
+    def _width(self) -> int:
+        return max(1, len(self._data.columns or ()))
+
+    @property
+    def _cells(self) -> int:
+        """Numbers that the data hold, about."""
+        return int(self._data.counts.sum()) * self._width
+
     def step(self, message: bytes) -> bytes:
         """Answer one message."""
         header, refusal = NOBODY, None
@@ -294,9 +305,12 @@ class Site:
         """Say who this is and describe the data, or say why not."""
         content = decode_text(body)
         description = content.get("model")
+        named = isinstance(description, Mapping) and str(description.get("model"))
+        if named:
+            self.rules.check_model(named)
+        if named != SPARSE:
+            self.rules.check_size(counts_named(description) * self._width, self._cells)
         model = build_model(description)
-        assert isinstance(description, Mapping)
-        self.rules.check_model(str(description["model"]))
         columns = content.get("columns")
         wanted = None if columns is None else tuple(map(str, columns))
         store, settings = self._store(header.run), inflate(body)
@@ -417,9 +431,11 @@ class Site:
         if joined.number < 0:
             raise Refusal(Reason.UNKNOWN_RUN, "the constants of this run never came: say hello.")
         bound = _bound(joined.settings, joined.constants.tobytes(), tuple(joined.shapes.items()))
+        self.rules.check_size((view.clusters or 1) * self._width, self._cells)
         model = bound.view(view)
         if model.layout.size > LARGEST_STATISTICS:
             raise SettingsError(f"{model.layout.size} statistics are more than a message can hold.")
+        self.rules.check_size(model.layout.size, self._cells)
         if isinstance(model, Clusters | Buckets):
             return model.silent_below(self.rules.smallest_group or SMALLEST_CLUSTER)
         return model
@@ -476,6 +492,7 @@ class Site:
             raise Refusal(Reason.OLD, f"phase {header.phase} is over.")
         self.rules.check_algorithm(phase.algorithm.rows_at_once)
         model, algorithm, seed = self._model(joined, phase.view), phase.algorithm, phase.seed
+        self.rules.check_size(counts_named(algorithm.describe()), self._cells)
         own = isinstance(model, HasSupports)
         q = joined.count if own else model.layout.size
         told = q if algorithm.tells_statistics else 0
