@@ -12,6 +12,7 @@ from typing import Any, final
 
 import numpy as np
 
+from emfed.algorithms import EM
 from emfed.core.errors import (
     CheckpointError,
     ParticipationError,
@@ -61,6 +62,7 @@ from emfed.network import texts
 from emfed.network.connection import Connection, logger
 from emfed.network.inprocess import answer_width
 from emfed.network.membership import Members, RollCall, new_run
+from emfed.network.plausible import impossible_statistics, impossible_upload
 from emfed.network.prices import first_question
 from emfed.network.scoring import SCORES
 from emfed.network.site import mark
@@ -409,15 +411,28 @@ class RemoteFederation(Federation):
                 return None
             mine = request.take(np.flatnonzero(request.workers == number))
             supports, model, seed = self._supports, self._model, self._seed
-            if supports is None:
-                return self._algorithm.read_upload(model, seed, mine, evaluations, payload)
-            if evaluations != supports.sizes[number]:
+            if supports is not None and evaluations != supports.sizes[number]:
                 return None
             found = self._algorithm.read_upload(model, seed, mine, evaluations, payload)
-            return replace(found, values=supports.spread(mine.workers, found.values))
+            if self._impossible(number, request.statistics, found.values):
+                return None
+            if supports is not None:
+                found = replace(found, values=supports.spread(mine.workers, found.values))
+            return found
         except WireError as error:
             logger.warning("the answer of %s cannot be read: %s", self.members.keys[number], error)
             return None
+
+    def _impossible(self, number: int, statistics: FloatArray, values: FloatArray) -> bool:
+        """Whether no rows can say this; whoever says it is out of the run, with that reason."""
+        assert self._model is not None
+        share = float(self.members.counts[number] / self.members.counts.sum())
+        why = impossible_upload(values, statistics, share)
+        if not why and isinstance(self._algorithm, EM):  # it sends exact statistics, less S
+            why = impossible_statistics(self._model, statistics + values[0])
+        if why:
+            self._line.dismiss(self.members.keys[number], why)
+        return bool(why)
 
     # Everyone at once: questions.
 
@@ -436,7 +451,7 @@ class RemoteFederation(Federation):
                 if number not in found and key not in self.refusals:
                     header = self._header(Kind.QUESTION, number, self._question)
                     messages[key] = self._with_news((header, body), (Kind.CONSTANTS,))
-            self._rejoin(self._take_answers(question.purpose, messages, width, found))
+            self._rejoin(self._take_answers(question, messages, width, found))
             left = [n for key, n in members.items() if key not in self.refusals]
             if all(n in found for n in left) or (attempt and len(found) >= enough):
                 break
@@ -450,12 +465,18 @@ class RemoteFederation(Federation):
         return found
 
     def _take_answers(
-        self, purpose: str, messages: dict[str, Message], width: int, found: dict[int, FloatArray]
+        self,
+        question: Question,
+        messages: dict[str, Message],
+        width: int,
+        found: dict[int, FloatArray],
     ) -> list[str]:
         """Take answers to a question; returns those who know nothing of the run."""
         strangers: list[str] = []
         waiting = set(messages)
-        for key, kind, body in self._line.deliver(purpose, messages, self._familiar):
+        assert self._bound is not None
+        model = self._bound.view(question.view)
+        for key, kind, body in self._line.deliver(question.purpose, messages, self._familiar):
             number = self._numbers[key]
             if kind is Kind.REFUSAL:
                 if self._line.heed(key, body) in STRANGERS:
@@ -463,7 +484,12 @@ class RemoteFederation(Federation):
                 waiting.discard(key)
             elif kind is Kind.ANSWER and key in waiting:
                 try:
-                    found[number] = decode_floats(body, width)
+                    told = decode_floats(body, width)
+                    exact = question.kind == "statistics"
+                    if why := impossible_statistics(model, told) if exact else "":
+                        self._line.dismiss(key, why)
+                    else:
+                        found[number] = told
                 except WireError as error:
                     logger.warning("the answer of %s cannot be read: %s", key, error)
                     continue

@@ -30,6 +30,7 @@ from emfed.core.wire import (
 from emfed.models.binding import Shapes, unflatten
 from emfed.network import texts
 from emfed.network.connection import Connection, logger
+from emfed.network.plausible import impossible_summary, oddities
 
 
 @final
@@ -159,8 +160,10 @@ def most_common(values: list[Any]) -> Any:
     return Counter(values).most_common(1)[0][0]
 
 
-MOST_ROWS = 1 << 53
-"""More rows than any worker has; sums of them stay exact."""
+def impossible(join: Join, summary: tuple[Shapes, FloatArray] | None) -> str:
+    """What no rows can say of themselves, in words; empty if rows could."""
+    told = {} if summary is None else unflatten(summary[1], summary[0])
+    return impossible_summary(join.count, told, join.total)
 
 
 @final
@@ -202,15 +205,14 @@ class RollCall:
         summaries = {}
         for key, join in list(joins.items()):
             summary = found[key]
-            if (
-                summary is None
-                or summary[0] != common
-                or (join.total is None) is not ways
-                or not 0 < join.count < MOST_ROWS
-                or not fits(join, model)
-            ):
+            alike = summary is not None and summary[0] == common
+            if not (alike and (join.total is None) is ways and fits(join, model)):
+                why = f"its summary has not the shapes of the others', {common}."
+            else:
+                why = impossible(join, summary)
+            if why or summary is None:
                 del joins[key]
-                line.dismiss(key, f"its summary has not the shapes of the others', {common}.")
+                line.dismiss(key, why)
             else:
                 summaries[key] = summary[1]
         if len(joins) < minimum:
@@ -221,7 +223,7 @@ class RollCall:
         # Numbers follow the transport's order: a run does not depend on who answered first.
         members = [key for key in keys if key in joins]
         totals = [joins[key].total for key in members]
-        return Members(
+        gathered = Members(
             run,
             keys=members,
             settings=[told[key] for key in members],
@@ -234,6 +236,10 @@ class RollCall:
             description=description,
             cells=[joins[key].cells for key in members if joins[key].cells],
         )
+        opening = gathered.opening
+        for key, words in oddities(members, opening.counts, opening.summaries).items():
+            logger.warning("%s is odd: %s", key, words)
+        return gathered
 
     def hello(
         self,
@@ -279,9 +285,10 @@ class RollCall:
         for key, join in joins.items():
             summary = summary_of(join)
             alike = columns_of(join) == members.columns
-            alike = alike and summary is not None and summary[0] == members.shapes
-            if not (alike and 0 < join.count < MOST_ROWS):
+            if not (alike and summary is not None and summary[0] == members.shapes):
                 self.line.dismiss(key, "its columns or its summary are not those of the others.")
+            elif why := impossible(join, summary):
+                self.line.dismiss(key, why)
         return [key for key in keys if key in joins and key not in self.line.refusals]
 
     def again(self, members: Members, numbers: Sequence[int]) -> IntArray:
