@@ -165,7 +165,7 @@ def test_who_leaves_for_good_is_no_longer_counted(tmp_path: Path) -> None:
         make_model("tied", k=2), ALGORITHM, transport, tmp_path / "s", start=start, rounds=100
     )
     assert served.stage == 1
-    assert "6 rounds" in served.refusals["a"]
+    assert "7 messages" in served.refusals["a"]
     assert "a left before the end" in served.fitted.remarks[0]
     right = optimum(TABLES[1:], "tied", start)
     for name, values in right.arrays().items():
