@@ -28,6 +28,7 @@ from emfed.core.wire import (
     deflate,
     encode_bundle,
     encode_constants,
+    encode_count,
     encode_join,
     encode_question,
     encode_refusal,
@@ -194,7 +195,7 @@ def test_a_stragglers_reply_to_an_old_round_is_not_taken(tmp_path: Path) -> None
         return [(key, held[-2])] if len(held) > 1 else []
 
     federation = RemoteFederation(Tampered(make_sites(tmp_path), up=late), attempts=1, pause=0)
-    result = fit(federation)
+    result = fit(federation, patience=None)
     assert [r.answered for r in result.records[1:]] == [3] * 10
     assert result.ledger.counts[2, 0, 0].tolist() == [10, 9, 10, 10]  # late ones are charged too
     silent = fit(
@@ -204,7 +205,8 @@ def test_a_stragglers_reply_to_an_old_round_is_not_taken(tmp_path: Path) -> None
                 up=lambda k, m: [] if k == KEYS[1] and peek(m)[0].kind is Kind.REPLY else [(k, m)],
             ),
             attempts=1,
-        )
+        ),
+        patience=None,
     )
     np.testing.assert_array_equal(result.statistics, silent.statistics)
 
@@ -698,13 +700,13 @@ def test_a_run_does_not_change_its_settings(tmp_path: Path) -> None:
 
 
 def test_a_model_of_any_size_can_be_named_and_is_refused(tmp_path: Path) -> None:
-    """Names cost nothing; memory would."""
-    site = Site(TABLES[0], tmp_path / "a", rules=OPEN)
+    """Names cost nothing; memory would. (An owner who sets no limit is as safe.)"""
+    site = Site(TABLES[0], tmp_path / "a", rules=emfed.SiteRules.loosest(largest_model=1 << 60))
     model = plain(make_model("full").describe()) | {"n_components": 10**9}
     hello = Header(Kind.HELLO, 7, 1, 0, 0), encode_text({"model": model, "columns": None})
     join = decode_join(open_answer(site.step(seal(*hello)), hello)[1])
     mine = replace(hello[0], fingerprint=mark(inflate(hello[1]), join.instance))
-    constants = encode_constants(2 * 10**9, join.numbers)
+    constants = encode_count(0) + encode_constants(2 * 10**9, join.numbers)
     ask = encode_question("statistics", {}, np.ones(1))
     bundle = encode_bundle([(Kind.CONSTANTS, constants), (Kind.QUESTION, ask)])
     answer = site.step(seal(replace(mine, kind=Kind.BUNDLE), bundle))
