@@ -12,7 +12,7 @@ import pytest
 
 import emfed
 from emfed import LocalTransport, Site, Transport
-from emfed.core.wire import Join, decode_floats, encode_floats
+from emfed.core.wire import Join, decode_floats, decode_moments, encode_floats
 from emfed.network import site
 from emfed.network.plausible import impossible_statistics, impossible_summary, impossible_upload
 from tests.helpers import bind, make_data, make_model
@@ -62,10 +62,12 @@ def joining(**changes: Any) -> Callable[[Join], tuple[Join]]:
     """A join with other numbers."""
 
     def lie(told: Join) -> tuple[Join]:
-        values = told.values.copy()
+        size = sum(int(np.prod(shape)) for shape in told.about["shapes"].values())
+        values = decode_moments(told.numbers, size).copy()
         for place, value in changes.get("values", {}).items():
             values[place] = value
-        return (replace(told, count=changes.get("count", told.count), values=values),)
+        count = changes.get("count", told.count)
+        return (replace(told, count=count, numbers=encode_floats(values)),)
 
     return lie
 
