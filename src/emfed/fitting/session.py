@@ -117,9 +117,10 @@ class Session:
         params: Any,
         purpose: str = "question",
         everyone: bool = False,
+        informed: IntArray | None = None,
     ) -> FloatArray:
         """The weighted sum of everyone's answer; values come as ``(parts, 2)``."""
-        question = Question(kind, view, params, purpose, everyone)
+        question = Question(kind, view, params, purpose, everyone, informed)
         told = self.federation.ask(question, self.weights)
         if self.prices is not None:
             self.prices.ask(question, answer_width(question, self.view(view)))

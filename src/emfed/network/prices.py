@@ -108,7 +108,8 @@ class Prices:
         """A question to everyone, and everyone's answer."""
         text = len(encode_text({"kind": question.kind, **question.view.describe()}))
         self._news(self._everyone, settings=False)
-        payload = floats_size(len(flatten_params(question.params)))
+        payload = np.full(len(self._everyone), floats_size(len(flatten_params(question.params))))
+        payload[[] if question.informed is None else question.informed] = 0
         envelope = envelopes(first_question(0), 0, 0, self._knows_constants)
         envelope = envelope + text + int(count_sizes(np.array(text)))
         self.ledger.add(question.purpose, "down", self._everyone, payload, envelope)
