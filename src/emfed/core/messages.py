@@ -228,6 +228,8 @@ class Question:
     """The kind of message that the ledger counts it as."""
     everyone: bool = False
     """Whether the answer needs every worker: a start does, a diagnosis does not."""
+    informed: IntArray | None = None
+    """Workers that need not be told the parameters: those of the last round that they answered."""
 
 
 @dataclass(frozen=True)

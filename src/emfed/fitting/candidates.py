@@ -96,6 +96,7 @@ class Candidates:
     def attach(self, run: Run) -> None:
         """Watch this run, if its steps tell gains in nats."""
         self._run, self._asked = run, run.state.statistics
+        self._before = self._asked
         metrics = run.model.metric(run.params).metrics
         self._drops &= not any(isinstance(metric, IdentityMetric) for metric in metrics)
         self._told = [Records() for _ in metrics]
@@ -121,12 +122,13 @@ class Candidates:
             return
         self._next = int(PAUSE * record.round)
         try:
-            values = run.ask("values")
+            values = run.ask_before(self._before)
         except ParticipationError:  # another time: nobody is dropped unheard
             return
         run.evaluations += run.samples
         total, models = run.session.total, run.model.models
-        able = contenders(models, run.params.parts, values, hopes, total, self._by)
+        parts = run.model.maximize(self._before).parts
+        able = contenders(models, parts, values, hopes, total, self._by)
         if len(able) < len(hopes):
             self._drop(run, values, able)
 
@@ -157,7 +159,8 @@ class Candidates:
         The server moved by step x H, where an EM step is H, and by those who answered alone.
         """
         together = run.model
-        before, self._asked = self._asked, run.state.statistics
+        before = self._before = self._asked
+        self._asked = run.state.statistics
         metric = together.metric(together.maximize(before))
         moved = self._asked - before
         step = min(1.0, record.step_size) * record.answered / run.federation.size
@@ -171,7 +174,7 @@ class Candidates:
         alive, together = self.alive, run.model
         for j, place in enumerate(alive):
             if j not in able:
-                statistics = run.state.statistics[together.cuts[j]]
+                statistics = self._before[together.cuts[j]]
                 self.dropped[place] = Dropped(statistics, values[j])
         run.narrow(View(tuple(alive[j] for j in able), watched=run.view.watched))
         self._asked = run.state.statistics

@@ -304,6 +304,12 @@ class Run(Rounds):
         """What everyone says at T(S): exact statistics, or values of each part."""
         return self.session.ask(kind, self.view, self.params, purpose)
 
+    def ask_before(self, statistics: FloatArray) -> FloatArray:
+        """Values of each part at the statistics of the last round, which who answered it knows."""
+        informed = np.flatnonzero(self.accepted == self.state.round - 1)
+        params = self.model.maximize(statistics)
+        return self.session.ask("values", self.view, params, informed=informed)
+
     def plan(self) -> Request:
         """Who is asked in the next round, and what."""
         state, n = self.state, self.federation.size

@@ -286,10 +286,11 @@ class Session:
         params: Any,
         purpose: str = "question",
         everyone: bool = False,
+        informed: IntArray | None = None,
     ) -> FloatArray:
         """The weighted sum of everyone's answer; values come as ``(parts, 2)``."""
         strict = everyone and self.patience is None
-        question = Question(kind, view, params, purpose, strict)
+        question = Question(kind, view, params, purpose, strict, informed)
         told = self.federation.ask(question, self.weights)
         silent = np.setdiff1d(self.federation.missed, np.flatnonzero(~self.attendance.here))
         self._priced(question, silent)

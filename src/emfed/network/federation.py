@@ -441,7 +441,8 @@ class RemoteFederation(Federation):
         """Everyone's answer, by number; raises unless enough came."""
         assert self._bound is not None
         view, values = question.view.describe(), flatten_params(question.params)
-        body = encode_question(question.kind, view, values)
+        informed = set() if question.informed is None else {*question.informed.tolist()}
+        whole, short = (encode_question(question.kind, view, v) for v in (values, values[:0]))
         self._question += 1
         found: dict[int, FloatArray] = {}
         members = {k: n for k, n in self._numbers.items() if n not in self._out}
@@ -451,6 +452,7 @@ class RemoteFederation(Federation):
             for key, number in members.items():
                 if number not in found and key not in self.refusals:
                     header = self._header(Kind.QUESTION, number, self._question)
+                    body = short if number in informed and not attempt else whole
                     messages[key] = self._with_news((header, body), (Kind.CONSTANTS,))
             self._rejoin(self._take_answers(question, messages, width, found))
             left = [n for key, n in members.items() if key not in self.refusals]

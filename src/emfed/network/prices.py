@@ -114,7 +114,9 @@ class Prices:
         """A question to some, and the answers of those who were heard."""
         text = len(encode_text({"kind": question.kind, **question.view.describe()}))
         self._news(asked, settings=False)
-        payload = floats_size(len(flatten_params(question.params)))
+        payload = np.full(len(asked), floats_size(len(flatten_params(question.params))))
+        if question.informed is not None:
+            payload[np.isin(asked, question.informed)] = 0
         envelope = envelopes(first_question(0), 0, 0, self._knows_constants[asked])
         envelope = envelope + text + int(count_sizes(np.array(text)))
         self.ledger.add(question.purpose, "down", asked, payload, envelope)

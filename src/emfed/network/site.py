@@ -448,11 +448,18 @@ class Site:
 
     def _question(self, header: Header, body: bytes) -> tuple[Kind, bytes, str]:
         """What everyone is asked at given parameters."""
-        _, joined = self._known(header)
+        store, joined = self._known(header)
         kind, described, numbers = decode_question(body)
         model, data = self._model(joined, _view(described)), self._rows(joined)
-        params = unflatten_params(numbers, model.start(0))
-        self._spend(chosen=True)
+        if len(numbers):
+            params = unflatten_params(numbers, model.start(0))
+        else:  # those of the last round, which a site knows as long as its disk does
+            state, view = store.state() if joined.phase else None, _view(described)
+            now = state is not None and state.phase == joined.phase
+            if state is None or not now or _phase(joined.phase).view != view:
+                raise Refusal(Reason.NOT_NOW, "the parameters of the last round are not here.")
+            params = model.maximize(state.statistics)
+        self._spend(chosen=bool(len(numbers)))
         if self.rules.smallest_group is not None:
             exact = answer(Question("statistics", WHOLE, params), model, data.pieces(_ME), _ALONE)
             GuardedRows.check(model, exact[None], data.counts, self.rules.smallest_group)

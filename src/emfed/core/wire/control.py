@@ -209,8 +209,9 @@ def decode_refusal(body: bytes) -> tuple[Reason, str, int]:
 
 
 def encode_question(kind: str, view: dict[str, Any], values: FloatArray) -> bytes:
-    """What is asked, of which model, and at which parameters."""
-    return _framed(encode_text({"kind": kind, **view})) + encode_floats(values)
+    """What is asked, of which model, and at which parameters; none: those of the last round."""
+    told = encode_floats(values) if len(values) else b""
+    return _framed(encode_text({"kind": kind, **view})) + told
 
 
 def decode_question(body: bytes) -> tuple[Any, dict[str, Any], FloatArray]:
@@ -220,7 +221,7 @@ def decode_question(body: bytes) -> tuple[Any, dict[str, Any], FloatArray]:
     kind = view.pop("kind", None)
     if kind not in QUESTIONS:
         raise WireError(f"unknown kind of question {str(kind)[:40]!r}.")
-    return kind, view, decode_floats(body[end:])
+    return kind, view, decode_floats(body[end:]) if body[end:] else np.empty(0)
 
 
 def encode_bundle(parts: Sequence[tuple[Kind, bytes]]) -> bytes:
