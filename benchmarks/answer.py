@@ -109,8 +109,8 @@ def reached(curve: dict[str, Any], nats: float) -> dict[str, Any]:
 
     A bold step that is taken back, to find out whether anything is left, is one round and no end.
     """
-    above = np.append(curve["gap"] > nats, curve["end"] > nats)
-    far = np.flatnonzero(above[:-1] & (above[1:] | (np.arange(len(above) - 1) == 0)))
+    above = np.concatenate([[True], curve["gap"] > nats, [curve["end"] > nats]])
+    far = np.flatnonzero(above[1:-1] & (above[:-2] | above[2:]))
     first = int(far[-1]) + 1 if len(far) else 0
     if first >= len(curve["gap"]):
         return {"rounds": None, "up": None, "down": None}

@@ -30,23 +30,44 @@ NATS = (1e-3, 1e-5)
 PARTS = ("opening", "start", "rounds", "envelopes", "transport")
 
 
+def spectrum_of_workers(fitted: emfed.Result, workers: emfed.WorkerData) -> Any:
+    """Eigenvalues of the covariance of the workers' statistics at the optimum, in its metric.
+
+    With fewer workers than statistics their own covariance has not the rank. Were workers alike, it
+    would be that of rows within a worker, divided by their number; what differs beyond (eigenvalues
+    above the Marchenko-Pastur edge) is added.
+    """
+    model, n, rng = fitted.model, workers.size, np.random.default_rng(0)
+    params = model.maximize(fitted.statistics)
+    metric, parts = model.metric(params), np.split(workers.rows, workers.offsets[1:-1])
+    means = [model.expected_statistics(part, params) for part in parts]
+    picked = [part[rng.integers(len(part), size=max(1, 6000 // n))] for part in parts]
+    apart = [
+        model.expected_statistics(part[:, None, :], params) - mean
+        for part, mean in zip(picked, means, strict=True)
+    ]
+    within = np.cov(metric.whiten(np.concatenate(apart)).T, bias=True)
+    within /= np.median([len(part) for part in parts])
+    values, vectors = np.linalg.eigh(within)
+    used = values > 1e-9 * values[-1]
+    root = vectors[:, used] * np.sqrt(values[used])
+    inverse = vectors[:, used] / np.sqrt(values[used])
+    between = metric.whiten(np.stack(means) - np.mean(means, axis=0)) @ inverse
+    _, sizes, ways = np.linalg.svd(between / np.sqrt(n - 1), full_matrices=False)
+    real = sizes**2 > (1 + np.sqrt(used.sum() / n)) ** 2
+    more = ways[real].T * (sizes[real] ** 2 - 1) @ ways[real]
+    return np.linalg.eigvalsh(root @ (np.eye(used.sum()) + more) @ root.T)
+
+
 def lower_bound(fitted: emfed.Result, workers: emfed.WorkerData, nats: float) -> float:
     """Bytes that a worker must send at least, once, for a mean that is good to so many nats.
 
-    Assumptions: at the optimum the workers' statistics are independent draws of one Gaussian, in
-    the model's metric, with the covariance that they are seen to have; the server knows that law
-    and where EM ends but for them; workers count alike; messages may be of any length (reverse
-    water-filling). An error e of the mean costs |e|^2 / 2 nats, so each may have n times as much.
+    Assumptions: at the optimum the workers' statistics are independent draws of one Gaussian, with
+    the covariance of `spectrum_of_workers`; the server knows that law and where EM would end but
+    for them; workers count alike; messages may be of any length (reverse water-filling). An error e
+    of the mean costs |e|^2 / 2 nats, so each worker may have n times as much.
     """
-    model, n = fitted.model, workers.size
-    params = model.maximize(fitted.statistics)
-    told = [
-        model.expected_statistics(workers.rows[a:b], params)
-        for a, b in zip(workers.offsets[:-1], workers.offsets[1:], strict=True)
-    ]
-    white = model.metric(params).whiten(np.stack(told) - np.mean(told, axis=0))
-    spectrum = np.linalg.svd(white, compute_uv=False) ** 2 / (n - 1)
-    allowed = 2 * nats * n
+    spectrum, allowed = spectrum_of_workers(fitted, workers), 2 * nats * workers.size
     if spectrum.sum() <= allowed:
         return 0.0
     low, high = 0.0, float(spectrum.max())
@@ -135,7 +156,7 @@ def bench_answer_network(
                 at = max(0, needed[nats] - 1)
                 for way, side in (("up", 0), ("down", 1)):
                     first = wire[0][side] / workers.size
-                    whole = wire[min(at + 2, len(wire) - 1)][side] / workers.size
+                    whole = wire[min(at + 1, len(wire) - 1)][side] / workers.size
                     told = {p: curve[f"{p}_{way}"] for p in ("opening", "start")}
                     told["rounds"] = float(curve[way][at])
                     told["envelopes"] = float(curve[f"all_{way}"][at] - curve[way][at])

@@ -14,6 +14,7 @@ from pathlib import Path
 import polars as pl
 
 import emfed
+from emfed.network import SiteRules
 from emfed.network.addresses import terminated_as_interrupted
 from emfed.network.websocket.client import SiteConnection
 
@@ -36,8 +37,9 @@ async def crowd(port: int, folder: Path, names: list[str], real: bool = False) -
     sites = [connection(port, folder, name) for name in names]
     for line, name in zip(sites, names, strict=True):
         if real:
-            table = pl.read_parquet(folder / f"{name}.parquet")
-            line._step = emfed.Site(table, folder / f"site-{name}").step
+            table = pl.read_parquet(folder / f"{name}.parquet").to_numpy()
+            rules = SiteRules.loosest()
+            line._step = emfed.Site(table, folder / f"site-{name}", rules=rules).step
     await asyncio.gather(*(site._stay(lambda kind, words: None) for site in sites))
 
 
