@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -231,3 +232,22 @@ def test_a_combination_of_columns_without_spread_is_told_as_one() -> None:
     assert [h.columns for h in held] == [(0, 1)]
     assert held[0].share == pytest.approx(0.5, abs=0.02)
     assert "a combination of columns 0, 1 (50" in floor_remarks(result)[0]
+
+
+def test_workers_are_not_told_again_what_they_know(tmp_path: Path) -> None:
+    """A question at the last round's statistics carries no parameters, unless a disk was lost."""
+    sites = {name: emfed.Site(rows, tmp_path / name) for name, rows in SITES.items()}
+    network = emfed.RemoteFederation(emfed.LocalTransport(sites))
+    model = emfed.gaussian_mixture(1, "diag")
+    run = emfed.open_run(model, network, n_components=(2, 3))
+    for _ in range(3):
+        before = run.state.statistics
+        run.step()
+    want = run.session.ask("values", run.view, run.model.maximize(before))
+    spent = run.ledger.total("down", "payload")
+    np.testing.assert_array_equal(run.ask_before(before), want)
+    assert run.ledger.total("down", "payload") == spent
+    for state in (tmp_path / "a").glob("*/state"):
+        state.unlink()
+    np.testing.assert_allclose(run.ask_before(before), want, rtol=1e-12)
+    assert run.ledger.total("down", "payload") > spent
