@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +131,16 @@ def test_local_steps_cannot_leave_the_domain(monkeypatch: pytest.MonkeyPatch) ->
     rows = np.concatenate(data)
     result, start = fitted(data), fitted(data, rounds=0)
     assert result.log_likelihood(rows) >= start.log_likelihood(rows)
+
+
+def test_harm_of_local_steps_is_undone_at_once() -> None:
+    run = emfed.open_run(MODEL, tables(alike=True), "auto", start="k-means", seed=1)
+    for _ in range(4):
+        run.step()
+    assert run.algorithm.asks(run.state) == "local"
+    theta, good = run.params, run.state.extras["good"]
+    moved = theta.means + np.array([[4.0], [-4.0], [0.0]])
+    run.move(run.model.statistics_of(dataclasses.replace(theta, means=moved)))
+    run.step()
+    np.testing.assert_array_equal(run.state.statistics, good)
+    assert run.memory_gap < 1e-12

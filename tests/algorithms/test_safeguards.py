@@ -34,7 +34,9 @@ def pushed(run: Any) -> np.ndarray:
 
 def harmed(kind: str, federation: Any) -> tuple[Any, np.ndarray, float]:
     """A run after a step that did harm, where it was before, and the objective there."""
-    run = opened(kind, federation=federation)
+    plain = emfed.AutoEM(local_steps=1)
+    model = make_model(kind)
+    run = emfed.open_run(model, TABLES, plain, start="k-means", federation=federation)
     for _ in range(12):
         run.step()
     good, before = run.state.statistics, objective(run)

@@ -374,9 +374,9 @@ def test_requests_that_do_not_add_up_are_refused() -> None:
     for body, message in (
         (b"", "inside a count"),
         (b"\xff" * 12, "more than nine bytes"),
-        (encode_count(4 * 18), "18 rounds after another"),
-        (encode_count(4 * 2 + 2) + b"\x05ab", "ends inside a step"),
-        (encode_count(4 * 9 + 2), "9 steps cannot be"),
+        (encode_count(8 * 18), "18 rounds after another"),
+        (encode_count(8 * 2 + 2) + b"\x05ab", "ends inside a step"),
+        (encode_count(8 * 9 + 2), "9 steps cannot be"),
         (encode_count(2), "0 steps cannot be"),
         (b"\x00\x80", "expected 4 reals"),
     ):

@@ -33,12 +33,21 @@ def parts(name: str, seed: int, rows: int = 400, workers: int = 4) -> list[np.nd
     return np.split(table, np.sort(rng.choice(np.arange(20, rows - 20), workers - 1, False)))
 
 
-def check(model: Any, tables: Any, seed: int, start: Any = "auto") -> None:
+def check(
+    model: Any,
+    tables: Any,
+    seed: int,
+    start: Any = "auto",
+    algorithm: Any = "auto",
+    rounds: int = 300,
+    **others: Any,
+) -> None:
     """The end is no worse than the start and, where it says converged, EM gains nothing there."""
+    settings = {"start": start, "seed": seed, "tol": 1e-5} | others
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", emfed.EmfedWarning)
-        first = emfed.fit(model, tables, "auto", start=start, seed=seed, rounds=0)
-        last = emfed.fit(model, tables, "auto", start=start, seed=seed, tol=1e-5, rounds=300)
+        first = emfed.fit(model, tables, algorithm, rounds=0, **settings)
+        last = emfed.fit(model, tables, algorithm, rounds=rounds, **settings)
         value, n = objective(first, tables), 100 if last.converged else 0
         assert objective(last, tables) >= value - 1e-9
         if not n:
@@ -84,6 +93,27 @@ def test_families_on_zero_inflated_tables(family: str) -> None:
 def test_every_registered_model(name: str) -> None:
     entry = REGISTRY[name]
     check(entry.make(), entry.tables, 1, start=None)
+
+
+NOISY = emfed.SubtractiveDithering(0.25)
+WAYS: dict[str, dict[str, Any]] = {
+    "auto, half of all": {"participation": emfed.Bernoulli(0.5)},
+    "auto, batches": {"algorithm": emfed.AutoEM(batch_size=16)},
+    "EM, half of all": {"algorithm": emfed.EM(), "participation": emfed.Bernoulli(0.5)},
+    "FedEM, half of all": {
+        "algorithm": emfed.FedEM(NOISY, in_metric=True),
+        "participation": emfed.Bernoulli(0.5),
+    },
+    "VR-FedEM": {"algorithm": emfed.VRFedEM(NOISY, in_metric=True, batch_size=16)},
+}
+"""Algorithms that never see all rows in one round."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", REGISTRY)
+def test_who_sees_a_part_of_the_rows_leaves_no_model_worse(name: str, way: str) -> None:
+    entry = REGISTRY[name]
+    check(entry.make(), entry.tables, 1, start=None, rounds=60, **WAYS[way])
 
 
 def bursts() -> list[np.ndarray]:

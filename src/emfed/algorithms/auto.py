@@ -379,10 +379,12 @@ class AutoEM(Algorithm):
                 "waits": np.array(waits + 1)
             }
         extras = {name: extras[name] for name in extras if name not in ("waits", "sure")}
+        tells = self._guarded and complete and seen.request.kind != "local"
         if self._guarded and complete:
             if phase == safeguards.JUDGE:
                 return safeguards.judge(seen, seed, extras)
-            bad = safeguards.worse(seen, extras, self._budget)
+            bad = safeguards.leapt(seen, extras)
+            bad |= safeguards.worse(seen, extras, self._budget) & tells
             if bad.any():
                 return safeguards.undo(seen, bad, extras)
             if phase == safeguards.BOLD:
@@ -395,9 +397,9 @@ class AutoEM(Algorithm):
             extras["age"] = np.zeros(())
         if phase:
             extras["probe"] = np.array(phase + 1)
-        if self._guarded:
-            extras |= {"good": seen.state.statistics} | safeguards.calm_down(extras)
-        return moved, extras
+        if tells or "good" not in extras:  # what was not looked at may yet be undone
+            extras |= {"good": seen.state.statistics}
+        return moved, extras | (safeguards.calm_down(extras) if self._guarded else {})
 
     def _step(
         self, seen: Seen, seed: int, move: FloatArray, limit: float, noise: float

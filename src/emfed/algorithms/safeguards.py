@@ -48,6 +48,9 @@ STILL, MOST_WAITS = 0.05, 4
 """The noise with which workers answer while S waits, and for how many rounds it does at most."""
 WORSE = 1e-3
 """Nats a sample that a step may seem to lose before it is undone."""
+LEAP, LEAPS = 2.0, 100.0
+"""|H|^2 in the metric, and so many times what it was on average, from which on no bound is needed
+to see that the last step did harm: EM leaves saddles slowly."""
 MOST_CAUTION, WARY = 6, 8
 """How often the noise that S stands is quartered; the good steps after which it grows again."""
 PLAIN = 4
@@ -141,9 +144,18 @@ def worse(seen: Seen, extras: Extras, budget: float) -> BoolArray:
         return np.asarray(~(_bound(seen, good) >= -slack))
 
 
+def leapt(seen: Seen, extras: Extras) -> BoolArray:
+    """In which regions the last step led to a place that H points away from."""
+    white, most = seen.metric.whiten(seen.mean_field) ** 2, np.inf
+    if "good" in extras and "energy" in extras:
+        most = max(LEAP, LEAPS * number(extras, "energy"))
+    return np.array([not white[cut].sum() <= most for cut in seen.model.regions])
+
+
 def undo(seen: Seen, bad: BoolArray, extras: Extras) -> tuple[steps.Moved, Extras]:
     """S before the last step, in the regions that it made worse, and more caution from now on."""
-    kept = {n: a for n, a in extras.items() if n not in ("good", "ahead", "energy", "probe")}
+    gone = ("good", "ahead", "energy", "probe", "local")
+    kept = {n: a for n, a in extras.items() if n not in gone}
     caution = min(number(extras, "caution") + 1, MOST_CAUTION)
     kept |= {"caution": np.array(caution), "quiet": np.zeros(()), "age": np.zeros(())}
     statistics = _mixed(seen, extras["good"], bad)

@@ -145,6 +145,11 @@ def run_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY
         stopped = _until(run, stop, hooks, watch)
     if stopped == "callback" and climb is not None and climb.settled:
         stopped, run.confirmed = "nats", True  # EM's own steps are full passes
+    if tolerance and climb is None and stopped != "interrupted" and run.settle():
+        remarks.append(
+            "the run ended worse than it began, so the start is kept: its noise was too much for "
+            "this model. Use algorithm='auto', a finer compressor, or a smaller step_size."
+        )
     fitted = _finished(settings, session, run, parts, stopped, candidates, climb, remarks)
     place = _place(fitted.selection, settings, parts)
     if settings.validate and stopped != "interrupted":

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, final, runtime_checkable
 
 import numpy as np
 
-from emfed.algorithms import Everyone
+from emfed.algorithms import EM, Everyone
 from emfed.algorithms.memory import gap
 from emfed.algorithms.steps import rounded_statistics
 from emfed.core.errors import (
@@ -45,7 +45,7 @@ from emfed.core.storage import DISK, Disk, load_checkpoint, save_checkpoint
 from emfed.core.wire import count_sizes, floats_size, numbers_size
 from emfed.fitting.session import Session, recast
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop
-from emfed.fitting.verifying import verify
+from emfed.fitting.verifying import better, verify
 
 LEFT_BY_WORD = 100.0
 """A run that says it converged to so many nats has at most so many times as many left: the promise
@@ -225,6 +225,8 @@ class Run(Rounds):
             extras={} if extras is None else extras,
         )
         self._params: Any = None
+        self.first = statistics
+        """Where it began: what it must not be worse than at its end."""
         self.confirmed = False
         """Whether a full pass, or a bold step, has found that little is left to gain."""
         self._verify_from = 0
@@ -294,6 +296,7 @@ class Run(Rounds):
             control=state.control[places],
             extras=extras,
         )
+        self.first = self.first[places]
         self.view, self.model, self._params = view, self.session.view(view), None
         self.algorithm = self._resolved()
         self.phase = self.session.phase + 1
@@ -458,6 +461,7 @@ class Run(Rounds):
         statistics = recast(before, model, self.state.statistics)
         if not model.inside(statistics):  # the parameters fit these rows so badly: begin anew
             statistics = model.statistics_of(model.start(self.seed))
+        self.first = statistics  # of other rows, what it was before does not compare
         state = replace(self.state, statistics=statistics, round=self.state.round + 1)
         self.model, self._params, self.samples = model, None, self.session.samples
         self.algorithm = self._resolved()
@@ -516,6 +520,24 @@ class Run(Rounds):
             return replace(stop, nats=None, tolerance=None).reason(self)
         return found
 
+    def settle(self) -> bool:
+        """Go back to the start, part by part, where rounds that nobody looked at ended below it.
+
+        EM with everyone never does, and an algorithm that sees everyone finds out by itself.
+        """
+        exact = isinstance(self.algorithm, EM) and isinstance(self.participation, Everyone)
+        watched = exact or self.algorithm.sure(self.state) is not None
+        there = np.array_equal(self.first, self.state.statistics)
+        if watched or there or self.session.supports is not None:
+            return False
+        with contextlib.suppress(ParticipationError):  # who is not there cannot tell
+            settled = better(self, self.first)
+            if not np.array_equal(settled, self.state.statistics):
+                self.move(settled)
+                self.confirmed = False
+                return True
+        return False
+
     def _confirm(self, nats: float) -> bool:
         sure = self.algorithm.sure(self.state)
         if sure is None and self.state.round >= self._verify_from:
@@ -535,6 +557,7 @@ class Run(Rounds):
         arrays = {
             "statistics": self.state.statistics,
             "control": self.state.control,
+            "first": self.first,
             "accepted": self.accepted,
             "ledger": self.ledger.counts,
             "step_sizes": np.array(self._step_sizes, dtype=np.int64),
@@ -589,6 +612,7 @@ class Run(Rounds):
             arrays["control"],
             under("extras/", arrays),
         )
+        self.first = arrays["first"]
         self.session.restore(under("attendance/", arrays))
         self.samples = self.session.samples
         self.view, self._params = View.read(description["view"]), None

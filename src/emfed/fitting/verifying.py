@@ -14,11 +14,14 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Protocol, final
 
+import numpy as np
+
 from emfed.algorithms.safeguards import WORTH, factor
 from emfed.algorithms.steps import shorten
 from emfed.core import series
 from emfed.core.protocols import FloatArray, ServerState, View
 from emfed.fitting.session import Session
+from emfed.models.side_by_side import SideBySide
 
 STEPS = 5
 """Exact EM steps: after that the slow direction of a plateau is alone to a per mille (storms)."""
@@ -84,6 +87,28 @@ def _ask(run: Verifiable, params: Any) -> FloatArray:
 
 def _value(run: Verifiable, params: Any) -> float:
     """What EM never lowers: the mean log-likelihood less the penalty."""
+    return float(_values(run, params).sum())
+
+
+def _values(run: Verifiable, params: Any) -> FloatArray:
+    """The same of each part of a model."""
     run.evaluations += run.session.samples
-    told = run.session.ask("values", run.view, params)
-    return float(told[:, 0].sum()) - float(run.model.penalty(params))
+    told = run.session.ask("values", run.view, params)[:, 0]
+    model = run.model
+    if not isinstance(model, SideBySide):
+        return np.asarray(told - float(model.penalty(params)))
+    pairs = zip(model.models, params.parts, strict=True)
+    return np.asarray(told - [float(part.penalty(own)) for part, own in pairs])
+
+
+def better(run: Verifiable, first: FloatArray) -> FloatArray:
+    """The statistics of ``first`` in the parts that the run has left worse; its own elsewhere."""
+    last = run.state.statistics
+    with np.errstate(all="ignore"):  # a run may have led anywhere
+        told = [_values(run, run.model.maximize(point)) for point in (first, last)]
+    out = last.copy()
+    cuts = run.model.cuts if isinstance(run.model, SideBySide) else [slice(None)]
+    for cut, before, after in zip(cuts, *told, strict=True):
+        if not before <= after:
+            out[cut] = first[cut]
+    return out
