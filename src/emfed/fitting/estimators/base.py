@@ -21,7 +21,7 @@ from emfed.artifacts.result import Result
 from emfed.core.configuration import reworded
 from emfed.core.errors import EmfedError, EmfedWarning, SettingsError, check_count, check_range
 from emfed.core.protocols import WHOLE, Federation, FloatArray, IntArray, Model
-from emfed.data.reading import is_frame, label
+from emfed.data.reading import check_kind, is_frame, label
 from emfed.data.weights import check_row_weights
 from emfed.fitting.driver import Fitted, Watch, open_run, result_of, run_fit
 from emfed.fitting.estimators.intake import (
@@ -30,6 +30,7 @@ from emfed.fitting.estimators.intake import (
     on_device,
     read_one_table,
     read_workers,
+    same_columns,
     tables_of,
 )
 from emfed.fitting.progress import progress
@@ -483,7 +484,8 @@ class MixtureMethods:
         if isinstance(X, Federation):
             self.labels_ = None  # the rows are elsewhere
         elif is_tables(X):
-            self.labels_ = [self.predict(table) for table in tables_of(X)]
+            tables = [check_kind(table, "X") for table in tables_of(X)]
+            self.labels_ = [self.predict(same_columns(t, tables[0], "X")) for t in tables]
         else:
             self.labels_ = self.predict(X)
 

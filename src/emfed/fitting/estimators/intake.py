@@ -185,7 +185,7 @@ def _read_tensor(estimator: Any, X: Any, *, reset: bool, missing: bool) -> Any:
     return rows
 
 
-def _same_columns(table: Any, first: Any, where: str) -> Any:
+def same_columns(table: Any, first: Any, where: str) -> Any:
     """A worker's data frame with its columns in the order of the first worker's."""
     names, these = (getattr(t, "columns", None) for t in (first, table))
     if (names is None) != (these is None):
@@ -234,7 +234,7 @@ def read_workers(
         if is_frame(table):
             check_columns_differ(list(table.columns), f"worker {str(label)!r}")
     tables = [
-        _same_columns(table, tables[0], f"worker {str(label)!r}")
+        same_columns(table, tables[0], f"worker {str(label)!r}")
         for label, table in zip(labels, tables, strict=True)
     ]
     estimator._read_families(tables, reset)
