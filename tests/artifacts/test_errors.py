@@ -17,6 +17,10 @@ EDGE = ("categorical", "mixed", "poisson chain")
 """Models whose small tables have categories or states that nobody has: shares on their bound."""
 
 
+ROUNDED = 0.02
+"""What the rounding of the opening's moments may change, where these are the whole fit."""
+
+
 def fitted(name: str, **options: Any) -> tuple[emfed.Result, Any]:
     entry = REGISTRY[name]
     settings = {"tol": 1e-9, "rounds": 500, "seed": 1, "errors": True, "algorithm": "em"}
@@ -63,10 +67,10 @@ def test_of_one_gaussian_errors_are_those_of_the_textbook() -> None:
     table = result.summary().table
     told = dict(zip(table["name"], table["std_err"], strict=True))
     s = np.cov(rows.T, bias=True)
-    assert told["mean[0, 0]"] == pytest.approx(np.sqrt(s[0, 0] / 500), rel=1e-4)
-    assert told["variance[0, 1]"] == pytest.approx(s[1, 1] * np.sqrt(2 / 500), rel=1e-4)
+    assert told["mean[0, 0]"] == pytest.approx(np.sqrt(s[0, 0] / 500), rel=ROUNDED)
+    assert told["variance[0, 1]"] == pytest.approx(s[1, 1] * np.sqrt(2 / 500), rel=ROUNDED)
     covariance = np.sqrt((s[0, 0] * s[1, 1] + s[0, 1] ** 2) / 500)
-    assert told["covariance[0, 0, 1]"] == pytest.approx(covariance, rel=1e-4)
+    assert told["covariance[0, 0, 1]"] == pytest.approx(covariance, rel=ROUNDED)
 
 
 def test_of_one_regression_errors_are_those_of_least_squares() -> None:
@@ -79,7 +83,7 @@ def test_of_one_regression_errors_are_those_of_least_squares() -> None:
     noise = ((y - design @ np.linalg.lstsq(design, y)[0]) ** 2).mean()
     expected = np.sqrt(np.diagonal(np.linalg.inv(design.T @ design)) * noise)
     _, found = result.errors_of(lambda p: [p.intercepts[0], *p.coefficients[0]])
-    np.testing.assert_allclose(found, expected, rtol=1e-3)
+    np.testing.assert_allclose(found, expected, rtol=ROUNDED)
 
 
 def test_rows_that_are_missing_count_as_missing() -> None:
@@ -127,11 +131,11 @@ def test_errors_over_a_network_and_from_a_file_are_those_of_one_process(
     model = emfed.gaussian_mixture(2, kind)
     here, there = (emfed.fit(model, given, errors=True) for given in (data, federation))
     assert here.uncertainty is not None
-    np.testing.assert_allclose(here.summary().errors, there.summary().errors, rtol=1e-6)
+    np.testing.assert_allclose(here.summary().errors, there.summary().errors, rtol=1e-4)
     closing = KINDS.index("closing")  # rounding may change a round's bytes
     assert np.array_equal(there.ledger.counts[closing], here.ledger.counts[closing])
     pooled = here.with_errors(np.concatenate([*data.values()]))
-    np.testing.assert_allclose(pooled.summary().errors, here.summary().errors, rtol=1e-6)
+    np.testing.assert_allclose(pooled.summary().errors, here.summary().errors, rtol=1e-4)
     there.save(tmp_path / "model.emfed")
     again = emfed.load(tmp_path / "model.emfed").summary()
     assert again.table == there.summary().table

@@ -294,13 +294,14 @@ def _swapped(own: Moments, others: Moments, there: FloatArray, far: Any) -> list
     cross = divergence(
         own.mean[:, None], own.variance[:, None], others.mean[None], others.variance[None]
     )
+    slack = np.minimum(EXPLAINED * there, MOST_LEFT / 3)
     pairs: list[tuple[int, int]] = []
     used: set[int] = set()
     for a in far.tolist():
         for b in range(len(there)):
             if a == b or {a, b} & used or not (np.isfinite(there[b]) and there[b] > 1.0):
                 continue
-            if cross[a, b] < NEAR and cross[b, a] < NEAR:
+            if cross[a, b] < NEAR + slack[a] and cross[b, a] < NEAR + slack[b]:
                 pairs.append((min(a, b), max(a, b)))
                 used |= {a, b}
     return pairs
