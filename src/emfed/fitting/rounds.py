@@ -399,6 +399,9 @@ class Run(Rounds):
         state, request = self.state, self.plan()
         replies = self.gather(request)
         lost = replies.lost_memory
+        if self.federation.overtaken:
+            self.session.rebind()
+            return self._rebind(request, replies, time.perf_counter() - began)
         if self.session.attend(request.workers, np.union1d(replies.workers, lost), lost):
             return self._rebind(request, replies, time.perf_counter() - began)
         probabilities = self.participation.probabilities(replies.workers, self.federation.size)
