@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -243,3 +244,45 @@ def test_a_process_that_is_killed_leaves_the_model_to_the_others(
     assert served.result.converged
     right = pooled("full", ["a", "c"])
     np.testing.assert_allclose(told(served.result.params), right, atol=2e-4)
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "FedEM"])
+@pytest.mark.parametrize("leaves", [False, True], ids=["all stay", "one leaves"])
+def test_an_old_backup_of_the_server_goes_on(leaves: bool, algorithm: str, tmp_path: Path) -> None:
+    """Sites are ahead of it: in rounds, in phases and, where one left since, in constants."""
+    sites = Leaving(tmp_path, {1: (20, None)} if leaves else {})
+    options: dict[str, Any] = {"tol": 0, "seed": 3, "attempts": 2, "pause": 0, "minimum": 2}
+
+    def serve(rounds: int) -> Any:
+        model = emfed.gaussian_mixture(2, "tied")
+        return emfed.serve(model, algorithm, sites, tmp_path / "s", rounds=rounds, **options)
+
+    serve(5)
+    shutil.copytree(tmp_path / "s", tmp_path / "backup")
+    serve(35)
+    shutil.rmtree(tmp_path / "s")
+    shutil.copytree(tmp_path / "backup", tmp_path / "s")
+    served = serve(90)
+    assert served.rounds == 90
+    assert not served.refusals
+    here = ["a", "c"] if leaves else NAMES
+    np.testing.assert_allclose(told(served.result.params), pooled("tied", here), atol=1e-4)
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "FedEM"])
+def test_an_old_backup_of_a_site_costs_memories_and_no_more(algorithm: str, tmp_path: Path) -> None:
+    sites = Leaving(tmp_path, {})
+    options: dict[str, Any] = {"tol": 0, "seed": 3, "attempts": 2, "pause": 0}
+
+    def serve(rounds: int) -> Any:
+        model = emfed.gaussian_mixture(2, "full")
+        return emfed.serve(model, algorithm, sites, tmp_path / "s", rounds=rounds, **options)
+
+    serve(8)
+    shutil.copytree(tmp_path / "b", tmp_path / "backup")
+    serve(20)
+    shutil.rmtree(tmp_path / "b")
+    shutil.copytree(tmp_path / "backup", tmp_path / "b")
+    served = serve(90)
+    assert served.result.worker_weights.all()
+    np.testing.assert_allclose(told(served.result.params), pooled("full", NAMES), atol=1e-4)

@@ -669,6 +669,9 @@ class Federation(ABC):
         """Workers that did not answer the last question."""
         return np.empty(0, dtype=np.int64)
 
+    overtaken: bool = False
+    """Whether workers have heard more of this run than the server knows: its disk is an old one."""
+
     @property
     def gone(self) -> IntArray:
         """Workers that refused for good."""

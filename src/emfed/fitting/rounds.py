@@ -210,7 +210,7 @@ class Run(Rounds):
             check_type("monitor", monitor, Monitor, "Monitor(every=10)")
         self.retries, self.monitor = check_count("retries", retries, 0), monitor
         self.algorithm = self._resolved()
-        if self.algorithm.rounds_opening:
+        if self.algorithm.rounds_opening and statistics.any():  # zeros wait for a checkpoint
             loss = START_LOSS * min(100.0, session.effective)
             statistics = rounded_statistics(self.model, statistics, loss)
         self.fingerprint: dict[str, Any] = {}
@@ -402,6 +402,9 @@ class Run(Rounds):
         state, request = self.state, self.plan()
         replies = self.gather(request)
         lost = replies.lost_memory
+        if self.federation.overtaken:
+            self.session.rebind()
+            return self._rebind(request, replies, time.perf_counter() - began)
         if self.session.attend(request.workers, np.union1d(replies.workers, lost), lost):
             return self._rebind(request, replies, time.perf_counter() - began)
         probabilities = self.participation.probabilities(replies.workers, self.federation.size)

@@ -106,6 +106,8 @@ class Connection:
         self.attempts = attempts
         self.traffic = Traffic()
         self.refusals: dict[str, str] = {}
+        self.ahead: dict[str, int] = {}
+        """Workers to which the last messages were old, and the last phase that each heard of."""
 
     def begin(self) -> Traffic:
         """A new run: its own traffic, and nobody has refused yet."""
@@ -146,13 +148,15 @@ class Connection:
     def heed(self, key: str, body: bytes) -> Reason | None:
         """Take a refusal; one for good takes the worker out of the run."""
         try:
-            reason, text, _ = decode_refusal(body)
+            reason, text, number = decode_refusal(body)
         except WireError as error:
             logger.warning("%s sent a malformed refusal: %s", key, error)
             return None
         if reason is Reason.REFUSED:
             self.dismiss(key, text)
-        elif reason is not Reason.OLD:
+        elif reason is Reason.OLD:
+            self.ahead[key] = number
+        else:
             logger.info("%s does not answer: %s", key, text)
         return reason
 

@@ -71,6 +71,8 @@ from emfed.network.transport import Transport
 
 MOST_EVALUATIONS = 1 << 40
 """Of one reply: a worker that claims more must not end the run by its limit on epochs."""
+LAST_PHASE = 60_000
+"""Phases have 16 bits; a number that a worker made up must leave some."""
 STRANGERS = (Reason.UNKNOWN_RUN, Reason.OTHER_INSTANCE)
 """Refusals that say hello helps."""
 
@@ -122,6 +124,7 @@ class RemoteFederation(Federation):
         """The phase under whose number the constants are told."""
         self._out: set[int] = set()
         self._missed: IntArray = np.empty(0, dtype=np.int64)
+        self.overtaken = False
         self._asked: tuple[int, int, int, set[int], int] = (-1, -1, -1, set(), 0)
         self._question = first_question(new_run())
         """Of the next question to everyone: its answers cannot be taken for those of another."""
@@ -346,13 +349,18 @@ class RemoteFederation(Federation):
         found: dict[int, Replies] = {}
         lost: set[int] = set()
         heard, enough = self._progress(request)
+        self.overtaken = False
         for _ in self._line.tries():
             asked = {}
             for position, number in enumerate(request.workers.tolist()):
                 key = self.members.keys[number]
                 if number not in found and number not in lost and key not in self.refusals:
                     asked[key] = self._with_news(self._request(request, position), NEWS)
+            self._line.ahead = {}
             strangers = self._listen(request, asked, found, lost)
+            self.overtaken = self._catch_up(len(asked))
+            if self.overtaken:
+                break
             lost |= self._rejoin(strangers)
             heard |= set(found) | lost
             if len(heard) >= enough:
@@ -367,6 +375,24 @@ class RemoteFederation(Federation):
         q = len(request.statistics) if supports is None else len(supports.keys)
         joined = Replies.join([found[number] for number in sorted(found)], q)
         return replace(joined, lost_memory=np.array(sorted(lost), dtype=np.int64))
+
+    def _catch_up(self, asked: int) -> bool:
+        """Whether most workers are ahead of this server: then numbers go on after theirs.
+
+        So it is where a backup of the server was put back. One worker alone that says so is not
+        believed.
+        """
+        ahead = self._line.ahead
+        if not ahead or 2 * len(ahead) < asked:
+            return False
+        logger.warning(
+            "%s are ahead of this server, as after an old backup was put back: the run goes on "
+            "from what the server has, with memories at zero",
+            ", ".join(sorted(ahead)),
+        )
+        self.members.phase = max(self.members.phase, min(max(ahead.values()), LAST_PHASE))
+        self._keep_members()
+        return True
 
     def _progress(self, request: Request) -> tuple[set[int], int]:
         """Who answered this round in earlier calls, and how many answers it needs."""
@@ -454,7 +480,10 @@ class RemoteFederation(Federation):
                     header = self._header(Kind.QUESTION, number, self._question)
                     body = short if number in informed and not attempt else whole
                     messages[key] = self._with_news((header, body), (Kind.CONSTANTS,))
+            self._line.ahead = {}
             self._rejoin(self._take_answers(question, messages, width, found))
+            if self._catch_up(len(messages)):
+                self.bind(self._bound)
             left = [n for key, n in members.items() if key not in self.refusals]
             if all(n in found for n in left) or (attempt and len(found) >= enough):
                 break

@@ -169,6 +169,12 @@ def _loss(content: Mapping[str, Any]) -> float:
     return float(loss)
 
 
+def _old(joined: Joined, text: str) -> Refusal:
+    """A message of the past, or of a server whose disk is: it is told the last number heard."""
+    phase = _phase(joined.phase).number if joined.phase else 0
+    return Refusal(Reason.OLD, text, max(phase, joined.told_in))
+
+
 def _view(description: Any) -> View:
     try:
         return View.read(description)
@@ -382,11 +388,9 @@ class Site:
             constants = decode_constants(body[start:], sum(map(prod, joined.shapes.values())))
             told = replace(joined, constants=constants, number=header.worker, told_in=number)
             if joined.number >= 0:
-                if number < joined.told_in:
-                    return  # long delayed, like the message that it came with
-                same = number > joined.told_in or np.array_equal(joined.constants, constants)
-                if joined.number != told.number or not same:
-                    raise Refusal(Reason.REFUSED, "this run told other constants before.")
+                same = number == joined.told_in and np.array_equal(joined.constants, constants)
+                if not (number > joined.told_in or same):
+                    raise _old(joined, "this run told other constants since, or before.")
         else:
             own = {"phase": header.phase, "since": header.phase}
             told = replace(joined, phase=as_json(own | decode_text(body)))
@@ -396,7 +400,7 @@ class Site:
                 if phase.number < now:
                     return  # long delayed: its request is old too
                 if phase.number == now:
-                    raise Refusal(Reason.REFUSED, "this phase had other settings before.")
+                    raise _old(joined, "this phase had other settings before.")
         before, after = ((j.number, j.told_in, j.phase) for j in (joined, told))
         if before != after:
             store.join(told)
@@ -495,7 +499,7 @@ class Site:
         if header.phase > phase.number:
             raise Refusal(Reason.UNKNOWN_RUN, "the settings of this phase never came: say hello.")
         if header.phase < phase.number:
-            raise Refusal(Reason.OLD, f"phase {header.phase} is over.")
+            raise _old(joined, f"phase {header.phase} is over.")
         self.rules.check_algorithm(phase.algorithm.rows_at_once)
         model, algorithm, seed = self._model(joined, phase.view), phase.algorithm, phase.seed
         self.rules.check_size(counts_named(algorithm.describe()), self._cells)
@@ -506,9 +510,7 @@ class Site:
         state = self._state(store, joined, q)
         lost = Kind.LOST_MEMORY, b"", "memory lost: no content"
         if header.round < state.round:
-            raise Refusal(
-                Reason.OLD, f"round {header.round} is over; round {state.round} was next."
-            )
+            raise _old(joined, f"round {header.round} is over; round {state.round} was next.")
         statistics = body.statistics
         if statistics is not None and told and not len(statistics):
             statistics = model.origin()
@@ -538,7 +540,7 @@ class Site:
             store.put(replace(new, round=state.round, statistics=state.statistics))
             return lost
         if not len(replies.workers):
-            raise Refusal(Reason.OLD, "a request that was overtaken by another.")
+            raise _old(joined, "a request that was overtaken by another.")
         if new is not state:
             store.put(new)
         else:
