@@ -151,7 +151,7 @@ def test_the_command_plans_for_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
         (["--compressor", "dithering:x"], "not a number"),
         (["-p", "0"], "participation"),
         (["missing.csv"], "missing.csv"),
-        (["table.xlsx"], "expected a .csv"),
+        (["table.ods"], "expected a .csv"),
     ],
 )
 def test_the_command_refuses_in_one_line(
