@@ -34,6 +34,7 @@ from emfed.core.wire import (
     encode_refusal,
     encode_reply,
     encode_text,
+    inflate,
     is_short,
     kind_of,
     open_answer,
