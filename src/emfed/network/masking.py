@@ -32,6 +32,10 @@ from typing import Any, final
 
 import numpy as np
 from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.utils import (
+    decode_dss_signature,
+    encode_dss_signature,
+)
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -53,7 +57,9 @@ Words = NDArray[Any]
 SMALLEST_SET = 3
 """Sites in a sum, at least: of two, each knows the other's part."""
 _SIGNED = b"emfed mask key 1\0"
-_ENTRY = struct.Struct("<IQ32sBB")
+SIGNATURE = 96
+"""Bytes of a signature: two numbers of 384 bits."""
+_ENTRY = struct.Struct("<IQ32s96sB")
 _MEMBER = struct.Struct("<IQ")
 
 
@@ -110,9 +116,8 @@ def encode_roster(entries: Mapping[int, Announcement]) -> bytes:
     out = []
     for number, entry in sorted(entries.items()):
         name = entry.name.encode()
-        sizes = (len(entry.signature), len(name))
-        out.append(_ENTRY.pack(number, entry.instance, entry.public, *sizes))
-        out.append(entry.signature + name)
+        fields = (number, entry.instance, entry.public, entry.signature, len(name))
+        out.append(_ENTRY.pack(*fields) + name)
     return b"".join(out)
 
 
@@ -123,13 +128,13 @@ def decode_roster(body: bytes) -> dict[int, Announcement]:
     while position < len(body):
         if len(body) < position + _ENTRY.size:
             raise WireError("a roster ends inside an entry.")
-        number, instance, public, signed, named = _ENTRY.unpack_from(body, position)
+        number, instance, public, signature, named = _ENTRY.unpack_from(body, position)
         start = position + _ENTRY.size
-        position = start + signed + named
+        position = start + named
         if len(body) < position:
             raise WireError("a roster ends inside an entry.")
-        name = body[start + signed : position].decode(errors="replace")
-        found[number] = Announcement(name, instance, public, body[start : start + signed])
+        name = body[start:position].decode(errors="replace")
+        found[number] = Announcement(name, instance, public, signature)
     return found
 
 
@@ -166,7 +171,7 @@ class RunKeys:
         self._private = X25519PrivateKey.from_private_bytes(seed)
         public = self._private.public_key().public_bytes_raw()
         unsigned = Announcement(identity.name, instance, public, b"")
-        signature = sign(identity.key, unsigned.statement(run))
+        signature = _fixed(sign(identity.key, unsigned.statement(run)))
         self.announcement = Announcement(identity.name, instance, public, signature)
         self._roster, self._peers = b"", dict[int, bytes]()
 
@@ -179,7 +184,7 @@ class RunKeys:
             pinned = self.identity.roster.get(entry.name)
             if entry.name == self.identity.name or pinned is None:
                 continue
-            if verify(pinned, entry.signature, entry.statement(self._run)):
+            if verify(pinned, _der(entry.signature), entry.statement(self._run)):
                 known = X25519PublicKey.from_public_bytes(entry.public)
                 peers[number] = self._private.exchange(known)
         self._roster, self._peers = roster, peers
@@ -203,6 +208,26 @@ class RunKeys:
 def context_of(about: bytes, members: Members) -> bytes:
     """What the masks of one sum depend on: everything that was agreed about it, and who is in."""
     return hashlib.sha256(struct.pack("<I", len(about)) + about + encode_members(members)).digest()
+
+
+def roster_size(names: Sequence[str]) -> int:
+    """Bytes of `encode_roster` for workers of these names."""
+    return sum(_ENTRY.size + len(name.encode()) for name in names)
+
+
+MEMBER = _MEMBER.size
+"""Bytes of each member in a set."""
+
+
+def _fixed(der: bytes) -> bytes:
+    """A signature in as many bytes as any other."""
+    return b"".join(part.to_bytes(SIGNATURE // 2, "big") for part in decode_dss_signature(der))
+
+
+def _der(signature: bytes) -> bytes:
+    half = SIGNATURE // 2
+    halves = (signature[:half], signature[half:])
+    return encode_dss_signature(*(int.from_bytes(part, "big") for part in halves))
 
 
 def _derive(secret: bytes, salt: bytes, purpose: bytes) -> bytes:
