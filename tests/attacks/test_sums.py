@@ -101,7 +101,7 @@ def test_masks_of_another_set_request_or_run_do_not_cancel(change: str) -> None:
 
 
 def test_a_key_that_no_pinned_identity_signed_is_no_peer() -> None:
-    """The server substitutes its own key, replays one of another run, or brings a site of its own."""
+    """The server substitutes its own key, replays one of another run, or brings its own site."""
     made = run_keys("abc")
     strange = Identity("b", ec.generate_private_key(ec.SECP384R1()), {}, 3)
     own = RunKeys(strange, bytes(32), 7, 101).announcement

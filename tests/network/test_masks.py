@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,15 @@ import pytest
 
 import emfed
 from emfed import LocalTransport, RemoteFederation
-from tests.network.masked import masked_sites
+from tests.network.networks import (
+    Case,
+    Dice,
+    FaultyTransport,
+    NetworkPlan,
+    Trial,
+    undisturbed,
+)
+from tests.network.masked import identities, masked_sites
 
 RNG = np.random.default_rng(0)
 TABLES = {
@@ -73,3 +82,41 @@ def test_openings_of_all_models_that_are_made_of_moments(kind: str, tmp_path: Pa
     network = RemoteFederation(LocalTransport(masked_sites(tables, tmp_path)), attempts=1)
     there = emfed.fit(model, network, "em", **settings)
     np.testing.assert_allclose(there.statistics, here.statistics, rtol=0, atol=1e-8)
+
+
+MASKED = {f"w{i}": RNG.normal(size=(5 + i, 2)) + i for i in range(5)}
+KNOWN = identities(MASKED)
+
+
+def faulty(seed: int, algorithm: Any, everyone: bool) -> Trial:
+    """A masked run through all faults: messages and processes, between the phases too."""
+    dice = Dice(seed)
+    case = Case(
+        emfed.LinearGaussian(0.8),
+        MASKED,
+        algorithm,
+        emfed.Everyone(),
+        5,
+        everyone,
+        masks=True,
+    )
+    plan = NetworkPlan.draw(dice, disks=not everyone)
+    return Trial(seed, case, FaultyTransport(MASKED, plan, dice, KNOWN))
+
+
+@pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
+@pytest.mark.parametrize("seed", range(12))
+def test_memories_are_exact_under_faults_of_a_masked_run(seed: int) -> None:
+    """Where every round waits for all, the answer is the undisturbed one, whatever happened."""
+    logging.disable(logging.CRITICAL)
+    algorithm = (emfed.AutoEM(), emfed.FedEM(emfed.SubtractiveDithering(0.3)), emfed.EM())[seed % 3]
+    disturbed = faulty(seed, algorithm, seed % 2 == 0)
+    try:
+        disturbed.go()
+    finally:
+        logging.disable(logging.NOTSET)
+    assert disturbed.gap < 1e-9
+    assert disturbed.bytes_agree
+    if seed % 2 == 0:
+        right = undisturbed(disturbed.case, seed)
+        np.testing.assert_allclose(disturbed.statistics, right, rtol=0, atol=1e-8)

@@ -361,7 +361,7 @@ class Run(Rounds):
         """
         q, missing = len(self.state.control), request
         batches: list[Replies] = []
-        for _ in range(1 + self.retries):
+        for _ in range(1 if self.session.masks else 1 + self.retries):
             if len(missing.workers) == 0:
                 break
             prices = self.session.prices

@@ -105,6 +105,8 @@ class _Asked:
     numbers: list[int]
     messages: Callable[[Collection[int]], dict[str, Message]]
     lost: set[int] = field(default_factory=set)
+    remembers: bool = False
+    """Whether an answer follows from a memory: then who lost its disk does not answer."""
 
 
 @final
@@ -449,7 +451,9 @@ class RemoteFederation(Federation):
             return out
 
         q, subject = len(request.statistics), round_subject(self._view, request.statistics)
-        asked = _Asked(request.workers.tolist(), messages)
+        if len(request.workers) < SMALLEST_SET:  # too few were drawn: nobody has a say
+            return replace(Replies.empty(q), energies=np.empty(0))
+        asked = _Asked(request.workers.tolist(), messages, remembers=True)
         shape, least = upload_shape(lattice, q), max(enough, SMALLEST_SET)
         try:
             members, sums = self._add_up(request.purpose, asked, shape, least, subject)
@@ -547,7 +551,7 @@ class RemoteFederation(Federation):
     def _rejoin_masked(self, strangers: list[str], asked: _Asked) -> None:
         """Hello again; those who lost their disk have other keys now, and no memory."""
         lost = self._rejoin(strangers)
-        if asked.numbers and lost:
+        if asked.remembers:
             asked.lost |= lost
 
     def _take_ready(

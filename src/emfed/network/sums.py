@@ -134,17 +134,21 @@ def from_fixed(total: NDArray[np.int64]) -> tuple[FloatArray, float]:
 
 def check_summary(shapes: Mapping[str, Sequence[int]]) -> None:
     """Refuse a model whose opening is not made of moments."""
-    if not {"mean", "scatter"} <= {*shapes} <= {"mean", "scatter", "observed", "length"}:
+    if not {"mean"} <= {*shapes} <= {"mean", "scatter", "observed", "length"}:
         raise SettingsError(
             "masks do not cover the opening of this model yet: it tells "
             f"{', '.join(sorted(shapes))}; covered are mean, scatter, observed and length."
         )
 
 
+def _width(shapes: Mapping[str, Sequence[int]]) -> int:
+    return int(np.prod(shapes["scatter"])) if "scatter" in shapes else 0
+
+
 def _pairs(mean: int, scatter: int) -> list[tuple[int, int]]:
     """The columns whose product each number of a scatter is about."""
-    if mean == scatter:
-        return [(j, j) for j in range(mean)]
+    if scatter in (0, mean):
+        return [(j, j) for j in range(scatter)]
     rows, columns, _ = triangle(mean)
     return list(zip(rows.tolist(), columns.tolist(), strict=True))
 
@@ -152,7 +156,7 @@ def _pairs(mean: int, scatter: int) -> list[tuple[int, int]]:
 def opening_sums(summary: Mapping[str, FloatArray], count: int) -> Block:
     """Rows, their square, steps, and the raw moments of one site, as integers of `EXACT_STEP`."""
     mean = [Fraction(float(x)) for x in summary["mean"]]
-    scatter = [Fraction(float(x)) for x in summary["scatter"]]
+    scatter = [Fraction(float(x)) for x in summary.get("scatter", ())]
     steps = count * Fraction(float(summary["length"][0]) if "length" in summary else 1)
     ones = np.ones(len(mean))
     seen = [steps * Fraction(float(x)) for x in summary.get("observed", ones)]
@@ -165,7 +169,7 @@ def opening_sums(summary: Mapping[str, FloatArray], count: int) -> Block:
 
 def opening_shape(shapes: Mapping[str, Sequence[int]]) -> Shape:
     """The blocks of `opening_sums`."""
-    mean, scatter = int(np.prod(shapes["mean"])), int(np.prod(shapes["scatter"]))
+    mean, scatter = int(np.prod(shapes["mean"])), _width(shapes)
     return ((3 + 2 * mean + scatter, EXACT_BITS), (1, 64))
 
 
@@ -173,7 +177,7 @@ def opening_of(
     total: NDArray[Any], shapes: Mapping[str, Sequence[int]]
 ) -> tuple[int, float, dict[str, FloatArray]]:
     """Rows of all, how many sites of equal weight they are worth, and the summary of all rows."""
-    d, width = int(np.prod(shapes["mean"])), int(np.prod(shapes["scatter"]))
+    d, width = int(np.prod(shapes["mean"])), _width(shapes)
     exact = [int(x) * EXACT_STEP for x in total]
     rows, squares, steps = exact[:3]
     seen, first, second = exact[3 : 3 + d], exact[3 + d : 3 + 2 * d], exact[3 + 2 * d :]
