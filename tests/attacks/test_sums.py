@@ -103,7 +103,7 @@ def test_masks_of_another_set_request_or_run_do_not_cancel(change: str) -> None:
 def test_a_key_that_no_pinned_identity_signed_is_no_peer() -> None:
     """The server substitutes its own key, replays one of another run, or brings its own site."""
     made = run_keys("abc")
-    strange = Identity("b", ec.generate_private_key(ec.SECP384R1()), {}, 3)
+    strange = Identity("b", ec.generate_private_key(ec.SECP384R1()), {})
     own = RunKeys(strange, bytes(32), 7, 101).announcement
     replayed = replace(run_keys("abc", run=8)[1].announcement, instance=101)
     for lie in (own, replayed, replace(own, name="unheard of")):
@@ -152,7 +152,7 @@ def test_an_identity_wants_three_keys_and_its_own_among_them(tmp_path: Path) -> 
     with pytest.raises(SettingsError, match="at least 3"):
         Identity.read(tmp_path / "a.key", tmp_path)
     with pytest.raises(SettingsError):
-        Identity("a", ec.generate_private_key(ec.SECP384R1()), {}, 2)
+        SiteRules(smallest_set=2)
 
 
 # Whole runs.
@@ -285,13 +285,12 @@ def test_nearly_the_same_set_is_not_answered_again(tmp_path: Path) -> None:
 
 def test_a_set_that_is_too_small_for_one_owner_is_refused_by_it(tmp_path: Path) -> None:
     sites = masked_sites(TABLES, tmp_path)
-    known = identities(TABLES, 5)
-    for name in TABLES:
-        sites[name]._sums.identity = replace(  # type: ignore[union-attr]
-            sites[name]._sums.identity,
-            smallest=5 if name == "a" else 3,  # type: ignore[union-attr]
-        )
-    assert known["a"].smallest == 5
+    sites["a"] = Site(
+        TABLES["a"],
+        tmp_path / "a",
+        identity=sites["a"]._sums.identity,  # type: ignore[union-attr]
+        rules=SiteRules(smallest_set=5),
+    )
     session = session_of(LocalTransport(sites))
     fresh, question = ready(session)
     few = {n: fresh[n] for n in (0, 1, 2)}

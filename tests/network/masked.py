@@ -13,11 +13,11 @@ from emfed.network.masking import Identity
 from tests.helpers import OPEN
 
 
-def identities(names: Any, smallest: int = 3) -> dict[str, Identity]:
+def identities(names: Any) -> dict[str, Identity]:
     """Everybody knows everybody."""
     keys = {name: ec.generate_private_key(ec.SECP384R1()) for name in names}
     roster = {name: key.public_key() for name, key in keys.items()}
-    return {name: Identity(name, key, roster, smallest) for name, key in keys.items()}
+    return {name: Identity(name, key, roster) for name, key in keys.items()}
 
 
 def masked_sites(tables: Mapping[str, Any], where: Path, **options: Any) -> dict[str, Site]:

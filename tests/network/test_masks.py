@@ -11,6 +11,7 @@ import pytest
 
 import emfed
 from emfed import LocalTransport, RemoteFederation
+from tests.network.masked import identities, masked_sites
 from tests.network.networks import (
     Case,
     Dice,
@@ -19,7 +20,6 @@ from tests.network.networks import (
     Trial,
     undisturbed,
 )
-from tests.network.masked import identities, masked_sites
 
 RNG = np.random.default_rng(0)
 TABLES = {

@@ -516,7 +516,7 @@ class RemoteFederation(Federation):
                 break
         members = self._choose_set(fresh, subject)
         for _ in range(2):
-            if len(members) < max(least, SMALLEST_SET) and not (asked.lost and not members):
+            if len(members) < max(least, SMALLEST_SET):
                 break
             answers = self._take_masked(purpose, ready, {n: fresh[n] for n in members})
             self._sets.setdefault(subject, []).append(set(members))

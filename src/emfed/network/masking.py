@@ -41,13 +41,15 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-from emfed.core.errors import SettingsError, WireError, check_count
+from emfed.core.errors import SettingsError, WireError
 from emfed.network.keys import (
     PrivateKey,
     PublicKey,
     check_site_name,
+    fingerprint,
     read_private_key,
     read_public_key,
+    show_fingerprint,
     sign,
     verify,
 )
@@ -66,23 +68,16 @@ _MEMBER = struct.Struct("<IQ")
 @final
 @dataclass(frozen=True, eq=False)
 class Identity:
-    """Who a site is among the others: its name and key, and the public keys that it pinned.
-
-    ``smallest`` is how many sites a sum must have at least that this one takes part in.
-    """
+    """Who a site is among the others: its name and key, and the public keys that it pinned."""
 
     name: str
     key: PrivateKey
     roster: Mapping[str, PublicKey]
-    smallest: int = SMALLEST_SET
-
-    def __post_init__(self) -> None:
-        check_count("smallest_set", self.smallest, SMALLEST_SET)
 
     @classmethod
-    def read(cls, key: Path, roster: Path, smallest: int = SMALLEST_SET) -> Identity:
+    def read(cls, key: Path, roster: Path) -> Identity:
         """From the site's NAME.key and a folder of the others' NAME.pub."""
-        found = {check_site_name(p.stem): read_public_key(p) for p in sorted(roster.glob("*.pub"))}
+        found = read_roster(roster)
         mine = read_private_key(key)
         known = found.get(key.stem)
         if known is not None and known != mine.public_key():
@@ -92,7 +87,20 @@ class Identity:
                 f"{roster} holds {len(found)} public keys; a sum needs at least {SMALLEST_SET} "
                 "sites: put everybody's NAME.pub there, each got by a way you trust."
             )
-        return cls(key.stem, mine, found, smallest)
+        return cls(key.stem, mine, found)
+
+
+def read_roster(folder: Path) -> dict[str, PublicKey]:
+    """The public keys of a folder, by name of the site."""
+    return {check_site_name(p.stem): read_public_key(p) for p in sorted(folder.glob("*.pub"))}
+
+
+def roster_digest(roster: Mapping[str, PublicKey]) -> str:
+    """A digest of everybody's names and keys, for people to compare by a way they trust."""
+    told = b"".join(
+        name.encode() + b"\0" + fingerprint(key) for name, key in sorted(roster.items())
+    )
+    return show_fingerprint(hashlib.sha256(told).digest())
 
 
 @final

@@ -62,6 +62,7 @@ class SiteRules:
     `GuardedRows`. ``largest_model``: numbers that a model or algorithm may need here, by the counts
     that its description names; None: 4 million, or 16 for each number of the site's own data.
     ``unmasked``: whether a site that can take part in masked sums takes part in other runs, too.
+    ``smallest_set``: how many sites a masked sum has at least that this one takes part in.
     """
 
     smallest_rows: int = 10
@@ -75,9 +76,11 @@ class SiteRules:
     smallest_group: int | None = None
     largest_model: int | None = None
     unmasked: bool = False
+    smallest_set: int = 3
 
     def __post_init__(self) -> None:
         check_count("smallest_rows", self.smallest_rows)
+        check_count("smallest_set", self.smallest_set, 3)
         counts = ("spare_rows", "largest_rounds", "largest_choices", "smallest_group")
         for name in (*counts, "largest_model"):
             if getattr(self, name) is not None:

@@ -220,7 +220,9 @@ class Site:
         self.directory, self.disk = Path(directory), disk
         self._data, self._listed = read_site(data, columns, device), columns is not None
         self._tally, self._secret = Tally(self.directory, disk), Secret(self.directory, disk)
-        self._sums = None if identity is None else SiteSums(identity, self._secret)
+        self._sums = (
+            None if identity is None else SiteSums(identity, self._secret, self.rules.smallest_set)
+        )
         self._cleared = False
         self._summaries: dict[int, Mapping[str, FloatArray]] = {}
         """Of runs that said hello to this process."""

@@ -231,8 +231,8 @@ class Ready:
 class SiteSums:
     """The masked answers of a site, over all runs; its folder and its lock are the site's."""
 
-    def __init__(self, identity: Identity, secret: Secret) -> None:
-        self.identity, self._secret = identity, secret
+    def __init__(self, identity: Identity, secret: Secret, smallest: int) -> None:
+        self.identity, self._secret, self.smallest = identity, secret, smallest
         self._keys: dict[tuple[int, int], RunKeys] = {}
 
     def keys(self, run: int, instance: int) -> RunKeys:
@@ -293,8 +293,8 @@ class SiteSums:
         if ready is None:
             raise Refusal(Reason.FAILED, "no answer waits here for a set: ask again.")
         history = _History.read(store)
-        why = check_set(members, me, ready.fresh, self.identity.smallest, ready.sets)
-        why = why or history.objection(ready.subject, members, self.identity.smallest)
+        why = check_set(members, me, ready.fresh, self.smallest, ready.sets)
+        why = why or history.objection(ready.subject, members, self.smallest)
         if not why and keys.strangers(members, me):
             why = "this set has members whose keys no pinned identity has signed."
         if why:
