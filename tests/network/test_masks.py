@@ -20,6 +20,7 @@ from tests.network.networks import (
     Trial,
     undisturbed,
 )
+from tests.network.processes import real_sites
 
 RNG = np.random.default_rng(0)
 TABLES = {
@@ -120,3 +121,18 @@ def test_memories_are_exact_under_faults_of_a_masked_run(seed: int) -> None:
     if seed % 2 == 0:
         right = undisturbed(disturbed.case, seed)
         np.testing.assert_allclose(disturbed.statistics, right, rtol=0, atol=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
+def test_real_processes_mask_and_come_to_the_fit_of_a_simulation(tmp_path: Path) -> None:
+    """Under the default rules, with a range of components, k-means starts and likelihoods."""
+    tables = {f"s{i}": np.concatenate([t, t + 0.3]) for i, t in enumerate(TABLES.values())}
+    model, more = emfed.gaussian_mixture(1), {"n_components": "1:3", "likelihood": True}
+    settings = SETTINGS | more | {"rounds": 8}
+    here = emfed.fit(model, tables, **settings)
+    with real_sites(tables, tmp_path, masked=True) as transport:
+        there = emfed.fit(model, RemoteFederation(transport), **settings)
+        np.testing.assert_allclose(there.statistics, here.statistics, rtol=0, atol=1e-7)
+        np.testing.assert_array_equal(there.ledger.counts, here.ledger.counts)
+        with pytest.raises(emfed.ParticipationError, match="masked sums alone"):
+            emfed.fit(model, RemoteFederation(transport, attempts=1), rounds=1)
