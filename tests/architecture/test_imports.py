@@ -66,6 +66,7 @@ STANDARD = {
         "dataclasses",
         "enum",
         "errno",
+        "fractions",
         "functools",
         "gzip",
         "itertools",

@@ -92,8 +92,16 @@ class NetworkPlan:
 class FaultyTransport(Transport):
     """Sites on simulated disks behind a network that follows a plan."""
 
-    def __init__(self, tables: Mapping[str, FloatArray], plan: NetworkPlan, dice: Dice) -> None:
+    def __init__(
+        self,
+        tables: Mapping[str, FloatArray],
+        plan: NetworkPlan,
+        dice: Dice,
+        identities: Mapping[str, Any] | None = None,
+    ) -> None:
         self.tables, self.plan, self.dice = dict(tables), plan, dice
+        self.identities = {} if identities is None else identities
+        """With masks: who everybody is."""
         self.disks = {key: SimulatedDisk(dice) for key in tables}
         self.wiped: set[str] = set()
         """Workers whose disk was lost since the last generation began."""
@@ -162,7 +170,12 @@ class FaultyTransport(Transport):
             disk.fuse = int(self.dice() * 6)
         try:
             answer = Site(
-                self.tables[key], key, disk=disk, rules=SiteRules.loosest(), simulated=True
+                self.tables[key],
+                key,
+                disk=disk,
+                rules=SiteRules.loosest(),
+                identity=self.identities.get(key),
+                simulated=True,
             ).step(message)
         except Killed:
             answer = None
@@ -228,6 +241,8 @@ class Case:
     narrows: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """Rounds after which only some of the candidates are left."""
 
+    masks: bool = False
+
     def settings(self, seed: int) -> FitSettings:
         """What is fitted: just so many rounds; of three candidates, where some are to be left."""
         return FitSettings(
@@ -239,6 +254,7 @@ class Case:
             tol=0,
             seed=seed,
             patience=None,  # here everyone comes back
+            masks=self.masks,
         )
 
     def narrow(self, run: Run) -> None:
@@ -389,7 +405,7 @@ class Trial:
     def _serve(self) -> bool:
         """One process of the server; True when all rounds are made."""
         transport, plan = self.transport, self.transport.plan
-        fresh = self.disk.calls == 0
+        fresh = self.disk.calls == transport.up == transport.down == 0
         federation, run = self._open()
         self._check(federation, run)
         while run.state.round <= self.case.rounds + self.case.calm:
@@ -437,7 +453,9 @@ class Trial:
         workers = np.array(list(known), dtype=np.int64)
         names = run.algorithm.columns(run.model.layout.size)
         rows = {name: np.concatenate([own[name] for own in known.values()]) for name in names}
-        found = gap(
-            run.state.control, run.state.generation, run.accepted, run.weights, workers, rows
-        )
+        weights = run.weights
+        if self.case.masks:  # the server does not know them
+            sizes = np.array([len(table) for table in self.case.tables.values()])
+            weights = sizes / sizes.sum()
+        found = gap(run.state.control, run.state.generation, run.accepted, weights, workers, rows)
         self.gap = max(self.gap, found)

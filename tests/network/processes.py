@@ -15,6 +15,7 @@ from emfed.network import keys, listen
 
 SITE = """
 import sys
+from pathlib import Path
 import numpy as np
 import polars as pl
 from emfed.network import SiteRules, join
@@ -24,7 +25,9 @@ data = np.load(path + ".npy")
 columns = open(path + ".columns").read().splitlines()
 table = pl.DataFrame(data, schema=columns) if columns else data
 key, ca = f"{folder}/{name}.key", f"{folder}/keys/ca.pem"
-join(address, table, f"{folder}/state-{name}", key=key, ca=ca, rules=SiteRules.loosest())
+masked = Path(f"{folder}/masked").exists()  # by default rules, and masks
+rules, roster = (None, f"{folder}/keys/sites") if masked else (SiteRules.loosest(), None)
+join(address, table, f"{folder}/state-{name}", key=key, ca=ca, rules=rules, roster=roster)
 """
 
 
@@ -37,13 +40,19 @@ def start_site(name: str, address: str, folder: Path) -> subprocess.Popen[bytes]
 
 @contextlib.contextmanager
 def real_sites(
-    data: Mapping[str, Any], folder: Path, children: dict[str, Any] | None = None
+    data: Mapping[str, Any],
+    folder: Path,
+    children: dict[str, Any] | None = None,
+    masked: bool = False,
 ) -> Iterator[Any]:
     """The transport that reaches one process for each table, with keys and TLS.
 
-    ``children`` is filled with the processes.
+    ``children`` is filled with the processes. Those that are ``masked`` have a roster and no rules
+    of their own; others answer everything.
     """
     make_keys(list(data), folder)
+    if masked:
+        (folder / "masked").touch()
     for name, table in data.items():
         save_table(name, table, folder)
     with listen("127.0.0.1:0", keys=folder / "keys") as transport:

@@ -255,12 +255,9 @@ def from_lattice(
     return np.asarray(model.metric(request.params).unwhiten(values))
 
 
-ENERGY_BITS = 64
-
-
 def lattice_size(lattice: Lattice, q: int) -> int:
-    """Bytes of a masked upload."""
-    return -(-q * lattice.bits // 8) + ENERGY_BITS // 8
+    """Bytes of a masked upload: symbols, the energy, and a word by which masks are checked."""
+    return -(-q * lattice.bits // 8) + 16
 
 
 def energy_of(request: Request, replies: Replies, state: ServerState) -> dict[str, FloatArray]:

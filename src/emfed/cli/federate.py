@@ -165,6 +165,12 @@ def join(
     rules: Annotated[
         Path | None, typer.Option(help="This site's own rules, as TOML; docs/deployment.md.")
     ] = None,
+    roster: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of everybody's NAME.pub (`emfed keys roster`): mask all answers."
+        ),
+    ] = None,
     folder: Annotated[
         Path | None,
         typer.Option(help="Where this site keeps memory and logs; site-NAME if left out."),
@@ -219,6 +225,7 @@ def join(
         dry_run=dry_run,
         form=TextForm(separator, decimal, encoding),
         device=device,
+        roster=roster,
     )
     guest.check()
     log_to(where / "logs" / "join.log")

@@ -83,6 +83,33 @@ def remove(
         typer.echo(f"site {name} may no longer join; its key is now {remove_site(keys, name)}")
 
 
+@keys_app.command(cls=Command, epilog=examples("emfed keys roster oslo.pub bergen.pub tromso.pub"))
+def roster(
+    public: Annotated[
+        list[Path] | None, typer.Argument(help="Public keys, each got by a way you trust.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The site's folder of everybody's keys.")] = Path(
+        "roster"
+    ),
+) -> None:
+    """Pin everybody's keys at a site that masks what it tells, or show what is pinned.
+
+    The digest is the same at every site that pinned the same keys: compare it by telephone. The
+    server must not be the one who vouches for them.
+    """
+    from emfed.network.keys import fingerprint, read_public_key, show_fingerprint
+    from emfed.network.masking import read_roster, roster_digest
+
+    out.mkdir(parents=True, exist_ok=True)
+    for path in public or []:
+        read_public_key(path)
+        (out / path.name).write_bytes(path.read_bytes())
+    found = read_roster(out)
+    for name, key in found.items():
+        typer.echo(f"{name}\t{show_fingerprint(fingerprint(key))}")
+    typer.echo(f"{len(found)} sites, digest {roster_digest(found)}")
+
+
 @keys_app.command("list", cls=Command)
 def show(keys: Folder = Path("keys")) -> None:
     """Name the sites that may join, with the fingerprints of their keys."""

@@ -421,6 +421,8 @@ class Opening:
     """With masks, where counts and summaries are everybody's alone: `Crowd.effective`."""
     sizes: IntArray | None = None
     """Bytes of each summary; None: of 64-bit floats."""
+    whole: Mapping[str, FloatArray] | None = None
+    """With masks: the summary of all rows."""
 
 
 @dataclass(frozen=True)

@@ -370,15 +370,15 @@ class Run(Rounds):
         """
         q, missing = len(self.state.control), request
         batches: list[Replies] = []
-        for _ in range(1 + self.retries):
+        for _ in range(1 if self.session.masks else 1 + self.retries):
             if len(missing.workers) == 0:
                 break
-            prices, purpose = self.session.prices, request.purpose
+            prices = self.session.prices
             if prices is not None:
                 prices.request(missing, self.payloads(missing.workers))
             arrived = self.federation.exchange(missing)
             if prices is not None:
-                prices.reply(purpose, arrived)
+                prices.reply(request, arrived)
             current = arrived.rounds == request.round
             complete = current.all() and np.array_equal(arrived.workers, missing.workers)
             if not complete:

@@ -27,6 +27,7 @@ from emfed.models.binding import Bound
 from emfed.models.naming import columns_named
 from emfed.network.inprocess import answer_width
 from emfed.network.prices import Prices
+from emfed.network.sums import add_up_opening
 
 logger = logging.getLogger(__name__)
 LOOK_AGAIN = 10
@@ -153,7 +154,10 @@ class Session:
             raise SettingsError("with masks workers count by their rows: leave weights out.")
         self._rounded = rounded and not self.masks  # sums of integers are rounded already
         self.patience = patience
-        opening = self.opening = federation.open(model, columns, self._rounded)
+        opening = federation.open(model, columns, self._rounded)
+        if self.masks and opening.whole is None:  # a simulation adds up as a network does
+            opening = add_up_opening(opening)
+        self.opening = opening
         self.counts = opening.counts
         self._totals = opening.counts if opening.totals is None else opening.totals
         self.supports = opening.supports
@@ -164,8 +168,6 @@ class Session:
             else worker_weights(weights, self._totals)
         )
         """w_i while everyone is here."""
-        if self.masks and (opening.supports is not None or opening.totals is not None):
-            raise SettingsError("masks go with statistics that all workers share, and plain rows.")
         self.attendance = Attendance.of(federation.size)
         self.missed = 0
         """Answers to questions that never came."""
@@ -176,7 +178,7 @@ class Session:
         if federation.carries_bytes:
             federation.attach(self.ledger)
         elif count_bytes:
-            self.prices = Prices(self.ledger, federation.size)
+            self.prices = Prices(self.ledger, federation.size, self.masks)
             self.prices.open(model, opening, self.bound, columns)
         self.phase = federation.last_phase
         self.evaluations = 0
@@ -210,7 +212,9 @@ class Session:
         self.total = float(self._totals[here].sum())
         """The sum of the rows' weights, their number where they have none."""
         told = {name: values[here] for name, values in opening.summaries.items()}
-        self.summary: Mapping[str, FloatArray] = self.model.combine(told, self.weights[here])
+        self.summary: Mapping[str, FloatArray] = (
+            self.model.combine(told, self.weights[here]) if opening.whole is None else opening.whole
+        )
         """What the opening exchange told of all rows together."""
         if not self._adopted:
             some = replace(opening, counts=self.counts[here], summaries=told)

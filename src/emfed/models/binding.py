@@ -54,7 +54,9 @@ def pack_constants(
     model: Model, opening: Opening, weights: FloatArray, loss: float = 0.0
 ) -> tuple[FloatArray, bytes]:
     """The number of rows, then the combined summary by name; and the bytes that tell both."""
-    whole = model.combine(opening.summaries, weights)
+    whole = opening.whole
+    if whole is None:
+        whole = model.combine(opening.summaries, weights)
     shapes = {name: values.shape for name, values in whole.items()}
     rows = int(opening.counts.sum())
     told = encode_constants(

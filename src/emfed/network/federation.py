@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 
 from emfed.algorithms import EM
+from emfed.algorithms.steps import from_lattice
 from emfed.core.errors import (
     CheckpointError,
     ParticipationError,
@@ -23,10 +25,12 @@ from emfed.core.errors import (
     check_type,
 )
 from emfed.core.protocols import (
+    WHOLE,
     Algorithm,
     Federation,
     FloatArray,
     IntArray,
+    Lattice,
     Model,
     Opening,
     Question,
@@ -46,6 +50,7 @@ from emfed.core.wire import (
     Message,
     Reason,
     RequestBody,
+    decode_bundle,
     decode_floats,
     decode_reply,
     encode_bundle,
@@ -58,15 +63,28 @@ from emfed.core.wire import (
     steps_size,
 )
 from emfed.models import build_model
-from emfed.models.binding import Bound, flatten_params
+from emfed.models.binding import Bound, flatten, flatten_params
 from emfed.network import texts
 from emfed.network.connection import Connection, logger
 from emfed.network.inprocess import answer_width
+from emfed.network.masking import SMALLEST_SET, encode_members, encode_roster
 from emfed.network.membership import Members, RollCall, new_run
 from emfed.network.plausible import impossible_statistics, impossible_upload
 from emfed.network.prices import first_question
 from emfed.network.scoring import SCORES
 from emfed.network.site import mark
+from emfed.network.sums import (
+    Shape,
+    add_up,
+    answer_shape,
+    encode_lattice,
+    from_fixed,
+    opening_of,
+    opening_shape,
+    round_subject,
+    shape_size,
+    upload_shape,
+)
 from emfed.network.transport import Transport
 
 MOST_EVALUATIONS = 1 << 40
@@ -75,6 +93,22 @@ LAST_PHASE = 60_000
 """Phases have 16 bits; a number that a worker made up must leave some."""
 STRANGERS = (Reason.UNKNOWN_RUN, Reason.OTHER_INSTANCE)
 """Refusals that say hello helps."""
+
+
+class MasksDiffer(WireError):
+    """A whole set answered, and its masks did not cancel."""
+
+
+@final
+@dataclass
+class _Asked:
+    """Who is asked for a masked answer, with what; and whose memory turned out to be lost."""
+
+    numbers: list[int]
+    messages: Callable[[Collection[int]], dict[str, Message]]
+    lost: set[int] = field(default_factory=set)
+    remembers: bool = False
+    """Whether an answer follows from a memory: then who lost its disk does not answer."""
 
 
 @final
@@ -117,6 +151,9 @@ class RemoteFederation(Federation):
         self._algorithm: Algorithm | None = None
         self._supports: Supports | None = None
         self._seed, self._phase, self._settings = 0, 0, b""
+        self._view = WHOLE
+        self._sets: dict[bytes, list[set[int]]] = {}
+        """For which sets of workers each masked question was told."""
         self._numbers: dict[str, int] = {}
         self._knows: dict[str, set[Kind]] = {}
         self._steps: dict[int, bytes] = {}
@@ -179,18 +216,41 @@ class RemoteFederation(Federation):
                     f"{path} belongs to a run of another model: use that, or another folder."
                 )
             traffic.open(self.members.keys, self.members.traffic)
+            self._know_members()
         else:
             build_model(description)  # what workers could not build is refused here, and at once
             wanted = self.columns if columns is None else tuple(columns)
             before, run, least = self.members.keys, new_run(), self.minimum
+            least = max(least, SMALLEST_SET) if self.masks else least
+            self._roll.masks = self.masks
             self.members = self._roll.gather(run, description, wanted, least, model, rounded)
             self._note_changes(before)
+            self._know_members()
+            if self.masks:
+                self._add_up_opening()
             self.members.traffic = traffic.open(self.members.keys)
             self._keep_members()
-        self._numbers = {key: number for number, key in enumerate(self.members.keys)}
-        self._knows = {key: set() for key in self.members.keys}
+        self.masks = self._roll.masks = bool(self.members.roster)
         self._supports = self.members.supports(model)
         return replace(self.members.opening, supports=self._supports)
+
+    def _know_members(self) -> None:
+        self._numbers = {key: number for number, key in enumerate(self.members.keys)}
+        self._knows = {key: set() for key in self.members.keys}
+        self._sets = {}
+
+    def _add_up_opening(self) -> None:
+        """The number of rows and the summary of all, from one masked sum over everybody."""
+        members, shapes = self.members, self.members.shapes
+        body, asked = encode_question("opening", {}, np.empty(0)), opening_shape(shapes)
+        self._question += 1
+        _, sums = self._add_up("opening", self._everyone(body, ()), asked, self.size, b"opening")
+        rows, members.effective, whole = opening_of(sums[0], shapes)
+        each, rest = divmod(rows, self.size)
+        members.counts = np.full(self.size, each) + (np.arange(self.size) < rest)
+        if each < 1:
+            raise ParticipationError(f"{self.size} workers have {rows} rows together.")
+        members.values = np.tile(flatten(whole), (self.size, 1))
 
     def _note_changes(self, before: Sequence[str]) -> None:
         """Say who left and who came since the fit before on this federation, if there was one."""
@@ -259,6 +319,7 @@ class RemoteFederation(Federation):
             self.members.phase = phase
             self._keep_members()
         self._model, self._algorithm = self._bound.view(view), algorithm
+        self._view = view
         self._seed, self._phase = seed, phase
         told = texts.settings(view, algorithm, seed, phase, phase if since is None else since)
         self._settings = encode_text(told)
@@ -278,11 +339,14 @@ class RemoteFederation(Federation):
         """A message, after what its receiver must know and perhaps does not."""
         header, body = message
         told = {Kind.SETTINGS: self._settings}
-        assert self._bound is not None
+        if self.masks:
+            told[Kind.ROSTER] = encode_roster(self.members.roster)
+        need = [*(k for k in need if k is not Kind.ROSTER), *([Kind.ROSTER] if self.masks else [])]
         news = [kind for kind in need if kind not in self._knows[self.members.keys[header.worker]]]
         if not news:
             return message
         if Kind.CONSTANTS in news:
+            assert self._bound is not None
             told[Kind.CONSTANTS] = encode_count(self._told_in) + self._bound.wire
         parts = [*((kind, told[kind]) for kind in news), (header.kind, body)]
         return replace(header, kind=Kind.BUNDLE), encode_bundle(parts)
@@ -300,6 +364,8 @@ class RemoteFederation(Federation):
         lost = self._roll.again(self.members, numbers)
         if len(lost):
             self._keep_members()
+            for known in self._knows.values():  # its key is another now
+                known.discard(Kind.ROSTER)
         for number in numbers:
             self._knows[self.members.keys[number]] = set()
         return set(lost.tolist())
@@ -336,7 +402,8 @@ class RemoteFederation(Federation):
             steps = tuple(self._steps[r] for r in rounds)
             if steps_size(map(len, steps)) <= numbers_size(told):
                 body = RequestBody(since, start, None, steps, local)
-        return header, encode_request(request.round, body)
+        end = b"" if request.lattice is None else encode_lattice(request.lattice)
+        return header, encode_request(request.round, body) + end
 
     def _told(self, request: Request, number: int) -> FloatArray:
         """The statistics that one worker is sent: all, or those that it has itself."""
@@ -346,6 +413,8 @@ class RemoteFederation(Federation):
 
     def exchange(self, request: Request) -> Replies:
         """Ask, until everyone or, after the deadline, enough have answered."""
+        if request.lattice is not None and self.masks:
+            return self._exchange_masked(request, request.lattice)
         found: dict[int, Replies] = {}
         lost: set[int] = set()
         heard, enough = self._progress(request)
@@ -393,6 +462,179 @@ class RemoteFederation(Federation):
         self.members.phase = max(self.members.phase, min(max(ahead.values()), LAST_PHASE))
         self._keep_members()
         return True
+
+    def _exchange_masked(self, request: Request, lattice: Lattice) -> Replies:
+        """A round that tells the sum alone: it stands in the row of the first who took part."""
+        assert self._model is not None
+        heard, enough = self._progress(request)
+
+        def messages(missing: Collection[int]) -> dict[str, Message]:
+            out = {}
+            for position, number in enumerate(request.workers.tolist()):
+                if number in missing:
+                    message = self._with_news(self._request(request, position), NEWS)
+                    out[self.members.keys[number]] = message
+            return out
+
+        q, subject = len(request.statistics), round_subject(self._view, request.statistics)
+        if len(request.workers) < SMALLEST_SET:  # too few were drawn: nobody has a say
+            return replace(Replies.empty(q), energies=np.empty(0))
+        asked = _Asked(request.workers.tolist(), messages, remembers=True)
+        shape, least = upload_shape(lattice, q), max(enough, SMALLEST_SET)
+        try:
+            members, sums = self._add_up(request.purpose, asked, shape, least, subject)
+        except MasksDiffer as error:
+            logger.warning("round %d: %s", request.round, error)
+            self._steps = {}  # sites that follow steps may differ in S: it is sent in full
+            members, sums = [], []
+        heard |= {*members, *asked.lost}
+        lost = np.array(sorted(asked.lost), dtype=np.int64)
+        if not members:
+            return replace(Replies.empty(q), lost_memory=lost, energies=np.empty(0))
+        workers, n = np.array(members, dtype=np.int64), len(members)
+        assert request.weights is not None
+        first = request.weights[np.searchsorted(request.workers, workers[0])]
+        values = np.zeros((n, q))
+        values[0] = from_lattice(self._model, self._seed, request, workers, sums[0]) / first
+        return Replies(
+            workers=workers,
+            rounds=np.full(n, request.round),
+            values=values,
+            rates=np.full(n, lattice.rate),
+            evaluations=self.members.counts[workers],
+            bytes_up=np.full(n, shape_size(shape)),
+            lost_memory=lost,
+            energies=np.concatenate([sums[1].astype(np.float64), np.zeros(n - 1)]),
+        )
+
+    def _everyone(self, body: bytes, need: Sequence[Kind]) -> _Asked:
+        """A question to all members."""
+
+        def messages(missing: Collection[int]) -> dict[str, Message]:
+            out = {}
+            for number in missing:
+                header = self._header(Kind.QUESTION, number, self._question)
+                out[self.members.keys[number]] = self._with_news((header, body), need)
+            return out
+
+        return _Asked(list(range(self.size)), messages)
+
+    def _add_up(
+        self, purpose: str, asked: _Asked, shape: Shape, least: int, subject: bytes
+    ) -> tuple[list[int], list[Any]]:
+        """The sum of masked answers over as many as are ready, and who they are.
+
+        First everyone says that it is ready; then all who are get told so, and answer. One who
+        vanishes in between is asked again; at last it is left out, together with so many others
+        that the difference is a sum of several, too (`emfed.network.masking`).
+        """
+        ready: dict[int, Message] = {}
+        fresh: dict[int, int] = {}
+        for attempt in self._line.tries():
+            keys = self.members.keys
+            open_ = [n for n in asked.numbers if keys[n] not in self.refusals]
+            missing = [n for n in open_ if n not in fresh and n not in asked.lost]
+            messages = asked.messages(missing)
+            self._rejoin_masked(self._take_ready(purpose, messages, fresh, asked.lost), asked)
+            ready |= {self._numbers[k]: m for k, m in messages.items() if self._numbers[k] in fresh}
+            done = len(fresh) + len(asked.lost) >= len(open_)
+            if done or (attempt and len(fresh) >= least):
+                break
+        members = self._choose_set(fresh, subject)
+        for _ in range(2):
+            if len(members) < max(least, SMALLEST_SET):
+                break
+            answers = self._take_masked(purpose, ready, {n: fresh[n] for n in members})
+            self._sets.setdefault(subject, []).append(set(members))
+            if len(answers) == len(members):
+                sums = add_up([answers[n] for n in members], shape)
+                if sums is None:
+                    raise MasksDiffer("masks did not cancel: sites were asked different things.")
+                return members, sums
+            members = self._choose_set({n: fresh[n] for n in answers}, subject)
+        if asked.lost:
+            return [], []
+        raise ParticipationError(
+            f"{purpose}: a masked sum needs {max(least, SMALLEST_SET)} workers that stay until it "
+            f"is told; {len(fresh)} were ready, and some were not there any more. The run can be "
+            "resumed; sums of fewer need a run without masks, which every site must allow."
+        )
+
+    def _choose_set(self, fresh: Mapping[int, int], subject: bytes) -> list[int]:
+        """Those who are ready, as far as their sum and what was told before may both be known."""
+        told, able = self._sets.get(subject, []), set(fresh)
+        if not told or able in told:
+            return sorted(able)
+        for before in told:
+            if before <= able:
+                return sorted(before)
+        if len(told) > 1:
+            return []
+        while able and len(able ^ told[0]) < SMALLEST_SET:
+            able.discard(max(able & told[0], default=max(able)))
+        return sorted(able)
+
+    def _rejoin_masked(self, strangers: list[str], asked: _Asked) -> None:
+        """Hello again; those who lost their disk have other keys now, and no memory."""
+        lost = self._rejoin(strangers)
+        if asked.remembers:
+            asked.lost |= lost
+
+    def _take_ready(
+        self,
+        purpose: str,
+        messages: dict[str, Message],
+        fresh: dict[int, int],
+        lost: set[int],
+    ) -> list[str]:
+        """Who is ready, by its fresh number; returns those who know nothing of the run."""
+        strangers: list[str] = []
+        waiting = set(messages)
+        for key, kind, body in self._line.deliver(purpose, messages, self._familiar):
+            number = self._numbers[key]
+            if kind is Kind.REFUSAL:
+                reason = self._line.heed(key, body)
+                if reason in STRANGERS:
+                    strangers.append(key)
+                if reason not in (None, Reason.OLD):
+                    waiting.discard(key)
+            elif kind is Kind.LOST_MEMORY:
+                lost.add(number)
+                waiting.discard(key)
+            elif kind is Kind.READY and len(body) == 8:
+                fresh[number] = int.from_bytes(body, "little")
+                told = messages[key][0].kind is Kind.BUNDLE
+                self._knows[key] |= {*self._news_of(messages[key])} if told else set()
+                waiting.discard(key)
+            if not waiting:
+                break
+        return strangers
+
+    @staticmethod
+    def _news_of(message: Message) -> list[Kind]:
+        return [kind for kind, _ in decode_bundle(message[1])[:-1]]
+
+    def _take_masked(
+        self, purpose: str, ready: Mapping[int, Message], members: Mapping[int, int]
+    ) -> dict[int, bytes]:
+        """Masked answers of a set, by number: of all of it, or of those who still answer."""
+        answers: dict[int, bytes] = {}
+        body, keys = encode_members(members), self.members.keys
+        for _ in self._line.tries():
+            missing = [n for n in members if n not in answers and keys[n] not in self.refusals]
+            messages = {keys[n]: (replace(ready[n][0], kind=Kind.SET), body) for n in missing}
+            waiting = set(messages)
+            for key, kind, told in self._line.deliver(purpose, messages, self._familiar):
+                if kind is Kind.REFUSAL:
+                    self._line.heed(key, told)
+                elif kind is Kind.MASKED:
+                    answers[self._numbers[key]] = told
+                waiting.discard(key)
+                if not waiting:
+                    break
+            if len(answers) == len(members):
+                break
+        return answers
 
     def _progress(self, request: Request) -> tuple[set[int], int]:
         """Who answered this round in earlier calls, and how many answers it needs."""
@@ -535,6 +777,16 @@ class RemoteFederation(Federation):
         """Everyone is asked; those who do not answer after some attempts are left out."""
         assert self._bound is not None
         width = answer_width(question, self._bound.view(question.view))
+        if self.masks:
+            view, values = question.view.describe(), flatten_params(question.params)
+            body = encode_question(question.kind, view, values)
+            self._question += 1
+            least = self.size if question.everyone else min(self.minimum, self.size)
+            asked = self._everyone(body, (Kind.CONSTANTS,))
+            told = hashlib.sha256(body).digest()
+            who, sums = self._add_up(question.purpose, asked, answer_shape(width), least, told)
+            self._missed = np.setdiff1d(np.arange(self.size), who)
+            return from_fixed(sums[0])[0]
         found = self._hear(question, width)
         numbers = np.array(sorted(found), dtype=np.int64)
         shares = weights[numbers] / weights[numbers].sum() if len(numbers) < self.size else weights

@@ -32,18 +32,24 @@ from typing import Any, final
 
 import numpy as np
 from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.utils import (
+    decode_dss_signature,
+    encode_dss_signature,
+)
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-from emfed.core.errors import SettingsError, WireError, check_count
+from emfed.core.errors import SettingsError, WireError
 from emfed.network.keys import (
     PrivateKey,
     PublicKey,
     check_site_name,
+    fingerprint,
     read_private_key,
     read_public_key,
+    show_fingerprint,
     sign,
     verify,
 )
@@ -53,30 +59,25 @@ Words = NDArray[Any]
 SMALLEST_SET = 3
 """Sites in a sum, at least: of two, each knows the other's part."""
 _SIGNED = b"emfed mask key 1\0"
-_ENTRY = struct.Struct("<IQ32sBB")
+SIGNATURE = 96
+"""Bytes of a signature: two numbers of 384 bits."""
+_ENTRY = struct.Struct("<IQ32s96sB")
 _MEMBER = struct.Struct("<IQ")
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Identity:
-    """Who a site is among the others: its name and key, and the public keys that it pinned.
-
-    ``smallest`` is how many sites a sum must have at least that this one takes part in.
-    """
+    """Who a site is among the others: its name and key, and the public keys that it pinned."""
 
     name: str
     key: PrivateKey
     roster: Mapping[str, PublicKey]
-    smallest: int = SMALLEST_SET
-
-    def __post_init__(self) -> None:
-        check_count("smallest_set", self.smallest, SMALLEST_SET)
 
     @classmethod
-    def read(cls, key: Path, roster: Path, smallest: int = SMALLEST_SET) -> Identity:
+    def read(cls, key: Path, roster: Path) -> Identity:
         """From the site's NAME.key and a folder of the others' NAME.pub."""
-        found = {check_site_name(p.stem): read_public_key(p) for p in sorted(roster.glob("*.pub"))}
+        found = read_roster(roster)
         mine = read_private_key(key)
         known = found.get(key.stem)
         if known is not None and known != mine.public_key():
@@ -86,7 +87,20 @@ class Identity:
                 f"{roster} holds {len(found)} public keys; a sum needs at least {SMALLEST_SET} "
                 "sites: put everybody's NAME.pub there, each got by a way you trust."
             )
-        return cls(key.stem, mine, found, smallest)
+        return cls(key.stem, mine, found)
+
+
+def read_roster(folder: Path) -> dict[str, PublicKey]:
+    """The public keys of a folder, by name of the site."""
+    return {check_site_name(p.stem): read_public_key(p) for p in sorted(folder.glob("*.pub"))}
+
+
+def roster_digest(roster: Mapping[str, PublicKey]) -> str:
+    """A digest of everybody's names and keys, for people to compare by a way they trust."""
+    told = b"".join(
+        name.encode() + b"\0" + fingerprint(key) for name, key in sorted(roster.items())
+    )
+    return show_fingerprint(hashlib.sha256(told).digest())
 
 
 @final
@@ -110,9 +124,8 @@ def encode_roster(entries: Mapping[int, Announcement]) -> bytes:
     out = []
     for number, entry in sorted(entries.items()):
         name = entry.name.encode()
-        sizes = (len(entry.signature), len(name))
-        out.append(_ENTRY.pack(number, entry.instance, entry.public, *sizes))
-        out.append(entry.signature + name)
+        fields = (number, entry.instance, entry.public, entry.signature, len(name))
+        out.append(_ENTRY.pack(*fields) + name)
     return b"".join(out)
 
 
@@ -123,13 +136,13 @@ def decode_roster(body: bytes) -> dict[int, Announcement]:
     while position < len(body):
         if len(body) < position + _ENTRY.size:
             raise WireError("a roster ends inside an entry.")
-        number, instance, public, signed, named = _ENTRY.unpack_from(body, position)
+        number, instance, public, signature, named = _ENTRY.unpack_from(body, position)
         start = position + _ENTRY.size
-        position = start + signed + named
+        position = start + named
         if len(body) < position:
             raise WireError("a roster ends inside an entry.")
-        name = body[start + signed : position].decode(errors="replace")
-        found[number] = Announcement(name, instance, public, body[start : start + signed])
+        name = body[start:position].decode(errors="replace")
+        found[number] = Announcement(name, instance, public, signature)
     return found
 
 
@@ -166,7 +179,7 @@ class RunKeys:
         self._private = X25519PrivateKey.from_private_bytes(seed)
         public = self._private.public_key().public_bytes_raw()
         unsigned = Announcement(identity.name, instance, public, b"")
-        signature = sign(identity.key, unsigned.statement(run))
+        signature = _fixed(sign(identity.key, unsigned.statement(run)))
         self.announcement = Announcement(identity.name, instance, public, signature)
         self._roster, self._peers = b"", dict[int, bytes]()
 
@@ -179,7 +192,7 @@ class RunKeys:
             pinned = self.identity.roster.get(entry.name)
             if entry.name == self.identity.name or pinned is None:
                 continue
-            if verify(pinned, entry.signature, entry.statement(self._run)):
+            if verify(pinned, _der(entry.signature), entry.statement(self._run)):
                 known = X25519PublicKey.from_public_bytes(entry.public)
                 peers[number] = self._private.exchange(known)
         self._roster, self._peers = roster, peers
@@ -203,6 +216,26 @@ class RunKeys:
 def context_of(about: bytes, members: Members) -> bytes:
     """What the masks of one sum depend on: everything that was agreed about it, and who is in."""
     return hashlib.sha256(struct.pack("<I", len(about)) + about + encode_members(members)).digest()
+
+
+def roster_size(names: Sequence[str]) -> int:
+    """Bytes of `encode_roster` for workers of these names."""
+    return sum(_ENTRY.size + len(name.encode()) for name in names)
+
+
+MEMBER = _MEMBER.size
+"""Bytes of each member in a set."""
+
+
+def _fixed(der: bytes) -> bytes:
+    """A signature in as many bytes as any other."""
+    return b"".join(part.to_bytes(SIGNATURE // 2, "big") for part in decode_dss_signature(der))
+
+
+def _der(signature: bytes) -> bytes:
+    half = SIGNATURE // 2
+    halves = (signature[:half], signature[half:])
+    return encode_dss_signature(*(int.from_bytes(part, "big") for part in halves))
 
 
 def _derive(secret: bytes, salt: bytes, purpose: bytes) -> bytes:

@@ -30,6 +30,7 @@ from emfed.core.wire import (
 from emfed.models.binding import Shapes, unflatten
 from emfed.network import texts
 from emfed.network.connection import Connection, logger
+from emfed.network.masking import Announcement, decode_roster, encode_roster
 from emfed.network.plausible import impossible_summary, oddities
 
 
@@ -61,13 +62,24 @@ class Members:
     """The last phase that anyone may have been told of."""
     cells: list[bytes] = field(default_factory=list)
     """The statistics that each has, where workers have their own."""
+    roster: dict[int, Announcement] = field(default_factory=dict)
+    """With masks: everybody's key of the run. Counts and values are then those of all, shared."""
+    effective: float | None = None
 
     @property
     def opening(self) -> Opening:
         """Counts and summaries, as an `Opening`; `supports` has the rest."""
         parts = [unflatten(values, self.shapes) for values in self.values]
         summaries = {name: np.stack([part[name] for part in parts]) for name in self.shapes}
-        return Opening(self.counts, summaries, self.columns, self.keys, self.totals)
+        return Opening(
+            self.counts,
+            summaries,
+            self.columns,
+            self.keys,
+            self.totals,
+            effective=self.effective,
+            whole=parts[0] if self.roster else None,
+        )
 
     def supports(self, model: Any) -> Supports | None:
         """Which statistics each has, where workers have their own."""
@@ -94,6 +106,9 @@ class Members:
         if self.cells:
             arrays["cells"] = np.frombuffer(b"".join(self.cells), dtype=np.uint8)
             about["cells"] = [len(own) for own in self.cells]
+        if self.roster:
+            arrays["roster"] = np.frombuffer(encode_roster(self.roster), dtype=np.uint8)
+            about["effective"] = self.effective
         save_checkpoint(path, arrays, about, disk)
 
     @classmethod
@@ -117,6 +132,8 @@ class Members:
             arrays.get("totals"),
             about["phase"],
             [whole[start:stop] for start, stop in pairwise(ends)],
+            decode_roster(arrays["roster"].tobytes()) if "roster" in arrays else {},
+            about.get("effective"),
         )
 
 
@@ -134,9 +151,23 @@ def summary_of(join: Join) -> tuple[Shapes, FloatArray] | None:
         read = {str(name): tuple(int(n) for n in shape) for name, shape in shapes.items()}
         if any(n < 0 for shape in read.values() for n in shape):
             return None
+        if join.about.get("key") is True:  # numbers come as sums
+            return None if announced(join) is None else (read, np.empty(0))
         return read, decode_moments(join.numbers, sum(map(prod, read.values())))
     except (TypeError, ValueError, WireError):
         return None
+
+
+def announced(join: Join) -> Announcement | None:
+    """The key for masks that a worker told with its join, None if that makes no sense."""
+    if join.about.get("key") is not True:
+        return None
+    try:
+        found = decode_roster(join.numbers)
+    except WireError:
+        return None
+    own = found.get(0)
+    return own if own is not None and own.instance == join.instance and len(found) == 1 else None
 
 
 def fits(join: Join, model: Any) -> bool:
@@ -163,6 +194,8 @@ def most_common(values: list[Any]) -> Any:
 def impossible(join: Join, summary: tuple[Shapes, FloatArray]) -> str:
     """What no rows can say of themselves, in words; empty if rows could."""
     shapes, values = summary
+    if announced(join) is not None:  # its numbers come as part of a sum
+        return ""
     return impossible_summary(join.count, unflatten(values, shapes), join.total)
 
 
@@ -171,7 +204,7 @@ class RollCall:
     """Hello to workers, and what follows from their answers."""
 
     def __init__(self, line: Connection) -> None:
-        self.line = line
+        self.line, self.masks = line, False
         self._number = new_run() >> 33
         """Of this hello: an answer to another one, long delayed, is not taken for its own."""
 
@@ -186,7 +219,7 @@ class RollCall:
     ) -> Members:
         """Everyone who can be reached, joins, and fits the others."""
         line, keys = self.line, self.line.transport.workers()
-        content = texts.hello(description, columns, len(keys) if rounded else None)
+        content = texts.hello(description, columns, len(keys) if rounded else None, self.masks)
         joins, told = self.hello(run, keys, content)
         if columns is None and joins:
             columns = most_common([columns_of(join) for _, join in sorted(joins.items())])
@@ -238,7 +271,14 @@ class RollCall:
             columns=columns_of(joins[members[0]]),
             description=description,
             cells=[joins[key].cells for key in members if joins[key].cells],
+            roster={
+                number: own
+                for number, key in enumerate(members)
+                if (own := announced(joins[key])) is not None
+            },
         )
+        if gathered.roster:
+            return gathered
         opening = gathered.opening
         for key, words in oddities(members, opening.counts, opening.summaries).items():
             logger.warning("%s is odd: %s", key, words)
@@ -312,13 +352,18 @@ class RollCall:
             before = members.retired.setdefault(key, [])
             summary = summary_of(join)
             same = summary is not None and np.array_equal(summary[1], members.values[number])
+            told = announced(join) if members.roster else None
+            # With masks nobody but the worker itself knows its numbers: they are the site's affair.
+            same = same or told is not None
             same = same and join.cells == (members.cells[number] if members.cells else b"")
             if join.instance in before:
                 self.line.dismiss(key, "two workers use this key, each with its own memory.")
-            elif not same or join.count != members.counts[number]:
+            elif not same or (told is None and join.count != members.counts[number]):
                 self.line.dismiss(key, "it came back with other data than it joined with.")
             else:
                 before.append(members.instances[number])
                 members.instances[number] = join.instance
+                if told is not None:
+                    members.roster[number] = told
                 lost.append(number)
         return np.array(lost, dtype=np.int64)

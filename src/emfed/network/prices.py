@@ -8,7 +8,7 @@ that follow from numbers alone are computed; texts are built by the functions of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
@@ -40,6 +40,11 @@ from emfed.core.wire import (
 )
 from emfed.models.binding import Bound, flatten_params
 from emfed.network import texts
+from emfed.network.masking import MEMBER, roster_size
+from emfed.network.sums import LATTICE_SIZE, answer_shape, opening_shape, shape_size
+
+FRESH = 8
+"""Bytes of the fresh number that a worker is ready with."""
 
 
 def first_question(bits: int) -> int:
@@ -51,7 +56,9 @@ def first_question(bits: int) -> int:
 class Prices:
     """Charges a ledger with the messages of every worker of a simulation."""
 
-    def __init__(self, ledger: Ledger, workers: int) -> None:
+    def __init__(self, ledger: Ledger, workers: int, masks: bool = False) -> None:
+        self._masks, self._roster = masks, 0
+        self._knows_roster: BoolArray = np.zeros(workers, dtype=np.bool_)
         self.ledger, self._everyone = ledger, np.arange(workers, dtype=np.int64)
         self._constants, self._settings = 0, 0
         self._counts: IntArray = self._everyone
@@ -63,12 +70,17 @@ class Prices:
     ) -> None:
         """Hello to everyone, and everyone joins."""
         workers = None if opening.sizes is None else len(self._everyone)
-        hello = encode_text(texts.hello(plain(model.describe()), asked, workers))
+        hello = encode_text(texts.hello(plain(model.describe()), asked, workers, self._masks))
         weighted = opening.totals is not None
         supports = opening.supports
         told = texts.join_about(opening.columns, bound.shapes, weighted, supports is not None)
         numbers = sum(int(np.prod(shape)) for shape in bound.shapes.values())
         self.ledger.add("opening", "down", self._everyone, 0, ENVELOPE + len(hello))
+        self._counts = opening.counts
+        self.rebind(bound, 0)
+        if self._masks:
+            self._open_masked(told, bound, opening.names)
+            return
         exact = np.full(len(self._everyone), floats_size(numbers))
         summaries = exact if opening.sizes is None else opening.sizes
         envelope, payload = join_size(told, opening.counts, summaries)
@@ -78,21 +90,44 @@ class Prices:
             sizes = [cells_size(keys, weights, model.cells) for keys, weights in each]
             payload = payload + np.array(sizes)
         self.ledger.add("opening", "up", self._everyone, payload, ANSWER_ENVELOPE + envelope)
-        self._counts = opening.counts
-        self.rebind(bound, 0)
 
     def rebind(self, bound: Bound, phase: int) -> None:
         """Constants under another number, which nobody knows yet."""
         self._constants = int(count_sizes(np.array(phase))) + len(bound.wire)
         self._knows_constants[:] = False
 
+    def _open_masked(self, told: dict[str, Any], bound: Bound, names: Sequence[str] | None) -> None:
+        """Keys instead of numbers, then one masked sum."""
+        called = [str(i) for i in self._everyone.tolist()] if names is None else list(names)
+        self._roster = roster_size(called)
+        ones = np.ones(len(called), dtype=np.int64)
+        own = np.array([roster_size([name]) for name in called])
+        around, payload = join_size({**told, "key": True}, ones, own)
+        self.ledger.add("opening", "up", self._everyone, payload, ANSWER_ENVELOPE + around)
+        unknown = np.zeros(len(self._everyone), dtype=np.bool_)
+        self._news(self._everyone, settings=False, constants=False)
+        text = len(encode_text({"kind": "opening"}))
+        asked = envelopes(first_question(0), 0, 0, unknown) + 1 + text
+        self.ledger.add("opening", "down", self._everyone, floats_size(0), asked)
+        size = shape_size(opening_shape(bound.shapes))
+        set_envelope = envelopes(first_question(0), 0, 0, unknown)
+        self._masked("opening", self._everyone, set_envelope, np.full(len(unknown), size))
+
+    def _masked(self, kind: str, workers: IntArray, envelope: IntArray, sizes: IntArray) -> None:
+        """All are ready, the server names them, and each answers."""
+        self.ledger.add(kind, "up", workers, 0, ANSWER_ENVELOPE + FRESH)
+        self.ledger.add(kind, "down", workers, 0, envelope + MEMBER * len(workers))
+        self.ledger.add(kind, "up", workers, sizes, ANSWER_ENVELOPE)
+
     def state(self) -> dict[str, BoolArray]:
         """Who knows what, for a checkpoint."""
-        return {"constants": self._knows_constants, "settings": self._knows_settings}
+        known = {"constants": self._knows_constants, "settings": self._knows_settings}
+        return known | ({"roster": self._knows_roster} if self._masks else {})
 
     def restore(self, state: Mapping[str, BoolArray]) -> None:
         """The inverse of `state`."""
         self._knows_constants, self._knows_settings = state["constants"], state["settings"]
+        self._knows_roster = state.get("roster", self._knows_roster)
 
     def begin(self, view: View, algorithm: Algorithm, seed: int, phase: int, since: int) -> None:
         """A phase whose settings nobody knows yet."""
@@ -100,14 +135,17 @@ class Prices:
         self._settings = len(encode_text(told))
         self._knows_settings[:] = False
 
-    def _news(self, workers: IntArray, settings: bool) -> None:
+    def _news(self, workers: IntArray, settings: bool, constants: bool = True) -> None:
         """What goes along with a message to those who perhaps do not know it."""
-        constants = ~self._knows_constants[workers]
+        unknown = constants & ~self._knows_constants[workers]
+        keys = self._masks & ~self._knows_roster[workers]
         rules = settings & ~self._knows_settings[workers]
-        frames = 1 + count_sizes(np.array([self._constants, self._settings]))
-        payload = constants * self._constants
-        envelope = 1 + constants * frames[0] + rules * (frames[1] + self._settings)
-        some = np.flatnonzero(constants | rules)
+        frames = 1 + count_sizes(np.array([self._constants, self._settings, self._roster]))
+        payload = unknown * self._constants
+        envelope = 1 + unknown * frames[0] + rules * (frames[1] + self._settings)
+        envelope = envelope + keys * (frames[2] + self._roster)
+        some = np.flatnonzero(unknown | rules | keys)
+        self._knows_roster[workers] = True
         self.ledger.add("opening", "down", workers[some], payload[some], envelope[some])
 
     def ask(self, question: Question, width: int, asked: IntArray, heard: IntArray) -> None:
@@ -120,8 +158,13 @@ class Prices:
         envelope = envelopes(first_question(0), 0, 0, self._knows_constants[asked])
         envelope = envelope + text + int(count_sizes(np.array(text)))
         self.ledger.add(question.purpose, "down", asked, payload, envelope)
-        self.ledger.add(question.purpose, "up", heard, floats_size(width), ANSWER_ENVELOPE)
         self._knows_constants[heard] = True
+        if self._masks:
+            around = envelopes(first_question(0), 0, 0, self._knows_constants[heard])
+            sizes = np.full(len(heard), shape_size(answer_shape(width)))
+            self._masked(question.purpose, heard, around, sizes)
+            return
+        self.ledger.add(question.purpose, "up", heard, floats_size(width), ANSWER_ENVELOPE)
 
     def request(self, request: Request, payload: IntArray) -> None:
         """A round's requests."""
@@ -130,12 +173,18 @@ class Prices:
         known = self._knows_constants[workers]
         envelope = envelopes(round_, request.phase, request.generation, known)
         envelope = envelope + request_fronts(round_, request.accepted)
+        payload = payload if request.lattice is None else payload + LATTICE_SIZE
         self.ledger.add(request.purpose, "down", workers, payload, envelope)
 
-    def reply(self, kind: str, replies: Replies) -> None:
+    def reply(self, request: Request, replies: Replies) -> None:
         """What came back: uploads, and the word of those whose memory is lost."""
-        workers = replies.workers
-        envelope = reply_envelopes(replies.evaluations, self._counts[workers])
-        self.ledger.add(kind, "up", workers, replies.bytes_up, envelope)
+        workers, kind = replies.workers, request.purpose
+        if request.lattice is None:
+            envelope = reply_envelopes(replies.evaluations, self._counts[workers])
+            self.ledger.add(kind, "up", workers, replies.bytes_up, envelope)
+        else:
+            known = np.ones(len(workers), dtype=np.bool_)
+            around = envelopes(request.round, request.phase, request.generation, known)
+            self._masked(kind, workers, around, replies.bytes_up)
         self.ledger.add(kind, "up", replies.lost_memory, 0, ANSWER_ENVELOPE)
         self._knows_constants[workers] = self._knows_settings[workers] = True

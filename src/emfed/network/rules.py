@@ -61,6 +61,8 @@ class SiteRules:
     between two rounds of a phase, as a multiple of its length. ``smallest_group``: see
     `GuardedRows`. ``largest_model``: numbers that a model or algorithm may need here, by the counts
     that its description names; None: 4 million, or 16 for each number of the site's own data.
+    ``unmasked``: whether a site that can take part in masked sums takes part in other runs, too.
+    ``smallest_set``: how many sites a masked sum has at least that this one takes part in.
     """
 
     smallest_rows: int = 10
@@ -73,16 +75,19 @@ class SiteRules:
     largest_step: float | None = 8.0
     smallest_group: int | None = None
     largest_model: int | None = None
+    unmasked: bool = False
+    smallest_set: int = 3
 
     def __post_init__(self) -> None:
         check_count("smallest_rows", self.smallest_rows)
+        check_count("smallest_set", self.smallest_set, 3)
         counts = ("spare_rows", "largest_rounds", "largest_choices", "smallest_group")
         for name in (*counts, "largest_model"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name), 0 if name == "spare_rows" else 1)
         if self.largest_step is not None:
             check_range("largest_step", self.largest_step, 0, np.inf, open_low=True)
-        for name in ("any_columns", "mini_batches"):
+        for name in ("any_columns", "mini_batches", "unmasked"):
             if type(getattr(self, name)) is not bool:
                 raise SettingsError(f"{name} must be true or false; got {getattr(self, name)!r}.")
         if self.models is not None:
@@ -96,7 +101,7 @@ class SiteRules:
         owner trusts with the rows, for tests, and for comparisons."""
         free = {"largest_rounds": None, "largest_choices": None, "largest_step": None}
         loose = {"smallest_rows": 1, "spare_rows": None, "models": (ANY,), "any_columns": True}
-        return cls(**{**free, **loose, "mini_batches": True, **rules})
+        return cls(**{**free, **loose, "mini_batches": True, "unmasked": True, **rules})
 
     def gives_away(self) -> list[str]:
         """What these rules let a server find out that the defaults do not, in sentences."""
@@ -125,6 +130,8 @@ class SiteRules:
             mine = getattr(self, name)
             if mine is None or mine > getattr(default, name):
                 told.append(f"More and longer {words} let differences isolate single rows.")
+        if self.unmasked:
+            told.append("Without masks the server follows the statistics of this very site.")
         if self.smallest_group is not None:
             told.append("A refusal for a small group tells that there is one.")
         return told
@@ -145,10 +152,13 @@ class SiteRules:
             "--columns.",
         )
 
-    def check_statistics(self, rows: int, candidates: Sequence[Model], own: bool = False) -> None:
+    def check_statistics(
+        self, rows: int, candidates: Sequence[Model], own: bool = False, masked: bool = False
+    ) -> None:
         """Refuse models whose numbers may stand for a few rows, at the join and once for all.
 
-        ``own``: statistics are those of single cells that a site has seen.
+        ``own``: statistics are those of single cells that a site has seen. ``masked``: they are
+        told as parts of a sum alone.
         """
         counted = [m.group_shares(np.zeros(m.layout.size)).size > 0 for m in candidates]
         if self.models is None and (own or not all(counted)):
@@ -158,7 +168,7 @@ class SiteRules:
                 "allows it names it in `models`.",
             )
         told = sum(model.layout.size for model in candidates)
-        if self.spare_rows is not None and rows < told + self.spare_rows:
+        if self.spare_rows is not None and not masked and rows < told + self.spare_rows:
             raise Refusal(
                 Reason.REFUSED,
                 f"{told} statistics of so few rows are equations that have the rows as their "

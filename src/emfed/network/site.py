@@ -9,8 +9,10 @@ reason names no value of any record; the full story is in the site's own log.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -27,6 +29,7 @@ from emfed.core.protocols import (
     Algorithm,
     FloatArray,
     HasSupports,
+    Lattice,
     Model,
     Oracle,
     Question,
@@ -85,6 +88,7 @@ from emfed.network.inprocess import (
     fresh_rows,
     narrow,
 )
+from emfed.network.masking import Identity, RunKeys, decode_roster, encode_roster
 from emfed.network.rules import GuardedRows, Journal, Refusal, SiteRules, counts_named
 from emfed.network.scoring import falls_short, scores_of, scores_width
 from emfed.network.self_check import MISFIT, first_rows, suspicions
@@ -97,6 +101,16 @@ from emfed.network.store import (
     clear_old,
     clear_torn,
     runs_in,
+)
+from emfed.network.sums import (
+    Block,
+    SiteSums,
+    check_summary,
+    decode_lattice,
+    encode_lattice,
+    opening_sums,
+    round_subject,
+    to_fixed,
 )
 from emfed.network.validation import LeftOut, validation_of
 
@@ -188,9 +202,10 @@ class Site:
 
     ``data`` is a table, a frame, the path of a Parquet file, a `Source` or a `Stream`;
     ``directory`` is where the site keeps what it must not lose, and belongs to it alone;
-    ``rules`` are the owner's; every message sent is a line of ``journal``. Which rows a mini-batch
-    holds follows from a secret on the site's disk; ``simulated`` takes the run's seed instead,
-    which the server knows: for comparisons with a simulation.
+    ``rules`` are the owner's; every message sent is a line of ``journal``. With an ``identity`` the
+    site takes part in masked sums, and in other runs only if its rules say so. Which rows a
+    mini-batch holds follows from a secret on the site's disk; ``simulated`` takes the run's seed
+    instead, which the server knows: for comparisons with a simulation.
     """
 
     def __init__(
@@ -203,6 +218,7 @@ class Site:
         columns: Sequence[str] | None = None,
         disk: Disk = DISK,
         device: Any | None = None,
+        identity: Identity | None = None,
         simulated: bool = False,
     ) -> None:
         self._simulated = simulated
@@ -210,6 +226,9 @@ class Site:
         self.directory, self.disk = Path(directory), disk
         self._data, self._listed = read_site(data, columns, device), columns is not None
         self._tally, self._secret = Tally(self.directory, disk), Secret(self.directory, disk)
+        self._sums = (
+            None if identity is None else SiteSums(identity, self._secret, self.rules.smallest_set)
+        )
         self._cleared = False
         self._summaries: dict[int, Mapping[str, FloatArray]] = {}
         """Of runs that said hello to this process."""
@@ -303,6 +322,8 @@ class Site:
             return self._round(header, body)
         if kind is Kind.QUESTION:
             return self._question(header, body)
+        if kind is Kind.SET:
+            return self._set(header, body)
         raise WireError(f"a worker has no answer to a {kind.name.lower()}.")
 
     # The opening.
@@ -317,6 +338,13 @@ class Site:
         if named != SPARSE:
             self.rules.check_size(counts_named(description) * self._width, self._cells)
         model = build_model(description)
+        masked = content.get("masks") is True
+        if not masked and self._sums is not None and not self.rules.unmasked:
+            raise Refusal(
+                Reason.REFUSED,
+                "the owner takes part in masked sums alone: ask for masks, or for its word "
+                "(unmasked = true in its rules).",
+            )
         columns = content.get("columns")
         wanted = None if columns is None else tuple(map(str, columns))
         store, settings = self._store(header.run), inflate(body)
@@ -331,7 +359,11 @@ class Site:
         summary = {name: values[0] for name, values in opening.summaries.items()}
         self.rules.check_opening(count, model.summary_shares(summary))
         own = opening.supports is not None
-        self.rules.check_statistics(count, [] if own else _alone(model, count, summary), own)
+        if masked and (own or opening.totals is not None):
+            raise Refusal(Reason.REFUSED, "masks go with common statistics and plain rows.")
+        self.rules.check_statistics(
+            count, [] if own else _alone(model, count, summary), own, masked
+        )
         if joined is not None and joined.number >= 0 and joined.settings != settings:
             raise Refusal(Reason.REFUSED, "this run began with other settings.")
         if joined is None:
@@ -357,6 +389,12 @@ class Site:
         about = texts.join_about(
             data.columns, joined.shapes, opening.totals is not None, supports is not None
         )
+        if masked:
+            check_summary(joined.shapes)
+            mine = encode_roster({0: self._keys(header.run, joined).announcement})
+            note = "its columns and its key for masks: no number of any row"
+            join = Join(joined.instance, about | {"key": True}, 1, mine)
+            return Kind.JOIN, encode_join(join), note
         values, columns = flatten(summary), rounded_columns(joined.shapes)
         numbers = encode_moments(values, columns, _loss(content))
         total = None if opening.totals is None else float(opening.totals[0])
@@ -365,6 +403,34 @@ class Site:
             note += f"; which {count} cells were observed, and how often"
         join = Join(joined.instance, about, count, numbers, total, cells)
         return Kind.JOIN, encode_join(join), note
+
+    def _keys(self, run: int, joined: Joined) -> RunKeys:
+        """The keys of a masked run, with those of the others as far as they were told."""
+        if self._sums is None:
+            raise Refusal(
+                Reason.REFUSED, "this site has no roster of the others' keys: it cannot mask."
+            )
+        keys, told = self._sums.keys(run, joined.instance), self._store(run).roster()
+        if told is not None:
+            keys.learn(told)
+        return keys
+
+    def _set(self, header: Header, body: bytes) -> tuple[Kind, bytes, str]:
+        """The answer that waits, masked for the set that the server names."""
+        store, joined = self._known(header)
+        keys = self._keys(header.run, joined)
+        assert self._sums is not None
+        words, size = self._sums.masked(store, keys, header.worker, body)
+        return Kind.MASKED, words, f"{len(words)} bytes, masked: a part of the sum of {size} sites"
+
+    def _ready(
+        self, header: Header, about: bytes, subject: bytes, blocks: Sequence[Block], note: str
+    ) -> tuple[Kind, bytes, str]:
+        """Keep an answer until the server has named a set."""
+        assert self._sums is not None
+        front = struct.pack("<QHQI", header.run, header.phase, header.round, header.generation)
+        fresh = self._sums.ready(self._store(header.run), front + about, subject, blocks)
+        return Kind.READY, fresh.to_bytes(8, "little"), f"ready: {note}"
 
     def _known(self, header: Header) -> tuple[SiteStore, Joined]:
         """The run a message belongs to, if this is the instance it is meant for."""
@@ -383,6 +449,11 @@ class Site:
     def _take(self, kind: Kind, header: Header, body: bytes) -> None:
         """Constants and settings: kept, if they are news."""
         store, joined = self._known(header)
+        if kind is Kind.ROSTER:
+            if store.roster() != body:
+                decode_roster(body)
+                store.put_roster(body)
+            return
         if kind is Kind.CONSTANTS:
             number, start = decode_count(body)
             constants = decode_constants(body[start:], sum(map(prod, joined.shapes.values())))
@@ -454,6 +525,13 @@ class Site:
         """What everyone is asked at given parameters."""
         store, joined = self._known(header)
         kind, described, numbers = decode_question(body)
+        masked = texts.is_masked(joined.settings)
+        if masked:
+            self._keys(header.run, joined)
+        if kind == "opening":
+            return self._opening(header, joined)
+        if masked and kind not in ("statistics", "values"):
+            raise Refusal(Reason.REFUSED, f"{kind} are one site's own: masked runs do without.")
         model, data = self._model(joined, _view(described)), self._rows(joined)
         if len(numbers):
             params = unflatten_params(numbers, model.start(0))
@@ -477,7 +555,24 @@ class Site:
             values = validation_of(model, params, data, me, total)[0]
         else:
             values = answer(Question(kind, WHOLE, params), model, data.pieces(_ME), _ALONE)
-        return Kind.ANSWER, encode_floats(values), f"{ANSWERS[kind]}: {len(values)} numbers"
+        note = f"{ANSWERS[kind]}: {len(values)} numbers"
+        if masked:
+            asked = hashlib.sha256(body).digest()
+            weight = joined.count / float(joined.constants[0])
+            return self._ready(header, b"question" + asked, asked, [to_fixed(values, weight)], note)
+        return Kind.ANSWER, encode_floats(values), note
+
+    def _opening(self, header: Header, joined: Joined) -> tuple[Kind, bytes, str]:
+        """What the summary of all rows follows from, to be added up."""
+        if not texts.is_masked(joined.settings):
+            raise WireError("an opening is asked for in a masked run alone.")
+        unbound = build_model(read_json(joined.settings)["model"])
+        self._spend(chosen=False)
+        opening = LoopFederation(self._rows(joined)).open(unbound)
+        summary = {name: values[0] for name, values in opening.summaries.items()}
+        note = f"moments of the columns, to be added up: {', '.join(sorted(summary))}"
+        told = [opening_sums(summary, joined.count)]
+        return self._ready(header, b"opening", b"opening", told, note)
 
     def _spend(self, chosen: bool) -> None:
         """Count a look at the rows, whatever comes of it; refuse one too many."""
@@ -506,6 +601,10 @@ class Site:
         own = isinstance(model, HasSupports)
         q = joined.count if own else model.layout.size
         told = q if algorithm.tells_statistics else 0
+        masked, lattice = texts.is_masked(joined.settings), None
+        if masked:
+            self._keys(header.run, joined)
+            lattice, content = decode_lattice(content)
         body = decode_request(content, header.round, told)
         state = self._state(store, joined, q)
         lost = Kind.LOST_MEMORY, b"", "memory lost: no content"
@@ -533,6 +632,8 @@ class Site:
             params=None if own else model.maximize(statistics),
             workers=np.array([joined.number], dtype=np.int64),
             accepted=np.array([body.accepted], dtype=np.int64),
+            lattice=lattice,
+            weights=np.array([joined.count / float(joined.constants[0])]) if masked else None,
             encode=True,
         )
         new, replies = self._work(header.run, model, phase, state, request, self._rows(joined))
@@ -546,9 +647,26 @@ class Site:
         else:
             store.settle("state")
         payload = new.rows["payload"][0].tobytes()
+        if lattice is not None:
+            return self._upload(header, lattice, phase, new, payload)
         evaluations = int(replies.evaluations[0])
         note = f"{len(payload)} bytes for {q} statistics over {evaluations} evaluated rows"
         return Kind.REPLY, encode_reply(evaluations, joined.count, payload), note
+
+    def _upload(
+        self, header: Header, lattice: Lattice, phase: _Phase, state: State, payload: bytes
+    ) -> tuple[Kind, bytes, str]:
+        """Symbols on the lattice and how long the innovation was, to be added up.
+
+        Sites may have worked out S from quantised steps, each on a machine of its own: masks depend
+        on S to seven digits.
+        """
+        told = np.frombuffer(payload, dtype=np.int64)
+        subject = round_subject(phase.view, state.statistics)
+        about = b"round" + encode_lattice(lattice) + subject + state.phase.encode()
+        blocks: list[Block] = [(told[:-1], lattice.bits), (told[-1:], 64)]
+        note = f"{len(told) - 1} statistics, to be added up"
+        return self._ready(header, about, subject, blocks, note)
 
     def _state(self, store: SiteStore, joined: Joined, q: int) -> State:
         """What the last round left, of the parts that the phase goes on with; or a fresh state."""

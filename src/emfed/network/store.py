@@ -152,6 +152,18 @@ class SiteStore:
         rows = {n.removeprefix("rows/"): a for n, a in arrays.items() if n.startswith("rows/")}
         return State(rows, about["round"], arrays["statistics"], about["phase"])
 
+    def roster(self) -> bytes | None:
+        """Keys of the others in a masked run, as the server told them."""
+        path = self.directory / "roster"
+        if self.disk.read(path) is None:
+            return None
+        return load_checkpoint(path, self.disk)[0]["roster"].tobytes()
+
+    def put_roster(self, roster: bytes) -> None:
+        """Keep the keys of the others."""
+        arrays = {"roster": np.frombuffer(roster, dtype=np.uint8)}
+        save_checkpoint(self.directory / "roster", arrays, {}, self.disk)
+
     def settle(self, name: str) -> None:
         """Make a file safe that is answered from without being written."""
         self.disk.settle(self.directory / name)
@@ -172,7 +184,9 @@ def runs_in(directory: Path, disk: Disk = DISK) -> list[Path]:
 def clear_torn(directory: Path, disk: Disk = DISK) -> None:
     """Remove what a killed process was writing; whoever calls has the site's lock."""
     for folder in (directory, *runs_in(directory, disk)):
-        remove_torn(folder, ("joined", "state", "answered", "secret"), disk)
+        remove_torn(
+            folder, ("joined", "state", "answered", "secret", "ready", "sets", "roster"), disk
+        )
 
 
 def clear_old(directory: Path, current: Path, disk: Disk = DISK) -> None:

@@ -8,14 +8,18 @@ from typing import Any
 from emfed.core.protocols import Algorithm, View
 from emfed.core.registry import plain
 from emfed.core.version import __version__
-from emfed.core.wire import worker_loss
+from emfed.core.wire import read_json, worker_loss
 
 
 def hello(
-    description: Any, columns: Sequence[str] | None, workers: int | None = None
+    description: Any, columns: Sequence[str] | None, workers: int | None = None, masks: bool = False
 ) -> dict[str, Any]:
-    """What a server asks of a worker that it does not know yet; of so many, to round."""
+    """What a server asks of a worker that it does not know yet; of so many, to round.
+
+    With masks it asks for no numbers.
+    """
     told = {"model": description, "columns": None if columns is None else list(columns)}
+    told |= {"masks": True} if masks else {}
     return told if workers is None else told | {"loss": worker_loss(workers)}
 
 
@@ -46,3 +50,8 @@ def settings(view: View, algorithm: Algorithm, seed: int, phase: int, since: int
     told = {"algorithm": plain(described), "seed": seed}
     told |= {} if since == phase else {"since": since}
     return told | ({"view": view.describe()} if view.describe() else {})
+
+
+def is_masked(settings: str) -> bool:
+    """Whether a run's hello, as a worker keeps it, asked for masks."""
+    return read_json(settings).get("masks") is True

@@ -24,10 +24,10 @@ from emfed.core.wire.payload import decode_floats, encode_floats
 
 LARGEST_TEXT = 1 << 24
 LARGEST_REASON = 500
-LARGEST_BUNDLE = 2
-NEWS = (Kind.CONSTANTS, Kind.SETTINGS)
+NEWS = (Kind.CONSTANTS, Kind.SETTINGS, Kind.ROSTER)
+LARGEST_BUNDLE = len(NEWS)
 """What goes before another message in a bundle, framed: and so what ends it is not."""
-QUESTIONS = ("statistics", "values", "scores", "validation")
+QUESTIONS = ("statistics", "values", "scores", "validation", "opening")
 _WHO, _TOTAL = struct.Struct("<Q"), struct.Struct("<d")
 _INSTANCE = struct.Struct("<BQ")
 
@@ -259,4 +259,4 @@ def payload_size(kind: Kind, body: bytes) -> int:
             return len(body) - _unframe(body, start, "a message")[1]
     except WireError:
         return 0
-    return len(body) if kind in (Kind.CONSTANTS, Kind.ANSWER) else 0
+    return len(body) if kind in (Kind.CONSTANTS, Kind.ANSWER, Kind.MASKED) else 0

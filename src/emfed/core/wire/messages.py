@@ -47,6 +47,10 @@ class Kind(IntEnum):
     REFUSAL = 10
     BUNDLE = 11
     SUPPORT = 12
+    ROSTER = 13
+    READY = 14
+    SET = 15
+    MASKED = 16
 
 
 @dataclass(frozen=True)

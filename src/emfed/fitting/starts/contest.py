@@ -76,7 +76,7 @@ class _Search:
         most = max(most, FEWEST_PER_COMPONENT * k, 2)
         view = View((part,), clusters=most, smallest=2, seed=session.seed % 2**16)
         growing = session.view(view)
-        crowd = 1 / float(session.weights @ session.weights)
+        crowd = session.effective
         bold = min(1.0, crowd / MANY)
         algorithm = FedEM(
             SubtractiveDithering(max(BUCKET_NOISE[0], bold**2 * BUCKET_NOISE[1])),

@@ -47,6 +47,19 @@ class SiteSettings:
         return (self.expected + 1) // 2 if self.minimum is None else self.minimum
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class PrivacySettings:
+    """``[privacy]``: what the server cannot learn."""
+
+    masks: bool = False
+    """Whether sites tell sums alone; each needs a roster of the others' keys."""
+
+    def __post_init__(self) -> None:
+        if type(self.masks) is not bool:
+            raise SettingsError(f"masks must be true or false; got {self.masks!r}.")
+
+
 PORT = 9400
 
 
@@ -101,7 +114,7 @@ def read_config(path: str | Path) -> Config:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: not a TOML file ({error}).") from None
     where = path.name
-    check_keys(table, ("model", "algorithm", "fit", "sites", "server"), where)
+    check_keys(table, ("model", "algorithm", "fit", "privacy", "sites", "server"), where)
     for name, part in table.items():
         if not isinstance(part, dict):
             raise SettingsError(f"{where}: {name} must be a table, [{name}]; got {part!r}.")
@@ -111,8 +124,9 @@ def read_config(path: str | Path) -> Config:
         isinstance(columns, list) and columns and all(isinstance(c, str) for c in columns)
     ):
         raise SettingsError(f"{where}, [sites]: columns must be a list of names; got {columns!r}.")
-    said = {name: table.get(name, {}) for name in ("model", "algorithm", "fit")}
-    fit = {"scores": True, **said["fit"]}
+    said = {name: table.get(name, {}) for name in ("model", "algorithm", "fit", "privacy")}
+    private = read_settings(said["privacy"], f"{where}, [privacy]", PrivacySettings)
+    fit = {"scores": not private.masks, **said["fit"], "masks": private.masks}
     settings = read_words(said["model"], said["algorithm"], fit, where, columns=columns)
     return Config(
         path,

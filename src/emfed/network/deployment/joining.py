@@ -26,6 +26,7 @@ from emfed.network.deployment.site import (
     write_site,
 )
 from emfed.network.keys import read_private_key
+from emfed.network.masking import Identity
 
 logger = logging.getLogger(__name__)
 Report = Callable[[str, str], None]
@@ -45,6 +46,8 @@ class Guest(ABC):
     columns: list[str] | None = None
     rules: SiteRules = field(default_factory=SiteRules)
     dry_run: bool = False
+    roster: Path | None = None
+    """A folder of everybody's NAME.pub: the site masks what it tells."""
     form: TextForm = PLAIN
     """How the file is written, where it is text."""
     device: str | None = None
@@ -53,6 +56,10 @@ class Guest(ABC):
 
     def __post_init__(self) -> None:
         self.folder = self.folder.resolve()
+
+    @property
+    def _masks(self) -> tuple[Path, Path] | None:
+        return None if self.roster is None or self.key is None else (self.key, self.roster)
 
     @property
     @final
@@ -78,6 +85,10 @@ class Guest(ABC):
             raise SettingsError(f"{self.data}: there is no such file.")
         if self.device is not None:
             check_device(self.device)
+        if self.roster is not None:
+            if self.key is None:
+                raise SettingsError("--roster goes with --key: masks are a site's own.")
+            Identity.read(self.key, self.roster)
         if self.authority is None:
             check_insecure_site(self.address)
 
@@ -93,7 +104,9 @@ class Guest(ABC):
             rows = prepare(self.folder, self.data, self.columns, self.form)
             for why in rows["left_out"].values():
                 report("state", f"{why}: no run can use it")
-            write_site(self.folder, rows | {"device": self.device}, self.rules, self.columns)
+            write_site(
+                self.folder, rows | {"device": self.device}, self.rules, self.columns, self._masks
+            )
             if self.dry_run:
                 self.journal.unlink(missing_ok=True)
             self._told = self.journal.stat().st_size if self.journal.exists() else 0

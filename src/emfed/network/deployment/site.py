@@ -42,6 +42,7 @@ from emfed.data.workers import as_workers, of_file
 from emfed.fitting.serving import rehearse
 from emfed.models import build_model
 from emfed.network import Site, SiteRules
+from emfed.network.masking import Identity
 
 JOURNAL, REHEARSAL = "messages.jsonl", "dry-run.jsonl"
 """Every message that left the site; every kind of message that would."""
@@ -106,10 +107,18 @@ def prepare(
 
 
 def write_site(
-    folder: Path, data: Mapping[str, Any], rules: SiteRules, columns: list[str] | None
+    folder: Path,
+    data: Mapping[str, Any],
+    rules: SiteRules,
+    columns: list[str] | None,
+    masks: tuple[Path, Path] | None = None,
 ) -> None:
-    """Leave what the site's program needs, in a form that is quick to read for every message."""
+    """Leave what the site's program needs, in a form that is quick to read for every message.
+
+    ``masks`` are the site's private key and its folder of everybody's public keys.
+    """
     about = {
+        "masks": None if masks is None else [str(path.resolve()) for path in masks],
         "data": dict(data),
         "columns": columns,
         "rules": asdict(rules),
@@ -131,6 +140,7 @@ def open_site(folder: Path) -> Site:
         journal=folder / JOURNAL,
         columns=about["columns"],
         device=about["data"].get("device"),
+        identity=None if about.get("masks") is None else Identity.read(*map(Path, about["masks"])),
     )
 
 

@@ -68,6 +68,7 @@ def join(
     journal: str | Path | None = None,
     columns: Sequence[str] | None = None,
     name: str | None = None,
+    roster: str | Path | None = None,
     stop: threading.Event | None = None,
     report: Callable[[str, str], None] | None = None,
 ) -> None:
@@ -88,6 +89,9 @@ def join(
         server must be on this machine: for trials.
     name
         How the site calls itself where it has no key.
+    roster
+        A folder of everybody's ``NAME.pub``, each got by a way that the owner trusts: the site
+        masks what it tells, and takes part in other runs only if its rules say so.
     stop
         Set it, from another thread, to end.
     report
@@ -106,6 +110,7 @@ def join(
         journal=journal,
         columns=columns,
         name=name,
+        roster=None if roster is None else Path(roster),
         stop=stop,
         report=report,
     )

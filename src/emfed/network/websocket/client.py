@@ -32,6 +32,7 @@ from emfed.network.addresses import (
     terminated_as_interrupted,
 )
 from emfed.network.keys import PrivateKey, check_site_name, read_private_key
+from emfed.network.masking import Identity
 from emfed.network.rules import SiteRules
 from emfed.network.site import Site
 from emfed.network.websocket.background import Background, SiteLine, Worker, library_logger
@@ -275,12 +276,14 @@ def join_server(
     journal: str | Path | None,
     columns: Sequence[str] | None,
     name: str | None,
+    roster: Path | None,
     stop: threading.Event | None,
     report: Report | None,
 ) -> None:
     """See `emfed.network.join`."""
     given = name or (directory.name if key is None else key.stem)
-    site = Site(data, directory, rules=rules, journal=journal, columns=columns)
+    identity = None if roster is None or key is None else Identity.read(key, roster)
+    site = Site(data, directory, rules=rules, journal=journal, columns=columns, identity=identity)
 
     def answer(message: bytes) -> bytes:
         before = len(site.warnings)

@@ -1,0 +1,363 @@
+"""A site's end of a masked sum: what it is ready to tell, for which sets it told it, and openings.
+
+Two files in the folder of a run. ``ready`` is the answer that waits for a set: its integers, what
+they are about, and the fresh number it was announced with. ``sets`` says for which sets of sites
+each question was answered: written before a masked answer leaves, and never forgotten in the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emfed.core.errors import CheckpointError, SettingsError, WireError
+from emfed.core.messages import Lattice
+from emfed.core.protocols import FloatArray, Opening, View
+from emfed.core.storage import load_checkpoint, save_checkpoint
+from emfed.core.wire import Reason
+from emfed.models.matrices import triangle
+from emfed.network.masking import (
+    Identity,
+    Members,
+    RunKeys,
+    check_set,
+    context_of,
+    decode_members,
+    pack_words,
+    packed_size,
+    sum_words,
+    to_words,
+    unpack_words,
+)
+from emfed.network.rules import Refusal
+from emfed.network.store import Secret, SiteStore
+
+Block = tuple[NDArray[Any], int]
+"""Signed integers, and the bits that each takes modulo a power of two."""
+Shape = Sequence[tuple[int, int]]
+"""How many integers each block has, of how many bits."""
+FIXED_BITS, FIXED_STEP = 64, 2.0**-32
+"""Answers to questions, in fixed point: averages over rows, times a weight that is at most one."""
+EXACT_BITS, EXACT_STEP = 256, Fraction(1, 2**96)
+"""Sums of an opening: so wide that raw second moments lose nothing to cancellation."""
+CHECK: Block = (np.zeros(1, dtype=np.int64), 64)
+"""A word that is zero in every answer: its sum is zero if the masks were those of one set."""
+_LATTICE = struct.Struct("<dBQd")
+
+
+def encode_lattice(lattice: Lattice) -> bytes:
+    """A request's lattice, after the rest of its body."""
+    return _LATTICE.pack(lattice.step, lattice.bits, lattice.bound, lattice.rate)
+
+
+def decode_lattice(body: bytes) -> tuple[Lattice, bytes]:
+    """The inverse of `encode_lattice`, and the rest of the body."""
+    if len(body) < _LATTICE.size:
+        raise WireError("a masked request ends with its lattice.")
+    step, bits, bound, rate = _LATTICE.unpack_from(body, len(body) - _LATTICE.size)
+    if not (
+        0 < step < 1e300 and 2 <= bits <= 64 and 0 < bound < 2 ** (bits - 1) and 0 <= rate <= 1
+    ):
+        raise WireError("a lattice that cannot be.")
+    return Lattice(step, bits, bound, rate), body[: -_LATTICE.size]
+
+
+LATTICE_SIZE = _LATTICE.size
+"""Bytes of a lattice in a request."""
+
+
+def round_subject(view: View, statistics: FloatArray) -> bytes:
+    """What a round asks, whichever round it is: S to seven digits, and of which model."""
+    return hashlib.sha256(repr(view).encode() + statistics.astype(np.float32).tobytes()).digest()
+
+
+def upload_shape(lattice: Lattice, q: int) -> Shape:
+    """A round's blocks: symbols, then the energy and the check."""
+    return ((q, lattice.bits), (1, 64), (1, 64))
+
+
+def answer_shape(width: int) -> Shape:
+    """A question's blocks: the answer and the weight behind it, then the check."""
+    return ((width + 1, FIXED_BITS), (1, 64))
+
+
+def shape_size(shape: Shape) -> int:
+    """Bytes of a masked answer."""
+    return sum(packed_size(count, bits) for count, bits in shape)
+
+
+def add_up(answers: Sequence[bytes], shape: Shape) -> list[NDArray[Any]] | None:
+    """The sum of a whole set's answers, block by block, without the check; None if that fails."""
+    parts = [_split(answer, shape) for answer in answers]
+    sums = [sum_words([p[j] for p in parts], bits) for j, (_, bits) in enumerate(shape)]
+    return sums[:-1] if not sums[-1].any() else None
+
+
+def _split(answer: bytes, shape: Shape) -> list[NDArray[Any]]:
+    """Words of each block."""
+    if len(answer) != shape_size(shape):
+        raise WireError(f"a masked answer has {shape_size(shape)} bytes; got {len(answer)}.")
+    out, position = [], 0
+    for count, bits in shape:
+        size = packed_size(count, bits)
+        out.append(unpack_words(answer[position : position + size], count, bits))
+        position += size
+    return out
+
+
+def to_fixed(values: FloatArray, weight: float) -> Block:
+    """An answer in fixed point, weighted, with its weight."""
+    told = np.concatenate([values * weight, [weight]]) / FIXED_STEP
+    if not np.all(np.abs(told) < 2.0**52):
+        raise Refusal(Reason.NOT_NOW, "an answer that a masked sum has no room for.")
+    return np.rint(told).astype(np.int64), FIXED_BITS
+
+
+def from_fixed(total: NDArray[np.int64]) -> tuple[FloatArray, float]:
+    """The weighted mean over a set, and the set's weight."""
+    values = total.astype(np.float64) * FIXED_STEP
+    if not values[-1] > 0:
+        raise WireError("a sum of answers with no weight behind it.")
+    return values[:-1] / values[-1], float(values[-1])
+
+
+# Openings: sums from which the summary of all rows follows exactly.
+
+
+def check_summary(shapes: Mapping[str, Sequence[int]]) -> None:
+    """Refuse a model whose opening is not made of moments."""
+    if not {"mean"} <= {*shapes} <= {"mean", "scatter", "observed", "length"}:
+        raise SettingsError(
+            "masks do not cover the opening of this model yet: it tells "
+            f"{', '.join(sorted(shapes))}; covered are mean, scatter, observed and length."
+        )
+
+
+def _width(shapes: Mapping[str, Sequence[int]]) -> int:
+    return int(np.prod(shapes["scatter"])) if "scatter" in shapes else 0
+
+
+def _pairs(mean: int, scatter: int) -> list[tuple[int, int]]:
+    """The columns whose product each number of a scatter is about."""
+    if scatter in (0, mean):
+        return [(j, j) for j in range(scatter)]
+    rows, columns, _ = triangle(mean)
+    return list(zip(rows.tolist(), columns.tolist(), strict=True))
+
+
+def opening_sums(summary: Mapping[str, FloatArray], count: int) -> Block:
+    """Rows, their square, steps, and the raw moments of one site, as integers of `EXACT_STEP`."""
+    mean = [Fraction(float(x)) for x in summary["mean"]]
+    scatter = [Fraction(float(x)) for x in summary.get("scatter", ())]
+    steps = count * Fraction(float(summary["length"][0]) if "length" in summary else 1)
+    ones = np.ones(len(mean))
+    seen = [steps * Fraction(float(x)) for x in summary.get("observed", ones)]
+    sums: list[Fraction | int] = [count, count**2, steps, *seen]
+    sums += [s * m for s, m in zip(seen, mean, strict=True)]
+    pairs = zip(_pairs(len(mean), len(scatter)), scatter, strict=True)
+    sums += [seen[i] * (within + mean[i] * mean[j]) for (i, j), within in pairs]
+    return np.array([round(Fraction(x) / EXACT_STEP) for x in sums], object), EXACT_BITS
+
+
+def opening_shape(shapes: Mapping[str, Sequence[int]]) -> Shape:
+    """The blocks of `opening_sums`."""
+    mean, scatter = int(np.prod(shapes["mean"])), _width(shapes)
+    return ((3 + 2 * mean + scatter, EXACT_BITS), (1, 64))
+
+
+def opening_of(
+    total: NDArray[Any], shapes: Mapping[str, Sequence[int]]
+) -> tuple[int, float, dict[str, FloatArray]]:
+    """Rows of all, how many sites of equal weight they are worth, and the summary of all rows."""
+    d, width = int(np.prod(shapes["mean"])), _width(shapes)
+    exact = [int(x) * EXACT_STEP for x in total]
+    rows, squares, steps = exact[:3]
+    seen, first, second = exact[3 : 3 + d], exact[3 + d : 3 + 2 * d], exact[3 + 2 * d :]
+    some = [s if s > 0 else Fraction(1) for s in seen]
+    mean = [f / s for f, s in zip(first, some, strict=True)]
+    pairs = zip(_pairs(d, width), second, strict=True)
+    scatter = [raw / some[i] - mean[i] * mean[j] for (i, j), raw in pairs]
+    if rows < 1 or squares <= 0 or steps <= 0:
+        raise WireError("the sum of an opening has no rows in it.")
+    found = {"mean": mean, "scatter": scatter, "observed": [s / steps for s in seen]}
+    whole = {name: np.array([float(x) for x in found[name]]) for name in found if name in shapes}
+    if "length" in shapes:
+        whole["length"] = np.array([float(steps / rows)])
+    return int(rows), float(rows**2 / squares), whole
+
+
+def add_up_opening(opening: Opening) -> Opening:
+    """An opening of a simulation as a masked run knows it: the summary of all rows."""
+    if opening.supports is not None or opening.totals is not None:
+        raise SettingsError("masks go with statistics that all workers share, and plain rows.")
+    shapes = {name: values.shape[1:] for name, values in opening.summaries.items()}
+    check_summary(shapes)
+    total = sum(
+        opening_sums({name: values[i] for name, values in opening.summaries.items()}, count)[0]
+        for i, count in enumerate(opening.counts.tolist())
+    )
+    _, effective, whole = opening_of(np.asarray(total), shapes)
+    return replace(opening, effective=effective, whole=whole)
+
+
+# What a site keeps.
+
+
+@final
+@dataclass(frozen=True)
+class Ready:
+    """An answer that waits for the server to name a set."""
+
+    about: bytes
+    """A digest of everything that was agreed about it; masks depend on it."""
+    subject: int
+    """64 bits of what was asked, whenever that was: sets that differ by a few would tell."""
+    fresh: int
+    words: bytes
+    shape: Shape
+    sets: tuple[Mapping[int, int], ...] = ()
+    """For which it was told."""
+
+
+@final
+class SiteSums:
+    """The masked answers of a site, over all runs; its folder and its lock are the site's."""
+
+    def __init__(self, identity: Identity, secret: Secret, smallest: int) -> None:
+        self.identity, self._secret, self.smallest = identity, secret, smallest
+        self._keys: dict[tuple[int, int], RunKeys] = {}
+
+    def keys(self, run: int, instance: int) -> RunKeys:
+        """The site's keys in a run."""
+        if (run, instance) not in self._keys:
+            made = RunKeys(self.identity, self._secret.read(), run, instance)
+            self._keys = {(run, instance): made}  # one run at a time
+        return self._keys[run, instance]
+
+    def ready(self, store: SiteStore, about: bytes, subject: bytes, blocks: Sequence[Block]) -> int:
+        """Write down an answer; gives the fresh number that the server is to name it by."""
+        digest = hashlib.sha256(about).digest()
+        found = self.waiting(store)
+        if found is not None and found.about == digest:
+            store.settle("ready")
+            return found.fresh
+        words = b"".join(pack_words(to_words(*block), block[1]) for block in (*blocks, CHECK))
+        shape = tuple((len(numbers), bits) for numbers, bits in (*blocks, CHECK))
+        topic = int.from_bytes(hashlib.sha256(subject).digest()[:8], "little")
+        fresh = int.from_bytes(os.urandom(8), "little")
+        self._keep(store, Ready(digest, topic, fresh, words, shape))
+        return fresh
+
+    @staticmethod
+    def _keep(store: SiteStore, ready: Ready) -> None:
+        about = {
+            "about": ready.about.hex(),
+            "subject": f"{ready.subject:016x}",
+            "fresh": f"{ready.fresh:016x}",
+            "shape": [list(block) for block in ready.shape],
+            "sets": [[[n, f"{f:016x}"] for n, f in told.items()] for told in ready.sets],
+        }
+        words = np.frombuffer(ready.words, dtype=np.uint8)
+        save_checkpoint(store.directory / "ready", {"words": words}, about, store.disk)
+
+    @staticmethod
+    def waiting(store: SiteStore) -> Ready | None:
+        """The answer that waits, if one does; a damaged file holds none."""
+        path = store.directory / "ready"
+        if store.disk.read(path) is None:
+            return None
+        try:
+            arrays, about = load_checkpoint(path, store.disk)
+        except CheckpointError:
+            return None
+        return Ready(
+            bytes.fromhex(about["about"]),
+            int(about["subject"], 16),
+            int(about["fresh"], 16),
+            arrays["words"].tobytes(),
+            tuple((count, bits) for count, bits in about["shape"]),
+            tuple({n: int(f, 16) for n, f in told} for told in about["sets"]),
+        )
+
+    def masked(self, store: SiteStore, keys: RunKeys, me: int, body: bytes) -> tuple[bytes, int]:
+        """The answer that waits, masked for the set that the server names; and the set's size."""
+        members, ready = decode_members(body), self.waiting(store)
+        if ready is None:
+            raise Refusal(Reason.FAILED, "no answer waits here for a set: ask again.")
+        history = _History.read(store)
+        why = check_set(members, me, ready.fresh, self.smallest, ready.sets)
+        why = why or history.objection(ready.subject, members, self.smallest)
+        if not why and keys.strangers(members, me):
+            why = "this set has members whose keys no pinned identity has signed."
+        if why:
+            raise Refusal(Reason.NOT_NOW, why)
+        if members not in ready.sets:
+            history.add(ready.subject, members).write(store)
+            told = Ready(
+                ready.about,
+                ready.subject,
+                ready.fresh,
+                ready.words,
+                ready.shape,
+                (*ready.sets, members),
+            )
+            self._keep(store, told)
+        else:
+            store.settle("ready")
+        context, parts = context_of(ready.about, members), _split(ready.words, ready.shape)
+        out = []
+        for place, (words, (_, bits)) in enumerate(zip(parts, ready.shape, strict=True)):
+            own = context + bytes([place])
+            out.append(pack_words(keys.masked(words, bits, me, members, own), bits))
+        return b"".join(out), len(members)
+
+
+@final
+class _History:
+    """For which sets of sites each subject was answered in a run."""
+
+    def __init__(self, subjects: NDArray[Any], which: NDArray[Any], sets: list[list[int]]) -> None:
+        self._subjects, self._which, self._sets = subjects, which, sets
+
+    @classmethod
+    def read(cls, store: SiteStore) -> _History:
+        """What is on disk; damage is an error, since forgetting would tell."""
+        path = store.directory / "sets"
+        if store.disk.read(path) is None:
+            return cls(np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.int64), [])
+        arrays, about = load_checkpoint(path, store.disk)
+        return cls(arrays["subjects"], arrays["which"], about["sets"])
+
+    def _told(self, subject: int) -> list[list[int]]:
+        found = np.unique(self._which[self._subjects == np.uint64(subject)])
+        return [self._sets[int(j)] for j in found]
+
+    def objection(self, subject: int, members: Members, smallest: int) -> str:
+        """Why not for this set, where the same was answered in another round; empty if it may."""
+        told, mine = self._told(subject), set(members)
+        apart = [len(mine ^ set(other)) for other in told]
+        if any(0 < n < smallest for n in apart):
+            return "this was answered for a set that hardly differs: the difference would tell."
+        return "this was answered for two sets already." if 0 not in apart and len(told) > 1 else ""
+
+    def add(self, subject: int, members: Members) -> _History:
+        """With one more answer."""
+        mine = sorted(members)
+        if mine in self._told(subject):
+            return self
+        sets = self._sets if mine in self._sets else [*self._sets, mine]
+        subjects = np.append(self._subjects, np.uint64(subject))
+        return _History(subjects, np.append(self._which, sets.index(mine)), sets)
+
+    def write(self, store: SiteStore) -> None:
+        """Before the answer leaves."""
+        arrays = {"subjects": self._subjects, "which": self._which}
+        save_checkpoint(store.directory / "sets", arrays, {"sets": self._sets}, store.disk)

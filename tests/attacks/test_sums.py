@@ -1,0 +1,342 @@
+"""A server that lies about sets, keys, requests and rounds, to sites that mask what they tell."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+import emfed
+from emfed import LocalTransport, RemoteFederation, Site, SiteRules
+from emfed.core.errors import SettingsError, WireError
+from emfed.core.messages import Lattice
+from emfed.core.protocols import WHOLE
+from emfed.core.wire import Kind, decode_refusal
+from emfed.fitting.session import Session
+from emfed.network.masking import (
+    Identity,
+    RunKeys,
+    check_set,
+    context_of,
+    decode_members,
+    decode_roster,
+    encode_members,
+    encode_roster,
+    pack_words,
+    packed_size,
+    sum_words,
+    to_words,
+    unpack_words,
+)
+from emfed.network.sums import add_up, answer_shape, from_fixed
+from tests.network.masked import identities, masked_sites
+
+RNG = np.random.default_rng(5)
+TABLES = {name: RNG.normal(size=(40, 2)) + i for i, name in enumerate("abcdefg")}
+NAMES = list(TABLES)
+
+
+# The masks themselves.
+
+
+def run_keys(names: str, run: int = 7) -> dict[int, RunKeys]:
+    """Keys of a run that all members know."""
+    made = {
+        number: RunKeys(own, bytes([number]) * 32, run, 100 + number)
+        for number, own in enumerate(identities(names).values())
+    }
+    roster = encode_roster({number: keys.announcement for number, keys in made.items()})
+    for keys in made.values():
+        keys.learn(roster)
+    return made
+
+
+@pytest.mark.parametrize("bits", [2, 10, 11, 33, 64, 256])
+def test_masks_cancel_in_the_sum_of_a_set_and_in_no_smaller_one(bits: int) -> None:
+    keys, members = run_keys("abcd"), {0: 5, 1: 6, 2: 7, 3: 8}
+    kind: Any = object if bits > 64 else np.int64
+    own = {n: np.array([n % 2, -(n % 2), 0, (n + 1) % 2] * 5, dtype=kind) for n in members}
+    told = {
+        n: keys[n].masked(to_words(own[n], bits), bits, n, members, context_of(b"x", members))
+        for n in members
+    }
+    for words in told.values():
+        assert list(unpack_words(pack_words(words, bits), 20, bits)) == list(words)
+        assert len(pack_words(words, bits)) == packed_size(20, bits)
+
+    def modular(numbers: Any) -> list[int]:
+        return [int(number) % 2**bits for number in numbers]
+
+    total = sum(own.values())
+    assert modular(sum_words(list(told.values()), bits)) == modular(total)
+    for some in itertools.chain(*(itertools.combinations(members, k) for k in (1, 2, 3))):
+        if bits > 8:
+            part = sum_words([told[n] for n in some], bits)
+            assert modular(part) != modular(sum(own[n] for n in some))
+
+
+def test_a_masked_vector_looks_uniform() -> None:
+    keys, members = run_keys("abc"), {0: 1, 1: 2, 2: 3}
+    words = keys[0].masked(np.zeros(40_000, dtype=np.uint64), 4, 0, members, b"context")
+    counts = np.bincount(words.astype(np.int64), minlength=16)
+    assert ((counts - 2500) ** 2 / 2500).sum() < 40  # chi-squared of 15 degrees: 1e-3 beyond 38
+
+
+@pytest.mark.parametrize("change", ["set", "fresh", "request", "run"])
+def test_masks_of_another_set_request_or_run_do_not_cancel(change: str) -> None:
+    keys, members = run_keys("abcd"), {0: 1, 1: 2, 2: 3}
+    others = {"set": {0: 1, 1: 2, 2: 3, 3: 4}, "fresh": {0: 1, 1: 2, 2: 9}}.get(change, members)
+    about = b"other" if change == "request" else b"asked"
+    odd = run_keys("abcd", run=8)[2] if change == "run" else keys[2]
+    zero = np.zeros(4, dtype=np.uint64)
+    told = [keys[n].masked(zero, 64, n, members, context_of(b"asked", members)) for n in (0, 1)]
+    told.append(odd.masked(zero, 64, 2, others, context_of(about, others)))
+    assert sum_words(told, 64).any()
+
+
+def test_a_key_that_no_pinned_identity_signed_is_no_peer() -> None:
+    """The server substitutes its own key, replays one of another run, or brings its own site."""
+    made = run_keys("abc")
+    strange = Identity("b", ec.generate_private_key(ec.SECP384R1()), {})
+    own = RunKeys(strange, bytes(32), 7, 101).announcement
+    replayed = replace(run_keys("abc", run=8)[1].announcement, instance=101)
+    for lie in (own, replayed, replace(own, name="unheard of")):
+        entries = {n: keys.announcement for n, keys in made.items()} | {1: lie}
+        made[0].learn(encode_roster(entries))
+        assert made[0].strangers({0: 1, 1: 2, 2: 3}, 0) == [1]
+
+
+def test_sets_that_a_site_refuses() -> None:
+    mine: dict[int, int] = {0: 10, 1: 11, 2: 12, 3: 13, 4: 14, 5: 15, 6: 16}
+
+    def without(*gone: int) -> dict[int, int]:
+        return {n: f for n, f in mine.items() if n not in gone}
+
+    assert check_set(mine, 0, 10, 3, []) == ""
+    assert "another answer" in check_set(mine, 0, 99, 3, [])
+    assert "another answer" in check_set(without(0), 0, 10, 3, [])
+    assert "at least 3" in check_set({0: 10, 1: 11}, 0, 10, 3, [])
+    assert "at least 8" in check_set(mine, 0, 10, 8, [])
+    assert check_set(mine, 0, 10, 3, [mine]) == ""  # the same again is the same answer
+    for gone in ((1,), (1, 2)):
+        assert "hardly differs" in check_set(without(*gone), 0, 10, 3, [mine])
+    assert "hardly differs" in check_set(mine | {3: 99}, 0, 10, 3, [mine])  # another plaintext
+    assert check_set(without(1, 2, 3), 0, 10, 3, [mine]) == ""
+    assert "two sets" in check_set(without(4, 5, 6), 0, 10, 3, [mine, without(1, 2, 3)])
+
+
+@pytest.mark.parametrize("cut", [1, 20, 140])
+def test_damaged_rosters_and_sets_are_refused(cut: int) -> None:
+    roster = encode_roster({n: k.announcement for n, k in run_keys("abc").items()})
+    with pytest.raises(WireError):
+        decode_roster(roster[:-cut])
+    with pytest.raises(WireError):
+        decode_members(encode_members({1: 2, 3: 4})[: -(cut % 12 or 1)])
+    with pytest.raises(WireError):
+        decode_members(encode_members({1: 2}) * 2)
+
+
+def test_an_identity_wants_three_keys_and_its_own_among_them(tmp_path: Path) -> None:
+    from emfed.network.keys import make_site_key
+
+    for name in "abc":
+        make_site_key(tmp_path, name)
+    assert Identity.read(tmp_path / "a.key", tmp_path).name == "a"
+    (tmp_path / "c.pub").unlink()
+    with pytest.raises(SettingsError, match="at least 3"):
+        Identity.read(tmp_path / "a.key", tmp_path)
+    with pytest.raises(SettingsError):
+        SiteRules(smallest_set=2)
+
+
+# Whole runs.
+
+
+class Tampered(LocalTransport):
+    """Hands every answer to a function that may keep it to itself."""
+
+    def __init__(self, sites: Mapping[str, Site], up: Callable[[str, bytes], bool]) -> None:
+        super().__init__(dict(sites))
+        self.up, self.seen = up, list[tuple[str, bytes]]()
+
+    def deliver(self, messages: Mapping[str, bytes], deadline: float) -> Iterator[Any]:
+        for key, answer in super().deliver(messages, deadline):
+            self.seen.append((key, answer))
+            if self.up(key, answer):
+                yield key, answer
+
+
+def session_of(transport: LocalTransport, **options: Any) -> Session:
+    federation = RemoteFederation(transport, attempts=1, pause=0.0, **options)
+    return Session(emfed.gaussian_mixture(2, "diag"), federation, masks=True)
+
+
+def ask(session: Session) -> Any:
+    params = session.view(WHOLE).start(0)
+    return session.ask("values", WHOLE, params)
+
+
+def exact(names: list[str], session: Session) -> Any:
+    rows = np.concatenate([TABLES[name] for name in names])
+    model = session.view(WHOLE)
+    return float(model.log_likelihood(rows, model.start(0)))
+
+
+def test_the_server_sees_the_sum_and_no_message_tells_of_one_site(tmp_path: Path) -> None:
+    transport = Tampered(masked_sites(TABLES, tmp_path), lambda key, answer: True)
+    session = session_of(transport)
+    assert ask(session)[0, 0] == pytest.approx(exact(NAMES, session), abs=1e-8)
+    # Whatever a site sent, its own mean appears in no message of it, in no form that was summed.
+    for key, answer in transport.seen:
+        own = TABLES[key].mean(axis=0)
+        assert all(value.tobytes() not in answer for value in own)
+        assert len(TABLES[key]).to_bytes(8, "little") not in answer
+    assert len(set(session.counts.tolist())) == 1  # counts are everybody's, shared out
+
+
+def test_a_member_that_vanishes_between_the_phases_is_left_out_with_others(tmp_path: Path) -> None:
+    """A difference of one would tell of it: the sum that is left lacks three."""
+    away: set[str] = set()
+    sites = masked_sites(TABLES, tmp_path)
+
+    def up(key: str, answer: bytes) -> bool:
+        return not (key in away and answer[0] & 0x3F == Kind.MASKED)
+
+    session = session_of(Tampered(sites, up))
+    away.add("c")
+    told = ask(session)
+    left = [n for n in NAMES if n not in "cfg"]
+    assert told[0, 0] == pytest.approx(exact(left, session), abs=1e-8)
+
+
+def test_three_sites_that_lose_one_have_no_sum(tmp_path: Path) -> None:
+    few = {name: TABLES[name] for name in "abc"}
+    away: set[str] = set()
+    transport = Tampered(masked_sites(few, tmp_path), lambda key, answer: key not in away)
+    session = session_of(transport)
+    away.add("b")
+    with pytest.raises(emfed.ParticipationError, match="a masked sum needs 3"):
+        ask(session)
+
+
+def name_set(session: Session, members: Mapping[int, int], to: list[int], question: int) -> Any:
+    """What sites answer to a set that a server names as it likes."""
+    federation = session.federation
+    body, keys = encode_members(members), federation.members.keys
+    messages = {keys[n]: (federation._header(Kind.SET, n, question), body) for n in to}
+    return {
+        key: decode_refusal(told)[1] if kind is Kind.REFUSAL else told
+        for key, kind, told in federation._line.deliver("question", messages)
+    }
+
+
+def ready(session: Session) -> tuple[dict[int, int], int]:
+    """Everyone is ready with an answer; no set was named yet."""
+    federation = session.federation
+    fresh: dict[int, int] = {}
+    from emfed.core.wire import encode_question
+    from emfed.models.binding import flatten_params
+
+    params = flatten_params(session.view(WHOLE).start(0))
+    federation._question += 1
+    asked = federation._everyone(encode_question("values", {}, params), (Kind.CONSTANTS,))
+    federation._take_ready("question", asked.messages(asked.numbers), fresh, set())
+    return fresh, federation._question
+
+
+def test_split_views_give_nothing_away(tmp_path: Path) -> None:
+    """The server tells v the set {v, w1, w2} and the others {w1, w2, w3}."""
+    session = session_of(LocalTransport(masked_sites(TABLES, tmp_path)))
+    fresh, question = ready(session)
+    first = {n: fresh[n] for n in (0, 1, 2)}
+    second = {n: fresh[n] for n in (1, 2, 3)}
+    told = name_set(session, first, [0], question) | name_set(session, second, [1, 2, 3], question)
+    answers = [value for value in told.values() if isinstance(value, bytes)]
+    assert len(answers) == 4
+    sums = add_up([told[n] for n in "bcd"], answer_shape(2))
+    assert sums is not None  # the sum of the three that agree is theirs to give
+    for some in itertools.combinations("abcd", 3):
+        if "a" in some:
+            assert add_up([told[n] for n in some], answer_shape(2)) is None
+    assert add_up(answers, answer_shape(2)) is None
+
+
+def test_nearly_the_same_set_is_not_answered_again(tmp_path: Path) -> None:
+    """A sum over all and one over all but w differ by w: in one question, and in a repeated one."""
+    session = session_of(LocalTransport(masked_sites(TABLES, tmp_path)))
+    fresh, question = ready(session)
+    assert all(
+        isinstance(v, bytes) for v in name_set(session, fresh, list(fresh), question).values()
+    )
+    fewer = {n: f for n, f in fresh.items() if n != 3}
+    told = name_set(session, fewer, list(fewer), question)
+    assert all("hardly differs" in str(v) for v in told.values())
+    fresh, question = ready(session)  # the same question, asked anew
+    fewer = {n: f for n, f in fresh.items() if n != 3}
+    told = name_set(session, fewer, list(fewer), question)
+    assert all("hardly differs" in str(v) for v in told.values())
+
+
+def test_a_set_that_is_too_small_for_one_owner_is_refused_by_it(tmp_path: Path) -> None:
+    sites = masked_sites(TABLES, tmp_path)
+    sites["a"] = Site(
+        TABLES["a"],
+        tmp_path / "a",
+        identity=sites["a"]._sums.identity,  # type: ignore[union-attr]
+        rules=SiteRules(smallest_set=5),
+    )
+    session = session_of(LocalTransport(sites))
+    fresh, question = ready(session)
+    few = {n: fresh[n] for n in (0, 1, 2)}
+    told = name_set(session, few, [0, 1, 2], question)
+    assert "at least 5 sites" in str(told["a"])
+    assert isinstance(told["b"], bytes)
+
+
+def test_a_colluding_site_takes_its_own_part_off_and_has_a_sum_of_the_others(
+    tmp_path: Path,
+) -> None:
+    """What remains: n - 1 colluding sites know the last one's part; docs say so."""
+    few = {name: TABLES[name] for name in "abc"}
+    session = session_of(LocalTransport(masked_sites(few, tmp_path)))
+    model = session.view(WHOLE)
+    total = float(ask(session)[0, 0]) * 120
+    mine = sum(float(model.log_likelihood(TABLES[n], model.start(0))) * 40 for n in "ab")
+    own = float(model.log_likelihood(TABLES["c"], model.start(0)))
+    assert (total - mine) / 40 == pytest.approx(own, abs=1e-6)
+
+
+def test_a_site_with_a_roster_refuses_a_run_without_masks_unless_its_owner_said_so(
+    tmp_path: Path,
+) -> None:
+    tables = {name: TABLES[name] for name in "abc"}
+    sites = masked_sites(tables, tmp_path, rules=SiteRules())
+    federation = RemoteFederation(LocalTransport(sites), attempts=1)
+    with pytest.raises(emfed.ParticipationError, match="masked sums alone"):
+        emfed.fit(emfed.gaussian_mixture(1), federation, rounds=1)
+    rules = SiteRules(unmasked=True)
+    federation = RemoteFederation(LocalTransport(masked_sites(tables, tmp_path / "2", rules=rules)))
+    emfed.fit(emfed.gaussian_mixture(1), federation, rounds=1)
+
+
+def test_a_site_without_a_roster_refuses_a_masked_run(tmp_path: Path) -> None:
+    sites = {name: Site(TABLES[name], tmp_path / name) for name in "abc"}
+    federation = RemoteFederation(LocalTransport(sites), attempts=1)
+    with pytest.raises(emfed.ParticipationError, match="no roster"):
+        emfed.fit(emfed.gaussian_mixture(1), federation, rounds=1, masks=True)
+
+
+def test_sites_that_were_sent_different_statistics_have_masks_that_do_not_cancel() -> None:
+    from emfed.network.sums import round_subject
+
+    here = np.array([0.5, 0.25, 1e-3])
+    assert round_subject(WHOLE, here) == round_subject(WHOLE, here * (1 + 1e-15))
+    assert round_subject(WHOLE, here) != round_subject(WHOLE, here + np.array([0, 1e-4, 0]))
+    assert Lattice.of(1.0, 10, 100, 0.5).bound == 5
+    assert from_fixed(np.array([2**33, 2**32]))[0] == pytest.approx([2.0])
