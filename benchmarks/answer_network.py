@@ -84,7 +84,7 @@ def over_the_wire(
     with tempfile.TemporaryDirectory(prefix="emfed-answer-") as name:
         folder = Path(name)
         names = make_keys(folder, workers.size)
-        for number, site in enumerate(names):
+        for number, site in enumerate(sorted(names)):  # as the server numbers them
             table = workers.rows[workers.offsets[number] : workers.offsets[number + 1]]
             pl.DataFrame(table).write_parquet(folder / f"{site}.parquet")
         groups = [names[i::PROCESSES] for i in range(PROCESSES)]
