@@ -24,10 +24,10 @@ AIR = ("PM2.5", "PM10", "SO2", "NO2", "CO", "O3", "TEMP", "PRES", "DEWP", "WSPM"
 HEART = ("age", "trestbps", "chol", "thalach", "oldpeak")
 
 
-def _cut(rows: np.ndarray, groups: np.ndarray) -> emfed.WorkerData:
+def _cut(rows: np.ndarray, groups: np.ndarray) -> emfed.data.WorkerData:
     order = np.argsort(groups, kind="stable")
     ends = np.flatnonzero(np.diff(groups[order])) + 1
-    return emfed.WorkerData(rows[order], np.array([0, *ends.tolist(), len(rows)]))
+    return emfed.data.WorkerData(rows[order], np.array([0, *ends.tolist(), len(rows)]))
 
 
 def _digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -63,7 +63,7 @@ def _table(name: str, columns: tuple[str, ...], group: str) -> tuple[np.ndarray,
     return frame.select(columns).to_numpy().astype(float), groups
 
 
-def sets() -> Iterator[tuple[str, Any, emfed.WorkerData, emfed.AutoEM, int]]:
+def sets() -> Iterator[tuple[str, Any, emfed.data.WorkerData, emfed.AutoEM, int]]:
     """Name, model, workers, algorithm and rounds."""
     rows, at_random, by_label = _digits()
     tied, diag = emfed.gaussian_mixture(10, "tied"), emfed.gaussian_mixture(10, "diag")
@@ -89,7 +89,7 @@ def _curve(
         start=start,
         rounds=rounds,
         seed=seed,
-        monitor=emfed.Monitor(mean_field=False),
+        monitor=emfed.fitting.Monitor(mean_field=False),
     )
     records, n = result.records[1:], workers.size
     sums = result.ledger.summary()

@@ -30,7 +30,7 @@ NATS = (1e-3, 1e-5)
 PARTS = ("opening", "start", "rounds", "envelopes", "transport")
 
 
-def spectrum_of_workers(fitted: emfed.Result, workers: emfed.WorkerData) -> Any:
+def spectrum_of_workers(fitted: emfed.Result, workers: emfed.data.WorkerData) -> Any:
     """Eigenvalues of the covariance of the workers' statistics at the optimum, in its metric.
 
     With fewer workers than statistics their own covariance has not the rank. Were workers alike, it
@@ -59,7 +59,7 @@ def spectrum_of_workers(fitted: emfed.Result, workers: emfed.WorkerData) -> Any:
     return np.linalg.eigvalsh(root @ (np.eye(used.sum()) + more) @ root.T)
 
 
-def lower_bound(fitted: emfed.Result, workers: emfed.WorkerData, nats: float) -> float:
+def lower_bound(fitted: emfed.Result, workers: emfed.data.WorkerData, nats: float) -> float:
     """Bytes that a worker must send at least, once, for a mean that is good to so many nats.
 
     Assumptions: at the optimum the workers' statistics are independent draws of one Gaussian, with
@@ -78,7 +78,7 @@ def lower_bound(fitted: emfed.Result, workers: emfed.WorkerData, nats: float) ->
 
 
 def over_the_wire(
-    model: Any, workers: emfed.WorkerData, algorithm: Any, rounds: int, seed: int
+    model: Any, workers: emfed.data.WorkerData, algorithm: Any, rounds: int, seed: int
 ) -> tuple[emfed.Result, list[tuple[int, int]]]:
     """A fit whose sites are real, and all bytes up and down when each round was made."""
     with tempfile.TemporaryDirectory(prefix="emfed-answer-") as name:
@@ -94,7 +94,9 @@ def over_the_wire(
                 server.wait_for(len(names), 300)
                 time.sleep(0.5)
                 wire = [(counter.up, counter.down)]
-                federation = emfed.RemoteFederation(server, minimum=len(names), deadline=300)
+                federation = emfed.network.RemoteFederation(
+                    server, minimum=len(names), deadline=300
+                )
                 fitted = emfed.fit(
                     model,
                     None,
@@ -114,7 +116,7 @@ def followed(model: Any, workers: Any, algorithm: Any, rounds: int, seed: int) -
     start = emfed.fit(model, workers, algorithm, rounds=0, **common).params
     pooled = emfed.fit(model, workers, emfed.EM(), start=start, tol=1e-9, rounds=1500)
     target = -pooled.log_likelihood(workers.rows)
-    monitor = emfed.Monitor(mean_field=False)
+    monitor = emfed.fitting.Monitor(mean_field=False)
     fitted = emfed.fit(model, workers, algorithm, rounds=rounds, monitor=monitor, **common)
     records, n = fitted.records[1:], workers.size
     sums = fitted.ledger.summary()["start"]

@@ -101,12 +101,12 @@ def serve(kind: str, path: str) -> None:
     import emfed
 
     rows = np.load(path, mmap_mode="r")
-    data = emfed.WorkerData(rows, np.arange(0, N * ROWS + 1, ROWS))
+    data = emfed.data.WorkerData(rows, np.arange(0, N * ROWS + 1, ROWS))
     if kind == "stacked":
-        federation: Any = emfed.StackedFederation(data)
+        federation: Any = emfed.network.StackedFederation(data)
     else:
-        federation = emfed.RayFederation(data, actors=ACTORS)
-    run = emfed.open_run(
+        federation = emfed.network.RayFederation(data, actors=ACTORS)
+    run = emfed.fitting.open_run(
         emfed.gaussian_mixture(K, "tied"),
         None,
         emfed.FedEM(emfed.Dithering(4), step_size=0.1, batch_size=B),

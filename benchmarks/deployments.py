@@ -213,7 +213,9 @@ class Deployment:
 
     def here(self) -> Result:
         """The same run in this process."""
-        network = emfed.LoopFederation(emfed.as_workers(dict(sorted(self.tables.items()))))
+        network = emfed.network.LoopFederation(
+            emfed.data.as_workers(dict(sorted(self.tables.items())))
+        )
         return run_fit(self.config.settings, network).result
 
 

@@ -39,7 +39,7 @@ def bench_esteps() -> dict[str, dict[str, float]]:
 
 
 def _case(kind: str, k: int, rows: np.ndarray) -> dict[str, float]:
-    run = emfed.open_run(emfed.gaussian_mixture(k, kind), [rows])
+    run = emfed.fitting.open_run(emfed.gaussian_mixture(k, kind), [rows])
     model, params = run.model, run.params
     judge = GaussianMixture(
         k, covariance_type=kind, max_iter=1, init_params="random", random_state=0

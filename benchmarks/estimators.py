@@ -48,7 +48,7 @@ def _speed(rows: np.ndarray, kind: str) -> dict[str, Any]:
         warnings.simplefilter("ignore")
         first = GaussianMixture(COMPONENTS, covariance_type=kind, max_iter=1, random_state=0)
         first.fit(rows)
-        start = emfed.GaussianParameters(first.weights_, first.means_, first.covariances_)
+        start = emfed.models.GaussianParameters(first.weights_, first.means_, first.covariances_)
         peer = GaussianMixture(
             COMPONENTS,
             covariance_type=kind,
@@ -96,7 +96,7 @@ def _pooled(kind: str, k: int, rows: np.ndarray, seed: int, n_init: int, split: 
     """Where pooled EM ends from the default start, found by so many workers."""
     parts = np.array_split(rows[np.argsort(rows[:, 0], kind="stable")], split)
     model = emfed.gaussian_mixture(k, kind)
-    run = emfed.open_run(model, parts, start="k-means", n_init=n_init, seed=seed)
+    run = emfed.fitting.open_run(model, parts, start="k-means", n_init=n_init, seed=seed)
     start = run.model.to_user(run.params)
     judge = emfed.FederatedGaussianMixture(k, covariance_type=kind, start=start, tol=1e-7)
     return judge.fit(rows).score(rows)
@@ -179,7 +179,7 @@ def _default(
             ours = emfed.FederatedGaussianMixture(k, covariance_type=kind, random_state=seed)
             ours.fit(rows, groups=groups)
             model = emfed.gaussian_mixture(k, kind)
-            run = emfed.open_run(model, rows, groups=groups, start="auto", seed=seed)
+            run = emfed.fitting.open_run(model, rows, groups=groups, start="auto", seed=seed)
             start = run.model.to_user(run.params)
             judge = emfed.fit(model, rows, start=start, tol=1e-8, rounds=10_000)
         gaps.append(judge.log_likelihood(rows) - ours.score(rows))

@@ -24,15 +24,17 @@ PENALTIES = (0.1, 0.5, 2.0, 8.0)
 
 def tables() -> Iterator[tuple[str, FieldTable]]:
     """Simulated ones of the paper's size, and the real ones in the folder EMFED_DATA."""
-    yield "simulated, 5,980", emfed.simulate_table(5980)
-    yield "simulated, 12,185", emfed.simulate_table(12_185)
+    yield "simulated, 5,980", emfed.imputation.simulate_table(5980)
+    yield "simulated, 12,185", emfed.imputation.simulate_table(12_185)
     folder = Path(os.environ.get("EMFED_DATA", ""))
     if (folder / "oystercatcher_monthly.csv.gz").exists():
-        columns = emfed.Columns(date=("year", "month"), observer=None)
+        columns = emfed.imputation.Columns(date=("year", "month"), observer=None)
         path = folder / "oystercatcher_monthly.csv.gz"
-        yield "oystercatcher", emfed.read_records(path, columns, groups=10)
+        yield "oystercatcher", emfed.imputation.read_records(path, columns, groups=10)
         path = folder / "bbs_wood_thrush.csv.gz"
-        birds = emfed.read_records(path, emfed.Columns(date="year"), bins="year", groups=40)
+        birds = emfed.imputation.read_records(
+            path, emfed.imputation.Columns(date="year"), bins="year", groups=40
+        )
         yield "wood thrush", birds
 
 
@@ -99,7 +101,11 @@ def _row(name: str, whole: FieldTable, seed: int) -> dict[str, Any]:
     structure = result.solver.structure
     twenty = impute(table, rounds=20, seed=seed, structure=structure)
     half = impute(
-        table, rounds=20, seed=seed, structure=structure, participation=emfed.Bernoulli(0.5)
+        table,
+        rounds=20,
+        seed=seed,
+        structure=structure,
+        participation=emfed.algorithms.Bernoulli(0.5),
     )
     pooled = Solver(table.family, structure, sweeps=1000, tolerance=1e-9).fit(train)
     best = rmse(pooled.theta(held.sites, held.times), held)

@@ -16,7 +16,7 @@ from benchmarks.timing import best_times
 def bench_ledger() -> dict[str, float]:
     """A stacked round with and without the ledger."""
     rows = data()
-    workers = emfed.WorkerData(rows, np.arange(0, N * M + 1, M))
+    workers = emfed.data.WorkerData(rows, np.arange(0, N * M + 1, M))
     tasks = {}
     for label, operator in (
         ("block quantisation", emfed.block_quantization(4)),
@@ -25,7 +25,7 @@ def bench_ledger() -> dict[str, float]:
     ):
         algorithm = emfed.FedEM(operator, step_size=0.01, batch_size=B, replacement=True)
         for counted in (False, True):
-            run = emfed.open_run(
+            run = emfed.fitting.open_run(
                 emfed.gaussian_mixture(K, "tied"), workers, algorithm, count_bytes=counted
             )
             tasks[f"{label}, ledger {'on' if counted else 'off'}"] = run.step
@@ -69,7 +69,7 @@ def bench_mnist(rounds: int = 150, figure: Path | None = None) -> list[dict[str,
             algorithm,
             start=start,
             rounds=rounds,
-            monitor=emfed.Monitor(mean_field=False),
+            monitor=emfed.fitting.Monitor(mean_field=False),
         )
         records = result.records[1:]
         gap = records.column("objective") - target

@@ -44,15 +44,15 @@ def mnist_rows(rows: int = 70_000) -> np.ndarray | None:
     return np.random.default_rng(0).permutation(scores)[:rows]
 
 
-def even(rows: np.ndarray, workers: int) -> emfed.WorkerData:
+def even(rows: np.ndarray, workers: int) -> emfed.data.WorkerData:
     size = len(rows) // workers
-    return emfed.WorkerData(rows[: size * workers], np.arange(0, size * workers + 1, size))
+    return emfed.data.WorkerData(rows[: size * workers], np.arange(0, size * workers + 1, size))
 
 
-def settings() -> Iterator[tuple[str, Any, emfed.WorkerData, int, Any]]:
+def settings() -> Iterator[tuple[str, Any, emfed.data.WorkerData, int, Any]]:
     """Name, model, data, rounds and start."""
     known = emfed.gaussian_mixture(2, "known", known_covariance=TRUTH.covariances)
-    yield "synthetic, q=6", known, emfed.synthetic_federation(0), 50, START
+    yield "synthetic, q=6", known, emfed.data.synthetic_federation(0), 50, START
     rng = np.random.default_rng(0)
     rows = 3 * rng.normal(size=(4, 6))[rng.integers(4, size=20_000)] + rng.normal(size=(20_000, 6))
     yield "generated full, q=112", emfed.gaussian_mixture(4, "full"), even(rows, 50), 30, None
@@ -68,7 +68,7 @@ def collect(model: Any, data: Any, operator: Any, rounds: int, start: Any) -> An
     messages: list[Compressed] = []
     dithers: list[Any] = []
     algorithm = emfed.FedEM(operator, step_size=0.5, in_metric=True)
-    run = emfed.open_run(model, data, algorithm, start=start, count_bytes=False)
+    run = emfed.fitting.open_run(model, data, algorithm, start=start, count_bytes=False)
     q, cls = run.model.layout.size, type(operator)
     compress = cls.compress
 

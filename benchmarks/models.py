@@ -20,7 +20,7 @@ from benchmarks.timing import best_times
 
 def opened(model: Any, rows: Any) -> tuple[Any, Any]:
     """The bound model, and parameters after one step."""
-    run = emfed.open_run(model, [rows], start_statistics="expected")
+    run = emfed.fitting.open_run(model, [rows], start_statistics="expected")
     return run.model, run.params
 
 
@@ -87,7 +87,7 @@ def bench_air() -> dict[str, float]:
     if not path.is_file():
         return {}
     names = ["PM2.5", "PM10", "SO2", "NO2", "CO", "O3", "TEMP", "PRES", "DEWP", "RAIN", "WSPM"]
-    torn = np.ascontiguousarray(emfed.ParquetRows(path, names).read(0, 420_768))
+    torn = np.ascontiguousarray(emfed.data.ParquetRows(path, names).read(0, 420_768))
     whole = np.where(np.isnan(torn), np.nanmean(torn, axis=0), torn)
     model, params = opened(emfed.gaussian_mixture(5, "full", missing=True), torn)
     plain, start = opened(emfed.gaussian_mixture(5, "full"), whole)

@@ -156,7 +156,7 @@ def fitting(sites: int, rounds: int = ROUNDS) -> dict[str, Any]:
                 server.wait_for(sites, 60)
                 time.sleep(0.3)
                 opening = (counter.up, counter.down)
-                federation = emfed.RemoteFederation(server, minimum=sites)
+                federation = emfed.network.RemoteFederation(server, minimum=sites)
                 moved: list[tuple[int, int]] = []
                 warnings.simplefilter("ignore", emfed.EmfedWarning)  # bytes and times, not the fit
                 result = emfed.fit(

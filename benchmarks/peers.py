@@ -39,13 +39,13 @@ async def crowd(port: int, folder: Path, names: list[str], real: bool = False) -
         if real:
             table = pl.read_parquet(folder / f"{name}.parquet").to_numpy()
             rules = SiteRules.loosest()
-            line._step = emfed.Site(table, folder / f"site-{name}", rules=rules).step
+            line._step = emfed.network.Site(table, folder / f"site-{name}", rules=rules).step
     await asyncio.gather(*(site._stay(lambda kind, words: None) for site in sites))
 
 
 def real(port: int, folder: Path, name: str) -> None:
     """One site that computes."""
-    site = emfed.Site(pl.read_parquet(folder / f"{name}.parquet"), folder / f"site-{name}")
+    site = emfed.network.Site(pl.read_parquet(folder / f"{name}.parquet"), folder / f"site-{name}")
     log = (folder / f"{name}.steps").open("a", encoding="utf-8", buffering=1)
 
     def step(question: bytes) -> bytes:

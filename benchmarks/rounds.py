@@ -49,13 +49,13 @@ def floor(rows: np.ndarray) -> Callable[[], object]:
 
 def bench_rounds() -> dict[str, float]:
     rows = data()
-    workers = emfed.WorkerData(rows, np.arange(0, N * M + 1, M))
+    workers = emfed.data.WorkerData(rows, np.arange(0, N * M + 1, M))
     algorithm = emfed.FedEM(
         emfed.block_quantization(4), step_size=0.01, batch_size=B, replacement=True
     )
     tasks: dict[str, Callable[[], object]] = {"floor (numpy)": floor(rows)}
     for name in ("stacked", "loop"):
-        run = emfed.open_run(
+        run = emfed.fitting.open_run(
             emfed.gaussian_mixture(K, "tied"),
             workers,
             algorithm,

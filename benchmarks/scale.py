@@ -23,12 +23,12 @@ def measure(workers: int, rounds: int = 40) -> dict[str, float]:
     rng = np.random.default_rng(0)
     rows = rng.standard_normal(size=(workers * ROWS, D), dtype=np.float32)
     rows += 2 * rng.standard_normal(size=(K, D), dtype=np.float32)[rng.integers(K, size=len(rows))]
-    data = emfed.WorkerData(rows, np.arange(0, workers * ROWS + 1, ROWS))
-    run = emfed.open_run(
+    data = emfed.data.WorkerData(rows, np.arange(0, workers * ROWS + 1, ROWS))
+    run = emfed.fitting.open_run(
         emfed.gaussian_mixture(K, "tied"),
         data,
         emfed.FedEM(emfed.Dithering(4), step_size=0.1),
-        participation=emfed.FixedSize(ACTIVE),
+        participation=emfed.algorithms.FixedSize(ACTIVE),
     )
     times = []
     for _ in range(rounds):

@@ -59,7 +59,7 @@ def _gaps(rows: np.ndarray, k: int, kind: str, groups: Any, seeds: int) -> dict[
     for label, held in (("alone", None), ("workers", groups)):
         gaps = []
         for seed in range(seeds):
-            run = emfed.open_run(model, rows, groups=held, start="auto", seed=seed)
+            run = emfed.fitting.open_run(model, rows, groups=held, start="auto", seed=seed)
             begun = run.model.to_user(run.params)
             options: dict[str, Any] = {"start_statistics": "parameters", "tol": 1e-6}
             ended = emfed.fit(model, rows, "em", groups=held, start=begun, rounds=500, **options)

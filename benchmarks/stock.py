@@ -60,7 +60,7 @@ def run_stock(folder: Path, rounds: int = 4, seconds: float = 300) -> dict[str, 
         finally:
             stop_all(children)
     config = read_config(app / "emfed.toml")
-    network = emfed.LoopFederation(emfed.as_workers(tables))
+    network = emfed.network.LoopFederation(emfed.data.as_workers(tables))
     here = run_fit(config.settings, network).result
     found = json.loads(summary.read_text(encoding="utf-8"))
     return {"seconds": time.monotonic() - began, "difference": difference(found, here)}

@@ -23,16 +23,16 @@ def settled(step: float, omega: float, n: int, p: float) -> dict[str, Any]:
     rows = rng.normal(size=(n, M, D))
     rows = (rows - rows.mean(axis=1, keepdims=True)) / rows.std(axis=1, keepdims=True)
     rows += 3 * rng.normal(size=(n, 1, D))
-    data = emfed.WorkerData(rows.reshape(n * M, D), np.arange(0, n * M + 1, M))
+    data = emfed.data.WorkerData(rows.reshape(n * M, D), np.arange(0, n * M + 1, M))
     records = emfed.fit(
-        emfed.LinearGaussian(KAPPA),
+        emfed.models.LinearGaussian(KAPPA),
         data,
         emfed.FedEM(
             emfed.SubtractiveDithering(omega), step_size=step, batch_size=1, replacement=True
         ),
-        participation=emfed.Bernoulli(p),
+        participation=emfed.algorithms.Bernoulli(p),
         rounds=ROUNDS,
-        monitor=emfed.Monitor(objective=False),
+        monitor=emfed.fitting.Monitor(objective=False),
     ).records
     setting = (step, KAPPA, KAPPA**2 * D, n, omega, p)
     measured = records[2000:].average("squared_h")

@@ -10,7 +10,7 @@ import emfed
 from emfed.core.protocols import Compressor, FloatArray
 from emfed.models import COVARIANCES
 
-OPEN = emfed.SiteRules.loosest()
+OPEN = emfed.network.SiteRules.loosest()
 """Rules of a site that answers everything: most tests have few rows, and some odd models."""
 KINDS = (*COVARIANCES, "streamed")
 """Every covariance type, and tied with y y^T among the statistics."""

@@ -13,18 +13,18 @@ import emfed
 HEART: dict[str, Any] = {
     "age": "gaussian",
     "sex": "bernoulli",
-    "cp": emfed.Categorical(4),
+    "cp": emfed.models.Categorical(4),
     "trestbps": "gaussian",
     "chol": "gaussian",
     "fbs": "bernoulli",
-    "restecg": emfed.Categorical(3),
+    "restecg": emfed.models.Categorical(3),
     "thalach": "gaussian",
     "exang": "bernoulli",
     "oldpeak": "gaussian",
-    "slope": emfed.Categorical(3),
-    "ca": emfed.Categorical(4),
-    "thal": emfed.Categorical(3),
-    "num": emfed.Categorical(5),
+    "slope": emfed.models.Categorical(3),
+    "ca": emfed.models.Categorical(4),
+    "thal": emfed.models.Categorical(3),
+    "num": emfed.models.Categorical(5),
 }
 """The columns of the four hospitals' table and their families."""
 CODES = {"cp": (1, 2, 3, 4), "slope": (1, 2, 3), "thal": (3, 6, 7)}
@@ -56,7 +56,7 @@ AIR = ["PM2.5", "PM10", "SO2", "NO2", "CO", "O3", "TEMP", "PRES", "DEWP", "RAIN"
 """The numeric columns of the Beijing air quality table."""
 
 
-def air_quality(folder: Path) -> dict[str, emfed.ParquetRows]:
+def air_quality(folder: Path) -> dict[str, emfed.data.ParquetRows]:
     """The rows of each of the twelve stations, left in their file."""
     import polars as pl
 
@@ -65,6 +65,6 @@ def air_quality(folder: Path) -> dict[str, emfed.ParquetRows]:
     cuts = np.flatnonzero(names[1:] != names[:-1]) + 1
     ends = [0, *cuts.tolist(), len(names)]
     return {
-        str(names[first]): emfed.ParquetRows(path, AIR, [(first, last)])
+        str(names[first]): emfed.data.ParquetRows(path, AIR, [(first, last)])
         for first, last in itertools.pairwise(ends)
     }

@@ -38,13 +38,13 @@ def _gaussian(kind: str, k: int) -> Entry:
     tables = [np.where(rng.random(t.shape) < 0.2, np.nan, t) for t in make_data(k, k=k, d=3)]
     return Entry(
         lambda **options: emfed.gaussian_mixture(k, kind, missing=True, **options),
-        {"weight_concentration": 3.0, "covariance_prior": emfed.InverseWishart(5.0, 0.5)},
+        {"weight_concentration": 3.0, "covariance_prior": emfed.models.InverseWishart(5.0, 0.5)},
         tables,
     )
 
 
 def _plain(kind: str) -> Entry:
-    prior = {} if kind == "known" else {"covariance_prior": emfed.InverseWishart(5.0, 0.5)}
+    prior = {} if kind == "known" else {"covariance_prior": emfed.models.InverseWishart(5.0, 0.5)}
     return Entry(
         lambda **options: make_model(kind, k=2, d=3, **options),
         {"weight_concentration": 3.0, **prior},
@@ -64,7 +64,7 @@ def _factors(make: Any, k: int) -> Entry:
         tables.append(centres[labels] + np.einsum("nij,nj->ni", loadings[labels], z) + noise)
     return Entry(
         lambda **options: make(2, k, **options),
-        {"weight_concentration": 3.0, "noise_prior": emfed.InverseWishart(5.0, 0.5)},
+        {"weight_concentration": 3.0, "noise_prior": emfed.models.InverseWishart(5.0, 0.5)},
         tables,
         warm=150,
     )
@@ -91,7 +91,7 @@ def _regressions(k: int) -> Entry:
         mine = lines[rng.integers(k, size=size)]
         y = mine[:, 0] + (mine[:, 1:] * x).sum(axis=1) + 0.4 * rng.normal(size=size)
         tables.append(np.column_stack([x[:, 0], y, x[:, 1]]))
-    priors = {"ridge": 2.0, "noise_prior": emfed.InverseWishart(5.0, 0.5)}
+    priors = {"ridge": 2.0, "noise_prior": emfed.models.InverseWishart(5.0, 0.5)}
     return Entry(
         lambda **options: emfed.regression_mixture(k, target=1, **options),
         {"weight_concentration": 3.0, **priors},
@@ -126,7 +126,7 @@ def _chains(families: Any, seed: int = 0) -> Entry:
     return Entry(
         lambda **options: emfed.hidden_markov(2, families, **options),
         {"concentration": 2.0, "prior_rows": 4.0},
-        emfed.pad_sequences(workers),
+        emfed.data.pad_sequences(workers),
         warm=3,
     )
 
@@ -141,6 +141,6 @@ REGISTRY: dict[str, Entry] = {
     **{f"regressions {k}": _regressions(k) for k in (1, 2)},
     "gaussian chain": _chains("gaussian"),
     "poisson chain": _chains("poisson"),
-    "mixed chain": _chains(["gaussian", "poisson", emfed.Categorical(3)]),
+    "mixed chain": _chains(["gaussian", "poisson", emfed.models.Categorical(3)]),
     **{f"ppca {k}": _factors(emfed.ppca, k) for k in (1, 2)},
 }

@@ -12,16 +12,16 @@ from emfed.core.protocols import FloatArray
 FAMILIES: dict[str, Any] = {
     "gaussian": ["gaussian", "gaussian"],
     "poisson": ["poisson", "poisson"],
-    "exposed": [emfed.Poisson(exposure=2), emfed.Poisson(exposure=2), "exposure"],
+    "exposed": [emfed.models.Poisson(exposure=2), emfed.models.Poisson(exposure=2), "exposure"],
     "bernoulli": ["bernoulli"] * 7,
-    "categorical": [emfed.Categorical(n) for n in (3, 2, 4, 3, 3)],
+    "categorical": [emfed.models.Categorical(n) for n in (3, 2, 4, 3, 3)],
     "exponential": ["exponential"] * 3,
     "gamma": ["gamma", "gamma"],
     "mixed": [
         "gaussian",
-        emfed.Poisson(exposure=5),
+        emfed.models.Poisson(exposure=5),
         "bernoulli",
-        emfed.Categorical(3),
+        emfed.models.Categorical(3),
         "gamma",
         "exposure",
         "poisson",
@@ -39,7 +39,7 @@ def column(family: Any, k: int, labels: Any, exposure: FloatArray, rng: Any) -> 
         return (3 * rng.normal(size=k))[labels] + rng.normal(size=n) * rng.uniform(0.5, 1)
     if family == "poisson":
         return rng.poisson(rng.uniform(1, 12, size=k)[labels]).astype(float)
-    if isinstance(family, emfed.Poisson):
+    if isinstance(family, emfed.models.Poisson):
         return rng.poisson(rng.uniform(0.5, 6, size=k)[labels] * exposure).astype(float)
     if family == "bernoulli":
         return (rng.random(n) < rng.permutation(np.linspace(0.1, 0.9, k))[labels]).astype(float)

@@ -107,20 +107,6 @@ _ROOMS = (
     "theory",
 )
 """Subpackages that users import from."""
-_MOVED = {
-    "algorithms": "Bernoulli Decreasing Everyone FixedSize Schedule",
-    "compressors": "ChosenDithering",
-    "data": "ParquetRows Stream WorkerData WorkerTables as_workers pad_sequences "
-    "synthetic_federation",
-    "fitting": "FitSettings Monitor Records RoundRecord Run Selection Served Stop open_run "
-    "rehearse serve",
-    "imputation": "Columns FieldTable Imputation Structure read_ebird read_records simulate_table",
-    "models": "Categorical Centres FactorParameters GaussianParameters InverseWishart "
-    "LinearGaussian MarkovParameters MixedParameters Poisson RegressionParameters register_model",
-    "network": "FaultPlan FaultyFederation LocalTransport LoopFederation RayFederation "
-    "RemoteFederation Site SiteRules StackedFederation Transport",
-}
-"""Where names went that were at the top; still found there until nothing asks for them."""
 
 
 def __getattr__(name: str) -> Any:
@@ -134,10 +120,6 @@ def __getattr__(name: str) -> Any:
         from emfed.imputation import impute
 
         return impute
-    for room, names in _MOVED.items():
-        if name in names.split():
-            module = __import__(f"emfed.{room}", fromlist=[name])
-            return getattr(module, name)
     if name in _ROOMS:
         return __import__(f"emfed.{name}", fromlist=["__all__"])
     raise AttributeError(f"module 'emfed' has no attribute {name!r}")

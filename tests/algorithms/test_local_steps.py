@@ -42,7 +42,9 @@ def test_alike_workers_need_far_fewer_rounds_and_bytes() -> None:
     target = 2e-4 - best.log_likelihood(np.concatenate(data))
     reached = []
     for steps in (8, 1):
-        result = fitted(data, steps, tol=0, rounds=40, monitor=emfed.Monitor(mean_field=False))
+        result = fitted(
+            data, steps, tol=0, rounds=40, monitor=emfed.fitting.Monitor(mean_field=False)
+        )
         records = result.records[1:]
         last = int(np.flatnonzero(records.column("objective") > target)[-1])
         sent = records.column("payload_up") + records.column("payload_down")
@@ -72,7 +74,7 @@ def test_who_is_unlike_the_others_takes_fewer_steps(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(auto, "UNLIKE", 10.0)
     odd = tables(alike=True, workers=12)
     odd[0] = odd[0][odd[0][:, 1] > 1.5]
-    run = emfed.open_run(MODEL, odd, "auto", start="k-means", seed=1)
+    run = emfed.fitting.open_run(MODEL, odd, "auto", start="k-means", seed=1)
     for _ in range(2):
         run.step()
     _, rows = run.federation.worker_rows()
@@ -96,10 +98,14 @@ def test_local_steps_end_where_em_ends_whatever_is_lost() -> None:
     rows = np.concatenate(data)
     best = emfed.fit(MODEL, [rows], start=fitted(data).params, tol=1e-9).log_likelihood(rows)
     for seed in range(3):
-        inner = emfed.network.FEDERATIONS["stacked"](emfed.as_workers(data))
-        plan = emfed.FaultPlan(seed=seed, lose_request=0.02, lose_reply=0.05, delay_reply=0.02)
-        network = emfed.FaultyFederation(inner, plan)
-        run = emfed.open_run(MODEL, None, "auto", federation=network, start="k-means", seed=1)
+        inner = emfed.network.FEDERATIONS["stacked"](emfed.data.as_workers(data))
+        plan = emfed.network.FaultPlan(
+            seed=seed, lose_request=0.02, lose_reply=0.05, delay_reply=0.02
+        )
+        network = emfed.network.FaultyFederation(inner, plan)
+        run = emfed.fitting.open_run(
+            MODEL, None, "auto", federation=network, start="k-means", seed=1
+        )
         for _ in range(60):
             run.step()
             assert run.memory_gap < 1e-12
@@ -115,8 +121,8 @@ def test_those_who_follow_em_wear_masks_or_see_other_rows_each_round_take_none()
     follows = emfed.fit(MODEL, data, emfed.AutoEM(follow_em=True), rounds=5, tol=0)
     np.testing.assert_array_equal(passes(follows), 1)
     draw = np.random.default_rng(0)
-    streams = [emfed.Stream(lambda k: draw.permutation(data[0])[:200]) for _ in range(3)]
-    run = emfed.open_run(MODEL, streams, "auto", start="moments")
+    streams = [emfed.data.Stream(lambda k: draw.permutation(data[0])[:200]) for _ in range(3)]
+    run = emfed.fitting.open_run(MODEL, streams, "auto", start="moments")
     for _ in range(4):
         run.step()
     _, rows = run.federation.worker_rows()
@@ -134,7 +140,7 @@ def test_local_steps_cannot_leave_the_domain(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_harm_of_local_steps_is_undone_at_once() -> None:
-    run = emfed.open_run(MODEL, tables(alike=True), "auto", start="k-means", seed=1)
+    run = emfed.fitting.open_run(MODEL, tables(alike=True), "auto", start="k-means", seed=1)
     for _ in range(4):
         run.step()
     assert run.algorithm.asks(run.state) == "local"

@@ -16,13 +16,13 @@ from tests.helpers import plain_fit
 
 N = 40
 SCHEMES: list[Any] = [
-    emfed.Everyone(),
-    emfed.Bernoulli(0.3),
-    emfed.Bernoulli(1.0),
-    emfed.Bernoulli(np.linspace(0.05, 1.0, N)),
-    emfed.FixedSize(7),
-    emfed.FixedSize(N),
-    emfed.Schedule([range(0, N, 2), range(1, N, 2)], 0.5),
+    emfed.algorithms.Everyone(),
+    emfed.algorithms.Bernoulli(0.3),
+    emfed.algorithms.Bernoulli(1.0),
+    emfed.algorithms.Bernoulli(np.linspace(0.05, 1.0, N)),
+    emfed.algorithms.FixedSize(7),
+    emfed.algorithms.FixedSize(N),
+    emfed.algorithms.Schedule([range(0, N, 2), range(1, N, 2)], 0.5),
 ]
 
 
@@ -42,16 +42,16 @@ def test_frequencies_are_the_declared_probabilities(scheme: Participation) -> No
         pairs += float(np.isin([0, 1], drawn).all())
     p = scheme.probabilities(np.arange(N), N)
     error = np.abs(hits / rounds - p) / np.sqrt(p * (1 - p) / rounds + 1e-12)
-    assert error.max() < 5 or isinstance(scheme, emfed.Schedule)
+    assert error.max() < 5 or isinstance(scheme, emfed.algorithms.Schedule)
     np.testing.assert_allclose(hits / rounds, p, atol=0.04)
-    if isinstance(scheme, emfed.Bernoulli):  # independent draws, as the theorem assumes
+    if isinstance(scheme, emfed.algorithms.Bernoulli):  # independent draws, as the theorem assumes
         both = p[0] * p[1]
         assert abs(pairs / rounds - both) < 5 * np.sqrt(both * (1 - both) / rounds) + 1e-9
 
 
 @given(st.integers(0, 2**40), st.integers(1, 10**9), st.floats(1e-6, 1), st.integers(1, 3000))
 def test_bernoulli_draws_are_valid_and_repeatable(seed: int, round_: int, p: float, n: int) -> None:
-    scheme = emfed.Bernoulli(p)
+    scheme = emfed.algorithms.Bernoulli(p)
     drawn = scheme.draw(seed, round_, n)
     np.testing.assert_array_equal(drawn, scheme.draw(seed, round_, n))
     assert np.all(np.diff(drawn) > 0)
@@ -59,7 +59,7 @@ def test_bernoulli_draws_are_valid_and_repeatable(seed: int, round_: int, p: flo
 
 
 def test_rounds_differ_and_seeds_differ() -> None:
-    scheme = emfed.Bernoulli(0.5)
+    scheme = emfed.algorithms.Bernoulli(0.5)
     base = scheme.draw(1, 1, 1000)
     assert not np.array_equal(base, scheme.draw(1, 2, 1000))
     assert not np.array_equal(base, scheme.draw(2, 1, 1000))
@@ -71,7 +71,7 @@ def test_a_round_without_anyone_is_a_round() -> None:
         emfed.gaussian_mixture(2, "diag"),
         tables,
         emfed.FedEM(emfed.Dithering(), step_size=0.2),
-        participation=emfed.Bernoulli(0.05),
+        participation=emfed.algorithms.Bernoulli(0.05),
         rounds=50,
     )
     answered = result.records.column("answered")[1:]

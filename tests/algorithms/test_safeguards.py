@@ -17,7 +17,9 @@ TABLES = make_data(2, sizes=(60, 80, 50, 70))
 
 
 def opened(kind: str = "full", seed: int = 0, **options: Any) -> Any:
-    return emfed.open_run(make_model(kind), TABLES, "auto", start="k-means", seed=seed, **options)
+    return emfed.fitting.open_run(
+        make_model(kind), TABLES, "auto", start="k-means", seed=seed, **options
+    )
 
 
 def objective(run: Any) -> float:
@@ -36,7 +38,7 @@ def harmed(kind: str, federation: Any) -> tuple[Any, np.ndarray, float]:
     """A run after a step that did harm, where it was before, and the objective there."""
     plain = emfed.AutoEM(local_steps=1)
     model = make_model(kind)
-    run = emfed.open_run(model, TABLES, plain, start="k-means", federation=federation)
+    run = emfed.fitting.open_run(model, TABLES, plain, start="k-means", federation=federation)
     for _ in range(12):
         run.step()
     good, before = run.state.statistics, objective(run)
@@ -123,7 +125,7 @@ def test_a_saddle_is_no_end(algorithm: str) -> None:
     tables = saddle()
     rows = np.concatenate(tables)
     shift = 0.1 * np.array([[1.0, 1.0], [-1.0, -1.0]])
-    start = emfed.GaussianParameters(
+    start = emfed.models.GaussianParameters(
         np.full(2, 0.5), rows.mean(axis=0) + shift, np.cov(rows.T, bias=True)
     )
     model = emfed.gaussian_mixture(2, "tied")
@@ -133,7 +135,7 @@ def test_a_saddle_is_no_end(algorithm: str) -> None:
 
 
 def test_verify_tells_what_em_would_gain() -> None:
-    run = emfed.open_run(make_model("full"), TABLES, "em", start="k-means")
+    run = emfed.fitting.open_run(make_model("full"), TABLES, "em", start="k-means")
     for _ in range(3):
         run.step()
     before = objective(run)
@@ -156,7 +158,7 @@ def test_a_small_field_by_chance_is_not_convergence() -> None:
 def test_alone_a_saddle_is_no_end_either(shift: float) -> None:
     rows = np.concatenate(saddle())
     means = rows.mean(axis=0) + shift * np.array([[1.0, 1.0], [-1.0, -1.0]])
-    start = emfed.GaussianParameters(np.full(2, 0.5), means, np.cov(rows.T, bias=True))
+    start = emfed.models.GaussianParameters(np.full(2, 0.5), means, np.cov(rows.T, bias=True))
     result = emfed.fit(emfed.gaussian_mixture(2, "tied"), [rows], start=start, tol=1e-6, rounds=99)
     assert result.converged
     assert np.abs(result.params.means).min() > 1.5

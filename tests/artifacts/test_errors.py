@@ -105,7 +105,7 @@ def test_bounds_cover_the_truth_as_often_as_they_say_and_complete_data_would_not
     inside, naive = [], []
     for _ in range(150):
         rows = two(rng, 600)
-        start = emfed.GaussianParameters([0.6, 0.4], [[0.0], [2.0]], [[[1.0]], [[0.49]]])
+        start = emfed.models.GaussianParameters([0.6, 0.4], [[0.0], [2.0]], [[[1.0]], [[0.49]]])
         result = emfed.fit(emfed.gaussian_mixture(2), rows, start=start, errors=True, tol=1e-7)
         table = result.summary(level=0.9).table
         at = {name: j for j, name in enumerate(table["name"])}
@@ -126,8 +126,10 @@ def test_errors_over_a_network_and_from_a_file_are_those_of_one_process(
 ) -> None:
     rng = np.random.default_rng(5)
     data = {"north": two(rng, 150, 4.0), "south": two(rng, 250, 4.0)}
-    sites = {name: emfed.Site(table, tmp_path / name, rules=OPEN) for name, table in data.items()}
-    federation = emfed.RemoteFederation(emfed.LocalTransport(sites), pause=0.0)
+    sites = {
+        name: emfed.network.Site(table, tmp_path / name, rules=OPEN) for name, table in data.items()
+    }
+    federation = emfed.network.RemoteFederation(emfed.network.LocalTransport(sites), pause=0.0)
     model = emfed.gaussian_mixture(2, kind)
     here, there = (emfed.fit(model, given, errors=True) for given in (data, federation))
     assert here.uncertainty is not None

@@ -27,8 +27,8 @@ def sites(count: int = 6, seed: int = 0) -> dict[str, Any]:
 
 def fitted(**options: Any) -> emfed.Result:
     settings: dict[str, Any] = {
-        "participation": emfed.Bernoulli(0.8),
-        "monitor": emfed.Monitor(mean_field=False),
+        "participation": emfed.algorithms.Bernoulli(0.8),
+        "monitor": emfed.fitting.Monitor(mean_field=False),
         "scores": True,
         "rounds": 25,
         "start": "k-means",
@@ -232,7 +232,7 @@ def test_a_range_of_components_is_in_the_page() -> None:
 
 def test_ten_thousand_sites_have_a_page_of_bounded_size() -> None:
     rng = np.random.default_rng(0)
-    data = emfed.as_workers(rng.normal(size=(40_000, 2)), groups=np.arange(40_000) // 4)
+    data = emfed.data.as_workers(rng.normal(size=(40_000, 2)), groups=np.arange(40_000) // 4)
     result = plain_fit(emfed.gaussian_mixture(2, "diag"), data, rounds=3, scores=True)
     html = render_page(fit_page(result))
     assert len(html) < 2_000_000

@@ -131,7 +131,7 @@ def test_what_to_expect_is_right() -> None:
 
 
 def test_the_card_says_what_a_reader_must_know(tmp_path: Path) -> None:
-    result, _ = fitted(seed=7, participation=emfed.Bernoulli(0.5), rounds=20)
+    result, _ = fitted(seed=7, participation=emfed.algorithms.Bernoulli(0.5), rounds=20)
     result.save(tmp_path / "m.emfed")
     card = emfed.load(tmp_path / "m.emfed").card
     assert card["seed"] == 7
@@ -174,7 +174,7 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
     with pytest.raises(emfed.ModelFileError, match="register_model"):
         result.save(tmp_path / "m.emfed")
     assert not list(tmp_path.iterdir())
-    emfed.register_model("mine")(Mine)
+    emfed.models.register_model("mine")(Mine)
     try:
         result.save(tmp_path / "m.emfed")
         rows = np.concatenate(make_data())
@@ -182,13 +182,13 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
             emfed.load(tmp_path / "m.emfed").predict(rows), result.predict(rows)
         )
         with pytest.raises(emfed.SettingsError, match="another class"):
-            emfed.register_model("mine")(STORED["gaussian-mixture/full"])
+            emfed.models.register_model("mine")(STORED["gaussian-mixture/full"])
     finally:
         del STORED["mine"], MODELS._makers["mine"]
     with pytest.raises(emfed.ModelFileError, match="'mine', which is not known here"):
         emfed.load(tmp_path / "m.emfed")
     with pytest.raises(emfed.SettingsError, match="dataclass"):
-        emfed.register_model("whole numbers")(int)
+        emfed.models.register_model("whole numbers")(int)
 
 
 def test_arrays_keep_their_shapes(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from emfed import LocalTransport, ParticipationError, RemoteFederation, Site
+from emfed import ParticipationError
 from emfed.core.protocols import WHOLE, Algorithm, FloatArray, Model, Question, Request, View
 from emfed.fitting.session import Session
+from emfed.network import LocalTransport, RemoteFederation, Site
 
 
 class Server:

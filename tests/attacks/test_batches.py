@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 import emfed
-from emfed import Site, SiteRules
 from emfed.algorithms.steps import batch_indices
+from emfed.network import Site, SiteRules
 from tests.attacks.malicious import Server
 
 ROWS = np.random.default_rng(3).normal(size=(60, 2)) * [3.0, 0.2] + [50.0, 7.0]

@@ -10,10 +10,10 @@ import polars as pl
 import pytest
 
 import emfed
-from emfed import Site, SiteRules
 from emfed.core.wire import decode_refusal, open_refusal
 from emfed.models.clusters import Centres, Clusters
 from emfed.models.site_owner import SiteOwner
+from emfed.network import Site, SiteRules
 from emfed.network.deployment.site import read_rules
 from tests.attacks.malicious import Server
 
@@ -184,7 +184,7 @@ def test_ordinary_runs_work_under_the_default_rules(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = {k: rng.normal(rng.choice([-3, 3], (200, 1)), 1, (200, 2)) for k in "abc"}
     sites = {k: Site(t, tmp_path / k) for k, t in rows.items()}
-    federation = emfed.RemoteFederation(emfed.LocalTransport(sites), attempts=1)
+    federation = emfed.network.RemoteFederation(emfed.network.LocalTransport(sites), attempts=1)
     found = emfed.FederatedGaussianMixture("1:4", random_state=1).fit(federation)
     assert found.n_components_ == 2
     assert not federation.refusals

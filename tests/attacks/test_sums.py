@@ -13,12 +13,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import emfed
-from emfed import LocalTransport, RemoteFederation, Site, SiteRules
 from emfed.core.errors import SettingsError, WireError
 from emfed.core.messages import Lattice
 from emfed.core.protocols import WHOLE
 from emfed.core.wire import Kind, decode_refusal
 from emfed.fitting.session import Session
+from emfed.network import LocalTransport, RemoteFederation, Site, SiteRules
 from emfed.network.masking import (
     Identity,
     RunKeys,

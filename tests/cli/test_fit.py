@@ -93,13 +93,13 @@ def test_a_range_of_components_is_chosen_from(emfed_shell: Shell) -> None:
 
 
 def test_the_curve_is_what_a_monitor_would_have_told() -> None:
-    data = emfed.synthetic_federation(seed=1, workers=5)
+    data = emfed.data.synthetic_federation(seed=1, workers=5)
     model, algorithm = emfed.gaussian_mixture(2, weight_concentration=2.0), emfed.FedEM()
     common: dict[str, Any] = {"algorithm": algorithm, "rounds": 200, "tol": 0, "seed": 3}
     settings = FitSettings(model, **common)
-    drawn = run_fit(settings, emfed.StackedFederation(data), Watch(curve=True)).result
+    drawn = run_fit(settings, emfed.network.StackedFederation(data), Watch(curve=True)).result
     told = drawn.records.column("objective")
-    watched = emfed.fit(model, data, **common, monitor=emfed.Monitor(mean_field=False))
+    watched = emfed.fit(model, data, **common, monitor=emfed.fitting.Monitor(mean_field=False))
     np.testing.assert_array_equal(drawn.statistics, watched.statistics)
     known = np.flatnonzero(np.isfinite(told))
     assert 30 <= len(known) <= 64  # however long the run

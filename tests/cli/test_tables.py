@@ -186,9 +186,9 @@ def test_families_of_columns(tmp_path: Path) -> None:
     intake = read_workers([str(path)], None, None, "stays=poisson:days,w=categorical")
     kinds: Any = intake.families
     assert list(kinds) == ["a", "stays", "days", "w"]
-    assert kinds["stays"] == emfed.Poisson(exposure="days")
+    assert kinds["stays"] == emfed.models.Poisson(exposure="days")
     assert kinds["days"] == "exposure"
-    assert kinds["w"] == emfed.Categorical(2)
+    assert kinds["w"] == emfed.models.Categorical(2)
     assert intake.categories == {"w": ["9", "10"]}  # numbers in their order
 
 

@@ -37,7 +37,9 @@ def variants(name: str) -> list[Any]:
     ]
     out.append(cls(emfed.Dithering(4), step_size=0.3, memory_start="mean-field", **size))
     out.append(cls(emfed.Dithering(4), step_size=0.3, replacement=True, **size))
-    out.append(cls(emfed.Dithering(4), step_size=emfed.Decreasing(0.8), memory_rate=0.0, **size))
+    out.append(
+        cls(emfed.Dithering(4), step_size=emfed.algorithms.Decreasing(0.8), memory_rate=0.0, **size)
+    )
     return out
 
 
@@ -52,7 +54,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 @each_kind
 def test_loop_and_stacked_give_the_same_trajectory(algorithm: Any, kind: str) -> None:
     tables = make_data(2, sizes=(30, 18, 13, 30, 21, 30))
-    participation = emfed.Bernoulli([0.9, 0.5, 1.0, 0.6, 0.7, 0.8])
+    participation = emfed.algorithms.Bernoulli([0.9, 0.5, 1.0, 0.6, 0.7, 0.8])
     runs = [
         fit(
             make_model(kind),
@@ -86,11 +88,11 @@ def test_rows_may_live_on_another_array_namespace(algorithm: Any) -> None:
 
 @each
 def test_memories_add_up_after_every_round(algorithm: Any) -> None:
-    run = emfed.open_run(
+    run = emfed.fitting.open_run(
         make_model("diag"),
         make_data(3),
         algorithm,
-        participation=emfed.Bernoulli(0.6),
+        participation=emfed.algorithms.Bernoulli(0.6),
         weights="uniform",
         seed=5,
     )
@@ -106,7 +108,7 @@ def test_memories_add_up_after_every_round(algorithm: Any) -> None:
 
 @each
 def test_steps_do_not_change_their_input(algorithm: Any) -> None:
-    run = emfed.open_run(make_model("full"), make_data(3), algorithm, seed=5)
+    run = emfed.fitting.open_run(make_model("full"), make_data(3), algorithm, seed=5)
     run.step()
     state = run.state
     copies = state.statistics.copy(), state.control.copy()

@@ -22,7 +22,7 @@ each = pytest.mark.parametrize("kind", KINDS)
 PRIORS: list[dict[str, Any]] = [
     {"covariance_floor": 0.0},
     {"weight_concentration": 3.0},
-    {"covariance_prior": emfed.InverseWishart(5.0, 0.5)},
+    {"covariance_prior": emfed.models.InverseWishart(5.0, 0.5)},
     {"covariance_floor": 0.3},
 ]
 each_prior = pytest.mark.parametrize("options", PRIORS, ids=["plain", "dirichlet", "iw", "floor"])
@@ -314,7 +314,7 @@ def test_a_dying_component_does_not_freeze_the_others(kind: str, trial: int) -> 
         [rows[:150], rows[150:]],
         rounds=1500,
         seed=trial,
-        monitor=emfed.Monitor(every=1499, objective=False),
+        monitor=emfed.fitting.Monitor(every=1499, objective=False),
     )
     assert result.records[-1].step_size > 0.1
     assert result.records[-1].squared_H is not None

@@ -36,7 +36,7 @@ EXAMPLES: dict[str, tuple[Any, Any]] = {
        for name, e in REGISTRY.items() for o in ({}, e.priors)},
     "streamed": (emfed.gaussian_mixture(2, "tied", second_moment="statistic"), ROWS),
     "k-means": (emfed.k_means(3, standardised=True), ROWS),
-    "linear": (emfed.LinearGaussian(0.4), ROWS),
+    "linear": (emfed.models.LinearGaussian(0.4), ROWS),
     "cells": (SiteOwner(5, 2, smoothing=1.0), [CELLS[:15], CELLS[15:]]),
     "side by side": (SideBySide((emfed.gaussian_mixture(1), emfed.gaussian_mixture(2))), ROWS),
 }  # fmt: skip
@@ -96,7 +96,7 @@ def test_what_a_model_cannot_do_is_said_in_words(name: str) -> None:
 
 
 def test_a_location_that_cannot_predict_says_what_to_use() -> None:
-    result = emfed.fit(emfed.LinearGaussian(), ROWS, rounds=2)
+    result = emfed.fit(emfed.models.LinearGaussian(), ROWS, rounds=2)
     with pytest.raises(emfed.SettingsError, match="'linear-gaussian' cannot predict"):
         result.predict(ROWS[0])
 
@@ -131,11 +131,11 @@ def test_words_that_make_no_model_are_refused(ask: Any, words: str) -> None:
 def test_words_of_a_file_make_priors_and_families() -> None:
     prior = make_model("gaussian-mixture", 2, covariance_prior={"dof": 4.0, "scale": 2.0})
     assert prior.describe() == emfed.gaussian_mixture(
-        2, covariance_prior=emfed.InverseWishart(4.0, 2.0)
+        2, covariance_prior=emfed.models.InverseWishart(4.0, 2.0)
     ).describe()  # fmt: skip
     families = {"age": "gaussian", "ward": {"family": "categorical", "categories": 3}}
     mixed = make_model("mixed-mixture", 2, families=families)
-    own = emfed.mixed_mixture(2, {"age": "gaussian", "ward": emfed.Categorical(3)})
+    own = emfed.mixed_mixture(2, {"age": "gaussian", "ward": emfed.models.Categorical(3)})
     assert mixed.describe() == own.describe()
 
 
@@ -174,7 +174,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Measured(emfed.LinearGaussian):  # type: ignore[misc]
+class Measured(emfed.models.LinearGaussian):  # type: ignore[misc]
     unit: Unit = Unit()
 
     def describe(self) -> dict[str, Any]:
@@ -183,11 +183,14 @@ class Measured(emfed.LinearGaussian):  # type: ignore[misc]
 
 @pytest.mark.usefixtures("unregistered")
 def test_one_statement_serves_fits_networks_files_reports_and_words(tmp_path: Path) -> None:
-    emfed.register_model("measured", parts=[Unit])(Measured)
+    emfed.models.register_model("measured", parts=[Unit])(Measured)
     model = make_model("measured", kappa=0.7)
     here = emfed.fit(model, ROWS, emfed.EM(), rounds=5, seed=2, start="moments")
-    sites = {str(i): emfed.Site(rows, tmp_path / str(i), rules=OPEN) for i, rows in enumerate(ROWS)}
-    federation = emfed.RemoteFederation(emfed.LocalTransport(sites))
+    sites = {
+        str(i): emfed.network.Site(rows, tmp_path / str(i), rules=OPEN)
+        for i, rows in enumerate(ROWS)
+    }
+    federation = emfed.network.RemoteFederation(emfed.network.LocalTransport(sites))
     there = emfed.fit(
         model, None, emfed.EM(), federation=federation, rounds=5, seed=2, start="moments"
     )
@@ -204,13 +207,13 @@ class Plain(Model):
 @pytest.mark.usefixtures("unregistered")
 def test_a_name_stands_for_one_model() -> None:
     with pytest.raises(emfed.SettingsError, match="another class 'k-means'"):
-        emfed.register_model("k-means")(Measured)
+        emfed.models.register_model("k-means")(Measured)
     with pytest.raises(emfed.SettingsError, match="another model 'ppca'"):
-        emfed.register_model("ppca")(emfed.factor_analysis)
+        emfed.models.register_model("ppca")(emfed.factor_analysis)
     for bad in ("", "x" * (LONGEST_NAME + 1)):
         with pytest.raises(emfed.SettingsError, match="letters"):
-            emfed.register_model(bad)(Measured)
+            emfed.models.register_model(bad)(Measured)
     with pytest.raises(emfed.SettingsError, match="must be a dataclass"):
-        emfed.register_model("plain")(Plain)
-    emfed.register_model("measured")(Measured)
-    emfed.register_model("measured")(Measured)  # a cell of a notebook, run again
+        emfed.models.register_model("plain")(Plain)
+    emfed.models.register_model("measured")(Measured)
+    emfed.models.register_model("measured")(Measured)  # a cell of a notebook, run again

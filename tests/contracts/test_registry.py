@@ -36,7 +36,7 @@ def test_the_contract_is_kept(name: str, priors: bool) -> None:
 def test_loop_and_stacked_agree_under_partial_participation(name: str, algorithm: str) -> None:
     entry = REGISTRY[name]
     options: dict[str, Any] = {
-        "participation": emfed.Bernoulli(0.7),
+        "participation": emfed.algorithms.Bernoulli(0.7),
         "rounds": 12,
         "seed": 5,
         "start_statistics": "expected",
@@ -69,7 +69,7 @@ def test_compressed_federation_reaches_the_pooled_optimum(name: str) -> None:
         entry.tables,
         emfed.FedEM(emfed.Dithering(16, block="row"), step_size=0.7),
         rounds=600,
-        participation=emfed.Bernoulli(0.9),
+        participation=emfed.algorithms.Bernoulli(0.9),
         **common,
     )
     assert got.log_likelihood(rows) == pytest.approx(pooled.log_likelihood(rows), abs=1e-6)

@@ -47,7 +47,7 @@ OPERATORS: list[Any] = [
 ]
 
 
-def opened(run: emfed.Run) -> Any:
+def opened(run: emfed.fitting.Run) -> Any:
     """Payload and envelopes of all that the server has sent to open the run."""
     down = run.ledger.summary()["opening"]["down"]
     return np.array([down["payload"], down["envelope"]])
@@ -60,7 +60,7 @@ def test_every_reply_is_encoded_decoded_and_counted(
 ) -> None:
     """Round by round, each upload goes through real bytes; the ledger has their number."""
     algorithm = emfed.FedEM(operator, step_size=0.2, batch_size=8, in_metric=in_metric)
-    run = emfed.open_run(make_model("full"), TABLES, algorithm, seed=1)
+    run = emfed.fitting.open_run(make_model("full"), TABLES, algorithm, seed=1)
     q = run.model.layout.size
     operator = run.algorithm.compressor
     form = operator.form(q)
@@ -108,7 +108,7 @@ def test_the_opening_is_charged() -> None:
     q, told = 9, 2 + 3  # tied, K=3, d=2: means, and packed second moments
     algorithm = emfed.FedEM(emfed.Dithering(2), step_size=0.3, batch_size=5)
     free = fit(make_model("tied"), TABLES, algorithm, rounds=1)
-    run = emfed.open_run(make_model("tied"), TABLES, algorithm, start="moments", seed=3)
+    run = emfed.fitting.open_run(make_model("tied"), TABLES, algorithm, start="moments", seed=3)
     about = texts.join_about(None, run.session.bound.shapes, False)
     header = Header(Kind.JOIN, 1, 0, 0, 2)
     numbers = encode_floats(np.zeros(told))
@@ -143,7 +143,13 @@ def test_the_opening_is_charged() -> None:
 
 def test_ledger_by_worker_and_kind() -> None:
     algorithm = emfed.FedEM(emfed.Dithering(2), step_size=0.3, batch_size=5)
-    result = fit(make_model("diag"), TABLES, algorithm, rounds=20, participation=emfed.FixedSize(2))
+    result = fit(
+        make_model("diag"),
+        TABLES,
+        algorithm,
+        rounds=20,
+        participation=emfed.algorithms.FixedSize(2),
+    )
     named = fit(make_model("diag"), dict(zip("abcd", TABLES, strict=True)), rounds=1)
     assert set(named.ledger.to_frame()["worker"]) == set("abcd")
     frame = result.ledger.to_frame()
@@ -161,28 +167,29 @@ def test_ledger_by_worker_and_kind() -> None:
 
 def test_lost_and_repeated_messages_cost_what_they_cost() -> None:
     algorithm = emfed.FedEM(emfed.Dithering(2), step_size=0.3)
-    inner = emfed.StackedFederation(emfed.as_workers(TABLES))
-    plan = emfed.FaultPlan(seed=1, lose_request=0.5)
-    faulty = emfed.FaultyFederation(inner, plan)
+    inner = emfed.network.StackedFederation(emfed.data.as_workers(TABLES))
+    plan = emfed.network.FaultPlan(seed=1, lose_request=0.5)
+    faulty = emfed.network.FaultyFederation(inner, plan)
     result = fit(make_model("diag"), None, algorithm, federation=faulty, rounds=30, retries=1)
     asked = sum(r.asked for r in result.records[1:])
     summary = result.ledger.summary()["round"]
     assert summary["down"]["messages"] > asked  # those lost were sent, and sent again
     assert summary["up"]["messages"] == sum(r.answered for r in result.records[1:])
-    doubled = emfed.FaultyFederation(
-        emfed.StackedFederation(emfed.as_workers(TABLES)), emfed.FaultPlan(repeat_reply=1.0)
+    doubled = emfed.network.FaultyFederation(
+        emfed.network.StackedFederation(emfed.data.as_workers(TABLES)),
+        emfed.network.FaultPlan(repeat_reply=1.0),
     )
     twice = fit(make_model("diag"), None, algorithm, federation=doubled, rounds=5)
     assert twice.ledger.summary()["round"]["up"]["messages"] == 2 * 5 * N
 
 
 def test_a_report_of_lost_memory_costs_an_envelope() -> None:
-    inner = emfed.StackedFederation(emfed.as_workers(TABLES))
-    network = emfed.FaultyFederation(inner, emfed.FaultPlan())
+    inner = emfed.network.StackedFederation(emfed.data.as_workers(TABLES))
+    network = emfed.network.FaultyFederation(inner, emfed.network.FaultPlan())
     algorithm = emfed.FedEM(emfed.Dithering(2), step_size=0.3)
-    run = emfed.open_run(make_model("diag"), None, algorithm, federation=network)
+    run = emfed.fitting.open_run(make_model("diag"), None, algorithm, federation=network)
     run.step()
-    network.plan = emfed.FaultPlan(lose_disk=1.0)
+    network.plan = emfed.network.FaultPlan(lose_disk=1.0)
     record = run.step()
     assert record.answered == 0
     assert (record.payload_up, record.bytes_up) == (0, N * ANSWER_ENVELOPE)
@@ -192,7 +199,9 @@ def test_a_report_of_lost_memory_costs_an_envelope() -> None:
 def test_counting_can_be_left_out_and_changes_nothing_else() -> None:
     algorithm = emfed.FedEM(emfed.Dithering(2), step_size=0.3, batch_size=5)
     counted, free = (
-        emfed.open_run(make_model("diag"), TABLES, algorithm, start="moments", count_bytes=count)
+        emfed.fitting.open_run(
+            make_model("diag"), TABLES, algorithm, start="moments", count_bytes=count
+        )
         for count in (True, False)
     )
     for _ in range(10):
@@ -217,7 +226,7 @@ def broadcasting(**options: Any) -> Any:
 class Follower:
     """A worker's side of the broadcast: statistics from bytes alone."""
 
-    def __init__(self, run: emfed.Run) -> None:
+    def __init__(self, run: emfed.fitting.Run) -> None:
         self.run, self.q = run, run.model.layout.size
         self.operator = run.algorithm.broadcast
         self.form = self.operator.form(self.q)
@@ -246,8 +255,12 @@ class Follower:
 
 def test_workers_follow_the_broadcast_from_bytes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Present or away for a while, a worker has the server's statistics, bit for bit."""
-    run = emfed.open_run(
-        make_model("full"), TABLES, broadcasting(), seed=3, participation=emfed.FixedSize(3)
+    run = emfed.fitting.open_run(
+        make_model("full"),
+        TABLES,
+        broadcasting(),
+        seed=3,
+        participation=emfed.algorithms.FixedSize(3),
     )
     follower = Follower(run)
     compress = emfed.Dithering.compress
@@ -298,13 +311,15 @@ def test_the_broadcast_converges_and_shrinks() -> None:
 
 
 def test_the_broadcast_survives_faults_and_checkpoints(tmp_path: Any) -> None:
-    plan = emfed.FaultPlan(seed=2, lose_request=0.2, lose_reply=0.2, lose_disk=0.02, reorder=True)
-    inner = emfed.StackedFederation(emfed.as_workers(TABLES))
-    run = emfed.open_run(
+    plan = emfed.network.FaultPlan(
+        seed=2, lose_request=0.2, lose_reply=0.2, lose_disk=0.02, reorder=True
+    )
+    inner = emfed.network.StackedFederation(emfed.data.as_workers(TABLES))
+    run = emfed.fitting.open_run(
         make_model("diag"),
         None,
         broadcasting(),
-        federation=emfed.FaultyFederation(inner, plan),
+        federation=emfed.network.FaultyFederation(inner, plan),
         seed=1,
     )
     for _ in range(60):
@@ -313,7 +328,7 @@ def test_the_broadcast_survives_faults_and_checkpoints(tmp_path: Any) -> None:
         full = floats_size(run.model.layout.size) * record.asked
         assert 0 < record.payload_down - (opened(run) - before)[0] <= full
         assert run.model.inside(run.state.statistics)
-    options: dict[str, Any] = {"participation": emfed.Bernoulli(0.7), "seed": 4}
+    options: dict[str, Any] = {"participation": emfed.algorithms.Bernoulli(0.7), "seed": 4}
     path = tmp_path / "run"
     whole = fit(make_model("full"), TABLES, broadcasting(), rounds=20, **options)
     fit(make_model("full"), TABLES, broadcasting(), rounds=7, checkpoint=path, **options)

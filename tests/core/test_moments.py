@@ -117,7 +117,9 @@ def test_the_first_statistics_of_a_fit_take_few_bytes_and_lead_to_the_same_answe
 ) -> None:
     rng = np.random.default_rng(1)
     rows = rng.normal(size=(2000, 6)) + 3 * rng.integers(3, size=(2000, 1))
-    run = emfed.open_run(emfed.gaussian_mixture(3, kind), {"a": rows[:900], "b": rows[900:]})
+    run = emfed.fitting.open_run(
+        emfed.gaussian_mixture(3, kind), {"a": rows[:900], "b": rows[900:]}
+    )
     model, told = run.model, run.state.statistics
     exact = model.statistics_of(model.start(3))
     rounded = rounded_statistics(model, exact, 1e-3)
@@ -134,7 +136,7 @@ def test_a_fit_that_opens_rounded_ends_where_pooled_em_ends() -> None:
     """Tied covariances depend on the second moments of the opening."""
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(3000, 8)) + 4 * rng.integers(2, size=(3000, 1))
-    workers = emfed.WorkerData(rows, np.arange(0, 3001, 100))
+    workers = emfed.data.WorkerData(rows, np.arange(0, 3001, 100))
     model = emfed.gaussian_mixture(2, "tied")
     start = emfed.fit(model, workers, rounds=2, seed=1).params
     pooled = emfed.fit(model, workers, emfed.EM(), start=start, rounds=200, tol=1e-10)

@@ -51,7 +51,7 @@ def test_fast_needs_a_device() -> None:
 def test_precision_is_double_or_fast() -> None:
     wrong: Any = "single"
     with pytest.raises(SettingsError, match="'double' or 'fast'; got 'single'"):
-        emfed.as_workers(ROWS, precision=wrong)
+        emfed.data.as_workers(ROWS, precision=wrong)
 
 
 @pytest.mark.parametrize(("most", "block"), [(1, 32), (7, 32), (64, 16), (1000, 32)])

@@ -39,7 +39,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[n
 def test_a_file_gives_what_its_rows_give(table: Any, kind: str, federation: Any) -> None:
     path, parts = table
     options: dict[str, Any] = {"rounds": 5, "seed": 2, "federation": federation}
-    monitor = emfed.Monitor()
+    monitor = emfed.fitting.Monitor()
     model = make_model(kind)
     inside = plain_fit(model, parts, monitor=monitor, **options)
     outside = plain_fit(model, path, groups="site", monitor=monitor, **options)
@@ -80,10 +80,14 @@ def test_one_file_per_worker_and_columns_in_any_order(tmp_path: Path) -> None:
         table.write_parquet(names[-1])
     model = make_model("diag")
     inside = plain_fit(model, [p.astype(np.float32) for p in parts], rounds=3)
-    for data in (names, {p.stem: str(p) for p in names}, [emfed.ParquetRows(p) for p in names]):
+    for data in (
+        names,
+        {p.stem: str(p) for p in names},
+        [emfed.data.ParquetRows(p) for p in names],
+    ):
         outside = plain_fit(model, data, rounds=3)
         np.testing.assert_allclose(outside.statistics, inside.statistics, atol=1e-9)
-    assert emfed.ParquetRows(names[0]).dtype == np.float32
+    assert emfed.data.ParquetRows(names[0]).dtype == np.float32
 
 
 def test_a_worker_may_be_spread_over_a_file(
@@ -117,14 +121,14 @@ def test_bad_files_are_refused_in_words(tmp_path: Path, monkeypatch: pytest.Monk
     refused(good, "name of one of its columns", groups=["a"] * 45)
     refused(tmp_path, "is a folder")
     with pytest.raises(emfed.DataError, match="named twice"):
-        emfed.ParquetRows(good, ["c0", "c0"])
+        emfed.data.ParquetRows(good, ["c0", "c0"])
     with pytest.raises(emfed.DataError, match="list of names"):
-        emfed.ParquetRows(good, "c0")
+        emfed.data.ParquetRows(good, "c0")
     for wrong in ([(10, 100)], [(30, 10)], [(-1, 5)]):
         with pytest.raises(emfed.DataError, match="has 45 rows"):
-            plain_fit(model, [emfed.ParquetRows(good, ["c0", "c1"], wrong)], rounds=1)
+            plain_fit(model, [emfed.data.ParquetRows(good, ["c0", "c1"], wrong)], rounds=1)
     with pytest.raises(emfed.DataError, match="of 45"):
-        emfed.ParquetRows(good, ["c0"]).take(np.array([-1]))
+        emfed.data.ParquetRows(good, ["c0"]).take(np.array([-1]))
     torn = tmp_path / "torn.parquet"
     torn.write_bytes(good.read_bytes()[:200])
     refused(torn, "not a readable Parquet")
@@ -160,7 +164,7 @@ def test_names_of_files_and_columns_are_no_patterns(tmp_path: Path) -> None:
         tmp_path / "d[1].parquet"
     )
     frame(rows[:7]).write_parquet(tmp_path / "d1.parquet")
-    source = emfed.ParquetRows(tmp_path / "d[1].parquet", ["^b$", "*"])
+    source = emfed.data.ParquetRows(tmp_path / "d[1].parquet", ["^b$", "*"])
     assert source.shape == (45, 2)
     np.testing.assert_array_equal(source.read(3, 9), rows[3:9, ::-1])
     assert source.read(4, 4).shape == (0, 2)
@@ -170,14 +174,14 @@ def test_columns_of_a_grouped_file_can_be_picked(tmp_path: Path) -> None:
     rows = make_data(0)[1]
     path = tmp_path / "sites.parquet"
     frame(rows, site=["a"] * 20 + ["b"] * 25, note=["?"] * 45).write_parquet(path)
-    picked = emfed.as_workers(emfed.ParquetRows(path, ["c1", "c0"]), "site")
+    picked = emfed.data.as_workers(emfed.data.ParquetRows(path, ["c1", "c0"]), "site")
     assert picked.columns == ("c1", "c0")
     np.testing.assert_array_equal(picked.worker(1), rows[20:, ::-1])
 
 
 def test_a_file_that_changes_under_way_is_noticed(table: Any) -> None:
     path, parts = table
-    run = emfed.open_run(make_model("diag"), path, groups="site")
+    run = emfed.fitting.open_run(make_model("diag"), path, groups="site")
     run.step()
     names = np.repeat(["s0", "s1", "s2", "s3"], [len(p) for p in parts])
     frame(np.concatenate(parts) + 100, site=names).write_parquet(path)
@@ -189,8 +193,8 @@ def test_one_small_worker_does_not_bring_the_large_ones_into_memory(tmp_path: Pa
     large = np.lib.format.open_memmap(
         tmp_path / "large.npy", mode="w+", dtype=np.float32, shape=(2_000_000, 5)
     )
-    kept = emfed.as_workers([large, np.zeros((10, 5), dtype=np.float32)])
-    assert isinstance(kept, emfed.WorkerTables)
+    kept = emfed.data.as_workers([large, np.zeros((10, 5), dtype=np.float32)])
+    assert isinstance(kept, emfed.data.WorkerTables)
     assert np.shares_memory(kept.worker(0), large)
 
 
@@ -209,12 +213,12 @@ def test_summaries_of_parts_combine(kind: str) -> None:
 def test_rows_are_not_copied() -> None:
     rng = np.random.default_rng(0)
     big = [rng.normal(size=(5000, 3)), np.asfortranarray(rng.normal(size=(6000, 3)))]
-    kept = emfed.as_workers(big)
+    kept = emfed.data.as_workers(big)
     assert all(np.shares_memory(kept.worker(i), rows) for i, rows in enumerate(big))
     single = rng.normal(size=(100, 3)).astype(np.float32)
-    assert np.shares_memory(emfed.as_workers(single).worker(0), single)
+    assert np.shares_memory(emfed.data.as_workers(single).worker(0), single)
     groups = np.repeat([3, 5], 50)
-    assert np.shares_memory(emfed.as_workers(single, groups).worker(1), single)
+    assert np.shares_memory(emfed.data.as_workers(single, groups).worker(1), single)
 
 
 @EITHER
@@ -261,7 +265,7 @@ def test_memory_is_flat_in_the_rows_of_a_file(tmp_path: Path) -> None:
 # Streams.
 
 
-def normal_stream(worker: int, size: int = 50) -> emfed.Stream:
+def normal_stream(worker: int, size: int = 50) -> emfed.data.Stream:
     """Two clusters whose shares depend on the worker; a function of the round."""
 
     def draw(round_: int) -> np.ndarray:
@@ -269,7 +273,7 @@ def normal_stream(worker: int, size: int = 50) -> emfed.Stream:
         right = rng.random(size) < (0.2 if worker % 2 else 0.8)
         return rng.normal(size=(size, 2)) + np.where(right, 2.5, -2.5)[:, None]
 
-    return emfed.Stream(draw)
+    return emfed.data.Stream(draw)
 
 
 @EITHER
@@ -280,7 +284,7 @@ def test_online_em_finds_the_distribution(kind: str, federation: Any) -> None:
     if kind == "known":
         options = {"known_covariance": np.eye(2)}
     model = emfed.gaussian_mixture(2, "tied" if kind == "streamed" else kind, **options)
-    algorithm = emfed.FedEM(emfed.Dithering(8), step_size=emfed.Decreasing(1.0, 0.8))
+    algorithm = emfed.FedEM(emfed.Dithering(8), step_size=emfed.algorithms.Decreasing(1.0, 0.8))
     result = plain_fit(model, workers, algorithm, rounds=400, seed=1, federation=federation)
     means = np.sort(result.params.means[:, 0])
     np.testing.assert_allclose(means, [-2.5, 2.5], atol=0.1)
@@ -293,7 +297,7 @@ def test_streams_give_the_same_trajectory_everywhere(tmp_path: Path) -> None:
     workers = [normal_stream(i, 20 + i) for i in range(5)]
     algorithm = emfed.FedEM(emfed.Dithering(4), batch_size=10, step_size=0.3)
     model = emfed.gaussian_mixture(2, "diag")
-    participation = emfed.Bernoulli(0.6)
+    participation = emfed.algorithms.Bernoulli(0.6)
     common: dict[str, Any] = {"participation": participation, "seed": 4}
     runs = [
         plain_fit(model, workers, algorithm, rounds=20, federation=name, **common)
@@ -315,7 +319,7 @@ def test_streams_and_what_they_cannot_do() -> None:
     with pytest.raises(emfed.SettingsError, match="use FedEM"):
         plain_fit(emfed.gaussian_mixture(2), workers, emfed.VRFedEM(), rounds=1)
     with pytest.raises(emfed.DataError, match="function"):
-        emfed.Stream(np.zeros((3, 2)))
+        emfed.data.Stream(np.zeros((3, 2)))
     with pytest.raises(emfed.SettingsError, match="second_moment"):
         emfed.gaussian_mixture(2, "tied", second_moment="both")
 
@@ -324,8 +328,8 @@ def test_streams_and_what_they_cannot_do() -> None:
         rows[7, 1] = np.inf if round_ == 3 else 0.0
         return rows[:, :1] if round_ == 5 else rows
 
-    data = {"good": normal_stream(0), "bad": emfed.Stream(broken)}
-    run = emfed.open_run(emfed.gaussian_mixture(2), data, emfed.FedEM())
+    data = {"good": normal_stream(0), "bad": emfed.data.Stream(broken)}
+    run = emfed.fitting.open_run(emfed.gaussian_mixture(2), data, emfed.FedEM())
     run.step()
     run.step()
     with pytest.raises(emfed.DataError, match="worker 'bad', round 3: row 7, column 1 is inf"):
@@ -335,13 +339,17 @@ def test_streams_and_what_they_cannot_do() -> None:
         rows = np.random.default_rng(round_).normal(size=(9, 2))
         return frame(rows).select("c1", "c0") if round_ else rows
 
-    run = emfed.open_run(emfed.gaussian_mixture(1), {"w": emfed.Stream(turning)}, emfed.FedEM())
+    run = emfed.fitting.open_run(
+        emfed.gaussian_mixture(1), {"w": emfed.data.Stream(turning)}, emfed.FedEM()
+    )
     with pytest.raises(emfed.DataError, match="some tables name their columns"):
         run.step()
     with pytest.raises(emfed.SettingsError, match="second_moment"):
         emfed.gaussian_mixture(2, "full", second_moment="statistic")
-    narrow = emfed.Stream(lambda k: np.random.default_rng(k).normal(size=(9, 2 if k < 2 else 1)))
-    run = emfed.open_run(emfed.gaussian_mixture(1), {"bad": narrow}, emfed.FedEM())
+    narrow = emfed.data.Stream(
+        lambda k: np.random.default_rng(k).normal(size=(9, 2 if k < 2 else 1))
+    )
+    run = emfed.fitting.open_run(emfed.gaussian_mixture(1), {"bad": narrow}, emfed.FedEM())
     run.step()
     with pytest.raises(emfed.DataError, match="worker 'bad', round 2: expected 2 columns; got 1"):
         run.step()
@@ -391,14 +399,14 @@ def test_simulated_em_settles_at_the_pooled_answer() -> None:
     model = make_model("known")
     start = plain_fit(model, tables, rounds=5).params
     pooled = plain_fit(model, tables, start=start, rounds=300)
-    algorithm = emfed.FedEM(step_size=emfed.Decreasing(1.0, 0.7), simulations=2)
+    algorithm = emfed.FedEM(step_size=emfed.algorithms.Decreasing(1.0, 0.7), simulations=2)
     simulated = plain_fit(model, tables, algorithm, start=start, rounds=600)
     np.testing.assert_allclose(simulated.params.means, pooled.params.means, atol=0.05)
 
 
 def test_simulation_is_refused_where_there_is_none() -> None:
     with pytest.raises(emfed.SettingsError, match="no E-step by simulation"):
-        plain_fit(emfed.LinearGaussian(), make_data(0), emfed.FedEM(simulations=1), rounds=1)
+        plain_fit(emfed.models.LinearGaussian(), make_data(0), emfed.FedEM(simulations=1), rounds=1)
     with pytest.raises(emfed.SettingsError, match="simulations"):
         emfed.FedEM(simulations=0)
 

@@ -112,13 +112,13 @@ def test_bad_weights_are_refused_in_words() -> None:
         (TABLES, [WEIGHTS[0], WEIGHTS[1], 0 * WEIGHTS[2]], "worker '2'.*zero"),
         ({"a": rows}, [WEIGHTS[0]], "a dict with the workers"),
         ({"a": rows}, {"b": WEIGHTS[0]}, "a dict with the workers"),
-        ([emfed.Stream(lambda k: rows)], np.ones(30), "tables in memory"),
+        ([emfed.data.Stream(lambda k: rows)], np.ones(30), "tables in memory"),
     ]
     for data, weights, words in cases:
         with pytest.raises(emfed.DataError, match=words):
             plain_fit(make_model("full"), data, sample_weight=weights, rounds=1)
     with pytest.raises(emfed.SettingsError, match="full passes"):
         plain_fit(make_model("full"), rows, emfed.FedEM(batch_size=5), sample_weight=np.ones(30))
-    network = emfed.StackedFederation(emfed.as_workers(TABLES))
+    network = emfed.network.StackedFederation(emfed.data.as_workers(TABLES))
     with pytest.raises(emfed.SettingsError, match="its own data"):
         plain_fit(make_model("full"), None, federation=network, sample_weight=WEIGHTS)

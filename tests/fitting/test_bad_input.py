@@ -257,8 +257,11 @@ def test_groups_may_name_a_column(kind: Any) -> None:
         (lambda: emfed.FedEM("dither"), "compressor must be"),
         (lambda: emfed.FedEM(broadcast="dither"), "broadcast must be"),
         (lambda: emfed.RandomSparsification(0.5, "x"), "then must be"),
-        (lambda: emfed.FaultyFederation("stacked", emfed.FaultPlan()), "inner must be"),
-        (lambda: emfed.Bernoulli("a"), "participation probabilities"),
+        (
+            lambda: emfed.network.FaultyFederation("stacked", emfed.network.FaultPlan()),
+            "inner must be",
+        ),
+        (lambda: emfed.algorithms.Bernoulli("a"), "participation probabilities"),
         (lambda: emfed.gaussian_mixture(3, ["full"]), "covariance_type must be one of"),
         (lambda: emfed.gaussian_mixture(3, covariance_prior=3), "covariance_prior must be"),
         (lambda: emfed.gaussian_mixture(3, "known", known_covariance="eye"), "matrix of numbers"),
@@ -272,10 +275,11 @@ def test_wrong_kinds_of_objects(make: Any, message: str) -> None:
 def test_nobody_answers() -> None:
     """No limit that counts work would ever be met: the run gives up and says so."""
     for options in (
-        {"participation": emfed.Schedule([[]], 0.5)},
+        {"participation": emfed.algorithms.Schedule([[]], 0.5)},
         {
-            "federation": emfed.FaultyFederation(
-                emfed.StackedFederation(emfed.as_workers(GOOD)), emfed.FaultPlan(lose_request=1.0)
+            "federation": emfed.network.FaultyFederation(
+                emfed.network.StackedFederation(emfed.data.as_workers(GOOD)),
+                emfed.network.FaultPlan(lose_request=1.0),
             )
         },
     ):
@@ -286,13 +290,13 @@ def test_nobody_answers() -> None:
 
 
 def test_a_server_that_crashes_comes_back() -> None:
-    inner = emfed.StackedFederation(emfed.as_workers(GOOD))
-    faulty = emfed.FaultyFederation(inner, emfed.FaultPlan(crash_server=0.5))
+    inner = emfed.network.StackedFederation(emfed.data.as_workers(GOOD))
+    faulty = emfed.network.FaultyFederation(inner, emfed.network.FaultPlan(crash_server=0.5))
     got = fit(make_model("diag"), None, federation=faulty, rounds=10)
     np.testing.assert_array_equal(
         got.statistics, fit(make_model("diag"), GOOD, rounds=10).statistics
     )
-    hopeless = emfed.FaultyFederation(inner, emfed.FaultPlan(crash_server=1.0))
+    hopeless = emfed.network.FaultyFederation(inner, emfed.network.FaultPlan(crash_server=1.0))
     with pytest.raises(emfed.EmfedError, match="crashed in round 1"):
         fit(make_model("diag"), None, federation=hopeless, rounds=10)
 
@@ -318,13 +322,13 @@ def test_numbers_too_large_to_square() -> None:
 
 
 def test_data_given_twice_or_cut_wrong() -> None:
-    workers = emfed.as_workers(GOOD)
+    workers = emfed.data.as_workers(GOOD)
     with pytest.raises(emfed.DataError, match="leave groups out"):
         fit(make_model("diag"), workers, groups=[1], rounds=1)
     with pytest.raises(emfed.SettingsError, match="has its own data"):
-        fit(make_model("diag"), GOOD, federation=emfed.LoopFederation(workers), rounds=1)
+        fit(make_model("diag"), GOOD, federation=emfed.network.LoopFederation(workers), rounds=1)
     with pytest.raises(emfed.DataError, match="offsets must rise from 0 to the number of rows"):
-        emfed.WorkerData(GOOD[0], np.array([0, 5]))
+        emfed.data.WorkerData(GOOD[0], np.array([0, 5]))
     with pytest.raises(emfed.DataError, match="worker '1': expected a table"):
         fit(make_model("diag"), [GOOD[0], GOOD[1][:, 0]], rounds=1)
 
@@ -347,18 +351,18 @@ def test_no_workers() -> None:
         (lambda: emfed.FedEM(batch_size=0), "batch_size must be a whole number >= 1"),
         (lambda: emfed.VRFedEM(inner_rounds=0), "inner_rounds must be a whole number"),
         (lambda: emfed.VRFedEM(batch_size=None), "VRFedEM needs a batch_size"),
-        (lambda: emfed.Decreasing(first=3), "first must lie in"),
-        (lambda: emfed.Decreasing(power=2), "power must lie in"),
-        (lambda: emfed.Bernoulli(0), "participation probabilities"),
-        (lambda: emfed.Bernoulli([0.5, 1.5]), "participation probabilities"),
-        (lambda: emfed.FixedSize(0), "FixedSize count"),
-        (lambda: emfed.Schedule([], 1.0), "at least one round"),
-        (lambda: emfed.Schedule([[1, 1]], 1.0), "names a worker twice"),
-        (lambda: emfed.Schedule([[1]], 0.0), "schedule p"),
-        (lambda: emfed.Stop(), "at least one of rounds"),
-        (lambda: emfed.Stop(tolerance=1e-3), "at least one of rounds"),
-        (lambda: emfed.Stop(rounds=-1), "rounds must be"),
-        (lambda: emfed.Monitor(every=0), "Monitor every"),
+        (lambda: emfed.algorithms.Decreasing(first=3), "first must lie in"),
+        (lambda: emfed.algorithms.Decreasing(power=2), "power must lie in"),
+        (lambda: emfed.algorithms.Bernoulli(0), "participation probabilities"),
+        (lambda: emfed.algorithms.Bernoulli([0.5, 1.5]), "participation probabilities"),
+        (lambda: emfed.algorithms.FixedSize(0), "FixedSize count"),
+        (lambda: emfed.algorithms.Schedule([], 1.0), "at least one round"),
+        (lambda: emfed.algorithms.Schedule([[1, 1]], 1.0), "names a worker twice"),
+        (lambda: emfed.algorithms.Schedule([[1]], 0.0), "schedule p"),
+        (lambda: emfed.fitting.Stop(), "at least one of rounds"),
+        (lambda: emfed.fitting.Stop(tolerance=1e-3), "at least one of rounds"),
+        (lambda: emfed.fitting.Stop(rounds=-1), "rounds must be"),
+        (lambda: emfed.fitting.Monitor(every=0), "Monitor every"),
         (lambda: emfed.gaussian_mixture(0), "n_components"),
         (lambda: emfed.gaussian_mixture(2, "round"), "covariance_type must be one of full, diag"),
         (lambda: emfed.gaussian_mixture(2, "known"), "needs known_covariance"),
@@ -369,17 +373,17 @@ def test_no_workers() -> None:
         ),
         (lambda: emfed.gaussian_mixture(2, covariance_floor=-1), "covariance_floor"),
         (lambda: emfed.gaussian_mixture(2, weight_concentration=0.5), "weight_concentration"),
-        (lambda: emfed.InverseWishart(-1), "dof"),
-        (lambda: emfed.InverseWishart(1, -1), "scale"),
-        (lambda: emfed.InverseWishart(1, np.array([[1.0, 2.0], [2.0, 1.0]])), "scale"),
-        (lambda: emfed.InverseWishart(np.inf), "dof"),
+        (lambda: emfed.models.InverseWishart(-1), "dof"),
+        (lambda: emfed.models.InverseWishart(1, -1), "scale"),
+        (lambda: emfed.models.InverseWishart(1, np.array([[1.0, 2.0], [2.0, 1.0]])), "scale"),
+        (lambda: emfed.models.InverseWishart(np.inf), "dof"),
         (lambda: emfed.gaussian_mixture(2, covariance_floor=1e-15), "0 or at least 1e-12"),
         (lambda: emfed.RandomSparsification(0.5, emfed.Dithering(block="row")), "block size"),
         (lambda: emfed.Dithering(block="row").omega(8), "needs a layout"),
         (lambda: emfed.Dithering(scales="float16"), "scales must be one of"),
         (lambda: emfed.Identity("half"), "precision must be one of"),
-        (lambda: emfed.FaultPlan(longest_delay=0), "longest_delay"),
-        (lambda: emfed.FaultPlan(lose_reply=2), "lose_reply"),
+        (lambda: emfed.network.FaultPlan(longest_delay=0), "longest_delay"),
+        (lambda: emfed.network.FaultPlan(lose_reply=2), "lose_reply"),
     ],
 )
 def test_settings_out_of_range(make: Any, message: str) -> None:
@@ -394,10 +398,13 @@ def test_settings_out_of_range(make: Any, message: str) -> None:
         ({"weights": [1, 2]}, "weights must be 4 positive numbers"),
         ({"weights": [1, 2, 0, 1]}, "weights must be 4 positive numbers"),
         ({"federation": "cloud"}, "federation must be one of loop, stacked"),
-        ({"participation": emfed.Bernoulli([0.5])}, None),
-        ({"participation": emfed.Bernoulli([0.5, 0.5])}, "2 participation probabilities for 4"),
-        ({"participation": emfed.FixedSize(5)}, "asks for 5 workers; there are 4"),
-        ({"participation": emfed.Schedule([[7]], 1.0)}, "names worker 7; there are 4"),
+        ({"participation": emfed.algorithms.Bernoulli([0.5])}, None),
+        (
+            {"participation": emfed.algorithms.Bernoulli([0.5, 0.5])},
+            "2 participation probabilities for 4",
+        ),
+        ({"participation": emfed.algorithms.FixedSize(5)}, "asks for 5 workers; there are 4"),
+        ({"participation": emfed.algorithms.Schedule([[7]], 1.0)}, "names worker 7; there are 4"),
         ({"seed": -1}, "seed"),
         ({"retries": -1}, "retries"),
         ({"resume": True}, "needs the path"),
@@ -426,7 +433,7 @@ def test_options_of_fit(options: dict[str, Any], message: str | None) -> None:
 def test_bad_starts(change: dict[str, Any], message: str) -> None:
     import dataclasses
 
-    good = emfed.GaussianParameters(np.full(3, 1 / 3), np.eye(3)[:, :2], np.ones((3, 2)))
+    good = emfed.models.GaussianParameters(np.full(3, 1 / 3), np.eye(3)[:, :2], np.ones((3, 2)))
     bad = dataclasses.replace(good, **change)
     if message == "no mass":
         bad.means[0] = 0.0
@@ -441,21 +448,21 @@ def test_a_step_size_that_becomes_bad_in_mid_run() -> None:
 
 
 def test_the_loop_names_the_worker_that_fails() -> None:
-    class Failing(emfed.LoopFederation):
+    class Failing(emfed.network.LoopFederation):
         def oracle(self, request: Any) -> Any:
             inner = super().oracle(request)
             if request.workers[0] == 2:
                 inner.full = lambda *_: 1 / 0
             return inner
 
-    federation = Failing(emfed.as_workers(dict(zip("abcd", GOOD, strict=True))))
+    federation = Failing(emfed.data.as_workers(dict(zip("abcd", GOOD, strict=True))))
     with pytest.raises(ZeroDivisionError) as caught:
         fit(make_model("diag"), None, federation=federation, rounds=1)
     assert "while driving worker 'c'" in caught.value.__notes__[0]
 
 
 def test_an_e_step_that_is_not_finite_is_named() -> None:
-    run = emfed.open_run(make_model("diag"), GOOD, emfed.EM(), seed=0)
+    run = emfed.fitting.open_run(make_model("diag"), GOOD, emfed.EM(), seed=0)
     run.federation.data.rows[40] = np.inf  # worker 1 changes its data behind our back
     with (
         np.errstate(invalid="ignore"),

@@ -25,12 +25,14 @@ QUANTISER = emfed.Dithering(2, block="row")
 ALGORITHMS: list[Any] = [
     emfed.EM(),
     emfed.FedEM(QUANTISER, step_size=0.3, batch_size=7, memory_start="mean-field"),
-    emfed.VRFedEM(QUANTISER, step_size=emfed.Decreasing(0.5), batch_size=5, inner_rounds=4),
+    emfed.VRFedEM(
+        QUANTISER, step_size=emfed.algorithms.Decreasing(0.5), batch_size=5, inner_rounds=4
+    ),
 ]
-OPTIONS: dict[str, Any] = {"participation": emfed.Bernoulli(0.7), "seed": 4}
+OPTIONS: dict[str, Any] = {"participation": emfed.algorithms.Bernoulli(0.7), "seed": 4}
 
 
-def without_times(records: emfed.Records) -> list[Any]:
+def without_times(records: emfed.fitting.Records) -> list[Any]:
     columns = records.columns()
     del columns["seconds"]
     return list(columns.items())
@@ -43,7 +45,7 @@ def test_resumed_runs_continue_bit_for_bit(
     tmp_path: Path, algorithm: Any, federation: Any, cut: int
 ) -> None:
     path = tmp_path / "run.checkpoint"
-    common = {**OPTIONS, "federation": federation, "monitor": emfed.Monitor(3)}
+    common = {**OPTIONS, "federation": federation, "monitor": emfed.fitting.Monitor(3)}
     whole = fit(make_model("full"), TABLES, algorithm, rounds=20, **common)
     fit(make_model("full"), TABLES, algorithm, rounds=cut, checkpoint=path, **common)
     resumed = fit(
@@ -108,7 +110,7 @@ def test_resume_without_a_checkpoint_starts_anew(tmp_path: Path) -> None:
     [
         ({"seed": 5}, "seed"),
         ({"weights": "uniform"}, "weights"),
-        ({"participation": emfed.Bernoulli(0.8)}, "participation"),
+        ({"participation": emfed.algorithms.Bernoulli(0.8)}, "participation"),
         ({"algorithm": emfed.FedEM(QUANTISER, step_size=0.2)}, "algorithm"),
         ({"model": make_model("diag", k=2)}, "model"),
         ({"tables": make_data(3, sizes=(20, 9, 14, 30))}, "data"),
@@ -249,7 +251,7 @@ def test_numbers_of_numpy_are_settings_too(tmp_path: Path) -> None:
     )
     options: dict[str, Any] = {
         "seed": np.int64(4),
-        "participation": emfed.FixedSize(np.int64(2)),
+        "participation": emfed.algorithms.FixedSize(np.int64(2)),
         "checkpoint": tmp_path / "run",
     }
     model = emfed.gaussian_mixture(np.int64(2), "diag")
@@ -259,7 +261,7 @@ def test_numbers_of_numpy_are_settings_too(tmp_path: Path) -> None:
 
 
 def test_an_error_in_mid_run_carries_what_was_reached() -> None:
-    def fail(record: emfed.RoundRecord) -> None:
+    def fail(record: emfed.fitting.RoundRecord) -> None:
         if record.round == 4:
             raise ValueError("mine")
 
@@ -279,11 +281,11 @@ def test_step_sizes_that_are_functions_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_restoring_a_run_that_went_on_forgets_what_came_after(tmp_path: Path) -> None:
-    run = emfed.open_run(
+    run = emfed.fitting.open_run(
         make_model("diag"),
         TABLES,
         ALGORITHMS[1],
-        participation=emfed.FixedSize(1),
+        participation=emfed.algorithms.FixedSize(1),
         seed=1,
     )
     run.step()
@@ -314,7 +316,7 @@ def ctrl_c_works() -> Iterator[None]:
 def test_ctrl_c_ends_after_the_round_with_what_was_reached(tmp_path: Path) -> None:
     path = tmp_path / "run"
 
-    def interrupt(record: emfed.RoundRecord) -> None:
+    def interrupt(record: emfed.fitting.RoundRecord) -> None:
         if record.round == 6:
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -346,7 +348,7 @@ def test_ctrl_c_ends_after_the_round_with_what_was_reached(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("ctrl_c_works")
 def test_a_second_ctrl_c_does_not_wait() -> None:
-    def impatient(record: emfed.RoundRecord) -> None:
+    def impatient(record: emfed.fitting.RoundRecord) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import emfed
-from emfed import LocalTransport, Site, Transport
 from emfed.core.protocols import FloatArray
 from emfed.fitting.session import LOSSES
+from emfed.network import LocalTransport, Site, Transport
 from tests.network.processes import real_sites
 
 RNG = np.random.default_rng(5)
@@ -38,9 +38,9 @@ def pooled(kind: str, names: list[str], k: int = 2) -> FloatArray:
     return told(emfed.fit(emfed.gaussian_mixture(k, kind), rows, "em", tol=1e-12).params)
 
 
-def simulated(away: Mapping[int, tuple[int, int | None]]) -> emfed.FaultyFederation:
-    inner = emfed.StackedFederation(emfed.as_workers(TABLES))
-    return emfed.FaultyFederation(inner, emfed.FaultPlan(away=away))
+def simulated(away: Mapping[int, tuple[int, int | None]]) -> emfed.network.FaultyFederation:
+    inner = emfed.network.StackedFederation(emfed.data.as_workers(TABLES))
+    return emfed.network.FaultyFederation(inner, emfed.network.FaultPlan(away=away))
 
 
 class Leaving(Transport):
@@ -63,8 +63,10 @@ class Leaving(Transport):
         yield from self._inner.deliver({k: m for k, m in messages.items() if k not in out}, 1.0)
 
 
-def remote(where: Path, away: Mapping[int, tuple[int, int | None]]) -> emfed.RemoteFederation:
-    return emfed.RemoteFederation(Leaving(where, away), attempts=2, pause=0)
+def remote(
+    where: Path, away: Mapping[int, tuple[int, int | None]]
+) -> emfed.network.RemoteFederation:
+    return emfed.network.RemoteFederation(Leaving(where, away), attempts=2, pause=0)
 
 
 @pytest.mark.parametrize("kind", ["full", "tied", "diag"])
@@ -139,7 +141,7 @@ def test_over_a_network_the_answer_is_that_of_those_who_stayed(
 
 
 def test_memories_are_exact_after_every_change() -> None:
-    run = emfed.open_run(
+    run = emfed.fitting.open_run(
         emfed.gaussian_mixture(2, "diag"),
         simulated({0: (4, 20), 1: (30, None)}),
         emfed.FedEM(emfed.Dithering(3), step_size=0.3),
@@ -191,7 +193,9 @@ def test_a_checkpoint_remembers_who_is_away(tmp_path: Path) -> None:
                     network: Any = simulated(away)
                     network._clock = 100 * (rounds == 40 and len(parts) > 1)
                 else:
-                    network = emfed.RemoteFederation(sites, place / "server", attempts=1, pause=0)
+                    network = emfed.network.RemoteFederation(
+                        sites, place / "server", attempts=1, pause=0
+                    )
                 checkpoint = {"checkpoint": place / "run.checkpoint", "resume": True}
                 place.mkdir(parents=True, exist_ok=True)
                 result = emfed.fit(model, network, "FedEM", rounds=rounds, **checkpoint, **options)
@@ -201,13 +205,15 @@ def test_a_checkpoint_remembers_who_is_away(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_keeps_losing_its_memory_resets_the_others_a_few_times_only() -> None:
-    class Forgetful(emfed.FaultyFederation):  # type: ignore[misc]
+    class Forgetful(emfed.network.FaultyFederation):  # type: ignore[misc]
         def exchange(self, request: Any) -> Any:
             if len(request.workers):
                 self._wipe(np.array([1]))
             return super().exchange(request)
 
-    network = Forgetful(emfed.StackedFederation(emfed.as_workers(TABLES)), emfed.FaultPlan())
+    network = Forgetful(
+        emfed.network.StackedFederation(emfed.data.as_workers(TABLES)), emfed.network.FaultPlan()
+    )
     result = emfed.fit(emfed.gaussian_mixture(2), network, "FedEM", tol=0, rounds=130, seed=3)
     assert result.records[-1].generation <= 2 * (LOSSES + 3)
     assert result.worker_weights[1] == 0
@@ -223,13 +229,13 @@ def test_a_process_that_is_killed_leaves_the_model_to_the_others(
     with real_sites(TABLES, tmp_path, children) as transport:
         transport._absent = 0.3  # seconds that a question waits for a site that went away
 
-        def leave(record: emfed.RoundRecord) -> None:
+        def leave(record: emfed.fitting.RoundRecord) -> None:
             if record.round == 3:
                 children["b"].kill()
                 children["b"].wait()
 
         model = emfed.gaussian_mixture(2, "full")
-        served = emfed.serve(
+        served = emfed.fitting.serve(
             model,
             algorithm,
             transport,
@@ -255,7 +261,9 @@ def test_an_old_backup_of_the_server_goes_on(leaves: bool, algorithm: str, tmp_p
 
     def serve(rounds: int) -> Any:
         model = emfed.gaussian_mixture(2, "tied")
-        return emfed.serve(model, algorithm, sites, tmp_path / "s", rounds=rounds, **options)
+        return emfed.fitting.serve(
+            model, algorithm, sites, tmp_path / "s", rounds=rounds, **options
+        )
 
     serve(5)
     shutil.copytree(tmp_path / "s", tmp_path / "backup")
@@ -276,7 +284,9 @@ def test_an_old_backup_of_a_site_costs_memories_and_no_more(algorithm: str, tmp_
 
     def serve(rounds: int) -> Any:
         model = emfed.gaussian_mixture(2, "full")
-        return emfed.serve(model, algorithm, sites, tmp_path / "s", rounds=rounds, **options)
+        return emfed.fitting.serve(
+            model, algorithm, sites, tmp_path / "s", rounds=rounds, **options
+        )
 
     serve(8)
     shutil.copytree(tmp_path / "b", tmp_path / "backup")

@@ -51,7 +51,7 @@ def test_limits(limit: dict[str, Any], reason: str) -> None:
 def test_default_is_a_hundred_rounds_of_em() -> None:
     result = plain_fit(make_model("diag"), TABLES)
     assert result.records[-1].round == 100
-    objective = plain_fit(make_model("diag"), TABLES, monitor=emfed.Monitor()).records
+    objective = plain_fit(make_model("diag"), TABLES, monitor=emfed.fitting.Monitor()).records
     values = objective.column("objective")[1:]
     assert np.all(np.diff(values) <= 1e-9)
 
@@ -63,11 +63,13 @@ def test_the_default_step_suits_the_compression() -> None:
     start = fit(make_model("diag"), tables, rounds=200).params
     best = fit(make_model("diag"), tables, rounds=1, start=start).log_likelihood(rows)
     for operator in (emfed.Dithering(), emfed.RandomSparsification(0.25)):
-        run = emfed.open_run(make_model("diag"), tables, emfed.FedEM(operator), start=start)
+        run = emfed.fitting.open_run(make_model("diag"), tables, emfed.FedEM(operator), start=start)
         assert 0 < run.algorithm.step_size < 0.5
         result = fit(make_model("diag"), tables, emfed.FedEM(operator), start=start, rounds=500)
         assert result.log_likelihood(rows) > best - 0.02
-    assert emfed.open_run(make_model("diag"), tables, emfed.FedEM()).algorithm.step_size == 1.0
+    assert (
+        emfed.fitting.open_run(make_model("diag"), tables, emfed.FedEM()).algorithm.step_size == 1.0
+    )
 
 
 def test_a_tolerance_alone_is_a_limit() -> None:
@@ -91,7 +93,9 @@ def test_no_rounds_gives_the_start() -> None:
 
 
 def test_records_count_what_happened() -> None:
-    result = fit(make_model("diag"), TABLES, ALGORITHM, rounds=9, participation=emfed.FixedSize(3))
+    result = fit(
+        make_model("diag"), TABLES, ALGORITHM, rounds=9, participation=emfed.algorithms.FixedSize(3)
+    )
     records = result.records
     assert [r.round for r in records] == list(range(10))
     assert all(r.asked == r.answered == 3 for r in records[1:])
@@ -111,7 +115,9 @@ def test_evaluations_of_variance_reduction() -> None:
 
 
 def test_records_to_csv_and_parquet(tmp_path: Path) -> None:
-    records = fit(make_model("diag"), TABLES, ALGORITHM, rounds=6, monitor=emfed.Monitor(2)).records
+    records = fit(
+        make_model("diag"), TABLES, ALGORITHM, rounds=6, monitor=emfed.fitting.Monitor(2)
+    ).records
     records.to_csv(tmp_path / "r.csv")
     records.to_parquet(tmp_path / "r.parquet")
     frame = pl.read_parquet(tmp_path / "r.parquet")
@@ -123,15 +129,15 @@ def test_records_to_csv_and_parquet(tmp_path: Path) -> None:
     assert [int(r["round"]) for r in rows] == frame["round"].to_list()
     assert [float(r["squared_H"]) for r in rows[1:]] == frame["squared_H"].to_list()[1:]
     assert rows[2]["objective"] == ""
-    again = emfed.Records.from_columns(frame.to_dict(as_series=False))
+    again = emfed.fitting.Records.from_columns(frame.to_dict(as_series=False))
     assert again == records
     assert again[1:] == records[1:]
     assert "7 rounds" in repr(again)
 
 
 def test_diagnostics_are_the_definitions() -> None:
-    run = emfed.open_run(
-        make_model("diag"), TABLES, emfed.EM(), monitor=emfed.Monitor(), weights="uniform"
+    run = emfed.fitting.open_run(
+        make_model("diag"), TABLES, emfed.EM(), monitor=emfed.fitting.Monitor(), weights="uniform"
     )
     for _ in range(4):
         statistics, params = run.state.statistics, run.params
@@ -181,12 +187,12 @@ def test_the_library_prints_nothing(
 def test_a_thousand_active_of_many_registered() -> None:
     """State of workers that never take part is never written."""
     rows = np.random.default_rng(0).normal(size=(60_000, 2))
-    data = emfed.WorkerData(rows, np.arange(0, 60_001, 3))
-    run = emfed.open_run(
+    data = emfed.data.WorkerData(rows, np.arange(0, 60_001, 3))
+    run = emfed.fitting.open_run(
         emfed.gaussian_mixture(2, "tied"),
         data,
         emfed.FedEM(emfed.Dithering(), step_size=0.2),
-        participation=emfed.FixedSize(50),
+        participation=emfed.algorithms.FixedSize(50),
     )
     for _ in range(10):
         run.step()

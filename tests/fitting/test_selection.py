@@ -101,7 +101,7 @@ def test_ranges_are_read_and_nonsense_refused() -> None:
     with pytest.raises(emfed.SettingsError, match="criterion"):
         emfed.select_components(emfed.gaussian_mixture(1), SITES, criterion="r2")
     with pytest.raises(emfed.SettingsError, match="no number of components"):
-        emfed.select_components(emfed.LinearGaussian(), make_data(0))
+        emfed.select_components(emfed.models.LinearGaussian(), make_data(0))
 
 
 def test_candidates_that_cannot_be_chosen_are_dropped() -> None:
@@ -130,8 +130,8 @@ def test_candidates_that_cannot_be_chosen_are_dropped() -> None:
 )
 @pytest.mark.parametrize("share", [1.0, 0.6])
 def test_memories_are_exact_when_candidates_go(algorithm: Any, share: float) -> None:
-    part = emfed.Everyone() if share == 1 else emfed.Bernoulli(share)
-    run = emfed.open_run(
+    part = emfed.algorithms.Everyone() if share == 1 else emfed.algorithms.Bernoulli(share)
+    run = emfed.fitting.open_run(
         emfed.gaussian_mixture(2, "diag"),
         SITES,
         algorithm,
@@ -196,7 +196,7 @@ def test_a_column_with_an_atom_does_not_leave_one_component(kind: str) -> None:
     sites = with_an_atom().with_columns(site=np.arange(400) % 3)
     settings = FitSettings(model, n_components="1:4", rounds=200)
     parts = {str(k): t.drop("site") for (k,), t in sites.partition_by("site", as_dict=True).items()}
-    fitted = run_fit(settings, StackedFederation(emfed.as_workers(parts)))
+    fitted = run_fit(settings, StackedFederation(emfed.data.as_workers(parts)))
     assert fitted.selection is not None
     assert fitted.selection.n_components > 1
     assert not any(row["collapsed"] for row in fitted.selection.table)
@@ -213,7 +213,7 @@ def test_a_component_on_few_rows_is_a_collapse(kind: str) -> None:
     wide = emfed.gaussian_mixture(1, kind) if kind != "mixed" else None
     model = wide or emfed.mixed_mixture(1, "gaussian", missing=False)
     settings = FitSettings(model, n_components=(1, 2), rounds=100)
-    fitted = run_fit(settings, StackedFederation(emfed.as_workers([rows[::2], rows[1::2]])))
+    fitted = run_fit(settings, StackedFederation(emfed.data.as_workers([rows[::2], rows[1::2]])))
     assert fitted.selection is not None
     assert [row["collapsed"] for row in fitted.selection.table] == [False, True]
     assert fitted.selection.n_components == 1
@@ -236,10 +236,10 @@ def test_a_combination_of_columns_without_spread_is_told_as_one() -> None:
 
 def test_workers_are_not_told_again_what_they_know(tmp_path: Path) -> None:
     """A question at the last round's statistics carries no parameters, unless a disk was lost."""
-    sites = {name: emfed.Site(rows, tmp_path / name) for name, rows in SITES.items()}
-    network = emfed.RemoteFederation(emfed.LocalTransport(sites))
+    sites = {name: emfed.network.Site(rows, tmp_path / name) for name, rows in SITES.items()}
+    network = emfed.network.RemoteFederation(emfed.network.LocalTransport(sites))
     model = emfed.gaussian_mixture(1, "diag")
-    run = emfed.open_run(model, network, n_components=(2, 3))
+    run = emfed.fitting.open_run(model, network, n_components=(2, 3))
     for _ in range(3):
         before = run.state.statistics
         run.step()

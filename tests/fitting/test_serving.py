@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import emfed
-from emfed import LocalTransport, Site, SiteRules, Transport
 from emfed.core.wire import Reason, encode_refusal, seal_refusal
 from emfed.fitting.serving import Served
+from emfed.network import LocalTransport, Site, SiteRules, Transport
 from emfed.network.deployment.serving import save_fit
 from tests.helpers import OPEN, make_data, make_model, plain_fit
 from tests.network.test_trajectories import Scales
@@ -29,7 +29,7 @@ SERVE = {"start": "moments", "tol": 0}
 
 def serve(*arguments: Any, **options: Any) -> Served:
     """As many rounds as asked, from a start that costs no message."""
-    return emfed.serve(*arguments, **SERVE | options)
+    return emfed.fitting.serve(*arguments, **SERVE | options)
 
 
 ALGORITHM = emfed.FedEM(emfed.Dithering(3, block="row"), step_size=0.5, in_metric=True)
@@ -50,7 +50,7 @@ class Changing(Transport):
         for key in [k for k in messages if k in self.workers()]:
             yield key, self.sites[key].step(messages[key])
 
-    def tick(self, record: emfed.RoundRecord) -> None:
+    def tick(self, record: emfed.fitting.RoundRecord) -> None:
         self.round += record.round > 0
 
 
@@ -375,7 +375,7 @@ def test_kill_9_of_workers_and_of_the_server(tmp_path: Path) -> None:
 def test_kill_9_of_workers(tmp_path: Path) -> None:
     pipes, rng, kills = Pipes(tmp_path), np.random.default_rng(4), [0]
 
-    def kill(record: emfed.RoundRecord) -> None:
+    def kill(record: emfed.fitting.RoundRecord) -> None:
         if record.round % 2 and pipes.processes:
             pipes.kill(KEYS[int(rng.integers(4))])
             kills[0] += 1

@@ -30,7 +30,7 @@ from tests.tables import FAMILIES, mixed_tables
 
 
 def opened(model: Any, tables: Any, seed: int = 0) -> Session:
-    return Session(model, StackedFederation(emfed.as_workers(tables)), seed=seed)
+    return Session(model, StackedFederation(emfed.data.as_workers(tables)), seed=seed)
 
 
 # k-means as a model.
@@ -44,7 +44,7 @@ def test_k_means_keeps_the_contract_of_a_model() -> None:
 def test_k_means_in_a_federation_is_that_of_the_pooled_rows() -> None:
     tables = make_data(3, sizes=(60, 45, 80))
     rows = np.concatenate(tables)
-    start = emfed.Centres(rows[:3])
+    start = emfed.models.Centres(rows[:3])
     apart = plain_fit(emfed.k_means(3), tables, start=start, rounds=30)
     pooled = plain_fit(emfed.k_means(3), [rows], start=start, rounds=30)
     np.testing.assert_allclose(apart.params.centres, pooled.params.centres, atol=1e-10)
@@ -123,7 +123,7 @@ def test_the_start_of_many_workers_is_small() -> None:
     """At most 300 bytes up and 1 kB down a worker; what follows from the seed is never sent."""
     rng = np.random.default_rng(5)
     rows = rng.normal(size=(7000, 20)) + 2 * rng.normal(size=(10, 20))[rng.integers(10, size=7000)]
-    run = emfed.open_run(
+    run = emfed.fitting.open_run(
         emfed.gaussian_mixture(10, "tied"), list(rows.reshape(100, 70, 20)), start="auto", seed=1
     )
     told = run.ledger.summary()["start"]
@@ -179,7 +179,7 @@ def test_no_worker_speaks_of_a_single_row(monkeypatch: pytest.MonkeyPatch) -> No
         assert model.inner.smallest == 2
         for worker, rows in enumerate(tables):
             said = model.layout.split(model.expected_statistics(rows, request.params))
-            centres = emfed.Centres(request.params.centres)
+            centres = emfed.models.Centres(request.params.centres)
             nearest = model.inner.responsibilities(rows, centres).argmax(axis=1)
             members = np.bincount(nearest, minlength=model.most)
             told = said["mass"] > 0
@@ -191,13 +191,13 @@ def test_points_are_taken_by_choice_alone_and_with_a_warning() -> None:
     tables = make_data(6)
     rows = np.concatenate(tables)
     with pytest.warns(emfed.EmfedWarning, match="records leave their workers"):
-        run = emfed.open_run(make_model("full"), tables, start="points", seed=2)
+        run = emfed.fitting.open_run(make_model("full"), tables, start="points", seed=2)
     sent = run.ledger.summary()["start"]["up"]
     assert sent["payload"] == 3 * 8 * 2  # three rows of two numbers
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for start in (None, "auto", "k-means", "moments"):
-            emfed.open_run(make_model("full"), tables, start=start)
+            emfed.fitting.open_run(make_model("full"), tables, start=start)
     session = opened(make_model("known"), tables, seed=1)
     with pytest.warns(emfed.EmfedWarning):
         found = search(session, [0], "points")[0]
@@ -205,23 +205,25 @@ def test_points_are_taken_by_choice_alone_and_with_a_warning() -> None:
     assert session.phase == 0  # nobody was asked for a round
     assert np.isfinite(session.view(WHOLE).maximize(found).means).all()
     assert len(rows) == 142
-    plan = emfed.FaultPlan(seed=0)
-    network = emfed.FaultyFederation(emfed.StackedFederation(emfed.as_workers(tables)), plan)
+    plan = emfed.network.FaultPlan(seed=0)
+    network = emfed.network.FaultyFederation(
+        emfed.network.StackedFederation(emfed.data.as_workers(tables)), plan
+    )
     with pytest.raises(emfed.SettingsError, match="start='points'"):
-        emfed.open_run(make_model("full"), None, start="points", federation=network)
+        emfed.fitting.open_run(make_model("full"), None, start="points", federation=network)
 
 
 def test_models_that_clusters_cannot_start_say_so() -> None:
     tables = make_data(6)
     with pytest.raises(emfed.SettingsError, match="start='moments'"):
-        emfed.open_run(emfed.factor_analysis(1, 2), tables, start="k-means")
+        emfed.fitting.open_run(emfed.factor_analysis(1, 2), tables, start="k-means")
     with pytest.raises(emfed.SettingsError, match="start must be parameters or one of"):
-        emfed.open_run(make_model("full"), tables, start="k means")
+        emfed.fitting.open_run(make_model("full"), tables, start="k means")
     with pytest.raises(emfed.SettingsError, match="n_init"):
-        emfed.open_run(make_model("full"), tables, start="auto", n_init=0)
+        emfed.fitting.open_run(make_model("full"), tables, start="auto", n_init=0)
     given_start = plain_fit(make_model("full"), tables, rounds=2).params
     with pytest.raises(emfed.SettingsError, match="n_init > 1"):
-        emfed.open_run(make_model("full"), tables, start=given_start, n_init=2)
+        emfed.fitting.open_run(make_model("full"), tables, start=given_start, n_init=2)
 
 
 def test_columns_of_any_family_start_from_clusters() -> None:
@@ -240,12 +242,16 @@ def test_columns_of_any_family_start_from_clusters() -> None:
     assert median["k-means"] > median["moments"]
     for kind in ("mixed", "exposed"):
         tables = mixed_tables(kind, missing=0.1)
-        run = emfed.open_run(emfed.mixed_mixture(2, FAMILIES[kind]), tables, start="k-means")
+        run = emfed.fitting.open_run(
+            emfed.mixed_mixture(2, FAMILIES[kind]), tables, start="k-means"
+        )
         assert run.model.inside(run.state.statistics)
         assert run.ledger.summary()["start"]["up"]["payload"] > 0
     codes = [np.random.default_rng(j).integers(3, size=(30, 2)) for j in range(3)]
-    categories = emfed.mixed_mixture(2, emfed.Categorical(3))
-    run = emfed.open_run(categories, codes, start="auto")  # from moments: codes have no distances
+    categories = emfed.mixed_mixture(2, emfed.models.Categorical(3))
+    run = emfed.fitting.open_run(
+        categories, codes, start="auto"
+    )  # from moments: codes have no distances
     assert run.ledger.summary()["start"]["up"]["messages"] == 0
 
 
@@ -293,7 +299,7 @@ def test_a_search_is_charged_and_repeatable(federation: Any) -> None:
     tables = make_data(9, sizes=(50, 70, 60))
     options: dict[str, Any] = {"start": "k-means", "n_init": 4, "seed": 3}
     runs = [
-        emfed.open_run(make_model("full"), tables, federation=federation, **options)
+        emfed.fitting.open_run(make_model("full"), tables, federation=federation, **options)
         for _ in range(2)
     ]
     np.testing.assert_array_equal(runs[0].state.statistics, runs[1].state.statistics)
@@ -304,7 +310,7 @@ def test_a_search_is_charged_and_repeatable(federation: Any) -> None:
     record = runs[0].records[0]
     assert record.bytes_up == runs[0].ledger.total("up")  # the opening record holds it all
     assert record.evaluations > 10 * 180
-    other = emfed.open_run(
+    other = emfed.fitting.open_run(
         make_model("full"), tables, federation=federation, start="k-means", seed=4
     )
     assert not np.array_equal(other.state.statistics, runs[0].state.statistics)
@@ -313,7 +319,7 @@ def test_a_search_is_charged_and_repeatable(federation: Any) -> None:
 def test_loop_and_stacked_find_the_same_start() -> None:
     tables = make_data(9, sizes=(50, 70, 60))
     found = [
-        emfed.open_run(make_model("diag"), tables, federation=name, start="auto", n_init=2)
+        emfed.fitting.open_run(make_model("diag"), tables, federation=name, start="auto", n_init=2)
         for name in ("stacked", "loop")
     ]
     np.testing.assert_allclose(
@@ -368,12 +374,12 @@ def test_over_a_network_starts_are_those_of_one_process(tmp_path: Path) -> None:
     """Only rows themselves do not travel."""
     tables = make_data(10, sizes=(30, 40))
 
-    def network(name: str) -> emfed.RemoteFederation:
+    def network(name: str) -> emfed.network.RemoteFederation:
         sites = {
-            str(j): emfed.Site(t, tmp_path / name / str(j), rules=OPEN)
+            str(j): emfed.network.Site(t, tmp_path / name / str(j), rules=OPEN)
             for j, t in enumerate(tables)
         }
-        return emfed.RemoteFederation(emfed.LocalTransport(sites))
+        return emfed.network.RemoteFederation(emfed.network.LocalTransport(sites))
 
     for how, n_init in (("k-means", 1), ("auto", 1), ("auto", 3), ("moments", 1), ("moments", 2)):
         options: dict[str, Any] = {"start": how, "n_init": n_init, "rounds": 3}

@@ -83,8 +83,10 @@ def test_held_out_scores_do_not_flatter_a_model_with_too_many_parameters() -> No
 
 def test_over_a_network_and_from_a_file_it_is_that_of_one_process(tmp_path: Path) -> None:
     data = sites(3, strange=1.0)
-    parties = {name: emfed.Site(table, tmp_path / name, rules=OPEN) for name, table in data.items()}
-    federation = emfed.RemoteFederation(emfed.LocalTransport(parties), pause=0.0)
+    parties = {
+        name: emfed.network.Site(table, tmp_path / name, rules=OPEN) for name, table in data.items()
+    }
+    federation = emfed.network.RemoteFederation(emfed.network.LocalTransport(parties), pause=0.0)
     model = emfed.gaussian_mixture(2, "diag")
     here, there = (emfed.fit(model, given, validate=True) for given in (data, federation))
     assert here.facts is not None

@@ -14,7 +14,9 @@ from tests.cli.test_main import emfed_command
 
 @pytest.fixture
 def counts(tmp_path: Path) -> Path:
-    table = emfed.simulate_table(600, observers=30, sites=12, months=24, family="gaussian", seed=1)
+    table = emfed.imputation.simulate_table(
+        600, observers=30, sites=12, months=24, family="gaussian", seed=1
+    )
     cells = table.pooled
     frame = pl.DataFrame(
         {

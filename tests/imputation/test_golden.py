@@ -12,7 +12,7 @@ from emfed.imputation import Structure, impute
 from tests.imputation.tables import small_table
 
 FACTORS = Structure(rank=2, penalty=3.0, effects=False)
-HALF = emfed.Bernoulli(0.5)
+HALF = emfed.algorithms.Bernoulli(0.5)
 RUNS: dict[str, tuple[dict[str, Any], tuple[float, float, int]]] = {
     "observed": (
         {"structure": Structure(rank=2, penalty=3.0), "rounds": 6},

@@ -193,9 +193,13 @@ def test_what_cannot_be_a_table(tmp_path: Path) -> None:
 
 
 def test_groups_are_random_even_and_seeded() -> None:
-    table = emfed.simulate_table(2000, observers=100, sites=50, months=24, groups=7, seed=1)
+    table = emfed.imputation.simulate_table(
+        2000, observers=100, sites=50, months=24, groups=7, seed=1
+    )
     assert len(table.workers) == 7
-    again = emfed.simulate_table(2000, observers=100, sites=50, months=24, groups=7, seed=1)
+    again = emfed.imputation.simulate_table(
+        2000, observers=100, sites=50, months=24, groups=7, seed=1
+    )
     assert same(table, again)
     assert table.pooled.weights.sum() == 2000
     with pytest.raises(emfed.SettingsError, match="7 workers cannot make 8 groups"):
@@ -203,7 +207,7 @@ def test_groups_are_random_even_and_seeded() -> None:
 
 
 def test_a_split_shares_no_cell() -> None:
-    table = emfed.simulate_table(2000, observers=100, sites=50, months=24, seed=1)
+    table = emfed.imputation.simulate_table(2000, observers=100, sites=50, months=24, seed=1)
     rest, held = table.split(0.1, seed=3)
     assert held.size == round(0.1 * table.pooled.size)
     assert not np.isin(rest.keys, held.keys).any()

@@ -113,10 +113,10 @@ def test_site_owner_s_statistics_are_the_posterior_moments() -> None:
 
 def test_em_with_site_owners_never_lowers_the_likelihood() -> None:
     table = owned(small_table(records=250))
-    data = emfed.WorkerData(table.rows, table.offsets, list(table.workers), COLUMNS)
+    data = emfed.data.WorkerData(table.rows, table.offsets, list(table.workers), COLUMNS)
     for options in ({}, {"smoothing": 2.0, "seasonality": 1.0}):
         model = SiteOwner(table.bins.count, rank=2, ridge=0.5, **options)
-        monitor = emfed.Monitor(mean_field=False)
+        monitor = emfed.fitting.Monitor(mean_field=False)
         result = plain_fit(model, data, rounds=60, federation="loop", monitor=monitor)
         values = result.records.column("objective")[1:]
         assert np.all(np.diff(values) < 1e-10)
@@ -125,7 +125,7 @@ def test_em_with_site_owners_never_lowers_the_likelihood() -> None:
 
 def test_site_owner_in_loop_and_stacked_is_the_same_run() -> None:
     table = owned(small_table(records=250))
-    data = emfed.WorkerData(table.rows, table.offsets, list(table.workers), COLUMNS)
+    data = emfed.data.WorkerData(table.rows, table.offsets, list(table.workers), COLUMNS)
     loop, stacked = (
         plain_fit(SiteOwner(table.bins.count, 2), data, emfed.EM(), rounds=5, federation=name)
         for name in ("loop", "stacked")

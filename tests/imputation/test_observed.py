@@ -41,7 +41,7 @@ def test_without_compression_one_round_is_the_pooled_sums() -> None:
 @pytest.mark.parametrize("rate", [None, 0.3])
 def test_memories_are_exact_and_reach_the_sums(rate: float | None) -> None:
     table = small_table(workers=8, records=600)
-    run = observed_run(table, participation=emfed.Bernoulli(0.6), memory_rate=rate)
+    run = observed_run(table, participation=emfed.algorithms.Bernoulli(0.6), memory_rate=rate)
     for _ in range(40):
         run.step()
         assert run.memory_gap < 1e-12
@@ -51,10 +51,12 @@ def test_memories_are_exact_and_reach_the_sums(rate: float | None) -> None:
 
 def test_a_checkpoint_goes_on_bit_for_bit(tmp_path: Path) -> None:
     table = small_table(workers=8, records=600)
-    whole = observed_run(table, participation=emfed.Bernoulli(0.6))
+    whole = observed_run(table, participation=emfed.algorithms.Bernoulli(0.6))
     for _ in range(6):
         whole.step()
-    first, second = (observed_run(table, participation=emfed.Bernoulli(0.6)) for _ in range(2))
+    first, second = (
+        observed_run(table, participation=emfed.algorithms.Bernoulli(0.6)) for _ in range(2)
+    )
     for _ in range(3):
         first.step()
     first.save(tmp_path / "run")
@@ -73,10 +75,10 @@ def test_memories_stay_exact_when_messages_are_lost_doubled_and_late() -> None:
     """And when disks are: then all memories begin anew."""
     table = small_table(workers=8, records=600)
     session, _ = opened(table)
-    plan = emfed.FaultPlan(
+    plan = emfed.network.FaultPlan(
         seed=1, lose_reply=0.2, repeat_reply=0.2, delay_reply=0.2, lose_disk=0.005
     )
-    run = observed_run(table, federation=emfed.FaultyFederation(session.federation, plan))
+    run = observed_run(table, federation=emfed.network.FaultyFederation(session.federation, plan))
     for _ in range(80):
         run.step()
         assert run.memory_gap < 1e-12
@@ -90,7 +92,7 @@ def test_estimates_are_unbiased() -> None:
     table = small_table()
     estimates = []
     for seed in range(400):
-        half, solver = emfed.Bernoulli(0.5), Solver(table.family, Structure(0))
+        half, solver = emfed.algorithms.Bernoulli(0.5), Solver(table.family, Structure(0))
         run = observed_run(table, solver, half, seed=seed, step_size=1.0)
         run.step()
         estimates.append(run.state.statistics)
@@ -180,7 +182,7 @@ def test_eight_rounds_reach_the_pooled_error_at_the_paper_s_size(family: str, li
         if family == "log1p":
             more = impute(table, structure=structure, rounds=20, seed=seed)
             assert 100 * (more.score(held) / pooled - 1) < 0.1
-            half = emfed.Bernoulli(0.5)
+            half = emfed.algorithms.Bernoulli(0.5)
             some = impute(table, structure=structure, rounds=20, seed=seed, participation=half)
             assert 100 * (some.score(held) / pooled - 1) < 1
 
@@ -188,7 +190,9 @@ def test_eight_rounds_reach_the_pooled_error_at_the_paper_s_size(family: str, li
 def test_five_kilobytes_a_worker_at_the_paper_s_size() -> None:
     """Eight rounds, support, counts and every envelope included, for the busiest worker."""
     for seed in (0, 1, 2):
-        result = impute(emfed.simulate_table(12_185, seed=seed), structure=STRUCTURE, rounds=8)
+        result = impute(
+            emfed.imputation.simulate_table(12_185, seed=seed), structure=STRUCTURE, rounds=8
+        )
         up = result.ledger.counts[:, 0, 1:].sum(axis=(0, 1))
         assert up.max() <= 5000
         rounds = result.ledger.summary()["round"]
@@ -206,7 +210,11 @@ def test_oystercatchers_reach_the_pooled_error(data_dir: Path) -> None:
         pooled = pooled_error(table, structure, held)
         eight, twenty = (impute(table, structure=structure, rounds=k, seed=seed) for k in (8, 20))
         half = impute(
-            table, structure=structure, rounds=20, seed=seed, participation=emfed.Bernoulli(0.5)
+            table,
+            structure=structure,
+            rounds=20,
+            seed=seed,
+            participation=emfed.algorithms.Bernoulli(0.5),
         )
         assert 100 * (eight.score(held) / pooled - 1) < 0.5
         assert 100 * (twenty.score(held) / pooled - 1) < 0.1

@@ -84,7 +84,7 @@ def test_it_equals_the_printed_pseudo_code_entry_by_entry() -> None:
 
 
 def test_the_settings_of_the_paper_hardly_move() -> None:
-    table = emfed.simulate_table(5980, seed=0)
+    table = emfed.imputation.simulate_table(5980, seed=0)
     result = impute(table, mode="paper", rounds=15)
     assert result.records[-1].step_size == 1e-4
     assert np.abs(result.params.sites).max() * np.abs(result.params.times).max() < 1e-2
@@ -97,6 +97,6 @@ def test_what_it_refuses() -> None:
     with pytest.raises(emfed.SettingsError, match="batch must be 'grid' or 'observations'"):
         run_of(table, batch="rows")
     with pytest.raises(emfed.SettingsError, match="full participation"):
-        impute(table, mode="paper", participation=emfed.Bernoulli(0.5))
+        impute(table, mode="paper", participation=emfed.algorithms.Bernoulli(0.5))
     with pytest.raises(emfed.SettingsError, match="Gaussian, with factors alone"):
         impute(small_table("poisson"), mode="paper", rounds=1)

@@ -17,13 +17,13 @@ SMOOTH = Structure(2, 0.9, 0.5, 0.5, smoothing=10.0, seasonality=30.0)
 
 
 @pytest.fixture(scope="module")
-def fitted() -> emfed.Imputation:
-    table = emfed.simulate_table(4000, observers=200, sites=150, months=60, seed=2)
+def fitted() -> emfed.imputation.Imputation:
+    table = emfed.imputation.simulate_table(4000, observers=200, sites=150, months=60, seed=2)
     return impute(table, structure=SMOOTH, rounds=6)
 
 
 def test_the_choice_finds_rank_where_there_is_some_and_none_where_there_is_none() -> None:
-    rich = emfed.simulate_table(4000, observers=200, sites=150, months=60, seed=2).pooled
+    rich = emfed.imputation.simulate_table(4000, observers=200, sites=150, months=60, seed=2).pooled
     choice = Search(rich, FAMILIES["gaussian"]).choose()
     assert choice.structure.rank >= 1
     rng = np.random.default_rng(0)
@@ -46,7 +46,7 @@ def test_the_chosen_structure_beats_the_additive_fit_at_the_paper_s_size() -> No
     assert result.bytes_up == sent  # cross-validation costs no bytes
 
 
-def test_estimates_by_name_and_by_index(fitted: emfed.Imputation) -> None:
+def test_estimates_by_name_and_by_index(fitted: emfed.imputation.Imputation) -> None:
     names = fitted.predict(["site003", "site010"], ["1977-02", "1980-12"])
     assert np.array_equal(names, fitted.predict([3, 10], [1, 47]))
     assert np.all(names >= 0)
@@ -56,7 +56,7 @@ def test_estimates_by_name_and_by_index(fitted: emfed.Imputation) -> None:
         fitted.predict([0], [60])
 
 
-def test_the_trend_is_the_sum_of_the_dense_table(fitted: emfed.Imputation) -> None:
+def test_the_trend_is_the_sum_of_the_dense_table(fitted: emfed.imputation.Imputation) -> None:
     trend = fitted.trend(draws=30)
     dense = np.expm1(np.maximum(fitted.params.dense(np.arange(150)), 0))
     assert np.allclose(trend["estimate"], dense.sum(axis=0))
@@ -69,7 +69,7 @@ def test_the_trend_is_the_sum_of_the_dense_table(fitted: emfed.Imputation) -> No
 
 @pytest.mark.parametrize("family", ["log1p", "poisson", "bernoulli"])
 def test_intervals_cover_and_draws_agree_with_them(family: str) -> None:
-    table, held = emfed.simulate_table(
+    table, held = emfed.imputation.simulate_table(
         6000, observers=300, sites=100, months=60, family=family, seed=4
     ).split(0.1, 4)
     scale = {"log1p": 1.0, "poisson": 8.0, "bernoulli": 0.3}[family]
@@ -89,7 +89,7 @@ def test_intervals_cover_and_draws_agree_with_them(family: str) -> None:
     assert np.mean(wide[1] - wide[0]) >= np.mean(high - low)
 
 
-def test_draws_differ_and_are_seeded(fitted: emfed.Imputation) -> None:
+def test_draws_differ_and_are_seeded(fitted: emfed.imputation.Imputation) -> None:
     a = fitted.draws([0, 1, 2], [3, 4, 5], count=4)
     assert np.array_equal(a, fitted.draws([0, 1, 2], [3, 4, 5], count=4))
     assert a.std(axis=0).min() >= 0
@@ -97,7 +97,9 @@ def test_draws_differ_and_are_seeded(fitted: emfed.Imputation) -> None:
     assert np.array_equal(a, np.rint(a))  # counts
 
 
-def test_the_filled_table_as_csv_and_parquet(fitted: emfed.Imputation, tmp_path: Path) -> None:
+def test_the_filled_table_as_csv_and_parquet(
+    fitted: emfed.imputation.Imputation, tmp_path: Path
+) -> None:
     fitted.write(tmp_path / "t.csv", level=0.8)
     fitted.write(tmp_path / "t.parquet")
     csv, parquet = pl.read_csv(tmp_path / "t.csv"), pl.read_parquet(tmp_path / "t.parquet")
@@ -111,7 +113,7 @@ def test_the_filled_table_as_csv_and_parquet(fitted: emfed.Imputation, tmp_path:
 
 
 def test_new_sites_get_rows_from_their_own_records() -> None:
-    whole = emfed.simulate_table(8000, observers=200, sites=120, months=60, seed=3)
+    whole = emfed.imputation.simulate_table(8000, observers=200, sites=120, months=60, seed=3)
     names = np.array(whole.sites)
     known = np.isin(whole.site, np.arange(40, 120))
     base = replace(whole.keep(known), sites=names[40:].tolist(), site=whole.keep(known).site - 40)
@@ -131,7 +133,7 @@ def test_new_sites_get_rows_from_their_own_records() -> None:
 
 
 def test_new_dates_follow_the_season_or_are_refused() -> None:
-    table = emfed.simulate_table(8000, observers=200, sites=60, months=72, seed=3)
+    table = emfed.imputation.simulate_table(8000, observers=200, sites=60, months=72, seed=3)
     early = table.keep(table.time < 60)
     early = replace(early, bins=replace(table.bins, count=60))
     result = impute(early, structure=SMOOTH, rounds=8)
@@ -178,7 +180,10 @@ def test_covariates_in_a_fit() -> None:
 
 def test_wood_thrush_is_ten_percent_better_than_additive(data_dir: Path) -> None:
     birds = read_records(
-        data_dir / "bbs_wood_thrush.csv.gz", emfed.Columns(date="year"), bins="year", groups=40
+        data_dir / "bbs_wood_thrush.csv.gz",
+        emfed.imputation.Columns(date="year"),
+        bins="year",
+        groups=40,
     )
     table, held = birds.split(0.1, 0)
     result = impute(table, structure=Structure(6, 6.0, 0.1, 0.1, smoothing=30.0), rounds=8)

@@ -13,12 +13,12 @@ import polars as pl
 import pytest
 
 import emfed
-from emfed import LocalTransport, RemoteFederation, Site
 from emfed.models import build_model
 from emfed.models.owners import SHRINK
 from emfed.models.parameters import Frame
 from emfed.models.row_owner import RowOwner
 from emfed.models.site_owner import SiteOwner
+from emfed.network import LocalTransport, RemoteFederation, Site
 from tests.helpers import OPEN, plain_fit
 from tests.registry import REGISTRY
 
@@ -59,7 +59,7 @@ def test_the_likelihood_is_that_of_the_gaussian_it_implies() -> None:
     model = bound(RowOwner(2), rows)
     params = model.start(1)
     user = model.to_user(params)
-    gaussian = emfed.GaussianParameters(user.weights, user.means, user.covariances())
+    gaussian = emfed.models.GaussianParameters(user.weights, user.means, user.covariances())
     full = plain_fit(
         emfed.gaussian_mixture(1, missing=True),
         [rows],

@@ -13,7 +13,7 @@ from tests.helpers import bind, make_data, make_model, plain_fit
 from tests.registry import REGISTRY
 
 K, D = 3, 4
-MIXED = ["gaussian", "poisson", "bernoulli", emfed.Categorical(4)]
+MIXED = ["gaussian", "poisson", "bernoulli", emfed.models.Categorical(4)]
 BY_HAND: list[tuple[Any, int]] = [
     (emfed.gaussian_mixture(K, "full"), 2 + 3 * 4 + 3 * 10),
     (emfed.gaussian_mixture(K, "tied"), 2 + 3 * 4 + 10),
@@ -30,7 +30,7 @@ BY_HAND: list[tuple[Any, int]] = [
     (emfed.mixed_mixture(K, MIXED), 2 + 3 * (2 + 1 + 1 + 3)),
     (emfed.regression_mixture(K), 2 + 3 * (3 + 1 + 1)),
     (emfed.k_means(K), 12),
-    (emfed.LinearGaussian(), 4),
+    (emfed.models.LinearGaussian(), 4),
 ]
 
 

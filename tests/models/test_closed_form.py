@@ -72,7 +72,7 @@ def test_ppca_is_that_of_scikit_learn() -> None:
         assert ours.log_likelihood(rows) >= PCA(factors).fit(rows).score(rows) - 1e-9
 
 
-@pytest.mark.parametrize("prior", [None, emfed.InverseWishart(5.0, 0.5)])
+@pytest.mark.parametrize("prior", [None, emfed.models.InverseWishart(5.0, 0.5)])
 @pytest.mark.parametrize("make", [emfed.factor_analysis, emfed.ppca])
 def test_em_stays_where_the_closed_form_is_with_priors_too(make: Any, prior: Any) -> None:
     rows = crawling()

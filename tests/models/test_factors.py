@@ -134,7 +134,7 @@ def test_the_rotation_is_the_documented_one(name: str) -> None:
         assert np.all(np.diff(np.diagonal(matrix)) < 0)
         assert np.all(loadings[np.abs(loadings).argmax(axis=0), range(2)] > 0)
     turn = np.linalg.qr(np.random.default_rng(0).normal(size=(2, 2)))[0]
-    turned = emfed.FactorParameters(
+    turned = emfed.models.FactorParameters(
         params.weights, params.means, params.loadings @ turn, params.noise
     )
     np.testing.assert_allclose(model.to_user(turned).loadings, user.loadings, atol=1e-8)
@@ -149,7 +149,9 @@ def test_bad_settings_and_rows_are_told() -> None:
     with pytest.raises(emfed.SettingsError, match="n_factors"):
         emfed.factor_analysis(0)
     with pytest.raises(emfed.SettingsError, match="the scale must be a number"):
-        emfed.ppca(1, noise_prior=emfed.InverseWishart(3.0, np.eye(3)))
-    wrong = emfed.FactorParameters(np.ones(1), np.zeros((1, 3)), np.zeros((1, 3, 2)), np.ones(3))
+        emfed.ppca(1, noise_prior=emfed.models.InverseWishart(3.0, np.eye(3)))
+    wrong = emfed.models.FactorParameters(
+        np.ones(1), np.zeros((1, 3)), np.zeros((1, 3, 2)), np.ones(3)
+    )
     with pytest.raises(emfed.SettingsError, match=r"start noise: expected .* \(1, 3\)"):
         plain_fit(emfed.factor_analysis(2), rows, start=wrong)

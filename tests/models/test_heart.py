@@ -18,7 +18,7 @@ from tests.helpers import plain_fit
 from tests.real import HEART, heart_disease
 
 FAMILIES = list(HEART.values())
-CATEGORIES = [isinstance(family, emfed.Categorical) for family in FAMILIES]
+CATEGORIES = [isinstance(family, emfed.models.Categorical) for family in FAMILIES]
 K, PRIOR = 5, 8.0
 
 
@@ -48,7 +48,7 @@ def alone(parts: list[Any], fallback: list[Any]) -> Any:
 
 def together(parts: list[Any], seed: int, site: bool = False) -> Any:
     """One federated mixture, compressed; with ``site`` the hospital's number is a column."""
-    families = [*FAMILIES, emfed.Categorical(len(parts))] if site else FAMILIES
+    families = [*FAMILIES, emfed.models.Categorical(len(parts))] if site else FAMILIES
     numbers = [np.full((len(part), 1), float(h)) for h, part in enumerate(parts)]
     tables = [np.hstack(pair) for pair in zip(parts, numbers, strict=True)] if site else parts
     algorithm = emfed.FedEM(emfed.Dithering(8, block="row"), step_size=0.5)

@@ -54,7 +54,7 @@ def judge_of(kind: str, start: Any, rounds: int) -> Any:
 @pytest.mark.parametrize("rounds", [1, 5, 60])
 def test_the_trajectory_is_hmmlearns(kind: str, rounds: int) -> None:
     lists = sequences(1, counts=kind == "poisson")
-    tables = emfed.pad_sequences(lists)
+    tables = emfed.data.pad_sequences(lists)
     flat = [s for worker in lists for s in worker]
     model = emfed.hidden_markov(3, kind, floor=0.0)
     opened = bind(model, tables)
@@ -110,7 +110,7 @@ def test_missing_values_and_padding_against_all_paths() -> None:
             np.array([[nan, nan], [0.2, 1], [-1.0, 0]]),
         ]
     ]
-    tables = emfed.pad_sequences(lists)
+    tables = emfed.data.pad_sequences(lists)
     model = bind(emfed.hidden_markov(2, ["gaussian", "poisson"]), tables)
     params = model.start(3)
     params = type(params)(
@@ -148,7 +148,7 @@ def test_long_sequences_do_not_underflow() -> None:
 
 
 def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    tables = emfed.pad_sequences(sequences())
+    tables = emfed.data.pad_sequences(sequences())
     rows = np.concatenate(tables)
     model = bind(emfed.hidden_markov(3), tables)
     params = model.start(0)
@@ -160,10 +160,10 @@ def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_sequences_are_padded_and_bad_ones_told() -> None:
     short, long = np.ones((2, 1)), np.zeros((4, 1))
-    alone = emfed.pad_sequences([short, long])
+    alone = emfed.data.pad_sequences([short, long])
     assert alone.shape == (2, 4, 1)
     assert np.isnan(alone[0, 2:]).all()
-    named = emfed.pad_sequences({"a": [short], "b": [long, short]})
+    named = emfed.data.pad_sequences({"a": [short], "b": [long, short]})
     assert {name: array.shape for name, array in named.items()} == {"a": (1, 4, 1), "b": (2, 4, 1)}
     for bad, words in (
         ([], "expected a list of sequences"),
@@ -171,7 +171,7 @@ def test_sequences_are_padded_and_bad_ones_told() -> None:
         ([np.ones((2, 1)), np.ones((2, 2))], "different numbers of columns"),
     ):
         with pytest.raises(emfed.DataError, match=words):
-            emfed.pad_sequences(bad)
+            emfed.data.pad_sequences(bad)
     model = emfed.hidden_markov(2, "poisson")
     for data, words in (
         (np.ones((5, 2)), r"expected sequences \(sequences, time, columns\)"),

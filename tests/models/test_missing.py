@@ -105,13 +105,13 @@ def test_an_optimiser_of_the_likelihood_ends_where_federated_em_ends(k: int) -> 
     got = plain_fit(model, tables, emfed.FedEM(), start=start, rounds=3000, field_tol=1e-22)
     lower = np.tril_indices(d)
 
-    def split(x: Any) -> emfed.GaussianParameters:
+    def split(x: Any) -> emfed.models.GaussianParameters:
         root = np.zeros((k, d, d))
         root[:, lower[0], lower[1]] = x[k + k * d :].reshape(k, -1)
         logits = x[:k] - x[:k].max()
         weights = np.exp(logits) / np.exp(logits).sum()
         means = x[k : k + k * d].reshape(k, d)
-        return emfed.GaussianParameters(weights, means, root @ np.swapaxes(root, 1, 2))
+        return emfed.models.GaussianParameters(weights, means, root @ np.swapaxes(root, 1, 2))
 
     root = np.linalg.cholesky(start.covariances)[:, lower[0], lower[1]]
     begin = np.concatenate([np.log(start.weights), start.means.ravel(), root.ravel()])

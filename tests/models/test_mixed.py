@@ -34,7 +34,7 @@ def log_density(family: Any, mine: Any, j: int, y: float, exposure: float) -> fl
         return stats.norm(mine["mean"][j], np.sqrt(mine["variance"][j])).logpdf(y)
     if family == "poisson":
         return stats.poisson(mine["rate"][j]).logpmf(y)
-    if isinstance(family, emfed.Poisson):
+    if isinstance(family, emfed.models.Poisson):
         return stats.poisson(mine["rate"][j] * exposure).logpmf(y)
     if family == "bernoulli":
         return stats.bernoulli(mine["probability"][j]).logpmf(y)
@@ -93,7 +93,7 @@ LINKS: dict[str, Any] = {
 """Parameters to unconstrained numbers, and back."""
 
 
-def unpacked(kind: str, vector: Any, shapes: Any) -> emfed.MixedParameters:
+def unpacked(kind: str, vector: Any, shapes: Any) -> emfed.models.MixedParameters:
     arrays, at = {}, 0
     for name, shape in shapes.items():
         size = int(np.prod(shape))
@@ -102,11 +102,11 @@ def unpacked(kind: str, vector: Any, shapes: Any) -> emfed.MixedParameters:
     arrays["weights"] = arrays["weights"] / arrays["weights"].sum()
     first = 0
     for family in FAMILIES[kind][: 3 if kind == "categorical" else None]:
-        if isinstance(family, emfed.Categorical):
+        if isinstance(family, emfed.models.Categorical):
             mine = arrays["categorical"][:, first : first + family.categories]
             mine /= mine.sum(axis=1, keepdims=True)
             first += family.categories
-    return emfed.MixedParameters(**arrays)
+    return emfed.models.MixedParameters(**arrays)
 
 
 @each
@@ -137,7 +137,7 @@ def test_gaussian_columns_are_a_diagonal_mixture() -> None:
     rows = np.concatenate(tables)
     diagonal = plain_fit(emfed.gaussian_mixture(2, "diag"), tables, rounds=200, seed=1)
     start = diagonal.model.to_user(diagonal.model.start(1))
-    mine = emfed.MixedParameters(
+    mine = emfed.models.MixedParameters(
         weights=start.weights, gaussian=np.stack([start.means, start.covariances], axis=-1)
     )
     model = emfed.mixed_mixture(2, ["gaussian", "gaussian"])
@@ -165,7 +165,7 @@ def test_imputations_are_means_and_draws_and_intervals_of_the_posterior(kind: st
         if family == "exposure" or not where.any():
             continue
         mine = draws[:, where, c]
-        if isinstance(family, emfed.Categorical):
+        if isinstance(family, emfed.models.Categorical):
             assert np.isnan(low[where, c]).all()
             codes = np.arange(family.categories)
             modes = (mine[..., None] == codes).mean(axis=0).argmax(axis=-1)
@@ -186,11 +186,15 @@ def test_imputations_are_means_and_draws_and_intervals_of_the_posterior(kind: st
     [
         (["poisson"], [[1.5]], "expected a whole number >= 0, or NaN"),
         (["bernoulli"], [[2.0]], "expected 0 or 1"),
-        ([emfed.Categorical(3)], [[3.0]], "expected a code 0, 1"),
+        ([emfed.models.Categorical(3)], [[3.0]], "expected a code 0, 1"),
         (["gamma"], [[0.0]], "expected a finite number > 0"),
         (["exponential"], [[-1.0]], "expected a finite number >= 0"),
         (["gaussian"], [[np.inf]], "expected a finite number"),
-        ([emfed.Poisson(exposure=1), "exposure"], [[1.0, 0.0]], "expected a positive exposure"),
+        (
+            [emfed.models.Poisson(exposure=1), "exposure"],
+            [[1.0, 0.0]],
+            "expected a positive exposure",
+        ),
         (["gaussian", "gaussian"], [[1.0]], "expected 2 columns; got 1"),
         (["gaussian", "poisson"], [[1.0, np.nan]] * 9, "nobody has a single value in column 1"),
     ],
@@ -205,8 +209,8 @@ def test_bad_settings_are_told() -> None:
         (["normal"], "must be one of gaussian"),
         ([], "one family per column"),
         (["exposure"], "at least one column"),
-        ([emfed.Poisson(exposure=3)], "no such column"),
-        ([emfed.Poisson(exposure=1), "gaussian"], "must have the family"),
+        ([emfed.models.Poisson(exposure=3)], "no such column"),
+        ([emfed.models.Poisson(exposure=1), "gaussian"], "must have the family"),
     ):
         with pytest.raises(emfed.SettingsError, match=words):
             emfed.mixed_mixture(2, families)
@@ -272,7 +276,7 @@ def test_compression_in_the_metric_ends_closer(kind: str) -> None:
         algorithm = emfed.FedEM(
             emfed.Dithering(1, block="row"), step_size=0.3, memory_rate=0.0, in_metric=metric
         )
-        run = emfed.open_run(
+        run = emfed.fitting.open_run(
             emfed.mixed_mixture(2, FAMILIES[kind]), tables, algorithm, start=start, seed=3
         )
         gaps = []

@@ -72,9 +72,11 @@ def test_an_optimiser_of_the_likelihood_ends_where_federated_em_ends() -> None:
     start = plain_fit(model, [rows], rounds=5, seed=1).params
     got = plain_fit(model, tables, emfed.FedEM(), start=start, rounds=2000, field_tol=1e-22)
 
-    def split(z: Any) -> emfed.RegressionParameters:
+    def split(z: Any) -> emfed.models.RegressionParameters:
         weights = np.exp(z[:2]) / np.exp(z[:2]).sum()
-        return emfed.RegressionParameters(weights, z[2:4], z[4:8].reshape(2, 2), np.exp(z[8:]))
+        return emfed.models.RegressionParameters(
+            weights, z[2:4], z[4:8].reshape(2, 2), np.exp(z[8:])
+        )
 
     begin = np.concatenate(
         [

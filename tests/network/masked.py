@@ -8,7 +8,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from emfed import Site
+from emfed.network import Site
 from emfed.network.masking import Identity
 from tests.helpers import OPEN
 

@@ -709,7 +709,7 @@ def serve_here(folder: Path, fit: str, tables: Mapping[str, Any], **sites: Any) 
     path.write_text(text)
     config = read_config(path)
     config.place("folder").mkdir(exist_ok=True)
-    transport = LocalTransport({n: emfed.Site(t, folder / n) for n, t in tables.items()})
+    transport = LocalTransport({n: emfed.network.Site(t, folder / n) for n, t in tables.items()})
     serve_run(transport, config, Status(config.place("folder")))
     return path
 

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emfed import LocalTransport, RemoteFederation, RoundRecord, Site
 from emfed.core.storage import DISK
 from emfed.core.wire import Kind, kind_of
+from emfed.fitting import RoundRecord
+from emfed.network import LocalTransport, RemoteFederation, Site
 from emfed.network.store import KEPT_RUNS
 from tests.helpers import OPEN, make_model
 from tests.network.test_protocol import (

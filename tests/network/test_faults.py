@@ -46,8 +46,8 @@ def test_random_fault_plans(chunk: int) -> None:
 
 
 def trial(algorithm: Any, plan: NetworkPlan | None = None, rounds: int = 4, **case: Any) -> Trial:
-    settings = {"participation": emfed.Everyone(), "everyone": True} | case
-    given = Case(emfed.LinearGaussian(0.8), TABLES, algorithm, rounds=rounds, **settings)
+    settings = {"participation": emfed.algorithms.Everyone(), "everyone": True} | case
+    given = Case(emfed.models.LinearGaussian(0.8), TABLES, algorithm, rounds=rounds, **settings)
     return Trial(5, given, FaultyTransport(TABLES, plan or NetworkPlan(), Dice(5)))
 
 
@@ -146,13 +146,13 @@ def test_the_plans_find_workers_that_answer_before_they_write(
 def test_the_plans_find_a_server_that_speaks_before_it_writes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    save = emfed.Run.save
+    save = emfed.fitting.Run.save
 
-    def rarely(run: emfed.Run, path: Any, disk: Any) -> None:
+    def rarely(run: emfed.fitting.Run, path: Any, disk: Any) -> None:
         if run.state.round % 3 == 0:
             save(run, path, disk)
 
-    monkeypatch.setattr(emfed.Run, "save", rarely)
+    monkeypatch.setattr(emfed.fitting.Run, "save", rarely)
     assert some_plan_fails()
 
 

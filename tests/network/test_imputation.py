@@ -12,7 +12,6 @@ import polars as pl
 import pytest
 
 import emfed
-from emfed import LocalTransport, RemoteFederation, Site
 from emfed.core.protocols import Federation
 from emfed.data import WorkerData
 from emfed.fitting.rounds import Run
@@ -20,6 +19,7 @@ from emfed.fitting.stopping import Stop
 from emfed.imputation import FieldTable, Structure, from_result, impute
 from emfed.imputation.table import Grid, build_table
 from emfed.models.site_owner import COLUMNS
+from emfed.network import LocalTransport, RemoteFederation, Site
 from emfed.network.inprocess import LoopFederation, StackedFederation
 from tests.helpers import OPEN
 from tests.imputation.tables import observed_run, small_table, sums_of
@@ -33,7 +33,7 @@ MODES: dict[str, dict[str, Any]] = {
         "mode": "observed",
         "structure": Structure(rank=1, penalty=3.0),
         "rounds": 6,
-        "participation": emfed.Bernoulli(0.5),
+        "participation": emfed.algorithms.Bernoulli(0.5),
     },
     "cell": {"mode": "cell", "structure": FACTORS, "rounds": 12},
     "chosen": {"mode": "cell", "rank": 2, "rounds": 8},
@@ -114,7 +114,7 @@ class Killed(Exception):
 
 
 def killed_at(round_: int) -> Any:
-    def look(record: emfed.RoundRecord) -> None:
+    def look(record: emfed.fitting.RoundRecord) -> None:
         if record.round == round_:
             raise Killed
 
@@ -188,7 +188,7 @@ def test_a_site_that_lost_its_disk_comes_back_and_memories_begin_anew(tmp_path: 
 
 def test_an_owner_s_rule_on_small_groups_holds_for_cells(tmp_path: Path) -> None:
     table = small_table(workers=3, records=200)
-    rules = emfed.SiteRules.loosest(smallest_group=3)
+    rules = emfed.network.SiteRules.loosest(smallest_group=3)
     sites = sites_of(table, tmp_path, rules=rules)
     federation = RemoteFederation(LocalTransport(sites), columns=COLUMNS, attempts=1)
     with pytest.raises(emfed.ParticipationError, match="no cell with as few records"):

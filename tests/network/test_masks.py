@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import emfed
-from emfed import LocalTransport, RemoteFederation
+from emfed.network import LocalTransport, RemoteFederation
 from tests.network.masked import identities, masked_sites
 from tests.network.networks import (
     Case,
@@ -93,10 +93,10 @@ def faulty(seed: int, algorithm: Any, everyone: bool) -> Trial:
     """A masked run through all faults: messages and processes, between the phases too."""
     dice = Dice(seed)
     case = Case(
-        emfed.LinearGaussian(0.8),
+        emfed.models.LinearGaussian(0.8),
         MASKED,
         algorithm,
-        emfed.Everyone(),
+        emfed.algorithms.Everyone(),
         5,
         everyone,
         masks=True,

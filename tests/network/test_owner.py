@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import emfed
-from emfed import LocalTransport, RemoteFederation, Site, SiteRules
 from emfed.core.protocols import WHOLE
 from emfed.core.storage import load_checkpoint
 from emfed.core.wire import Header, Kind, Reason, decode_refusal, encode_text, open_refusal, seal
@@ -22,6 +21,7 @@ from emfed.fitting.driver import Watch, run_fit
 from emfed.fitting.session import Session
 from emfed.fitting.settings import FitSettings
 from emfed.models.side_by_side import SideBySide
+from emfed.network import LocalTransport, RemoteFederation, Site, SiteRules
 from emfed.network.rules import GuardedRows, Refusal
 from emfed.network.store import BLOCK
 from tests.helpers import OPEN, make_data, make_model
@@ -115,7 +115,7 @@ def test_no_likelihood_of_a_small_group(tmp_path: Path) -> None:
         rules = SiteRules.loosest(smallest_group=smallest)
         site = Site(rows, tmp_path / str(smallest), rules=rules)
         federation = RemoteFederation(LocalTransport({"a": site}), attempts=1)
-        start = emfed.GaussianParameters([0.5, 0.5], [[0, 0], [30, 30]], np.ones((2, 2)))
+        start = emfed.models.GaussianParameters([0.5, 0.5], [[0, 0], [30, 30]], np.ones((2, 2)))
         session = Session(make_model("diag", k=2), federation)
         params, told = session.view(WHOLE).from_user(start), 0
         for _ in range(2):
@@ -130,7 +130,7 @@ def test_small_groups_are_not_told_of(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     near, far = rng.normal(size=(40, 2)), rng.normal(size=(2, 2)) + 30
     rows = {"a": np.concatenate([near[:20], far]), "b": near[20:], "c": far + 1}
-    start = emfed.GaussianParameters([0.5, 0.5], [[0, 0], [30, 30]], np.ones((2, 2)))
+    start = emfed.models.GaussianParameters([0.5, 0.5], [[0, 0], [30, 30]], np.ones((2, 2)))
     for smallest, heard in ((3, [2, 2, 2]), (2, [3, 3, 3])):
         folder = tmp_path / str(smallest)
         rules = SiteRules.loosest(smallest_group=smallest)
@@ -187,7 +187,7 @@ def test_rare_codes_are_not_described(rare: str, tmp_path: Path) -> None:
     ones = np.arange(60) % 2 if rare == "category" else few if rare == "one" else ~few
     wait = rng.gamma(2.0, size=60)  # its summary lies beside that of the codes
     rows = np.column_stack([wait, rng.normal(size=60), codes, ones]).astype(float)
-    families = ["gamma", "gaussian", emfed.Categorical(3), "bernoulli"]
+    families = ["gamma", "gaussian", emfed.models.Categorical(3), "bernoulli"]
     model = emfed.mixed_mixture(1, families)
     assert not hello(rows, model, 3, tmp_path / "3")
     assert "no group as small" in hello(rows, model, 4, tmp_path / "4")["a"]
@@ -207,7 +207,7 @@ def group_sizes(model: Any, rows: Any, seed: int) -> tuple[Any, Any]:
     return bound, sizes
 
 
-@pytest.mark.parametrize("family", ["bernoulli", emfed.Categorical(2)])
+@pytest.mark.parametrize("family", ["bernoulli", emfed.models.Categorical(2)])
 def test_rare_codes_of_a_component_are_not_told_of(family: Any) -> None:
     """Two components far apart: a code that is common in all, and rare in one of them."""
     near = np.arange(80) < 40
@@ -263,7 +263,7 @@ def test_the_journal_has_every_message(tmp_path: Path) -> None:
         rounds=4,
         tol=0,
         start="moments",
-        monitor=emfed.Monitor(every=2),
+        monitor=emfed.fitting.Monitor(every=2),
         scores=True,
     )
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
@@ -339,7 +339,7 @@ def test_a_site_that_leaves_or_joins_between_two_fits_is_noticed(
 
 def test_a_rehearsal_shows_what_would_be_sent(tmp_path: Path) -> None:
     model, algorithm = make_model("diag"), emfed.FedEM(emfed.Dithering(3))
-    shown = emfed.rehearse(model, algorithm, TABLES[0], rules=OPEN, start="moments")
+    shown = emfed.fitting.rehearse(model, algorithm, TABLES[0], rules=OPEN, start="moments")
     assert [entry["kind"] for entry in shown] == ["join", "reply", "reply"]
     assert "24 rows" in shown[0]["content"]
     journal = tmp_path / "sent.jsonl"
@@ -353,15 +353,17 @@ def test_a_rehearsal_shows_what_would_be_sent(tmp_path: Path) -> None:
     assert sent[0]["bytes"] == shown[0]["bytes"]
     for real, rehearsed in zip(sent[1:], shown[1:], strict=True):
         assert abs(real["bytes"] - rehearsed["bytes"]) <= 6
-    by_default = [entry["kind"] for entry in emfed.rehearse(model, None, TABLES[0])]
+    by_default = [entry["kind"] for entry in emfed.fitting.rehearse(model, None, TABLES[0])]
     assert by_default.count("reply") > 4  # those of a k-means start too
-    refused = emfed.rehearse(model, algorithm, TABLES[0], rules=SiteRules.loosest(models=()))
+    refused = emfed.fitting.rehearse(
+        model, algorithm, TABLES[0], rules=SiteRules.loosest(models=())
+    )
     assert [entry["kind"] for entry in refused] == ["refusal"]
 
 
 def test_data_of_several_workers_are_no_sites(tmp_path: Path) -> None:
     with pytest.raises(emfed.DataError, match="one worker"):
-        Site(emfed.as_workers(TABLES), tmp_path)
+        Site(emfed.data.as_workers(TABLES), tmp_path)
 
 
 def test_files_and_frames(tmp_path: Path) -> None:
@@ -376,7 +378,9 @@ def test_files_and_frames(tmp_path: Path) -> None:
     named = {k: pl.DataFrame(t, schema=["x", "y"]) for k, t in tables.items()}
     sites = {k: Site(t, tmp_path / k, rules=OPEN) for k, t in named.items()}
     sites["a"] = Site(tmp_path / "rows.parquet", tmp_path / "a", rules=OPEN)
-    sites["b"] = Site(emfed.Stream(lambda round_: named["b"]), tmp_path / "b", columns=["x", "y"])
+    sites["b"] = Site(
+        emfed.data.Stream(lambda round_: named["b"]), tmp_path / "b", columns=["x", "y"]
+    )
     options: dict[str, Any] = {"rounds": 5, "seed": 1}
     here = emfed.fit(make_model("diag"), named, **options)
     federation = RemoteFederation(LocalTransport(sites), columns=["x", "y"])
@@ -402,7 +406,7 @@ ASKS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("ask", list(ASKS))
 def test_a_large_ask_is_refused_before_any_memory_is_taken(ask: str, tmp_path: Path) -> None:
     """A hello of 214 bytes made a site allocate 6.2 GB."""
-    site = emfed.Site(np.zeros((50, 2)) + np.arange(50)[:, None], tmp_path / "site")
+    site = emfed.network.Site(np.zeros((50, 2)) + np.arange(50)[:, None], tmp_path / "site")
     hello = encode_text({"model": ASKS[ask], "columns": None})
     message = seal(Header(Kind.HELLO, 1, 1, 0, 0), hello)
     tracemalloc.start()

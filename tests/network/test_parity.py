@@ -51,7 +51,9 @@ def rows(seed: int, holes: bool = False, counts: bool = False) -> dict[str, pl.D
 def sequences(seed: int) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     return {
-        name: emfed.pad_sequences([rng.normal(2 * (np.arange(12) // 4 % 2), 1, (12,))[:, None]] * 4)
+        name: emfed.data.pad_sequences(
+            [rng.normal(2 * (np.arange(12) // 4 % 2), 1, (12,))[:, None]] * 4
+        )
         + rng.normal(0, 0.3, (4, 12, 1))
         for name in SITES
     }
@@ -185,17 +187,20 @@ def cross_section() -> list[tuple[str, str, str]]:
 def federation(place: str, data: dict[str, Any], folder: Path) -> Iterator[emfed.Federation]:
     if place == "ray":
         pytest.importorskip("ray", reason="no Ray for this Python")
-        with emfed.RayFederation(data) as cluster:
+        with emfed.network.RayFederation(data) as cluster:
             yield cluster
     elif place == "memory":
-        sites = {name: emfed.Site(table, folder / name, rules=OPEN) for name, table in data.items()}
-        yield emfed.RemoteFederation(emfed.LocalTransport(sites))
+        sites = {
+            name: emfed.network.Site(table, folder / name, rules=OPEN)
+            for name, table in data.items()
+        }
+        yield emfed.network.RemoteFederation(emfed.network.LocalTransport(sites))
     elif place == "processes":
         with real_sites(data, folder) as transport:
-            yield emfed.RemoteFederation(transport)
+            yield emfed.network.RemoteFederation(transport)
     else:
         made = {"loop": LoopFederation, "stacked": StackedFederation}[place]
-        yield made(emfed.as_workers(data))
+        yield made(emfed.data.as_workers(data))
 
 
 def settings_of(task: Task, face: str) -> FitSettings:
@@ -232,10 +237,15 @@ def by_command(task: Task, data: dict[str, Any], folder: Path) -> emfed.Result:
 def by_file(place: str, task: Task, data: dict[str, Any], folder: Path) -> emfed.Result:
     settings = settings_of(task, "run.toml")
     if place == "memory":
-        sites = {name: emfed.Site(table, folder / name, rules=OPEN) for name, table in data.items()}
-        return emfed.serve(settings, None, emfed.LocalTransport(sites), folder / "run").result
+        sites = {
+            name: emfed.network.Site(table, folder / name, rules=OPEN)
+            for name, table in data.items()
+        }
+        return emfed.fitting.serve(
+            settings, None, emfed.network.LocalTransport(sites), folder / "run"
+        ).result
     with real_sites(data, folder) as transport:
-        return emfed.serve(settings, None, transport, folder / "run", admit=False).result
+        return emfed.fitting.serve(settings, None, transport, folder / "run", admit=False).result
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +255,7 @@ def expected() -> Any:
     def of(name: str, face: str) -> emfed.Result:
         if (name, face) not in known:
             task = TASKS[name]
-            workers = LoopFederation(emfed.as_workers(task.data(3)))
+            workers = LoopFederation(emfed.data.as_workers(task.data(3)))
             known[name, face] = run_fit(settings_of(task, face), workers).result
         return known[name, face]
 

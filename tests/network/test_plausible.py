@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 import emfed
-from emfed import LocalTransport, Site, Transport
 from emfed.core.wire import Join, decode_floats, decode_moments, encode_floats
-from emfed.network import site
+from emfed.network import LocalTransport, Site, Transport, site
 from emfed.network.plausible import impossible_statistics, impossible_summary, impossible_upload
 from tests.helpers import bind, make_data, make_model
 from tests.registry import REGISTRY
@@ -107,7 +106,7 @@ def test_what_no_rows_can_say_puts_its_sender_out_and_the_run_goes_on(
 ) -> None:
     what, change, words = LIES[lie]
     lying = Lying(tmp_path, monkeypatch, what, change)
-    federation = emfed.RemoteFederation(lying, attempts=2, pause=0)
+    federation = emfed.network.RemoteFederation(lying, attempts=2, pause=0)
     start = emfed.fit(make_model("diag", k=2), TABLES, rounds=2).params
     options: dict[str, Any] = {"rounds": 120, "start": start, "tol": 0}
     result = emfed.fit(make_model("diag", k=2), federation, emfed.EM(), **options)
@@ -122,7 +121,7 @@ def test_an_upload_of_1e300_is_refused_under_compression_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lying = Lying(tmp_path, monkeypatch, "encode_reply", uploading(shifted(2, 1e300)))
-    federation = emfed.RemoteFederation(lying, attempts=2, pause=0)
+    federation = emfed.network.RemoteFederation(lying, attempts=2, pause=0)
     options: dict[str, Any] = {"rounds": 30, "start": "moments", "tol": 0}
     emfed.fit(make_model("diag", k=2), federation, emfed.FedEM(step_size=0.5), **options)
     assert "which no rows give" in federation.refusals["b"]
@@ -138,7 +137,7 @@ def test_what_is_odd_is_told(
         )
     ):
         transport = Lying(tmp_path / str(number), monkeypatch, "encode_join", joining(**change))
-        federation = emfed.RemoteFederation(transport, attempts=1, pause=0)
+        federation = emfed.network.RemoteFederation(transport, attempts=1, pause=0)
         federation.open(make_model("diag", k=2))
         assert federation.size == 4
         assert f"b is odd: {'' if number else 'it says'}" in caplog.text

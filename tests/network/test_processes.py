@@ -19,7 +19,9 @@ import numpy as np
 import pytest
 from benchmarks.deployments import COMMAND, Deployment, difference, mixture_tables
 
-from emfed import Dithering, FedEM, RemoteFederation, RoundRecord, fit, gaussian_mixture
+from emfed import Dithering, FedEM, fit, gaussian_mixture
+from emfed.fitting import RoundRecord
+from emfed.network import RemoteFederation
 from emfed.network.keys import make_server_keys, make_site_key, remove_site
 from tests.network.processes import real_sites
 

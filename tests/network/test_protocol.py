@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import emfed
-from emfed import LocalTransport, RemoteFederation, Site, Transport
 from emfed.core.registry import plain
 from emfed.core.wire import (
     Header,
@@ -47,6 +46,7 @@ from emfed.core.wire import (
     seal_refusal,
     shorten,
 )
+from emfed.network import LocalTransport, RemoteFederation, Site, Transport
 from emfed.network.rules import Refusal
 from emfed.network.site import mark
 from emfed.network.store import SiteStore
@@ -562,7 +562,7 @@ def test_enough_answers_close_a_round(tmp_path: Path) -> None:
 
 def test_fewer_may_be_asked_than_needed(tmp_path: Path) -> None:
     federation = RemoteFederation(LocalTransport(make_sites(tmp_path)), minimum=4)
-    result = fit(federation, participation=emfed.FixedSize(2))
+    result = fit(federation, participation=emfed.algorithms.FixedSize(2))
     assert {r.answered for r in result.records[1:]} == {2}
 
 
@@ -600,7 +600,7 @@ def test_bad_company() -> None:
         RemoteFederation({})
     remote = RemoteFederation(LocalTransport({}))
     with pytest.raises(emfed.SettingsError, match="Transport"):
-        emfed.FaultyFederation(remote, emfed.FaultPlan())
+        emfed.network.FaultyFederation(remote, emfed.network.FaultPlan())
     with pytest.raises(emfed.SettingsError, match="opening_precision"):
         fit(remote, opening_precision="float32")
     with pytest.raises(emfed.ParticipationError, match="0 workers joined"):
@@ -701,7 +701,9 @@ def test_a_run_does_not_change_its_settings(tmp_path: Path) -> None:
 
 def test_a_model_of_any_size_can_be_named_and_is_refused(tmp_path: Path) -> None:
     """Names cost nothing; memory would. (An owner who sets no limit is as safe.)"""
-    site = Site(TABLES[0], tmp_path / "a", rules=emfed.SiteRules.loosest(largest_model=1 << 60))
+    site = Site(
+        TABLES[0], tmp_path / "a", rules=emfed.network.SiteRules.loosest(largest_model=1 << 60)
+    )
     model = plain(make_model("full").describe()) | {"n_components": 10**9}
     hello = Header(Kind.HELLO, 7, 1, 0, 0), encode_text({"model": model, "columns": None})
     join = decode_join(open_answer(site.step(seal(*hello)), hello)[1])

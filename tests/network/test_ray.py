@@ -49,8 +49,8 @@ def user_ray() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def federation(user_ray: None) -> Iterator[emfed.RayFederation]:
-    with emfed.RayFederation(TABLES, actors=3) as made:
+def federation(user_ray: None) -> Iterator[emfed.network.RayFederation]:
+    with emfed.network.RayFederation(TABLES, actors=3) as made:
         yield made
 
 
@@ -80,26 +80,28 @@ def assert_same_run(ours: emfed.Result, stacked: emfed.Result) -> None:
     ("kind", "algorithm", "options"),
     [
         ("full", emfed.EM(), {}),
-        ("full", FEDEM, {"participation": emfed.Bernoulli(0.7)}),
-        ("tied", VRFEDEM, {"participation": emfed.FixedSize(2), "weights": "uniform"}),
+        ("full", FEDEM, {"participation": emfed.algorithms.Bernoulli(0.7)}),
+        ("tied", VRFEDEM, {"participation": emfed.algorithms.FixedSize(2), "weights": "uniform"}),
         ("diag", emfed.FedEM(emfed.SubtractiveDithering(0.1), step_size=0.5, simulations=3), {}),
         ("diag", emfed.FedEM(QUANTISER, step_size=0.5, broadcast=QUANTISER), {"retries": 1}),
     ],
     ids=["em", "FedEM", "VR-FedEM", "simulated", "broadcast"],
 )
 def test_same_seed_same_trajectory(
-    federation: emfed.RayFederation, kind: str, algorithm: Any, options: dict[str, Any]
+    federation: emfed.network.RayFederation, kind: str, algorithm: Any, options: dict[str, Any]
 ) -> None:
-    options = {"rounds": 25, "monitor": emfed.Monitor(5), **options}
+    options = {"rounds": 25, "monitor": emfed.fitting.Monitor(5), **options}
     stacked = fit(make_model(kind), TABLES, algorithm, **options)
     assert_same_run(
         fit(make_model(kind), None, algorithm, federation=federation, **options), stacked
     )
 
 
-def test_checkpoints_resume_in_either(federation: emfed.RayFederation, tmp_path: Path) -> None:
+def test_checkpoints_resume_in_either(
+    federation: emfed.network.RayFederation, tmp_path: Path
+) -> None:
     options: dict[str, Any] = {
-        "participation": emfed.Bernoulli(0.7),
+        "participation": emfed.algorithms.Bernoulli(0.7),
         "checkpoint": tmp_path / "run",
     }
     fit(make_model("full"), None, FEDEM, rounds=7, federation=federation, **options)
@@ -111,12 +113,14 @@ def test_checkpoints_resume_in_either(federation: emfed.RayFederation, tmp_path:
     assert_same_run(resumed, fit(make_model("full"), TABLES, FEDEM, rounds=20, **options))
 
 
-def test_faults_above_ray(federation: emfed.RayFederation) -> None:
-    plan = emfed.FaultPlan(3, lose_reply=0.2, repeat_request=0.2, lose_disk=0.05, reorder=True)
+def test_faults_above_ray(federation: emfed.network.RayFederation) -> None:
+    plan = emfed.network.FaultPlan(
+        3, lose_reply=0.2, repeat_request=0.2, lose_disk=0.05, reorder=True
+    )
     results = []
-    for inner in (federation, emfed.StackedFederation(emfed.as_workers(TABLES))):
-        faulty = emfed.FaultyFederation(inner, plan)
-        run = emfed.open_run(make_model("diag"), None, FEDEM, federation=faulty)
+    for inner in (federation, emfed.network.StackedFederation(emfed.data.as_workers(TABLES))):
+        faulty = emfed.network.FaultyFederation(inner, plan)
+        run = emfed.fitting.open_run(make_model("diag"), None, FEDEM, federation=faulty)
         gaps = [(run.step(), run.memory_gap)[1] for _ in range(30)]
         results.append((run.state, gaps))
     (ours, our_gaps), (stacked, gaps) = results
@@ -133,17 +137,17 @@ def test_actors_open_their_own_files_and_agree_on_columns(tmp_path: Path) -> Non
         frame = pl.DataFrame({"ab"[j]: table[:, j] for j in order})
         paths[f"site {index}"] = tmp_path / f"{index}.parquet"
         frame.write_parquet(paths[f"site {index}"])
-    with emfed.RayFederation(paths, actors=2) as federation:
+    with emfed.network.RayFederation(paths, actors=2) as federation:
         result = fit(make_model("full"), None, rounds=5, federation=federation)
     stacked = fit(make_model("full"), paths, rounds=5)
     assert_same_run(result, stacked)
     assert result.columns == ("a", "b")
     pl.DataFrame({"a": [1.0], "c": [2.0]}).write_parquet(paths["site 6"])
     with pytest.raises(emfed.DataError, match="worker 'site 6'.* expected the columns .*'a', 'b'"):
-        emfed.RayFederation(paths, actors=4)
+        emfed.network.RayFederation(paths, actors=4)
     paths["site 2"].unlink()
     with pytest.raises((emfed.DataError, FileNotFoundError), match=r"2\.parquet"):
-        emfed.RayFederation(paths, actors=2)
+        emfed.network.RayFederation(paths, actors=2)
 
 
 def test_rows_mapped_from_a_file_stay_there(user_ray: None, tmp_path: Path) -> None:
@@ -151,24 +155,24 @@ def test_rows_mapped_from_a_file_stay_there(user_ray: None, tmp_path: Path) -> N
     offsets = np.concatenate([[0], np.cumsum(SIZES)])
     mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
     for rows in (mapped, np.asarray(mapped), mapped[: int(offsets[-1])]):
-        portions = divide(emfed.WorkerData(rows, offsets), None, 3)
+        portions = divide(emfed.data.WorkerData(rows, offsets), None, 3)
         assert {type(part.data).__name__ for part in portions.parts} == {"Mapped"}
         for part, start in zip(portions.parts, portions.edges, strict=False):
             shard = Shard(part.first, part.data)
             shard.ready()
             np.testing.assert_array_equal(shard.federation.data.worker(0), TABLES[start])
-    with emfed.RayFederation(emfed.WorkerData(mapped, offsets)) as other:
+    with emfed.network.RayFederation(emfed.data.WorkerData(mapped, offsets)) as other:
         result = fit(make_model("full"), None, FEDEM, rounds=5, federation=other)
     assert_same_run(result, fit(make_model("full"), TABLES, FEDEM, rounds=5))
     for rows in (mapped[:, ::-1], np.load(tmp_path / "rows.npy", mmap_mode="c"), np.array(mapped)):
-        portions = divide(emfed.WorkerData(rows, offsets), None, 3)
-        assert all(isinstance(part.data, emfed.WorkerData) for part in portions.parts)
+        portions = divide(emfed.data.WorkerData(rows, offsets), None, 3)
+        assert all(isinstance(part.data, emfed.data.WorkerData) for part in portions.parts)
 
 
 @pytest.mark.usefixtures("user_ray")
 def test_groups_names_and_bad_rows() -> None:
     rows, groups = np.concatenate(TABLES), np.repeat([f"w{i}" for i in range(7)], SIZES)
-    with emfed.RayFederation(rows, groups, actors=2) as federation:
+    with emfed.network.RayFederation(rows, groups, actors=2) as federation:
         result = fit(make_model("diag"), None, rounds=3, federation=federation)
     assert_same_run(result, fit(make_model("diag"), rows, groups=groups, rounds=3))
     bad = [t.copy() for t in TABLES]
@@ -177,7 +181,7 @@ def test_groups_names_and_bad_rows() -> None:
     with pytest.raises(emfed.DataError, match=message):
         fit(make_model("diag"), bad, rounds=3)
     with (
-        emfed.RayFederation(bad, actors=2) as federation,
+        emfed.network.RayFederation(bad, actors=2) as federation,
         pytest.raises(emfed.DataError, match=message),
     ):
         fit(make_model("diag"), None, rounds=3, federation=federation)
@@ -191,8 +195,8 @@ def test_settings_are_checked() -> None:
         ({"address": "10.1.2.3:4"}, "uses the Ray at .* already"),
     ):
         with pytest.raises(emfed.SettingsError, match=message):
-            emfed.RayFederation(TABLES, **options)
-    federation = emfed.RayFederation(TABLES[:2], actors=50)
+            emfed.network.RayFederation(TABLES, **options)
+    federation = emfed.network.RayFederation(TABLES[:2], actors=50)
     assert len(federation.processes) == 2
     federation.close()
     federation.close()
@@ -214,7 +218,7 @@ def test_actors_that_find_no_place_are_an_error_and_not_a_hang() -> None:
         quiet = 0 if free else quiet + 1
         time.sleep(0.5)
     with pytest.raises(emfed.FederationError, match="each takes one CPU, and 0 of 8 are free"):
-        emfed.RayFederation(TABLES, start_timeout=2)
+        emfed.network.RayFederation(TABLES, start_timeout=2)
     for other in others:
         ray.kill(other)
 
@@ -224,7 +228,7 @@ def test_portions_are_even_and_none_is_empty() -> None:
     for _ in range(200):
         sizes = rng.integers(1, 50, size=rng.integers(1, 12)) ** rng.integers(1, 3)
         count = int(rng.integers(1, 15))
-        data = emfed.WorkerData(
+        data = emfed.data.WorkerData(
             np.arange(sizes.sum() * 2.0).reshape(-1, 2), np.concatenate([[0], np.cumsum(sizes)])
         )
         portions = divide(data, None, count)
@@ -253,11 +257,11 @@ def test_an_actor_that_is_lost_costs_a_generation_and_nothing_else(
 ) -> None:
     deadline = 3.0 if how == signal.SIGSTOP else None
     start = emfed.fit(make_model("diag"), TABLES, rounds=20).params
-    with emfed.RayFederation(TABLES, actors=2, deadline=deadline) as federation:
-        run = emfed.open_run(
+    with emfed.network.RayFederation(TABLES, actors=2, deadline=deadline) as federation:
+        run = emfed.fitting.open_run(
             make_model("diag"), None, algorithm, federation=federation, start=start
         )
-        undisturbed = emfed.open_run(make_model("diag"), TABLES, algorithm, start=start)
+        undisturbed = emfed.fitting.open_run(make_model("diag"), TABLES, algorithm, start=start)
         first = federation.processes
         for round_ in range(1, 401):
             if round_ == 5:
@@ -282,9 +286,9 @@ def test_an_actor_that_dies_again_and_again_is_an_error() -> None:
             os._exit(1)
         return TABLES[0]
 
-    streams = [emfed.Stream(deadly), emfed.Stream(lambda round_: TABLES[1])]
+    streams = [emfed.data.Stream(deadly), emfed.data.Stream(lambda round_: TABLES[1])]
     with (
-        emfed.RayFederation(streams, actors=2) as federation,
+        emfed.network.RayFederation(streams, actors=2) as federation,
         pytest.raises(emfed.FederationError, match="lost 3 times in a row") as caught,
     ):
         fit(make_model("diag"), None, emfed.FedEM(step_size=0.5), federation=federation)
@@ -400,8 +404,8 @@ BY_ADDRESS = """
     model = emfed.gaussian_mixture(2, "diag")
     algorithm = emfed.FedEM(emfed.Dithering(2), step_size=0.3)
     stacked = emfed.fit(model, tables, algorithm, rounds=20)
-    with emfed.RayFederation(tables, actors=2, address=sys.argv[1]) as federation:
-        with emfed.RayFederation(tables, actors=1, address=sys.argv[1]) as second:
+    with emfed.network.RayFederation(tables, actors=2, address=sys.argv[1]) as federation:
+        with emfed.network.RayFederation(tables, actors=1, address=sys.argv[1]) as second:
             alone = emfed.fit(model, None, algorithm, rounds=20, federation=second)
         result = emfed.fit(model, None, algorithm, rounds=20, federation=federation)
         print(np.abs(result.statistics - stacked.statistics).max() < 1e-9)
@@ -418,10 +422,10 @@ ANOTHER = """
     import numpy as np, ray
     import emfed
     tables = [np.random.default_rng(i).normal(size=(30, 3)) for i in range(4)]
-    forgotten = emfed.RayFederation(tables)
+    forgotten = emfed.network.RayFederation(tables)
     ray.shutdown()
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    with emfed.RayFederation(tables) as federation:
+    with emfed.network.RayFederation(tables) as federation:
         print(emfed.fit(emfed.gaussian_mixture(2, "diag"), None, rounds=100, tol=0,
                         federation=federation).rounds)
         print(ray.available_resources().get("CPU", 0))
@@ -479,7 +483,7 @@ NOBODY = """
     if address is None:
         sys.modules["ray"] = None
     try:
-        emfed.RayFederation([np.ones((3, 2))], address=address)
+        emfed.network.RayFederation([np.ones((3, 2))], address=address)
     except emfed.EmfedError as error:
         print(type(error).__name__, error)
 """

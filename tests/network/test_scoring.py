@@ -31,8 +31,10 @@ def test_scores_are_those_of_one_process(
     model: Any, numbers: Any, told: int, tmp_path: Path
 ) -> None:
     data = {"a": rows(0), "b": rows(1)}
-    sites = {name: emfed.Site(table, tmp_path / name, rules=OPEN) for name, table in data.items()}
-    federation = emfed.RemoteFederation(emfed.LocalTransport(sites), pause=0.0)
+    sites = {
+        name: emfed.network.Site(table, tmp_path / name, rules=OPEN) for name, table in data.items()
+    }
+    federation = emfed.network.RemoteFederation(emfed.network.LocalTransport(sites), pause=0.0)
     settings: dict[str, Any] = {"n_components": numbers, "rounds": 200, "tol": 1e-4, "scores": True}
     here, there = (emfed.fit(model, given, **settings) for given in (data, federation))
     assert here.facts is not None

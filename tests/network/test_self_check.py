@@ -113,10 +113,10 @@ def test_a_site_warns_its_owner_and_tells_the_server_nothing(tmp_path: Path) -> 
     for which, data in (("right", frames), ("wrong", strange)):
         journals = {name: tmp_path / f"{which}-{name}.jsonl" for name in data}
         sites = {
-            name: emfed.Site(frame, tmp_path / which / name, journal=journals[name])
+            name: emfed.network.Site(frame, tmp_path / which / name, journal=journals[name])
             for name, frame in data.items()
         }
-        federation = emfed.RemoteFederation(emfed.LocalTransport(sites), pause=0.0)
+        federation = emfed.network.RemoteFederation(emfed.network.LocalTransport(sites), pause=0.0)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "worker", emfed.EmfedWarning)  # the server knows not
             result = emfed.fit(model, federation, rounds=5)
@@ -144,8 +144,8 @@ def test_a_simulation_names_the_worker() -> None:
 def test_a_site_that_the_model_does_not_fit_hears_of_it(tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
     data = {"a": rng.normal(size=(300, 2)), "b": rng.normal(size=(40, 2)) * 4}
-    sites = {name: emfed.Site(rows, tmp_path / name) for name, rows in data.items()}
-    federation = emfed.RemoteFederation(emfed.LocalTransport(sites), pause=0.0)
+    sites = {name: emfed.network.Site(rows, tmp_path / name) for name, rows in data.items()}
+    federation = emfed.network.RemoteFederation(emfed.network.LocalTransport(sites), pause=0.0)
     emfed.fit(emfed.gaussian_mixture(1), federation, scores=True)
     assert sites["a"].warnings == []
     assert any("fits the rows here clearly worse" in words for words in sites["b"].warnings)

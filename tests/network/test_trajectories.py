@@ -91,7 +91,7 @@ ALGORITHMS: dict[str, Any] = {
     "vr": emfed.VRFedEM(Dithering(3), step_size=0.3, batch_size=4, inner_rounds=5),
     "vr, mean field": emfed.VRFedEM(
         SubtractiveDithering(0.3),
-        step_size=emfed.Decreasing(0.5),
+        step_size=emfed.algorithms.Decreasing(0.5),
         batch_size=4,
         inner_rounds=5,
         memory_start="mean-field",
@@ -114,7 +114,7 @@ def test_the_network_follows_the_loop_and_the_stack(name: str, local: str, tmp_p
             ALGORITHMS[name],
             tmp_path,
             local,
-            participation=emfed.Bernoulli(0.7),
+            participation=emfed.algorithms.Bernoulli(0.7),
         )
     )
 
@@ -125,7 +125,13 @@ def test_every_compressor_both_ways(compressor: Any, tmp_path: Path) -> None:
     """Uploads and quantised steps; workers that missed some get the statistics in full."""
     algorithm = emfed.FedEM(compressor, step_size=0.1, broadcast=compressor, in_metric=True)
     agree(
-        *both(make_model("diag"), TABLES, algorithm, tmp_path, participation=emfed.Bernoulli(0.6))
+        *both(
+            make_model("diag"),
+            TABLES,
+            algorithm,
+            tmp_path,
+            participation=emfed.algorithms.Bernoulli(0.6),
+        )
     )
 
 
@@ -147,7 +153,7 @@ def test_a_given_start_and_a_monitor(kind: str, tmp_path: Path) -> None:
         None,
         tmp_path,
         start=start,
-        monitor=emfed.Monitor(every=5),
+        monitor=emfed.fitting.Monitor(every=5),
         weights="uniform",
     )
     agree(here, there)
@@ -167,8 +173,8 @@ def test_the_ledger_holds_every_byte_that_crosses(tmp_path: Path) -> None:
         None,
         algorithm,
         federation=federation,
-        participation=emfed.Bernoulli(0.6),
-        monitor=emfed.Monitor(every=3),
+        participation=emfed.algorithms.Bernoulli(0.6),
+        monitor=emfed.fitting.Monitor(every=3),
         start="moments",
         rounds=12,
         seed=2,

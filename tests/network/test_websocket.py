@@ -136,8 +136,10 @@ MODEL = emfed.gaussian_mixture(2, "full")
 ALGORITHM = emfed.FedEM(emfed.Dithering(levels=4))
 
 
-def fit_over(transport: emfed.Transport, rounds: int = 6, **options: Any) -> Any:
-    federation = emfed.RemoteFederation(transport, **{"minimum": 3, "pause": 0.05, **options})
+def fit_over(transport: emfed.network.Transport, rounds: int = 6, **options: Any) -> Any:
+    federation = emfed.network.RemoteFederation(
+        transport, **{"minimum": 3, "pause": 0.05, **options}
+    )
     return emfed.fit(MODEL, None, ALGORITHM, federation=federation, rounds=rounds, seed=3)
 
 
@@ -177,10 +179,10 @@ def test_three_sites_end_where_one_process_ends_and_fit_again(folder: Path, tmp_
         found = fit_over(transport)
         same_answer(found)
         sites = {
-            name: emfed.Site(t, tmp_path / "local" / name, rules=OPEN)
+            name: emfed.network.Site(t, tmp_path / "local" / name, rules=OPEN)
             for name, t in tables().items()
         }
-        local = fit_over(emfed.LocalTransport(sites))
+        local = fit_over(emfed.network.LocalTransport(sites))
         assert found.ledger.summary() == local.ledger.summary()
         assert (found.bytes_up, found.bytes_down) == (transport.received, transport.sent)
         same_answer(fit_over(transport, 4), 4)
@@ -485,7 +487,7 @@ def test_a_connection_cut_in_mid_message_loses_nothing(folder: Path, tmp_path: P
             if record.round % 3 == 1:
                 door.cut_after(100)
 
-        federation = emfed.RemoteFederation(server, minimum=3, pause=0.05, attempts=20)
+        federation = emfed.network.RemoteFederation(server, minimum=3, pause=0.05, attempts=20)
         found = emfed.fit(
             MODEL,
             None,

@@ -28,7 +28,7 @@ def pooled(model: Any, tables: list[Any]) -> tuple[Any, float]:
     """A start that is off, and the log-likelihood where EM ends from it."""
     shape = {"tied": 4 * np.eye(2), "diag": np.full((3, 2), 4.0)}
     covariances = shape.get(model.describe()["covariance_type"], np.tile(4 * np.eye(2), (3, 1, 1)))
-    start = emfed.GaussianParameters(np.full(3, 1 / 3), 0.6 * CENTRES + 1, covariances)
+    start = emfed.models.GaussianParameters(np.full(3, 1 / 3), 0.6 * CENTRES + 1, covariances)
     rows = np.concatenate(tables)
     return start, plain_fit(model, tables, rounds=500, start=start).log_likelihood(rows)
 
@@ -44,7 +44,7 @@ def test_absent_workers_cost_time_and_nothing_else(kind: str, p: float) -> None:
         tables,
         "auto",
         start=start,
-        participation=emfed.Bernoulli(p),
+        participation=emfed.algorithms.Bernoulli(p),
         rounds=int(60 / p),
         seed=3,
     )
@@ -80,24 +80,24 @@ def test_a_run_cut_short_says_what_may_be_left() -> None:
 
 
 def test_what_remains_is_a_geometric_series() -> None:
-    def record(round_: int, gain: float | None, **changes: Any) -> emfed.RoundRecord:
+    def record(round_: int, gain: float | None, **changes: Any) -> emfed.fitting.RoundRecord:
         known: dict[str, Any] = {
-            name: 0 for name in emfed.RoundRecord.__dataclass_fields__ if name != "gain"
+            name: 0 for name in emfed.fitting.RoundRecord.__dataclass_fields__ if name != "gain"
         }
-        return emfed.RoundRecord(
+        return emfed.fitting.RoundRecord(
             **known | {"round": round_, "asked": 3, "answered": 3} | changes, gain=gain
         )
 
     for rate in (0.5, 0.9, 0.999):
         gains = [rate**j for j in range(1, 11)]
-        records = emfed.Records(record(j + 1, gain) for j, gain in enumerate(gains))
+        records = emfed.fitting.Records(record(j + 1, gain) for j, gain in enumerate(gains))
         expected = gains[-3] / (1 - min(rate, series.NOISY))
         assert remaining(records) == pytest.approx(expected)
     assert remaining(records[: WINDOW - 1]) == np.inf
     for spoiled in ({"answered": 0}, {"guard_hits": 1}, {"round": 0}):
         last = record(**{"round_": 11} | {"gain": 1e-9} | spoiled_record(spoiled))
-        assert remaining(emfed.Records([*records, last])) == np.inf
-    assert remaining(emfed.Records([*records, record(11, None)])) == np.inf
+        assert remaining(emfed.fitting.Records([*records, last])) == np.inf
+    assert remaining(emfed.fitting.Records([*records, record(11, None)])) == np.inf
 
 
 def spoiled_record(changes: dict[str, int]) -> dict[str, int]:
@@ -106,9 +106,9 @@ def spoiled_record(changes: dict[str, int]) -> dict[str, int]:
 
 
 def test_statistics_stay_where_they_are_while_nobody_answers() -> None:
-    inner = FEDERATIONS["stacked"](emfed.as_workers(make_data(3)))
-    silent = emfed.FaultyFederation(inner, emfed.FaultPlan(lose_reply=1.0))
-    run = emfed.open_run(make_model("diag"), None, "auto", federation=silent)
+    inner = FEDERATIONS["stacked"](emfed.data.as_workers(make_data(3)))
+    silent = emfed.network.FaultyFederation(inner, emfed.network.FaultPlan(lose_reply=1.0))
+    run = emfed.fitting.open_run(make_model("diag"), None, "auto", federation=silent)
     before = run.state.statistics
     for _ in range(5):
         run.step()
@@ -120,17 +120,19 @@ def test_lost_disks_lost_replies_and_crashes_leave_the_answer(p: float | None) -
     tables = unlike(workers=8)
     model = make_model("diag")
     start, best = pooled(model, tables)
-    plan = emfed.FaultPlan(
+    plan = emfed.network.FaultPlan(
         seed=5, lose_reply=0.1, repeat_request=0.2, crash_after_persist=0.1, lose_disk=0.002
     )
-    faulty = emfed.FaultyFederation(FEDERATIONS["stacked"](emfed.as_workers(tables)), plan)
-    run = emfed.open_run(
+    faulty = emfed.network.FaultyFederation(
+        FEDERATIONS["stacked"](emfed.data.as_workers(tables)), plan
+    )
+    run = emfed.fitting.open_run(
         model,
         None,
         "auto",
         federation=faulty,
         start=start,
-        participation=None if p is None else emfed.Bernoulli(p),
+        participation=None if p is None else emfed.algorithms.Bernoulli(p),
         seed=1,
     )
     gaps = []
@@ -147,7 +149,7 @@ def test_gains_are_what_em_steps_are_worth() -> None:
     """Near the optimum the log-likelihood grows by between gain and twice gain."""
     tables = make_data(3, sizes=(200, 150), spread=2.0)
     model = make_model("full")
-    result = plain_fit(model, tables, rounds=400, monitor=emfed.Monitor(mean_field=False))
+    result = plain_fit(model, tables, rounds=400, monitor=emfed.fitting.Monitor(mean_field=False))
     records = [r for r in result.records if r.round > 0]
     checked = 0
     for a, b in pairwise(records):
@@ -175,7 +177,7 @@ def test_convergence_is_true_of_partial_participation(p: float) -> None:
     tables = [centres[rng.integers(3, size=80)] + rng.normal(size=(80, 2)) for _ in range(20)]
     model = make_model("diag")
     start, _ = pooled(model, tables)
-    part = emfed.Bernoulli(p)
+    part = emfed.algorithms.Bernoulli(p)
     got = emfed.fit(model, tables, "auto", start=start, participation=part, seed=1, tol=1e-4)
     assert got.converged
     rows = np.concatenate(tables)

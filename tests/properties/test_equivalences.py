@@ -58,7 +58,7 @@ def test_full_batch_vr_fedem_is_fedem_with_full_passes(
     options: dict[str, Any] = {
         "rounds": 12,
         "seed": seed,
-        "participation": emfed.Bernoulli(p),
+        "participation": emfed.algorithms.Bernoulli(p),
     }
     plain = fit(make_model(kind), tables, emfed.FedEM(**common), **options)
     reduced = emfed.VRFedEM(batch_size=60, inner_rounds=inner, replacement=False, **common)
@@ -95,7 +95,7 @@ def test_one_worker_without_compression_is_spider_em(kind: str, replacement: boo
     algorithm = emfed.VRFedEM(
         step_size=gamma, batch_size=10, inner_rounds=inner, replacement=replacement
     )
-    run = emfed.open_run(make_model(kind), [rows], algorithm, seed=seed, start="moments")
+    run = emfed.fitting.open_run(make_model(kind), [rows], algorithm, seed=seed, start="moments")
     start = run.state.statistics
     for _ in range(rounds):
         run.step()
@@ -116,7 +116,7 @@ def test_literal_transcription_of_the_paper(name: str, weights: str, replacement
     tables = make_data(8, sizes=(12, 20, 9, 15, 30))
     n, k, d, rounds, seed, size, inner = 5, 3, 2, 20, 77, 6, 4
     probabilities = np.array([0.9, 0.5, 1.0, 0.7, 0.6])
-    participation = emfed.Bernoulli(probabilities)
+    participation = emfed.algorithms.Bernoulli(probabilities)
     operator = emfed.Dithering(2, np.inf, block=4)
     common: dict[str, Any] = {
         "compressor": operator,
@@ -129,7 +129,7 @@ def test_literal_transcription_of_the_paper(name: str, weights: str, replacement
     algorithm = (
         emfed.FedEM(**common) if name == "FedEM" else emfed.VRFedEM(inner_rounds=inner, **common)
     )
-    run = emfed.open_run(
+    run = emfed.fitting.open_run(
         make_model("known"),
         tables,
         algorithm,

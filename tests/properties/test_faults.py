@@ -37,15 +37,15 @@ FAULTS = (
 
 def open_faulty(
     algorithm: Any,
-    plan: emfed.FaultPlan,
+    plan: emfed.network.FaultPlan,
     *,
     federation: str = "stacked",
     kind: str = "diag",
     **options: Any,
-) -> emfed.Run:
-    inner = FEDERATIONS[federation](emfed.as_workers(TABLES))
-    faulty = emfed.FaultyFederation(inner, plan)
-    return emfed.open_run(
+) -> emfed.fitting.Run:
+    inner = FEDERATIONS[federation](emfed.data.as_workers(TABLES))
+    faulty = emfed.network.FaultyFederation(inner, plan)
+    return emfed.fitting.open_run(
         make_model(kind),
         None,
         algorithm,
@@ -54,7 +54,7 @@ def open_faulty(
     )
 
 
-def step_through_crashes(run: emfed.Run) -> emfed.RoundRecord:
+def step_through_crashes(run: emfed.fitting.Run) -> emfed.fitting.RoundRecord:
     """A crashed server comes back with what it had persisted, and repeats the round."""
     while True:
         try:
@@ -63,10 +63,10 @@ def step_through_crashes(run: emfed.Run) -> emfed.RoundRecord:
             continue
 
 
-def random_plan(seed: int) -> emfed.FaultPlan:
+def random_plan(seed: int) -> emfed.network.FaultPlan:
     rng = np.random.default_rng(seed)
     rates = {name: float(rng.choice([0, 0.1, 0.4])) for name in FAULTS}
-    return emfed.FaultPlan(
+    return emfed.network.FaultPlan(
         seed=seed,
         **rates,
         crash_server=float(rng.choice([0, 0.2])),
@@ -85,7 +85,7 @@ def test_invariant_under_a_thousand_fault_plans(chunk: int) -> None:
             random_plan(seed),
             federation="loop" if seed % 10 == 0 else "stacked",
             kind=("diag", "tied", "full")[seed % 3],
-            participation=emfed.Bernoulli(float(rng.uniform(0.4, 1))),
+            participation=emfed.algorithms.Bernoulli(float(rng.uniform(0.4, 1))),
             weights="uniform" if seed % 2 else "samples",
             retries=int(rng.integers(3)),
         )
@@ -96,7 +96,7 @@ def test_invariant_under_a_thousand_fault_plans(chunk: int) -> None:
 
 def test_the_check_of_the_invariant_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that commit on sending, not on acceptance, drift at the first lost reply."""
-    plan = emfed.FaultPlan(seed=1, lose_reply=0.3)
+    plan = emfed.network.FaultPlan(seed=1, lose_reply=0.3)
     stage = memory.stage
 
     def commit_on_send(
@@ -123,7 +123,7 @@ def test_repeats_reordering_and_crashes_change_nothing(name: str, federation: st
 
     (Worker by worker. Stacked, rounding depends on who is computed together.)
     """
-    plan = emfed.FaultPlan(
+    plan = emfed.network.FaultPlan(
         seed=3,
         repeat_request=0.4,
         repeat_reply=0.4,
@@ -133,9 +133,9 @@ def test_repeats_reordering_and_crashes_change_nothing(name: str, federation: st
         crash_server=0.3,
         reorder=True,
     )
-    participation = emfed.Bernoulli(0.7)
+    participation = emfed.algorithms.Bernoulli(0.7)
     common: dict[str, Any] = {"participation": participation, "federation": federation}
-    clean = open_faulty(ALGORITHMS[name], emfed.FaultPlan(), **common)
+    clean = open_faulty(ALGORITHMS[name], emfed.network.FaultPlan(), **common)
     faulty = open_faulty(ALGORITHMS[name], plan, retries=200, **common)
     atol = 0.0 if federation == "loop" else 1e-10
     for _ in range(30):
@@ -152,10 +152,10 @@ def test_repeats_reordering_and_crashes_change_nothing(name: str, federation: st
 @pytest.mark.parametrize("name", ["FedEM-full", "VR-FedEM"])
 def test_losses_act_as_absence_and_the_end_point_is_the_same(name: str) -> None:
     algorithm = replace(ALGORITHMS[name], step_size=0.2)
-    plan = emfed.FaultPlan(seed=4, lose_request=0.1, lose_reply=0.2, delay_request=0.1)
+    plan = emfed.network.FaultPlan(seed=4, lose_request=0.1, lose_reply=0.2, delay_request=0.1)
     start = plain_fit(make_model("tied"), TABLES, rounds=30, seed=9).params  # one attractor
     ends = []
-    for faults in (emfed.FaultPlan(), plan):
+    for faults in (emfed.network.FaultPlan(), plan):
         run = open_faulty(algorithm, faults, kind="tied", start=start)
         answered = [run.step().answered for _ in range(1500)]
         ends.append(run.state.statistics)
@@ -168,7 +168,7 @@ def test_losses_act_as_absence_and_the_end_point_is_the_same(name: str) -> None:
 def test_a_lost_disk_opens_a_new_generation(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the loss and its discovery V cannot be right; after it, it is exact again."""
     wiped: list[tuple[int, int]] = []
-    wipe = emfed.FaultyFederation._wipe
+    wipe = emfed.network.FaultyFederation._wipe
 
     def watch(self: Any, workers: Any) -> None:
         wiped.extend((int(w), run.state.generation) for w in workers)
@@ -177,8 +177,8 @@ def test_a_lost_disk_opens_a_new_generation(name: str, monkeypatch: pytest.Monke
     exact = discoveries = 0
     for seed in range(60):
         plan = replace(random_plan(seed), lose_disk=0.03)
-        run = open_faulty(ALGORITHMS[name], plan, participation=emfed.Bernoulli(0.8))
-        monkeypatch.setattr(emfed.FaultyFederation, "_wipe", watch)
+        run = open_faulty(ALGORITHMS[name], plan, participation=emfed.algorithms.Bernoulli(0.8))
+        monkeypatch.setattr(emfed.network.FaultyFederation, "_wipe", watch)
         wiped.clear()
         for _ in range(25):
             generation = run.state.generation
@@ -190,8 +190,10 @@ def test_a_lost_disk_opens_a_new_generation(name: str, monkeypatch: pytest.Monke
             if run.state.generation > generation:
                 discoveries += 1
                 assert run.memory_gap == 0
-        run.federation.plan = emfed.FaultPlan()  # the network heals; every loss is found out
-        run.participation = emfed.Everyone()
+        run.federation.plan = (
+            emfed.network.FaultPlan()
+        )  # the network heals; every loss is found out
+        run.participation = emfed.algorithms.Everyone()
         for _ in range(8):
             run.step()
         assert run.memory_gap < 1e-12, f"plan {seed}"
@@ -201,7 +203,7 @@ def test_a_lost_disk_opens_a_new_generation(name: str, monkeypatch: pytest.Monke
 
 def test_a_reply_to_a_closed_round_is_refused() -> None:
     run = open_faulty(
-        ALGORITHMS["FedEM"], emfed.FaultPlan(seed=5, delay_reply=1.0, longest_delay=1)
+        ALGORITHMS["FedEM"], emfed.network.FaultPlan(seed=5, delay_reply=1.0, longest_delay=1)
     )
     for _ in range(6):
         record = run.step()

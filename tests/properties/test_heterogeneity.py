@@ -24,14 +24,14 @@ VR_FEDEM = emfed.VRFedEM(batch_size=5, inner_rounds=20, **PAPER)
 def squared_h(algorithm: Any, split: Any, seed: int, epochs: float) -> Any:
     result = plain_fit(
         emfed.gaussian_mixture(2, "known", known_covariance=TRUTH.covariances),
-        emfed.synthetic_federation(seed, split=split),
+        emfed.data.synthetic_federation(seed, split=split),
         algorithm,
         start=START,
         weights="uniform",
-        participation=emfed.Bernoulli(0.75),
+        participation=emfed.algorithms.Bernoulli(0.75),
         epochs=epochs,
         seed=seed,
-        monitor=emfed.Monitor(every=10, objective=False),
+        monitor=emfed.fitting.Monitor(every=10, objective=False),
     )
     values = result.records.column("squared_h")
     return values[np.isfinite(values)]

@@ -17,7 +17,7 @@ SKLEARN_KINDS = ("full", "tied", "diag", "spherical")
 SIZES = (13, 200, 75, 40, 1, 151)
 
 
-def sklearn_fit(rows: Any, kind: str, start: emfed.GaussianParameters, rounds: int) -> Any:
+def sklearn_fit(rows: Any, kind: str, start: emfed.models.GaussianParameters, rounds: int) -> Any:
     """scikit-learn's EM from the same start: no regularisation, as good as no tolerance."""
     inverse = {"diag": lambda c: 1 / c, "spherical": lambda c: 1 / c}.get(kind, np.linalg.inv)
     judge = GaussianMixture(
@@ -35,7 +35,7 @@ def sklearn_fit(rows: Any, kind: str, start: emfed.GaussianParameters, rounds: i
         return judge.fit(rows)
 
 
-def start_for(rows: Any, kind: str, k: int) -> emfed.GaussianParameters:
+def start_for(rows: Any, kind: str, k: int) -> emfed.models.GaussianParameters:
     d = rows.shape[1]
     centres = np.quantile(rows, np.linspace(0.1, 0.9, k), axis=0)
     covariance = {
@@ -45,7 +45,7 @@ def start_for(rows: Any, kind: str, k: int) -> emfed.GaussianParameters:
         "spherical": np.full(k, rows.var(axis=0).mean()),
     }[kind]
     assert covariance.shape[-1] in (d, k)
-    return emfed.GaussianParameters(np.full(k, 1 / k), centres, covariance)
+    return emfed.models.GaussianParameters(np.full(k, 1 / k), centres, covariance)
 
 
 @pytest.mark.parametrize("kind", SKLEARN_KINDS)
@@ -91,7 +91,7 @@ def test_uniform_weights_on_unequal_workers_keep_covariances_positive(kind: str,
         emfed.FedEM(emfed.Dithering(4, block="row"), step_size=0.5),
     ):
         seen: list[float] = []
-        run = emfed.open_run(
+        run = emfed.fitting.open_run(
             emfed.gaussian_mixture(3, kind),
             tables,
             algorithm,

@@ -97,12 +97,12 @@ def test_every_registered_model(name: str) -> None:
 
 NOISY = emfed.SubtractiveDithering(0.25)
 WAYS: dict[str, dict[str, Any]] = {
-    "auto, half of all": {"participation": emfed.Bernoulli(0.5)},
+    "auto, half of all": {"participation": emfed.algorithms.Bernoulli(0.5)},
     "auto, batches": {"algorithm": emfed.AutoEM(batch_size=16)},
-    "EM, half of all": {"algorithm": emfed.EM(), "participation": emfed.Bernoulli(0.5)},
+    "EM, half of all": {"algorithm": emfed.EM(), "participation": emfed.algorithms.Bernoulli(0.5)},
     "FedEM, half of all": {
         "algorithm": emfed.FedEM(NOISY, in_metric=True),
-        "participation": emfed.Bernoulli(0.5),
+        "participation": emfed.algorithms.Bernoulli(0.5),
     },
     "VR-FedEM": {"algorithm": emfed.VRFedEM(NOISY, in_metric=True, batch_size=16)},
 }

@@ -15,13 +15,13 @@ from emfed.testing import CHECKS, check_model
 from tests.helpers import make_data
 
 
-class SumsNotMeans(emfed.LinearGaussian):
+class SumsNotMeans(emfed.models.LinearGaussian):
     def expected_statistics(self, data: Any, params: Any, weights: Any = None) -> Any:
         total = data.shape[-2] if weights is None else weights.sum(axis=-1)[..., None]
         return total * super().expected_statistics(data, params, weights)
 
 
-class LongShot(emfed.LinearGaussian):
+class LongShot(emfed.models.LinearGaussian):
     """T goes half as far again as it should."""
 
     def maximize(self, statistics: Any) -> Any:
@@ -53,24 +53,24 @@ class SinglePrecision(Diagonal):
         return super().features(xp, rows.astype(np.float32) * rows.dtype.type(1 / 3) * 3)
 
 
-class OneWorkerOnly(emfed.LinearGaussian):
+class OneWorkerOnly(emfed.models.LinearGaussian):
     def expected_statistics(self, data: Any, params: Any, weights: Any = None) -> Any:
         return super().expected_statistics(data.reshape(-1, data.shape[-1]), params, weights)
 
 
-class ForgetsWeights(emfed.LinearGaussian):
+class ForgetsWeights(emfed.models.LinearGaussian):
     def expected_statistics(self, data: Any, params: Any, weights: Any = None) -> Any:
         return super().expected_statistics(data, params)
 
 
-class Shifted(emfed.LinearGaussian):
+class Shifted(emfed.models.LinearGaussian):
     """The E-step pulls towards a place of its own."""
 
     def expected_statistics(self, data: Any, params: Any, weights: Any = None) -> Any:
         return super().expected_statistics(data, params, weights) + 0.3
 
 
-class ScoresAreSums(emfed.LinearGaussian):
+class ScoresAreSums(emfed.models.LinearGaussian):
     def score_samples(self, data: Any, params: Any) -> Any:
         return 2 * super().score_samples(data, params)
 
@@ -99,7 +99,7 @@ class FillsOverWhatWasSeen(RowOwner):
         return 1 + super().impute(data, params)
 
 
-class SaysOtherwise(emfed.LinearGaussian):
+class SaysOtherwise(emfed.models.LinearGaussian):
     def describe(self) -> dict[str, Any]:
         return super().describe() | {"unit": "cm"}
 
@@ -134,7 +134,7 @@ def test_a_broken_model_is_caught_and_told(model: Any, check: str, words: str) -
 
 
 def test_a_good_model_keeps_everything() -> None:
-    report = check_model(emfed.LinearGaussian(0.5), make_data(0))
+    report = check_model(emfed.models.LinearGaussian(0.5), make_data(0))
     assert report.kept == tuple(CHECKS)
     assert not report.broken
     assert "ok      em descends" in str(report)
@@ -144,7 +144,7 @@ def test_what_is_no_model_is_told() -> None:
     with pytest.raises(emfed.SettingsError, match="model must be something like"):
         check_model("gaussian", make_data(0))
     with pytest.raises(emfed.DataError, match="at least 8 rows"):
-        check_model(emfed.LinearGaussian(0.5), make_data(0)[0][:5])
+        check_model(emfed.models.LinearGaussian(0.5), make_data(0)[0][:5])
 
 
 def test_checks_say_what_they_expect() -> None:

@@ -258,7 +258,7 @@ def test_steps_beyond_the_theorem_are_refused() -> None:
 
 def test_omega_and_its_norm() -> None:
     model = emfed.gaussian_mixture(2, "tied")
-    run = emfed.open_run(model, np.random.default_rng(0).normal(size=(50, 2)))
+    run = emfed.fitting.open_run(model, np.random.default_rng(0).normal(size=(50, 2)))
     layout = run.model.layout
     exact = theory.omega_of(emfed.RandomSparsification(0.5), layout, in_metric=True)
     assert exact == theory.Omega(1.0, "metric", True)
@@ -275,15 +275,17 @@ def test_omega_and_its_norm() -> None:
 D, M, KAPPA = 10, 40, 0.5
 
 
-def _workers(n: int, seed: int) -> tuple[emfed.WorkerData, float]:
+def _workers(n: int, seed: int) -> tuple[emfed.data.WorkerData, float]:
     """Heterogeneous workers, and sigma^2 of one row, the same for all of them."""
     rows = np.random.default_rng(seed).normal(size=(n, M, D))
     rows = (rows - rows.mean(axis=1, keepdims=True)) / rows.std(axis=1, keepdims=True)
     rows += 3 * np.random.default_rng(seed + 1).normal(size=(n, 1, D))
-    return emfed.WorkerData(rows.reshape(n * M, D), np.arange(0, n * M + 1, M)), KAPPA**2 * D
+    return emfed.data.WorkerData(rows.reshape(n * M, D), np.arange(0, n * M + 1, M)), KAPPA**2 * D
 
 
-def _averages(algorithm: Any, data: emfed.WorkerData, seeds: int, rounds: int, p: float) -> Any:
+def _averages(
+    algorithm: Any, data: emfed.data.WorkerData, seeds: int, rounds: int, p: float
+) -> Any:
     """Means over rounds and seeds of |h|^2 and |H|^2."""
     values = []
     for seed in range(seeds):
@@ -293,16 +295,16 @@ def _averages(algorithm: Any, data: emfed.WorkerData, seeds: int, rounds: int, p
             algorithm,
             start=Location(np.full(D, 3.0)),
             start_statistics="parameters",
-            participation=emfed.Bernoulli(p),
+            participation=emfed.algorithms.Bernoulli(p),
             rounds=rounds,
             seed=seed,
-            monitor=emfed.Monitor(objective=False),
+            monitor=emfed.fitting.Monitor(objective=False),
         ).records
         values.append([records.average("squared_h"), records.average("squared_H")])
     return np.mean(values, axis=0)
 
 
-def _problem(data: emfed.WorkerData, variance: float) -> tuple[Problem, float]:
+def _problem(data: emfed.data.WorkerData, variance: float) -> tuple[Problem, float]:
     """All constants in closed form, and G_0 / n for memories at zero."""
     means = data.rows.reshape(data.size, M, D).mean(axis=1)
     start = np.full(D, 3.0)
@@ -371,10 +373,10 @@ def test_the_noise_floor(step: float, omega: float, n: int, p: float) -> None:
         LinearGaussian(KAPPA),
         data,
         algorithm,
-        participation=emfed.Bernoulli(p),
+        participation=emfed.algorithms.Bernoulli(p),
         rounds=8000,
         seed=1,
-        monitor=emfed.Monitor(objective=False),
+        monitor=emfed.fitting.Monitor(objective=False),
     ).records
     measured = records[2000:].average("squared_h")
     assert measured == pytest.approx(theory.noise_floor(step, KAPPA, sigma2, n, omega, p), rel=0.15)

@@ -44,12 +44,12 @@ def test_the_descent_inequality_holds_where_it_was_measured(kind: str, in_metric
     """W(s + g h) <= W(s) - g v_min |h|^2 + g^2 L_W |h|^2 / 2, and W falls no faster than v_max."""
     known = {"known_covariance": TRUTH.covariances} if kind == "known" else {}
     model = emfed.gaussian_mixture(2, kind, **known)
-    data = emfed.synthetic_federation(0)
+    data = emfed.data.synthetic_federation(0)
     found = theory.estimate_problem(model, data, in_metric=in_metric, points=4)
     problem = found.problem
     assert problem.v_min > 0
     assert found.directions == found.layout.size - 1  # masses sum to one
-    run = emfed.open_run(model, data, emfed.EM(), start="moments")
+    run = emfed.fitting.open_run(model, data, emfed.EM(), start="moments")
     for _ in range(4):
         point = run.state.statistics
         field = run.ask("statistics") - point
@@ -72,7 +72,7 @@ def test_the_descent_inequality_holds_where_it_was_measured(kind: str, in_metric
 def test_the_metric_is_b_at_the_end_of_the_path() -> None:
     """Whitened by the complete-data Fisher information, B is about the identity."""
     model = emfed.gaussian_mixture(2, "known", known_covariance=TRUTH.covariances)
-    data = emfed.synthetic_federation(0)
+    data = emfed.data.synthetic_federation(0)
     plain, white = (
         theory.estimate_problem(
             model, data, start=START, weights="uniform", points=2, in_metric=metric
@@ -113,7 +113,7 @@ def test_files_are_sampled_too(tmp_path: Path) -> None:
     sites = np.repeat(["a", "b", "c"], 100)
     path = tmp_path / "s.parquet"
     pl.DataFrame({"x": rows[:, 0], "y": rows[:, 1], "site": sites}).write_parquet(path)
-    whole = emfed.ParquetRows(path, ["x", "y"])
+    whole = emfed.data.ParquetRows(path, ["x", "y"])
     tables = WorkerTables(*parquet_workers(whole, "site", parquet_labels(path, "site")))
     for data in (tables, path):
         groups = "site" if data is path else None
@@ -123,7 +123,7 @@ def test_files_are_sampled_too(tmp_path: Path) -> None:
 
 def test_many_workers_and_rows_are_sampled() -> None:
     rng = np.random.default_rng(1)
-    data = emfed.WorkerData(rng.normal(size=(3000, 2)), np.arange(0, 3001, 10))
+    data = emfed.data.WorkerData(rng.normal(size=(3000, 2)), np.arange(0, 3001, 10))
     found = theory.estimate_problem(LinearGaussian(0.5), data, rows=200, points=1)
     assert found.rows == 200
     assert len(found.problem.weights) == 300

@@ -43,7 +43,7 @@ def test_a_plan_holds_what_the_theorems_say() -> None:
 
 
 def test_bytes_of_a_plan_are_those_of_a_run() -> None:
-    data = emfed.synthetic_federation(0)
+    data = emfed.data.synthetic_federation(0)
     model = emfed.gaussian_mixture(2, "full")
     found = theory.estimate_problem(model, data, points=1)
     operator = emfed.Dithering(4)
@@ -79,13 +79,17 @@ def test_memories_at_zero_cost_rounds_and_those_at_the_mean_field_bytes() -> Non
 
 
 def test_conditional_expectations_are_those_of_a_run() -> None:
-    data = emfed.WorkerData(
+    data = emfed.data.WorkerData(
         np.random.default_rng(0).normal(size=(2000, 2)), np.arange(0, 2001, 100)
     )
     for p, batch, inner in ((1.0, 20, 4), (0.1, 1, 50), (0.5, 20, 4)):
         algorithm = emfed.VRFedEM(batch_size=batch, inner_rounds=inner)
         result = plain_fit(
-            emfed.LinearGaussian(), data, algorithm, rounds=500, participation=emfed.Bernoulli(p)
+            emfed.models.LinearGaussian(),
+            data,
+            algorithm,
+            rounds=500,
+            participation=emfed.algorithms.Bernoulli(p),
         )
         spent = sum(record.evaluations for record in result.records[1:])
         assert theory.vr_evaluations(500, inner, 20, 100, batch, p) == pytest.approx(

@@ -36,7 +36,7 @@ def write_model(path: str | Path, contents: Result, names: bool = True) -> None:
     if type(contents.model) not in known:
         raise ModelFileError(
             f"model files do not know {type(contents.model).__name__}: decorate the class, a "
-            "dataclass, with emfed.register_model before saving and loading."
+            "dataclass, with emfed.models.register_model before saving and loading."
         )
     tree = encode(contents.model, known, "model", arrays)
     description: dict[str, Any] = {

@@ -161,7 +161,7 @@ def register_model(name: str, *, parts: Sequence[type] = ()) -> Callable[[Maker]
     ``"model"``. ``parts`` are other dataclasses that the model's fields hold. Every party must have
     imported the module that does this.
 
-        @emfed.register_model("lifetimes")
+        @emfed.models.register_model("lifetimes")
         @dataclass(frozen=True)
         class Lifetimes(Model): ...
     """

@@ -43,7 +43,7 @@ def test_the_default_ends_where_pooled_em_ends(name: str) -> None:
             warnings.simplefilter("ignore")
             ours = emfed.FederatedGaussianMixture(k, covariance_type=kind, random_state=seed)
             ours.fit(rows, groups=groups)
-            run = emfed.open_run(model, rows, groups=groups, start="auto", seed=seed)
+            run = emfed.fitting.open_run(model, rows, groups=groups, start="auto", seed=seed)
             start = run.model.to_user(run.params)
             pooled = plain_fit(model, rows, start=start, tol=1e-7, rounds=5000)
         assert ours.converged_

@@ -67,7 +67,7 @@ def test_families_name_the_exceptions_in_every_face() -> None:
     np.testing.assert_array_equal(
         by_number.weights_, mixture(families={"stays": "poisson"}).fit(frame).weights_
     )
-    exposed = emfed.mixed_mixture(1, {"stays": emfed.Poisson(exposure="age")})
+    exposed = emfed.mixed_mixture(1, {"stays": emfed.models.Poisson(exposure="age")})
     assert emfed.fit(exposed, frame, rounds=2).model.columns.families[0] == "exposure"
     with pytest.raises(emfed.SettingsError, match="'nights', which is not among the columns"):
         mixture(families={"nights": "poisson"}).fit(frame)
@@ -247,7 +247,7 @@ def test_progress_is_told_of_sites_elsewhere(tmp_path: Path, capsys: Any) -> Non
     rng = np.random.default_rng(1)
     data = {name: pl.DataFrame(rng.normal(size=(40, 2)), schema=["a", "b"]) for name in "xyz"}
     with real_sites(data, tmp_path) as transport:
-        federation = emfed.RemoteFederation(transport)
+        federation = emfed.network.RemoteFederation(transport)
         fitted = GAUSS(2, verbose=True, max_iter=30, tol=1e-3).fit(federation)
         federation.close()
     err = capsys.readouterr().err

@@ -26,7 +26,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 ROWS = np.concatenate(make_data(2, sizes=(150, 150), k=3, d=3, spread=1.5))
 
 
-def from_sklearn(kind: str, k: int = 3) -> tuple[emfed.GaussianParameters, Any]:
+def from_sklearn(kind: str, k: int = 3) -> tuple[emfed.models.GaussianParameters, Any]:
     """A start, and where scikit-learn ends from it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -41,7 +41,7 @@ def from_sklearn(kind: str, k: int = 3) -> tuple[emfed.GaussianParameters, Any]:
             tol=1e-10,
             max_iter=5000,
         ).fit(ROWS)
-    return emfed.GaussianParameters(first.weights_, first.means_, first.covariances_), peer
+    return emfed.models.GaussianParameters(first.weights_, first.means_, first.covariances_), peer
 
 
 @each_kind

@@ -36,7 +36,7 @@ def counts_and_kinds(seed: int = 0, rows: int = 600) -> tuple[Any, Any]:
 FAMILIES = {
     "visits": "poisson",
     "smokes": "bernoulli",
-    "ward": emfed.Categorical(3),
+    "ward": emfed.models.Categorical(3),
     "age": "gaussian",
 }
 
@@ -154,7 +154,7 @@ def test_some_workers_take_part_in_a_round() -> None:
     table, _ = counts_and_kinds()
     rows, groups = table[["age", "visits"]].astype(float), np.arange(600) % 10
     whole = emfed.FederatedGaussianMixture(2).fit(rows, groups=groups)
-    for given in (0.5, emfed.Bernoulli(0.5)):
+    for given in (0.5, emfed.algorithms.Bernoulli(0.5)):
         fitted = emfed.FederatedGaussianMixture(2, participation=given).fit(rows, groups=groups)
         asked = [record.asked for record in fitted.records_ if record.round]
         assert 3 < np.mean(asked) < 7

@@ -21,18 +21,18 @@ ROWS = 300
 
 
 @pytest.fixture(scope="module")
-def opened() -> emfed.Run:
+def opened() -> emfed.fitting.Run:
     model = emfed.gaussian_mixture(2, "known", known_covariance=TRUTH.covariances)
-    data = emfed.synthetic_federation(1, workers=1, rows_per_worker=ROWS)
-    return emfed.open_run(model, data, start=START)
+    data = emfed.data.synthetic_federation(1, workers=1, rows_per_worker=ROWS)
+    return emfed.fitting.open_run(model, data, start=START)
 
 
-def em_step(run: emfed.Run, statistics: Any) -> Any:
+def em_step(run: emfed.fitting.Run, statistics: Any) -> Any:
     return run.model.expected_statistics(run.federation.data.rows, run.model.maximize(statistics))
 
 
 @pytest.mark.parametrize("name", SIBLINGS)
-def test_with_full_batches_it_is_em(opened: emfed.Run, name: str) -> None:
+def test_with_full_batches_it_is_em(opened: emfed.fitting.Run, name: str) -> None:
     rows, statistics = opened.federation.data.rows, opened.state.statistics
     moves = SIBLINGS[name](opened.model, rows, statistics, 1.0, ROWS, 5, 0)
     for move in itertools.islice(moves, 12):
@@ -41,7 +41,7 @@ def test_with_full_batches_it_is_em(opened: emfed.Run, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SIBLINGS)
-def test_it_ends_at_a_fixed_point_of_em(opened: emfed.Run, name: str) -> None:
+def test_it_ends_at_a_fixed_point_of_em(opened: emfed.fitting.Run, name: str) -> None:
     rows, statistics = opened.federation.data.rows, opened.state.statistics
     moves = SIBLINGS[name](opened.model, rows, statistics, 0.2, 10, 20, 3)
     for move in itertools.islice(moves, 2000):
@@ -52,7 +52,7 @@ def test_it_ends_at_a_fixed_point_of_em(opened: emfed.Run, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SIBLINGS)
-def test_the_estimate_of_the_field_is_unbiased(opened: emfed.Run, name: str) -> None:
+def test_the_estimate_of_the_field_is_unbiased(opened: emfed.fitting.Run, name: str) -> None:
     """Some rounds on, the mean of H over many next batches is h, within its standard error."""
     rows, start = opened.federation.data.rows, opened.state.statistics
     fields, truth = [], None
@@ -66,7 +66,7 @@ def test_the_estimate_of_the_field_is_unbiased(opened: emfed.Run, name: str) -> 
     assert np.all(error < 5 * np.std(fields, axis=0) / np.sqrt(300) + 1e-7)
 
 
-def test_they_cost_what_the_papers_say(opened: emfed.Run) -> None:
+def test_they_cost_what_the_papers_say(opened: emfed.fitting.Run) -> None:
     rows, statistics = opened.federation.data.rows, opened.state.statistics
     costs = {
         name: [
@@ -109,9 +109,9 @@ def test_online_em_is_fedem_with_one_worker(tmp_path: Path) -> None:
     )
     columns = run_job(Job("e", "r", settings, 4), tmp_path, lambda share: None)
     model = emfed.gaussian_mixture(2, "known", known_covariance=TRUTH.covariances)
-    data = emfed.synthetic_federation(4, workers=1, rows_per_worker=ROWS)
-    run = emfed.open_run(model, data, start=START)
-    statistics, step = run.state.statistics, emfed.Decreasing(1.0, 0.6)
+    data = emfed.data.synthetic_federation(4, workers=1, rows_per_worker=ROWS)
+    run = emfed.fitting.open_run(model, data, start=START)
+    statistics, step = run.state.statistics, emfed.algorithms.Decreasing(1.0, 0.6)
     for k in range(1, 16):
         field = em_step(run, statistics) - statistics
         assert columns["squared_h"][k] == pytest.approx(field @ field, rel=1e-9)

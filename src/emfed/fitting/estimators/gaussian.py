@@ -29,7 +29,7 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
     max_iter : rounds at most.
     n_init : starts that compete, of which the best goes on.
     start : ``"auto"``, ``"k-means"``, ``"moments"``, ``"points"`` (rows of the data leave their
-        workers) or `emfed.GaussianParameters`.
+        workers) or `emfed.models.GaussianParameters`.
     algorithm : ``"auto"``, ``"em"``, ``"FedEM"``, ``"VR-FedEM"`` or a `emfed` algorithm.
     follow_em : whether a compressed run takes little noise and no momentum, to end where pooled EM
         ends even where optima lie close together.
