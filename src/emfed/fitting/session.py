@@ -294,7 +294,8 @@ class Session:
     ) -> FloatArray:
         """The weighted sum of everyone's answer; values come as ``(parts, 2)``."""
         strict = everyone and self.patience is None
-        question = Question(kind, view, params, purpose, strict, informed)
+        told_all = None if self.masks else informed  # masks are for one message to all
+        question = Question(kind, view, params, purpose, strict, told_all)
         told = self.federation.ask(question, self.weights)
         silent = np.setdiff1d(self.federation.missed, np.flatnonzero(~self.attendance.here))
         self._priced(question, silent)

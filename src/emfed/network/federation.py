@@ -91,6 +91,9 @@ MOST_EVALUATIONS = 1 << 40
 """Of one reply: a worker that claims more must not end the run by its limit on epochs."""
 LAST_PHASE = 60_000
 """Phases have 16 bits; a number that a worker made up must leave some."""
+ASKED_ANEW = 3
+"""Times that a question is asked where masks do not cancel: a disk that is lost in between changes
+keys."""
 STRANGERS = (Reason.UNKNOWN_RUN, Reason.OTHER_INSTANCE)
 """Refusals that say hello helps."""
 
@@ -243,8 +246,7 @@ class RemoteFederation(Federation):
         """The number of rows and the summary of all, from one masked sum over everybody."""
         members, shapes = self.members, self.members.shapes
         body, asked = encode_question("opening", {}, np.empty(0)), opening_shape(shapes)
-        self._question += 1
-        _, sums = self._add_up("opening", self._everyone(body, ()), asked, self.size, b"opening")
+        _, sums = self._ask_all("opening", body, (), asked, self.size)
         rows, members.effective, whole = opening_of(sums[0], shapes)
         each, rest = divmod(rows, self.size)
         members.counts = np.full(self.size, each) + (np.arange(self.size) < rest)
@@ -505,6 +507,21 @@ class RemoteFederation(Federation):
             bytes_up=np.full(n, shape_size(shape)),
             lost_memory=lost,
             energies=np.concatenate([sums[1].astype(np.float64), np.zeros(n - 1)]),
+        )
+
+    def _ask_all(
+        self, purpose: str, body: bytes, need: Sequence[Kind], shape: Shape, least: int
+    ) -> tuple[list[int], list[Any]]:
+        """The sum of everyone's answer to a question; asked anew where keys changed meanwhile."""
+        for _ in range(ASKED_ANEW):
+            self._question += 1
+            try:
+                told = hashlib.sha256(body).digest()
+                return self._add_up(purpose, self._everyone(body, need), shape, least, told)
+            except MasksDiffer as error:
+                logger.warning("%s: %s", purpose, error)
+        raise ParticipationError(
+            f"{purpose}: the masks of {ASKED_ANEW} sums did not cancel. The run can be resumed."
         )
 
     def _everyone(self, body: bytes, need: Sequence[Kind]) -> _Asked:
@@ -780,11 +797,9 @@ class RemoteFederation(Federation):
         if self.masks:
             view, values = question.view.describe(), flatten_params(question.params)
             body = encode_question(question.kind, view, values)
-            self._question += 1
-            least = self.size if question.everyone else min(self.minimum, self.size)
-            asked = self._everyone(body, (Kind.CONSTANTS,))
-            told = hashlib.sha256(body).digest()
-            who, sums = self._add_up(question.purpose, asked, answer_shape(width), least, told)
+            least, shape = min(self.minimum, self.size), answer_shape(width)
+            least = self.size if question.everyone else least
+            who, sums = self._ask_all(question.purpose, body, (Kind.CONSTANTS,), shape, least)
             self._missed = np.setdiff1d(np.arange(self.size), who)
             return from_fixed(sums[0])[0]
         found = self._hear(question, width)

@@ -108,7 +108,7 @@ class Prices:
         self._news(self._everyone, settings=False, constants=False)
         text = len(encode_text({"kind": "opening"}))
         asked = envelopes(first_question(0), 0, 0, unknown) + 1 + text
-        self.ledger.add("opening", "down", self._everyone, floats_size(0), asked)
+        self.ledger.add("opening", "down", self._everyone, 0, asked)
         size = shape_size(opening_shape(bound.shapes))
         set_envelope = envelopes(first_question(0), 0, 0, unknown)
         self._masked("opening", self._everyone, set_envelope, np.full(len(unknown), size))

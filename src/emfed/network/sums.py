@@ -223,8 +223,6 @@ class Ready:
     fresh: int
     words: bytes
     shape: Shape
-    sets: tuple[Mapping[int, int], ...] = ()
-    """For which it was told."""
 
 
 @final
@@ -263,7 +261,6 @@ class SiteSums:
             "subject": f"{ready.subject:016x}",
             "fresh": f"{ready.fresh:016x}",
             "shape": [list(block) for block in ready.shape],
-            "sets": [[[n, f"{f:016x}"] for n, f in told.items()] for told in ready.sets],
         }
         words = np.frombuffer(ready.words, dtype=np.uint8)
         save_checkpoint(store.directory / "ready", {"words": words}, about, store.disk)
@@ -284,7 +281,6 @@ class SiteSums:
             int(about["fresh"], 16),
             arrays["words"].tobytes(),
             tuple((count, bits) for count, bits in about["shape"]),
-            tuple({n: int(f, 16) for n, f in told} for told in about["sets"]),
         )
 
     def masked(self, store: SiteStore, keys: RunKeys, me: int, body: bytes) -> tuple[bytes, int]:
@@ -293,25 +289,17 @@ class SiteSums:
         if ready is None:
             raise Refusal(Reason.FAILED, "no answer waits here for a set: ask again.")
         history = _History.read(store)
-        why = check_set(members, me, ready.fresh, self.smallest, ready.sets)
+        told = history.told_for(ready.about)
+        why = check_set(members, me, ready.fresh, self.smallest, told)
         why = why or history.objection(ready.subject, members, self.smallest)
         if not why and keys.strangers(members, me):
             why = "this set has members whose keys no pinned identity has signed."
         if why:
             raise Refusal(Reason.NOT_NOW, why)
-        if members not in ready.sets:
-            history.add(ready.subject, members).write(store)
-            told = Ready(
-                ready.about,
-                ready.subject,
-                ready.fresh,
-                ready.words,
-                ready.shape,
-                (*ready.sets, members),
-            )
-            self._keep(store, told)
+        if members not in told:
+            history.add(ready, members).write(store)
         else:
-            store.settle("ready")
+            store.settle("sets")
         context, parts = context_of(ready.about, members), _split(ready.words, ready.shape)
         out = []
         for place, (words, (_, bits)) in enumerate(zip(parts, ready.shape, strict=True)):
@@ -322,10 +310,16 @@ class SiteSums:
 
 @final
 class _History:
-    """For which sets of sites each subject was answered in a run."""
+    """For which sets of sites each subject was answered in a run, and the last answer exactly."""
 
-    def __init__(self, subjects: NDArray[Any], which: NDArray[Any], sets: list[list[int]]) -> None:
-        self._subjects, self._which, self._sets = subjects, which, sets
+    def __init__(
+        self,
+        subjects: NDArray[Any],
+        which: NDArray[Any],
+        sets: list[list[int]],
+        last: tuple[str, list[dict[int, int]]] = ("", []),
+    ) -> None:
+        self._subjects, self._which, self._sets, self._last = subjects, which, sets, last
 
     @classmethod
     def read(cls, store: SiteStore) -> _History:
@@ -334,7 +328,12 @@ class _History:
         if store.disk.read(path) is None:
             return cls(np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.int64), [])
         arrays, about = load_checkpoint(path, store.disk)
-        return cls(arrays["subjects"], arrays["which"], about["sets"])
+        last = [{n: int(f, 16) for n, f in told} for told in about["last"]]
+        return cls(arrays["subjects"], arrays["which"], about["sets"], (about["about"], last))
+
+    def told_for(self, about: bytes) -> list[dict[int, int]]:
+        """The sets for which this very answer was told, with the fresh numbers of all."""
+        return self._last[1] if self._last[0] == about.hex() else []
 
     def _told(self, subject: int) -> list[list[int]]:
         found = np.unique(self._which[self._subjects == np.uint64(subject)])
@@ -348,16 +347,19 @@ class _History:
             return "this was answered for a set that hardly differs: the difference would tell."
         return "this was answered for two sets already." if 0 not in apart and len(told) > 1 else ""
 
-    def add(self, subject: int, members: Members) -> _History:
+    def add(self, ready: Ready, members: Members) -> _History:
         """With one more answer."""
-        mine = sorted(members)
-        if mine in self._told(subject):
-            return self
+        mine, last = sorted(members), [*self.told_for(ready.about), dict(members)]
+        told = (ready.about.hex(), last)
+        if mine in self._told(ready.subject):
+            return _History(self._subjects, self._which, self._sets, told)
         sets = self._sets if mine in self._sets else [*self._sets, mine]
-        subjects = np.append(self._subjects, np.uint64(subject))
-        return _History(subjects, np.append(self._which, sets.index(mine)), sets)
+        subjects = np.append(self._subjects, np.uint64(ready.subject))
+        return _History(subjects, np.append(self._which, sets.index(mine)), sets, told)
 
     def write(self, store: SiteStore) -> None:
         """Before the answer leaves."""
         arrays = {"subjects": self._subjects, "which": self._which}
-        save_checkpoint(store.directory / "sets", arrays, {"sets": self._sets}, store.disk)
+        last = [[[n, f"{f:016x}"] for n, f in told.items()] for told in self._last[1]]
+        about = {"sets": self._sets, "about": self._last[0], "last": last}
+        save_checkpoint(store.directory / "sets", arrays, about, store.disk)
