@@ -54,7 +54,7 @@ def test_a_step_that_did_harm_is_undone_within_two_rounds(federation: str) -> No
     run, good, before = harmed("spherical", federation)
     run.step()
     run.step()
-    np.testing.assert_array_equal(run.state.statistics, good)
+    np.testing.assert_allclose(run.state.statistics, good, atol=1e-5)  # told in full, on a grid
     assert run.state.extras["caution"] == 1
     assert run.memory_gap < 1e-12
     for _ in range(6):

@@ -24,6 +24,7 @@ from emfed.core.wire import (
     decode_reply,
     decode_request,
     encode_bundle,
+    encode_count,
     encode_floats,
     encode_join,
     encode_payload,
@@ -31,6 +32,7 @@ from emfed.core.wire import (
     encode_request,
     encode_text,
     floats_size,
+    numbers_size,
     open_answer,
     seal,
     seal_answer,
@@ -97,10 +99,10 @@ def test_every_reply_is_encoded_decoded_and_counted(
         assert record.payload_up == record.bytes_up - N * REPLY_ENVELOPE
         header = Header(Kind.REQUEST, 1, request.round, 0, 2, 0, run.phase)
         accepted = int(request.accepted[0])
-        body = encode_request(request.round, RequestBody(accepted, False, np.zeros(q)))
+        body = encode_request(request.round, RequestBody(accepted, False, request.statistics))
         told = shorten(header, body)  # they know the run from its start
         assert record.bytes_down == N * len(told) + news.sum()
-        assert record.payload_down == N * floats_size(q) + news[0]
+        assert record.payload_down == N * numbers_size(request.statistics) + news[0]
 
 
 def test_the_opening_is_charged() -> None:
@@ -121,7 +123,7 @@ def test_the_opening_is_charged() -> None:
     rules = texts.settings(run.view, run.algorithm, run.seed, run.phase, run.phase)
     news = encode_bundle(
         [
-            (Kind.CONSTANTS, run.session.bound.wire),
+            (Kind.CONSTANTS, encode_count(0) + run.session.bound.wire),
             (Kind.SETTINGS, encode_text(rules)),
             (Kind.REQUEST, b""),
         ]

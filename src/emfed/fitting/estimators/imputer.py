@@ -115,7 +115,9 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
 
     def _in_words(self, message: str) -> str:
         told = super()._in_words(message)
-        return told if self.rank is None else told.replace("n_components", "rank")
+        if self.rank is None or "rank" in told:  # it knows its words already
+            return told
+        return told.replace("n_components", "rank")
 
     def _settings(self) -> FitSettings:
         """Checked; what would be ignored is refused."""
