@@ -392,3 +392,15 @@ def test_over_a_network_starts_are_those_of_one_process(tmp_path: Path) -> None:
     np.testing.assert_allclose(clusters.params.centres, pooled.params.centres, atol=1e-9)
     with pytest.raises(emfed.SettingsError, match="start='points' needs data in this process"):
         plain_fit(make_model("diag"), network("points"), start="points", rounds=1)
+
+
+@pytest.mark.parametrize("count", [300, 4000])
+def test_weights_of_one_worker_alone_count_as_repeated_rows_do(count: int) -> None:
+    """Also where there are more rows than a sketch has, with two starts that lead to one place."""
+    rng = np.random.default_rng(count)
+    rows = rng.normal(size=(count, 3)) + 3 * (np.arange(count) % 2)[:, None]
+    times = rng.integers(4, size=count)
+    mixture = emfed.FederatedGaussianMixture(3, random_state=1)
+    weighted = mixture.fit(rows, sample_weight=times).means_
+    repeated = mixture.fit(np.repeat(rows, times, axis=0)).means_
+    np.testing.assert_allclose(weighted, repeated, rtol=0, atol=1e-9)

@@ -161,7 +161,9 @@ def floor_remarks(result: Result) -> list[str]:
     if many:
         told = "; ".join(_place(h, result) for h in sorted(many, key=lambda h: -h.share)[:NAMED])
         out.append(
-            f"many rows have one value, where the floor holds up the spread: {told}. The fit is "
+            "many rows have one value, or seem to beside the spread of the whole column, where the "
+            f"floor (covariance_floor, or floor with families) holds up the spread: {told}. Treat "
+            "outliers or sentinel values first, which widen a column. Without them the fit is "
             "sound, but log-likelihood and BIC depend on the floor there. Adding noise of the size "
             "of the rounding (jitter), a family for counts or codes (poisson, categorical) or a "
             "higher floor avoids it."

@@ -184,17 +184,26 @@ def _starts(looking: _Search, method: str, n_init: int) -> list[list[Any]]:
 
 
 def _own_sketch(data: Any, model: Any, seed: int) -> Sketch:
-    """Some of the rows of one worker alone, who can hide nothing from itself."""
-    count = int(data.counts[0])
-    picks = np.arange(count, dtype=np.int64)
-    if count > ROWS:
-        u = uniforms(seed, 0, Purpose.SKETCH, np.zeros(1, dtype=np.int64), ROWS)
-        picks = np.sort(choose_distinct(u, data.counts[:1])[0])
-    rows = to_numpy(data.take(np.zeros(1, dtype=np.int64), picks[None]))[0].astype(np.float64)
+    """Some of the rows of one worker alone, who can hide nothing from itself.
+
+    Weights count as repeated rows do: rows are drawn by weight, in their order, and equal ones
+    become one, sorted, so that their number and order do not matter where there are few.
+    """
+    count, own = int(data.counts[0]), np.zeros(1, dtype=np.int64)
+    weights = np.ones(count) if data.row_weights is None else np.asarray(data.row_weights[0])
+    picks = np.flatnonzero(weights > 0)
+    if len(picks) > ROWS:  # one of each stretch of equal weight
+        at = (np.arange(ROWS) + uniforms(seed, 0, Purpose.SKETCH, own, ROWS)[0]) / ROWS
+        below = np.cumsum(weights)
+        picks = picks[np.searchsorted(below[picks][:-1], at * below[-1], side="right")]
+        weights = np.ones(count)
+    rows = to_numpy(data.take(own, picks[None]))[0].astype(np.float64)
+    keys = np.column_stack([np.nan_to_num(rows), np.isnan(rows)])
+    _, first, which = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    rows, mass = rows[first], np.bincount(which.ravel(), weights[picks])
     frame = model.clusters(1).frame
     points = np.nan_to_num((rows - frame.origin) / frame.scale)
-    weights = np.ones(len(rows)) if data.row_weights is None else data.row_weights[0][picks]
-    return Sketch(points, rows, np.asarray(weights / weights.sum()))
+    return Sketch(points, rows, mass / mass.sum())
 
 
 def _from_points(session: Session, model: Any, seed: int) -> Any:

@@ -35,6 +35,9 @@ WORK = 5e8
 """Statistics of rows that are evaluated at most for all candidates: about a second."""
 HARDNESS = 0.2
 """First variances over those within clusters: rows then belong almost to the nearest centre."""
+DIGITS = 9
+"""Of log-likelihoods that are ranked: starts that lead to one place are equal, whatever rounding
+says, or it would decide about the order of the components."""
 TRIALS = 4
 """Centres tried at each step of the seeding, of which the best is kept."""
 
@@ -100,7 +103,8 @@ class Sketch:
             params = model.maximize(statistics)
             value = float(model.log_likelihood(self.rows, params, self.weights))
             fine = sound(model, params, float(len(self.rows))) and np.isfinite(value)
-            keys.append((not fine, -value - 1e300 * (not np.isfinite(value)), position))
+            worse = -round(value, DIGITS) if np.isfinite(value) else np.inf
+            keys.append((not fine, worse, position))
         return [ended[position] for *_, position in sorted(keys)]
 
     def _splits(
