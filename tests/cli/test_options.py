@@ -83,7 +83,7 @@ def test_completion_in_a_shell(emfed_shell: Shell) -> None:
         return out.decode().split()
 
     assert set(complete("emfed", "re")) == {"report", "reproduce"}
-    assert complete("emfed", "fit", "--cov") == ["--covariance-type"]
+    assert complete("emfed", "fit", "--cov") == ["--covariance-type", "--covariance-floor"]
     assert complete("emfed", "fit", "--covariance-type", "s") == ["spherical"]
     assert set(complete("emfed", "fit", "--algorithm", "")) == {"auto", "em", "FedEM", "VR-FedEM"}
     process = emfed_shell.process(env={"_EMFED_COMPLETE": "source_bash"})
