@@ -51,6 +51,7 @@ def test_demo_writes_what_it_says(tmp_path: Path) -> None:
         "VR-FedEM.csv",
         "VR-FedEM.parquet",
         "summary.json",
+        "trajectories.pdf",
         "trajectories.png",
         "trajectories.svg",
     }

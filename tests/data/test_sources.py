@@ -329,7 +329,7 @@ def test_streams_and_what_they_cannot_do() -> None:
         return rows[:, :1] if round_ == 5 else rows
 
     data = {"good": normal_stream(0), "bad": emfed.data.Stream(broken)}
-    run = emfed.fitting.open_run(emfed.gaussian_mixture(2), data, emfed.FedEM())
+    run = emfed.fitting.open_run(emfed.gaussian_mixture(2), data, emfed.FedEM(), start="moments")
     run.step()
     run.step()
     with pytest.raises(emfed.DataError, match="worker 'bad', round 3: row 7, column 1 is inf"):

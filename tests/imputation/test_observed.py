@@ -118,7 +118,7 @@ def test_the_ledger_counts_what_the_codec_makes() -> None:
         part = slice(table.offsets[worker], table.offsets[worker + 1])
         keys, weights = table.keys[part], table.weights[part]
         told = encode_cells(keys, weights, table.shape[0] * table.shape[1])
-        assert run.ledger.counts[0, 0, 1, worker] == 8 + 1 + len(told)  # a count, no summary
+        assert run.ledger.counts[0, 0, 1, worker] == 3 + len(told)  # a count, no summary
         q = len(keys)
         draws = QUANTISER_OF_CELLS.draws(q)
         stream = apart(np.array([worker]), -(-draws // 4))

@@ -181,6 +181,11 @@ class Model(ABC):
         return None
 
     @property
+    def exact_opening(self) -> bool:
+        """Whether `closed_form` may give the optimum: then the opening is not rounded."""
+        return False
+
+    @property
     def regions(self) -> tuple[slice, ...]:
         """Where the statistics of parts lie that have nothing to do with each other."""
         return (slice(0, self.layout.size),)

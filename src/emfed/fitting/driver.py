@@ -224,7 +224,7 @@ def open_session(
         seed=settings.seed,
         count_bytes=count_bytes,
         masks=settings.masks,
-        rounded=settings.method(2).rounds_opening,
+        rounded=settings.method(2).rounds_opening and not model.exact_opening,
         patience=settings.patience,
     )
     if isinstance(federation, InProcessFederation) and federation.size > 1:

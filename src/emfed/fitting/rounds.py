@@ -210,7 +210,8 @@ class Run(Rounds):
             check_type("monitor", monitor, Monitor, "Monitor(every=10)")
         self.retries, self.monitor = check_count("retries", retries, 0), monitor
         self.algorithm = self._resolved()
-        if self.algorithm.rounds_opening and statistics.any():  # zeros wait for a checkpoint
+        rounds = self.algorithm.rounds_opening and not self.model.exact_opening
+        if rounds and statistics.any():  # zeros wait for a checkpoint
             loss = START_LOSS * min(100.0, session.effective)
             statistics = rounded_statistics(self.model, statistics, loss)
         self.fingerprint: dict[str, Any] = {}

@@ -221,6 +221,11 @@ class SideBySide(Model):
         triples = zip(self.models, self.cuts, params.parts, strict=True)
         return np.sum([m.surrogate(statistics[..., cut], p) for m, cut, p in triples], axis=0)
 
+    @property
+    def exact_opening(self) -> bool:
+        """If it is all of the fit; among candidates of a range one may be a little off."""
+        return all(model.exact_opening for model in self.models)
+
     def closed_form(self) -> FloatArray | None:
         """If all parts have one."""
         parts = [model.closed_form() for model in self.models]
