@@ -67,7 +67,7 @@ def test_resumed_runs_continue_bit_for_bit(
     ],
     ids=["candidates", "partial", "long steps", "candidates alone", "watched"],
 )
-def test_fits_of_candidates_resume_after_every_round(
+def test_fits_of_candidates_resume_after_any_round(
     tmp_path: Path, tables: Any, settings: dict[str, Any]
 ) -> None:
     """K-means starts, candidates that are dropped on the way, and EM's long steps."""
@@ -75,7 +75,7 @@ def test_fits_of_candidates_resume_after_every_round(
     whole = emfed.fit(model, tables, **common)
     made = whole.records[-1].round
     assert made > 5
-    for cut in range(1, made):
+    for cut in (*range(1, 7), *range(7, made, 5)):
         path = tmp_path / f"{cut}"
         emfed.fit(model, tables, checkpoint=path, **(common | {"rounds": cut}))
         resumed = emfed.fit(model, tables, checkpoint=path, resume=True, **common)

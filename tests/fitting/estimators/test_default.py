@@ -33,8 +33,8 @@ TABLES = {
 def test_the_default_ends_where_pooled_em_ends(name: str) -> None:
     """More than 1e-3 nats below it in 1 of 10 runs, besides as many as end so far above it.
 
-    Where optima lie close together (hastie: all within 0.01 nats), momentum takes some runs to
-    another one, better or worse. Of seeds 0 to 129 on hastie, 9 end below and 16 above.
+    Where optima lie close together (hastie: all within 0.01 nats), noise or momentum takes some
+    runs to another one, better or worse. Of seeds 0 to 129 on hastie, 9 end below and 16 above.
     """
     rows, k, kind, workers = TABLES[name]
     below = above = 0
