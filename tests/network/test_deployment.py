@@ -398,11 +398,11 @@ def test_a_text_column_that_no_run_uses_is_no_obstacle(tmp_path: Path, suffix: s
     frame.write_csv(path) if suffix == "csv" else frame.write_parquet(path)
     about = prepare(tmp_path, path, None)
     assert about["columns"] == ["a", "b"]
-    write_site(tmp_path, about, SiteRules(), None)
+    write_site(tmp_path, about, SiteRules.loosest(), None)
 
     def answer(columns: list[str]) -> str:
         told = {"model": plain(emfed.gaussian_mixture(1).describe()), "columns": columns}
-        open_site(tmp_path).step(encode_text(Header(Kind.HELLO, 1, 1, 0, 0, 0), told))
+        open_site(tmp_path).step(seal(Header(Kind.HELLO, 1, 1, 0, 0), encode_text(told)))
         return (tmp_path / "messages.jsonl").read_text().splitlines()[-1]
 
     assert json.loads(answer(["a", "b"]))["kind"] == "join"
@@ -473,17 +473,22 @@ def test_a_rehearsal_has_a_folder_of_its_own(
 
 
 @pytest.mark.parametrize(
-    ("names", "content"),
-    [(["age", "height", "weight"], "4 numbers"), (["a", "b"], "missing ['height', 'weight']")],
+    ("names", "chosen", "content"),
+    [
+        (["age", "height", "weight"], True, "4 numbers"),
+        (["age", "height", "weight"], False, "has not listed the columns"),
+        (["a", "b"], True, "missing ['height', 'weight']"),
+    ],
 )
 def test_a_rehearsal_takes_the_columns_that_the_run_names(
-    tmp_path: Path, names: list[str], content: str
+    tmp_path: Path, names: list[str], chosen: bool, content: str
 ) -> None:
+    rules = SiteRules(any_columns=chosen)
     source = np.random.Generator(np.random.Philox(key=1))
     pl.DataFrame(source.standard_normal((50, len(names))), schema=names).write_csv(
         tmp_path / "rows.csv"
     )
-    write_site(tmp_path, prepare(tmp_path, tmp_path / "rows.csv", None), SiteRules(), None)
+    write_site(tmp_path, prepare(tmp_path, tmp_path / "rows.csv", None), rules, None)
     about = {
         "model": plain(emfed.gaussian_mixture(2).describe()),
         "columns": ["height", "weight"],

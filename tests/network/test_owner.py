@@ -340,7 +340,8 @@ def test_a_site_that_leaves_or_joins_between_two_fits_is_noticed(
 def test_a_rehearsal_shows_what_would_be_sent(tmp_path: Path) -> None:
     model, algorithm = make_model("diag"), emfed.FedEM(emfed.Dithering(3))
     shown = emfed.fitting.rehearse(model, algorithm, TABLES[0], rules=OPEN, start="moments")
-    assert [entry["kind"] for entry in shown] == ["join", "reply", "reply"]
+    kinds = ["join", "reply", "reply", "answer", "answer"]  # the last: begin and end compared
+    assert [entry["kind"] for entry in shown] == kinds
     assert "24 rows" in shown[0]["content"]
     journal = tmp_path / "sent.jsonl"
     sites = {

@@ -15,10 +15,10 @@ import dataclasses
 import json
 import logging
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, final
 
 import numpy as np
 
@@ -246,9 +246,13 @@ def rehearse(
     *,
     rules: SiteRules | None = None,
     rounds: int = 2,
+    listed: Sequence[str] | Literal["run"] | None = "run",
     **options: Any,
 ) -> list[dict[str, Any]]:
     """Every message that a site with these data would send, before any is: what, how large, when.
+
+    ``listed`` are the columns that the owner lists for servers to choose among, None if it lists
+    none; by default those that the run names.
 
     It is the site's own code, asked by a server in this process, in a folder that is thrown away.
     Alone, a site gets other numbers than in company; kinds, sizes and contents are those of a run
@@ -257,7 +261,7 @@ def rehearse(
     with tempfile.TemporaryDirectory(prefix="emfed-") as folder:
         settings = read_settings(model, algorithm, options)
         journal = Path(folder) / "journal"
-        columns = settings.columns
+        columns = settings.columns if listed == "run" else listed
         site = Site(data, Path(folder) / "site", rules=rules, journal=journal, columns=columns)
         federation = RemoteFederation(LocalTransport({"site": site}), attempts=1)
         with contextlib.suppress(ParticipationError):

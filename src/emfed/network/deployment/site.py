@@ -172,6 +172,7 @@ def look_first(folder: Path, message: bytes) -> bytes:
             read_rows(about["data"]),
             rules=SiteRules(**about["rules"]),
             columns=hello.get("columns") or about["columns"],
+            listed=about["columns"],
             scores=True,
         )
     except DataError as error:  # other columns than the run's
