@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 GPU_PYTHON ?= python3
 
-.PHONY: help setup demo reproduce test lint types check wheel bench chaos fuzz faults parity gpu gpu-interpreted clean
+.PHONY: help setup demo reproduce test long lint types check wheel bench chaos fuzz faults parity gpu gpu-interpreted clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
@@ -26,6 +26,9 @@ reproduce: setup ## Redo the paper's experiments and all ablations, with a repor
 
 test: setup ## Run all tests
 	$(BIN)/python -m pytest -n auto
+
+long: setup ## Run the larger versions of some tests, which take minutes
+	$(BIN)/python -m pytest -n auto -m long
 
 lint: setup ## Check style
 	$(BIN)/ruff check .

@@ -343,7 +343,7 @@ def test_a_race_keeps_a_good_start() -> None:
     assert np.median(many) > np.median(ones)
 
 
-@pytest.mark.parametrize("kind", ["full", "diag"])
+@pytest.mark.parametrize("kind", [pytest.param("full", marks=pytest.mark.long), "diag"])
 @pytest.mark.parametrize("split", [1, 6])
 def test_the_start_is_as_good_as_scikit_learns(kind: str, split: int) -> None:
     """Medians over seeds of where EM ends; local optima differ, so on average of three tables."""

@@ -7,6 +7,7 @@ import sys
 import tracemalloc
 
 import numpy as np
+import pytest
 
 from emfed.fitting.rounds import Run
 from emfed.imputation import FieldTable, Structure
@@ -50,6 +51,7 @@ def fit(table: FieldTable) -> Run:
     return run
 
 
+@pytest.mark.long
 def test_a_million_records_of_a_hundred_million_cells_fit_in_a_gibibyte() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LARGE], capture_output=True, text=True, check=True, timeout=300
