@@ -13,7 +13,7 @@ import emfed
 from emfed.core.streams import Purpose, choose, uniforms
 from emfed.data.synthetic import START, TRUTH
 from emfed.theory.experiments import Job
-from emfed.theory.experiments.jobs import run_job
+from emfed.theory.experiments.jobs import run_job, synthetic_mixture
 from emfed.theory.experiments.settings import Settings
 from emfed.theory.experiments.siblings import SIBLINGS
 
@@ -108,9 +108,8 @@ def test_online_em_is_fedem_with_one_worker(tmp_path: Path) -> None:
         monitor=1,
     )
     columns = run_job(Job("e", "r", settings, 4), tmp_path, lambda share: None)
-    model = emfed.gaussian_mixture(2, "known", known_covariance=TRUTH.covariances)
     data = emfed.data.synthetic_federation(4, workers=1, rows_per_worker=ROWS)
-    run = emfed.fitting.open_run(model, data, start=START)
+    run = emfed.fitting.open_run(synthetic_mixture(), data, start=START)
     statistics, step = run.state.statistics, emfed.algorithms.Decreasing(1.0, 0.6)
     for k in range(1, 16):
         field = em_step(run, statistics) - statistics
