@@ -293,7 +293,7 @@ class AutoEM(Algorithm):
 
     @property
     def _budget(self) -> float:
-        """Of the noise of H."""
+        """The size of the noise of H."""
         return LEAST_BUDGET if self.follow_em else max(LEAST_BUDGET, BUDGET * self._boldness**2)
 
     @property

@@ -43,7 +43,7 @@ count are above 2e-2 and the others below 1e-9."""
 LEAST = 1e-8
 """Eigenvalues of the information, of 1 where nothing is latent, below which rows say nothing."""
 ROOT_STEP = 1e-3
-"""Of the delta method, in standard errors."""
+"""The step of the delta method, in standard errors."""
 
 
 @final

@@ -62,7 +62,7 @@ def fit(
         ),
     ] = None,
     title: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Of the report.", rich_help_panel=OUTPUT)
+        str | None, typer.Option(metavar="TEXT", help="Title of the report.", rich_help_panel=OUTPUT)
     ] = None,
     groups: Annotated[
         str | None,
@@ -462,7 +462,7 @@ def report(
         ),
     ] = "report.html",
     title: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Of the report.", rich_help_panel=OUTPUT)
+        str | None, typer.Option(metavar="TEXT", help="Title of the report.", rich_help_panel=OUTPUT)
     ] = None,
     json_output: Json = False,
 ) -> None:

@@ -74,7 +74,7 @@ class Workers(ABC):
     row_weights: Sequence[FloatArray] | None = None
     """Weights of the rows, worker by worker; None where all count alike."""
     precision: Precision = "double"
-    """Of passes over rows on a device."""
+    """The precision of passes over rows on a device."""
     first_line: int | None = None
     """Where rows came from text files: the line of the first. Messages then speak of lines."""
     left_out: Mapping[str, str] = {}

@@ -40,7 +40,7 @@ class WorkerData(Workers):
     columns: tuple[str, ...] | None = None
     row_weights: Sequence[FloatArray] | None = None
     precision: Precision = "double"
-    """Of passes over rows on a device."""
+    """The precision of passes over rows on a device."""
     order: IntArray | range | None = None
     """Where all are rows of one table, which row of it each was."""
     first_line: int | None = None

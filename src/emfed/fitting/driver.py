@@ -61,7 +61,7 @@ class Fitted:
     """What a fit came to."""
 
     result: Result
-    """Of the model, or of the candidate that was chosen."""
+    """The result of the model, or of the candidate that was chosen."""
     selection: Selection | None = None
     """All candidates, where there were several."""
     log_likelihood: float | None = None

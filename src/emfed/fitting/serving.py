@@ -47,7 +47,7 @@ class Served:
     """What a run over a network reached."""
 
     fitted: Fitted
-    """Of the last stage; its records and ledger are that stage's."""
+    """The result of the last stage; its records and ledger are that stage's."""
     stage: int
     """How many stages there were."""
     rounds: int
@@ -74,7 +74,7 @@ class _Stage:
     excluded: Mapping[str, str] | None = None
     bytes_up: int = 0
     bytes_down: int = 0
-    """Of the stages before."""
+    """Bytes sent in earlier stages."""
 
     @classmethod
     def load(cls, path: Path) -> _Stage:

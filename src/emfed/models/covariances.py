@@ -216,7 +216,7 @@ class StreamedTied(_Tied):
 
     @property
     def sweeps(self) -> bool:
-        """No: y y^T travels too."""
+        """The second moment travels too, so it is not constant."""
         return False
 
     def as_pass(self, params: GaussianParameters, whole: bool = False) -> Pass | None:

@@ -60,7 +60,7 @@ class FactorMetric(Metric):
     cells: float
 
     def _scales(self) -> tuple[FloatArray, FloatArray, float]:
-        """Of cross, latent and square."""
+        """The sizes of cross, latent and square."""
         root = np.sqrt(np.maximum(self.mass, LEAST_SHARE * self.mass.mean()))[:, None]
         i, j = np.triu_indices(self.loadings.shape[1])
         pairs = np.where((i == j) & (i < self.loadings.shape[1] - 1), np.sqrt(2.0), 1.0)

@@ -183,7 +183,7 @@ class SideBySide(Model):
         return np.concatenate([m.group_shares(statistics[..., cut]) for m, cut in pieces], axis=-1)
 
     def summary_shares(self, summary: Mapping[str, FloatArray]) -> FloatArray:
-        """Of the one that serves all."""
+        """The summary of the part that serves all."""
         shares: FloatArray = self._asked.summary_shares(summary)
         return shares
 

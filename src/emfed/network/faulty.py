@@ -215,7 +215,6 @@ class FaultyFederation(Federation):
 
     @property
     def size(self) -> int:
-        """As within."""
         return self.inner.size
 
     def open(
@@ -261,13 +260,10 @@ class FaultyFederation(Federation):
         return np.where(there[:, None], self.inner.scores(question), np.nan)
 
     def worker_rows(self) -> tuple[IntArray, Rows]:
-        """As within."""
         return self.inner.worker_rows()
 
     def restore_rows(self, workers: IntArray, rows: Rows) -> None:
-        """As within."""
         self.inner.restore_rows(workers, rows)
 
     def close(self) -> None:
-        """As within."""
         self.inner.close()

@@ -32,7 +32,7 @@ DRAWS = 4000
 SCORES = 4
 """Numbers that a worker tells, and its share of each component where there are any."""
 FEWEST = 500
-"""Of them that are masked like the rows of a worker with missing values, at least."""
+"""How many of them are masked like the rows of a worker with missing values, at least."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -231,7 +231,7 @@ class Site:
         )
         self._cleared = False
         self._summaries: dict[int, Mapping[str, FloatArray]] = {}
-        """Of runs that said hello to this process."""
+        """Summaries of runs that said hello to this process."""
         self.warnings: list[str] = []
         """What the owner should look at in these rows. The server is not told."""
         self._journal = Journal(None if journal is None else Path(journal))

@@ -65,7 +65,7 @@ class Header:
     fingerprint: int
     """64 bits that tell models and instances of a worker apart."""
     generation: int = 0
-    """Of memories."""
+    """The generation of memories."""
     phase: int = 0
     """16 bits: which phase of the run; a round is told from others by phase and round."""
 

@@ -14,7 +14,7 @@ import numpy as np
 from emfed.core.errors import SettingsError
 
 STREAM_BYTES = 1 << 28
-"""Of a block on its way to the card: large enough for the full speed of the bus."""
+"""Bytes of a block on its way to the card: large enough for the full speed of the bus."""
 COPY_THREADS = 8
 """Threads that copy a block into pinned memory, on 16 cores: 1 moves 10 GB/s, 8 move 25, 16 move
 21. The bus of an H200 takes 55."""

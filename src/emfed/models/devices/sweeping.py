@@ -49,7 +49,7 @@ def fused_launch(fast: bool, cells: int) -> Launch:
 
 
 def phase_launches(fast: bool, kp: int) -> tuple[Launch, Launch]:
-    """Of `kernels.shares` and `kernels.moments`."""
+    """Settings of `kernels.shares` and `kernels.moments`."""
     if kp > 128:
         return Launch(16, 8, 8, tile=32), Launch(32, 4, 2, tile=32)
     if kp > 32:
@@ -60,7 +60,7 @@ def phase_launches(fast: bool, kp: int) -> tuple[Launch, Launch]:
 
 
 def matrix_launches(fast: bool, dp: int) -> tuple[Launch, Launch]:
-    """Of `kernels.quadratic` and `kernels.scatter`."""
+    """Settings of `kernels.quadratic` and `kernels.scatter`."""
     if fast and dp <= 32:
         return Launch(64, 4, 8, stages=2), Launch(32, 2, 16)
     if fast:

@@ -53,7 +53,7 @@ class Link:
         return join_address(everywhere.get(self.host, self.host), self.port)
 
     def environment(self, more: Mapping[str, str]) -> dict[str, str]:
-        """Of all processes at the server."""
+        """The environment of all processes at the server."""
         tools = make_tools(
             self.folder / "bin", {"flwr-serverapp": console_script("flwr-serverapp")}
         )

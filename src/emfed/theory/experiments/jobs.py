@@ -42,7 +42,7 @@ from emfed.theory.experiments.traces import trend_file
 COMPONENTS, DIMENSION = 10, 20
 """Of the mixture on MNIST, and of the principal components it is fitted on (section 4)."""
 KAPPA = 0.5
-"""Of the linear model: gamma_max without compression is then 1, EM's own step."""
+"""The slope of the linear model: gamma_max without compression is then 1, EM's own step."""
 DIVERGED = 1e12
 """A run whose |h|^2 is beyond this is over."""
 CACHE = "mnist-components.npz"

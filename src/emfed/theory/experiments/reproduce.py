@@ -53,7 +53,7 @@ class Reproduction:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """Of all experiments."""
+        """The verdicts of all experiments."""
         return [verdict for outcome in self.outcomes for verdict in outcome.verdicts]
 
     @property

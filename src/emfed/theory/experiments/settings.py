@@ -28,7 +28,7 @@ class Settings:
     rows: int = 100
     """Rows of each worker, where sizes are equal."""
     dimension: int = 64
-    """Of the linear model."""
+    """Columns of the linear model."""
     weights: Literal["uniform", "samples"] = "uniform"
     algorithm: Literal["em", "FedEM", "VR-FedEM", "fiem", "sem-vr"] = "FedEM"
     compressor: Literal["identity", "float32", "dithering", "sparsification"] = "identity"
@@ -148,7 +148,7 @@ class Settings:
         return Everyone() if self.participation == 1 else Bernoulli(self.participation)
 
     def make_monitor(self) -> Monitor:
-        """Of |h|^2."""
+        """How often |h|^2 is computed."""
         return Monitor(every=self.monitor, objective=False)
 
     def make_stop(self) -> Stop:

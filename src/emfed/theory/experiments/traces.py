@@ -28,7 +28,7 @@ class Trace:
 
     @property
     def settings(self) -> Settings:
-        """Of a run on mixtures."""
+        """The settings of a run on mixtures."""
         assert isinstance(self.job.settings, Settings)
         return self.job.settings
 
