@@ -172,7 +172,7 @@ def test_what_goes_wrong_inside_is_told_in_the_same_words_whatever_it_was(tmp_pa
         refusals.append(answer(message))
         return refusals[-1]
 
-    site.step = step  # type: ignore[method-assign]
+    setattr(site, "step", step)  # noqa: B010
     for broken in (None, 3, "rows"):
         site._data = broken  # an error of another type each time
         with pytest.raises(emfed.ParticipationError):

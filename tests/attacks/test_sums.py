@@ -288,7 +288,7 @@ def test_a_set_that_is_too_small_for_one_owner_is_refused_by_it(tmp_path: Path) 
     sites["a"] = Site(
         TABLES["a"],
         tmp_path / "a",
-        identity=sites["a"]._sums.identity,  # type: ignore[union-attr]
+        identity=sites["a"]._sums.identity,
         rules=SiteRules(smallest_set=5),
     )
     session = session_of(LocalTransport(sites))

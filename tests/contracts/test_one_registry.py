@@ -174,7 +174,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Measured(emfed.models.LinearGaussian):  # type: ignore[misc]
+class Measured(emfed.models.LinearGaussian):
     unit: Unit = Unit()
 
     def describe(self) -> dict[str, Any]:

@@ -205,7 +205,7 @@ def test_a_checkpoint_remembers_who_is_away(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_keeps_losing_its_memory_resets_the_others_a_few_times_only() -> None:
-    class Forgetful(emfed.network.FaultyFederation):  # type: ignore[misc]
+    class Forgetful(emfed.network.FaultyFederation):
         def exchange(self, request: Any) -> Any:
             if len(request.workers):
                 self._wipe(np.array([1]))

@@ -98,7 +98,7 @@ def test_over_a_network_and_from_a_file_it_is_that_of_one_process(tmp_path: Path
     there.save(tmp_path / "model.emfed")
     again = emfed.load(tmp_path / "model.emfed")
     assert again.validation is not None
-    assert again.validation.table == there.validation.table  # type: ignore[union-attr]
+    assert again.validation.table == there.validation.table
     assert "Rows that were held out" in {section.heading for section in fit_page(again).sections}
 
 

@@ -62,7 +62,8 @@ def fit(
         ),
     ] = None,
     title: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Title of the report.", rich_help_panel=OUTPUT)
+        str | None,
+        typer.Option(metavar="TEXT", help="Title of the report.", rich_help_panel=OUTPUT),
     ] = None,
     groups: Annotated[
         str | None,
@@ -462,7 +463,8 @@ def report(
         ),
     ] = "report.html",
     title: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Title of the report.", rich_help_panel=OUTPUT)
+        str | None,
+        typer.Option(metavar="TEXT", help="Title of the report.", rich_help_panel=OUTPUT),
     ] = None,
     json_output: Json = False,
 ) -> None:

@@ -131,7 +131,9 @@ def plan(
     ] = None,
     covariance_type: Annotated[
         str | None,
-        typer.Option(help="Covariance type of DATA: full, diag, spherical or tied; full if left out."),
+        typer.Option(
+            help="Covariance type of DATA: full, diag, spherical or tied; full if left out."
+        ),
     ] = None,
     compressor: Annotated[
         str,
@@ -345,7 +347,9 @@ def impute(
         str | None,
         typer.Option(help="none, dithering:LEVELS, block:SIZE, subtractive:NOISE, sparse:SHARE."),
     ] = None,
-    level: Annotated[float, typer.Option(min=0.01, max=0.999, help="Probability that an interval covers.")] = 0.9,
+    level: Annotated[
+        float, typer.Option(min=0.01, max=0.999, help="Probability that an interval covers.")
+    ] = 0.9,
     seed: Annotated[int, typer.Option(min=0, help="Seed of groups and algorithm.")] = 0,
     json_output: Annotated[
         bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")

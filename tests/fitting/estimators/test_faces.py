@@ -16,7 +16,7 @@ from tests.network.processes import real_sites
 RNG = np.random.default_rng(0)
 COUNT = 200
 WARDS = RNG.choice(["icu", "er", "gp"], COUNT).tolist()
-WARDS[3] = None  # type: ignore[call-overload]
+WARDS[3] = None
 COLUMNS: dict[str, Any] = {
     "age": RNG.normal(50, 9, COUNT).tolist(),
     "stays": RNG.poisson(3, COUNT).tolist(),
