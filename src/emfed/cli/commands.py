@@ -63,7 +63,7 @@ def fit(
     ] = None,
     title: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Title of the report.", rich_help_panel=OUTPUT),
+        typer.Option(metavar="TEXT", help="Report title.", rich_help_panel=OUTPUT),
     ] = None,
     groups: Annotated[
         str | None,
@@ -464,7 +464,7 @@ def report(
     ] = "report.html",
     title: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Title of the report.", rich_help_panel=OUTPUT),
+        typer.Option(metavar="TEXT", help="Report title.", rich_help_panel=OUTPUT),
     ] = None,
     json_output: Json = False,
 ) -> None:

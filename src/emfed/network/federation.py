@@ -88,7 +88,7 @@ from emfed.network.sums import (
 from emfed.network.transport import Transport
 
 MOST_EVALUATIONS = 1 << 40
-"""Evaluations of one reply: a worker that claims more must not end the run by its limit on epochs."""
+"""Evaluations of a reply: a worker that claims more must not end the run by its limit on epochs."""
 LAST_PHASE = 60_000
 """Phases have 16 bits; a number that a worker made up must leave some."""
 ASKED_ANEW = 3
@@ -167,7 +167,7 @@ class RemoteFederation(Federation):
         self.overtaken = False
         self._asked: tuple[int, int, int, set[int], int] = (-1, -1, -1, set(), 0)
         self._question = first_question(new_run())
-        """The number of the next question to everyone: its answers cannot be taken for those of another."""
+        """The number of the next question: its answers are not taken for those of another."""
         if self.directory is not None:
             disk.make_directory(self.directory)
 

@@ -206,7 +206,7 @@ class RollCall:
     def __init__(self, line: Connection) -> None:
         self.line, self.masks = line, False
         self._number = new_run() >> 33
-        """The number of this hello: an answer to another one, long delayed, is not taken for its own."""
+        """The number of this hello: a late answer to another one is not taken for its own."""
 
     def gather(
         self,
