@@ -66,7 +66,7 @@ class ReadSettings:
 
     Parameters
     ----------
-    family : ``"log1p"``, ``"gaussian"``, ``"poisson"`` or ``"bernoulli"``.
+    family : ``"poisson"``, ``"negative-binomial"``, ``"log1p"``, ``"gaussian"`` or ``"bernoulli"``.
     bins : ``"month"``, ``"week"`` or ``"year"``.
     since, until : dates, both included.
     bad_rows : rows that cannot be read raise a `DataError` naming their lines; ``"skip"`` counts
@@ -109,8 +109,10 @@ def read_records(source: Any, columns: Columns | None = None, **options: Any) ->
     """
     columns, settings = columns or Columns(), ReadSettings.read(options)
     family = as_family(settings.family)
-    if columns.exposure is not None and family.name != "poisson":
-        raise SettingsError(f"exposure goes with the Poisson family, not with {family.name}.")
+    if columns.exposure is not None and not family.counts:
+        raise SettingsError(
+            f"exposure goes with families of counts (poisson), not with {family.name}."
+        )
     frame, unit = scan(source, columns.names())
     named = frame.select(
         "line",
@@ -299,7 +301,7 @@ def _checked(frame: Any, family: Family) -> Any:
     )
     number = pl.col("value").cast(pl.Float64, strict=False)
     wrong = number.is_null() | ~number.is_finite()
-    if family.name == "poisson":
+    if family.counts:
         wrong = wrong | (number < 0) | (number != number.round())
     elif family.name == "bernoulli" or (isinstance(family, Gaussian) and family.scale == "log1p"):
         wrong = wrong | (number < 0)
