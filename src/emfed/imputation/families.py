@@ -212,6 +212,13 @@ class Gaussian(Family):
         low, high = (self.backward(theta + float(ndtri(tail)) * root) for tail in tails)
         return low, high
 
+    def record_variance(self, theta: FloatArray, spread: float) -> FloatArray:
+        """Of the log-normal, where the scale is a log."""
+        if self.scale == "identity":
+            return np.full_like(theta, spread, dtype=np.float64)
+        theta = np.clip(theta, -_LARGEST, _LARGEST)
+        return np.asarray(np.exp(2 * theta + spread) * np.expm1(spread))
+
     def widen(self, total: FloatArray) -> FloatArray:
         return total if self.scale == "identity" else _log(total)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from emfed.core.protocols import BoolArray, FloatArray, IntArray
 from emfed.core.records import Records
 from emfed.core.streams import Purpose, uniforms
 from emfed.imputation.choice import Choice
+from emfed.imputation.index import Index, index_of, write_frame
 from emfed.imputation.lowrank import Cells, TableParameters
 from emfed.imputation.posterior import Posterior
 from emfed.imputation.sweeps import Solver
@@ -223,6 +224,36 @@ class Imputation:
         low, high = posterior.bounds(posterior.site_totals(times), level)
         names = list(self.table.sites)
         return {"site": names, "estimate": estimate, "lower": low, "upper": high}
+
+    def index(
+        self,
+        base: str | int | None = None,
+        level: float = 0.9,
+        *,
+        strata: Any = None,
+        least: int = 1,
+        draws: int | None = None,
+    ) -> Index:
+        """Totals in per cent of a base time, as rtrim gives them, with errors and a slope.
+
+        Parameters
+        ----------
+        base : the time that is 100, by its label or number; the first with a record if left out.
+        level : of the bounds.
+        strata : a stratum of each site (a mapping, a list, or a frame with ``site`` and one more
+            column); each has an index of its own beside that of all sites.
+        least : sites with fewer records are left out.
+        draws : how many draws the errors rest on.
+        """
+        return index_of(self, self._with(draws), base, level, strata, least)
+
+    def write_trend(self, paths: Iterable[str | Path], level: float = 0.9) -> None:
+        """The trend as CSV or Parquet, by the ending of each path."""
+        import polars as pl
+
+        frame = pl.DataFrame(self.trend(level=level))
+        for path in paths:
+            write_frame(frame, Path(path))
 
     def _with(self, draws: int | None) -> Posterior:
         """The posterior, with another number of draws where that is asked for."""
