@@ -112,17 +112,31 @@ class Search:
         *,
         rank: int | None = None,
         penalty: float | None = None,
+        smoothing: float | None = None,
+        seasonality: float | None = None,
         effects: bool = True,
         seasons: bool = True,
         hints: tuple[Structure, ...] = (),
     ) -> Choice:
-        """The structure with the least held-out deviance; ``rank`` and ``penalty`` may be given.
+        """The structure with the least held-out deviance, but for what is given.
 
         ``hints`` are structures to go on from, if they are better than the first. Ctrl-C ends the
         search with the best so far.
         """
         try:
-            best = self._search(rank, penalty, effects, seasons, hints)
+            unit, noise = self.units()
+            ties = _lags(seasons, unit, smoothing, seasonality)
+            here = Structure(
+                rank=2 if rank is None else rank,
+                penalty=float(0.35 * noise if penalty is None else penalty),
+                site_penalty=0.5 * unit,
+                time_penalty=0.5 * unit,
+                effects=effects,
+                **(ties[0] if effects else {}),
+            )
+            here = self._best(here, iter(hints))
+            free = rank is None, penalty is None
+            best = self._search(here, free, ties if effects else [], (unit, noise))
         except KeyboardInterrupt:
             self.interrupted = True
             plain = Structure(rank=rank or 0, effects=effects)
@@ -131,32 +145,22 @@ class Search:
 
     def _search(
         self,
-        rank: int | None,
-        penalty: float | None,
-        effects: bool,
-        seasons: bool,
-        hints: tuple[Structure, ...],
+        here: Structure,
+        free: tuple[bool, bool],
+        ties: list[dict[str, Any]],
+        units: tuple[float, float],
     ) -> Structure:
-        """One setting at a time."""
-        unit, noise = self.units()
-        here = Structure(
-            rank=2 if rank is None else rank,
-            penalty=float(0.35 * noise if penalty is None else penalty),
-            site_penalty=0.5 * unit,
-            time_penalty=0.5 * unit,
-            effects=effects,
-        )
-        here = self._best(here, iter(hints))
-        if effects:
-            here = self._best(here, (replace(here, **_smooth(s, unit)) for s in _lags(seasons)))
-        if rank is None:
+        """One setting at a time; ``free`` says whether rank and penalty are to be chosen."""
+        unit, noise = units
+        here = self._best(here, (replace(here, **tie) for tie in ties))
+        if free[0]:
             here = self._climb(here)
-        if penalty is None and here.rank:
+        if free[1] and here.rank:
             here = self._best(here, (replace(here, penalty=s * noise) for s in SHARES))
-        if rank is None and here.rank:
+        if free[0] and here.rank:
             here = self._climb(here)
-        if effects:
-            here = self._best(here, (replace(here, **_smooth(s, unit)) for s in _lags(seasons)))
+        if ties:
+            here = self._best(here, (replace(here, **tie) for tie in ties))
             here = self._best(here, (replace(here, site_penalty=s * unit) for s in EFFECTS))
             here = self._best(here, (replace(here, time_penalty=s * unit) for s in EFFECTS))
         return here
@@ -183,10 +187,15 @@ class Search:
         return best
 
 
-def _lags(seasons: bool) -> Iterator[tuple[float, float]]:
-    """Pairs of lag 1 and lag 12; without seasons, lag 1 alone."""
-    return iter(dict.fromkeys(pair if seasons else (pair[0], 0.0) for pair in SMOOTHING))
-
-
-def _smooth(pair: tuple[float, float], unit: float) -> dict[str, Any]:
-    return {"smoothing": pair[0] * unit, "seasonality": pair[1] * unit}
+def _lags(
+    seasons: bool, unit: float, smoothing: float | None, seasonality: float | None
+) -> list[dict[str, Any]]:
+    """Penalties along time to try: lag 12 where there are seasons, and what is given as it is."""
+    pairs = dict.fromkeys(
+        (
+            s * unit if smoothing is None else smoothing,
+            (t * unit if seasons else 0.0) if seasonality is None else seasonality,
+        )
+        for s, t in SMOOTHING
+    )
+    return [{"smoothing": s, "seasonality": t} for s, t in pairs]

@@ -15,7 +15,7 @@ counts vary beyond Poisson (variance mu + spread mu^2).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, NamedTuple, final
 
 import numpy as np
 from scipy.special import expit, gammaln, logit, ndtr, ndtri, xlogy
@@ -25,6 +25,19 @@ from emfed.core.protocols import BoolArray, FloatArray
 
 _LARGEST = 30.0
 """|theta| beyond which a log-intensity or log-odds is taken as this: e^30 is no count."""
+
+
+class Moments(NamedTuple):
+    """What is known of cells: mean and variance of theta, and of the expected record."""
+
+    theta: FloatArray
+    variance: FloatArray
+    value: FloatArray
+    value_variance: FloatArray
+
+    def ravel(self) -> Moments:
+        """Each as one axis."""
+        return Moments(*(part.ravel() for part in self))
 
 
 class Family(ABC):
@@ -82,18 +95,10 @@ class Family(ABC):
         return self.mean(theta)
 
     @abstractmethod
-    def expected_value(self, theta: FloatArray, variance: FloatArray, spread: float) -> FloatArray:
-        """The expected record where theta is normal with this variance, in the user's scale."""
-
-    @abstractmethod
     def quantiles(
-        self,
-        theta: FloatArray,
-        variance: FloatArray,
-        spread: float,
-        tails: tuple[float, float],
+        self, at: Moments, spread: float, tails: tuple[float, float]
     ) -> tuple[FloatArray, FloatArray]:
-        """Quantiles of a new record where theta is normal with this variance."""
+        """Quantiles of a new record, by what is known of its cell."""
 
     def widen(self, total: FloatArray) -> FloatArray:
         """The scale on which a sum of values has a symmetric error: counts have a log."""
@@ -193,23 +198,11 @@ class Gaussian(Family):
         above = np.exp(theta + spread / 2) * ndtr((theta + spread) / root)
         return np.asarray(above - ndtr(theta / root))
 
-    def expected_value(self, theta: FloatArray, variance: FloatArray, spread: float) -> FloatArray:
-        if self.scale == "identity":
-            return theta
-        total = np.maximum(variance + spread, 1e-12)
-        theta, root = np.clip(theta, -_LARGEST, _LARGEST), np.sqrt(total)
-        above = np.exp(theta + total / 2) * ndtr((theta + total) / root)
-        return np.asarray(above - ndtr(theta / root))
-
     def quantiles(
-        self,
-        theta: FloatArray,
-        variance: FloatArray,
-        spread: float,
-        tails: tuple[float, float],
+        self, at: Moments, spread: float, tails: tuple[float, float]
     ) -> tuple[FloatArray, FloatArray]:
-        root = np.sqrt(variance + spread)
-        low, high = (self.backward(theta + float(ndtri(tail)) * root) for tail in tails)
+        root = np.sqrt(at.variance + spread)
+        low, high = (self.backward(at.theta + float(ndtri(tail)) * root) for tail in tails)
         return low, high
 
     def record_variance(self, theta: FloatArray, spread: float) -> FloatArray:
@@ -271,15 +264,8 @@ class _Counts(Family):
         with np.errstate(invalid="ignore"):
             return ~np.isfinite(values) | (values < 0) | (values != np.rint(values))
 
-    def expected_value(self, theta: FloatArray, variance: FloatArray, spread: float) -> FloatArray:
-        return self.mean(theta + variance / 2)
-
     def quantiles(
-        self,
-        theta: FloatArray,
-        variance: FloatArray,
-        spread: float,
-        tails: tuple[float, float],
+        self, at: Moments, spread: float, tails: tuple[float, float]
     ) -> tuple[FloatArray, FloatArray]:
         """Those of the negative binomial with the mean and variance of the mixture.
 
@@ -287,13 +273,11 @@ class _Counts(Family):
         """
         from scipy.stats import nbinom, poisson
 
-        variance = np.clip(variance, 0.0, _LARGEST)
-        extra = np.maximum((1 + spread) * np.exp(variance) - 1, 0.0)
-        grid = [
-            np.rint(200 * np.clip(theta + variance / 2, -_LARGEST, _LARGEST)),
-            np.rint(50 * _log(np.maximum(extra, 1e-6))),
-        ]
-        # 200 * 30 < 2^15 both ways: one integer holds the pair.
+        mean = np.maximum(at.value, 1e-9)
+        # Var mu + E(mu + spread mu^2), less the mean, in units of the mean's square.
+        extra = spread + (1 + spread) * at.value_variance / mean**2
+        grid = [np.rint(200 * np.log(mean)), np.rint(50 * np.log(np.clip(extra, 1e-6, 1e6)))]
+        # The second lies within 2^15 of zero: one integer holds the pair.
         code, place = np.unique(grid[0] * 2**16 + grid[1], return_inverse=True)
         mean = np.exp(np.rint(code / 2**16) / 200)
         extra = np.exp((code - np.rint(code / 2**16) * 2**16) / 50)
@@ -430,19 +414,10 @@ class Bernoulli(Family):
         """Presence: whether there is any."""
         return (values > 0).astype(np.float64)
 
-    def expected_value(self, theta: FloatArray, variance: FloatArray, spread: float) -> FloatArray:
-        """By MacKay's approximation: log-odds shrink by sqrt(1 + pi v / 8)."""
-        return self.mean(theta / np.sqrt(1 + np.pi * variance / 8))
-
     def quantiles(
-        self,
-        theta: FloatArray,
-        variance: FloatArray,
-        spread: float,
-        tails: tuple[float, float],
+        self, at: Moments, spread: float, tails: tuple[float, float]
     ) -> tuple[FloatArray, FloatArray]:
-        rate = self.expected_value(theta, variance, spread)
-        low, high = ((rate > 1 - tail).astype(np.float64) for tail in tails)
+        low, high = ((at.value > 1 - tail).astype(np.float64) for tail in tails)
         return low, high
 
     def widen(self, total: FloatArray) -> FloatArray:

@@ -66,7 +66,7 @@ class ImputeSettings:
         factors stay there; Gaussian).
     structure : rank and penalties; without it they are chosen by cross-validation in ``folds`` on
         what the server knows; ``site-owner`` takes a default, as its server knows no cells.
-    rank, penalty : either may be given alone.
+    rank, penalty, smoothing, seasonality : any may be given alone; the others are chosen.
     site_covariates, time_covariates : ``observed`` only: frames with a column ``site`` or ``time``,
         or arrays.
     compressor, participation, step_size, memory_rate : those of the algorithms.
@@ -82,6 +82,8 @@ class ImputeSettings:
     structure: Structure | None = None
     rank: int | None = None
     penalty: float | None = None
+    smoothing: float | None = None
+    seasonality: float | None = None
     site_covariates: Any = None
     time_covariates: Any = None
     compressor: Compressor | None = None
@@ -112,13 +114,19 @@ class ImputeSettings:
         check_count("draws", self.draws, 0)
         if self.structure is not None:
             check_type("structure", self.structure, Structure, "Structure(rank=2, penalty=5)")
-            if self.rank is not None or self.penalty is not None:
+            if any(value is not None for value in self.fixed.values()):
                 raise SettingsError("give a structure, or rank and penalty, not both.")
         check_type("participation", self.who, Participation, "Bernoulli(0.5)")
         if self.mode == "paper" and not isinstance(self.who, Everyone):
             raise SettingsError("mode 'paper' is printed for full participation.")
         if self.compressor is not None:
             check_type("compressor", self.compressor, Compressor, "Dithering(levels=3)")
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """What of the structure is given."""
+        names = ("rank", "penalty", "smoothing", "seasonality")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def who(self) -> Participation:
@@ -135,9 +143,8 @@ class ImputeSettings:
 
     def shape(self, rank: int, penalty: float, **others: Any) -> Structure:
         """The structure, or one from the rank and penalty given, or these."""
-        given = rank if self.rank is None else self.rank
-        shrink = penalty if self.penalty is None else self.penalty
-        return self.structure or Structure(rank=given, penalty=shrink, **others)
+        asked = {name: value for name, value in self.fixed.items() if value is not None}
+        return self.structure or Structure(**{"rank": rank, "penalty": penalty, **others, **asked})
 
     def open(
         self, federation: Federation, grid: Grid, centred: bool = False
@@ -178,8 +185,11 @@ class ImputeSettings:
 
 UNUSED: dict[str, set[str]] = {
     "observed": {"batch_size", "batch"},
-    "cell": {"batch_size", "batch", "site_covariates", "time_covariates", "step_size"},
-    "paper": {"site_covariates", "time_covariates"},
+    "cell": {
+        *("batch_size", "batch", "site_covariates", "time_covariates", "step_size"),
+        *("smoothing", "seasonality"),
+    },
+    "paper": {"site_covariates", "time_covariates", "smoothing", "seasonality"},
     "site-owner": {"batch_size", "batch", "site_covariates", "time_covariates"},
 }
 """Settings that a mode has no use for."""
@@ -367,7 +377,7 @@ def _observed(
     choice = None
     if given.structure is None:
         months = grid.bins.unit == "month"  # lag 12 is a year
-        options: dict[str, Any] = {"rank": given.rank, "penalty": given.penalty, "seasons": months}
+        options: dict[str, Any] = {**given.fixed, "seasons": months}
 
         def search(some: Covariates) -> Search:
             return Search(seen, family, some, folds=given.folds, seed=seed, report=progress)

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 from scipy.special import ndtri
 
-from emfed.artifacts.figures import Figure, Panel, Series, draw
+from emfed.artifacts.figures import Figure, Panel, Series, render
 from emfed.core.errors import DataError, SettingsError, check_count, check_range
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.core.streams import Purpose, normals
 from emfed.imputation.posterior import Posterior
+from emfed.models.sides import add_up
 
 if TYPE_CHECKING:
     from emfed.imputation.result import Imputation
@@ -55,7 +56,7 @@ class Index:
         some = [paths] if isinstance(paths, (str, Path)) else list(paths)
         for path in map(Path, some):
             if path.suffix in (".png", ".svg", ".pdf"):
-                draw(self.figure(), path)
+                path.write_bytes(render(self.figure(), path.suffix[1:]))
             else:
                 write_frame(self.frame(), path)
 
@@ -157,7 +158,7 @@ def totals(
     family, columns = fit.solver.family, fit.params.shape[1]
     own = fit.cells.take(np.flatnonzero(np.isin(fit.cells.sites, sites)))
     mean = family.backward(own.sums / own.weights)
-    known = np.bincount(own.times, mean, minlength=columns)
+    known = add_up(own.times, mean, columns)
     seen = np.bincount(own.times, minlength=columns) / len(sites)
     estimate, sums = known.copy(), np.tile(known, (posterior.count, 1))
     noise = np.zeros_like(sums)
@@ -168,9 +169,7 @@ def totals(
         missing = np.ones((len(some), columns))
         inside = place[own.sites] >= 0
         missing[place[own.sites[inside]], own.times[inside]] = 0.0
-        theta, variance = posterior.dense_moments(some)
-        expected = family.expected_value(theta, variance, posterior.spread)
-        estimate += (missing * expected).sum(axis=0)
+        estimate += (missing * posterior.dense_moments(some).value).sum(axis=0)
         for index in range(posterior.count):
             spread = float(posterior.spreads[index])
             theta = posterior.params(index).dense(some)

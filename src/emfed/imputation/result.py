@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from emfed.core.protocols import BoolArray, FloatArray, IntArray
 from emfed.core.records import Records
 from emfed.core.streams import Purpose, uniforms
 from emfed.imputation.choice import Choice
+from emfed.imputation.families import Moments
 from emfed.imputation.index import Index, index_of, write_frame
 from emfed.imputation.lowrank import Cells, TableParameters
 from emfed.imputation.posterior import Posterior
@@ -83,21 +84,57 @@ class Imputation:
         """Draws of everything that was estimated; made when they are first asked for."""
         return Posterior(self.solver, self.cells, self.params, self.seed, self.draw_count)
 
+    def sampled(self, progress: Callable[[str, float], None] | None = None) -> Imputation:
+        """The same with its draws made, and a word on how far they are.
+
+        Ctrl-C keeps the estimates of the optimum, without bounds.
+        """
+        if self.plain:
+            return self
+        try:
+            drawn = Posterior(
+                self.solver, self.cells, self.params, self.seed, self.draw_count, progress
+            )
+        except KeyboardInterrupt:
+            return replace(self, stopped="interrupted")
+        self.__dict__["posterior"] = drawn  # where the cached property keeps it
+        return self
+
+    def coefficients(self) -> list[dict[str, Any]]:
+        """Coefficients of covariates of sites and times, standardised, with errors and bounds."""
+        drawn = self.posterior.coefficients
+        names = self.params.covariates.names or tuple(map(str, range(drawn.shape[1])))
+        low, high = np.quantile(drawn, (0.025, 0.975), axis=0) if drawn.size else ((), ())
+        rows = zip(names, drawn.mean(axis=0), drawn.std(axis=0, ddof=1), low, high, strict=True)
+        keys = ("name", "coefficient", "error", "lower", "upper")
+        return [dict(zip(keys, (row[0], *map(float, row[1:])), strict=True)) for row in rows]
+
     @property
     def spread(self) -> float:
         """The variance of one record (Gaussian), or a in the variance mu + a mu^2 of counts."""
         return self.posterior.spread
 
     @property
-    def _plain(self) -> bool:
+    def plain(self) -> bool:
         """Whether estimates are those of the optimum: as printed, cut short, or without a cell."""
         return self.mode == "paper" or self.stopped == "interrupted" or self.cells.size == 0
 
-    def _moments(self, rows: IntArray, columns: IntArray) -> tuple[FloatArray, FloatArray]:
-        if self._plain:
-            theta = self.params.theta(rows, columns)
-            return theta, np.zeros_like(theta)
-        return self.posterior.moments(rows, columns)
+    def _moments(self, rows: IntArray, columns: IntArray) -> Moments:
+        if not self.plain:
+            return self.posterior.moments(rows, columns)
+        return self._at(self.params.theta(rows, columns))
+
+    def _dense_moments(self, sites: IntArray) -> Moments:
+        return (
+            self._at(self.params.dense(sites))
+            if self.plain
+            else self.posterior.dense_moments(sites)
+        )
+
+    def _at(self, theta: FloatArray) -> Moments:
+        """At the optimum, as if it were sure."""
+        sure = np.zeros_like(theta)
+        return Moments(theta, sure, self.solver.family.value(theta, self._spread()), sure)
 
     def theta(self, sites: Any, times: Any) -> FloatArray:
         """The natural parameter at cells named by site and time, or by their indices."""
@@ -111,24 +148,21 @@ class Imputation:
         It is the mean of a new record, or its median. For Bernoulli the mean is the reporting rate:
         how often a record reports the species, not how likely the species is there.
         """
-        mean, variance = self._moments(*self._indices(sites, times))
-        if statistic == "mean":
-            return self._estimate(mean, variance)
-        if statistic != "median":
+        if statistic not in ("mean", "median"):
             raise SettingsError(f"statistic must be 'mean' or 'median'; got {statistic!r}.")
-        return self.solver.family.quantiles(mean, variance, self._spread(), (0.5, 0.5))[0]
+        at = self._moments(*self._indices(sites, times))
+        if statistic == "mean":
+            return at.value
+        return self.solver.family.quantiles(at, self._spread(), (0.5, 0.5))[0]
 
     def _spread(self) -> float:
-        if not self._plain:
+        if not self.plain:
             return self.posterior.spread
         cells, family = self.cells, self.solver.family
         if cells.size == 0 or not family.quadratic:
             return 0.0
         theta = self.params.theta(cells.sites, cells.times)
         return float(np.mean(2 * family.deviance(theta, cells.sums, cells.weights)))
-
-    def _estimate(self, mean: FloatArray, variance: FloatArray) -> FloatArray:
-        return self.solver.family.expected_value(mean, variance, self._spread())
 
     def score(self, held: Cells) -> float:
         """The root mean squared error of cells that were held out, in the family's scale.
@@ -148,19 +182,18 @@ class Imputation:
         records are 0 or 1 and nothing between, the mean.
         """
         check_range("level", level, 0, 1, open_low=True, open_high=True)
-        mean, variance = self.posterior.moments(*self._indices(sites, times))
-        return self._bounds(mean, variance, level, of)
+        return self._bounds(self.posterior.moments(*self._indices(sites, times)), level, of)
 
     def _bounds(
-        self, mean: FloatArray, variance: FloatArray, level: float, of: Of | None = None
+        self, at: Moments, level: float, of: Of | None = None
     ) -> tuple[FloatArray, FloatArray]:
         family, spread = self.solver.family, self.posterior.spread
         if of not in ("record", "mean", None):
             raise SettingsError(f"of must be 'record' or 'mean'; got {of!r}.")
         if of == "record" or (of is None and family.name != "bernoulli"):
-            return family.quantiles(mean, variance, spread, ((1 - level) / 2, (1 + level) / 2))
-        half = float(ndtri((1 + level) / 2)) * np.sqrt(variance)
-        return family.value(mean - half, spread), family.value(mean + half, spread)
+            return family.quantiles(at, spread, ((1 - level) / 2, (1 + level) / 2))
+        half = float(ndtri((1 + level) / 2)) * np.sqrt(at.variance)
+        return family.value(at.theta - half, spread), family.value(at.theta + half, spread)
 
     def draws(self, sites: Any, times: Any, count: int = 20) -> FloatArray:
         """Multiple imputation: ``count`` sets of records that these cells might have held.
@@ -199,15 +232,14 @@ class Imputation:
         seen = np.bincount(self.cells.times[self.cells.weights > 0], minlength=columns)
         estimate = np.zeros(columns)
         for sites in self._site_chunks():
-            mean, variance = self._dense_moments(sites)
-            estimate += self._estimate(mean, variance).sum(axis=0)
+            estimate += self._dense_moments(sites).value.sum(axis=0)
         out: dict[str, Any] = {
             "time": self.table.bins.labels(),
             "estimate": estimate,
             "missing": (rows - seen).astype(np.int64),
             "empty": self.empty,
         }
-        if draws != 0 and not self._plain:
+        if draws != 0 and not self.plain:
             posterior = self._with(draws)
             sums = posterior.totals(np.arange(rows))
             out["lower"], out["upper"] = posterior.bounds(sums, level)
@@ -219,8 +251,7 @@ class Imputation:
         posterior, times = self._with(draws), np.flatnonzero(~self.empty)
         estimate = np.empty(self.params.shape[0])
         for sites in self._site_chunks():
-            mean, variance = self._dense_moments(sites)
-            estimate[sites] = self._estimate(mean, variance)[:, times].sum(axis=1)
+            estimate[sites] = self._dense_moments(sites).value[:, times].sum(axis=1)
         low, high = posterior.bounds(posterior.site_totals(times), level)
         names = list(self.table.sites)
         return {"site": names, "estimate": estimate, "lower": low, "upper": high}
@@ -261,12 +292,6 @@ class Imputation:
             return self.posterior
         return Posterior(self.solver, self.cells, self.params, self.seed, draws)
 
-    def _dense_moments(self, sites: IntArray) -> tuple[FloatArray, FloatArray]:
-        if self._plain:
-            theta = self.params.dense(sites)
-            return theta, np.zeros_like(theta)
-        return self.posterior.dense_moments(sites)
-
     def _site_chunks(self) -> Iterator[IntArray]:
         rows, columns = self.params.shape
         size = max(1, _CHUNK // columns)
@@ -299,11 +324,11 @@ class Imputation:
                 "records": weight,
                 "observed": np.where(seen, self.solver.family.backward(mean), np.nan),
             }
-            theta, variance = (part.ravel() for part in self._dense_moments(sites))
-            data["estimate"] = self._estimate(theta, variance)
-            if level is not None:
-                data["lower"], data["upper"] = self._bounds(theta, variance, level)
-                of_mean = self._bounds(theta, variance, level, "mean")
+            at = self._dense_moments(sites).ravel()
+            data["estimate"] = at.value
+            if level is not None and not self.plain:
+                data["lower"], data["upper"] = self._bounds(at, level)
+                of_mean = self._bounds(at, level, "mean")
                 data["mean_lower"], data["mean_upper"] = of_mean
             yield pl.DataFrame(data).with_columns(pl.col("observed").fill_nan(None))
 

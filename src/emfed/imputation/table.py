@@ -99,10 +99,14 @@ class Grid:
         Each is an array with one row per site (or time) in the grid's order, or a polars or pandas
         frame with a column ``site`` (or ``time``, labelled as the bins are).
         """
-        labels = self.bins.labels()
-        return Covariates(
-            _covariates(sites, self.sites, "site"), _covariates(times, labels, "time")
-        )
+        parts = (sites, self.sites, "site"), (times, self.bins.labels(), "time")
+        of_sites, of_times = (_covariates(*part) for part in parts)
+        names = [
+            name
+            for (values, _, what), array in zip(parts, (of_sites, of_times), strict=True)
+            for name in _covariate_names(values, what, array.shape[1])
+        ]
+        return Covariates(of_sites, of_times, tuple(names))
 
 
 @final
@@ -303,6 +307,12 @@ def known_table(
         values,
         Intake(records, records),
     )
+
+
+def _covariate_names(values: Any, what: str, count: int) -> list[str]:
+    if hasattr(values, "columns"):
+        return [f"{what}: {name}" for name in values.columns if name != what]
+    return [f"{what}: {number}" for number in range(count)]
 
 
 def _covariates(values: Any | None, names: Sequence[str], what: str) -> FloatArray:
