@@ -94,6 +94,11 @@ class Family(ABC):
         """The expected record given theta, in the user's scale."""
         return self.mean(theta)
 
+    def record_variance(self, theta: FloatArray, spread: float) -> FloatArray:
+        """The variance of a record given theta, in the user's scale."""
+        mean = self.value(theta, spread)
+        return np.asarray(mean + spread * mean**2) if self.counts else self.variance(theta)
+
     @abstractmethod
     def quantiles(
         self, at: Moments, spread: float, tails: tuple[float, float]
