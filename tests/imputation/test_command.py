@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import polars as pl
@@ -41,6 +42,10 @@ def test_it_writes_a_trend_records_a_summary_and_the_filled_table(counts: Path) 
     assert names == {
         "trend.csv",
         "trend.parquet",
+        "index.csv",
+        "index.parquet",
+        "index.png",
+        "report.html",
         "records.csv",
         "records.parquet",
         "summary.json",
@@ -50,7 +55,12 @@ def test_it_writes_a_trend_records_a_summary_and_the_filled_table(counts: Path) 
     assert summary["workers"] == 5
     assert pl.read_parquet(filled).height == summary["sites"] * summary["times"]
     trend = pl.read_csv(out / "trend.csv")
-    assert trend.columns == ["time", "estimate", "missing", "lower", "upper"]
+    assert trend.columns == ["time", "estimate", "missing", "empty", "lower", "upper"]
+    assert summary["slopes"][0]["stratum"] == "all"
+    assert (
+        "<svg" in (out / "report.html").read_text()
+        or "image/svg" in (out / "report.html").read_text()
+    )
     assert trend.height == summary["times"]
 
 
@@ -81,3 +91,33 @@ def test_errors_are_one_line_with_an_exit_code(counts: Path) -> None:
         done = emfed_command("impute", *arguments, *out)
         assert done.returncode == code, done.stderr
         assert text in done.stderr
+
+
+def test_errors_speak_of_options(counts: Path) -> None:
+    for arguments, words in (
+        (["--value", "birds"], "no column 'birds' of counts.*--value"),
+        (["--bins", "decade"], "--bins must be one of"),
+    ):
+        done = emfed_command("impute", str(counts), "--observer", "who", *arguments)
+        assert done.returncode != 0
+        assert re.search(words, done.stderr), done.stderr
+        assert "Columns(" not in done.stderr
+    twice = counts.parent / "twice.csv"
+    twice.write_text("observer;site;date;count\na;b;2001;3\na;b;2002;4\na;c;2002;4\n")
+    done = emfed_command("impute", str(twice), "--out", str(counts.parent / "years"))
+    assert "years alone" in done.stderr
+    assert "--bins year" in done.stderr
+
+
+def test_times_may_be_numbers_and_semicolons_part_columns(tmp_path: Path) -> None:
+    rows = [f"s{k % 6};{1 + k % 8};{k % 5};{k % 3}" for k in range(60)]
+    path = tmp_path / "index.csv"
+    path.write_text("\n".join(["site;visit;count;who", *rows]) + "\n")
+    columns = emfed.imputation.Columns(date="visit", observer="who")
+    table = emfed.imputation.read_records(
+        path, columns, bins="index", family="poisson", duplicates="keep"
+    )
+    assert table.bins.labels() == [str(k) for k in range(1, 9)]
+    assert table.shape == (6, 8)
+    with pytest.raises(emfed.DataError, match="a whole number goes with bins='index'"):
+        emfed.imputation.read_records(path, columns, family="poisson", duplicates="keep")
