@@ -334,8 +334,12 @@ def impute(
         str, typer.Option(help="eBird: protocols that count; '' for all.")
     ] = "Stationary,Traveling",
     family: Annotated[
-        str, typer.Option(help="poisson, negative-binomial, log1p, gaussian or bernoulli.")
-    ] = "negative-binomial",
+        str | None,
+        typer.Option(
+            help="poisson (the default of mode observed), negative-binomial, log1p (of the other "
+            "modes), gaussian or bernoulli."
+        ),
+    ] = None,
     bins: Annotated[
         str, typer.Option(help="month, week, year, or index for times that are whole numbers.")
     ] = "month",
@@ -423,7 +427,7 @@ def impute(
         sampling=sampling,
         species=species,
         region=region,
-        family=family,
+        family=family or ("poisson" if mode == "observed" else "log1p"),
         bins=bins,
         since=since,
         until=until,

@@ -486,7 +486,9 @@ def _site_owner(
 ) -> Imputation:
     """The fit of `SiteOwner`, which any federation runs; ``table`` is what is known here."""
     if not table.family.quadratic:
-        raise SettingsError("mode 'site-owner' is for the Gaussian family (or log1p).")
+        raise SettingsError(
+            "mode 'site-owner' is for the Gaussian family (or log1p): read with family='log1p'."
+        )
     seasons = 30.0 if table.bins.unit == "month" else 0.0
     chosen = given.shape(4, 3.0, smoothing=10.0, seasonality=seasons)
     if chosen.rank == 0:

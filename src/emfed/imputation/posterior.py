@@ -52,6 +52,8 @@ _WEAK = 0.3
 """The size that spare factors begin with, in units of theta."""
 _DOUBT = 2.0
 """The standard deviation of the logarithm of a strength along time, about that of the fit."""
+_LOOSE = 0.02
+"""The precision that effects of times begin with where they are tied to each other."""
 _HELD = 1e6
 """A penalty from here on holds its unknown at zero, and is not drawn."""
 _ZERO = np.zeros(1, dtype=np.int64)
@@ -237,6 +239,10 @@ class _Chain:
         lags = dict(lags_of(structure.smoothing, structure.seasonality, columns))
         if structure.effects and columns > 3:
             lags.setdefault(1, structure.time_penalty)
+        if structure.effects and lags:
+            # Tied effects need no pull to zero but to be determined: a random walk widens with its
+            # lead, where a pulled one comes back.
+            time[-1] = min(time[-1], _LOOSE / unit)
         z = self._normals((rows + columns) * spare)
         more = z[: rows * spare].reshape(rows, spare), z[rows * spare :].reshape(columns, spare)
         params = replace(
