@@ -73,7 +73,7 @@ class ReadSettings:
 
     Parameters
     ----------
-    family : ``"poisson"`` (the default), ``"negative-binomial"``, ``"log1p"``, ``"gaussian"`` or ``"bernoulli"``.
+    family : ``"poisson"``, ``"negative-binomial"``, ``"log1p"``, ``"gaussian"`` or ``"bernoulli"``.
     bins : ``"month"``, ``"week"`` or ``"year"``; ``"index"`` where times are whole numbers.
     since, until : dates, both included.
     bad_rows : rows that cannot be read raise a `DataError` naming their lines; ``"skip"`` counts
