@@ -35,7 +35,9 @@ def counts(tmp_path: Path) -> Path:
 def test_it_writes_a_trend_records_a_summary_and_the_filled_table(counts: Path) -> None:
     out, filled = counts.parent / "out", counts.parent / "filled.parquet"
     arguments = ["impute", str(counts), "--observer", "who", "--out", str(out)]
-    done = emfed_command(*arguments, "--filled", str(filled), "--rank", "1", "--penalty", "2")
+    done = emfed_command(
+        *arguments, "--filled", str(filled), "--rank", "1", "--penalty", "2", "--draws", "20"
+    )
     assert done.returncode == 0, done.stderr
     assert "kB up per worker" in done.stdout
     names = {p.name for p in out.iterdir()}
@@ -57,16 +59,25 @@ def test_it_writes_a_trend_records_a_summary_and_the_filled_table(counts: Path) 
     trend = pl.read_csv(out / "trend.csv")
     assert trend.columns == ["time", "estimate", "missing", "empty", "lower", "upper"]
     assert summary["slopes"][0]["stratum"] == "all"
-    assert (
-        "<svg" in (out / "report.html").read_text()
-        or "image/svg" in (out / "report.html").read_text()
-    )
+    assert (out / "report.html").read_text().count("image/svg") >= 7
     assert trend.height == summary["times"]
 
 
 def test_json_is_all_there_is_on_stdout_and_seeds_repeat(counts: Path) -> None:
     arguments = ["impute", str(counts), "--observer", "who", "--out", str(counts.parent / "o")]
-    arguments += ["--rank", "0", "--json", "--seed", "3", "-p", "0.6", "--groups", "3"]
+    arguments += [
+        "--rank",
+        "0",
+        "--draws",
+        "20",
+        "--json",
+        "--seed",
+        "3",
+        "-p",
+        "0.6",
+        "--groups",
+        "3",
+    ]
     first, second = (emfed_command(*arguments) for _ in range(2))
     assert json.loads(first.stdout) == json.loads(second.stdout)
     assert json.loads(first.stdout)["workers"] == 3
@@ -80,7 +91,9 @@ def test_errors_are_one_line_with_an_exit_code(counts: Path) -> None:
     done = emfed_command("impute", str(counts), "--family", "poisson", *out)
     assert done.returncode == 1
     assert "line 5: the value is not a whole number >= 0 (got '-3')" in done.stderr
-    fine = emfed_command("impute", str(counts), "--skip-bad", "--rank", "0", "--json", *out)
+    fine = emfed_command(
+        "impute", str(counts), "--skip-bad", "--rank", "0", "--draws", "20", "--json", *out
+    )
     assert json.loads(fine.stdout)["intake"]["bad"] == {"value": 1}
     for arguments, code, text in (
         ([str(counts), "--mode", "best", "--skip-bad"], 2, "mode must be one of"),

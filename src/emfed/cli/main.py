@@ -355,7 +355,13 @@ def impute(
         bool,
         typer.Option("--keep-duplicates", help="Take repeated keys as records of their own."),
     ] = False,
-    mode: Annotated[str, typer.Option(help="observed, cell, paper or site-owner.")] = "observed",
+    mode: Annotated[
+        str,
+        typer.Option(
+            help="observed, cell, paper or site-owner. In the first three the server ends with "
+            "every worker's count of every cell; site-owner tells it less."
+        ),
+    ] = "observed",
     rank: Annotated[int | None, typer.Option(min=0, help="Chosen if left out.")] = None,
     penalty: Annotated[float | None, typer.Option(min=0, help="Chosen if left out.")] = None,
     smoothing: Annotated[

@@ -219,8 +219,9 @@ def impute(
     ----------
     table : a `FieldTable` (see `read_records`), or anything `read_records` takes; or an open
         federation, whose workers hold their own cells (`Grid.rows`).
-    mode : ``"observed"``, ``"cell"``, ``"paper"`` or ``"site-owner"``; docs/imputation.md says what
-        the server learns in each. ``"paper"`` needs the table in this process.
+    mode : ``"observed"``, ``"cell"``, ``"paper"`` or ``"site-owner"``. In the first three the server
+        ends with every worker's sum of every cell, which is the record where a cell has one;
+        docs/imputation.md says what it learns in each. ``"paper"`` needs the table in this process.
     grid : with a federation, what its workers agree on: sites, time bins and family.
     callbacks : functions of each `RoundRecord`; one that returns True ends the fit.
     checkpoint, resume : a file that the state is written to, and whether to go on from it.

@@ -11,7 +11,7 @@ import numpy as np
 from emfed.artifacts.figures import Figure, Panel, Series
 from emfed.artifacts.page import Highlight, Page, Section, Table, render_page
 from emfed.core.protocols import FloatArray, IntArray
-from emfed.imputation.index import Index
+from emfed.imputation.index import Index, axis_place
 from emfed.imputation.result import Imputation
 
 ROWS = 120
@@ -77,7 +77,7 @@ def _coefficients(fit: Imputation) -> list[Table]:
 
 def _trend(fit: Imputation, level: float) -> Section:
     trend = fit.trend(level=level)
-    x = np.arange(len(trend["time"]), dtype=np.float64)
+    x = np.array([axis_place(label) for label in trend["time"]])
     empty, low, high = trend["empty"], trend.get("lower"), trend.get("upper")
     seen = np.where(empty, np.nan, trend["estimate"])
     bounds = (None, None) if low is None or high is None else _without(empty, low, high)
@@ -85,8 +85,8 @@ def _trend(fit: Imputation, level: float) -> Section:
     if empty.any():
         grey = trend["estimate"][empty]
         series.append(Series("no record", x[empty], grey, points=True, line=False, reference=True))
-    labels = f"{fit.table.bins.unit}s from {trend['time'][0]} to {trend['time'][-1]}"
-    panel = Panel(series, labels, "sum over all sites", log="")
+    unit = fit.table.bins.unit
+    panel = Panel(series, "time" if unit == "index" else "year", "sum over all sites", log="")
     caption = f"The sum of estimates over all sites, with bounds at {level:.0%}."
     if empty.any():
         caption += " Grey: times without any record, whose estimates rest on their neighbours."
