@@ -219,8 +219,8 @@ def impute(
     ----------
     table : a `FieldTable` (see `read_records`), or anything `read_records` takes; or an open
         federation, whose workers hold their own cells (`Grid.rows`).
-    mode : ``"observed"``, ``"cell"``, ``"paper"`` or ``"site-owner"``. In the first three the server
-        ends with every worker's sum of every cell, which is the record where a cell has one;
+    mode : ``"observed"``, ``"cell"``, ``"paper"`` or ``"site-owner"``. In the first three the
+        server ends with every worker's sum of every cell: the record, where a cell has one;
         docs/imputation.md says what it learns in each. ``"paper"`` needs the table in this process.
     grid : with a federation, what its workers agree on: sites, time bins and family.
     callbacks : functions of each `RoundRecord`; one that returns True ends the fit.
