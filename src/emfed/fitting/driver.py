@@ -377,7 +377,7 @@ def _finished(
         result = whole
     place = _place(selection, settings, parts)
     if settings.scores and not session.masks:  # what one site alone could say
-        result = with_scores(result, session, place)
+        result = with_scores(result, session, place, remarks)
     if settings.errors:
         result = with_errors(result, session, place, remarks)
     if likelihood is None and settings.likelihood and result.facts is not None:
@@ -410,10 +410,16 @@ def part_of(whole: Result, session: Session, part: int, statistics: FloatArray) 
     return replace(whole, model=model, params=params, statistics=statistics)
 
 
-def with_scores(result: Result, session: Session, part: int) -> Result:
+def with_scores(result: Result, session: Session, part: int, remarks: list[str]) -> Result:
     """The result with how well it fits each worker: parameters to everyone, four numbers back."""
     assert result.facts is not None
     told = session.scores(*of_part(session, part, result))
+    silent = np.flatnonzero(session.attendance.here & np.isnan(told[:, 0]))
+    if len(silent):
+        remarks.append(
+            f"{', '.join(map(session.name_of, silent.tolist()))} did not say how well the model "
+            "fits its rows: its scores are NaN. Ask it again with score(...) at that worker."
+        )
     return replace(result, facts=replace(result.facts, scores=told))
 
 
