@@ -73,7 +73,7 @@ def remote(
 @pytest.mark.parametrize("algorithm", ["auto", "FedEM", "em"])
 def test_who_leaves_at_any_time_leaves_nothing_behind(algorithm: str, kind: str) -> None:
     """In the search for a start or in the rounds; tied covariances need the others' constants."""
-    times = np.random.default_rng([7, len(algorithm), len(kind)]).integers(1, 30, 4)
+    times = np.random.default_rng([7, len(algorithm), len(kind)]).integers(1, 30, 2)
     right = {names: pooled(kind, list(names)) for names in ("abc", "ac")}
     for time in times.tolist():
         result = emfed.fit(
@@ -132,7 +132,7 @@ def test_a_network_and_its_simulation_agree_on_who_is_here_and_on_every_byte(
 def test_over_a_network_the_answer_is_that_of_those_who_stayed(
     algorithm: str, tmp_path: Path
 ) -> None:
-    for time in (2, 5, 9, 21):
+    for time in (2, 9):
         federation = remote(tmp_path / str(time), {0: (time, None)})
         model = emfed.gaussian_mixture(2, "full")
         result = emfed.fit(model, federation, algorithm, **FOLLOWING)
