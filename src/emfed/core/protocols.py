@@ -614,6 +614,11 @@ class Federation(ABC):
     """Whether workers' answers are to be told as sums alone, from the next `open` on."""
 
     @property
+    def masks_by_default(self) -> bool:
+        """Whether it is so where a fit does not say: between machines, with three sites or more."""
+        return False
+
+    @property
     def carries_bytes(self) -> bool:
         """Whether messages are made into bytes, each charged to a ledger as it crosses."""
         return False

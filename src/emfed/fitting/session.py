@@ -143,18 +143,23 @@ class Session:
         columns: Sequence[str] | None = None,
         seed: int = 0,
         count_bytes: bool = True,
-        masks: bool = False,
+        masks: bool | None = None,
         rounded: bool = False,
         patience: int | None = None,
     ) -> None:
         self.model, self.federation, self.seed = model, federation, seed
-        self.masks = federation.masks = masks or federation.masks
-        """Whether workers round to a common lattice, and a network is told sums alone."""
-        if self.masks and weights != "samples":
-            raise SettingsError("with masks workers count by their rows: leave weights out.")
-        self._rounded = rounded and not self.masks  # sums of integers are rounded already
+        federation.masks = federation.masks_by_default if masks is None else masks
+        if federation.masks and weights != "samples":
+            raise SettingsError(
+                "with masks workers count by their rows: leave weights out, or fit with "
+                "masks=False, which every site must allow in its rules."
+            )
+        self._rounded = rounded and not federation.masks  # sums of integers are rounded already
         self.patience = patience
         opening = federation.open(model, columns, self._rounded)
+        self.masks = federation.masks
+        """Whether workers round to a common lattice, and a network is told sums alone."""
+        self._rounded = self._rounded and not self.masks  # a run that goes on keeps its own way
         if self.masks and opening.whole is None:  # a simulation adds up as a network does
             opening = add_up_opening(opening)
         self.opening = opening

@@ -180,6 +180,12 @@ class RemoteFederation(Federation):
         """Keys of the workers that can be reached now, in the run or not."""
         return self._line.transport.workers()
 
+    @property
+    def masks_by_default(self) -> bool:
+        """Between machines, with three sites or more."""
+        transport = self._line.transport
+        return transport.between_machines and len(transport.workers()) >= SMALLEST_SET
+
     def greet(self, keys: Sequence[str]) -> list[str]:
         """Those of these workers, not in the run, that answer hello as its members did."""
         return self._roll.greet(self.members, keys)

@@ -6,7 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import prod
 from pathlib import Path
@@ -61,7 +61,8 @@ class SiteRules:
     between two rounds of a phase, as a multiple of its length. ``smallest_group``: see
     `GuardedRows`. ``largest_model``: numbers that a model or algorithm may need here, by the counts
     that its description names; None: 4 million, or 16 for each number of the site's own data.
-    ``unmasked``: whether a site that can take part in masked sums takes part in other runs, too.
+    ``unmasked``: whether the site takes part in runs without masks, where the server follows the
+    statistics of each site.
     ``smallest_set``: how many sites a masked sum has at least that this one takes part in.
     """
 
@@ -102,6 +103,10 @@ class SiteRules:
         free = {"largest_rounds": None, "largest_choices": None, "largest_step": None}
         loose = {"smallest_rows": 1, "spare_rows": None, "models": (ANY,), "any_columns": True}
         return cls(**{**free, **loose, "mini_batches": True, "unmasked": True, **rules})
+
+    def on_this_machine(self) -> SiteRules:
+        """The same in a trial without keys: nothing leaves the machine, and nothing is masked."""
+        return replace(self, unmasked=True)
 
     def gives_away(self) -> list[str]:
         """What these rules let a server find out that the defaults do not, in sentences."""

@@ -129,6 +129,12 @@ ANSWERS = {
 """What the journal calls an answer."""
 SMALLEST_CLUSTER = 2
 """The fewest rows of a cluster that the k-means of a start tells of: one is its own mean."""
+NO_ROSTER = (
+    "this site has no roster of the others' keys, so it cannot mask. Its people make one from "
+    "everybody's NAME.pub (`emfed keys roster`, docs/deployment.md) and join with it; or the run "
+    "goes without masks ([privacy] masks = false), which every site's owner must allow (unmasked = "
+    "true in its rules)."
+)
 _ME = np.zeros(1, dtype=np.int64)
 _ALONE = np.ones(1)
 
@@ -203,7 +209,7 @@ class Site:
     ``data`` is a table, a frame, the path of a Parquet file, a `Source` or a `Stream`;
     ``directory`` is where the site keeps what it must not lose, and belongs to it alone;
     ``rules`` are the owner's; every message sent is a line of ``journal``. With an ``identity`` the
-    site takes part in masked sums, and in other runs only if its rules say so. Which rows a
+    site takes part in masked sums; in other runs it does only if its rules say so. Which rows a
     mini-batch holds follows from a secret on the site's disk; ``simulated`` takes the run's seed
     instead, which the server knows: for comparisons with a simulation.
     """
@@ -339,12 +345,15 @@ class Site:
             self.rules.check_size(counts_named(description) * self._width, self._cells)
         model = build_model(description)
         masked = content.get("masks") is True
-        if not masked and self._sums is not None and not self.rules.unmasked:
+        if not masked and not self.rules.unmasked:
             raise Refusal(
                 Reason.REFUSED,
-                "the owner takes part in masked sums alone: ask for masks, or for its word "
-                "(unmasked = true in its rules).",
+                "the owner takes part in masked sums alone, and this run tells the server each "
+                "site's own statistics. With three sites or more ask for masks ([privacy] masks); "
+                "else every site's owner must allow it (unmasked = true in its rules).",
             )
+        if masked and self._sums is None:
+            raise Refusal(Reason.REFUSED, NO_ROSTER)
         columns = content.get("columns")
         wanted = None if columns is None else tuple(map(str, columns))
         store, settings = self._store(header.run), inflate(body)
@@ -407,9 +416,7 @@ class Site:
     def _keys(self, run: int, joined: Joined) -> RunKeys:
         """The keys of a masked run, with those of the others as far as they were told."""
         if self._sums is None:
-            raise Refusal(
-                Reason.REFUSED, "this site has no roster of the others' keys: it cannot mask."
-            )
+            raise Refusal(Reason.REFUSED, NO_ROSTER)
         keys, told = self._sums.keys(run, joined.instance), self._store(run).roster()
         if told is not None:
             keys.learn(told)

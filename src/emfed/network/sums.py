@@ -292,8 +292,12 @@ class SiteSums:
         told = history.told_for(ready.about)
         why = check_set(members, me, ready.fresh, self.smallest, told)
         why = why or history.objection(ready.subject, members, self.smallest)
-        if not why and keys.strangers(members, me):
-            why = "this set has members whose keys no pinned identity has signed."
+        if not why and (strange := keys.strangers(members, me)):
+            names = ", ".join(keys.names.get(n, f"worker {n}") for n in strange)
+            why = (
+                f"this set has members whose keys no identity in this site's roster has signed: "
+                f"{names}. Put their NAME.pub into the roster (`emfed keys roster`)."
+            )
         if why:
             raise Refusal(Reason.NOT_NOW, why)
         if members not in told:
