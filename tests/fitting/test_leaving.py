@@ -244,6 +244,7 @@ def test_a_process_that_is_killed_leaves_the_model_to_the_others(
             minimum=2,
             deadline=20.0,
             callbacks=[leave],
+            masks=False,
             **FOLLOWING,
         )
     assert served.stage == 1

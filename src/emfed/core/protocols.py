@@ -634,6 +634,10 @@ class Federation(ABC):
         `emfed.core.wire.moments` finds enough.
         """
 
+    def open_again(self) -> Opening:
+        """With masks: the opening of those alone who are not left out."""
+        raise ValueError("only a network that is told sums must ask for them again.")
+
     def attach(self, ledger: Any) -> None:
         """Charge every message to this ledger, those of the opening too: `carries_bytes` alone."""
         return

@@ -64,6 +64,7 @@ class SiteRules:
     ``unmasked``: whether the site takes part in runs without masks, where the server follows the
     statistics of each site.
     ``smallest_set``: how many sites a masked sum has at least that this one takes part in.
+    ``largest_changes``: how often, over all runs, the sites that it adds up with may change.
     """
 
     smallest_rows: int = 10
@@ -78,14 +79,15 @@ class SiteRules:
     largest_model: int | None = None
     unmasked: bool = False
     smallest_set: int = 3
+    largest_changes: int | None = 3
 
     def __post_init__(self) -> None:
         check_count("smallest_rows", self.smallest_rows)
         check_count("smallest_set", self.smallest_set, 3)
-        counts = ("spare_rows", "largest_rounds", "largest_choices", "smallest_group")
-        for name in (*counts, "largest_model"):
+        counts = ("largest_rounds", "largest_choices", "smallest_group", "largest_model")
+        for name in (*counts, "spare_rows", "largest_changes"):
             if getattr(self, name) is not None:
-                check_count(name, getattr(self, name), 0 if name == "spare_rows" else 1)
+                check_count(name, getattr(self, name), 1 if name in counts else 0)
         if self.largest_step is not None:
             check_range("largest_step", self.largest_step, 0, np.inf, open_low=True)
         for name in ("any_columns", "mini_batches", "unmasked"):
@@ -100,7 +102,8 @@ class SiteRules:
     def loosest(cls, **rules: Any) -> SiteRules:
         """Everything that a server may ask is answered, but for these rules: for a server that the
         owner trusts with the rows, for tests, and for comparisons."""
-        free = {"largest_rounds": None, "largest_choices": None, "largest_step": None}
+        limits = ("rounds", "choices", "step", "changes")
+        free = {f"largest_{name}": None for name in limits}
         loose = {"smallest_rows": 1, "spare_rows": None, "models": (ANY,), "any_columns": True}
         return cls(**{**free, **loose, "mini_batches": True, "unmasked": True, **rules})
 
@@ -131,10 +134,13 @@ class SiteRules:
             ("largest_rounds", "answers"),
             ("largest_choices", "answers at parameters of its choice"),
             ("largest_step", "moves between two rounds"),
+            ("largest_changes", "changes of who adds up"),
         ):
             mine = getattr(self, name)
             if mine is None or mine > getattr(default, name):
-                told.append(f"More and longer {words} let differences isolate single rows.")
+                told.append(
+                    f"More and longer {words} let differences isolate single rows or sites."
+                )
         if self.unmasked:
             told.append("Without masks the server follows the statistics of this very site.")
         if self.smallest_group is not None:

@@ -232,9 +232,7 @@ class Site:
         self.directory, self.disk = Path(directory), disk
         self._data, self._listed = read_site(data, columns, device), columns is not None
         self._tally, self._secret = Tally(self.directory, disk), Secret(self.directory, disk)
-        self._sums = (
-            None if identity is None else SiteSums(identity, self._secret, self.rules.smallest_set)
-        )
+        self._sums = None if identity is None else SiteSums(identity, self._secret, self.rules)
         self._cleared = False
         self._summaries: dict[int, Mapping[str, FloatArray]] = {}
         """Summaries of runs that said hello to this process."""
@@ -564,7 +562,7 @@ class Site:
             values = answer(Question(kind, WHOLE, params), model, data.pieces(_ME), _ALONE)
         note = f"{ANSWERS[kind]}: {len(values)} numbers"
         if masked:
-            asked = hashlib.sha256(body).digest()
+            asked = hashlib.sha256(joined.constants.tobytes() + body).digest()
             weight = joined.count / float(joined.constants[0])
             return self._ready(header, b"question" + asked, asked, [to_fixed(values, weight)], note)
         return Kind.ANSWER, encode_floats(values), note
@@ -579,7 +577,7 @@ class Site:
         summary = {name: values[0] for name, values in opening.summaries.items()}
         note = f"moments of the columns, to be added up: {', '.join(sorted(summary))}"
         told = [opening_sums(summary, joined.count)]
-        return self._ready(header, b"opening", b"opening", told, note)
+        return self._ready(header, b"opening", b"", told, note)
 
     def _spend(self, chosen: bool) -> None:
         """Count a look at the rows, whatever comes of it; refuse one too many."""
@@ -655,13 +653,13 @@ class Site:
             store.settle("state")
         payload = new.rows["payload"][0].tobytes()
         if lattice is not None:
-            return self._upload(header, lattice, phase, new, payload)
+            return self._upload(header, lattice, joined, new, payload)
         evaluations = int(replies.evaluations[0])
         note = f"{len(payload)} bytes for {q} statistics over {evaluations} evaluated rows"
         return Kind.REPLY, encode_reply(evaluations, joined.count, payload), note
 
     def _upload(
-        self, header: Header, lattice: Lattice, phase: _Phase, state: State, payload: bytes
+        self, header: Header, lattice: Lattice, joined: Joined, state: State, payload: bytes
     ) -> tuple[Kind, bytes, str]:
         """Symbols on the lattice and how long the innovation was, to be added up.
 
@@ -669,7 +667,8 @@ class Site:
         on S to seven digits.
         """
         told = np.frombuffer(payload, dtype=np.int64)
-        subject = round_subject(phase.view, state.statistics)
+        subject = round_subject(_phase(joined.phase).view, state.statistics)
+        subject = hashlib.sha256(joined.constants.tobytes() + subject).digest()
         about = b"round" + encode_lattice(lattice) + subject + state.phase.encode()
         blocks: list[Block] = [(told[:-1], lattice.bits), (told[-1:], 64)]
         note = f"{len(told) - 1} statistics, to be added up"

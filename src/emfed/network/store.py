@@ -185,7 +185,9 @@ def clear_torn(directory: Path, disk: Disk = DISK) -> None:
     """Remove what a killed process was writing; whoever calls has the site's lock."""
     for folder in (directory, *runs_in(directory, disk)):
         remove_torn(
-            folder, ("joined", "state", "answered", "secret", "ready", "sets", "roster"), disk
+            folder,
+            ("joined", "state", "answered", "secret", "ready", "sets", "roster", "company"),
+            disk,
         )
 
 
