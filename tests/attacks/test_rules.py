@@ -202,7 +202,7 @@ def test_ordinary_runs_work_under_the_default_rules(tmp_path: Path) -> None:
 
 def test_looser_rules_say_what_they_give_away(tmp_path: Path) -> None:
     assert SiteRules().gives_away() == []
-    assert len(SiteRules.loosest(smallest_group=5).gives_away()) == 9
+    assert len(SiteRules.loosest(smallest_group=5).gives_away()) == 10
     path = tmp_path / "rules.toml"
     path.write_text("largest_rounds = false\nmini_batches = true\nspare_rows = 40\n")
     rules = read_rules(path)

@@ -49,22 +49,23 @@ class SiteRules:
     """What the owner of the data insists on; the server cannot change it, and is told no more than
     which rule it met. The defaults hold where the owner says nothing.
 
-    ``smallest_rows``: no answer at all from fewer rows. ``spare_rows``: so many rows more than a
-    message has statistics (None: any number); with fewer, the statistics are equations that have
-    the rows as their solution. ``models``: names of the models that may be fitted (None: all that
-    tell how many rows stand behind each number). ``any_columns``: whether the server may choose
-    among columns that the owner did not list. ``mini_batches``: whether it may ask about a few
-    rows at a time. ``largest_rounds``: how many messages that look at the rows are answered in
-    all, over all runs in one folder: joins, rounds, questions, and refusals of these.
+    ``smallest_rows``: no answer at all from fewer rows, and none where fewer rows changed since the
+    site joined last. ``spare_rows``: so many rows more than a message has statistics (None: any
+    number); with fewer, the statistics are equations that have the rows as their solution. With
+    masks the values of all sites' rows count. ``models``: names of the models that may be fitted
+    (None: all that tell how many rows stand behind each number). ``any_columns``: whether the
+    server may choose among columns that the owner did not list. ``mini_batches``: whether it may
+    ask about a few rows at a time. ``largest_rounds``: how many messages that look at the rows are
+    answered in all, over all runs in one folder: joins, rounds, questions, and refusals of these.
     ``largest_choices``: how many of them may be at parameters that the server chose freely, which
     are the first round of every phase and all questions. ``largest_step``: how far S may move
     between two rounds of a phase, as a multiple of its length. ``smallest_group``: see
     `GuardedRows`. ``largest_model``: numbers that a model or algorithm may need here, by the counts
     that its description names; None: 4 million, or 16 for each number of the site's own data.
     ``unmasked``: whether the site takes part in runs without masks, where the server follows the
-    statistics of each site.
-    ``smallest_set``: how many sites a masked sum has at least that this one takes part in.
-    ``largest_changes``: how often, over all runs, the sites that it adds up with may change.
+    statistics of each site. ``smallest_set``: how many sites a masked sum has at least that this
+    one takes part in. ``largest_changes``: how often, over all runs, the sites that it adds up with
+    may change.
     """
 
     smallest_rows: int = 10
@@ -79,7 +80,7 @@ class SiteRules:
     largest_model: int | None = None
     unmasked: bool = False
     smallest_set: int = 3
-    largest_changes: int | None = 3
+    largest_changes: int | None = 1
 
     def __post_init__(self) -> None:
         check_count("smallest_rows", self.smallest_rows)
@@ -178,12 +179,25 @@ class SiteRules:
                 "this model does not tell how many rows stand behind its numbers: an owner who "
                 "allows it names it in `models`.",
             )
-        told = sum(model.layout.size for model in candidates)
-        if self.spare_rows is not None and not masked and rows < told + self.spare_rows:
+        if not masked:  # else the rows of all count, which the opening tells
+            self.check_spare(rows, sum(model.layout.size for model in candidates))
+
+    def check_spare(self, rows: int, told: int) -> None:
+        """Refuse so many statistics of so many rows of a site, or of so many values in a sum."""
+        if self.spare_rows is not None and rows < told + self.spare_rows:
             raise Refusal(
                 Reason.REFUSED,
                 f"{told} statistics of so few rows are equations that have the rows as their "
-                "solution: ask for fewer components, or use secure sums.",
+                "solution: ask for fewer components, or use secure sums over more rows.",
+            )
+
+    def check_change(self, changed: int) -> None:
+        """Refuse to describe rows of which a few came or went since they were described last."""
+        if 0 < changed < self.smallest_rows:
+            raise Refusal(
+                Reason.REFUSED,
+                "a few of its rows are others than when it joined last: the difference of two runs "
+                "would tell of these. It joins when more have changed, or with the rows of before.",
             )
 
     def check_algorithm(self, rows_at_once: int) -> None:

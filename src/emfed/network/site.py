@@ -93,6 +93,7 @@ from emfed.network.rules import GuardedRows, Journal, Refusal, SiteRules, counts
 from emfed.network.scoring import falls_short, scores_of, scores_width
 from emfed.network.self_check import MISFIT, first_rows, suspicions
 from emfed.network.store import (
+    Described,
     Joined,
     Secret,
     SiteStore,
@@ -233,6 +234,7 @@ class Site:
         self._data, self._listed = read_site(data, columns, device), columns is not None
         self._tally, self._secret = Tally(self.directory, disk), Secret(self.directory, disk)
         self._sums = None if identity is None else SiteSums(identity, self._secret, self.rules)
+        self._described = Described(self.directory, disk)
         self._cleared = False
         self._summaries: dict[int, Mapping[str, FloatArray]] = {}
         """Summaries of runs that said hello to this process."""
@@ -358,6 +360,7 @@ class Site:
         joined = store.joined()
         if joined is None or joined.settings != settings:  # else it is the same answer again
             self._spend(chosen=False)
+            self._described.check(self._data, self._secret, self.rules)
         if not self._listed:
             self.rules.check_columns(wanted, self._data.columns)
         data = arrange(self._data, wanted)
@@ -515,6 +518,9 @@ class Site:
         if model.layout.size > LARGEST_STATISTICS:
             raise SettingsError(f"{model.layout.size} statistics are more than a message can hold.")
         self.rules.check_size(model.layout.size, self._cells)
+        if texts.is_masked(joined.settings):
+            # Of a sum the unknowns are all values of all rows, and nobody knows whose they are.
+            self.rules.check_spare(int(joined.constants[0]) * self._width, model.layout.size)
         if isinstance(model, Clusters | Buckets):
             return model.silent_below(self.rules.smallest_group or SMALLEST_CLUSTER)
         return model

@@ -47,6 +47,8 @@ Shape = Sequence[tuple[int, int]]
 """How many integers each block has, of how many bits."""
 FIXED_BITS, FIXED_STEP = 64, 2.0**-32
 """Answers to questions, in fixed point: averages over rows, times a weight that is at most one."""
+MOST_FIXED = 2.0**52
+"""The largest of them: a thousand sites have room, and 1e6 nats of a mean row."""
 EXACT_BITS, EXACT_STEP = 256, Fraction(1, 2**96)
 """Sums of an opening: so wide that raw second moments lose nothing to cancellation."""
 CHECK: Block = (np.zeros(1, dtype=np.int64), 64)
@@ -115,11 +117,13 @@ def _split(answer: bytes, shape: Shape) -> list[NDArray[Any]]:
 
 
 def to_fixed(values: FloatArray, weight: float) -> Block:
-    """An answer in fixed point, weighted, with its weight."""
+    """An answer in fixed point, weighted, with its weight.
+
+    What has no room is cut: a refusal would tell that some row is far from all that was expected.
+    """
     told = np.concatenate([values * weight, [weight]]) / FIXED_STEP
-    if not np.all(np.abs(told) < 2.0**52):
-        raise Refusal(Reason.NOT_NOW, "an answer that a masked sum has no room for.")
-    return np.rint(told).astype(np.int64), FIXED_BITS
+    cut = np.clip(np.nan_to_num(told, nan=-MOST_FIXED), -MOST_FIXED, MOST_FIXED)
+    return np.rint(cut).astype(np.int64), FIXED_BITS
 
 
 def from_fixed(total: NDArray[np.int64]) -> tuple[FloatArray, float]:
