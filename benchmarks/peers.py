@@ -45,7 +45,8 @@ async def crowd(port: int, folder: Path, names: list[str], real: bool = False) -
 
 def real(port: int, folder: Path, name: str) -> None:
     """One site that computes."""
-    site = emfed.network.Site(pl.read_parquet(folder / f"{name}.parquet"), folder / f"site-{name}")
+    table, rules = pl.read_parquet(folder / f"{name}.parquet"), SiteRules(unmasked=True)
+    site = emfed.network.Site(table, folder / f"site-{name}", rules=rules)
     log = (folder / f"{name}.steps").open("a", encoding="utf-8", buffering=1)
 
     def step(question: bytes) -> bytes:

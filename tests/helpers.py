@@ -13,6 +13,8 @@ from emfed.core.protocols import Compressor, FloatArray
 from emfed.models import COVARIANCES
 
 OPEN = emfed.network.SiteRules.loosest()
+BARE = emfed.network.SiteRules(unmasked=True)
+"""The default rules of an owner who allows runs without masks."""
 """Rules of a site that answers everything: most tests have few rows, and some odd models."""
 KINDS = (*COVARIANCES, "streamed")
 """Every covariance type, and tied with y y^T among the statistics."""

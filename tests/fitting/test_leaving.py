@@ -14,6 +14,7 @@ import emfed
 from emfed.core.protocols import FloatArray
 from emfed.fitting.session import LOSSES
 from emfed.network import LocalTransport, Site, Transport
+from tests.helpers import BARE
 from tests.network.processes import real_sites
 
 RNG = np.random.default_rng(5)
@@ -47,7 +48,7 @@ class Leaving(Transport):
     """The network of the same plan: whoever is away at a delivery gets and says nothing."""
 
     def __init__(self, where: Path, away: Mapping[int, tuple[int, int | None]]) -> None:
-        self._inner = LocalTransport({n: Site(t, where / n) for n, t in TABLES.items()})
+        self._inner = LocalTransport({n: Site(t, where / n, rules=BARE) for n, t in TABLES.items()})
         self._away, self.deliveries = away, 0
 
     def workers(self) -> list[str]:
@@ -243,6 +244,7 @@ def test_a_process_that_is_killed_leaves_the_model_to_the_others(
             minimum=2,
             deadline=20.0,
             callbacks=[leave],
+            masks=False,
             **FOLLOWING,
         )
     assert served.stage == 1

@@ -17,7 +17,7 @@ from emfed.fitting.driver import part_of, result_of, run_fit
 from emfed.fitting.selection import floor_remarks
 from emfed.fitting.settings import FitSettings, read_range
 from emfed.network import StackedFederation
-from tests.helpers import make_data, plain_fit
+from tests.helpers import BARE, make_data, plain_fit
 from tests.registry import REGISTRY
 
 ROWS, _ = datasets.make_blobs(700, 3, centers=4, random_state=2)
@@ -236,7 +236,9 @@ def test_a_combination_of_columns_without_spread_is_told_as_one() -> None:
 
 def test_workers_are_not_told_again_what_they_know(tmp_path: Path) -> None:
     """A question at the last round's statistics carries no parameters, unless a disk was lost."""
-    sites = {name: emfed.network.Site(rows, tmp_path / name) for name, rows in SITES.items()}
+    sites = {
+        name: emfed.network.Site(rows, tmp_path / name, rules=BARE) for name, rows in SITES.items()
+    }
     network = emfed.network.RemoteFederation(emfed.network.LocalTransport(sites))
     model = emfed.gaussian_mixture(1, "diag")
     run = emfed.fitting.open_run(model, network, n_components=(2, 3))

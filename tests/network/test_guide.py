@@ -19,7 +19,7 @@ def test_the_guide_by_the_letter(tmp_path: Path) -> None:
     assert found["squared_H"] < 1e-6, "the example reaches its own tolerance"
     said = (tmp_path / "terminal1.out").read_text()
     assert "as tromso" in said
-    assert "sent: reply, round 1" in said
+    assert "sent: masked, round 1" in said
     assert "the server has ended its run" in said
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import emfed
-from emfed.network import LocalTransport, RemoteFederation
+from emfed.network import LocalTransport, RemoteFederation, SiteRules
 from tests.network.masked import identities, masked_sites
 from tests.network.networks import (
     Case,
@@ -135,4 +135,54 @@ def test_real_processes_mask_and_come_to_the_fit_of_a_simulation(tmp_path: Path)
         np.testing.assert_allclose(there.statistics, here.statistics, rtol=0, atol=1e-7)
         np.testing.assert_array_equal(there.ledger.counts, here.ledger.counts)
         with pytest.raises(emfed.ParticipationError, match="masked sums alone"):
-            emfed.fit(model, RemoteFederation(transport, attempts=1), rounds=1)
+            emfed.fit(model, RemoteFederation(transport, attempts=1), rounds=1, masks=False)
+
+
+class Leaving(LocalTransport):
+    """One site is gone for good from some delivery on."""
+
+    def __init__(self, sites: Any, who: str, since: int) -> None:
+        super().__init__(sites)
+        self.who, self.since, self.deliveries = who, since, 0
+
+    def deliver(self, messages: Any, deadline: float) -> Any:
+        self.deliveries += 1
+        gone = {self.who} if self.deliveries > self.since else set()
+        left = {key: message for key, message in messages.items() if key not in gone}
+        return super().deliver(left, deadline)
+
+
+def told(result: Any) -> Any:
+    order = np.argsort(result.params.means[:, 0])
+    return np.concatenate([result.params.weights[order], result.params.means[order].ravel()])
+
+
+@pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
+@pytest.mark.parametrize("kind", ["full", "tied"])
+@pytest.mark.parametrize("since", [5, 17, 30])
+def test_who_leaves_a_masked_run_leaves_nothing_behind(
+    kind: str, since: int, tmp_path: Path
+) -> None:
+    """Under the default rules: in the search for a start, and in the rounds."""
+    sites = masked_sites(TABLES, tmp_path, rules=SiteRules())
+    network = RemoteFederation(Leaving(sites, "site 1", since), attempts=2, pause=0)
+    model = emfed.gaussian_mixture(3, kind)
+    result = emfed.fit(model, network, "em", masks=True, seed=3, tol=1e-9, rounds=400)
+    np.testing.assert_array_equal(result.worker_weights > 0, [True, False, True, True])
+    others = {name: table for name, table in TABLES.items() if name != "site 1"}
+    right = emfed.fit(model, others, "em", start=result.params, tol=1e-12)
+    np.testing.assert_allclose(told(result), told(right), atol=1e-3)
+
+
+@pytest.mark.parametrize("case", ["three sites", "an owner's rule"])
+def test_a_masked_run_that_cannot_go_on_without_who_left_says_so(case: str, tmp_path: Path) -> None:
+    tables = {name: TABLES[name] for name in list(TABLES)[: 3 if case == "three sites" else 4]}
+    rules = SiteRules(largest_changes=0) if case == "an owner's rule" else SiteRules()
+    sites = masked_sites(tables, tmp_path, rules=rules)
+    network = RemoteFederation(Leaving(sites, "site 1", 12), attempts=2, pause=0)
+    words = {
+        "three sites": "without masks, which every site",
+        "an owner's rule": "may change 0 times",
+    }[case]
+    with pytest.raises(emfed.ParticipationError, match=words):
+        emfed.fit(emfed.gaussian_mixture(2), network, "em", masks=True, rounds=30, tol=0)

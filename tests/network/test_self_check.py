@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import emfed
 from emfed.network.deployment.joining import WebSocketGuest
 from emfed.network.self_check import suspicions
+from tests.helpers import BARE
 
 COLUMNS = ("weight", "pressure", "day", "sex", "age")
 MEANS = np.array([70.0, 120.0, 18000.0, 0.4, 50.0])
@@ -113,7 +114,9 @@ def test_a_site_warns_its_owner_and_tells_the_server_nothing(tmp_path: Path) -> 
     for which, data in (("right", frames), ("wrong", strange)):
         journals = {name: tmp_path / f"{which}-{name}.jsonl" for name in data}
         sites = {
-            name: emfed.network.Site(frame, tmp_path / which / name, journal=journals[name])
+            name: emfed.network.Site(
+                frame, tmp_path / which / name, rules=BARE, journal=journals[name]
+            )
             for name, frame in data.items()
         }
         federation = emfed.network.RemoteFederation(emfed.network.LocalTransport(sites), pause=0.0)
@@ -144,7 +147,9 @@ def test_a_simulation_names_the_worker() -> None:
 def test_a_site_that_the_model_does_not_fit_hears_of_it(tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
     data = {"a": rng.normal(size=(300, 2)), "b": rng.normal(size=(40, 2)) * 4}
-    sites = {name: emfed.network.Site(rows, tmp_path / name) for name, rows in data.items()}
+    sites = {
+        name: emfed.network.Site(rows, tmp_path / name, rules=BARE) for name, rows in data.items()
+    }
     federation = emfed.network.RemoteFederation(emfed.network.LocalTransport(sites), pause=0.0)
     emfed.fit(emfed.gaussian_mixture(1), federation, scores=True)
     assert sites["a"].warnings == []

@@ -168,7 +168,8 @@ def join(
     roster: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of everybody's NAME.pub (`emfed keys roster`): mask all answers."
+            help="Folder of everybody's NAME.pub (`emfed keys roster`), so that all answers are "
+            "masked; 'roster' if there is one."
         ),
     ] = None,
     folder: Annotated[
@@ -214,6 +215,8 @@ def join(
     where = folder or Path(f"site-{(data if key is None else key).stem}")
     if dry_run:
         where /= "dry-run"  # the site itself may be at work, with other data or rules
+    if roster is None and not insecure and Path("roster").is_dir():
+        roster = Path("roster")
     guest = kind(
         address,
         where,

@@ -52,7 +52,8 @@ def site(
 
     private, public = make_site_key(out, name)
     digest = show_fingerprint(fingerprint(read_public_key(public)))
-    typer.echo(f"wrote {private} (keep it) and {public} (send it to the server)")
+    typer.echo(f"wrote {private} (keep it)")
+    typer.echo(f"wrote {public} (send it to the server and to every other site)")
     typer.echo(f"fingerprint {digest}")
 
 
@@ -91,20 +92,23 @@ def roster(
     out: Annotated[Path, typer.Option(help="The site's folder of everybody's keys.")] = Path(
         "roster"
     ),
+    digest: Annotated[
+        str | None,
+        typer.Option(help="The digest that another site read to you: pin nothing else."),
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Take the new key of a site whose old one is pinned.")
+    ] = False,
 ) -> None:
     """Pin everybody's keys at a site that masks what it tells, or show what is pinned.
 
     The digest is the same at every site that pinned the same keys: compare it by telephone. The
     server must not be the one who vouches for them.
     """
-    from emfed.network.keys import fingerprint, read_public_key, show_fingerprint
-    from emfed.network.masking import read_roster, roster_digest
+    from emfed.network.keys import fingerprint, show_fingerprint
+    from emfed.network.masking import pin_keys, roster_digest
 
-    out.mkdir(parents=True, exist_ok=True)
-    for path in public or []:
-        read_public_key(path)
-        (out / path.name).write_bytes(path.read_bytes())
-    found = read_roster(out)
+    found = pin_keys(public or [], out, digest, replace=replace)
     for name, key in found.items():
         typer.echo(f"{name}\t{show_fingerprint(fingerprint(key))}")
     typer.echo(f"{len(found)} sites, digest {roster_digest(found)}")

@@ -96,6 +96,10 @@ class _Without(Transport):
     def __init__(self, inner: Transport, out: Mapping[str, str]) -> None:
         self._inner, self._out = inner, out
 
+    @property
+    def between_machines(self) -> bool:
+        return self._inner.between_machines
+
     def workers(self) -> list[str]:
         """The others."""
         return [key for key in self._inner.workers() if key not in self._out]
@@ -262,7 +266,9 @@ def rehearse(
         settings = read_settings(model, algorithm, options)
         journal = Path(folder) / "journal"
         columns = settings.columns if listed == "run" else listed
-        site = Site(data, Path(folder) / "site", rules=rules, journal=journal, columns=columns)
+        # Alone there is nobody to add up with: it shows what would be masked, bare.
+        bare = dataclasses.replace(SiteRules() if rules is None else rules, unmasked=True)
+        site = Site(data, Path(folder) / "site", rules=bare, journal=journal, columns=columns)
         federation = RemoteFederation(LocalTransport({"site": site}), attempts=1)
         with contextlib.suppress(ParticipationError):
             run_fit(settings.but(rounds=rounds), federation)

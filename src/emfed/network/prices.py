@@ -47,9 +47,13 @@ FRESH = 8
 """Bytes of the fresh number that a worker is ready with."""
 
 
+FIRST_QUESTION = 1 << 27
+"""Numbers from here on are those of questions, below of rounds."""
+
+
 def first_question(bits: int) -> int:
     """The number of a run's first question, at random, so that all of them take four bytes."""
-    return 1 << 27 | bits >> 38
+    return FIRST_QUESTION | bits >> 38
 
 
 @final

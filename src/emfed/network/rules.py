@@ -6,7 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import prod
 from pathlib import Path
@@ -49,20 +49,23 @@ class SiteRules:
     """What the owner of the data insists on; the server cannot change it, and is told no more than
     which rule it met. The defaults hold where the owner says nothing.
 
-    ``smallest_rows``: no answer at all from fewer rows. ``spare_rows``: so many rows more than a
-    message has statistics (None: any number); with fewer, the statistics are equations that have
-    the rows as their solution. ``models``: names of the models that may be fitted (None: all that
-    tell how many rows stand behind each number). ``any_columns``: whether the server may choose
-    among columns that the owner did not list. ``mini_batches``: whether it may ask about a few
-    rows at a time. ``largest_rounds``: how many messages that look at the rows are answered in
-    all, over all runs in one folder: joins, rounds, questions, and refusals of these.
+    ``smallest_rows``: no answer at all from fewer rows, and none where fewer rows changed since the
+    site joined last. ``spare_rows``: so many rows more than a message has statistics (None: any
+    number); with fewer, the statistics are equations that have the rows as their solution. With
+    masks the values of all sites' rows count. ``models``: names of the models that may be fitted
+    (None: all that tell how many rows stand behind each number). ``any_columns``: whether the
+    server may choose among columns that the owner did not list. ``mini_batches``: whether it may
+    ask about a few rows at a time. ``largest_rounds``: how many messages that look at the rows are
+    answered in all, over all runs in one folder: joins, rounds, questions, and refusals of these.
     ``largest_choices``: how many of them may be at parameters that the server chose freely, which
     are the first round of every phase and all questions. ``largest_step``: how far S may move
     between two rounds of a phase, as a multiple of its length. ``smallest_group``: see
     `GuardedRows`. ``largest_model``: numbers that a model or algorithm may need here, by the counts
     that its description names; None: 4 million, or 16 for each number of the site's own data.
-    ``unmasked``: whether a site that can take part in masked sums takes part in other runs, too.
-    ``smallest_set``: how many sites a masked sum has at least that this one takes part in.
+    ``unmasked``: whether the site takes part in runs without masks, where the server follows the
+    statistics of each site. ``smallest_set``: how many sites a masked sum has at least that this
+    one takes part in. ``largest_changes``: how often, over all runs, the sites that it adds up with
+    may change.
     """
 
     smallest_rows: int = 10
@@ -77,14 +80,15 @@ class SiteRules:
     largest_model: int | None = None
     unmasked: bool = False
     smallest_set: int = 3
+    largest_changes: int | None = 1
 
     def __post_init__(self) -> None:
         check_count("smallest_rows", self.smallest_rows)
         check_count("smallest_set", self.smallest_set, 3)
-        counts = ("spare_rows", "largest_rounds", "largest_choices", "smallest_group")
-        for name in (*counts, "largest_model"):
+        counts = ("largest_rounds", "largest_choices", "smallest_group", "largest_model")
+        for name in (*counts, "spare_rows", "largest_changes"):
             if getattr(self, name) is not None:
-                check_count(name, getattr(self, name), 0 if name == "spare_rows" else 1)
+                check_count(name, getattr(self, name), 1 if name in counts else 0)
         if self.largest_step is not None:
             check_range("largest_step", self.largest_step, 0, np.inf, open_low=True)
         for name in ("any_columns", "mini_batches", "unmasked"):
@@ -99,9 +103,14 @@ class SiteRules:
     def loosest(cls, **rules: Any) -> SiteRules:
         """Everything that a server may ask is answered, but for these rules: for a server that the
         owner trusts with the rows, for tests, and for comparisons."""
-        free = {"largest_rounds": None, "largest_choices": None, "largest_step": None}
+        limits = ("rounds", "choices", "step", "changes")
+        free = {f"largest_{name}": None for name in limits}
         loose = {"smallest_rows": 1, "spare_rows": None, "models": (ANY,), "any_columns": True}
         return cls(**{**free, **loose, "mini_batches": True, "unmasked": True, **rules})
+
+    def on_this_machine(self) -> SiteRules:
+        """The same in a trial without keys: nothing leaves the machine, and nothing is masked."""
+        return replace(self, unmasked=True)
 
     def gives_away(self) -> list[str]:
         """What these rules let a server find out that the defaults do not, in sentences."""
@@ -126,10 +135,13 @@ class SiteRules:
             ("largest_rounds", "answers"),
             ("largest_choices", "answers at parameters of its choice"),
             ("largest_step", "moves between two rounds"),
+            ("largest_changes", "changes of who adds up"),
         ):
             mine = getattr(self, name)
             if mine is None or mine > getattr(default, name):
-                told.append(f"More and longer {words} let differences isolate single rows.")
+                told.append(
+                    f"More and longer {words} let differences isolate single rows or sites."
+                )
         if self.unmasked:
             told.append("Without masks the server follows the statistics of this very site.")
         if self.smallest_group is not None:
@@ -167,12 +179,25 @@ class SiteRules:
                 "this model does not tell how many rows stand behind its numbers: an owner who "
                 "allows it names it in `models`.",
             )
-        told = sum(model.layout.size for model in candidates)
-        if self.spare_rows is not None and not masked and rows < told + self.spare_rows:
+        if not masked:  # else the rows of all count, which the opening tells
+            self.check_spare(rows, sum(model.layout.size for model in candidates))
+
+    def check_spare(self, rows: int, told: int) -> None:
+        """Refuse so many statistics of so many rows of a site, or of so many values in a sum."""
+        if self.spare_rows is not None and rows < told + self.spare_rows:
             raise Refusal(
                 Reason.REFUSED,
                 f"{told} statistics of so few rows are equations that have the rows as their "
-                "solution: ask for fewer components, or use secure sums.",
+                "solution: ask for fewer components, or use secure sums over more rows.",
+            )
+
+    def check_change(self, changed: int) -> None:
+        """Refuse to describe rows of which a few came or went since they were described last."""
+        if 0 < changed < self.smallest_rows:
+            raise Refusal(
+                Reason.REFUSED,
+                "a few of its rows are others than when it joined last: the difference of two runs "
+                "would tell of these. It joins when more have changed, or with the rows of before.",
             )
 
     def check_algorithm(self, rows_at_once: int) -> None:

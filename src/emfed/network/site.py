@@ -93,6 +93,7 @@ from emfed.network.rules import GuardedRows, Journal, Refusal, SiteRules, counts
 from emfed.network.scoring import falls_short, scores_of, scores_width
 from emfed.network.self_check import MISFIT, first_rows, suspicions
 from emfed.network.store import (
+    Described,
     Joined,
     Secret,
     SiteStore,
@@ -129,6 +130,12 @@ ANSWERS = {
 """What the journal calls an answer."""
 SMALLEST_CLUSTER = 2
 """The fewest rows of a cluster that the k-means of a start tells of: one is its own mean."""
+NO_ROSTER = (
+    "this site has no roster of the others' keys, so it cannot mask. Its people make one from "
+    "everybody's NAME.pub (`emfed keys roster`, docs/deployment.md) and join with it; or the run "
+    "goes without masks ([privacy] masks = false), which every site's owner must allow (unmasked = "
+    "true in its rules)."
+)
 _ME = np.zeros(1, dtype=np.int64)
 _ALONE = np.ones(1)
 
@@ -203,7 +210,7 @@ class Site:
     ``data`` is a table, a frame, the path of a Parquet file, a `Source` or a `Stream`;
     ``directory`` is where the site keeps what it must not lose, and belongs to it alone;
     ``rules`` are the owner's; every message sent is a line of ``journal``. With an ``identity`` the
-    site takes part in masked sums, and in other runs only if its rules say so. Which rows a
+    site takes part in masked sums; in other runs it does only if its rules say so. Which rows a
     mini-batch holds follows from a secret on the site's disk; ``simulated`` takes the run's seed
     instead, which the server knows: for comparisons with a simulation.
     """
@@ -226,9 +233,8 @@ class Site:
         self.directory, self.disk = Path(directory), disk
         self._data, self._listed = read_site(data, columns, device), columns is not None
         self._tally, self._secret = Tally(self.directory, disk), Secret(self.directory, disk)
-        self._sums = (
-            None if identity is None else SiteSums(identity, self._secret, self.rules.smallest_set)
-        )
+        self._sums = None if identity is None else SiteSums(identity, self._secret, self.rules)
+        self._described = Described(self.directory, disk)
         self._cleared = False
         self._summaries: dict[int, Mapping[str, FloatArray]] = {}
         """Summaries of runs that said hello to this process."""
@@ -339,18 +345,22 @@ class Site:
             self.rules.check_size(counts_named(description) * self._width, self._cells)
         model = build_model(description)
         masked = content.get("masks") is True
-        if not masked and self._sums is not None and not self.rules.unmasked:
+        if not masked and not self.rules.unmasked:
             raise Refusal(
                 Reason.REFUSED,
-                "the owner takes part in masked sums alone: ask for masks, or for its word "
-                "(unmasked = true in its rules).",
+                "the owner takes part in masked sums alone, and this run tells the server each "
+                "site's own statistics. With three sites or more ask for masks ([privacy] masks); "
+                "else every site's owner must allow it (unmasked = true in its rules).",
             )
+        if masked and self._sums is None:
+            raise Refusal(Reason.REFUSED, NO_ROSTER)
         columns = content.get("columns")
         wanted = None if columns is None else tuple(map(str, columns))
         store, settings = self._store(header.run), inflate(body)
         joined = store.joined()
         if joined is None or joined.settings != settings:  # else it is the same answer again
             self._spend(chosen=False)
+            self._described.check(self._data, self._secret, self.rules)
         if not self._listed:
             self.rules.check_columns(wanted, self._data.columns)
         data = arrange(self._data, wanted)
@@ -407,9 +417,7 @@ class Site:
     def _keys(self, run: int, joined: Joined) -> RunKeys:
         """The keys of a masked run, with those of the others as far as they were told."""
         if self._sums is None:
-            raise Refusal(
-                Reason.REFUSED, "this site has no roster of the others' keys: it cannot mask."
-            )
+            raise Refusal(Reason.REFUSED, NO_ROSTER)
         keys, told = self._sums.keys(run, joined.instance), self._store(run).roster()
         if told is not None:
             keys.learn(told)
@@ -510,6 +518,9 @@ class Site:
         if model.layout.size > LARGEST_STATISTICS:
             raise SettingsError(f"{model.layout.size} statistics are more than a message can hold.")
         self.rules.check_size(model.layout.size, self._cells)
+        if texts.is_masked(joined.settings):
+            # Of a sum the unknowns are all values of all rows, and nobody knows whose they are.
+            self.rules.check_spare(int(joined.constants[0]) * self._width, model.layout.size)
         if isinstance(model, Clusters | Buckets):
             return model.silent_below(self.rules.smallest_group or SMALLEST_CLUSTER)
         return model
@@ -557,7 +568,7 @@ class Site:
             values = answer(Question(kind, WHOLE, params), model, data.pieces(_ME), _ALONE)
         note = f"{ANSWERS[kind]}: {len(values)} numbers"
         if masked:
-            asked = hashlib.sha256(body).digest()
+            asked = hashlib.sha256(joined.constants.tobytes() + body).digest()
             weight = joined.count / float(joined.constants[0])
             return self._ready(header, b"question" + asked, asked, [to_fixed(values, weight)], note)
         return Kind.ANSWER, encode_floats(values), note
@@ -572,7 +583,7 @@ class Site:
         summary = {name: values[0] for name, values in opening.summaries.items()}
         note = f"moments of the columns, to be added up: {', '.join(sorted(summary))}"
         told = [opening_sums(summary, joined.count)]
-        return self._ready(header, b"opening", b"opening", told, note)
+        return self._ready(header, b"opening", b"", told, note)
 
     def _spend(self, chosen: bool) -> None:
         """Count a look at the rows, whatever comes of it; refuse one too many."""
@@ -648,13 +659,13 @@ class Site:
             store.settle("state")
         payload = new.rows["payload"][0].tobytes()
         if lattice is not None:
-            return self._upload(header, lattice, phase, new, payload)
+            return self._upload(header, lattice, joined, new, payload)
         evaluations = int(replies.evaluations[0])
         note = f"{len(payload)} bytes for {q} statistics over {evaluations} evaluated rows"
         return Kind.REPLY, encode_reply(evaluations, joined.count, payload), note
 
     def _upload(
-        self, header: Header, lattice: Lattice, phase: _Phase, state: State, payload: bytes
+        self, header: Header, lattice: Lattice, joined: Joined, state: State, payload: bytes
     ) -> tuple[Kind, bytes, str]:
         """Symbols on the lattice and how long the innovation was, to be added up.
 
@@ -662,7 +673,8 @@ class Site:
         on S to seven digits.
         """
         told = np.frombuffer(payload, dtype=np.int64)
-        subject = round_subject(phase.view, state.statistics)
+        subject = round_subject(_phase(joined.phase).view, state.statistics)
+        subject = hashlib.sha256(joined.constants.tobytes() + subject).digest()
         about = b"round" + encode_lattice(lattice) + subject + state.phase.encode()
         blocks: list[Block] = [(told[:-1], lattice.bits), (told[-1:], 64)]
         note = f"{len(told) - 1} statistics, to be added up"

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -37,7 +38,7 @@ from emfed.network.masking import (
     to_words,
     unpack_words,
 )
-from emfed.network.rules import Refusal
+from emfed.network.rules import Refusal, SiteRules
 from emfed.network.store import Secret, SiteStore
 
 Block = tuple[NDArray[Any], int]
@@ -46,6 +47,8 @@ Shape = Sequence[tuple[int, int]]
 """How many integers each block has, of how many bits."""
 FIXED_BITS, FIXED_STEP = 64, 2.0**-32
 """Answers to questions, in fixed point: averages over rows, times a weight that is at most one."""
+MOST_FIXED = 2.0**52
+"""The largest of them: a thousand sites have room, and 1e6 nats of a mean row."""
 EXACT_BITS, EXACT_STEP = 256, Fraction(1, 2**96)
 """Sums of an opening: so wide that raw second moments lose nothing to cancellation."""
 CHECK: Block = (np.zeros(1, dtype=np.int64), 64)
@@ -114,11 +117,13 @@ def _split(answer: bytes, shape: Shape) -> list[NDArray[Any]]:
 
 
 def to_fixed(values: FloatArray, weight: float) -> Block:
-    """An answer in fixed point, weighted, with its weight."""
+    """An answer in fixed point, weighted, with its weight.
+
+    What has no room is cut: a refusal would tell that some row is far from all that was expected.
+    """
     told = np.concatenate([values * weight, [weight]]) / FIXED_STEP
-    if not np.all(np.abs(told) < 2.0**52):
-        raise Refusal(Reason.NOT_NOW, "an answer that a masked sum has no room for.")
-    return np.rint(told).astype(np.int64), FIXED_BITS
+    cut = np.clip(np.nan_to_num(told, nan=-MOST_FIXED), -MOST_FIXED, MOST_FIXED)
+    return np.rint(cut).astype(np.int64), FIXED_BITS
 
 
 def from_fixed(total: NDArray[np.int64]) -> tuple[FloatArray, float]:
@@ -219,7 +224,8 @@ class Ready:
     about: bytes
     """A digest of everything that was agreed about it; masks depend on it."""
     subject: int
-    """64 bits of what was asked, whenever that was: sets that differ by a few would tell."""
+    """64 bits of what was asked, whenever that was: sets that differ by a few would tell. Zero is
+    an opening, which is told anew when somebody has left."""
     fresh: int
     words: bytes
     shape: Shape
@@ -229,8 +235,9 @@ class Ready:
 class SiteSums:
     """The masked answers of a site, over all runs; its folder and its lock are the site's."""
 
-    def __init__(self, identity: Identity, secret: Secret, smallest: int) -> None:
-        self.identity, self._secret, self.smallest = identity, secret, smallest
+    def __init__(self, identity: Identity, secret: Secret, rules: SiteRules) -> None:
+        self.identity, self._secret, self._rules = identity, secret, rules
+        self.smallest = rules.smallest_set
         self._keys: dict[tuple[int, int], RunKeys] = {}
 
     def keys(self, run: int, instance: int) -> RunKeys:
@@ -249,7 +256,8 @@ class SiteSums:
             return found.fresh
         words = b"".join(pack_words(to_words(*block), block[1]) for block in (*blocks, CHECK))
         shape = tuple((len(numbers), bits) for numbers, bits in (*blocks, CHECK))
-        topic = int.from_bytes(hashlib.sha256(subject).digest()[:8], "little")
+        digest_of = hashlib.sha256(subject).digest()[:8]
+        topic = int.from_bytes(digest_of, "little") if subject else 0
         fresh = int.from_bytes(os.urandom(8), "little")
         self._keep(store, Ready(digest, topic, fresh, words, shape))
         return fresh
@@ -291,11 +299,25 @@ class SiteSums:
         history = _History.read(store)
         told = history.told_for(ready.about)
         why = check_set(members, me, ready.fresh, self.smallest, told)
-        why = why or history.objection(ready.subject, members, self.smallest)
-        if not why and keys.strangers(members, me):
-            why = "this set has members whose keys no pinned identity has signed."
+        if ready.subject:  # of an opening the company decides, over all runs
+            why = why or history.objection(ready.subject, members, self.smallest)
+        if not why and (strange := keys.strangers(members, me)):
+            names = ", ".join(keys.names.get(n, f"worker {n}") for n in strange)
+            why = (
+                f"this set has members whose keys no identity in this site's roster has signed: "
+                f"{names}. Put their NAME.pub into the roster (`emfed keys roster`)."
+            )
         if why:
             raise Refusal(Reason.NOT_NOW, why)
+        company = _Company.read(store).with_(self._names(keys, me, members))
+        if not company.within(self._rules.largest_changes):
+            raise Refusal(
+                Reason.NOT_NOW,
+                f"the sites that this one adds up with may change {self._rules.largest_changes} "
+                "times (largest_changes in its rules): what changes between two sums is told of "
+                "who came or went.",
+            )
+        company.write(store)
         if members not in told:
             history.add(ready, members).write(store)
         else:
@@ -306,6 +328,54 @@ class SiteSums:
             own = context + bytes([place])
             out.append(pack_words(keys.masked(words, bits, me, members, own), bits))
         return b"".join(out), len(members)
+
+    def _names(self, keys: RunKeys, me: int, members: Members) -> list[str]:
+        """The names of a set's members, by verified keys."""
+        return sorted({self.identity.name, *(keys.names[n] for n in members if n != me)})
+
+
+@final
+class _Company:
+    """With which sites this one added up last, in any run, and how often that changed.
+
+    Two sums over sets that differ by one site differ by that site's part, and a server can ask at
+    nearly the same statistics, in one run or in two. So every change counts, and the owner says
+    how many there may be.
+    """
+
+    def __init__(self, names: list[str], changes: int, known: bool) -> None:
+        self._names, self._changes, self._known = names, changes, known
+
+    @staticmethod
+    def _path(store: SiteStore) -> Path:
+        return store.directory.parent / "company"
+
+    @classmethod
+    def read(cls, store: SiteStore) -> _Company:
+        """What is on disk; damage is an error, since forgetting would tell."""
+        if store.disk.read(cls._path(store)) is None:
+            return cls([], 0, False)
+        about = load_checkpoint(cls._path(store), store.disk)[1]
+        return cls(about["names"], about["changes"], True)
+
+    def with_(self, names: list[str]) -> _Company:
+        """After a sum over these sites."""
+        if names == self._names:
+            return self
+        return _Company(names, self._changes + bool(self._names), False)
+
+    def within(self, limit: int | None) -> bool:
+        """Whether so many changes are allowed."""
+        return limit is None or self._changes <= limit
+
+    def write(self, store: SiteStore) -> None:
+        """Before the answer leaves, if it is news."""
+        path = self._path(store)
+        if self._known:
+            store.disk.settle(path)
+            return
+        about = {"names": self._names, "changes": self._changes}
+        save_checkpoint(path, {"none": np.empty(0)}, about, store.disk)
 
 
 @final

@@ -22,6 +22,12 @@ class Transport(ABC):
     received: int = 0
     """Bytes of messages that crossed, where an engine counts them."""
 
+    @property
+    def between_machines(self) -> bool:
+        """Whether sites have keys of their own: then sums over three or more are masked unless a
+        run says otherwise."""
+        return False
+
     @abstractmethod
     def workers(self) -> list[str]:
         """Keys of the workers that can be reached now."""

@@ -52,11 +52,13 @@ class SiteSettings:
 class PrivacySettings:
     """``[privacy]``: what the server cannot learn."""
 
-    masks: bool = False
-    """Whether sites tell sums alone; each needs a roster of the others' keys."""
+    masks: bool | None = None
+    """Whether sites tell sums alone; each needs a roster of the others' keys. Left out: so it is
+    where sites have keys and three or more are expected. Without masks, every site must have
+    allowed it in its rules."""
 
     def __post_init__(self) -> None:
-        if type(self.masks) is not bool:
+        if self.masks is not None and type(self.masks) is not bool:
             raise SettingsError(f"masks must be true or false; got {self.masks!r}.")
 
 
@@ -126,7 +128,7 @@ def read_config(path: str | Path) -> Config:
         raise SettingsError(f"{where}, [sites]: columns must be a list of names; got {columns!r}.")
     said = {name: table.get(name, {}) for name in ("model", "algorithm", "fit", "privacy")}
     private = read_settings(said["privacy"], f"{where}, [privacy]", PrivacySettings)
-    fit = {"scores": not private.masks, **said["fit"], "masks": private.masks}
+    fit = {"scores": True, **said["fit"], "masks": private.masks}
     settings = read_words(said["model"], said["algorithm"], fit, where, columns=columns)
     return Config(
         path,

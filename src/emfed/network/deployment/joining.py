@@ -26,7 +26,7 @@ from emfed.network.deployment.site import (
     write_site,
 )
 from emfed.network.keys import read_private_key
-from emfed.network.masking import Identity
+from emfed.network.masking import Identity, roster_digest
 
 logger = logging.getLogger(__name__)
 Report = Callable[[str, str], None]
@@ -56,10 +56,26 @@ class Guest(ABC):
 
     def __post_init__(self) -> None:
         self.folder = self.folder.resolve()
+        if self.authority is None:
+            self.rules = self.rules.on_this_machine()
 
     @property
     def _masks(self) -> tuple[Path, Path] | None:
         return None if self.roster is None or self.key is None else (self.key, self.roster)
+
+    def _company(self) -> str:
+        """With whom this site adds up, for its people to compare with what they were told."""
+        if self._masks is None:
+            bare = "it joins runs without masks alone" if self.rules.unmasked else "it joins no run"
+            return (
+                f"no roster of the other sites' keys: {bare}. `emfed keys roster` makes one from "
+                "everybody's NAME.pub"
+            )
+        found = Identity.read(*self._masks).roster
+        return (
+            f"sums with {', '.join(sorted(found))}; roster digest {roster_digest(found)}, the same "
+            "at every site"
+        )
 
     @property
     @final
@@ -113,6 +129,7 @@ class Guest(ABC):
             greeting = "; the server greets when all sites that it expects are there"
             for words in self.rules.gives_away():
                 report("rules", words)
+            report("masks", self._company())
             report("state", f"calling {self.address}{greeting if self.dry_run else ''}")
             self.work(report)
 

@@ -16,6 +16,7 @@ from emfed.fitting.words import in_toml
 from emfed.network import Transport
 from emfed.network.deployment.config import Config
 from emfed.network.deployment.status import Noted, Status
+from emfed.network.masking import SMALLEST_SET
 
 logger = logging.getLogger(__name__)
 MODEL = "model.emfed"
@@ -60,6 +61,9 @@ def _fit(transport: Noted, config: Config, status: Status) -> Served:
     sites, settings = config.sites, config.settings
     began = time.monotonic()
     _gather(transport, config, status)
+    if settings.masks is None:  # who is late is waited for, and not done without
+        many = sites.expected >= SMALLEST_SET
+        settings = settings.but(masks=transport.between_machines and many)
     status.say("running", rounds=settings.rounds or ROUNDS)
 
     def show(record: RoundRecord) -> None:

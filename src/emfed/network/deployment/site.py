@@ -43,6 +43,7 @@ from emfed.fitting.serving import rehearse
 from emfed.models import build_model
 from emfed.network import Site, SiteRules
 from emfed.network.masking import Identity
+from emfed.network.prices import FIRST_QUESTION
 
 JOURNAL, REHEARSAL = "messages.jsonl", "dry-run.jsonl"
 """Every message that left the site; every kind of message that would."""
@@ -184,5 +185,6 @@ def look_first(folder: Path, message: bytes) -> bytes:
 
 def describe(entry: Mapping[str, Any]) -> str:
     """A line of the journal in words; only replies belong to a round."""
-    when = f", round {entry['round']}" if entry["kind"] == "reply" else ""
+    in_round = entry["kind"] in ("reply", "masked") and entry["round"] < FIRST_QUESTION
+    when = f", round {entry['round']}" if in_round else ""
     return f"{entry['kind']}{when}, {entry['bytes']} bytes: {entry['content']}"

@@ -78,6 +78,10 @@ class Noted(Transport):
         self._inner = inner
         self.refusals: dict[str, str] = {}
 
+    @property
+    def between_machines(self) -> bool:
+        return self._inner.between_machines
+
     def workers(self) -> list[str]:
         return self._inner.workers()
 

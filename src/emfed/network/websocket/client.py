@@ -283,7 +283,9 @@ def join_server(
     """See `emfed.network.join`."""
     given = name or (directory.name if key is None else key.stem)
     identity = None if roster is None or key is None else Identity.read(key, roster)
-    site = Site(data, directory, rules=rules, journal=journal, columns=columns, identity=identity)
+    chosen = SiteRules() if rules is None else rules
+    chosen = chosen.on_this_machine() if ca is None else chosen
+    site = Site(data, directory, rules=chosen, journal=journal, columns=columns, identity=identity)
 
     def answer(message: bytes) -> bytes:
         before = len(site.warnings)
