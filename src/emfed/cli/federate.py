@@ -189,14 +189,18 @@ def join(
     device: Annotated[
         str | None, typer.Option(metavar="NAME", help="Compute on this site's GPU: cuda.")
     ] = None,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Wait for the next run when one is over.")
+    ] = False,
     engine: Annotated[
         str, typer.Option(help="websocket; or flower, where the server's run.toml says so.")
     ] = "websocket",
 ) -> None:
     """Take part with this site's rows: statistics leave, rows do not.
 
-    Runs until Ctrl-C, through crashes of its own and of the server. Every message that leaves is
-    shown here and kept in FOLDER/messages.jsonl.
+    Runs until the run is over or until Ctrl-C, through crashes of its own and of the server. Every
+    message that leaves is shown here and kept in FOLDER/messages.jsonl. The model, if the run hands
+    it out, is FOLDER/model.emfed.
     """
     from emfed.core.errors import SettingsError
     from emfed.data.files import TextForm
@@ -229,6 +233,7 @@ def join(
         form=TextForm(separator, decimal, encoding),
         device=device,
         roster=roster,
+        stay=stay,
     )
     guest.check()
     log_to(where / "logs" / "join.log")

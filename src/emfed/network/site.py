@@ -37,7 +37,7 @@ from emfed.core.protocols import (
     Rows,
     View,
 )
-from emfed.core.storage import DISK, Disk
+from emfed.core.storage import DISK, Disk, write_atomic
 from emfed.core.wire import (
     LARGEST_PAYLOAD,
     Header,
@@ -49,6 +49,7 @@ from emfed.core.wire import (
     decode_bundle,
     decode_constants,
     decode_count,
+    decode_end,
     decode_question,
     decode_request,
     decode_text,
@@ -79,6 +80,7 @@ from emfed.models.binding import (
 )
 from emfed.models.clusters import Buckets, Clusters
 from emfed.network import texts
+from emfed.network.addresses import printable
 from emfed.network.data import arrange, read_site
 from emfed.network.inprocess import (
     LoopFederation,
@@ -241,6 +243,10 @@ class Site:
         self.warnings: list[str] = []
         """What the owner should look at in these rows. The server is not told."""
         self._journal = Journal(None if journal is None else Path(journal))
+        self.delivered = self.directory / "model.emfed"
+        """Where the model file goes that a run hands out at its end."""
+        self.over = False
+        """Whether the last message said that a run is over."""
 
     @property
     def _width(self) -> int:
@@ -253,7 +259,7 @@ class Site:
 
     def step(self, message: bytes) -> bytes:
         """Answer one message."""
-        header, refusal = NOBODY, None
+        header, refusal, self.over = NOBODY, None, False
         try:
             self.disk.make_directory(self.directory)  # a lost disk may come back empty
             with self.disk.lock(self.directory / "lock"):
@@ -330,7 +336,19 @@ class Site:
             return self._question(header, body)
         if kind is Kind.SET:
             return self._set(header, body)
+        if kind is Kind.END:
+            return self._end(body)
         raise WireError(f"a worker has no answer to a {kind.name.lower()}.")
+
+    def _end(self, body: bytes) -> tuple[Kind, bytes, str]:
+        """A run is over; the model file is kept, if one came. It is read by nobody here."""
+        about, model = decode_end(body)
+        if model:
+            write_atomic(self.delivered, model)
+        self.over = True
+        kept = f"took its model, {len(model)} bytes, to {self.delivered}" if model else "no model"
+        rounds, stopped = (printable(str(about.get(name))[:80]) for name in ("rounds", "stopped"))
+        return Kind.END, b"", f"the run ended after {rounds} rounds ({stopped}); {kept}"
 
     # The opening.
 

@@ -30,11 +30,15 @@ class SiteSettings:
     """Seconds without enough sites after which the run ends, to be resumed."""
     admit: bool = True
     """Whether sites that come later are let in."""
+    deliver: bool = False
+    """Whether every site that took part gets the model file at the end."""
+    farewell: float = 60.0
+    """Seconds for which the server waits at the end for members that are away, to tell them."""
 
     def __post_init__(self) -> None:
         check_count("expected", self.expected)
         check_count("attempts", self.attempts)
-        for name in ("deadline", "wait", "give_up"):
+        for name in ("deadline", "wait", "give_up", "farewell"):
             check_range(name, getattr(self, name), 0, 1e9, open_low=name == "deadline")
         if self.minimum is not None and not 1 <= self.minimum <= self.expected:
             raise SettingsError(

@@ -56,7 +56,8 @@ class Host(ABC):
                 if status.get("rounds", 0) < (self.config.settings.rounds or 0):
                     logger.warning("the run is finished; `rounds` has no effect any more")
                 report(status)
-                return
+                if not status.get("untold"):
+                    return
             self.work(report)
 
     @abstractmethod

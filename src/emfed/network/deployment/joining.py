@@ -52,7 +52,10 @@ class Guest(ABC):
     """How the file is written, where it is text."""
     device: str | None = None
     """Where passes over the rows run: ``cuda``; None: here."""
+    stay: bool = False
+    """Whether the site waits for the next run when one is over."""
     _told: int = field(default=0, init=False)
+    _over: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.folder = self.folder.resolve()
@@ -153,6 +156,9 @@ class Guest(ABC):
                 entry = json.loads(line)
                 if entry["kind"] == "warning":  # the site's own, for nobody else
                     report("look at your rows", entry["content"])
+                elif entry["kind"] == "end":
+                    report("state", entry["content"])
+                    self._over = not self.stay
                 else:
                     report("would send" if self.dry_run else "sent", describe(entry))
             except (json.JSONDecodeError, KeyError):
@@ -174,14 +180,17 @@ class WebSocketGuest(Guest):
         def answer(message: bytes) -> bytes:
             reply = look_first(self.folder, message) if step is None else step(message)
             self.tell(report)
+            connection.over = self._over
             if self.dry_run and self.journal.exists():  # it comes as a whole
                 threading.Timer(0.5, stop.set).start()  # the refusal is to leave first
             return reply
 
-        SiteConnection(
+        connection = SiteConnection(
             self.address,
             answer,
             key=self.key,
             authority=self.authority,
             name=(self.key or self.data).stem,
-        ).run(stop, report)
+            stay=self.stay,
+        )
+        connection.run(stop, report)

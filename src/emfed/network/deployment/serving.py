@@ -7,19 +7,22 @@ import logging
 import time
 from pathlib import Path
 
-from emfed.core.errors import EmfedError, ParticipationError
+from emfed.core.errors import EmfedError, ParticipationError, WireError
 from emfed.core.records import RoundRecord
 from emfed.core.storage import remove_torn
+from emfed.core.wire import Header, Kind, encode_end, open_answer, seal
 from emfed.fitting.serving import Served, serve
 from emfed.fitting.settings import ROUNDS
 from emfed.fitting.words import in_toml
 from emfed.network import Transport
 from emfed.network.deployment.config import Config
+from emfed.network.deployment.site import MODEL
 from emfed.network.deployment.status import Noted, Status
 from emfed.network.masking import SMALLEST_SET
+from emfed.network.membership import Members
+from emfed.network.site import mark
 
 logger = logging.getLogger(__name__)
-MODEL = "model.emfed"
 LOOK_SECONDS = 0.2
 """Between two looks at who is connected."""
 
@@ -31,6 +34,9 @@ def serve_run(transport: Transport, config: Config, status: Status) -> None:
     """
     noted = Noted(transport)
     noted.refusals.update(status["refusals"] or {})
+    if status["state"] == "finished":
+        say_farewell(noted, config, status)
+        return
     try:
         served = _fit(noted, config, status)
         crossed = {"up": transport.received, "down": transport.sent}
@@ -53,7 +59,52 @@ def serve_run(transport: Transport, config: Config, status: Status) -> None:
         doubts=served.fitted.doubts,
         up=served.bytes_up,
         down=served.bytes_down,
+        untold=_members(config, served.stage).keys,
     )
+    say_farewell(noted, config, status)
+
+
+def _members(config: Config, stage: int) -> Members:
+    return Members.load(config.place("folder") / "fit" / f"stage-{stage:04d}" / "members")
+
+
+def say_farewell(transport: Noted, config: Config, status: Status) -> None:
+    """Tell members that the run is over, with the model file where the run hands it out.
+
+    Those who are away are waited for; whoever is not told by then is told when `emfed serve` is
+    started again. A site that was refused is told, and gets no model.
+    """
+    members, sites = _members(config, status["stages"] or 1), config.sites
+    model = (config.place("output") / MODEL).read_bytes() if sites.deliver else b""
+    about = {
+        "rounds": status["round"],
+        "stopped": str(status["stopped"]),
+        "doubts": status["doubts"] or [],
+    }
+    untold, end = set(status["untold"] or ()), time.monotonic() + sites.farewell
+    while untold:
+        messages = {}
+        for number, key in enumerate(members.keys):
+            if key in untold:
+                mine = mark(members.settings[number], members.instances[number])
+                header = Header(Kind.END, members.run, 0, number, mine)
+                messages[key] = header, encode_end(about, b"" if key in status["refusals"] else model)
+        here = [key for key in transport.workers() if key in messages]
+        wires = {key: seal(*messages[key]) for key in here}
+        for key, answer in transport.deliver(wires, min(sites.deadline, 10.0)):
+            try:
+                kind = None if key not in here else open_answer(answer, messages[key])[0].kind
+            except WireError:
+                continue
+            if kind is Kind.END or kind is Kind.REFUSAL:  # an older release refuses it
+                untold.discard(key)
+                logger.info("%s knows that the run is over", key)
+        status.say("finished", untold=sorted(untold))
+        if time.monotonic() > end:
+            logger.warning("not told that the run is over: %s", ", ".join(sorted(untold)))
+            return
+        if untold:
+            time.sleep(LOOK_SECONDS)
 
 
 def _fit(transport: Noted, config: Config, status: Status) -> Served:

@@ -45,6 +45,7 @@ from emfed.network import Site, SiteRules
 from emfed.network.masking import Identity
 from emfed.network.prices import FIRST_QUESTION
 
+MODEL = "model.emfed"
 JOURNAL, REHEARSAL = "messages.jsonl", "dry-run.jsonl"
 """Every message that left the site; every kind of message that would."""
 
@@ -134,7 +135,7 @@ def _about(folder: Path) -> dict[str, Any]:
 def open_site(folder: Path) -> Site:
     """The site that `write_site` described."""
     about = _about(folder)
-    return Site(
+    site = Site(
         read_rows(about["data"]),
         folder / "memory",
         rules=SiteRules(**about["rules"]),
@@ -143,6 +144,8 @@ def open_site(folder: Path) -> Site:
         device=about["data"].get("device"),
         identity=None if about.get("masks") is None else Identity.read(*map(Path, about["masks"])),
     )
+    site.delivered = folder / MODEL
+    return site
 
 
 def read_rows(about: Mapping[str, Any]) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, final
 from emfed.core.errors import WireError
 from emfed.core.wire import Kind, Reason, decode_refusal, kind_of, open_refusal
 from emfed.network import Transport
+from emfed.network.addresses import printable
 
 STATUS, LOCK, HOST_LOCK = "status.json", "server.lock", "host.lock"
 KEPT = ("round", "up", "down", "refusals")
@@ -29,9 +30,11 @@ class Status:
 
     def __init__(self, folder: Path, report: Report | None = None) -> None:
         self._path, self._report = folder / STATUS, report
+        self._content: dict[str, Any]
         before = read_status(folder)
-        self._content: dict[str, Any] = {"pid": os.getpid()}
-        self._content |= {name: before[name] for name in KEPT if name in before}
+        kept = before if before.get("state") == "finished" else KEPT
+        self._content = {name: before[name] for name in kept if name in before}
+        self._content["pid"] = os.getpid()
 
     def __getitem__(self, name: str) -> Any:
         return self._content.get(name, 0)
@@ -99,6 +102,6 @@ class Noted(Transport):
             if kind_of(answer) is Kind.REFUSAL:
                 reason, words, _ = decode_refusal(open_refusal(answer)[1])
                 if reason in (Reason.REFUSED, Reason.NOT_NOW):
-                    self.refusals[key] = "".join(c if c.isprintable() else "?" for c in words)
+                    self.refusals[key] = printable(words)
         except WireError:
             return

@@ -82,7 +82,7 @@ class FlowerGuest(Guest):
         while supernode.alive:
             over = self.dry_run and self.journal.exists()  # it comes as a whole
             self.tell(report)
-            if over:
+            if over or self._over:
                 return None
             if not resident.alive:
                 logger.warning("the site's program ended with code %s", resident.code)

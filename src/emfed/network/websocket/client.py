@@ -28,6 +28,7 @@ from emfed.core.errors import EmfedError, SettingsError
 from emfed.network.addresses import (
     alone,
     check_insecure_site,
+    printable,
     split_address,
     terminated_as_interrupted,
 )
@@ -41,6 +42,7 @@ from emfed.network.websocket.greeting import (
     GREETING_SECONDS,
     HELLO,
     NONCE_BYTES,
+    OVER,
     SILENCE_SECONDS,
     WELCOME,
     encode_proof,
@@ -66,7 +68,8 @@ class SiteConnection:
 
     With ``key`` and ``authority`` both ends show who they are; without, there is no TLS, the server
     is on this machine, and the site calls itself ``name``. ``proxy`` is the address of an HTTP
-    proxy, True for that of the environment (HTTPS_PROXY, NO_PROXY), None for none.
+    proxy, True for that of the environment (HTTPS_PROXY, NO_PROXY), None for none. Without ``stay``
+    it ends when the server says that its runs are over.
     """
 
     def __init__(
@@ -79,10 +82,13 @@ class SiteConnection:
         name: str = "trial",
         proxy: str | Literal[True] | None = True,
         silence: float = SILENCE_SECONDS,
+        stay: bool = True,
     ) -> None:
         split_address(address)
         self.address, self.name, self._step = address, check_site_name(name), step
-        self._proxy, self._silence = proxy, silence
+        self._proxy, self._silence, self._stays = proxy, silence, stay
+        self.over = False
+        """Set by ``step``, or by a server that ends for good: nothing more is to be answered."""
         self._key: PrivateKey | None = None
         self._context: ssl.SSLContext | None = None
         if key is None and authority is None:
@@ -111,6 +117,7 @@ class SiteConnection:
                 # Short waits: on every system, signals are heard between two of them.
                 if wait([working], timeout=0.1).done:
                     working.result()
+                    return
         finally:
             with contextlib.suppress(TimeoutError):
                 background.run(self._leave(), 3.0)
@@ -128,6 +135,9 @@ class SiteConnection:
             while True:
                 began = loop.time()
                 why = await self._call(worker, report)
+                if self.over:
+                    report("state", why)
+                    return
                 failures = 1 if loop.time() - began > STEADY_SECONDS else failures + 1
                 longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (failures - 1))
                 pause = longest * (0.5 + 0.5 * secrets.randbelow(1 << 20) / (1 << 20))
@@ -165,7 +175,8 @@ class SiteConnection:
                 finally:
                     self._line = None
                     watching.cancel()
-                ended = f"{self.address} ended the connection"
+                self.over |= line.close_code == OVER and not self._stays
+                ended = "the run is over" if self.over else f"{self.address} ended the connection"
                 return EXPLANATIONS.get(line.close_code or 1000, ended)
         except (OSError, WebSocketException, TimeoutError) as error:
             return explain(error, self.address, fatal=not self._welcomed)
@@ -190,8 +201,7 @@ class SiteConnection:
             raise InvalidHandshake
         return printable(welcome[len(WELCOME) :].decode(errors="replace"))
 
-    @staticmethod
-    async def _answer_all(line: ClientConnection, worker: Worker) -> None:
+    async def _answer_all(self, line: ClientConnection, worker: Worker) -> None:
         """One question after the other; an empty answer says that there is none."""
         async for question in line:
             try:
@@ -200,6 +210,8 @@ class SiteConnection:
                 logger.exception("a question could not be answered")
                 answer = b""
             await line.send(answer)
+            if self.over:
+                return
 
     async def _watch(self, line: SiteLine) -> None:
         """Keep a quiet line open, and cut one on which nothing comes any more."""
@@ -211,11 +223,6 @@ class SiteConnection:
             if count % 2 == 0:
                 with contextlib.suppress(ConnectionClosed):
                     await line.poke()
-
-
-def printable(words: str) -> str:
-    """Words of the other end, without what could command a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in words)
 
 
 def explain(error: Exception, address: str, fatal: bool = False) -> str:
