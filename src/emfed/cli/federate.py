@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from emfed.cli.control import folder_of
 from emfed.cli.help import Command, examples
 from emfed.cli.tables import Decimal, Encoding, Separator, listed
 
@@ -128,8 +129,8 @@ def refusal_lines(status: dict[str, Any]) -> list[str]:
 def status_line(status: dict[str, Any]) -> str:
     """Where a run stands, in one line."""
     state = status.get("state")
-    if state == "waiting":
-        return f"waiting: {status.get('why', '')}"
+    if state in ("waiting", "paused"):
+        return f"{state}: {status.get('why', '')}"
     if state == "failed":
         return f"failed: {status.get('error', '')}"
     if state == "running" and "round" not in status:
@@ -268,11 +269,7 @@ def status(
     from emfed.network.addresses import alone
     from emfed.network.deployment.status import LOCK, read_status
 
-    folder = where
-    if where.is_file():
-        from emfed.network.deployment.config import read_config
-
-        folder = read_config(where).place("folder")
+    folder = folder_of(where)
     if (folder / "site.json").exists():
         _site_status(folder, json_output)
         return

@@ -13,6 +13,7 @@ from emfed.core.errors import EmfedError, SettingsError
 from emfed.core.storage import remove_torn, write_atomic
 from emfed.network.addresses import alone, check_insecure_server
 from emfed.network.deployment.config import Config
+from emfed.network.deployment.orders import read_orders
 from emfed.network.deployment.serving import serve_run
 from emfed.network.deployment.status import HOST_LOCK, LOCK, Report, Status, read_status
 from emfed.network.keys import check_certificate
@@ -55,9 +56,12 @@ class Host(ABC):
             if status.get("state") == "finished":
                 if status.get("rounds", 0) < (self.config.settings.rounds or 0):
                     logger.warning("the run is finished; `rounds` has no effect any more")
-                report(status)
-                if not status.get("untold"):
-                    return
+                if (read_orders(self.folder).rounds or 0) > status.get("round", 0):
+                    Status(self.folder).say("waiting", why="the run goes on to a new limit")
+                else:
+                    report(status)
+                    if not status.get("untold"):
+                        return
             self.work(report)
 
     @abstractmethod
@@ -78,7 +82,8 @@ class WebSocketHost(Host):
                 raise EmfedError(f"another server works in {self.folder}.")
             place = self.config.server
             with WebSocketTransport(place.host, place.port, self.keys) as transport:
-                serve_run(transport, self.config, Status(self.folder, report))
+                status = Status(self.folder, report)
+                serve_run(transport, self.config, status, secure=self.keys is not None)
 
 
 def recognise(folder: Path, config: Config) -> None:

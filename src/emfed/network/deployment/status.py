@@ -15,6 +15,7 @@ from emfed.core.errors import WireError
 from emfed.core.wire import Kind, Reason, decode_refusal, kind_of, open_refusal
 from emfed.network import Transport
 from emfed.network.addresses import printable
+from emfed.network.deployment.orders import Door
 
 STATUS, LOCK, HOST_LOCK = "status.json", "server.lock", "host.lock"
 KEPT = ("round", "up", "down", "refusals")
@@ -72,28 +73,55 @@ def log_to(path: Path) -> None:
 
 @final
 class Noted(Transport):
-    """A transport that keeps the words of refusals, for people; what follows is decided elsewhere.
+    """A transport that keeps, for people, what went through it; and leaves out who is shut out.
 
     ``refusals`` has the workers whose last answer was that they will not take part, or not now.
+    ``contacts`` has for each worker when it last answered and how many seconds that took, and
+    ``traffic`` messages and bytes by direction and kind.
     """
 
-    def __init__(self, inner: Transport) -> None:
-        self._inner = inner
+    def __init__(self, inner: Transport, door: Door | None = None) -> None:
+        self._inner, self._door = inner, Door(None, None) if door is None else door
         self.refusals: dict[str, str] = {}
+        self.contacts: dict[str, tuple[float, float]] = {}
+        self.traffic: dict[str, dict[str, list[int]]] = {"up": {}, "down": {}}
+        self._known: set[str] = set()
 
     @property
     def between_machines(self) -> bool:
         return self._inner.between_machines
 
     def workers(self) -> list[str]:
-        return self._inner.workers()
+        here = self._inner.workers()
+        self._known |= {*here}
+        out = self.shut_out()
+        return [key for key in here if key not in out]
+
+    def shut_out(self) -> Mapping[str, str]:
+        return self._door.out(self._known)
 
     def deliver(
         self, messages: Mapping[str, bytes], deadline: float
     ) -> Iterator[tuple[str, bytes]]:
-        for key, answer in self._inner.deliver(messages, deadline):
+        self._known |= {*messages}
+        out, began = self.shut_out(), time.monotonic()
+        sent = {key: message for key, message in messages.items() if key not in out}
+        for message in sent.values():
+            self._count("down", message)
+        for key, answer in self._inner.deliver(sent, deadline):
+            self.contacts[key] = time.time(), time.monotonic() - began
+            self._count("up", answer)
             self.note(key, answer)
             yield key, answer
+
+    def _count(self, direction: str, message: bytes) -> None:
+        try:
+            kind = kind_of(message).name.lower().replace("_", " ")
+        except WireError:
+            kind = "unreadable"
+        row = self.traffic[direction].setdefault(kind, [0, 0])
+        row[0] += 1
+        row[1] += len(message)
 
     def note(self, key: str, answer: bytes) -> None:
         """Keep or forget a refusal; its words come from elsewhere and may hold anything."""

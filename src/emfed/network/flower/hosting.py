@@ -25,7 +25,7 @@ from emfed.network.flower.processes import (
     wait_until,
     without_proxy,
 )
-from emfed.network.flower.server import CONFIG, HOST
+from emfed.network.flower.server import CONFIG, HOST, SECURE
 from emfed.network.keys import read_site_keys
 
 logger = logging.getLogger(__name__)
@@ -77,6 +77,7 @@ class FlowerHost(Host):
         superlink = link.superlink(**{CONFIG: str(self.config.path)})
         slowly = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "1"}  # it has one task in all
         ours = {CONFIG: str(self.config.path), HOST: self.name}
+        ours[SECURE] = "0" if self.keys is None else "1"
         superexec = link.superexec(**ours, **slowly)
         self._children = [superlink, superexec]
         superlink.start()

@@ -20,8 +20,9 @@ from emfed.network.flower.transport import GridTransport
 
 logger = logging.getLogger(__name__)
 CONFIG = "EMFED_CONFIG"
-HOST = "EMFED_HOST"
-"""The environment variable that names the ``emfed serve`` that started us: see `orphaned`."""
+HOST, SECURE = "EMFED_HOST", "EMFED_SECURE"
+"""The environment variable that names the ``emfed serve`` that started us (see `orphaned`), and one that says whether
+sites have keys."""
 
 
 def server_app(config: str | Path | None = None) -> ServerApp:
@@ -71,4 +72,5 @@ def run_server(grid: Grid, config: Config) -> None:
             raise EmfedError(f"another server works in {folder}.")
         if host := os.environ.get(HOST):
             threading.Thread(target=_end_with_host, args=(folder, host), daemon=True).start()
-        serve_run(GridTransport(grid), config, Status(folder))
+        secure = os.environ.get(SECURE) == "1"
+        serve_run(GridTransport(grid), config, Status(folder), secure)
