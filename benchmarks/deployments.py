@@ -35,8 +35,8 @@ from emfed.network.store import SiteStore
 COMMAND = [sys.executable, "-c", "from emfed.cli.main import main; main()"]
 AT_SERVER = {
     "superlink": "emfed.network.flower.superlink",
-    "superexec": "flower_superexec",
-    "server app": "flwr_serverapp",
+    "superexec": "import superexec",
+    "server app": "import serverapp",
 }
 AT_SITE = {"supernode": "flower_supernode", "resident": "emfed.network.flower.resident"}
 """Processes, and a word of their command lines."""

@@ -13,7 +13,7 @@ import hashlib
 import logging
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -130,6 +130,8 @@ ANSWERS = {
     "validation": "mean log-likelihoods of rows that were held out, and what adapting gains",
 }
 """What the journal calls an answer."""
+MORE = "; another run follows"
+"""How the journal's line of an end closes where the server goes on."""
 SMALLEST_CLUSTER = 2
 """The fewest rows of a cluster that the k-means of a start tells of: one is its own mean."""
 NO_ROSTER = (
@@ -245,6 +247,8 @@ class Site:
         self._journal = Journal(None if journal is None else Path(journal))
         self.delivered = self.directory / "model.emfed"
         """Where the model file goes that a run hands out at its end."""
+        self.approve: Callable[[Mapping[str, Any]], None] | None = None
+        """Called with what a hello says; raises `Refusal` where the owner has not agreed."""
         self.over = False
         """Whether the last message said that a run is over."""
 
@@ -345,10 +349,11 @@ class Site:
         about, model = decode_end(body)
         if model:
             write_atomic(self.delivered, model)
-        self.over = True
+        self.over = about.get("more") is not True  # another run follows
         kept = f"took its model, {len(model)} bytes, to {self.delivered}" if model else "no model"
         rounds, stopped = (printable(str(about.get(name))[:80]) for name in ("rounds", "stopped"))
-        return Kind.END, b"", f"the run ended after {rounds} rounds ({stopped}); {kept}"
+        more = "" if self.over else MORE
+        return Kind.END, b"", f"the run ended after {rounds} rounds ({stopped}); {kept}{more}"
 
     # The opening.
 
@@ -361,6 +366,8 @@ class Site:
             self.rules.check_model(named)
         if named != SPARSE:
             self.rules.check_size(counts_named(description) * self._width, self._cells)
+        if self.approve is not None:
+            self.approve(content)
         model = build_model(description)
         masked = content.get("masks") is True
         if not masked and not self.rules.unmasked:

@@ -36,9 +36,7 @@ DETAIL_SECONDS, COMPONENTS_SECONDS, HISTORY = 0.5, 2.0, 240
 how many rounds people are shown."""
 
 
-def serve_run(
-    transport: Transport, config: Config, status: Status, secure: bool = False
-) -> None:
+def serve_run(transport: Transport, config: Config, status: Status, secure: bool = False) -> None:
     """Fit, from the beginning or from where an earlier process was killed, and leave the model.
 
     The caller holds the lock of the run's folder. ``secure``: sites are known by the server's keys,
@@ -93,6 +91,7 @@ def say_farewell(transport: Noted, config: Config, status: Status) -> None:
         "rounds": status["round"],
         "stopped": str(status["stopped"]),
         "doubts": status["doubts"] or [],
+        "more": config.more,
     }
     out = status["refusals"] or {}
     untold, end = set(status["untold"] or ()), time.monotonic() + sites.farewell
@@ -215,7 +214,9 @@ class _Shown:
         with contextlib.suppress(CheckpointError, OSError, IndexError):
             members = Members.load(stages[-1])
             counts = members.counts.tolist()
-            rows = {k: None if members.roster else n for k, n in zip(members.keys, counts, strict=True)}
+            rows = {
+                k: None if members.roster else n for k, n in zip(members.keys, counts, strict=True)
+            }
         here, out = {*transport.workers()}, transport.shut_out()
         refusals = {**transport.refusals, **out}
         table = {}
@@ -257,7 +258,9 @@ def _gather(transport: Noted, config: Config, status: Status) -> None:
         paused = read_orders(folder).paused
         why = f"{len(here)} of {sites.expected} sites are here"
         state = "paused" if paused else "waiting"
-        status.say(state, online=here, why=why + ", paused by the operator" * paused, **shown.sites())
+        status.say(
+            state, online=here, why=why + ", paused by the operator" * paused, **shown.sites()
+        )
         waited = time.monotonic() - began
         enough = len(here) >= sites.expected or (waited > sites.wait and len(here) >= sites.fewest)
         if (folder / "fit").exists() and len(here) >= sites.fewest:

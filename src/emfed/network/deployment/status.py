@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import logging.handlers
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, final
 
@@ -21,7 +23,9 @@ STATUS, LOCK, HOST_LOCK = "status.json", "server.lock", "host.lock"
 KEPT = ("round", "up", "down", "refusals")
 """What a program that goes on takes over from the status of the one before."""
 LONGEST_LOG = 5_000_000
-"""Bytes after which a log begins anew; one older part is kept."""
+"""Bytes after which a log begins anew."""
+OLDER_LOGS = 3
+"""Older parts of a log that are kept."""
 Report = Callable[[dict[str, Any]], None]
 
 
@@ -59,16 +63,38 @@ def read_status(folder: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def log_to(path: Path) -> None:
-    """What the library says goes to a file, which begins anew when it is long."""
+class _AsJson(logging.Formatter):
+    """A line of JSON for each record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+@contextlib.contextmanager
+def logging_to(path: Path, as_json: bool = False) -> Iterator[None]:
+    """Within, what the library says goes to a file, which begins anew when it is long."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.handlers.RotatingFileHandler(
-        path, maxBytes=LONGEST_LOG, backupCount=1, encoding="utf-8"
+        path, maxBytes=LONGEST_LOG, backupCount=OLDER_LOGS, encoding="utf-8"
     )
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(_AsJson() if as_json else plain)
     ours = logging.getLogger("emfed")
     ours.addHandler(handler)
     ours.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        ours.removeHandler(handler)
+        handler.close()
 
 
 @final

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from emfed.core.errors import EmfedError
 from emfed.network.addresses import alone, split_address
 from emfed.network.deployment.config import Config
+from emfed.network.deployment.console import SILENT_SECONDS
 from emfed.network.deployment.hosting import Host
 from emfed.network.deployment.status import LOCK, Report, read_status
 from emfed.network.flower.deployment import Link
@@ -147,6 +148,17 @@ class FlowerHost(Host):
             logger.warning("%s", error)
         return False
 
+    def _wake(self) -> None:
+        """Submit the run again if its program lives and has said nothing for too long."""
+        status, sites = read_status(self.folder), self.config.sites
+        longest = SILENT_SECONDS + (sites.deadline + 30.0) * sites.attempts
+        quiet = time.time() - max(float(status.get("time", 0.0)), self._submitted)
+        if status.get("state") == "running" and quiet > longest:
+            logger.warning(
+                "the server's program has said nothing for %.0f s: starting it anew", quiet
+            )
+            self._submit()
+
     def _revive(self) -> None:
         """Submit the run again if its program is gone: it goes on from what it left."""
         with alone(self.folder / LOCK) as gone:
@@ -154,6 +166,7 @@ class FlowerHost(Host):
         now = time.monotonic()
         if not gone:
             self._seen, self._up = now, True
+            self._wake()
         elif now - self._seen > (2 if self._up else START):
             self._deaths += 1
             if self._deaths > FRUITLESS:

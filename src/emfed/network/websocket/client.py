@@ -32,7 +32,14 @@ from emfed.network.addresses import (
     split_address,
     terminated_as_interrupted,
 )
-from emfed.network.keys import PrivateKey, check_site_name, read_private_key
+from emfed.network.keys import (
+    NEXT,
+    PrivateKey,
+    check_site_name,
+    fingerprint,
+    read_private_key,
+    show_fingerprint,
+)
 from emfed.network.masking import Identity
 from emfed.network.rules import SiteRules
 from emfed.network.site import Site
@@ -43,7 +50,9 @@ from emfed.network.websocket.greeting import (
     HELLO,
     NONCE_BYTES,
     OVER,
+    REMOVED,
     SILENCE_SECONDS,
+    UNKNOWN,
     WELCOME,
     encode_proof,
     new_process,
@@ -101,6 +110,9 @@ class SiteConnection:
             )
         else:
             self._key, self._context = read_private_key(key), site_context(authority)
+        self._key_file = key
+        self._trying: Path | None = None
+        """The next key, while it is shown to the server."""
         self._process = new_process()
         self._line: SiteLine | None = None
         self._welcomed = False
@@ -167,6 +179,10 @@ class SiteConnection:
                 async with asyncio.timeout(GREETING_SECONDS):
                     name = await self._greet(line)
                 self._line, self._welcomed = line, True
+                if self._trying is not None and self._key_file is not None:
+                    self._trying.replace(self._key_file)
+                    self._trying = None
+                    report("state", "the server has taken this site's next key: it is in use now")
                 report("state", f"connected to {self.address} as {name}")
                 logger.info("connected to %s as %s", self.address, name)
                 watching = asyncio.create_task(self._watch(line))
@@ -175,11 +191,25 @@ class SiteConnection:
                 finally:
                     self._line = None
                     watching.cancel()
-                self.over |= line.close_code == OVER and not self._stays
-                ended = "the run is over" if self.over else f"{self.address} ended the connection"
-                return EXPLANATIONS.get(line.close_code or 1000, ended)
+                return "the run is over" if self.over else f"{self.address} ended the connection"
         except (OSError, WebSocketException, TimeoutError) as error:
+            closed = error.rcvd if isinstance(error, ConnectionClosed) else None
+            code = 0 if closed is None else closed.code
+            self.over |= code == OVER and not self._stays
+            if code in (UNKNOWN, REMOVED) and self._key_file is not None:
+                return self._other_key(code, self._key_file)
             return explain(error, self.address, fatal=not self._welcomed)
+
+    def _other_key(self, code: int, path: Path) -> str:
+        """Where the server does not take this key, try the next one, if there is one; and back."""
+        following = path.with_name(path.name + NEXT)
+        if following.exists():
+            self._trying = None if self._trying else following
+            self._key = read_private_key(self._trying or path)
+            return "the server does not take this site's key: trying its other one"
+        assert self._key is not None
+        shown = show_fingerprint(fingerprint(self._key.public_key()))
+        return f"{EXPLANATIONS[code]} (this site's key is {shown})"
 
     async def _greet(self, line: SiteLine) -> str:
         """Show who this is; the name under which the server knows us."""
