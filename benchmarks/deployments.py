@@ -165,6 +165,12 @@ class Deployment:
                 os.kill(pid, signal.SIGKILL)
         return bool(found)
 
+    def stop(self, name: str) -> None:
+        """Ask ``serve`` or a site to end, and wait for that."""
+        process = self._processes[name]
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
     @property
     def status(self) -> dict[str, Any]:
         """What the server's program last said."""

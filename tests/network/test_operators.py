@@ -222,7 +222,16 @@ def test_the_page_shows_a_run_live_in_a_real_browser(tmp_path: Path, browser: Br
         later.start()
         live = 'document.getElementById("headline").innerText.includes("round 8 of 40")'
         seen = browser.look(address, 800, tmp_path / "page.png", until=live)
-    for words in ("oslo", "300", "<b>the owner</b> describes no group", "0.75", "900 B", "1.25"):
+    for words in (
+        "oslo",
+        "300",
+        "<b>the owner</b> describes no group",
+        "component 1",
+        "0.75",
+        "2, 3",
+        "900 B",
+        "1.25",
+    ):
         assert words in seen["text"], words
     assert seen["console"] == [], "the page keeps to its own policy"
     assert seen["page"] <= 800
@@ -451,7 +460,7 @@ def test_files_that_unpack_to_more_than_the_memory_are_refused_unread(
     with pytest.raises(DataError, match="unpacks to"):
         files.read_cells(tmp_path / "rows.csv.gz")
     pl.DataFrame({"a": np.zeros(10 << 20)}).write_parquet(tmp_path / "rows.parquet")
-    assert (tmp_path / "rows.parquet").stat().st_size < 10_000
+    assert (tmp_path / "rows.parquet").stat().st_size < 50_000
     with pytest.raises(DataError, match="unpacks to"):
         files.read_cells(tmp_path / "rows.parquet")
     with pytest.raises(DataError, match="unpacks to"):

@@ -156,9 +156,10 @@ class ParquetRows(Source):
     @cached_property
     def _spans(self) -> IntArray:
         """The rows of the file, ``(start, stop)`` each."""
-        count, size = parquet_rows(self.path), self.path.stat().st_size
-        if count * len(self.columns) * self.dtype.itemsize > BOMB_RATIO * size:
-            check_fits(count * len(self.columns) * self.dtype.itemsize, str(self.path))
+        count = parquet_rows(self.path)
+        needed = count * len(self.columns or ()) * self.dtype.itemsize
+        if needed > BOMB_RATIO * self.path.stat().st_size:
+            check_fits(needed, str(self.path))
         if self._ranges is None:
             return np.array([[0, count]], dtype=np.int64)
         edges = self._ranges

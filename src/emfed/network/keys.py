@@ -437,7 +437,7 @@ def _pem(key: PrivateKey) -> bytes:
 def write_private(path: Path, data: bytes) -> None:
     """Write so that the bytes are at no moment readable by others."""
     path.unlink(missing_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(data)
 

@@ -31,22 +31,19 @@ function draw(history) {
 }
 
 function components(arrays) {
-  const shown = Object.entries(arrays).map(([name, value]) => {
-    const section = document.createElement("section"), head = document.createElement("h3");
+  const lists = Object.entries(arrays).filter(([, value]) => Array.isArray(value));
+  const number = Math.max(0, ...lists.map(([name, value]) => name === "weights" ? value.length : 0));
+  const each = lists.filter(([, value]) => number && value.length === number);
+  const rest = Object.entries(arrays).filter(([name]) => !each.some(([other]) => other === name));
+  const words = (value) => [value].flat(9).slice(0, 24).map(short).join(", ");
+  const rows = [...Array(number).keys()].map((k) => [`component ${k}`, ...each.map(([, value]) => words(value[k]))]);
+  at("heads").replaceChildren(...["", ...each.map(([name]) => name)].map((name) => {
+    const head = document.createElement("th");
+    head.scope = "col";
     head.textContent = name;
-    const table = document.createElement("table"), body = document.createElement("tbody");
-    const rows = Array.isArray(value) ? value.map((v) => Array.isArray(v) ? v.flat(9) : [v]) : [[value]];
-    const wide = Array.isArray(value) && value.every((v) => !Array.isArray(v)) ? [value] : rows;
-    for (const values of wide) {
-      const row = document.createElement("tr");
-      for (const v of values.slice(0, 12)) cell(row, short(v), true);
-      body.append(row);
-    }
-    table.append(body);
-    section.append(head, table);
-    return section;
-  });
-  at("components").replaceChildren(...shown);
+    return head;
+  }));
+  fill("components", [...rows, ...rest.map(([name, value]) => [name, words(value)])]);
 }
 
 function ask(pending) {

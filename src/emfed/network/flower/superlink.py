@@ -6,8 +6,8 @@ protects. Whoever reaches the port could register a key or start a program of th
 site. So this module starts the very same SuperLink with one layer in front: only peers on this
 machine who show a secret of the server's owner get past ``/v1/fleet/`` and ``/health``, since
 starting a run executes a program under the owner's account. (Flower protects *runtime* by a token
-that stands in the list of processes; `runtime.py` shows the secret with it.) Requests larger than any of ours are refused unread: Flower reads a
-request before it looks who sent it.
+that stands in the list of processes; `runtime.py` shows the secret with it.) Requests larger than
+any of ours are refused unread: Flower reads a request before it looks who sent it.
 """
 
 from __future__ import annotations
