@@ -38,6 +38,8 @@ step_size = 0.5
 tol = 0.0
 rounds = 100000
 seed = 5
+[privacy]
+masks = false
 [sites]
 expected = 4
 minimum = 2
@@ -46,6 +48,10 @@ attempts = 40
 deliver = true
 farewell = 5.0
 """
+RULES = (
+    "unmasked = true\nlargest_rounds = false\nlargest_choices = false\nlargest_changes = false\n"
+)
+"""The evening has more rounds and changes than careful owners answer to."""
 FARTHEST = 0.05
 """Largest difference of a mean from that of EM over the rows of those who stayed: the last rounds
 are quantised."""
@@ -60,6 +66,9 @@ class Evening:
         self.run = deployment.folder / "run"
         self.said: list[str] = []
         self.silence = 0.0
+
+    def join(self, name: str) -> None:
+        self.deployment.join(name, "--rules", "rules.toml")
 
     def site(self) -> str:
         return str(self.source.choice(list(self.deployment.tables)))
@@ -101,7 +110,7 @@ class Evening:
         self.deployment.stop(name)
         shutil.rmtree(memory)
         shutil.copytree(backup, memory)
-        self.deployment.join(name)
+        self.join(name)
         return name
 
     def expelled_and_readmitted(self) -> str:
@@ -144,7 +153,10 @@ def evening(folder: Path, events: int, seed: int) -> dict[str, Any]:
     began, over = time.monotonic(), threading.Event()
     with Deployment(folder, mixture_tables(4), CONFIG) as deployment:
         night = Evening(deployment, seed)
-        deployment.start()
+        (folder / "rules.toml").write_text(RULES, encoding="utf-8")
+        deployment.serve()
+        for name in deployment.tables:
+            night.join(name)
         deployment.wait_for_round(5, 120)
         threading.Thread(target=night.watch, args=(over,), daemon=True).start()
         for number in range(events):

@@ -91,10 +91,8 @@ def test_at_the_end_sites_are_told_get_the_model_and_end(tmp_path: Path) -> None
 class Ordered:
     """A run in this process whose operator says things when a round is reached."""
 
-    def __init__(
-        self, folder: Path, orders: dict[int, Callable[[], object]], more: str = ""
-    ) -> None:
-        (folder / "run.toml").write_text(configured(40, 3, more))
+    def __init__(self, folder: Path, orders: dict[int, Callable[[], object]]) -> None:
+        (folder / "run.toml").write_text(configured(24, 3))
         self.config = read_config(folder / "run.toml")
         self.folder = self.config.place("folder")
         self.folder.mkdir()
@@ -138,10 +136,10 @@ def test_who_is_expelled_counts_no_longer_and_may_return(tmp_path: Path) -> None
     def expel_there() -> None:
         change_orders(tmp_path / "again" / "run", expelled={"s2": "for a while"})
 
-    back = Ordered(tmp_path / "again", {5: expel_there, 12: readmit})
+    back = Ordered(tmp_path / "again", {5: expel_there, 9: readmit})
     assert "s2" not in back.run()["refusals"]
     answers = [s["answered"] for s in back.said if s["state"] == "running" and "answered" in s]
-    assert min(answers[6:12]) == 2
+    assert min(answers[6:9]) == 2
     assert answers[-1] == 3
 
 
@@ -157,12 +155,12 @@ def test_a_run_is_paused_extended_and_finished_by_the_operator(tmp_path: Path) -
         {
             5: pause,
             10: lambda: change_orders(folder, rounds=60),
-            50: lambda: change_orders(folder, finish=True),
+            30: lambda: change_orders(folder, finish=True),
         },
     )
     summary = run.run()
     assert any(status["state"] == "paused" for status in run.said)
-    assert summary["rounds"] == 50
+    assert summary["rounds"] == 30
     assert run.said[-1]["state"] == "finished"
 
 
