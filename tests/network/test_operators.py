@@ -70,21 +70,27 @@ def configured(rounds: int = 3, sites: int = 2, more: str = "") -> str:
     return CONFIG.format(rounds=rounds, sites=sites) + more
 
 
-def test_at_the_end_sites_are_told_get_the_model_and_end(tmp_path: Path) -> None:
+def test_after_the_last_run_sites_are_told_get_the_model_and_end(tmp_path: Path) -> None:
     with Deployment(tmp_path / "d", mixture_tables(3), configured(sites=3)) as deployment:
-        serve = deployment.serve()
+        place = f'port = {deployment.port}\nkeys = "{deployment.keys}"\n'
+        place += 'folder = "run2"\noutput = "model2"\n'
+        (deployment.folder / "second.toml").write_text(configured(2, 3, f"[server]\n{place}"))
+        serve = deployment.spawn("serve", "serve", "run.toml", "second.toml")
         sites = {name: deployment.join(name) for name in ("s0", "s1")}
         stays = deployment.join("s2", "--stay")
         assert serve.wait(60) == 0, deployment.output("serve")
-        model = (deployment.folder / "model" / "model.emfed").read_bytes()
+        model = (deployment.folder / "model2" / "model.emfed").read_bytes()
         for name, site in sites.items():
             assert site.wait(20) == 0, deployment.output(name)
             assert (deployment.folder / f"site-{name}" / "model.emfed").read_bytes() == model
-            _, ended, after = deployment.output(name).partition("the run ended after 3 rounds")
-            assert "took its model" in after, ended
+            said = deployment.output(name)
+            assert "the run ended after 3 rounds" in said
+            assert "another run follows" in said
+            after = said.partition("the run ended after 2 rounds")[2]
+            assert "took its model" in after
             assert "nothing listens" not in after
         assert load(deployment.folder / "site-s0" / "model.emfed").params.weights.shape == (2,)
-        assert json.loads((deployment.folder / "run" / "status.json").read_text())["untold"] == []
+        assert json.loads((deployment.folder / "run2" / "status.json").read_text())["untold"] == []
         assert stays.poll() is None
 
 

@@ -346,13 +346,18 @@ def check_certificate(path: Path) -> int:
             f"{path.parent}`, or try things out on this machine with --insecure."
         )
     ends = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
-    left = ends - datetime.datetime.now(datetime.UTC)
     again = "make a new one with `emfed keys server`, with the same --host; sites keep their ca.pem"
-    if left.total_seconds() <= 0:
+    if (days := days_left(path)) < 0:
         raise SettingsError(f"{path} ended on {ends:%Y-%m-%d}, and no site accepts it: {again}.")
-    if left.days < WARNING_DAYS:
+    if days < WARNING_DAYS:
         logger.warning("%s ends on %s: %s", path, f"{ends:%Y-%m-%d}", again)
-    return left.days
+    return days
+
+
+def days_left(path: Path) -> int:
+    """Whole days until a certificate ends, below 0 if it has."""
+    ends = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    return (ends - datetime.datetime.now(datetime.UTC)).days
 
 
 def _authority_certificate(key: PrivateKey) -> bytes:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, final
 from urllib.parse import parse_qs
 
-from emfed.network.keys import write_private
+from emfed.network.keys import WARNING_DAYS, write_private
 
 logger = logging.getLogger(__name__)
 FILES = {"": ("page.html", "text/html"), "page.js": ("page.js", "text/javascript")}
@@ -214,6 +214,8 @@ def health(state: Mapping[str, Any]) -> tuple[bool, list[str]]:
     if status == "waiting":
         bad.append(f"waiting: {state.get('why', '')}")
     bad += [f"it did not end well: {doubt}" for doubt in state.get("doubts") or ()]
+    if (days := state.get("certificate_days", WARNING_DAYS)) < WARNING_DAYS:
+        words.append(f"the certificate lasts {days} days: renew it with `emfed keys server`")
     for name, site in (state.get("sites") or {}).items():
         if site["refusal"]:
             words.append(f"{name}: {site['refusal']}")
@@ -250,6 +252,8 @@ def metrics(state: Mapping[str, Any]) -> str:
     add("gain", "gauge", "Nats per row that a round gains.", {"": state.get("gain")})
     add("left", "gauge", "Nats per row that are still to be gained.", {"": state.get("left")})
     add("epsilon", "gauge", "Privacy budget that was spent.", {"": state.get("epsilon")})
+    days = state.get("certificate_days")
+    add("certificate_days", "gauge", "Days until the certificate ends.", {"": days})
     add("last_word_seconds", "gauge", "When the run last said something.", {"": state.get("time")})
     for column, about in (
         ("connected", "Whether a site is connected."),

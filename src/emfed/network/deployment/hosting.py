@@ -18,7 +18,7 @@ from emfed.network.deployment.orders import read_orders
 from emfed.network.deployment.serving import serve_run
 from emfed.network.deployment.status import HOST_LOCK, LOCK, Report, Status, read_status
 from emfed.network.deployment.views import run_view
-from emfed.network.keys import check_certificate
+from emfed.network.keys import check_certificate, days_left
 
 logger = logging.getLogger(__name__)
 HANDOVER_SECONDS = 5.0
@@ -71,7 +71,10 @@ class Host(ABC):
     @final
     def view(self) -> dict[str, Any]:
         """What the page shows."""
-        return run_view(self.folder, self.config.path.name, self.config.sites.deadline)
+        about: dict[str, Any] = {"deadline": self.config.sites.deadline}
+        if self.keys is not None:
+            about["certificate_days"] = days_left(self.keys / "server.pem")
+        return run_view(self.folder, self.config.path.name, **about)
 
     @abstractmethod
     def work(self, report: Report) -> None:

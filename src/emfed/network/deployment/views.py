@@ -45,12 +45,12 @@ def status_line(status: Mapping[str, Any]) -> str:
     )
 
 
-def run_view(folder: Path, title: str = "", deadline: float = 0.0) -> dict[str, Any]:
-    """A server's folder."""
+def run_view(folder: Path, title: str = "", **about: Any) -> dict[str, Any]:
+    """A server's folder, with what else is known about it."""
     found = read_status(folder)
     with alone(folder / LOCK) as gone:
         pass
-    about = {"title": title or folder.name, "working": not gone, "deadline": deadline}
+    about |= {"title": title or folder.name, "working": not gone}
     state = {**found, **about, "line": status_line(found)}
     return state | {"reasons": health(state)[1]}
 
