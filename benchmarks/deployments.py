@@ -35,8 +35,8 @@ from emfed.network.store import SiteStore
 COMMAND = [sys.executable, "-c", "from emfed.cli.main import main; main()"]
 AT_SERVER = {
     "superlink": "emfed.network.flower.superlink",
-    "superexec": "flower_superexec",
-    "server app": "flwr_serverapp",
+    "superexec": "import superexec",
+    "server app": "import serverapp",
 }
 AT_SITE = {"supernode": "flower_supernode", "resident": "emfed.network.flower.resident"}
 """Processes, and a word of their command lines."""
@@ -164,6 +164,12 @@ class Deployment:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return bool(found)
+
+    def stop(self, name: str) -> None:
+        """Ask ``serve`` or a site to end, and wait for that."""
+        process = self._processes[name]
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
 
     @property
     def status(self) -> dict[str, Any]:

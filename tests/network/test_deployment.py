@@ -237,7 +237,8 @@ def test_only_this_machine_controls_the_superlink(
 
 @pytest.mark.parametrize("shown", [{}, {HEADER: ""}, {HEADER: "wrong"}, {HEADER: "righ"}])
 def test_other_accounts_of_the_machine_do_not_control_the_superlink(shown: dict[str, str]) -> None:
-    for path in (CONTROL, "/docs", "/v1/runtime/../control/start-run", "/v1/runtimecontrol"):
+    runtime = ("/v1/runtime/acquire-task", "/v1/runtime/start-automation", "/v1/runtimecontrol")
+    for path in (CONTROL, "/docs", *runtime):
         assert ask(path, "127.0.0.1", shown) == 403
     assert ask(FLEET, "127.0.0.1", shown) == "passed"
     with pytest.raises(ValueError, match="empty"):

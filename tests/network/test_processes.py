@@ -100,7 +100,7 @@ def test_a_run_ends_where_an_undisturbed_one_ends_through_kills_of_both_sides(
         assert difference(summary, deployment.here()) < 1e-12
         assert deployment.memory_gap() < 1e-12
         assert run(deployment, "status", "run.toml").returncode == 0
-        wait_until(lambda: "the server has ended its run" in deployment.output("s2"))
+        wait_until(lambda: "the run ended after 160 rounds" in deployment.output("s2"))
 
         # The site's journal has every reply; the connection's story is in its log.
         lines = (folder / "site-s2" / "messages.jsonl").read_text().splitlines()

@@ -72,6 +72,28 @@ def add(
         typer.echo(f"site {add_site(keys, path, replace=replace)} may join")
 
 
+@keys_app.command(
+    cls=Command, epilog=examples("emfed keys rotate oslo.key", "emfed keys rotate oslo.rotate")
+)
+def rotate(
+    file: Annotated[Path, typer.Argument(help="At the site NAME.key; at the server NAME.rotate.")],
+    keys: Folder = Path("keys"),
+) -> None:
+    """Give a site a new key, without a moment without one: first at the site, then at the server.
+
+    At the site this makes the next key and NAME.rotate, which the present key signs. The server's
+    people give that to the same command. The site, which may run all the time, changes over by
+    itself.
+    """
+    from emfed.network.keys import rotate_site_key, take_rotation
+
+    if file.suffix == ".rotate":
+        typer.echo(f"site {take_rotation(keys, file)} has a new key")
+    else:
+        told = rotate_site_key(file)
+        typer.echo(f"wrote {told}: send it to the server, for `emfed keys rotate {told.name}`")
+
+
 @keys_app.command(cls=Command, epilog=examples("emfed keys remove oslo"))
 def remove(
     names: Annotated[list[str], typer.Argument(help="Names of sites.")],

@@ -92,7 +92,7 @@ class Attendance:
             here[silences >= patience] = False
             here[lost] &= losses[lost] <= LOSSES + clock // LOSSES_EVERY
         here[gone] = False
-        again[gone] = np.iinfo(np.int64).max
+        again[gone] = clock + LOOK_AGAIN  # who is let back in is asked again by then
         now = replace(self, silences=silences, losses=losses, again=again, clock=clock)
         return replace(now, troubled=True).staying(here)
 
@@ -135,8 +135,8 @@ class Session:
 
     A worker that was asked ``patience`` times in a row in vain, while others answered, is *away*:
     model and weights are bound anew to those who are here, and nothing of it is left in either. It
-    is asked again now and then, and counts again once it answers. A worker that refused for good is
-    away and is not asked again.
+    is asked again now and then, and counts again once it answers. A worker that refused is away at
+    once, and is not asked while that stands.
     """
 
     def __init__(

@@ -173,7 +173,12 @@ class RemoteFederation(Federation):
     @property
     def refusals(self) -> dict[str, str]:
         """Workers that are not, or no longer, in the run, and why."""
-        return self._line.refusals
+        return {**self._line.transport.shut_out(), **self._line.refusals}
+
+    @property
+    def dismissed(self) -> dict[str, str]:
+        """Those of them who are out for good."""
+        return dict(self._line.refusals)
 
     def reachable(self) -> list[str]:
         """Keys of the workers that can be reached now, in the run or not."""

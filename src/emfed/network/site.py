@@ -13,7 +13,7 @@ import hashlib
 import logging
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -37,7 +37,7 @@ from emfed.core.protocols import (
     Rows,
     View,
 )
-from emfed.core.storage import DISK, Disk
+from emfed.core.storage import DISK, Disk, write_atomic
 from emfed.core.wire import (
     LARGEST_PAYLOAD,
     Header,
@@ -49,6 +49,7 @@ from emfed.core.wire import (
     decode_bundle,
     decode_constants,
     decode_count,
+    decode_end,
     decode_question,
     decode_request,
     decode_text,
@@ -79,6 +80,7 @@ from emfed.models.binding import (
 )
 from emfed.models.clusters import Buckets, Clusters
 from emfed.network import texts
+from emfed.network.addresses import printable
 from emfed.network.data import arrange, read_site
 from emfed.network.inprocess import (
     LoopFederation,
@@ -128,6 +130,8 @@ ANSWERS = {
     "validation": "mean log-likelihoods of rows that were held out, and what adapting gains",
 }
 """What the journal calls an answer."""
+MORE = "; another run follows"
+"""How the journal's line of an end closes where the server goes on."""
 SMALLEST_CLUSTER = 2
 """The fewest rows of a cluster that the k-means of a start tells of: one is its own mean."""
 NO_ROSTER = (
@@ -241,6 +245,12 @@ class Site:
         self.warnings: list[str] = []
         """What the owner should look at in these rows. The server is not told."""
         self._journal = Journal(None if journal is None else Path(journal))
+        self.delivered = self.directory / "model.emfed"
+        """Where the model file goes that a run hands out at its end."""
+        self.approve: Callable[[Mapping[str, Any]], None] | None = None
+        """Called with what a hello says; raises `Refusal` where the owner has not agreed."""
+        self.over = False
+        """Whether the last message said that a run is over."""
 
     @property
     def _width(self) -> int:
@@ -253,7 +263,7 @@ class Site:
 
     def step(self, message: bytes) -> bytes:
         """Answer one message."""
-        header, refusal = NOBODY, None
+        header, refusal, self.over = NOBODY, None, False
         try:
             self.disk.make_directory(self.directory)  # a lost disk may come back empty
             with self.disk.lock(self.directory / "lock"):
@@ -330,7 +340,20 @@ class Site:
             return self._question(header, body)
         if kind is Kind.SET:
             return self._set(header, body)
+        if kind is Kind.END:
+            return self._end(body)
         raise WireError(f"a worker has no answer to a {kind.name.lower()}.")
+
+    def _end(self, body: bytes) -> tuple[Kind, bytes, str]:
+        """A run is over; the model file is kept, if one came. It is read by nobody here."""
+        about, model = decode_end(body)
+        if model:
+            write_atomic(self.delivered, model)
+        self.over = about.get("more") is not True  # another run follows
+        kept = f"took its model, {len(model)} bytes, to {self.delivered}" if model else "no model"
+        rounds, stopped = (printable(str(about.get(name))[:80]) for name in ("rounds", "stopped"))
+        more = "" if self.over else MORE
+        return Kind.END, b"", f"the run ended after {rounds} rounds ({stopped}); {kept}{more}"
 
     # The opening.
 
@@ -343,6 +366,8 @@ class Site:
             self.rules.check_model(named)
         if named != SPARSE:
             self.rules.check_size(counts_named(description) * self._width, self._cells)
+        if self.approve is not None:
+            self.approve(content)
         model = build_model(description)
         masked = content.get("masks") is True
         if not masked and not self.rules.unmasked:

@@ -42,6 +42,10 @@ class Transport(ABC):
         may stop before: what comes later may be given by a later call, or never.
         """
 
+    def shut_out(self) -> Mapping[str, str]:
+        """Workers that whoever runs the server keeps out for now, and why; they may be let back."""
+        return {}
+
     def close(self) -> None:  # noqa: B027 (some have nothing to give back)
         """Close the connections, where there are any; a second time does nothing."""
 

@@ -30,11 +30,15 @@ class SiteSettings:
     """Seconds without enough sites after which the run ends, to be resumed."""
     admit: bool = True
     """Whether sites that come later are let in."""
+    deliver: bool = False
+    """Whether every site that took part gets the model file at the end."""
+    farewell: float = 60.0
+    """Seconds for which the server waits at the end for members that are away, to tell them."""
 
     def __post_init__(self) -> None:
         check_count("expected", self.expected)
         check_count("attempts", self.attempts)
-        for name in ("deadline", "wait", "give_up"):
+        for name in ("deadline", "wait", "give_up", "farewell"):
             check_range(name, getattr(self, name), 0, 1e9, open_low=name == "deadline")
         if self.minimum is not None and not 1 <= self.minimum <= self.expected:
             raise SettingsError(
@@ -77,10 +81,13 @@ class ServerSettings:
     keys: str = "keys"
     folder: str = "run"
     output: str = "model"
+    page: int = PORT + 1
+    """The port of the page, on this machine's own address; another if it is taken."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.port < 65536:
-            raise SettingsError(f"port must lie between 1 and 65535; got {self.port}.")
+        for name, least in (("port", 1), ("page", 0)):
+            if not least <= (port := getattr(self, name)) < 65536:
+                raise SettingsError(f"{name} must lie between {least} and 65535; got {port}.")
 
 
 @final
@@ -94,6 +101,8 @@ class Config:
     server: ServerSettings
     said: dict[str, Any]
     """The tables that must not change while a run goes on."""
+    more: bool = False
+    """Whether another run follows on the same server, so that sites stay."""
 
     def place(self, name: str) -> Path:
         """A folder of the server's, by its key."""

@@ -8,6 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -16,6 +17,8 @@ from emfed.data.files import PLAIN, TextForm
 from emfed.models.devices.placing import check_device
 from emfed.network import SiteRules
 from emfed.network.addresses import alone, check_insecure_site, split_address
+from emfed.network.deployment.approval import answer_fit
+from emfed.network.deployment.console import Console
 from emfed.network.deployment.site import (
     JOURNAL,
     REHEARSAL,
@@ -25,8 +28,11 @@ from emfed.network.deployment.site import (
     prepare,
     write_site,
 )
+from emfed.network.deployment.status import Status
+from emfed.network.deployment.views import SiteView
 from emfed.network.keys import read_private_key
 from emfed.network.masking import Identity, roster_digest
+from emfed.network.site import MORE
 
 logger = logging.getLogger(__name__)
 Report = Callable[[str, str], None]
@@ -52,7 +58,12 @@ class Guest(ABC):
     """How the file is written, where it is text."""
     device: str | None = None
     """Where passes over the rows run: ``cuda``; None: here."""
+    page: int = 0
+    """The port of the site's page on this machine; 0 takes a free one."""
+    stay: bool = False
+    """Whether the site waits for the next run when one is over."""
     _told: int = field(default=0, init=False)
+    _over: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.folder = self.folder.resolve()
@@ -131,7 +142,17 @@ class Guest(ABC):
                 report("rules", words)
             report("masks", self._company())
             report("state", f"calling {self.address}{greeting if self.dry_run else ''}")
-            self.work(report)
+            status = Status(self.folder)
+
+            def tell(kind: str, words: str) -> None:
+                if kind == "state":
+                    status.say("site", why=words)
+                report(kind, words)
+
+            self.folder.joinpath("page.port").unlink(missing_ok=True)
+            view, answer = SiteView(self.folder), partial(answer_fit, self.folder)
+            with Console(self.folder, self.page, view, answer):
+                self.work(tell)
 
     @abstractmethod
     def work(self, report: Report) -> None:
@@ -153,6 +174,9 @@ class Guest(ABC):
                 entry = json.loads(line)
                 if entry["kind"] == "warning":  # the site's own, for nobody else
                     report("look at your rows", entry["content"])
+                elif entry["kind"] == "end":
+                    report("state", entry["content"])
+                    self._over = not (self.stay or entry["content"].endswith(MORE))
                 else:
                     report("would send" if self.dry_run else "sent", describe(entry))
             except (json.JSONDecodeError, KeyError):
@@ -174,14 +198,17 @@ class WebSocketGuest(Guest):
         def answer(message: bytes) -> bytes:
             reply = look_first(self.folder, message) if step is None else step(message)
             self.tell(report)
+            connection.over = self._over
             if self.dry_run and self.journal.exists():  # it comes as a whole
                 threading.Timer(0.5, stop.set).start()  # the refusal is to leave first
             return reply
 
-        SiteConnection(
+        connection = SiteConnection(
             self.address,
             answer,
             key=self.key,
             authority=self.authority,
             name=(self.key or self.data).stem,
-        ).run(stop, report)
+            stay=self.stay,
+        )
+        connection.run(stop, report)

@@ -7,6 +7,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,14 @@ from emfed.data.workers import as_workers, of_file
 from emfed.fitting.serving import rehearse
 from emfed.models import build_model
 from emfed.network import Site, SiteRules
+from emfed.network.addresses import alone
+from emfed.network.deployment.approval import check_approved
 from emfed.network.masking import Identity
 from emfed.network.prices import FIRST_QUESTION
+from emfed.network.rules import Journal
+from emfed.network.store import runs_in
 
+MODEL = "model.emfed"
 JOURNAL, REHEARSAL = "messages.jsonl", "dry-run.jsonl"
 """Every message that left the site; every kind of message that would."""
 
@@ -127,14 +133,24 @@ def write_site(
     write_atomic(folder / "site.json", (json.dumps(about, indent=1) + "\n").encode())
 
 
-def _about(folder: Path) -> dict[str, Any]:
-    return dict(json.loads((folder / "site.json").read_text(encoding="utf-8")))
+def read_about(folder: Path) -> dict[str, Any]:
+    """What `write_site` wrote."""
+    path = folder / "site.json"
+    try:
+        about = dict(json.loads(path.read_text(encoding="utf-8")))
+        if not isinstance(about["data"], dict) or not isinstance(about["rules"], dict):
+            raise TypeError
+    except (ValueError, TypeError, KeyError):
+        raise SettingsError(
+            f"{path} is damaged: `emfed join` writes it anew when it is started."
+        ) from None
+    return about
 
 
 def open_site(folder: Path) -> Site:
     """The site that `write_site` described."""
-    about = _about(folder)
-    return Site(
+    about = read_about(folder)
+    site = Site(
         read_rows(about["data"]),
         folder / "memory",
         rules=SiteRules(**about["rules"]),
@@ -143,6 +159,45 @@ def open_site(folder: Path) -> Site:
         device=about["data"].get("device"),
         identity=None if about.get("masks") is None else Identity.read(*map(Path, about["masks"])),
     )
+    site.delivered = folder / MODEL
+    if site.rules.ask_first:
+        site.approve = partial(check_approved, folder)
+    return site
+
+
+def erase_site(folder: Path) -> int:
+    """Remove the copy of the rows and all that follows from them; returns the number of runs.
+
+    The journal, which holds no value of any row, stays, and so do the counts of what servers have
+    spent and the site's secret: a site that erased rows is no new one to them.
+    """
+    if not (folder / "site.json").exists():
+        raise SettingsError(f"{folder} is no site's folder.")
+    with alone(folder / "join.lock") as mine:
+        if not mine:
+            raise SettingsError(f"`emfed join` works in {folder}: stop it first.")
+        memory = folder / "memory"
+        runs = runs_in(memory)
+        for path in runs:
+            for left in path.iterdir():
+                _overwrite(left)
+            path.rmdir()
+        for name in ("rows.npy", ".rows.npy.new", REHEARSAL):
+            _overwrite(folder / name)
+        words = f"the owner erased rows: the memory of {len(runs)} runs is gone"
+        Journal(folder / JOURNAL).write(kind="erased", run="", round=0, bytes=0, content=words)
+    return len(runs)
+
+
+def _overwrite(path: Path) -> None:
+    """Remove a file, after its blocks were written over where the disk writes in place."""
+    if path.is_file():
+        with path.open("r+b") as file:
+            for _ in range(0, path.stat().st_size, 1 << 20):
+                file.write(bytes(1 << 20))
+            file.flush()
+            os.fsync(file.fileno())
+        path.unlink()
 
 
 def read_rows(about: Mapping[str, Any]) -> Any:
@@ -165,7 +220,7 @@ def look_first(folder: Path, message: bytes) -> bytes:
     answer = seal_refusal(message, refusal)
     if is_short(message) or kind_of(message) is not Kind.HELLO:
         return answer
-    about, hello = _about(folder), decode_text(peek(message)[1])
+    about, hello = read_about(folder), decode_text(peek(message)[1])
     try:
         lines = rehearse(
             build_model(hello["model"]),
