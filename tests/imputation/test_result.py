@@ -19,7 +19,7 @@ SMOOTH = Structure(2, 0.9, 0.5, 0.5, smoothing=10.0, seasonality=30.0)
 @pytest.fixture(scope="module")
 def fitted() -> emfed.imputation.Imputation:
     table = emfed.imputation.simulate_table(4000, observers=200, sites=150, months=60, seed=2)
-    return impute(table, structure=SMOOTH, rounds=6)
+    return impute(table, structure=SMOOTH, rounds=6, draws=60)
 
 
 def test_the_choice_finds_rank_where_there_is_some_and_none_where_there_is_none() -> None:
@@ -57,14 +57,17 @@ def test_estimates_by_name_and_by_index(fitted: emfed.imputation.Imputation) -> 
 
 
 def test_the_trend_is_the_sum_of_the_dense_table(fitted: emfed.imputation.Imputation) -> None:
-    trend = fitted.trend(draws=30)
-    dense = np.expm1(np.maximum(fitted.params.dense(np.arange(150)), 0))
+    trend = fitted.trend()
+    rows, columns = np.indices((150, 60)).reshape(2, -1)
+    dense = fitted.predict(rows, columns).reshape(150, 60)
     assert np.allclose(trend["estimate"], dense.sum(axis=0))
     seen = np.zeros((150, 60), dtype=bool)
     seen[fitted.cells.sites, fitted.cells.times] = True
     assert np.array_equal(trend["missing"], (~seen).sum(axis=0))
     inside = (trend["lower"] < trend["estimate"]) & (trend["estimate"] < trend["upper"])
-    assert inside.mean() > 0.5
+    assert inside.all()
+    medians = fitted.predict(rows, columns, "median").reshape(150, 60)
+    assert medians.sum() < 0.95 * dense.sum()  # half of the records lie below, the mean does not
 
 
 @pytest.mark.parametrize("family", ["log1p", "poisson", "bernoulli"])
@@ -73,19 +76,23 @@ def test_intervals_cover_and_draws_agree_with_them(family: str) -> None:
         6000, observers=300, sites=100, months=60, family=family, seed=4
     ).split(0.1, 4)
     scale = {"log1p": 1.0, "poisson": 8.0, "bernoulli": 0.3}[family]
-    result = impute(table, structure=Structure(2, 1.5 * scale, 0.5, 0.5, 5.0, 10.0), rounds=8)
+    structure = Structure(2, 1.5 * scale, 0.5, 0.5, 5.0, 10.0)
+    result = impute(table, structure=structure, rounds=8, draws=60)
     once = held.take(np.flatnonzero(held.weights == 1))
     value = once.sums if family != "log1p" else np.expm1(once.sums)
-    low, high = result.intervals(once.sites, once.times, 0.9)
+    low, high = result.intervals(once.sites, once.times, 0.9, of="record")
     covered = np.mean((low <= value + 1e-9) & (value <= high + 1e-9))
     assert covered > 0.85
-    if family != "bernoulli":
+    if family == "bernoulli":  # a record is 0 or 1: what has an interval is the rate
+        low, high = result.intervals(once.sites, once.times, 0.9)
+        assert 0 < np.median(high - low) < 0.9
+    else:
         assert covered < 0.96
         drawn = result.draws(once.sites, once.times, count=60)
         bounds = np.quantile(drawn, [0.05, 0.95], axis=0)
         by_draws = np.mean((bounds[0] <= value) & (value <= bounds[1]))
         assert abs(by_draws - covered) < 0.07
-    wide = result.intervals(once.sites, once.times, 0.99)
+    wide = result.intervals(once.sites, once.times, 0.99, of="record")
     assert np.mean(wide[1] - wide[0]) >= np.mean(high - low)
 
 
@@ -104,7 +111,10 @@ def test_the_filled_table_as_csv_and_parquet(
     fitted.write(tmp_path / "t.parquet")
     csv, parquet = pl.read_csv(tmp_path / "t.csv"), pl.read_parquet(tmp_path / "t.parquet")
     assert csv.height == parquet.height == 150 * 60
-    assert csv.columns == ["site", "time", "records", "observed", "estimate", "lower", "upper"]
+    bounds = ["lower", "upper", "mean_lower", "mean_upper"]
+    assert csv.columns == ["site", "time", "records", "observed", "estimate", *bounds]
+    inside = csv.select((pl.col("mean_lower") < pl.col("estimate")).mean()).item()
+    assert inside > 0.99
     assert np.allclose(csv["estimate"], parquet["estimate"])
     assert csv["observed"].null_count() == 150 * 60 - fitted.cells.size
     assert np.all(csv["lower"].to_numpy() <= csv["upper"].to_numpy())
@@ -205,8 +215,8 @@ def test_transform_minds_the_family_and_says_what_it_leaves_out() -> None:
 def test_draws_of_counts_stay_about_the_estimate(family: str) -> None:
     """Draws are made about a damped mode: trends lie within their bands."""
     table = small_table(family, workers=3, records=400)
-    result = impute(table, structure=Structure(2, 1.0, 0.5, 0.5), rounds=6)
-    trend = result.trend(draws=30)
+    result = impute(table, structure=Structure(2, 1.0, 0.5, 0.5), rounds=6, draws=40)
+    trend = result.trend()
     estimate, low, high = (np.asarray(trend[k]) for k in ("estimate", "lower", "upper"))
     assert np.mean((estimate < low) | (estimate > high)) < 0.2
     assert np.all(high < 100 * (1 + estimate))

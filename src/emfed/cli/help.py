@@ -35,22 +35,31 @@ SAME = (
     *("tol", "field_tol"),
     *("max_bytes", "seconds", "checkpoint", "resume", "missing", "groups", "columns", "seed"),
     *("threads", "device", "precision", "target"),
+    *("bins", "family", "penalty", "smoothing", "seasonality", "site_covariates"),
+    *("time_covariates", "level", "since", "until"),
 )
 OPTIONS = {name: name.replace("_", "-") for name in SAME} | {
     "n_factors": "factors",
     "families": "types",
 }
 """Arguments of `emfed.fit` and of models that messages speak of, and the options they are here."""
-ELSEWHERE = ("in_metric=True, ", "a smaller step_size, ")
-"""Advice that only Python and run.toml can follow."""
+ELSEWHERE = {
+    "in_metric=True, ": "",
+    "a smaller step_size, ": "",
+    "with Columns(...)": "with --site, --date, --value, --observer and --worker",
+    "bad_rows='skip'": "--skip-bad",
+    "duplicates='keep'": "--keep-duplicates",
+    "with species=": "with --species",
+}
+"""Advice that only Python and run.toml can follow, and what is said here in its place."""
 
 
 def spoken(message: str) -> str:
     """A message of the library in the words of the command line: ``resume=True`` is --resume."""
     from emfed.core.configuration import reworded
 
-    for words in ELSEWHERE:
-        message = message.replace(words, "")
+    for words, here in ELSEWHERE.items():
+        message = message.replace(words, here)
 
     def option(name: str, value: str | None) -> str:
         flag = value is None or value == "True"

@@ -14,10 +14,19 @@ from rich.table import Table
 
 from emfed.algorithms import Bernoulli, Everyone
 from emfed.compressors.words import parse_compressor
-from emfed.core.errors import EmfedWarning, SettingsError
+from emfed.core.errors import DataError, EmfedWarning, SettingsError
 from emfed.core.records import RoundRecord
-from emfed.imputation import Columns, FieldTable, Imputation, impute, read_ebird, read_records
+from emfed.imputation import (
+    Checklists,
+    Columns,
+    FieldTable,
+    Imputation,
+    impute,
+    read_ebird,
+    read_records,
+)
 from emfed.imputation.bins import Unit
+from emfed.imputation.ebird import COVARIATES
 from emfed.imputation.fit import ROUNDS, Mode
 
 
@@ -43,6 +52,15 @@ class Options:
     mode: str
     rank: int | None
     penalty: float | None
+    smoothing: float | None
+    seasonality: float | None
+    site_covariates: Path | None
+    time_covariates: Path | None
+    strata: Path | None
+    base: str | None
+    least: int
+    draws: int
+    limits: Checklists | None
     rounds: int | None
     participation: float
     compressor: str | None
@@ -72,7 +90,9 @@ def run_impute(options: Options) -> bool:
     return result.stopped == "interrupted"
 
 
-def columns_of(site: str, date: str, value: str, observer: str, worker: str, exposure: str) -> Any:
+def columns_of(
+    site: str, date: str, value: str, observer: str, worker: str, exposure: str, effort: str
+) -> Columns:
     """The columns as the command line names them: empty is none, a comma parts year and month."""
     year, _, month = date.partition(",")
     return Columns(
@@ -82,7 +102,33 @@ def columns_of(site: str, date: str, value: str, observer: str, worker: str, exp
         observer=observer or None,
         worker=worker or None,
         exposure=exposure or None,
+        effort=_listed(effort),
     )
+
+
+def limits_of(protocols: str, minutes: float, km: float, observers: int, effort: str) -> Checklists:
+    """Which checklists of eBird count, and which effort is fitted."""
+    some = () if effort == "none" else _listed(effort) or COVARIATES
+    return Checklists(_listed(protocols) or None, minutes, km, observers, some)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _frame(path: Path | None) -> Any:
+    """A small table of covariates or strata."""
+    if path is None:
+        return None
+    import polars as pl
+
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file.")
+    if path.suffix == ".parquet":
+        return pl.read_parquet(path)
+    frame = pl.read_csv(path)
+    keys = [name for name in ("site", "time") if name in frame.columns]
+    return frame.with_columns(pl.col(keys).cast(pl.String))
 
 
 def _read(options: Options) -> FieldTable:
@@ -102,6 +148,7 @@ def _read(options: Options) -> FieldTable:
             options.sampling,
             species=options.species,
             region=options.region,
+            checklists=options.limits,
             **common,
         )
     for name in ("sampling", "species", "region"):
@@ -115,7 +162,7 @@ def _fit(table: FieldTable, options: Options, console: Console) -> Imputation:
     chosen = options.compressor
     share = options.participation
     bar = Progress(
-        TextColumn("round {task.completed}/{task.total}"),
+        TextColumn("{task.description}"),
         BarColumn(),
         TimeRemainingColumn(),
         TextColumn("{task.fields[detail]}"),
@@ -123,23 +170,36 @@ def _fit(table: FieldTable, options: Options, console: Console) -> Imputation:
     )
     with bar as progress:
         total = options.rounds or ROUNDS.get(options.mode)
-        task = progress.add_task("", total=total, detail="")
+        task = progress.add_task("rounds", total=total, detail="")
+        after: dict[str, Any] = {}
 
         def show(record: RoundRecord) -> None:
-            text = f"|H|² {record.squared_H:.1e}, then rank and penalty"
-            progress.update(task, completed=record.round, detail=text)
+            detail = f"{record.round}{f' of {total}' if total else ''}, then rank and bounds"
+            progress.update(task, completed=record.round, detail=detail)
 
-        return impute(
+        def stage(name: str, done: float) -> None:
+            if name not in after:
+                after[name] = progress.add_task(name, total=1.0, detail="")
+            progress.update(after[name], completed=done)
+
+        result = impute(
             table,
             mode=cast(Mode, options.mode),
             rank=options.rank,
             penalty=options.penalty,
+            smoothing=options.smoothing,
+            seasonality=options.seasonality,
+            site_covariates=_frame(options.site_covariates),
+            time_covariates=_frame(options.time_covariates),
+            draws=options.draws,
             rounds=options.rounds,
             participation=Everyone() if share == 1 else Bernoulli(share),
             compressor=None if chosen is None else parse_compressor(chosen),
             seed=options.seed,
             callbacks=[show],
+            progress=stage,
         )
+        return result.sampled(stage)
 
 
 def _summary(result: Imputation, options: Options, remarks: list[str]) -> dict[str, Any]:
@@ -157,7 +217,10 @@ def _summary(result: Imputation, options: Options, remarks: list[str]) -> dict[s
         "intake": table.intake.describe(),
         "structure": vars(result.solver.structure),
         "rank": result.params.rank,
-        "dispersion": result.dispersion,
+        "spread": None if result.plain else result.spread,
+        "draws": 0 if result.plain else result.posterior.count,
+        "effort": [] if table.effort is None else table.effort.describe(),
+        "coefficients": [] if result.plain else result.coefficients(),
         "rounds": result.rounds,
         "stopped": result.stopped,
         "bytes_up_per_worker": result.bytes_up / workers,
@@ -168,7 +231,12 @@ def _summary(result: Imputation, options: Options, remarks: list[str]) -> dict[s
 
 def _write(result: Imputation, summary: dict[str, Any], options: Options) -> None:
     out = options.out
-    result.write_trend([out / "trend.csv", out / "trend.parquet"], draws=20, level=options.level)
+    result.write_trend([out / "trend.csv", out / "trend.parquet"], level=options.level)
+    if not result.plain and result.solver.family.name != "gaussian":
+        strata = _frame(options.strata)
+        index = result.index(options.base, options.level, strata=strata, least=options.least)
+        index.write([out / "index.csv", out / "index.parquet"])
+        summary["slopes"] = index.slopes
     result.records.to_csv(out / "records.csv")
     result.records.to_parquet(out / "records.parquet")
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
@@ -185,6 +253,7 @@ def _print(console: Console, result: Imputation, summary: dict[str, Any], option
         ("records read, used", f"{intake.rows}, {intake.used}"),
         ("without a value", str(intake.missing)),
         ("bad rows left out", str(sum(intake.bad.values()))),
+        *((f"left out: {why}", str(number)) for why, number in intake.filtered.items()),
         (
             "cells observed",
             f"{summary['observed_cells']} ({summary['observed_cells'] / cells:.2%})",
@@ -197,8 +266,14 @@ def _print(console: Console, result: Imputation, summary: dict[str, Any], option
     ):
         table.add_row(name, value)
     console.print(table)
+    for row in summary["effort"] + summary["coefficients"]:
+        told = f"{row['name']}: {row['coefficient']:.3g} +- {row['error']:.2g}"
+        console.print(told, highlight=False)
+    for row in summary.get("slopes", []):
+        told = f"{row['stratum']}: {row['slope']:.3f} a year ({row['class']})"
+        console.print(told, highlight=False)
     for remark in summary["remarks"]:
         console.print(f"note: {remark}", highlight=False)
-    console.print(f"Trend, records and summary.json are in {options.out}/")
+    console.print(f"Trend, index, records and summary.json are in {options.out}/")
     if options.filled is not None:
         console.print(f"The filled table is {options.filled}.")

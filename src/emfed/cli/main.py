@@ -273,8 +273,8 @@ def impute(
         int,
         typer.Option(
             min=0,
-            help="So many random completions, one below the other.",
-            rich_help_panel=WITH_MODEL,
+            help="With --model, so many random completions, one below the other; else the draws "
+            "that estimates and bounds rest on (200 if left out).",
         ),
     ] = 0,
     intervals: Annotated[
@@ -311,7 +311,14 @@ def impute(
     worker: Annotated[
         str, typer.Option(help="The column of workers, if not the observer (or the site).")
     ] = "",
-    exposure: Annotated[str, typer.Option(help="The column of exposures (Poisson).")] = "",
+    exposure: Annotated[str, typer.Option(help="The column of exposures (counts).")] = "",
+    effort: Annotated[
+        str,
+        typer.Option(
+            help="Columns of effort whose coefficients are fitted (counts): 'log(minutes),km'. "
+            "With --ebird some of duration, distance, observers, protocol, hour; 'none' for none."
+        ),
+    ] = "",
     ebird: Annotated[
         bool, typer.Option("--ebird", help="DATA is in the eBird Basic Dataset's format.")
     ] = False,
@@ -322,8 +329,18 @@ def impute(
     region: Annotated[
         str | None, typer.Option(help="eBird: country or state, name or code.")
     ] = None,
-    family: Annotated[str, typer.Option(help="log1p, gaussian, poisson or bernoulli.")] = "log1p",
-    bins: Annotated[str, typer.Option(help="month, week or year.")] = "month",
+    max_minutes: Annotated[float, typer.Option(help="eBird: the longest checklist.")] = 300.0,
+    max_km: Annotated[float, typer.Option(help="eBird: the farthest checklist.")] = 5.0,
+    max_observers: Annotated[int, typer.Option(help="eBird: the largest party.")] = 10,
+    protocols: Annotated[
+        str, typer.Option(help="eBird: protocols that count; '' for all.")
+    ] = "Stationary,Traveling",
+    family: Annotated[
+        str, typer.Option(help="poisson, negative-binomial, log1p, gaussian or bernoulli.")
+    ] = "negative-binomial",
+    bins: Annotated[
+        str, typer.Option(help="month, week, year, or index for times that are whole numbers.")
+    ] = "month",
     since: Annotated[str | None, typer.Option(help="The first day, like 2004-07-31.")] = None,
     until: Annotated[str | None, typer.Option(help="The last day.")] = None,
     groups: Annotated[
@@ -339,6 +356,28 @@ def impute(
     mode: Annotated[str, typer.Option(help="observed, cell, paper or site-owner.")] = "observed",
     rank: Annotated[int | None, typer.Option(min=0, help="Chosen if left out.")] = None,
     penalty: Annotated[float | None, typer.Option(min=0, help="Chosen if left out.")] = None,
+    smoothing: Annotated[
+        float | None, typer.Option(min=0, help="Of neighbouring times; chosen if left out.")
+    ] = None,
+    seasonality: Annotated[
+        float | None, typer.Option(min=0, help="Of months a year apart; chosen if left out.")
+    ] = None,
+    site_covariates: Annotated[
+        Path | None, typer.Option(help="CSV or Parquet: a column 'site', and numbers.")
+    ] = None,
+    time_covariates: Annotated[
+        Path | None, typer.Option(help="CSV or Parquet: a column 'time', and numbers.")
+    ] = None,
+    strata: Annotated[
+        Path | None,
+        typer.Option(help="CSV or Parquet: a column 'site' and its stratum, for the index."),
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="The time whose index is 100; the first if left out.")
+    ] = None,
+    least: Annotated[
+        int, typer.Option(min=0, help="Sites with fewer records are not in the index.")
+    ] = 1,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Rounds; as many as the mode needs if left out.")
     ] = None,
@@ -370,14 +409,13 @@ def impute(
         form, to = TextForm(separator, decimal, encoding), filled or "-"
         run_fill(model, data, to, draws, intervals, level, seed, threads, json_output, form)
         return
-    if draws or intervals or threads or separator or (decimal, encoding) != (".", "utf-8"):
+    if intervals or threads or separator or (decimal, encoding) != (".", "utf-8"):
         raise typer.BadParameter(
-            "--draws, --intervals, --threads, --separator, --decimal and --encoding go with "
-            "--model."
+            "--intervals, --threads, --separator, --decimal and --encoding go with --model."
         )
-    from emfed.cli.impute import Options, columns_of, run_impute
+    from emfed.cli.impute import Options, columns_of, limits_of, run_impute
 
-    columns = columns_of(site, date, value, observer, worker, exposure)
+    columns = columns_of(site, date, value, observer, worker, exposure, "" if ebird else effort)
     options = Options(
         data=Path(data),
         out=out,
@@ -397,6 +435,15 @@ def impute(
         mode=mode,
         rank=rank,
         penalty=penalty,
+        smoothing=smoothing,
+        seasonality=seasonality,
+        site_covariates=site_covariates,
+        time_covariates=time_covariates,
+        strata=strata,
+        base=base,
+        least=least,
+        draws=draws,
+        limits=limits_of(protocols, max_minutes, max_km, max_observers, effort) if ebird else None,
         rounds=rounds,
         participation=participation,
         compressor=compressor,

@@ -1,11 +1,14 @@
 """Federated low-rank imputation: fill a sites x time table without pooling its records."""
 
 from emfed.imputation.choice import Choice, Search
-from emfed.imputation.ebird import read_ebird
+from emfed.imputation.ebird import Checklists, read_ebird
+from emfed.imputation.effort import Effort
 from emfed.imputation.families import FAMILIES, Family, Gaussian
 from emfed.imputation.fit import ImputeSettings, from_result, impute
+from emfed.imputation.index import Index
 from emfed.imputation.intake import Columns, ReadSettings, read_records
 from emfed.imputation.lowrank import Cells, Structure, TableParameters
+from emfed.imputation.posterior import Posterior
 from emfed.imputation.result import Imputation
 from emfed.imputation.simulate import simulate_table
 from emfed.imputation.table import FieldTable, Grid, Intake
@@ -13,15 +16,19 @@ from emfed.imputation.table import FieldTable, Grid, Intake
 __all__ = [
     "FAMILIES",
     "Cells",
+    "Checklists",
     "Choice",
     "Columns",
+    "Effort",
     "Family",
     "FieldTable",
     "Gaussian",
     "Grid",
     "ImputeSettings",
     "Imputation",
+    "Index",
     "Intake",
+    "Posterior",
     "ReadSettings",
     "Search",
     "Structure",

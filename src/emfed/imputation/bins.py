@@ -1,4 +1,4 @@
-"""Dates to time bins and back: months, weeks (from Monday) or years, numbered without gaps."""
+"""Dates to time bins and back: months, weeks (from Monday), years, or plain numbers, no gaps."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any, Literal, final
 
 from emfed.core.errors import SettingsError
 
-Unit = Literal["month", "week", "year"]
-UNITS: tuple[Unit, ...] = ("month", "week", "year")
+Unit = Literal["month", "week", "year", "index"]
+UNITS: tuple[Unit, ...] = ("month", "week", "year", "index")
+EPOCH = datetime.date(1970, 1, 1)
+"""With bins of an index, the number k is the k-th day from here on."""
 _MONDAY = datetime.date(1970, 1, 5)
 
 
 def check_unit(unit: str) -> None:
-    """Refuse anything but the three names."""
+    """Refuse anything but the names."""
     if unit not in UNITS:
         raise SettingsError(f"bins must be one of {', '.join(UNITS)}; got {unit!r}.")
 
@@ -25,6 +27,8 @@ def ordinal(dates: Any, unit: Unit) -> Any:
         return dates.dt.year().cast(int)
     if unit == "month":
         return dates.dt.year().cast(int) * 12 + dates.dt.month().cast(int) - 1
+    if unit == "index":
+        return (dates - EPOCH).dt.total_days()
     return (dates - _MONDAY).dt.total_days() // 7
 
 
@@ -38,9 +42,9 @@ class Bins:
     count: int
 
     def label(self, index: int) -> str:
-        """``2004``, ``2004-07``, or the Monday of a week."""
+        """``2004``, ``2004-07``, the Monday of a week, or the number itself."""
         number = self.first + index
-        if self.unit == "year":
+        if self.unit in ("year", "index"):
             return str(number)
         if self.unit == "month":
             return f"{number // 12:04d}-{number % 12 + 1:02d}"

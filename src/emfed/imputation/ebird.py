@@ -7,14 +7,16 @@ does not name the species, which is in the sampling-event file alone.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
-from emfed.core.errors import DataError
+from emfed.core.errors import DataError, SettingsError
 from emfed.imputation.families import Family, as_family
-from emfed.imputation.intake import ReadSettings, collect, reduce_records, scan
+from emfed.imputation.intake import ReadSettings, collect, columns_in, reduce_records, scan
 from emfed.imputation.table import FieldTable, Intake
 
 _PLACE = ("COUNTRY", "COUNTRY CODE", "STATE", "STATE CODE")
@@ -26,7 +28,92 @@ _EVENT = (
     "GROUP IDENTIFIER",
 )
 _SPECIES = ("COMMON NAME", "SCIENTIFIC NAME")
+_MINUTES, _KM, _PEOPLE = "DURATION MINUTES", "EFFORT DISTANCE KM", "NUMBER OBSERVERS"
+_START = "TIME OBSERVATIONS STARTED"
+_PROTOCOLS = ("PROTOCOL NAME", "PROTOCOL TYPE")
+"""Of newer and of older downloads."""
+_EFFORT = (_MINUTES, _KM, _PEOPLE, _START, *_PROTOCOLS)
+COVARIATES = ("duration", "distance", "observers", "protocol", "hour")
 _COUNT, _COMPLETE = "OBSERVATION COUNT", "ALL SPECIES REPORTED"
+
+
+@final
+@dataclass(frozen=True)
+class Checklists:
+    """Which checklists count, by the customary limits of auk, and which effort is fitted.
+
+    A limit of None lets everything pass; a limit applies where the download has its column.
+    ``effort`` names what enters as covariates of a record (`COVARIATES`), where it is there: the
+    logarithms of minutes and of observers, log(1 + km), whether one travelled, and the hour of the
+    day as one wave. It goes with counts; under other families records are taken as they are.
+    """
+
+    protocols: tuple[str, ...] | None = ("Stationary", "Traveling")
+    minutes: float | None = 300.0
+    km: float | None = 5.0
+    observers: int | None = 10
+    effort: tuple[str, ...] = COVARIATES
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.effort if name not in COVARIATES]
+        if unknown:
+            raise SettingsError(
+                f"effort must be among {', '.join(COVARIATES)}; got {unknown[0]!r}."
+            )
+
+    def reasons(self, present: Sequence[str]) -> dict[str, Any]:
+        """An expression for each limit that says which rows it leaves out."""
+        import polars as pl
+
+        out: dict[str, Any] = {}
+        protocol = _protocol(present)
+        if self.protocols is not None and protocol is not None:
+            some = [name.lower() for name in self.protocols]
+            own = pl.col(protocol).str.strip_chars().str.to_lowercase()
+            # "eBird - Traveling Count" is the older spelling.
+            known = pl.any_horizontal(own.str.contains(name, literal=True) for name in some)
+            out["protocol"] = ~known.fill_null(False)
+        for name, most, what in (
+            (_MINUTES, self.minutes, "duration"),
+            (_KM, self.km, "distance"),
+            (_PEOPLE, self.observers, "observers"),
+        ):
+            if most is not None and name in present:
+                out[what] = (_measure(name) > most).fill_null(False)
+        return out
+
+    def covariates(self, present: Sequence[str]) -> dict[str, Any]:
+        """Numbers of a record's effort, by name; missing where a checklist does not tell them."""
+        import polars as pl
+
+        protocol, out = _protocol(present), dict[str, Any]()
+        if "duration" in self.effort and _MINUTES in present:
+            out["log(duration)"] = pl.when(_measure(_MINUTES) > 0).then(_measure(_MINUTES).log())
+        if "distance" in self.effort and _KM in present:
+            out["log(1 + km)"] = _measure(_KM).fill_null(0.0).log1p()
+        if "observers" in self.effort and _PEOPLE in present:
+            out["log(observers)"] = _measure(_PEOPLE).fill_null(1.0).clip(1.0).log()
+        if "protocol" in self.effort and protocol is not None:
+            moving = pl.col(protocol).str.to_lowercase().str.contains("travel", literal=True)
+            out["travelling"] = moving.fill_null(False).cast(pl.Float64)
+        if "hour" in self.effort and _START in present:
+            parts = [
+                pl.col(_START).str.strip_chars().str.slice(first, 2).cast(pl.Float64, strict=False)
+                for first in (0, 3)
+            ]
+            turn = 2 * math.pi * (parts[0] + parts[1].fill_null(0.0) / 60) / 24
+            out["cos(hour)"], out["sin(hour)"] = turn.cos(), turn.sin()
+        return {f"effort {name}": value for name, value in out.items()}
+
+
+def _protocol(present: Sequence[str]) -> str | None:
+    return next((name for name in _PROTOCOLS if name in present), None)
+
+
+def _measure(name: str) -> Any:
+    import polars as pl
+
+    return pl.col(name).str.strip_chars().cast(pl.Float64, strict=False)
 
 
 def read_ebird(
@@ -36,6 +123,7 @@ def read_ebird(
     species: str | None = None,
     region: str | None = None,
     complete: bool | None = None,
+    checklists: Checklists | None = None,
     **options: Any,
 ) -> FieldTable:
     """A download of the eBird Basic Dataset as the cells of each observer.
@@ -48,29 +136,72 @@ def read_ebird(
     shared by a group counts once, for the member whose checklist has the smallest identifier among
     those with a number. ``X``, also of one subspecies among several, is presence under
     ``family="bernoulli"``; elsewhere it has no number, is left out and counted in
-    ``table.intake.uncounted``. ``options`` are the fields of `ReadSettings` but ``duplicates``: an
-    observer may keep several checklists of a day.
+    ``table.intake.uncounted``. ``checklists`` holds limits of effort, and which effort has fitted
+    coefficients: ``table.intake.filtered`` says what the limits left out, ``table.effort`` holds
+    the coefficients, and estimates are of a checklist of median effort. ``options`` are the fields
+    of `ReadSettings` but ``duplicates``: an observer may keep several checklists of a day.
     """
     known = (f.name for f in fields(ReadSettings) if f.name != "duplicates")
     settings = replace(ReadSettings.read(options, *known), duplicates="keep")
     family = as_family(settings.family)
     if complete is None:
         complete = sampling is not None
-    frame, seen, extra = _observations(observations, species, region, family, complete)
+    limits = checklists or Checklists()
+    if not family.counts:
+        limits = replace(limits, effort=())
+    files = [observations] if sampling is None else [observations, sampling]
+    present = [name for name in _EFFORT if all(name in columns_in(path) for path in files)]
+    effort = _EffortOf(limits, present)
+    source, _ = scan(
+        observations,
+        [*_SPECIES, _COUNT, *_PLACE, *_EVENT, *([_COMPLETE] if complete else []), *present],
+    )
+    frame = _of_species(_inside(source, region), observations, species, region)
+    kept, seen, extra = _observations(frame, family, complete, effort)
     if sampling is not None:
-        frame, extra = _with_absences(frame, sampling, region, seen, extra)
-    return reduce_records(frame, settings, "line", extra)
+        kept, extra = _with_absences(kept, (sampling, region), seen, extra, effort)
+    return reduce_records(kept, settings, "line", extra)
 
 
-def _observations(
-    path: str | Path, species: str | None, region: str | None, family: Family, complete: bool
-) -> tuple[Any, Any, Intake]:
-    """Rows of one species, each checklist once; all checklists that name it; what was left out."""
+@dataclass(frozen=True)
+class _EffortOf:
+    """The limits, and the columns of effort that the files have."""
+
+    limits: Checklists
+    present: list[str]
+
+    def filtered(self, frame: Any) -> tuple[Any, dict[str, int]]:
+        """Rows within the limits, and how many each limit left out, the first that applies."""
+
+        left: dict[str, int] = {}
+        for reason, out in self.limits.reasons(self.present).items():
+            number = int(collect(frame.select(out.sum())).item() or 0)
+            if number:
+                left[reason] = number
+            frame = frame.filter(~out)
+        return frame, left
+
+    def named(self, frame: Any, number: Any) -> Any:
+        """The columns that `reduce_records` takes."""
+        import polars as pl
+
+        observer = pl.col("OBSERVER ID").str.strip_chars()
+        return frame.select(
+            "line",
+            site=pl.col("LOCALITY ID").str.strip_chars(),
+            date=pl.col("OBSERVATION DATE").str.strip_chars(),
+            value=number.str.strip_chars(),
+            observer=observer,
+            worker=observer,
+            exposure=pl.lit(1.0),
+            **self.limits.covariates(self.present),
+        )
+
+
+def _of_species(frame: Any, path: str | Path, species: str | None, region: str | None) -> Any:
+    """Rows of the one species."""
     import polars as pl
 
-    names = [*_SPECIES, _COUNT, *_PLACE, *_EVENT, *([_COMPLETE] if complete else [])]
-    frame, _ = scan(path, names)
-    frame = _inside(frame, region)
     if species is not None:
         wanted = species.strip().lower()
         frame = frame.filter(
@@ -84,17 +215,28 @@ def _observations(
     if len(names) > 1:
         some = ", ".join(repr(name) for name in sorted(map(str, names))[:5])
         raise DataError(f"{path}: several species ({some}): name one with species=.")
+    return frame
+
+
+def _observations(
+    frame: Any, family: Family, complete: bool, effort: _EffortOf
+) -> tuple[Any, Any, Intake]:
+    """Rows of one species, each checklist once; all checklists that name it; what was left out."""
+    import polars as pl
+
     frame = _keyed(frame)
     seen = frame.select("key").unique()  # a friend's incomplete list is no absence either
     rows = [int(collect(frame.select(pl.len())).item())]
     if complete:
         frame = frame.filter(_is_complete())
+    rows.append(int(collect(frame.select(pl.len())).item()))
+    frame, left = effort.filtered(frame)
     checklists = _summed(frame)
     once = checklists.group_by("key").agg(
         pl.all().sort_by(["uncounted", "SAMPLING EVENT IDENTIFIER"]).first()
     )
     rows += [int(collect(some.select(pl.len())).item()) for some in (frame, checklists, once)]
-    incomplete, summed, shared = (a - b for a, b in pairwise(rows))
+    incomplete, beyond, summed, shared = (a - b for a, b in pairwise(rows))
     number = pl.col(_COUNT)
     uncounted = 0
     if family.name == "bernoulli":
@@ -103,14 +245,15 @@ def _observations(
         uncounted = int(collect(once.select(pl.col("uncounted").sum())).item())
     kept = once if family.name == "bernoulli" else once.filter(~pl.col("uncounted"))
     left_out = Intake(
-        incomplete + summed + shared + uncounted,
+        incomplete + beyond + summed + shared + uncounted,
         0,
         uncounted=uncounted,
         shared=shared,
         summed=summed,
         incomplete=incomplete,
+        filtered=left,
     )
-    return _named(kept, number), seen, left_out
+    return effort.named(kept, number), seen, left_out
 
 
 def _summed(frame: Any) -> Any:
@@ -138,25 +281,31 @@ def _is_complete() -> Any:
 
 
 def _with_absences(
-    frame: Any, path: str | Path, region: str | None, seen: Any, intake: Intake
+    frame: Any, of: tuple[str | Path, str | None], seen: Any, intake: Intake, effort: _EffortOf
 ) -> tuple[Any, Intake]:
     """A zero for each complete checklist that does not name the species, shared ones once."""
     import polars as pl
 
-    events, _ = scan(path, [*_PLACE, *_EVENT, _COMPLETE])
+    path, region = of
+    events, _ = scan(path, [*_PLACE, *_EVENT, _COMPLETE, *effort.present])
     without = _keyed(_inside(events, region).filter(_is_complete())).join(
         seen, on="key", how="anti"
     )
+    without, left = effort.filtered(without)
     once = without.group_by("key").agg(pl.all().sort_by("SAMPLING EVENT IDENTIFIER").first())
     sizes = collect(without.select(rows=pl.len(), keys=pl.col("key").n_unique())).row(0)
-    shared = int(sizes[0] - sizes[1])
+    shared, beyond = int(sizes[0] - sizes[1]), sum(left.values())
+    reasons = {
+        name: intake.filtered.get(name, 0) + left.get(name, 0) for name in (*intake.filtered, *left)
+    }
     counted = replace(
         intake,
-        rows=intake.rows + shared,
+        rows=intake.rows + shared + beyond,
         shared=intake.shared + shared,
         zeros=int(sizes[1]),
+        filtered=reasons,
     )
-    return pl.concat([frame, _named(once, pl.lit("0"))]), counted
+    return pl.concat([frame, effort.named(once, pl.lit("0"))]), counted
 
 
 def _inside(frame: Any, region: str | None) -> Any:
@@ -178,19 +327,3 @@ def _keyed(frame: Any) -> Any:
     group = pl.col("GROUP IDENTIFIER").str.strip_chars()
     own = pl.col("SAMPLING EVENT IDENTIFIER")
     return frame.with_columns(key=pl.when(group.str.len_chars() > 0).then(group).otherwise(own))
-
-
-def _named(frame: Any, number: Any) -> Any:
-    """The columns that `reduce_records` takes."""
-    import polars as pl
-
-    observer = pl.col("OBSERVER ID").str.strip_chars()
-    return frame.select(
-        "line",
-        site=pl.col("LOCALITY ID").str.strip_chars(),
-        date=pl.col("OBSERVATION DATE").str.strip_chars(),
-        value=number.str.strip_chars(),
-        observer=observer,
-        worker=observer,
-        exposure=pl.lit(1.0),
-    )

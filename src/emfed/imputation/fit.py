@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from math import inf
 from pathlib import Path
@@ -25,10 +25,11 @@ from emfed.fitting.rounds import Run
 from emfed.fitting.session import Session, digest
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import Callback, Stop
-from emfed.imputation.cells import Observed, Proximal
+from emfed.imputation.cells import WARM_SWEEPS, Observed, Proximal
 from emfed.imputation.choice import Choice, Search
+from emfed.imputation.families import Family, NegativeBinomial
 from emfed.imputation.intake import read_records
-from emfed.imputation.lowrank import Cells, Structure, TableParameters
+from emfed.imputation.lowrank import Cells, Covariates, Structure, TableParameters
 from emfed.imputation.paper import ALPHA, BATCH, EPOCHS, GAMMA, QUANTISER, Batch, PaperRun
 from emfed.imputation.result import Imputation
 from emfed.imputation.sweeps import Solver
@@ -39,6 +40,7 @@ from emfed.models.site_owner import COLUMNS, SiteOwner
 from emfed.network import LoopFederation, StackedFederation
 
 Mode = Literal["observed", "cell", "paper", "site-owner"]
+Progress = Callable[[str, float], None]
 QUANTISER_OF_CELLS = Dithering(levels=3, norm=3, block=128, scales="bfloat16")
 """Three levels either side of zero, and two bytes of scale for 128 cells. The 3-norm of so many
 cells, a third of which is one level, is about six standard deviations: 1.5 bits a cell."""
@@ -64,12 +66,14 @@ class ImputeSettings:
         factors stay there; Gaussian).
     structure : rank and penalties; without it they are chosen by cross-validation in ``folds`` on
         what the server knows; ``site-owner`` takes a default, as its server knows no cells.
-    rank, penalty : either may be given alone.
+    rank, penalty, smoothing, seasonality : any may be given alone; the others are chosen.
     site_covariates, time_covariates : ``observed`` only: frames with a column ``site`` or ``time``,
         or arrays.
     compressor, participation, step_size, memory_rate : those of the algorithms.
     batch_size, batch : of ``paper``: ``"grid"`` as printed, or ``"observations"``.
     folds : of the cross-validation.
+    draws : how many draws of the parameters estimates and bounds rest on; 0 for 200, and fewer
+        where the table is very large.
     rounds, epochs, field_tol, max_bytes, seconds, seed : as in `FitSettings`. Without a limit,
         ``observed`` makes 10 rounds, ``cell`` 200, ``site-owner`` 100 and ``paper`` 150 epochs.
     """
@@ -78,6 +82,8 @@ class ImputeSettings:
     structure: Structure | None = None
     rank: int | None = None
     penalty: float | None = None
+    smoothing: float | None = None
+    seasonality: float | None = None
     site_covariates: Any = None
     time_covariates: Any = None
     compressor: Compressor | None = None
@@ -87,6 +93,7 @@ class ImputeSettings:
     batch_size: int = BATCH
     batch: Batch = "grid"
     folds: int = 3
+    draws: int = 0
     rounds: int | None = None
     epochs: float | None = None
     field_tol: float | None = None
@@ -104,15 +111,22 @@ class ImputeSettings:
                 raise SettingsError(f"mode {self.mode!r} takes no {field.name}.")
         check_seed(self.seed)
         check_count("folds", self.folds, 2)
+        check_count("draws", self.draws, 0)
         if self.structure is not None:
             check_type("structure", self.structure, Structure, "Structure(rank=2, penalty=5)")
-            if self.rank is not None or self.penalty is not None:
+            if any(value is not None for value in self.fixed.values()):
                 raise SettingsError("give a structure, or rank and penalty, not both.")
         check_type("participation", self.who, Participation, "Bernoulli(0.5)")
         if self.mode == "paper" and not isinstance(self.who, Everyone):
             raise SettingsError("mode 'paper' is printed for full participation.")
         if self.compressor is not None:
             check_type("compressor", self.compressor, Compressor, "Dithering(levels=3)")
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """What of the structure is given."""
+        names = ("rank", "penalty", "smoothing", "seasonality")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def who(self) -> Participation:
@@ -129,9 +143,8 @@ class ImputeSettings:
 
     def shape(self, rank: int, penalty: float, **others: Any) -> Structure:
         """The structure, or one from the rank and penalty given, or these."""
-        given = rank if self.rank is None else self.rank
-        shrink = penalty if self.penalty is None else self.penalty
-        return self.structure or Structure(rank=given, penalty=shrink, **others)
+        asked = {name: value for name, value in self.fixed.items() if value is not None}
+        return self.structure or Structure(**{"rank": rank, "penalty": penalty, **others, **asked})
 
     def open(
         self, federation: Federation, grid: Grid, centred: bool = False
@@ -147,7 +160,7 @@ class ImputeSettings:
 
     def channel(self, session: Session, grid: Grid) -> dict[str, Any]:
         """How cells travel."""
-        counts = grid.family.name == "poisson"
+        counts = grid.family.counts
         operator = self.compressor or (QUANTISER_OF_COUNTS if counts else QUANTISER_OF_CELLS)
         supports, n, step = session.supports, session.federation.size, self.step_size
         assert supports is not None
@@ -173,12 +186,18 @@ class ImputeSettings:
 
 UNUSED: dict[str, set[str]] = {
     "observed": {"batch_size", "batch"},
-    "cell": {"batch_size", "batch", "site_covariates", "time_covariates", "step_size"},
-    "paper": {"site_covariates", "time_covariates"},
+    "cell": {
+        *("batch_size", "batch", "site_covariates", "time_covariates", "step_size"),
+        *("smoothing", "seasonality"),
+    },
+    "paper": {"site_covariates", "time_covariates", "smoothing", "seasonality"},
     "site-owner": {"batch_size", "batch", "site_covariates", "time_covariates"},
 }
 """Settings that a mode has no use for."""
-LIMITS = ("rounds", "epochs", "field_tol", "max_bytes", "seconds", "compressor", "participation")
+LIMITS = (
+    *("rounds", "epochs", "field_tol", "max_bytes", "seconds"),
+    *("compressor", "participation", "draws"),
+)
 """Settings that a fit may be resumed with others of, or that its algorithm describes."""
 
 
@@ -191,6 +210,7 @@ def impute(
     checkpoint: str | Path | None = None,
     resume: bool = False,
     threads: int = 1,
+    progress: Progress | None = None,
     **settings: Any,
 ) -> Imputation:
     """Fill a sites x time table from the records of many workers, without pooling them.
@@ -205,6 +225,7 @@ def impute(
     callbacks : functions of each `RoundRecord`; one that returns True ends the fit.
     checkpoint, resume : a file that the state is written to, and whether to go on from it.
     threads : of the linear algebra, whose matrices are tall and thin: one is fastest.
+    progress : a function of what is done after the rounds, in words, and the share that is done.
     **settings : all other fields of `ImputeSettings`: ``rank``, ``penalty``, ``structure``,
         ``participation``, ``rounds``, ``seed``, ...
 
@@ -239,7 +260,8 @@ def impute(
         table.warn()
     with threads_of(threads):
         try:
-            return _imputed(given, table, grid, watch)
+            found = _imputed(given, table, grid, watch, progress)
+            return replace(found, draw_count=given.draws)
         except np.linalg.LinAlgError as error:
             raise NumericalError(
                 f"the cells do not determine the fit ({error}): raise the penalties, or take a "
@@ -248,7 +270,11 @@ def impute(
 
 
 def _imputed(
-    given: ImputeSettings, table: Federation | FieldTable, grid: Grid | None, watch: Watch
+    given: ImputeSettings,
+    table: Federation | FieldTable,
+    grid: Grid | None,
+    watch: Watch,
+    progress: Progress | None,
 ) -> Imputation:
     """By the mode, on a table here or a federation."""
     over_cells = {"observed": _observed, "cell": _cell}.get(given.mode)
@@ -260,13 +286,13 @@ def _imputed(
                 "'observed' or 'cell' where sites elsewhere have their own records."
             )
         if over_cells is not None:
-            return over_cells(given, table, grid, watch)
+            return over_cells(given, table, grid, watch, progress)
         return _site_owner(given, table, known_table(grid), watch)
     if given.mode == "paper":
         return _paper(given, table, watch)
     workers = WorkerData(table.rows, table.offsets, list(table.workers), COLUMNS)
     if over_cells is not None:
-        found = over_cells(given, StackedFederation(workers), table.grid, watch)
+        found = over_cells(given, StackedFederation(workers), table.grid, watch, progress)
         return replace(found, table=table)
     check_owners(table)
     return _site_owner(given, LoopFederation(workers), table, watch)
@@ -328,7 +354,13 @@ def _outcome(
     )
 
 
-def _observed(given: ImputeSettings, network: Federation, grid: Grid, watch: Watch) -> Imputation:
+def _observed(
+    given: ImputeSettings,
+    network: Federation,
+    grid: Grid,
+    watch: Watch,
+    progress: Progress | None,
+) -> Imputation:
     seed = given.seed
     covariates = grid.covariates(given.site_covariates, given.time_covariates)
     structure = given.structure or Structure(rank=0)
@@ -338,20 +370,55 @@ def _observed(given: ImputeSettings, network: Federation, grid: Grid, watch: Wat
     run = given.run(session, algorithm)
     _go_on(run, watch)
     stopped = run.until(given.stop, watch.callbacks, watch.checkpoint, watch.checkpoint_every)
-    seen, choice = algorithm.seen(run.state), None
+    seen, warm = algorithm.seen(run.state), algorithm.params(run.state)
+    if stopped == "interrupted" and warm is not None:  # what is there is kept, and told at once
+        return _outcome(given, grid, run, stopped, (warm, pilot, seen, None))
+    # A spread of counts that the family's likelihood knows is found out before structures compete.
+    family = settled_spread(pilot, seen, warm)
+    choice = None
     if given.structure is None:
-        search = Search(seen, grid.family, covariates, folds=given.folds, seed=seed)
         months = grid.bins.unit == "month"  # lag 12 is a year
-        choice = search.choose(rank=given.rank, penalty=given.penalty, seasons=months)
+        options: dict[str, Any] = {**given.fixed, "seasons": months}
+
+        def search(some: Covariates) -> Search:
+            return Search(seen, family, some, folds=given.folds, seed=seed, report=progress)
+
+        if covariates.count:  # a search with covariates goes on from the best without
+            first = search(Covariates())
+            hints = (first.choose(**options).structure,)
+            if not first.interrupted:
+                options["hints"] = hints
+        found = search(covariates)
+        choice = found.choose(**options)
         structure = choice.structure
-    solver = Solver(
-        grid.family, structure, covariates, sweeps=_SWEEPS, tolerance=_TOLERANCE, seed=seed
-    )
+        if found.interrupted:
+            rough = Solver(family, structure, covariates, sweeps=WARM_SWEEPS, seed=seed)
+            fit = (rough.fit(seen), rough, seen, choice)
+            return _outcome(given, grid, run, "interrupted", fit)
+    solver = Solver(family, structure, covariates, sweeps=_SWEEPS, tolerance=_TOLERANCE, seed=seed)
     params = algorithm.finish(run.state, solver)
     return _outcome(given, grid, run, stopped, (params, solver, seen, choice))
 
 
-def _cell(given: ImputeSettings, network: Federation, grid: Grid, watch: Watch) -> Imputation:
+def settled_spread(solver: Solver, cells: Cells, warm: TableParameters | None) -> Family:
+    """The family with the likeliest spread of a first fit, where its likelihood has one."""
+    family = solver.family
+    if not isinstance(family, NegativeBinomial):
+        return family
+    for _ in range(2):
+        some = Solver(family, solver.structure, solver.covariates, seed=solver.seed)
+        theta = some.fit(cells, warm).theta(cells.sites, cells.times)
+        family = family.likeliest(theta, cells.sums, cells.weights)
+    return family
+
+
+def _cell(
+    given: ImputeSettings,
+    network: Federation,
+    grid: Grid,
+    watch: Watch,
+    progress: Progress | None,
+) -> Imputation:
     family, seed, limits = grid.family, given.seed, given.stop
     pilot = given.shape(2, 1.0, effects=False)
     session, cells = given.open(network, grid, centred=True)
@@ -368,7 +435,8 @@ def _cell(given: ImputeSettings, network: Federation, grid: Grid, watch: Watch) 
         if chosen.choice is None:
             early = replace(limits, rounds=min(_PILOT_ROUNDS, limits.rounds or _PILOT_ROUNDS))
             run.until(early, hooks, *kept)
-            search = Search(algorithm.seen(run.state), family, folds=given.folds, seed=seed)
+            known = algorithm.seen(run.state)
+            search = Search(known, family, folds=given.folds, seed=seed, report=progress)
             chosen.choice = search.choose(rank=given.rank, penalty=given.penalty, effects=False)
         solver = Solver(family, chosen.choice.structure, seed=seed)
         run.algorithm = algorithm = replace(algorithm, solver=solver)

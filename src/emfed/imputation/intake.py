@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,8 @@ import numpy as np
 
 from emfed.core.configuration import check_keys
 from emfed.core.errors import DataError, EmfedWarning, SettingsError
-from emfed.imputation.bins import Bins, Unit, check_unit, ordinal
+from emfed.imputation.bins import EPOCH, Bins, Unit, check_unit, ordinal
+from emfed.imputation.effort import Effort, fit_effort
 from emfed.imputation.families import Family, Gaussian, as_family
 from emfed.imputation.table import FieldTable, Grid, Intake, build_table
 
@@ -24,7 +26,8 @@ _REASONS = {
     "site": "the site is missing",
     "observer": "the observer is missing",
     "worker": "the worker is missing",
-    "date": "the date is not one",
+    "date": "the date is not one (like 2004-07-31, 2004-07 or 2004; a whole number goes with "
+    "bins='index')",
     "value": "the value is not {expected}",
     "exposure": "the exposure is not a number > 0",
 }
@@ -36,8 +39,10 @@ class Columns:
     """Which columns of a long table say what.
 
     ``date`` is a column of dates (``2004-07-31``, ``2004-07`` or ``2004``), or two columns for
-    year and month. ``observer`` may be None. ``worker`` names who holds a record: by default its
-    observer, or its site where there is no observer.
+    year and month; with ``bins="index"`` it is a column of whole numbers. ``observer`` may be None.
+    ``worker`` names who holds a record: by default its observer, or its site where there is no
+    observer. ``exposure`` is a known size of each record; ``effort`` are columns of numbers whose
+    coefficients are fitted, ``log(minutes)`` for the logarithm of one.
     """
 
     site: str = "site"
@@ -46,6 +51,7 @@ class Columns:
     observer: str | None = "observer"
     worker: str | None = None
     exposure: str | None = None
+    effort: tuple[str, ...] = ()
 
     @property
     def holder(self) -> str:
@@ -55,7 +61,8 @@ class Columns:
     def names(self) -> list[str]:
         """All of them, each once."""
         date = [self.date] if isinstance(self.date, str) else list(self.date)
-        some = [self.site, *date, self.value, self.observer, self.worker, self.exposure]
+        effort = [_inside_log(name)[0] for name in self.effort]
+        some = [self.site, *date, self.value, self.observer, self.worker, self.exposure, *effort]
         return list(dict.fromkeys(name for name in some if name is not None))
 
 
@@ -66,8 +73,8 @@ class ReadSettings:
 
     Parameters
     ----------
-    family : ``"log1p"``, ``"gaussian"``, ``"poisson"`` or ``"bernoulli"``.
-    bins : ``"month"``, ``"week"`` or ``"year"``.
+    family : ``"poisson"``, ``"negative-binomial"``, ``"log1p"``, ``"gaussian"`` or ``"bernoulli"``.
+    bins : ``"month"``, ``"week"`` or ``"year"``; ``"index"`` where times are whole numbers.
     since, until : dates, both included.
     bad_rows : rows that cannot be read raise a `DataError` naming their lines; ``"skip"`` counts
         them in ``table.intake`` and warns instead.
@@ -75,6 +82,7 @@ class ReadSettings:
         ``"keep"``; without an observer, of one worker at one site.
     groups, seed : puts the workers at random into so many groups (the paper puts 2,465 observers
         into 10).
+    effort : coefficients that were fitted elsewhere; left out, they are fitted to these records.
     """
 
     family: str | Family = "log1p"
@@ -85,6 +93,7 @@ class ReadSettings:
     duplicates: Literal["raise", "keep"] = "raise"
     groups: int | None = None
     seed: int = 0
+    effort: Effort | None = None
 
     def __post_init__(self) -> None:
         check_unit(self.bins)
@@ -109,9 +118,11 @@ def read_records(source: Any, columns: Columns | None = None, **options: Any) ->
     """
     columns, settings = columns or Columns(), ReadSettings.read(options)
     family = as_family(settings.family)
-    if columns.exposure is not None and family.name != "poisson":
-        raise SettingsError(f"exposure goes with the Poisson family, not with {family.name}.")
-    frame, unit = scan(source, columns.names())
+    if columns.exposure is not None and not family.counts:
+        raise SettingsError(
+            f"exposure goes with families of counts (poisson), not with {family.name}."
+        )
+    frame, unit = scan(source, columns.names(), columns.value)
     named = frame.select(
         "line",
         site=_text(columns.site),
@@ -120,11 +131,14 @@ def read_records(source: Any, columns: Columns | None = None, **options: Any) ->
         observer=_text(columns.observer or columns.holder),
         worker=_text(columns.holder),
         exposure=_number(columns.exposure) if columns.exposure else _one(),
+        **{f"effort {name}": _effort(name) for name in columns.effort},
     )
+    if columns.effort and not family.counts:
+        raise SettingsError(f"effort goes with families of counts (poisson), not {family.name}.")
     return reduce_records(named, settings, unit)
 
 
-def scan(source: Any, names: Sequence[str]) -> tuple[Any, str]:
+def scan(source: Any, names: Sequence[str], value: str | None = None) -> tuple[Any, str]:
     """A lazy frame of the columns named, with ``line``, and what a line is called."""
     import polars as pl
     from polars.exceptions import PolarsError
@@ -148,6 +162,13 @@ def scan(source: Any, names: Sequence[str]) -> tuple[Any, str]:
     except (PolarsError, OSError) as error:
         raise DataError(f"{source}: cannot be read ({error}).") from None
     absent = [name for name in names if name not in present]
+    if value in absent:
+        raise DataError(
+            f"no column {value!r} of counts; there are {', '.join(map(repr, present[:12]))}. "
+            "Name the columns with Columns(...). Records that only say where a species was seen "
+            "(presence only, as GBIF's without individualCount) cannot be used: nothing tells them "
+            "from visits that found none. Add the visits with a count of 0."
+        )
     if absent:
         raise DataError(
             f"no column {absent[0]!r}; there are {', '.join(map(repr, present[:12]))}. "
@@ -157,6 +178,11 @@ def scan(source: Any, names: Sequence[str]) -> tuple[Any, str]:
         raise DataError("a column called 'line' cannot be used: rename it first.")
     first = 2 if unit == "line" else 0
     return frame.select(*names).with_row_index("line", offset=first), unit
+
+
+def columns_in(path: str | Path) -> list[str]:
+    """The names of a file's columns."""
+    return list(_from_file(Path(path))[0].collect_schema().names())
 
 
 def _from_file(path: Path) -> tuple[Any, str]:
@@ -170,10 +196,19 @@ def _from_file(path: Path) -> tuple[Any, str]:
         raise DataError(f"{path}: there is no such file.")
     if suffix.lower() == ".parquet":
         return pl.scan_parquet(path), "row"
-    comma = "," if suffix.lower() == ".csv" else "\t"
-    quote = '"' if comma == "," else None
+    comma = _separator(path) if suffix.lower() == ".csv" else "\t"
+    quote = None if comma == "\t" else '"'
     # Every column as text: a bad entry must be named, not guessed away.
     return pl.scan_csv(path, separator=comma, infer_schema=False, quote_char=quote), "line"
+
+
+def _separator(path: Path) -> str:
+    """A comma, unless the first line of a CSV has none and has semicolons or tabs."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rb") as file:
+        first = file.readline(1 << 16)
+    found = [mark for mark in (",", ";", "\t") if mark.encode() in first]
+    return found[0] if found else ","
 
 
 def _from_pandas(source: Any, names: Sequence[str]) -> Any:
@@ -199,7 +234,7 @@ def reduce_records(
     import polars as pl
 
     family = as_family(settings.family)
-    rows = _checked(frame, family)
+    rows = _checked(frame, family, settings.bins)
     for bound, text in (("since", settings.since), ("until", settings.until)):
         if text is not None:
             day = _day(bound, text)
@@ -210,7 +245,12 @@ def reduce_records(
     if settings.duplicates == "raise":
         _refuse_duplicates(good, unit)
     _refuse_two_workers(good)
+    _advise_bins(good, settings.bins)
     number = ordinal(pl.col("day"), settings.bins)
+    good, effort, without = _with_effort(good, number, settings.effort)
+    if without:
+        told = {**intake.filtered, "effort is missing": without}
+        intake = replace(intake, used=intake.used - without, filtered=told)
     cells = collect(
         good.with_columns(time=number)
         .group_by("worker", "site", "time")
@@ -232,7 +272,80 @@ def reduce_records(
         cells["total"].to_numpy().astype(np.float64),
         intake,
     )
+    table = replace(table, effort=effort)
     return table if settings.groups is None else table.regroup(settings.groups, settings.seed)
+
+
+def _inside_log(name: str) -> tuple[str, bool]:
+    """The column of a covariate of effort, and whether it enters by its logarithm."""
+    inner = name.removeprefix("log(").removesuffix(")")
+    return (inner, True) if name == f"log({inner})" else (name, False)
+
+
+def _effort(name: str) -> Any:
+    """A covariate of effort; what is no number, or has no logarithm, becomes missing."""
+    import polars as pl
+
+    column, log = _inside_log(name)
+    number = _number(column)
+    if not log:
+        return number
+    return pl.when(number > 0).then(number.log())
+
+
+def _with_effort(rows: Any, time: Any, known: Effort | None) -> tuple[Any, Effort | None, int]:
+    """Rows whose exposure holds their effort, its coefficients, and how many rows have none.
+
+    The coefficients are fitted to the rows unless they are known.
+    """
+    import polars as pl
+
+    names = [name for name in rows.collect_schema().names() if name.startswith("effort ")]
+    if not names:
+        return rows, None, 0
+    every = collect(rows.with_columns(time=time))
+    frame = every.filter(pl.all_horizontal(pl.col(names).is_finite()))
+    if frame.height == 0:
+        raise DataError("no record has all of its effort: nothing can be fitted.")
+    values = frame.select(names).to_numpy()
+    told = tuple(name.removeprefix("effort ") for name in names)
+    if known is None:
+        site = frame["site"].cast(pl.Categorical).to_physical().to_numpy().astype(np.int64)
+        counts = frame["number"].to_numpy().astype(np.float64)
+        known = fit_effort(told, values, counts, site, frame["time"].to_numpy().astype(np.int64))
+    elif known.names != told:
+        raise DataError(f"the effort is of {', '.join(known.names)}; the records have {told}.")
+    exposure = frame["exposure"].to_numpy() * known.exposure(values)
+    lazy = frame.with_columns(exposure=pl.Series(exposure)).lazy()
+    return lazy, known, every.height - frame.height
+
+
+def _advise_bins(rows: Any, unit: Unit) -> None:
+    """Say where dates are coarser than the bins: most bins would be empty."""
+    import polars as pl
+
+    if unit not in ("month", "week"):
+        return
+    day = pl.col("day")
+    about = collect(
+        rows.select(
+            length=pl.col("date").str.len_chars().max(),
+            months=day.dt.month().n_unique(),
+            years=day.dt.year().n_unique(),
+        )
+    ).row(0, named=True)
+    if about["length"] == 4:
+        raise DataError(
+            f"the dates are years alone, and bins of a {unit} would nearly all be empty: use "
+            "bins='year'."
+        )
+    if about["months"] == 1 and about["years"] > 2:
+        warnings.warn(
+            f"all records are of one month of {about['years']} years, so most {unit}s have none: "
+            "bins='year' may be what you want.",
+            EmfedWarning,
+            stacklevel=4,
+        )
 
 
 def collect(frame: Any) -> Any:
@@ -284,7 +397,7 @@ def _day(name: str, text: str) -> Any:
         raise SettingsError(f"{name} must be a date like '2004-07-31'; got {text!r}.") from None
 
 
-def _checked(frame: Any, family: Family) -> Any:
+def _checked(frame: Any, family: Family, unit: Unit) -> Any:
     """Rows with their day, number, whether the value is missing, and why they are bad."""
     import polars as pl
 
@@ -299,12 +412,18 @@ def _checked(frame: Any, family: Family) -> Any:
     )
     number = pl.col("value").cast(pl.Float64, strict=False)
     wrong = number.is_null() | ~number.is_finite()
-    if family.name == "poisson":
+    if family.counts:
         wrong = wrong | (number < 0) | (number != number.round())
     elif family.name == "bernoulli" or (isinstance(family, Gaussian) and family.scale == "log1p"):
         wrong = wrong | (number < 0)
+    day = padded.str.to_date("%Y-%m-%d", strict=False)
+    if unit == "index":
+        number_of_day = pl.col("date").cast(pl.Float64, strict=False)
+        whole_number = number_of_day.is_finite() & (number_of_day == number_of_day.round())
+        steps = pl.when(whole_number).then(number_of_day.cast(pl.Int64, strict=False))
+        day = pl.lit(EPOCH) + pl.duration(days=steps)
     rows = frame.with_columns(
-        day=padded.str.to_date("%Y-%m-%d", strict=False),
+        day=day,
         number=number,
         missing=pl.col("value").is_null(),
         wrong=wrong,

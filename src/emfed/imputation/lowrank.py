@@ -101,6 +101,7 @@ class Covariates:
 
     sites: FloatArray = field(default_factory=lambda: _EMPTY)
     times: FloatArray = field(default_factory=lambda: _EMPTY)
+    names: tuple[str, ...] = ()
 
     @property
     def count(self) -> int:

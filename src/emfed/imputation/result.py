@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, final
 
 import numpy as np
 from scipy.special import ndtri
@@ -14,119 +14,32 @@ from scipy.special import ndtri
 from emfed.artifacts.result import Result
 from emfed.core.errors import DataError, SettingsError, check_count, check_range
 from emfed.core.ledger import Ledger
-from emfed.core.protocols import FloatArray, IntArray
+from emfed.core.protocols import BoolArray, FloatArray, IntArray
 from emfed.core.records import Records
-from emfed.core.streams import Purpose, normals, uniforms
+from emfed.core.streams import Purpose, uniforms
 from emfed.imputation.choice import Choice
+from emfed.imputation.families import Moments
+from emfed.imputation.index import Index, index_of, write_frame
 from emfed.imputation.lowrank import Cells, TableParameters
-from emfed.imputation.rows import newton
+from emfed.imputation.posterior import Posterior
 from emfed.imputation.sweeps import Solver
 from emfed.imputation.table import FieldTable
-from emfed.models.sides import Side
 
 _CHUNK = 1 << 20
 """Cells computed at once."""
-_STRATA = 200
 _ZERO = np.zeros(1, dtype=np.int64)
-GIBBS = 5
-"""Sweeps between draws."""
-NEWTON = 3
-"""Damped steps to the mode that a draw is made about."""
-
-
-@final
-class Uncertainty:
-    """How sure a fit is: what the cells say about each row, given the rows of the other side.
-
-    The penalties are read as a prior: rows of sites and times are Gaussian with the penalty as
-    precision, in units of the dispersion.
-    """
-
-    def __init__(self, solver: Solver, cells: Cells, params: TableParameters) -> None:
-        self.solver, self.cells, self.params = solver, cells, params
-        if cells.size == 0:
-            raise DataError(
-                "no cell is known here, so how sure an estimate is cannot be told: an owner's "
-                "table, `transform(table)`, has what it takes."
-            )
-        theta = params.theta(cells.sites, cells.times)
-        gain = cells.weights * solver.family.variance(theta)
-        freedom = 1.0
-        blocks = []
-        sides = solver.sides(cells, params)
-        for side, rows in zip(sides, (params.sites, params.times), strict=True):
-            information = side.information(gain, len(rows))
-            precision = information + np.diag(side.ridge + 1e-9)
-            for lag, strength in side.lags:  # neighbours held fixed
-                tied = np.zeros(len(rows))
-                tied[lag:] += strength
-                tied[:-lag] += strength
-                precision = precision + tied[:, None, None] * np.eye(rows.shape[1])
-            covariance = np.linalg.inv(precision) if rows.shape[1] else precision
-            freedom += float(np.einsum("jik,jki->", covariance, information))
-            blocks.append(covariance)
-        self._sites, self._times = blocks
-        score = cells.sums - cells.weights * solver.family.mean(theta)
-        left = max(cells.size - freedom, 0.1 * cells.size)
-        pearson = float((score**2 / np.maximum(gain, 1e-12)).sum() / left)
-        self.dispersion = self._clean(pearson)
-
-    def _clean(self, pearson: float) -> float:
-        """A Bernoulli cell has none of its own; a Poisson one is not below 1."""
-        if self.solver.family.name == "bernoulli":
-            return 1.0
-        return pearson if self.solver.family.quadratic else max(1.0, pearson)
-
-    def variance(self, sites: IntArray, times: IntArray) -> FloatArray:
-        """The variance of theta at these cells, each side given the other."""
-        left = _regressors(self.params.times, self.params.effects)[times]
-        right = _regressors(self.params.sites, self.params.effects)[sites]
-        total = np.einsum("ni,nij,nj->n", left, self._sites[sites], left)
-        total += np.einsum("ni,nij,nj->n", right, self._times[times], right)
-        return self.dispersion * total
-
-    def draw(self, params: TableParameters, seed: int, index: int) -> TableParameters:
-        """Further Gibbs sweeps from ``params``: for the Gaussian, exact conditional draws."""
-        for sweep in range(GIBBS):
-            place = 2 * (GIBBS * index + sweep)
-            site, _ = self.solver.sides(self.cells, params)
-            params = replace(params, sites=self._conditional(site, params, True, seed, place))
-            _, time = self.solver.sides(self.cells, params)
-            params = replace(params, times=self._conditional(time, params, False, seed, place + 1))
-        return params
-
-    def _conditional(
-        self, side: Side, params: TableParameters, of_sites: bool, seed: int, place: int
-    ) -> FloatArray:
-        """One side's rows drawn given the other's: about their mode, with its curvature."""
-        cells, family = self.cells, self.solver.family
-        rows = params.sites if of_sites else params.times
-        theta = params.theta(cells.sites, cells.times)
-        if not family.quadratic:  # an undamped step from a draw far out would run away
-            rest = theta - side.contribution(rows)
-            for _ in range(NEWTON):
-                rows = newton(side, family, rows, rest, cells.weights, cells.sums)
-            theta = rest + side.contribution(rows)
-        score = cells.sums - cells.weights * family.mean(theta)
-        information = side.information(cells.weights * family.variance(theta), len(rows))
-        step = side.gradient(score, rows) if family.quadratic else np.zeros_like(rows)
-        noise = normals(seed, place, Purpose.IMPUTATION, _ZERO, max(1, rows.size))[0]
-        noise = np.sqrt(self.dispersion) * noise[: rows.size].reshape(rows.shape)
-        return rows + side.solve(information, step, noise)
-
-
-def _regressors(rows: FloatArray, effects: bool) -> FloatArray:
-    """What the other side's rows are multiplied by: factors, and 1 for the effect."""
-    out = rows.copy()
-    if effects:
-        out[:, -1] = 1.0
-    return out
+Of = Literal["record", "mean"]
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Imputation:
-    """A fitted table. Estimates are in the user's scale: counts, or probabilities of presence."""
+    """A fitted table. Estimates are in the user's scale: counts, or reporting rates (Bernoulli).
+
+    ``params`` is the optimum that the rounds came to. Estimates and bounds are those of the
+    posterior about it (`Posterior`): an estimate is the mean of what a new record may be, so that
+    estimates add up to totals; medians are there where they are asked for.
+    """
 
     mode: str
     params: TableParameters
@@ -141,6 +54,8 @@ class Imputation:
     choice: Choice | None = None
     result: Result | None = None
     """Of mode ``site-owner``: what a model file for the owners holds; see `from_result`."""
+    draw_count: int = 0
+    """How many draws estimates and bounds rest on; 0 leaves it to the size of the table."""
 
     def __repr__(self) -> str:
         rows, columns = self.params.shape
@@ -165,29 +80,89 @@ class Imputation:
         return self.ledger.total("down")
 
     @cached_property
-    def uncertainty(self) -> Uncertainty:
-        """Dispersion, variances and draws."""
-        return Uncertainty(self.solver, self.cells, self.params)
+    def posterior(self) -> Posterior:
+        """Draws of everything that was estimated; made when they are first asked for."""
+        return Posterior(self.solver, self.cells, self.params, self.seed, self.draw_count)
+
+    def sampled(self, progress: Callable[[str, float], None] | None = None) -> Imputation:
+        """The same with its draws made, and a word on how far they are.
+
+        Ctrl-C keeps the estimates of the optimum, without bounds.
+        """
+        if self.plain:
+            return self
+        try:
+            drawn = Posterior(
+                self.solver, self.cells, self.params, self.seed, self.draw_count, progress
+            )
+        except KeyboardInterrupt:
+            return replace(self, stopped="interrupted")
+        self.__dict__["posterior"] = drawn  # where the cached property keeps it
+        return self
+
+    def coefficients(self) -> list[dict[str, Any]]:
+        """Coefficients of covariates of sites and times, standardised, with errors and bounds."""
+        drawn = self.posterior.coefficients
+        names = self.params.covariates.names or tuple(map(str, range(drawn.shape[1])))
+        low, high = np.quantile(drawn, (0.025, 0.975), axis=0) if drawn.size else ((), ())
+        rows = zip(names, drawn.mean(axis=0), drawn.std(axis=0, ddof=1), low, high, strict=True)
+        keys = ("name", "coefficient", "error", "lower", "upper")
+        return [dict(zip(keys, (row[0], *map(float, row[1:])), strict=True)) for row in rows]
 
     @property
-    def dispersion(self) -> float:
-        """The variance of one observation (Gaussian), or its multiple of the family's."""
-        return self.uncertainty.dispersion
+    def spread(self) -> float:
+        """The variance of one record (Gaussian), or a in the variance mu + a mu^2 of counts."""
+        return self.posterior.spread
+
+    @property
+    def plain(self) -> bool:
+        """Whether estimates are those of the optimum: as printed, cut short, or without a cell."""
+        return self.mode == "paper" or self.stopped == "interrupted" or self.cells.size == 0
+
+    def _moments(self, rows: IntArray, columns: IntArray) -> Moments:
+        if not self.plain:
+            return self.posterior.moments(rows, columns)
+        return self._at(self.params.theta(rows, columns))
+
+    def _dense_moments(self, sites: IntArray) -> Moments:
+        return (
+            self._at(self.params.dense(sites))
+            if self.plain
+            else self.posterior.dense_moments(sites)
+        )
+
+    def _at(self, theta: FloatArray) -> Moments:
+        """At the optimum, as if it were sure."""
+        sure = np.zeros_like(theta)
+        return Moments(theta, sure, self.solver.family.value(theta, self._spread()), sure)
 
     def theta(self, sites: Any, times: Any) -> FloatArray:
         """The natural parameter at cells named by site and time, or by their indices."""
         return self.params.theta(*self._indices(sites, times))
 
-    def predict(self, sites: Any, times: Any) -> FloatArray:
+    def predict(
+        self, sites: Any, times: Any, statistic: Literal["mean", "median"] = "mean"
+    ) -> FloatArray:
         """The estimate at cells named by site and time, or by their indices.
 
-        Under log1p this is the median count; for Bernoulli the probability of presence.
+        It is the mean of a new record, or its median. For Bernoulli the mean is the reporting rate:
+        how often a record reports the species, not how likely the species is there.
         """
-        return self._estimate(self.theta(sites, times))
+        if statistic not in ("mean", "median"):
+            raise SettingsError(f"statistic must be 'mean' or 'median'; got {statistic!r}.")
+        at = self._moments(*self._indices(sites, times))
+        if statistic == "mean":
+            return at.value
+        return self.solver.family.quantiles(at, self._spread(), (0.5, 0.5))[0]
 
-    def _estimate(self, theta: FloatArray) -> FloatArray:
-        family = self.solver.family
-        return family.backward(family.mean(theta)) if family.quadratic else family.mean(theta)
+    def _spread(self) -> float:
+        if not self.plain:
+            return self.posterior.spread
+        cells, family = self.cells, self.solver.family
+        if cells.size == 0 or not family.quadratic:
+            return 0.0
+        theta = self.params.theta(cells.sites, cells.times)
+        return float(np.mean(2 * family.deviance(theta, cells.sums, cells.weights)))
 
     def score(self, held: Cells) -> float:
         """The root mean squared error of cells that were held out, in the family's scale.
@@ -199,92 +174,123 @@ class Imputation:
         return float(np.sqrt(2 * deviance.sum() / held.weights.sum()))
 
     def intervals(
-        self, sites: Any, times: Any, level: float = 0.9
+        self, sites: Any, times: Any, level: float = 0.9, of: Of | None = None
     ) -> tuple[FloatArray, FloatArray]:
-        """Where a new record of each cell lies with probability ``level``, approximately."""
+        """Where a new record of each cell lies with probability ``level``, or the cell's mean.
+
+        ``of`` is ``"record"`` or ``"mean"``. Left out it is the record; under Bernoulli, whose
+        records are 0 or 1 and nothing between, the mean.
+        """
         check_range("level", level, 0, 1, open_low=True, open_high=True)
-        rows, columns = self._indices(sites, times)
-        theta = self.params.theta(rows, columns)
-        spread = self.uncertainty.variance(rows, columns)
-        family, tails = self.solver.family, ((1 - level) / 2, (1 + level) / 2)
-        if family.quadratic:
-            half = float(ndtri(tails[1])) * np.sqrt(spread + self.dispersion)
-            return family.backward(theta - half), family.backward(theta + half)
-        # theta is normal and the record follows the family: a sample over equal strata of both.
-        middle = (np.arange(_STRATA) + 0.5) / _STRATA
-        order = np.argsort(uniforms(self.seed, 0, Purpose.IMPUTATION, _ZERO, _STRATA)[0])
-        shifts, draws = np.asarray(ndtri(middle)), middle[order]
-        sample = np.stack(
-            [
-                family.draw(theta + np.sqrt(spread) * z, self.dispersion, np.full(len(theta), u))
-                for z, u in zip(shifts, draws, strict=True)
-            ]
-        )
-        low, high = np.quantile(sample, tails, axis=0, method="inverted_cdf")
-        return low, high
+        return self._bounds(self.posterior.moments(*self._indices(sites, times)), level, of)
+
+    def _bounds(
+        self, at: Moments, level: float, of: Of | None = None
+    ) -> tuple[FloatArray, FloatArray]:
+        family, spread = self.solver.family, self.posterior.spread
+        if of not in ("record", "mean", None):
+            raise SettingsError(f"of must be 'record' or 'mean'; got {of!r}.")
+        if of == "record" or (of is None and family.name != "bernoulli"):
+            return family.quantiles(at, spread, ((1 - level) / 2, (1 + level) / 2))
+        half = float(ndtri((1 + level) / 2)) * np.sqrt(at.variance)
+        return family.value(at.theta - half, spread), family.value(at.theta + half, spread)
 
     def draws(self, sites: Any, times: Any, count: int = 20) -> FloatArray:
         """Multiple imputation: ``count`` sets of records that these cells might have held.
 
-        Parameters are drawn from their approximate posterior (Gibbs sweeps), then records.
+        Parameters are taken from the posterior, evenly along its chain, then records are drawn.
         """
         check_count("count", count)
         rows, columns = self._indices(sites, times)
         out = np.empty((count, len(rows)))
-        for index, params in enumerate(self._parameters(count)):
+        posterior = self.posterior
+        if count > posterior.count:
+            posterior = Posterior(self.solver, self.cells, self.params, self.seed, count)
+        places = np.linspace(0, posterior.count - 1, count).round().astype(np.int64)
+        for index, place in enumerate(places):
             u = uniforms(self.seed, index, Purpose.FIELD_RECORDS, _ZERO, len(rows))[0]
-            theta = params.theta(rows, columns)
-            out[index] = self.solver.family.draw(theta, self.dispersion, u)
+            theta, spread = posterior.params(place).theta(rows, columns), posterior.spreads[place]
+            out[index] = self.solver.family.draw(theta, float(spread), u)
         return out
 
-    def _parameters(self, count: int) -> Iterator[TableParameters]:
-        """A chain of parameters from the fit on."""
-        params = self.params
-        for index in range(count):
-            params = self.uncertainty.draw(params, self.seed, index)
-            yield params
+    @property
+    def empty(self) -> BoolArray:
+        """The times that no record is of."""
+        seen = np.bincount(self.cells.times[self.cells.weights > 0], minlength=self.params.shape[1])
+        return seen == 0
 
-    def trend(self, draws: int = 0, level: float = 0.9) -> dict[str, Any]:
+    def trend(self, draws: int | None = None, level: float = 0.9) -> dict[str, Any]:
         """The sum of estimates over all sites, and the cells without a record, by time.
 
-        With ``draws``, bounds ``lower`` and ``upper`` from so many draws of the parameters. Sites
-        are taken some at a time: the table is never there as a whole.
+        Bounds ``lower`` and ``upper`` are those of the sum of means; ``draws`` asks for so many
+        draws of the parameters (0 for no bounds). ``empty`` marks times without any record, whose
+        estimates rest on their neighbours alone. Sites are taken some at a time: the table is never
+        there as a whole.
         """
+        check_range("level", level, 0, 1, open_low=True, open_high=True)
         rows, columns = self.params.shape
         seen = np.bincount(self.cells.times[self.cells.weights > 0], minlength=columns)
+        estimate = np.zeros(columns)
+        for sites in self._site_chunks():
+            estimate += self._dense_moments(sites).value.sum(axis=0)
         out: dict[str, Any] = {
             "time": self.table.bins.labels(),
-            "estimate": self._sum(self.params),
+            "estimate": estimate,
             "missing": (rows - seen).astype(np.int64),
+            "empty": self.empty,
         }
-        if draws:
-            check_count("draws", draws, 2)
-            check_range("level", level, 0, 1, open_low=True, open_high=True)
-            sums = np.stack([self._sum(params) for params in self._parameters(draws)])
-            out["lower"], out["upper"] = np.quantile(
-                sums, ((1 - level) / 2, (1 + level) / 2), axis=0
-            )
+        if draws != 0 and not self.plain:
+            posterior = self._with(draws)
+            sums = posterior.totals(np.arange(rows))
+            out["lower"], out["upper"] = posterior.bounds(sums, level)
         return out
 
-    def write_trend(self, paths: Iterable[str | Path], draws: int = 0, level: float = 0.9) -> None:
+    def site_totals(self, draws: int | None = None, level: float = 0.9) -> dict[str, Any]:
+        """The sum of estimates over the times that have records, by site, with bounds."""
+        check_range("level", level, 0, 1, open_low=True, open_high=True)
+        posterior, times = self._with(draws), np.flatnonzero(~self.empty)
+        estimate = np.empty(self.params.shape[0])
+        for sites in self._site_chunks():
+            estimate[sites] = self._dense_moments(sites).value[:, times].sum(axis=1)
+        low, high = posterior.bounds(posterior.site_totals(times), level)
+        names = list(self.table.sites)
+        return {"site": names, "estimate": estimate, "lower": low, "upper": high}
+
+    def index(
+        self,
+        base: str | int | None = None,
+        level: float = 0.9,
+        *,
+        strata: Any = None,
+        least: int = 1,
+        draws: int | None = None,
+    ) -> Index:
+        """Totals in per cent of a base time, as rtrim gives them, with errors and a slope.
+
+        Parameters
+        ----------
+        base : the time that is 100, by its label or number; the first with a record if left out.
+        level : of the bounds.
+        strata : a stratum of each site (a mapping, a list, or a frame with ``site`` and one more
+            column); each has an index of its own beside that of all sites.
+        least : sites with fewer records are left out.
+        draws : how many draws the errors rest on.
+        """
+        return index_of(self, self._with(draws), base, level, strata, least)
+
+    def write_trend(self, paths: Iterable[str | Path], level: float = 0.9) -> None:
         """The trend as CSV or Parquet, by the ending of each path."""
         import polars as pl
 
-        frame = pl.DataFrame(self.trend(draws, level))
-        for path in map(Path, paths):
-            if path.suffix == ".parquet":
-                frame.write_parquet(path)
-            elif path.suffix == ".csv":
-                frame.write_csv(path)
-            else:
-                raise SettingsError(f"{path}: expected a name that ends in .csv or .parquet.")
+        frame = pl.DataFrame(self.trend(level=level))
+        for path in paths:
+            write_frame(frame, Path(path))
 
-    def _sum(self, params: TableParameters) -> FloatArray:
-        """Estimates added over sites, by time."""
-        total = np.zeros(params.shape[1])
-        for sites in self._site_chunks():
-            total += self._estimate(params.dense(sites).ravel()).reshape(len(sites), -1).sum(axis=0)
-        return total
+    def _with(self, draws: int | None) -> Posterior:
+        """The posterior, with another number of draws where that is asked for."""
+        if draws is None or draws == self.posterior.count:
+            return self.posterior
+        return Posterior(self.solver, self.cells, self.params, self.seed, draws)
 
     def _site_chunks(self) -> Iterator[IntArray]:
         rows, columns = self.params.shape
@@ -296,7 +302,7 @@ class Imputation:
         """The filled table as long polars frames, some sites at a time.
 
         Columns: site, time, records (their number or exposure), observed (their mean), estimate
-        and, with a ``level``, lower and upper.
+        and, with a ``level``, lower and upper of a new record, and those of the mean.
         """
         import polars as pl
 
@@ -317,10 +323,13 @@ class Imputation:
                 "time": labels[time].tolist(),
                 "records": weight,
                 "observed": np.where(seen, self.solver.family.backward(mean), np.nan),
-                "estimate": self._estimate(self.params.theta(row, time)),
             }
-            if level is not None:
-                data["lower"], data["upper"] = self.intervals(row, time, level)
+            at = self._dense_moments(sites).ravel()
+            data["estimate"] = at.value
+            if level is not None and not self.plain:
+                data["lower"], data["upper"] = self._bounds(at, level)
+                of_mean = self._bounds(at, level, "mean")
+                data["mean_lower"], data["mean_upper"] = of_mean
             yield pl.DataFrame(data).with_columns(pl.col("observed").fill_nan(None))
 
     def write(self, path: str | Path, level: float | None = None) -> None:

@@ -44,16 +44,16 @@ def newton(
     ``rest`` is what the rows do not move of theta. For the Gaussian the step is the solution.
     """
     theta = rest + side.contribution(rows)
-    score = sums - weights * family.mean(theta)
-    information = side.information(weights * family.variance(theta), len(rows))
+    score = family.score(theta, sums, weights)
+    information = side.information(family.gain(theta, sums, weights), len(rows))
     step = side.solve(information, side.gradient(score, rows))
     if family.quadratic:
         return rows + step
-    before = _objective(side, family, rows, theta, weights, sums)
+    before = objective(side, family, rows, theta, weights, sums)
     length = np.ones(len(rows))
     for _ in range(30):
         moved = rows + length[:, None] * step
-        after = _objective(side, family, moved, rest + side.contribution(moved), weights, sums)
+        after = objective(side, family, moved, rest + side.contribution(moved), weights, sums)
         if side.lags:  # rows hang together: one length for all
             worse = np.full(len(rows), after.sum() > before.sum() + 1e-12 * abs(before.sum()))
         else:
@@ -64,7 +64,7 @@ def newton(
     return np.where(worse[:, None], rows, moved)
 
 
-def _objective(
+def objective(
     side: Side,
     family: Family,
     rows: FloatArray,
@@ -73,5 +73,5 @@ def _objective(
     sums: FloatArray,
 ) -> FloatArray:
     """The penalised negative log-likelihood of each row."""
-    loss = weights * family.cumulant(theta) - sums * theta
+    loss = family.loss(theta, sums, weights)
     return add_up(side.index, loss, len(rows)) + side.price(rows)

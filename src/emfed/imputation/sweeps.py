@@ -54,7 +54,7 @@ class Solver:
         if self.structure.rank == 0:
             return additive
         theta = additive.theta(cells.sites, cells.times)
-        gain = np.maximum(cells.weights * self.family.variance(theta), 1e-12)
+        gain = np.maximum(self.family.gain(theta, cells.sums, cells.weights), 1e-12)
         score = self._score(cells, theta)
         # Shrunk one by one: a cell's own step under the penalty its factors will pay.
         residual = score / (gain + self.structure.penalty + 1e-3)
@@ -117,7 +117,7 @@ class Solver:
         """The penalised negative log-likelihood, up to what does not depend on the parameters."""
         structure = self.structure if structure is None else structure
         theta = params.theta(cells.sites, cells.times)
-        loss = cells.weights @ self.family.cumulant(theta) - cells.sums @ theta
+        loss = self.family.loss(theta, cells.sums, cells.weights).sum()
         none: IntArray = np.empty(0, dtype=np.int64)
         sites = site_side(structure, none, none, params.times).price(params.sites).sum()
         side = time_side(structure, none, none, params.sites, len(params.times))
@@ -150,12 +150,13 @@ class Solver:
         )
 
     def _score(self, cells: Cells, theta: FloatArray) -> FloatArray:
-        return cells.sums - cells.weights * self.family.mean(theta)
+        return self.family.score(theta, cells.sums, cells.weights)
 
     def _common(self, cells: Cells, params: TableParameters) -> TableParameters:
         """A Newton step of the offset and the coefficients, damped like a row's."""
         theta = params.theta(cells.sites, cells.times)
-        score, gain = self._score(cells, theta), cells.weights * self.family.variance(theta)
+        family, sums, weights = self.family, cells.sums, cells.weights
+        score, gain = self._score(cells, theta), family.gain(theta, sums, weights)
         extra = self.covariates.count
         design = np.ones((cells.size, 1 + extra))
         if extra:
@@ -164,11 +165,11 @@ class Solver:
         here = np.concatenate([[params.offset], params.coefficients])
         slope = design.T @ score - ridge @ here
         step = np.linalg.solve(design.T @ (gain[:, None] * design) + ridge, slope)
-        before = cells.weights @ self.family.cumulant(theta) - cells.sums @ theta
-        for _ in range(1 if self.family.quadratic else 30):
+        before = family.loss(theta, sums, weights).sum()
+        for _ in range(1 if family.quadratic else 30):
             moved = theta + design @ step
-            after = cells.weights @ self.family.cumulant(moved) - cells.sums @ moved
-            if self.family.quadratic or after <= before + 1e-12 * abs(before):
+            after = family.loss(moved, sums, weights).sum()
+            if family.quadratic or after <= before + 1e-12 * abs(before):
                 return replace(
                     params,
                     offset=params.offset + float(step[0]),

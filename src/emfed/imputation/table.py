@@ -19,6 +19,7 @@ from emfed.core.errors import DataError, EmfedWarning, SettingsError, check_coun
 from emfed.core.protocols import FloatArray, IntArray, Opening
 from emfed.core.streams import Purpose, check_seed, uniforms
 from emfed.imputation.bins import Bins
+from emfed.imputation.effort import Effort
 from emfed.imputation.families import Family
 from emfed.imputation.lowrank import Cells, Covariates
 from emfed.models.sides import add_up
@@ -48,6 +49,8 @@ class Intake:
     """Rows of incomplete checklists, left out because their absences are not known (eBird)."""
     zeros: int = 0
     """Zeros filled in from complete checklists without the species (eBird)."""
+    filtered: dict[str, int] = field(default_factory=dict)
+    """Checklists left out by the filters of effort, by reason (eBird)."""
     bad: dict[str, int] = field(default_factory=dict)
     """Rows that could not be read, by reason."""
     examples: tuple[str, ...] = ()
@@ -96,10 +99,14 @@ class Grid:
         Each is an array with one row per site (or time) in the grid's order, or a polars or pandas
         frame with a column ``site`` (or ``time``, labelled as the bins are).
         """
-        labels = self.bins.labels()
-        return Covariates(
-            _covariates(sites, self.sites, "site"), _covariates(times, labels, "time")
-        )
+        parts = (sites, self.sites, "site"), (times, self.bins.labels(), "time")
+        of_sites, of_times = (_covariates(*part) for part in parts)
+        names = [
+            name
+            for (values, _, what), array in zip(parts, (of_sites, of_times), strict=True)
+            for name in _covariate_names(values, what, array.shape[1])
+        ]
+        return Covariates(of_sites, of_times, tuple(names))
 
 
 @final
@@ -121,6 +128,8 @@ class FieldTable:
     weights: FloatArray
     values: FloatArray
     intake: Intake
+    effort: Effort | None = None
+    """The coefficients by which effort entered the weights, where it did."""
 
     def __repr__(self) -> str:
         rows, columns = self.shape
@@ -205,16 +214,9 @@ class FieldTable:
         group[order] = np.arange(n) % count  # sizes differ by one at most
         owner = np.repeat(group, np.diff(self.offsets))
         names = [str(number) for number in range(count)]
-        return build_table(
-            self.grid,
-            names,
-            owner,
-            self.site,
-            self.time,
-            self.weights,
-            self.values,
-            self.intake,
-        )
+        cells = (self.site, self.time, self.weights, self.values)
+        table = build_table(self.grid, names, owner, *cells, self.intake)
+        return replace(table, effort=self.effort)
 
     def warn(self) -> None:
         """Say what a user should know before a fit: empty rows and columns, a lone worker."""
@@ -305,6 +307,12 @@ def known_table(
         values,
         Intake(records, records),
     )
+
+
+def _covariate_names(values: Any, what: str, count: int) -> list[str]:
+    if hasattr(values, "columns"):
+        return [f"{what}: {name}" for name in values.columns if name != what]
+    return [f"{what}: {number}" for number in range(count)]
 
 
 def _covariates(values: Any | None, names: Sequence[str], what: str) -> FloatArray:

@@ -15,6 +15,7 @@ from scipy.linalg import cholesky_banded, solve_banded, solveh_banded
 
 from emfed.core.protocols import FloatArray, IntArray
 
+Strength = float | FloatArray
 SEASON = 12
 """The lag of the seasonal penalty: months of a year."""
 
@@ -43,8 +44,8 @@ class Side:
     """The fixed side's rows."""
     effects: bool
     ridge: FloatArray
-    lags: tuple[tuple[int, float], ...] = ()
-    """Penalised differences between rows: (lag, penalty)."""
+    lags: tuple[tuple[int, Strength], ...] = ()
+    """Penalised differences between rows: (lag, penalty), one penalty or one for each column."""
 
     @classmethod
     def penalty(cls, ridge: FloatArray, lags: tuple[tuple[int, float], ...] = ()) -> Side:
@@ -96,7 +97,7 @@ class Side:
         """The penalty of each row; a difference counts at its later row."""
         out = 0.5 * (rows * rows) @ self.ridge
         for lag, strength in self.lags:
-            out[lag:] += 0.5 * strength * ((rows[lag:] - rows[:-lag]) ** 2).sum(axis=1)
+            out[lag:] += 0.5 * (strength * (rows[lag:] - rows[:-lag]) ** 2).sum(axis=1)
         return np.asarray(out)
 
     def solve(
@@ -122,7 +123,7 @@ def _solve_banded(
     information: FloatArray,
     right: FloatArray,
     ridge: FloatArray,
-    lags: tuple[tuple[int, float], ...],
+    lags: tuple[tuple[int, Strength], ...],
     noise: FloatArray | None,
 ) -> FloatArray:
     """The rows as one system: blocks on the diagonal, the penalties of differences beside it."""
@@ -137,7 +138,7 @@ def _solve_banded(
         diagonal = band[upper].reshape(count, width)
         diagonal[lag:] += strength
         diagonal[:-lag] += strength
-        band[upper - lag * width, lag * width :] -= strength
+        band[upper - lag * width].reshape(count, width)[lag:] -= strength
     if noise is None:
         return np.asarray(solveh_banded(band, right.ravel())).reshape(count, width)
     factor = cholesky_banded(band)

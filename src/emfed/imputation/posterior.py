@@ -1,0 +1,482 @@
+"""How sure a fit is: draws of everything that it estimated, given the cells.
+
+A chain of Gibbs sweeps over the rows of sites, the rows of times, the offset and coefficients, the
+spread of records, and the strengths of the penalties, which are read as precisions of normal
+priors. Rows are drawn exactly for the Gaussian. For other families a row is proposed from the
+normal about its mode and kept by the rule of Metropolis and Hastings; rows that are tied along time
+are proposed and kept together. Counts are negative binomial in the chain,
+whatever was fitted: their spread tends to 0 where they are Poisson.
+
+The penalties that cross-validation chose are where the strengths begin, with the weight of two
+rows. Holding them fixed gave bounds that were too narrow: `python -m benchmarks coverage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import final
+
+import numpy as np
+from scipy.linalg import cholesky_banded
+from scipy.special import gammaincinv, ndtri
+
+from emfed.core.errors import DataError, check_count
+from emfed.core.protocols import BoolArray, FloatArray, IntArray
+from emfed.core.streams import Purpose, normals, uniforms
+from emfed.imputation.families import Family, Moments, NegativeBinomial
+from emfed.imputation.lowrank import Cells, TableParameters
+from emfed.imputation.rows import newton, objective
+from emfed.imputation.sweeps import Solver
+from emfed.models.sides import Side, Strength, lags_of
+
+DRAWS = 200
+"""Draws that are kept; at least half as many sweeps come before the first."""
+_BURN_IN = 60
+"""Sweeps before the first draw. Spread and strengths have settled after 10 to 30."""
+_WORK = 4e7
+"""Cells times draws that a chain of the default length is worth: about ten minutes of counts."""
+_FEWEST = 40
+_NEWTON = 2
+"""Damped steps from the last mode to the one that a row is proposed about."""
+_PRIOR = 1.0
+"""Half the number of rows that the penalty of the fit counts as, when its strength is drawn."""
+_STEP = 0.4
+"""Of the random walks of logarithms of strengths along time and of the spread of counts."""
+SPARE = 1
+"""Factors that the chain has beyond those of the fit."""
+_WEAK = 0.3
+"""The size that spare factors begin with, in units of theta."""
+_DOUBT = 2.0
+"""The standard deviation of the logarithm of a strength along time, about that of the fit."""
+_HELD = 1e6
+"""A penalty from here on holds its unknown at zero, and is not drawn."""
+_ZERO = np.zeros(1, dtype=np.int64)
+_CHUNK = 1 << 20
+"""Cells computed at once."""
+
+
+@dataclass
+class _State:
+    """Where the chain is."""
+
+    params: TableParameters
+    spread: float
+    site_ridge: FloatArray
+    time_ridge: FloatArray
+    lags: tuple[tuple[int, Strength], ...]
+    power: float = 1.0
+    """Of the weights in the size of counts; see `NegativeBinomial`."""
+
+
+@final
+class Posterior:
+    """Draws of the parameters of a table, as arrays with the draw as their first axis."""
+
+    def __init__(
+        self,
+        solver: Solver,
+        cells: Cells,
+        params: TableParameters,
+        seed: int,
+        draws: int = 0,
+        progress: Callable[[str, float], None] | None = None,
+    ) -> None:
+        if cells.size == 0:
+            raise DataError(
+                "no cell is known here, so how sure an estimate is cannot be told: an owner's "
+                "table, `transform(table)`, has what it takes."
+            )
+        self.family, self.seed = solver.family, seed
+        if draws:
+            check_count("draws", draws, 2)
+        else:
+            draws = int(np.clip(_WORK / cells.size, _FEWEST, DRAWS))
+        chain = _Chain(solver, cells, params, seed)
+        (rows, columns), width = params.shape, chain.state.params.sites.shape[1]
+        self._like = params
+        self.offsets, self.spreads = np.empty(draws), np.empty(draws)
+        self.coefficients = np.empty((draws, len(params.coefficients)))
+        # Halves of the memory, and seven digits of a draw are more than it has.
+        self.sites = np.empty((draws, rows, width), dtype=np.float32)
+        self.times = np.empty((draws, columns, width), dtype=np.float32)
+        before = max(_BURN_IN, draws // 2)
+        for index in range(-before, draws):
+            chain.sweep()
+            if progress is not None:
+                progress("drawing for the bounds", (index + 1 + before) / (before + draws))
+            if index < 0:
+                continue
+            state = chain.state
+            self.offsets[index], self.spreads[index] = state.params.offset, state.spread
+            self.coefficients[index] = state.params.coefficients
+            self.sites[index], self.times[index] = state.params.sites, state.params.times
+        self.kept = chain.kept / (draws + before)
+
+    @property
+    def count(self) -> int:
+        """How many draws there are."""
+        return len(self.offsets)
+
+    @property
+    def spread(self) -> float:
+        """The median spread of records."""
+        return float(np.median(self.spreads))
+
+    def params(self, index: int) -> TableParameters:
+        """One draw."""
+        return replace(
+            self._like,
+            offset=float(self.offsets[index]),
+            sites=self.sites[index],
+            times=self.times[index],
+            coefficients=self.coefficients[index],
+        )
+
+    def moments(self, sites: IntArray, times: IntArray) -> Moments:
+        """Means and variances over draws at the cells named."""
+        return self._moments(lambda params: params.theta(sites, times))
+
+    def dense_moments(self, sites: IntArray) -> Moments:
+        """The same of these sites at all times: ``(len(sites), times)``."""
+        return self._moments(lambda params: params.dense(sites))
+
+    def _moments(self, theta_of: Callable[[TableParameters], FloatArray]) -> Moments:
+        """One draw at a time (Welford).
+
+        The mean of the expected record is taken over draws and not from those of theta: where
+        nothing was ever seen theta has a long tail below, and exp(mean + variance / 2) was 9% above
+        the held-out total of the wood thrush where this was 2%.
+        """
+        theta = theta_of(self.params(0))
+        value = self.family.value(theta, float(self.spreads[0]))
+        means, squares = [theta, value], [np.zeros_like(theta), np.zeros_like(value)]
+        for index in range(1, self.count):
+            theta = theta_of(self.params(index))
+            both = theta, self.family.value(theta, float(self.spreads[index]))
+            for k, new in enumerate(both):
+                ahead = new - means[k]
+                means[k] = means[k] + ahead / (index + 1)
+                squares[k] += ahead * (new - means[k])
+        spread = [square / max(1, self.count - 1) for square in squares]
+        return Moments(means[0], spread[0], means[1], spread[1])
+
+    def totals(self, sites: IntArray) -> FloatArray:
+        """Expected records added over these sites, by draw and time."""
+        out = np.zeros((self.count, len(self._like.times)))
+        size = max(1, _CHUNK // out.shape[1])
+        for index in range(self.count):
+            params, spread = self.params(index), float(self.spreads[index])
+            for start in range(0, len(sites), size):
+                some = sites[start : start + size]
+                values = self.family.value(params.dense(some), spread)
+                out[index] += values.sum(axis=0)
+        return out
+
+    def site_totals(self, times: IntArray) -> FloatArray:
+        """Expected records added over these times, by draw and site."""
+        rows, columns = self._like.shape
+        out = np.empty((self.count, rows))
+        size = max(1, _CHUNK // columns)
+        for index in range(self.count):
+            params, spread = self.params(index), float(self.spreads[index])
+            for start in range(0, rows, size):
+                some = np.arange(start, min(rows, start + size))
+                values = self.family.value(params.dense(some)[:, times], spread)
+                out[index, some] = values.sum(axis=1)
+        return out
+
+    def bounds(self, sums: FloatArray, level: float) -> tuple[FloatArray, FloatArray]:
+        """Bounds of sums over draws: normal on the scale where their errors are symmetric.
+
+        They need fewer draws than quantiles: the 5% quantile of 200 draws is their tenth.
+        """
+        scale = self.family.widen(sums)
+        half = float(ndtri((1 + level) / 2)) * scale.std(axis=0, ddof=1)
+        middle = scale.mean(axis=0)
+        return self.family.narrow(middle - half), self.family.narrow(middle + half)
+
+
+@final
+class _Chain:
+    """Gibbs sweeps from the fit on."""
+
+    def __init__(self, solver: Solver, cells: Cells, params: TableParameters, seed: int) -> None:
+        self.solver, self.cells, self.seed, self._place = solver, cells, seed, 0
+        self._quadratic = solver.family.quadratic
+        spread = self._start(params)
+        self._begin = self._first(params, spread)
+        params = self._begin.params
+        self.state = replace(self._begin)
+        self._modes = [params.sites, params.times]
+        self._seen = np.unique(cells.sites)
+        self.kept = np.zeros(2)
+        """Proposals of sites and of times, the share that was kept, added over sweeps."""
+
+    def _first(self, params: TableParameters, spread: float) -> _State:
+        """The fit, its penalties as precisions, and spare factors.
+
+        Cross-validation takes a factor only where it is sure to pay. A weak one is part of what is
+        not known, so the chain has one more, and times may be tied where the fit ties none.
+        """
+        structure, (rows, columns) = self.solver.structure, params.shape
+        unit = spread if self._quadratic else 1.0
+        spare = SPARE if structure.effects and min(rows, columns) > params.rank + SPARE else 0
+        site, time = (
+            np.concatenate([np.ones(spare), structure.ridge(effect) / unit + 1e-9])
+            for effect in (structure.site_penalty, structure.time_penalty)
+        )
+        site[:spare] = 1 / _WEAK**2
+        lags = dict(lags_of(structure.smoothing, structure.seasonality, columns))
+        if structure.effects and columns > 3:
+            lags.setdefault(1, structure.time_penalty)
+        z = self._normals((rows + columns) * spare)
+        more = z[: rows * spare].reshape(rows, spare), z[rows * spare :].reshape(columns, spare)
+        params = replace(
+            params,
+            sites=np.concatenate([_WEAK * more[0], params.sites], axis=1),
+            times=np.concatenate([more[1], params.times], axis=1),
+        )
+        ties = []
+        for lag, strength in lags.items():
+            each = np.full(params.times.shape[1], strength / unit)
+            each[:spare] = 0.1
+            ties.append((lag, each))
+        return _State(params, spread, site, time, tuple(ties))
+
+    def _start(self, params: TableParameters) -> float:
+        cells, family = self.cells, self.solver.family
+        theta = params.theta(cells.sites, cells.times)
+        if self._quadratic:
+            residual = cells.sums / cells.weights - theta
+            return max(1e-12, float(np.mean(cells.weights * residual**2)))
+        return 0.1 if family.counts else 0.0
+
+    def _family(self) -> Family:
+        """The likelihood that the rows see."""
+        family = self.solver.family
+        return (
+            NegativeBinomial(self.state.spread)
+            if self.state.spread and not self._quadratic
+            else family
+        )
+
+    def _told(self) -> tuple[FloatArray, FloatArray]:
+        """Weights and sums in units of the spread."""
+        unit = self.state.spread if self._quadratic else 1.0
+        return self.cells.weights / unit, self.cells.sums / unit
+
+    def _normals(self, size: int) -> FloatArray:
+        self._place += 1
+        return normals(self.seed, self._place, Purpose.IMPUTATION, _ZERO, max(1, size))[0][:size]
+
+    def _uniforms(self, size: int) -> FloatArray:
+        self._place += 1
+        return uniforms(self.seed, self._place, Purpose.IMPUTATION, _ZERO, max(1, size))[0][:size]
+
+    def _gamma(self, shape: float, rate: float) -> float:
+        return max(1e-12, float(gammaincinv(shape, self._uniforms(1)[0]))) / rate
+
+    def sweep(self) -> None:
+        """Everything once."""
+        self._draw_spread()
+        self._draw_strengths()
+        self._draw_common()
+        self._draw_sites()
+        self._draw_times()
+        self._shift()
+
+    def _draw_spread(self) -> None:
+        """Conjugate for the Gaussian; for counts a random walk of its logarithm."""
+        state, cells = self.state, self.cells
+        theta = state.params.theta(cells.sites, cells.times)
+        if self._quadratic:
+            residual = cells.sums / cells.weights - theta
+            squares = float((cells.weights * residual**2).sum())
+            state.spread = 1 / self._gamma(
+                _PRIOR + cells.size / 2, _PRIOR * self._begin.spread + squares / 2
+            )
+        elif state.spread:
+
+            def value(spread: float, power: float) -> float:
+                family = NegativeBinomial(spread, power)
+                loss = float(family.loss(theta, cells.sums, cells.weights).sum())
+                inner = family.normaliser(cells.sums, cells.weights)
+                return inner - loss - spread + np.log(spread)  # an exponential prior, of mean 1
+
+            moves, chances = self._normals(4).reshape(2, 2), self._uniforms(2)
+            now = value(state.spread, state.power)
+            for move, chance in zip(moves, chances, strict=True):
+                other = float(np.clip(state.spread * np.exp(_STEP * move[0]), 1e-5, 1e3))
+                power = float(np.abs((state.power + _STEP / 2 * move[1] + 1) % 2 - 1))
+                there = value(other, power)
+                if np.log(chance + 1e-300) < there - now:
+                    state.spread, state.power, now = other, power, there
+
+    def _draw_strengths(self) -> None:
+        """Precisions of the priors: of each factor and effect of sites, and of effects of times.
+
+        Rows of
+        sites without a record are left out, as they only repeat what was drawn.
+        """
+        state, begin = self.state, self._begin
+        rows = state.params.sites[self._seen]
+        ridge = state.site_ridge.copy()
+        for k in range(rows.shape[1]):
+            if begin.site_ridge[k] * (begin.spread if self._quadratic else 1.0) < _HELD:
+                squares = float((rows[:, k] ** 2).sum())
+                ridge[k] = self._gamma(
+                    _PRIOR + len(rows) / 2, _PRIOR / begin.site_ridge[k] + squares / 2
+                )
+        state.site_ridge = ridge
+        if state.params.effects:
+            for k in range(rows.shape[1]):
+                self._draw_time_strengths(k)
+
+    def _draw_time_strengths(self, k: int) -> None:
+        """The precisions of one column of times: to zero, and to each neighbour it is tied to."""
+        state, begin, values = self.state, self._begin, self.state.params.times[:, k]
+        names = [lag for lag, _ in state.lags]
+        squares = np.array(
+            [(values**2).sum(), *(((values[lag:] - values[:-lag]) ** 2).sum() for lag in names)]
+        )
+        first = np.log([begin.time_ridge[k], *(np.asarray(s)[k] for _, s in begin.lags)])
+        here = np.log([state.time_ridge[k], *(np.asarray(s)[k] for _, s in state.lags)])
+
+        def value(logs: FloatArray) -> float:
+            strengths = np.exp(logs)
+            prior = -float((((logs - first) / _DOUBT) ** 2).sum()) / 2
+            inner = _log_determinant(len(values), strengths, names)
+            return prior + 0.5 * inner - 0.5 * float(strengths @ squares)
+
+        tries = 4
+        moves, chances = self._normals(tries * len(here)), self._uniforms(tries)
+        now = value(here)
+        for move, chance in zip(moves.reshape(tries, -1), chances, strict=True):
+            other = here + _STEP * move
+            there = value(other)
+            if np.log(chance + 1e-300) < there - now:
+                here, now = other, there
+        state.time_ridge = state.time_ridge.copy()
+        state.time_ridge[k] = np.exp(here[0])
+        lags = []
+        for (lag, strength), log in zip(state.lags, here[1:], strict=True):
+            each = np.array(strength)
+            each[k] = np.exp(log)
+            lags.append((lag, each))
+        state.lags = tuple(lags)
+
+    def _draw_common(self) -> None:
+        """The offset and the coefficients."""
+        cells, params, family = self.cells, self.state.params, self._family()
+        weights, sums = self._told()
+        theta = params.theta(cells.sites, cells.times)
+        design = np.ones((cells.size, 1 + len(params.coefficients)))
+        if len(params.coefficients):
+            design[:, 1:] = params.covariates.design(cells.sites, cells.times)
+        ridge = np.diag([1e-9, *[1e-3] * len(params.coefficients)])
+        here = np.concatenate([[params.offset], params.coefficients])
+        mode = here
+        for _ in range(1 if family.quadratic else _NEWTON):
+            at = theta + design @ (mode - here)
+            precision = design.T @ (family.gain(at, sums, weights)[:, None] * design) + ridge
+            slope = design.T @ family.score(at, sums, weights) - ridge @ mode
+            mode = mode + np.clip(np.linalg.solve(precision, slope), -1.0, 1.0)
+        if family.quadratic:
+            mode = here + np.linalg.solve(precision, slope)
+        jump = np.linalg.solve(np.linalg.cholesky(precision).T, self._normals(len(here)))
+        new = mode + jump
+
+        def value(point: FloatArray, at: FloatArray) -> float:
+            away = point - mode
+            left = float(family.loss(at, sums, weights).sum()) + 0.5 * float(point @ ridge @ point)
+            return 0.5 * float(away @ precision @ away) - left
+
+        if not family.quadratic:
+            ratio = value(new, theta + design @ (new - here)) - value(here, theta)
+            if np.log(self._uniforms(1)[0] + 1e-300) >= ratio:
+                return
+        self.state.params = replace(params, offset=float(new[0]), coefficients=new[1:])
+
+    def _draw_sites(self) -> None:
+        cells, params = self.cells, self.state.params
+        side = Side(cells.sites, cells.times, params.times, params.effects, self.state.site_ridge)
+        rest = params.base(cells.sites, cells.times)
+        if params.effects:
+            rest = rest + params.times[cells.times, params.rank]
+        self.state.params = replace(params, sites=self._rows(side, params.sites, rest, 0))
+
+    def _draw_times(self) -> None:
+        cells, params, state = self.cells, self.state.params, self.state
+        side = Side(
+            cells.times, cells.sites, params.sites, params.effects, state.time_ridge, state.lags
+        )
+        rest = params.base(cells.sites, cells.times)
+        if params.effects:
+            rest = rest + params.sites[cells.sites, params.rank]
+        state.params = replace(params, times=self._rows(side, params.times, rest, 1))
+
+    def _rows(self, side: Side, rows: FloatArray, rest: FloatArray, which: int) -> FloatArray:
+        """One side's rows drawn given the other's."""
+        if rows.size == 0:
+            return rows
+        family, (weights, sums) = self._family(), self._told()
+        noise = self._normals(rows.size).reshape(rows.shape)
+        if family.quadratic:
+            theta = rest + side.contribution(rows)
+            score = family.score(theta, sums, weights)
+            information = side.information(family.gain(theta, sums, weights), len(rows))
+            return rows + side.solve(information, side.gradient(score, rows), noise)
+        mode = self._modes[which]
+        for _ in range(_NEWTON):
+            mode = newton(side, family, mode, rest, weights, sums)
+        self._modes[which] = mode
+        gain = family.gain(rest + side.contribution(mode), sums, weights)
+        information = side.information(gain, len(rows))
+        new = mode + side.solve(information, np.zeros_like(rows), noise)
+
+        def value(point: FloatArray) -> FloatArray:
+            """Log density less that of the proposal, by row."""
+            away = point - mode
+            inner = np.einsum("ji,jik,jk->j", away, information, away) / 2 + side.price(away)
+            theta = rest + side.contribution(point)
+            return np.asarray(inner - objective(side, family, point, theta, weights, sums))
+
+        ratio = value(new) - value(rows)
+        if side.lags:  # tied rows: all or none
+            ratio = np.full(len(rows), ratio.sum())
+            chance = np.full(len(rows), self._uniforms(1)[0])
+        else:
+            chance = self._uniforms(len(rows))
+        keep: BoolArray = np.log(chance + 1e-300) < ratio
+        self.kept[which] += float(keep.mean())
+        return np.where(keep[:, None], new, rows)
+
+    def _shift(self) -> None:
+        """Exact moves along which the cells tell nothing: between the offset and mean effects.
+
+        Without them the offset creeps, a cell's error at a time.
+        """
+        state, params = self.state, self.state.params
+        if not params.effects:
+            return
+        sites, times, offset = params.sites.copy(), params.times.copy(), params.offset
+        z = self._normals(2)
+        ridge = state.site_ridge[-1] * len(self._seen)
+        by = float(sites[self._seen, -1].mean() + z[0] / np.sqrt(ridge))
+        sites[self._seen, -1] -= by
+        offset += by
+        by = float(times[:, -1].mean() + z[1] / np.sqrt(state.time_ridge[-1] * len(times)))
+        times[:, -1] -= by
+        state.params = replace(params, offset=offset + by, sites=sites, times=times)
+
+
+def _log_determinant(count: int, strengths: FloatArray, lags: list[int]) -> float:
+    """Of the prior's precision of effects along time."""
+    band = np.zeros((max(lags, default=0) + 1, count))
+    band[-1] = strengths[0]
+    for lag, strength in zip(lags, strengths[1:], strict=True):
+        band[-1, lag:] += strength
+        band[-1, :-lag] += strength
+        band[-1 - lag, lag:] -= strength
+    return 2 * float(np.log(cholesky_banded(band)[-1]).sum())
