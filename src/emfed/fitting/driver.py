@@ -376,7 +376,7 @@ def _finished(
     else:
         result = whole
     place = _place(selection, settings, parts)
-    if settings.scores and not session.masks:  # what one site alone could say
+    if settings.scores:  # with masks the mean over all; each site looks at its own
         result = with_scores(result, session, place, remarks)
     if settings.errors:
         result = with_errors(result, session, place, remarks)

@@ -166,9 +166,9 @@ class Session:
         """Whether workers round to a common lattice, and a network is told sums alone."""
         self._rounded = self._rounded and not self.masks  # a run that goes on keeps its own way
         if self.masks and opening.whole is None:  # a simulation adds up as a network does
-            opening = add_up_opening(opening)
+            opening = add_up_opening(model, opening)
         self.opening = opening
-        self.counts = self._all = opening.counts
+        self.counts, self._all = opening.counts, (opening.counts, opening.totals)
         self._totals = opening.counts if opening.totals is None else opening.totals
         self.supports = opening.supports
         """Where workers have statistics of their own: which. Then sums add up, with weights 1."""
@@ -242,12 +242,20 @@ class Session:
             self.opening = self.federation.open_again()
         else:
             told = {name: values[here] for name, values in opening.summaries.items()}
-            summed = add_up_opening(replace(opening, counts=self._all[here], summaries=told))
-            counts = np.where(here, self._all, 0)
-            self.opening = replace(
-                opening, counts=counts, effective=summed.effective, whole=summed.whole
+            counts, totals = self._all
+            some = None if totals is None else totals[here]
+            summed = add_up_opening(
+                self.model, replace(opening, counts=counts[here], totals=some, summaries=told)
             )
-        self.counts = self._totals = self.opening.counts
+            self.opening = replace(
+                opening,
+                counts=np.where(here, counts, 0),
+                totals=None if totals is None else np.where(here, totals, 0.0),
+                effective=summed.effective,
+                whole=summed.whole,
+            )
+        self.counts, told_totals = self.opening.counts, self.opening.totals
+        self._totals = self.counts if told_totals is None else told_totals
 
     # Who is here.
 
@@ -353,6 +361,8 @@ class Session:
         """How well the model fits each worker's rows, ``(workers, 4)``; or rows held out."""
         question = Question(kind, view, params, "closing")
         told = self.federation.scores(question)
+        if self.masks and not self.federation.carries_bytes:  # a network is told the mean alone
+            told = np.tile(self.weights @ told, (len(told), 1))
         told[~self.attendance.here] = np.nan
         self._priced(question, self.federation.missed)
         return told

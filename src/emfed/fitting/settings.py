@@ -136,10 +136,6 @@ class FitSettings:
             object.__setattr__(self, "numbers", tuple(read_range(self.n_components)))
         elif not isinstance(self.model, Model):
             check_type("model", self.model, Model, "gaussian_mixture(3)")
-        if self.masks and self.validate:
-            raise SettingsError(
-                "validate asks single workers, which masks rule out: leave one out."
-            )
         check_type("participation", self.who(), Participation, "Bernoulli(0.5)")
         self.method(2)
         self.stop(self.method(2), 2)

@@ -62,7 +62,7 @@ from emfed.core.wire import (
     steps_size,
 )
 from emfed.models import build_model
-from emfed.models.binding import Bound, flatten, flatten_params
+from emfed.models.binding import Bound, extra_owners, flatten, flatten_params
 from emfed.network import texts
 from emfed.network.connection import Connection, logger
 from emfed.network.inprocess import answer_width
@@ -73,12 +73,13 @@ from emfed.network.prices import first_question
 from emfed.network.scoring import SCORES
 from emfed.network.site import mark
 from emfed.network.sums import (
+    WEIGHT,
+    Opened,
     Shape,
     add_up,
     answer_shape,
     encode_lattice,
     from_fixed,
-    opening_of,
     opening_shape,
     shape_size,
     upload_shape,
@@ -258,13 +259,17 @@ class RemoteFederation(Federation):
         members, shapes = self.members, self.members.shapes
         body, asked = encode_question("opening", {}, np.empty(0)), opening_shape(shapes)
         who, sums = self._ask_all("opening", body, (), asked)
-        rows, members.effective, whole = opening_of(sums[0], shapes)
-        each, rest = divmod(rows, len(who))
-        members.counts = np.zeros(self.size, dtype=np.int64)
+        width = int(np.prod(shapes.get("mean", (0,))))
+        owners = extra_owners(build_model(members.description), width).tolist()
+        found = Opened.of(sums[0], shapes, owners)
+        each, rest = divmod(found.rows, len(who))
+        members.counts, members.effective = np.zeros(self.size, dtype=np.int64), found.effective
         members.counts[who] = each + (np.arange(len(who)) < rest)
         if each < 1:
-            raise ParticipationError(f"{len(who)} workers have {rows} rows together.")
-        members.values = np.tile(flatten(whole), (self.size, 1))
+            raise ParticipationError(f"{len(who)} workers have {found.rows} rows together.")
+        if WEIGHT in shapes:
+            members.totals = np.where(members.counts > 0, found.total / len(who), 0.0)
+        members.values = np.tile(flatten(found.whole), (self.size, 1))
 
     def open_again(self) -> Opening:
         """The sum is asked for anew, over those who are here."""
@@ -816,6 +821,9 @@ class RemoteFederation(Federation):
         assert self._bound is not None
         width = answer_width(question, self._bound.view(question.view))
         out = np.full((self.size, max(width, SCORES)), np.nan)
+        if self.masks:  # nobody's own, and so everybody's mean
+            out[:, :width] = self.ask(question, np.empty(0))
+            return out
         for number, values in self._hear(question, width).items():
             out[number, :width] = values
         return out

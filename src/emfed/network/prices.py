@@ -75,7 +75,7 @@ class Prices:
         """Hello to everyone, and everyone joins."""
         workers = None if opening.sizes is None else len(self._everyone)
         hello = encode_text(texts.hello(plain(model.describe()), asked, workers, self._masks))
-        weighted = opening.totals is not None
+        weighted = opening.totals is not None and not self._masks  # masked, it is in the sum
         supports = opening.supports
         told = texts.join_about(opening.columns, bound.shapes, weighted, supports is not None)
         numbers = sum(int(np.prod(shape)) for shape in bound.shapes.values())

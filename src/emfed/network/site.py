@@ -73,6 +73,7 @@ from emfed.models import build_model
 from emfed.models.binding import (
     Bound,
     candidates_of,
+    extra_owners,
     flatten,
     rounded_columns,
     unflatten,
@@ -106,14 +107,15 @@ from emfed.network.store import (
     runs_in,
 )
 from emfed.network.sums import (
+    WEIGHT,
     Block,
     SiteSums,
-    check_summary,
     decode_lattice,
     encode_lattice,
     opening_sums,
     round_subject,
     to_fixed,
+    with_weight,
 )
 from emfed.network.validation import LeftOut, validation_of
 
@@ -391,11 +393,17 @@ class Site:
         data = arrange(self._data, wanted)
         opening = LoopFederation(data).open(model)
         count = int(opening.counts[0])
-        summary = {name: values[0] for name, values in opening.summaries.items()}
+        summary = _of_one(opening.summaries)
         self.rules.check_opening(count, model.summary_shares(summary))
         own = opening.supports is not None
-        if masked and (own or opening.totals is not None):
-            raise Refusal(Reason.REFUSED, "masks go with common statistics and plain rows.")
+        if masked and own:
+            raise Refusal(
+                Reason.REFUSED,
+                "sites tell their own cells in this mode, which masks do not cover: use mode "
+                "'site-owner', or ask every owner to allow a run without (unmasked = true).",
+            )
+        if masked:
+            summary = _of_one(with_weight(opening.summaries, opening.totals, opening.counts))
         self.rules.check_statistics(
             count, [] if own else _alone(model, count, summary), own, masked
         )
@@ -421,11 +429,9 @@ class Site:
             self.rules.check_cells(supports.weights)
             cells = encode_cells(supports.keys, supports.weights, model.cells)
         self._summaries = {header.run: summary}
-        about = texts.join_about(
-            data.columns, joined.shapes, opening.totals is not None, supports is not None
-        )
+        weighted = opening.totals is not None and not masked  # masked, it is in the sum
+        about = texts.join_about(data.columns, joined.shapes, weighted, supports is not None)
         if masked:
-            check_summary(joined.shapes)
             mine = encode_roster({0: self._keys(header.run, joined).announcement})
             note = "its columns and its key for masks: no number of any row"
             join = Join(joined.instance, about | {"key": True}, 1, mine)
@@ -566,8 +572,6 @@ class Site:
             self._keys(header.run, joined)
         if kind == "opening":
             return self._opening(header, joined)
-        if masked and kind not in ("statistics", "values"):
-            raise Refusal(Reason.REFUSED, f"{kind} are one site's own: masked runs do without.")
         model, data = self._model(joined, _view(described)), self._rows(joined)
         if len(numbers):
             params = unflatten_params(numbers, model.start(0))
@@ -594,7 +598,7 @@ class Site:
         note = f"{ANSWERS[kind]}: {len(values)} numbers"
         if masked:
             asked = hashlib.sha256(joined.constants.tobytes() + body).digest()
-            weight = joined.count / float(joined.constants[0])
+            weight = self._share(joined, data)
             return self._ready(header, b"question" + asked, asked, [to_fixed(values, weight)], note)
         return Kind.ANSWER, encode_floats(values), note
 
@@ -605,10 +609,22 @@ class Site:
         unbound = build_model(read_json(joined.settings)["model"])
         self._spend(chosen=False)
         opening = LoopFederation(self._rows(joined)).open(unbound)
-        summary = {name: values[0] for name, values in opening.summaries.items()}
+        summary = _of_one(with_weight(opening.summaries, opening.totals, opening.counts))
         note = f"moments of the columns, to be added up: {', '.join(sorted(summary))}"
-        told = [opening_sums(summary, joined.count)]
+        total = joined.count if opening.totals is None else float(opening.totals[0])
+        width = int(np.prod(joined.shapes.get("mean", (0,))))
+        owners = extra_owners(unbound, width).tolist()
+        told = [opening_sums(summary, joined.count, total, owners)]
         return self._ready(header, b"opening", b"", told, note)
+
+    @staticmethod
+    def _share(joined: Joined, data: Workers) -> float:
+        """w_i: the part of all rows, or of their weight, that is here."""
+        rows = float(joined.constants[0])
+        if data.row_weights is None:
+            return joined.count / rows
+        each = unflatten(joined.constants[1:], joined.shapes)[WEIGHT]
+        return float(data.totals[0]) / (rows * float(each[0]))
 
     def _spend(self, chosen: bool) -> None:
         """Count a look at the rows, whatever comes of it; refuse one too many."""
@@ -660,6 +676,7 @@ class Site:
                 statistics = algorithm.follow(model, seed, number, statistics, step)
         if state.round >= 0:
             self.rules.check_step(state.statistics, statistics)
+        data = self._rows(joined)
         request = Request(
             round=header.round,
             generation=header.generation,
@@ -669,10 +686,10 @@ class Site:
             workers=np.array([joined.number], dtype=np.int64),
             accepted=np.array([body.accepted], dtype=np.int64),
             lattice=lattice,
-            weights=np.array([joined.count / float(joined.constants[0])]) if masked else None,
+            weights=np.array([self._share(joined, data)]) if masked else None,
             encode=True,
         )
-        new, replies = self._work(header.run, model, phase, state, request, self._rows(joined))
+        new, replies = self._work(header.run, model, phase, state, request, data)
         if len(replies.lost_memory):
             store.put(replace(new, round=state.round, statistics=state.statistics))
             return lost
@@ -746,6 +763,11 @@ class Site:
         if again and len(replies.workers):
             return state, replies
         return State(rows, request.round, request.statistics, state.phase), replies
+
+
+def _of_one(summaries: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
+    """The summary of the only worker here."""
+    return {name: values[0] for name, values in summaries.items()}
 
 
 def _alone(model: Model, count: int, summary: Mapping[str, FloatArray]) -> list[Model]:

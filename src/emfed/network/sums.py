@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 
 from emfed.core.errors import CheckpointError, SettingsError, WireError
 from emfed.core.messages import Lattice
-from emfed.core.protocols import FloatArray, Opening, View
+from emfed.core.protocols import FloatArray, Model, Opening, View
 from emfed.core.storage import load_checkpoint, save_checkpoint
 from emfed.core.wire import Reason
+from emfed.models.binding import extra_owners
 from emfed.models.matrices import triangle
 from emfed.network.masking import (
     Identity,
@@ -137,17 +138,19 @@ def from_fixed(total: NDArray[np.int64]) -> tuple[FloatArray, float]:
 # Openings: sums from which the summary of all rows follows exactly.
 
 
-def check_summary(shapes: Mapping[str, Sequence[int]]) -> None:
-    """Refuse a model whose opening is not made of moments."""
-    if not {"mean"} <= {*shapes} <= {"mean", "scatter", "observed", "length"}:
-        raise SettingsError(
-            "masks do not cover the opening of this model yet: it tells "
-            f"{', '.join(sorted(shapes))}; covered are mean, scatter, observed and length."
-        )
+MOMENTS = ("mean", "scatter", "observed", "length", "extra")
+"""Parts of a summary that are moments of what was seen of each column."""
+WEIGHT = "weight"
+"""The mean weight of a row, where rows have weights: a site needs it to know its share."""
 
 
-def _width(shapes: Mapping[str, Sequence[int]]) -> int:
-    return int(np.prod(shapes["scatter"])) if "scatter" in shapes else 0
+def _others(shapes: Mapping[str, Sequence[int]]) -> list[str]:
+    """Parts of a summary that are plain means over rows, by weight."""
+    return [name for name in sorted(shapes) if name not in (*MOMENTS, WEIGHT)]
+
+
+def _sizes(shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    return {name: int(np.prod(shape)) for name, shape in shapes.items()}
 
 
 def _pairs(mean: int, scatter: int) -> list[tuple[int, int]]:
@@ -158,59 +161,112 @@ def _pairs(mean: int, scatter: int) -> list[tuple[int, int]]:
     return list(zip(rows.tolist(), columns.tolist(), strict=True))
 
 
-def opening_sums(summary: Mapping[str, FloatArray], count: int) -> Block:
-    """Rows, their square, steps, and the raw moments of one site, as integers of `EXACT_STEP`."""
-    mean = [Fraction(float(x)) for x in summary["mean"]]
-    scatter = [Fraction(float(x)) for x in summary.get("scatter", ())]
-    steps = count * Fraction(float(summary["length"][0]) if "length" in summary else 1)
-    ones = np.ones(len(mean))
-    seen = [steps * Fraction(float(x)) for x in summary.get("observed", ones)]
-    sums: list[Fraction | int] = [count, count**2, steps, *seen]
+def _exact(values: Any) -> list[Fraction]:
+    return [Fraction(float(x)) for x in np.ravel(values)]
+
+
+def opening_sums(
+    summary: Mapping[str, FloatArray], count: int, total: float, owners: Sequence[int]
+) -> Block:
+    """Rows, their weight and its square, steps, and the raw moments of one site, as integers of
+    `EXACT_STEP`; ``owners`` are the columns that ``extra`` is about."""
+    mean, scatter = _exact(summary.get("mean", ())), _exact(summary.get("scatter", ()))
+    weight = Fraction(float(total))
+    steps = weight * (_exact(summary["length"])[0] if "length" in summary else 1)
+    seen = [steps * x for x in _exact(summary.get("observed", np.ones(len(mean))))]
+    sums: list[Fraction | int] = [count, weight, weight**2, steps, *seen]
     sums += [s * m for s, m in zip(seen, mean, strict=True)]
     pairs = zip(_pairs(len(mean), len(scatter)), scatter, strict=True)
     sums += [seen[i] * (within + mean[i] * mean[j]) for (i, j), within in pairs]
+    extra = _exact(summary.get("extra", ()))
+    sums += [seen[j] * x for j, x in zip(owners, extra, strict=True)]
+    for name in _others({name: values.shape for name, values in summary.items()}):
+        sums += [weight * x for x in _exact(summary[name])]
     return np.array([round(Fraction(x) / EXACT_STEP) for x in sums], object), EXACT_BITS
 
 
 def opening_shape(shapes: Mapping[str, Sequence[int]]) -> Shape:
     """The blocks of `opening_sums`."""
-    mean, scatter = int(np.prod(shapes["mean"])), _width(shapes)
-    return ((3 + 2 * mean + scatter, EXACT_BITS), (1, 64))
+    sizes = _sizes(shapes)
+    moments = 2 * sizes.get("mean", 0) + sizes.get("scatter", 0) + sizes.get("extra", 0)
+    return ((4 + moments + sum(sizes[name] for name in _others(shapes)), EXACT_BITS), (1, 64))
 
 
-def opening_of(
-    total: NDArray[Any], shapes: Mapping[str, Sequence[int]]
-) -> tuple[int, float, dict[str, FloatArray]]:
-    """Rows of all, how many sites of equal weight they are worth, and the summary of all rows."""
-    d, width = int(np.prod(shapes["mean"])), _width(shapes)
-    exact = [int(x) * EXACT_STEP for x in total]
-    rows, squares, steps = exact[:3]
-    seen, first, second = exact[3 : 3 + d], exact[3 + d : 3 + 2 * d], exact[3 + 2 * d :]
-    some = [s if s > 0 else Fraction(1) for s in seen]
-    mean = [f / s for f, s in zip(first, some, strict=True)]
-    pairs = zip(_pairs(d, width), second, strict=True)
-    scatter = [raw / some[i] - mean[i] * mean[j] for (i, j), raw in pairs]
-    if rows < 1 or squares <= 0 or steps <= 0:
-        raise WireError("the sum of an opening has no rows in it.")
-    found = {"mean": mean, "scatter": scatter, "observed": [s / steps for s in seen]}
-    whole = {name: np.array([float(x) for x in found[name]]) for name in found if name in shapes}
-    if "length" in shapes:
-        whole["length"] = np.array([float(steps / rows)])
-    return int(rows), float(rows**2 / squares), whole
+@final
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """What an opening's sum tells."""
+
+    rows: int
+    total: float
+    """The sum of the rows' weights, their number where they have none."""
+    effective: float
+    """How many sites of equal weight they are worth."""
+    whole: dict[str, FloatArray]
+    """The summary of all rows."""
+
+    @classmethod
+    def of(
+        cls, sums: NDArray[Any], shapes: Mapping[str, Sequence[int]], owners: Sequence[int]
+    ) -> Opened:
+        """From the sum of what `opening_sums` gives of each site."""
+        sizes, left = _sizes(shapes), [int(x) * EXACT_STEP for x in sums]
+
+        def take(count: int) -> list[Fraction]:
+            taken = left[:count]
+            del left[:count]
+            return taken
+
+        d, width = sizes.get("mean", 0), sizes.get("scatter", 0)
+        rows, total, squares, steps = take(4)
+        if rows < 1 or squares <= 0 or steps <= 0 or total <= 0:
+            raise WireError("the sum of an opening has no rows in it.")
+        seen = take(d)
+        some = [s if s > 0 else Fraction(1) for s in seen]
+        mean = [f / s for f, s in zip(take(d), some, strict=True)]
+        pairs = zip(_pairs(d, width), take(width), strict=True)
+        found: dict[str, list[Fraction]] = {
+            "mean": mean,
+            "scatter": [raw / some[i] - mean[i] * mean[j] for (i, j), raw in pairs],
+            "observed": [s / steps for s in seen],
+            "length": [steps / total],
+            "extra": [x / some[j] for j, x in zip(owners, take(len(owners)), strict=True)],
+            WEIGHT: [total / rows],
+        }
+        for name in _others(shapes):
+            found[name] = [x / total for x in take(sizes[name])]
+        whole = {
+            name: np.array([float(x) for x in found[name]]).reshape(tuple(shapes[name]))
+            for name in shapes
+        }
+        return cls(int(rows), float(total), float(total**2 / squares), whole)
 
 
-def add_up_opening(opening: Opening) -> Opening:
+def with_weight(
+    summaries: Mapping[str, FloatArray], totals: FloatArray | None, counts: Any
+) -> dict[str, FloatArray]:
+    """Summaries of workers, with the mean weight of their rows where these have any."""
+    if totals is None:
+        return dict(summaries)
+    return {**summaries, WEIGHT: (totals / counts)[:, None]}
+
+
+def add_up_opening(model: Model, opening: Opening) -> Opening:
     """An opening of a simulation as a masked run knows it: the summary of all rows."""
-    if opening.supports is not None or opening.totals is not None:
-        raise SettingsError("masks go with statistics that all workers share, and plain rows.")
-    shapes = {name: values.shape[1:] for name, values in opening.summaries.items()}
-    check_summary(shapes)
-    total = sum(
-        opening_sums({name: values[i] for name, values in opening.summaries.items()}, count)[0]
-        for i, count in enumerate(opening.counts.tolist())
+    if opening.supports is not None:
+        raise SettingsError("masks go with statistics that all workers share.")
+    summaries = with_weight(opening.summaries, opening.totals, opening.counts)
+    shapes = {name: values.shape[1:] for name, values in summaries.items()}
+    owners = extra_owners(model, int(np.prod(shapes.get("mean", (0,))))).tolist()
+    totals = opening.counts if opening.totals is None else opening.totals
+    sums: Any = sum(
+        opening_sums({n: v[i] for n, v in summaries.items()}, count, total, owners)[0]
+        for i, (count, total) in enumerate(
+            zip(opening.counts.tolist(), totals.tolist(), strict=True)
+        )
     )
-    _, effective, whole = opening_of(np.asarray(total), shapes)
-    return replace(opening, effective=effective, whole=whole)
+    found = Opened.of(sums, shapes, owners)
+    return replace(opening, summaries=summaries, effective=found.effective, whole=found.whole)
 
 
 # What a site keeps.
