@@ -70,7 +70,8 @@ class ImputeSettings:
     site_covariates, time_covariates : ``observed`` only: frames with a column ``site`` or ``time``,
         or arrays.
     compressor, participation, step_size, memory_rate : those of the algorithms.
-    batch_size, batch : of ``paper``: ``"grid"`` as printed, or ``"observations"``.
+    batch_size, batch : of ``paper``: ``"grid"`` as printed, ``"observations"`` of the worker's own
+        cells, or those ``"rescaled"`` to be unbiased.
     folds : of the cross-validation.
     draws : how many draws of the parameters estimates and bounds rest on; 0 for 200, and fewer
         where the table is very large.

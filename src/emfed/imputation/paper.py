@@ -6,7 +6,9 @@ drawn from the whole table: a table of the paper's size has 5 million cells, of 
 observed a thousand, so such a batch of 100 meets an observation once in fifty rounds.
 ``batch="observations"`` draws it from the worker's own cells instead. Either way Delta is masked
 and not rescaled, hence biased, and with gamma = 1e-4 the fit hardly leaves its start: this mode is
-for comparison, not for use.
+for comparison, not for use. ``batch="rescaled"`` makes the second one unbiased: Delta on b of the
+worker's N_c cells times N_c / b, and alpha at most (b / N_c) / (1 + omega), so that memories do not
+diverge.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from math import isqrt
-from typing import Literal, final
+from typing import Literal, final, get_args
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -31,7 +33,7 @@ from emfed.imputation.lowrank import TableParameters
 from emfed.imputation.sweeps import Solver, leading
 from emfed.imputation.table import FieldTable
 
-Batch = Literal["grid", "observations"]
+Batch = Literal["grid", "observations", "rescaled"]
 GAMMA, ALPHA, BATCH, EPOCHS = 1e-4, 1e-3, 100, 150
 """The settings of the paper (section 4)."""
 QUANTISER = block_quantization(4)
@@ -87,8 +89,10 @@ class PaperRun(Rounds):
     ) -> None:
         check_range("step_size", step_size, 0, 2, open_low=True, open_high=True)
         check_range("memory_rate", memory_rate, 0, 1)
-        if batch not in ("grid", "observations"):
-            raise SettingsError(f"batch must be 'grid' or 'observations'; got {batch!r}.")
+        if batch not in get_args(Batch):
+            raise SettingsError(
+                f"batch must be one of {', '.join(get_args(Batch))}; got {batch!r}."
+            )
         if not solver.family.quadratic or solver.structure.effects or solver.structure.smooth:
             raise SettingsError("mode 'paper' is Gaussian, with factors alone.")
         ledger = Ledger(len(table.workers), table.workers)
@@ -108,13 +112,14 @@ class PaperRun(Rounds):
     def step(self) -> RoundRecord:
         """Workers in turn, then the controller."""
         n, round_, began = len(self.table.workers), self.state.round, time.perf_counter()
-        uploads, evaluations = Growing(), 0
+        uploads, remembered, evaluations = Growing(), Growing(), 0
         for worker in range(n):
             keys = self.draw(round_, worker)
             values, size = self.upload(round_, worker, keys)
             evaluations += len(keys)
-            self.memories[worker].add(keys, self.alpha * values)
+            self.memories[worker].add(keys, self.rate(worker, keys) * values)
             uploads.add(keys, values / n)
+            remembered.add(keys, self.rate(worker, keys) * values / n)
             one = np.array([worker])
             # S and theta on the batch, which both ends draw from the shared seed.
             self.ledger.add("round", "down", one, floats_size(2 * len(keys)), REQUEST_ENVELOPE)
@@ -123,7 +128,7 @@ class PaperRun(Rounds):
             grown.widen(uploads.keys)
         field = self.control.values + uploads.at(self.control.keys)
         self.statistics.values = self.statistics.values + self.gamma * field
-        self.control.add(uploads.keys, self.alpha * uploads.values)
+        self.control.add(remembered.keys, remembered.values)
         self.params = self.maximize()
         self.state = replace(
             self.state,
@@ -141,11 +146,23 @@ class PaperRun(Rounds):
             )
         )
 
+    def factor(self, worker: int, keys: IntArray) -> float:
+        """What Delta on a batch is multiplied by."""
+        own = int(self.table.offsets[worker + 1] - self.table.offsets[worker])
+        return own / len(keys) if self.batch == "rescaled" else 1.0
+
+    def rate(self, worker: int, keys: IntArray) -> float:
+        """alpha, as far as the noise of a batch allows."""
+        if self.batch != "rescaled":
+            return self.alpha
+        noise = 1 + self.compressor.omega(len(keys))
+        return min(self.alpha, 1 / (self.factor(worker, keys) * noise))
+
     def draw(self, round_: int, worker: int) -> IntArray:
         """The batch's cells, sorted: sites times time stamps, or some of the worker's own."""
         table, (rows, columns) = self.table, self.table.shape
         one = np.array([worker], dtype=np.int64)
-        if self.batch == "observations":
+        if self.batch != "grid":
             first, last = int(table.offsets[worker]), int(table.offsets[worker + 1])
             if last - first <= self.batch_size:
                 return table.keys[first:last]
@@ -170,6 +187,7 @@ class PaperRun(Rounds):
         values = (table.values[part] / table.weights[part])[place]
         estimate = np.where(seen, values, filled)
         delta = estimate - self.statistics.at(keys) - self.memories[worker].at(keys)
+        delta = self.factor(worker, keys) * delta
         one, q, operator = np.array([worker], dtype=np.int64), len(keys), self.compressor
         u = uniforms(self.seed, round_, Purpose.COMPRESSION, one, operator.draws(q))
         message = operator.compress(delta[None], u)

@@ -8,7 +8,7 @@ are proposed and kept together. Counts are negative binomial in the chain,
 whatever was fitted: their spread tends to 0 where they are Poisson.
 
 The penalties that cross-validation chose are where the strengths begin, with the weight of two
-rows. Holding them fixed gave bounds that were too narrow: `python -m benchmarks coverage`.
+rows. Holding them fixed gave bounds that were too narrow: `python -m benchmarks field-bounds`.
 """
 
 from __future__ import annotations

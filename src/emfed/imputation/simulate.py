@@ -37,6 +37,14 @@ def simulated_truth(sites: int, months: int, seed: int) -> TableParameters:
     return TableParameters(1.6, rows, columns, effects=True)
 
 
+def simulated_totals(shape: tuple[int, int], seed: int) -> FloatArray:
+    """The expected counts of `simulate_table` added over sites, by month."""
+    truth, total = simulated_truth(*shape, seed), np.zeros(shape[1])
+    for some in np.array_split(np.arange(shape[0]), max(1, shape[0] * shape[1] >> 20)):
+        total += np.exp(truth.dense(some) + _NOISE**2 / 2).sum(axis=0)
+    return total
+
+
 def simulate_table(
     records: int = MALLARD,
     *,

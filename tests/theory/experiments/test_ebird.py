@@ -54,7 +54,11 @@ def test_a_small_reproduction_leaves_trends_figures_and_a_report(tmp_path: Path)
     } <= names
     trends = pl.read_csv(out / "ebird-trends.csv")
     assert trends.height == 2 * 2 * 48  # two runs, two seeds
-    assert trends.columns == ["run", "seed", "time", "estimate", "missing"]
+    columns = ["run", "seed", "time", "estimate", "missing", "lower", "upper", "truth"]
+    assert trends.columns == columns
+    mallard = trends.filter(pl.col("run") == "Mallard, simulated")
+    assert (mallard["lower"] < mallard["upper"]).all()
+    assert (mallard["truth"] > 0).all()
     measures = json.loads((out / "summary.json").read_text())["experiments"]["ebird"]["measures"]
     left = measures["Common Buzzard, simulated, as printed: error left of the start's"]
     assert all(0.99 < value <= 1.0001 for value in left)
@@ -112,3 +116,31 @@ def test_loess_keeps_a_parabola_and_says_what_to_install(monkeypatch: pytest.Mon
 def test_years_are_marked_whole() -> None:
     assert whole_years(np.array([1995.0, 2014.9])) == [1995, 2000, 2005, 2010]
     assert whole_years(np.array([2010.0, 2014.9])) == [2010, 2011, 2012, 2013, 2014]
+
+
+def test_unbiased_batches_move_the_fit_and_quick_species_are_two_tables() -> None:
+    table = emfed.imputation.simulate_table(
+        600, observers=30, sites=20, months=24, groups=3, family="gaussian", seed=0
+    )
+    options = {"mode": "paper", "rounds": 60, "batch_size": 20, "step_size": 0.05}
+    start = float(np.sqrt((table.pooled.sums**2 / table.pooled.weights).sum() / 600))
+    errors = {
+        batch: emfed.impute(table, batch=batch, **options).score(table.pooled)
+        for batch in ("observations", "rescaled")
+    }
+    assert errors["rescaled"] < 0.9 * errors["observations"]
+    assert errors["observations"] <= 1.001 * start
+    runs = load_experiment("ebird", quick=True).runs
+    tables = [runs[f"{name}, simulated"] for name in ("Common Buzzard", "Mallard")]
+    assert tables[0].draw != tables[1].draw
+
+
+def test_all_records_may_be_fitted_in_a_period_by_a_family(tmp_path: Path) -> None:
+    from emfed.theory.experiments.tables import TableSettings, run_table
+
+    settings = TableSettings(
+        records=600, observers=30, sites=20, months=24, family="poisson", holdout=0, rounds=2
+    )
+    columns, trend = run_table(settings, 0, lambda share: None)
+    assert np.isnan(columns["rmse"]).all()
+    assert (trend["lower"] < trend["upper"]).all()

@@ -24,6 +24,7 @@ from emfed.imputation import (
     read_records,
     simulate_table,
 )
+from emfed.imputation.simulate import simulated_totals
 from emfed.imputation.sweeps import Solver
 
 FILES = {
@@ -32,6 +33,8 @@ FILES = {
     "seabirds": "nz_seabirds_at_sea.csv.gz",
 }
 """Open tables, in the folder that EMFED_DATA names."""
+_DRAWS = 60
+"""For the band of the trend: quantiles are normal ones, so that few draws will do."""
 _UNCOUNTED = 99_999
 """The seabirds' code for more than a hundred thousand."""
 
@@ -52,20 +55,25 @@ class TableSettings:
     sampling: str | None = None
     species: str | None = None
     region: str | None = None
+    since: str | None = None
+    until: str | None = None
+    draw: int = 0
+    """Of a simulated table: tables of other numbers are drawn apart."""
+    family: Literal["log1p", "gaussian", "poisson", "negative-binomial", "bernoulli"] = "log1p"
     groups: int = 10
     """Workers: observers (or sites, where there are none) put at random into so many."""
     mode: Literal["observed", "cell", "paper", "site-owner"] = "observed"
-    batch: Literal["grid", "observations"] = "grid"
+    batch: Literal["grid", "observations", "rescaled"] = "grid"
     rounds: int | None = None
     epochs: float | None = None
     holdout: float = 0.1
-    """The share of observed cells that no fit sees."""
+    """The share of observed cells that no fit sees; with 0 it sees all, and nothing is scored."""
 
     def __post_init__(self) -> None:
         """Refuse bad settings at once."""
         for name in ("records", "observers", "sites", "months", "groups"):
             check_count(name, getattr(self, name))
-        check_range("holdout", self.holdout, 0, 0.9, open_low=True)
+        check_range("holdout", self.holdout, 0, 0.9)
         if self.data == "ebird" and self.observations is None:
             raise DataError("data = 'ebird' needs observations = 'the file of your download'.")
 
@@ -79,8 +87,8 @@ class TableSettings:
     @property
     def used(self) -> dict[str, Any]:
         """The settings that play a role in this run."""
-        simulated = ("records", "observers", "sites", "months")
-        download = ("observations", "sampling", "species", "region")
+        simulated = ("records", "observers", "sites", "months", "draw")
+        download = ("observations", "sampling", "species", "region", "since", "until")
         idle = {name for name in simulated if self.data != "simulated"}
         idle |= {name for name in download if self.data != "ebird"}
         idle |= {"batch"} if self.mode != "paper" else set()
@@ -103,6 +111,7 @@ def _folder() -> Path:
 def load(settings: TableSettings, seed: int) -> FieldTable:
     """The table of a run."""
     groups, kind = settings.groups, settings.data
+    common: dict[str, Any] = {"groups": groups, "family": settings.family, "seed": seed}
     if kind == "simulated":
         return simulate_table(
             settings.records,
@@ -110,7 +119,8 @@ def load(settings: TableSettings, seed: int) -> FieldTable:
             sites=settings.sites,
             months=settings.months,
             groups=groups,
-            seed=seed,
+            family=settings.family,
+            seed=table_seed(settings, seed),
         )
     if kind == "ebird":
         assert settings.observations is not None
@@ -119,24 +129,29 @@ def load(settings: TableSettings, seed: int) -> FieldTable:
             settings.sampling,
             species=settings.species,
             region=settings.region,
+            since=settings.since,
+            until=settings.until,
             bad_rows="skip",
-            groups=groups,
-            seed=seed,
+            **common,
         )
     path = _folder() / FILES[kind]
     if kind == "wood-thrush":
-        return read_records(path, Columns(date="year"), bins="year", groups=groups, seed=seed)
+        return read_records(path, Columns(date="year"), bins="year", **common)
     if kind == "oystercatcher":
         columns = Columns(date=("year", "month"), observer=None)
-        return read_records(path, columns, groups=groups, seed=seed)
+        return read_records(path, columns, **common)
     return read_records(
         _seabirds(path),
         Columns(site="site_1deg"),
         bad_rows="skip",
         duplicates="keep",
-        groups=groups,
-        seed=seed,
+        **common,
     )
+
+
+def table_seed(settings: TableSettings, seed: int) -> int:
+    """The seed of a simulated table."""
+    return seed + 1000 * settings.draw
 
 
 def _seabirds(path: Path) -> Any:
@@ -160,7 +175,8 @@ def _run_table(
     settings: TableSettings, seed: int, report: Callable[[float], None]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     table = load(settings, seed)
-    train, held = table.split(settings.holdout, seed)
+    nothing = table.pooled.take(np.empty(0, dtype=np.int64))
+    train, held = table.split(settings.holdout, seed) if settings.holdout else (table, nothing)
 
     def show(record: RoundRecord) -> None:
         rounds = record.round / settings.rounds if settings.rounds else 0.0
@@ -175,6 +191,7 @@ def _run_table(
         epochs=settings.epochs,
         seed=seed,
         callbacks=[show],
+        draws=_DRAWS,
         **options,
     )
     if result.stopped == "interrupted":
@@ -183,17 +200,31 @@ def _run_table(
     for name, value in scores(result, train, held).items():
         columns[name] = np.full(len(result.records), value)
     seen = np.bincount(table.pooled.times, minlength=table.bins.count)
-    trend = {
+    found, unknown = result.trend(), np.full(table.bins.count, np.nan)
+    counted = settings.data == "simulated" and settings.family not in ("gaussian", "bernoulli")
+    trend: dict[str, Any] = {
         "time": np.arange(table.bins.count, dtype=np.float64) + table.bins.first,
-        "estimate": result.trend()["estimate"],
+        "estimate": found["estimate"],
         "missing": (len(table.sites) - seen).astype(np.float64),
+        "lower": found.get("lower", unknown),
+        "upper": found.get("upper", unknown),
+        "truth": unknown,
     }
+    if counted:
+        trend["truth"] = simulated_totals(table.shape, table_seed(settings, seed))
     return columns, trend
 
 
 def scores(result: Imputation, train: FieldTable, held: Cells) -> dict[str, float]:
     """Errors on held-out cells: the fit's, the start's, the additive fit's, the pooled fit's."""
     family, cells = train.family, train.pooled
+    sent = {
+        "rank": float(result.params.rank),
+        "busiest_bytes_up": float(result.ledger.counts[:, 0, 1:].sum(axis=(0, 1)).max()),
+    }
+    if held.size == 0:
+        names = ("rmse", "start_rmse", "additive_rmse", "pooled_rmse")
+        return {**dict.fromkeys(names, float("nan")), **sent}
     nothing = family.deviance(np.zeros(held.size), held.sums, held.weights).sum()
 
     def error(structure: Structure) -> float:
@@ -205,8 +236,7 @@ def scores(result: Imputation, train: FieldTable, held: Cells) -> dict[str, floa
         "start_rmse": float(np.sqrt(2 * nothing / held.weights.sum())),
         "additive_rmse": min(error(Structure(0, 1.0, e, e)) for e in (0.1, 0.5, 2.0)),
         "pooled_rmse": error(result.solver.structure) if result.mode == "observed" else np.nan,
-        "rank": float(result.params.rank),
-        "busiest_bytes_up": float(result.ledger.counts[:, 0, 1:].sum(axis=(0, 1)).max()),
+        **sent,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,14 +26,16 @@ def analyse(traces: Traces) -> Findings:
             each(group, _last(n)) for n in ("rmse", "start_rmse", "additive_rmse")
         )
         sent = each(group, _last("busiest_bytes_up"))
-        if _settings(group[0]).mode == "paper":
+        scored = bool(np.isfinite(rmse).all())
+        if _settings(group[0]).mode == "paper" and scored:
             measures[f"{run}: error left of the start's"] = rmse / start
-        else:
-            measures[f"{run}: percent better than additive"] = 100 * (1 - rmse / additive)
+        elif _settings(group[0]).mode != "paper":
+            if scored:
+                measures[f"{run}: percent better than additive"] = 100 * (1 - rmse / additive)
             measures[f"{run}: kB up, busiest worker"] = sent / 1000
             slug = "-".join("".join(c if c.isalnum() else " " for c in run.lower()).split())
             figures[slug] = trend_figure(run, group[0])
-        if _settings(group[0]).mode == "observed":
+        if _settings(group[0]).mode == "observed" and scored:
             measures[f"{run}: percent above the pooled error"] = 100 * (
                 rmse / each(group, _last("pooled_rmse")) - 1
             )
@@ -70,9 +73,19 @@ def trend_figure(run: str, trace: Trace) -> Figure:
             Series("by month" if monthly else "by year", years, values, points=True, line=False),
             Series("LOESS", years, loess(years, values)),
         ]
+        if name == "estimate" and np.isfinite(trace.extra["lower"]).all():
+            low, high = (loess(years, trace.extra[side]) for side in ("lower", "upper"))
+            series[1] = replace(series[1], low=low, high=high)
+        if name == "estimate" and np.isfinite(trace.extra["truth"]).all():
+            truth = loess(years, trace.extra["truth"])
+            series.append(Series("simulated truth", years, truth, reference=True))
+        if _settings(trace).data == "simulated":
+            title += ", simulated"
         panels.append(Panel(series, "year", axis, title, log="", ticks=whole_years(years)))
     caption = f"{run}: the sum of estimated counts over all sites, and the cells without a record, "
-    caption += "each with its LOESS. The fit has not seen the held-out cells."
+    caption += "each with its LOESS; the band holds 90% bounds of the sum."
+    if _settings(trace).holdout:
+        caption += " The fit has not seen the held-out cells."
     return Figure(caption, panels)
 
 

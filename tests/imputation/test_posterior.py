@@ -1,0 +1,157 @@
+"""Bounds that hold what they promise, forecasts that widen, times that nobody saw."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from benchmarks.field_bounds import covered, simulate
+
+import emfed
+from emfed.compressors import Identity
+from emfed.imputation import FAMILIES, Cells, Structure, impute
+from emfed.imputation.families import Moments, NegativeBinomial
+from emfed.imputation.posterior import Posterior
+from emfed.imputation.sweeps import Solver
+
+EXACT: dict[str, Any] = {"compressor": Identity(), "rounds": 2}
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "overdispersed, fitted as poisson", "bernoulli"])
+def test_bounds_hold_the_truth_as_often_as_they_say(kind: str) -> None:
+    """Four tables; `python -m benchmarks field-bounds` has 500 of each family."""
+    structure = Structure(1, 3.0, 0.5, 0.5, smoothing=5.0)
+    options = {"structure": structure, "draws": 60, "shape": (24, 16)}
+    runs = [covered(kind, seed, **options) for seed in range(4)]
+    for name, slack in (("cells", 0.1), ("sites", 0.15), ("trend", 0.25)):
+        half, _, most, _ = np.mean([run[name] for run in runs], axis=0)
+        assert 0.5 - slack < half < 0.5 + slack
+        assert 0.9 - slack < most
+
+
+def test_a_spread_of_counts_is_found_and_poisson_counts_have_none() -> None:
+    rng = np.random.default_rng(0)
+    site, time = np.indices((30, 20)).reshape(2, -1)
+    mean = np.exp(1.5 + 0.5 * rng.normal(size=30))[site]
+    fit = Solver(FAMILIES["poisson"], Structure(0))
+    for extra, low, high in ((1.0, 0.0, 0.08), (rng.gamma(2.0, 0.5, len(mean)), 0.35, 0.7)):
+        cells = Cells(site, time, np.ones(len(site)), rng.poisson(mean * extra) * 1.0, (30, 20))
+        assert low <= Posterior(fit, cells, fit.fit(cells), 0, 40).spread <= high
+
+
+@pytest.mark.parametrize("power", [0.0, 0.6, 1.0])
+def test_the_negative_binomial_has_the_derivatives_of_its_loss(power: float) -> None:
+    rng = np.random.default_rng(1)
+    family, theta = NegativeBinomial(0.7, power), rng.normal(size=50)
+    sums, weights = rng.integers(0, 9, 50).astype(float), rng.uniform(0.5, 3, 50)
+    step = 1e-5
+    up, here, down = (family.loss(theta + d, sums, weights) for d in (step, 0.0, -step))
+    assert np.allclose(family.score(theta, sums, weights), (down - up) / (2 * step), atol=1e-6)
+    curve = (up - 2 * here + down) / step**2
+    assert np.allclose(family.gain(theta, sums, weights), curve, atol=1e-3)
+    assert np.all(family.deviance(theta, sums, weights) >= 0)
+    at = np.log(np.maximum(sums, 1e-9) / weights)
+    assert np.allclose(family.deviance(at, sums, weights), 0, atol=1e-6)
+
+
+def test_count_intervals_are_those_of_the_negative_binomial() -> None:
+    from scipy.stats import nbinom
+
+    rng = np.random.default_rng(2)
+    mean, variance = np.exp(rng.normal(1, 1.5, 3000)), rng.uniform(0, 2, 3000)
+    at = Moments(np.log(mean), variance, mean, variance * mean**2)
+    low, high = FAMILIES["poisson"].quantiles(at, 0.5, (0.05, 0.95))
+    size = 1 / (0.5 + 1.5 * variance)
+    for found, tail in ((low, 0.05), (high, 0.95)):
+        exact = nbinom.ppf(tail, size, size / (size + mean))
+        assert np.all(np.abs(found - exact) <= 1 + 0.03 * exact)
+
+
+def test_forecasts_widen_with_their_lead() -> None:
+    table, _ = simulate("overdispersed", 1, (30, 24))
+    early = table.keep(table.time < 16)
+    early = replace(early, bins=replace(table.bins, count=16))
+    options = {"structure": Structure(1, 3.0, 0.5, 0.5, smoothing=10.0), "draws": 80}
+    later = impute(early, **EXACT, **options).transform(
+        replace(table, bins=replace(table.bins, count=24))
+    )
+    trend = later.trend()
+    width = np.log(trend["upper"] / trend["lower"])
+    assert width[23] > 1.3 * width[17] > 1.3 * width[10]
+
+
+def test_times_without_a_record_are_marked_and_no_part_of_the_slope() -> None:
+    table, _ = simulate("overdispersed", 2, (24, 20))
+    gap = table.keep((table.time < 8) | (table.time > 11))
+    fitted = impute(gap, structure=Structure(0, 1.0, 0.5, 0.5), draws=60, **EXACT)
+    trend = fitted.trend()
+    assert np.array_equal(np.flatnonzero(trend["empty"]), [8, 9, 10, 11])
+    assert np.all(trend["upper"] < 30 * trend["estimate"].max())
+    index = fitted.index()
+    assert np.array_equal(np.flatnonzero(index["empty"]), [8, 9, 10, 11])
+    assert {"slope", "error", "class"} <= set(index.slopes[0])
+
+
+def test_ctrl_c_in_the_search_or_the_draws_keeps_what_is_there() -> None:
+    table, _ = simulate("poisson", 3, (16, 12))
+    seen = []
+
+    def stop(stage: str, share: float) -> None:
+        seen.append(stage)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    result = impute(table, progress=stop, **EXACT)
+    assert result.stopped == "interrupted"
+    assert set(seen) == {"choosing rank and penalties"}
+    assert np.isfinite(result.trend()["estimate"]).all()
+    whole = impute(table, structure=Structure(0), draws=40, **EXACT)
+    seen.clear()
+    cut = whole.sampled(stop)
+    assert set(seen) == {"drawing for the bounds"}
+    assert cut.stopped == "interrupted"
+    assert "lower" not in cut.trend()
+
+
+def test_totals_are_those_observed() -> None:
+    """Sums of medians lay 6 to 50% below."""
+    for kind in ("log1p", "overdispersed"):
+        table, mean = simulate(kind, 5, (24, 16))
+        result = impute(table, structure=Structure(1, 3.0, 0.5, 0.5), draws=60, **EXACT)
+        total = result.trend(draws=0)["estimate"].sum()
+        assert abs(total / mean.sum() - 1) < 0.12
+
+
+def test_the_index_is_100_at_its_base_and_has_words_for_its_slope() -> None:
+    table, _ = simulate("overdispersed", 4, (24, 16))
+    result = impute(table, structure=Structure(0, 1.0, 0.5, 0.5), draws=60, **EXACT)
+    strata = {name: "north" if int(name[1:]) % 2 else "south" for name in table.sites}
+    index = result.index("1995", strata=strata, least=2)
+    frame = index.frame()
+    assert set(frame["stratum"]) == {"all", "north", "south"}
+    assert np.allclose(frame.filter(frame["time"] == "1995")["index"], 100)
+    assert np.all(frame["lower"] <= frame["upper"])
+    inner = frame.filter((frame["time"] == "2000") & (frame["stratum"] != "all"))["total"].sum()
+    whole = frame.filter((frame["time"] == "2000") & (frame["stratum"] == "all"))["total"].item()
+    assert inner == pytest.approx(whole)
+    with pytest.raises(emfed.DataError, match="no time '1890'"):
+        result.index("1890")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (1.06, 1.2, "strong increase"),
+        (1.01, 1.2, "moderate increase"),
+        (0.96, 1.04, "stable"),
+        (0.9, 1.04, "uncertain"),
+        (0.9, 0.99, "moderate decline"),
+        (0.8, 0.94, "steep decline"),
+    ],
+)
+def test_the_words_of_rtrim(low: float, high: float, words: str) -> None:
+    from emfed.imputation.index import trend_class
+
+    assert trend_class(low, high) == words
