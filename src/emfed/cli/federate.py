@@ -329,7 +329,7 @@ def _watch(view: Callable[[], dict[str, Any]], over: Callable[[dict[str, Any]], 
             parts.append(table)
         return Group(*parts)
 
-    with contextlib.suppress(KeyboardInterrupt), Live(console=Console(), transient=True) as live:
+    with contextlib.suppress(KeyboardInterrupt), Live(console=Console()) as live:
         while True:
             state = view()
             live.update(shown(state))
