@@ -564,3 +564,40 @@ def test_a_newer_server_ends_well_with_older_sites(tmp_path: Path) -> None:
     run = Ordered(tmp_path, {3: lambda: change_orders(tmp_path / "run", finish=True)})
     serve_run(Older(run.sites), run.config, Status(run.folder, run.report))
     assert (run.said[-1]["state"], run.said[-1]["untold"]) == ("finished", [])
+
+
+def test_a_sealed_site_leaves_nothing_readable_and_goes_on(tmp_path: Path) -> None:
+    table = mixture_tables(2)["s0"]
+    table.write_csv(tmp_path / "rows.csv")
+    keys.make_seal(tmp_path / "oslo.seal")
+    folder = tmp_path / "site-oslo"
+    folder.mkdir()
+    about = prepare(folder, tmp_path / "rows.csv", None, seal=tmp_path / "oslo.seal")
+    write_site(folder, about, SiteRules.loosest(), None)
+
+    class Reopened(Transport):
+        def workers(self) -> list[str]:
+            return ["oslo"]
+
+        def deliver(
+            self, messages: Mapping[str, bytes], deadline: float
+        ) -> Iterator[tuple[str, bytes]]:
+            for key, message in messages.items():
+                yield key, open_site(folder).step(message)
+
+    model, settings = gaussian_mixture(2), {"rounds": 3, "seed": 1, "start": "moments"}
+    there = fit(model, None, "em", federation=RemoteFederation(Reopened()), **settings)
+    here = fit(model, {"oslo": table}, "em", federation="loop", **settings)
+    np.testing.assert_allclose(there.statistics, here.statistics, rtol=1e-9)
+    row = table.to_numpy()[0].tobytes()
+    names = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".jsonl"]
+    assert {"rows.npy", "state", "joined"} <= {path.name for path in names}
+    for path in names:
+        content = path.read_bytes()
+        assert row not in content
+        assert b"NUMPY" not in content
+        assert b"gaussian-mixture" not in content or path.name == "site.json"
+    (tmp_path / "oslo.seal").unlink()
+    keys.make_seal(tmp_path / "oslo.seal")
+    with pytest.raises(SettingsError, match="was not sealed with this secret"):
+        open_site(folder)

@@ -188,6 +188,10 @@ def join(
     device: Annotated[
         str | None, typer.Option(metavar="NAME", help="Compute on this site's GPU: cuda.")
     ] = None,
+    seal: Annotated[
+        Path | None,
+        typer.Option(help="Encrypt this site's files with a secret of `emfed keys seal`."),
+    ] = None,
     page: Annotated[
         int, typer.Option(min=0, max=65535, help="The page's port on this machine; 0: any.")
     ] = 0,
@@ -238,6 +242,7 @@ def join(
         roster=roster,
         stay=stay,
         page=page,
+        seal=seal,
     )
     guest.check()
     logged = logging_to(where / "logs" / "join.log", json_logs)
