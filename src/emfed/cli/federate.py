@@ -390,6 +390,8 @@ def _site_status(view: Any, json_output: bool) -> None:
         return
     for words in state["reasons"]:
         typer.echo(words)
+    if state["page"]:
+        typer.echo(f"page: {state['page']}")
     for fit in state["pending"]:
         typer.echo(f"waits for your word ({fit['fit']}): {fit['words']}")
     for kind, row in view.kinds.items():

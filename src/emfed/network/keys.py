@@ -168,6 +168,11 @@ def rotate_site_key(private: Path) -> Path:
     return told
 
 
+def write_public_key(private: Path) -> None:
+    """Leave the public half beside a private key, as `make_site_key` does."""
+    _public(private.with_suffix(".pub"), _public_line(read_private_key(private), private.stem))
+
+
 _ROTATION = b"emfed next key\x00"
 
 
