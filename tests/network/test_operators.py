@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,17 @@ from emfed import fit, gaussian_mixture, load
 from emfed.cli.main import main
 from emfed.cli.tables import write_table
 from emfed.core.errors import DataError, ParticipationError, SettingsError
+from emfed.core.wire import Kind, Reason, encode_refusal, kind_of, seal_refusal
 from emfed.data import files, sources
-from emfed.network import LocalTransport, RemoteFederation, Site, SiteRules, keys, listen
+from emfed.network import (
+    LocalTransport,
+    RemoteFederation,
+    Site,
+    SiteRules,
+    Transport,
+    keys,
+    listen,
+)
 from emfed.network.addresses import free_port
 from emfed.network.deployment.approval import answer_fit, pending_fits
 from emfed.network.deployment.config import read_config
@@ -381,7 +390,8 @@ def test_a_key_is_rotated_without_a_moment_without_one(tmp_path: Path) -> None:
             transport.wait_for(1, 20)
             now = keys.read_private_key(private).public_key()
             assert now != before
-            assert now == keys.read_public_key(server / "sites" / "oslo.pub")
+            for place in (server / "sites", tmp_path):
+                assert now == keys.read_public_key(place / "oslo.pub")
             assert not private.with_name("oslo.key.next").exists()
         finally:
             stop.set()
@@ -517,3 +527,78 @@ def test_logs_are_lines_of_json_on_request(tmp_path: Path) -> None:
     (line,) = (tmp_path / "logs" / "serve.log").read_text().splitlines()
     said = json.loads(line)
     assert (said["level"], said["message"]) == ("WARNING", 'oslo is gone\n"away"')
+
+
+def test_the_terminal_shows_what_the_page_shows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Status(tmp_path).say(**{**STATUS, "state": "finished"})
+    with pytest.raises(SystemExit) as ended:
+        main(["status", str(tmp_path), "--watch"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    for words in ("oslo", "300", "describes no group", "0.75", "reply", "finished: round 7 of 40"):
+        assert words in said, words
+
+
+class Older(Transport):
+    """Sites of a release that does not know how a run ends."""
+
+    def __init__(self, sites: dict[str, Site]) -> None:
+        self._inner = LocalTransport(sites)
+
+    def workers(self) -> list[str]:
+        return self._inner.workers()
+
+    def deliver(
+        self, messages: Mapping[str, bytes], deadline: float
+    ) -> Iterator[tuple[str, bytes]]:
+        for key, message in messages.items():
+            if kind_of(message) is Kind.END:
+                words = encode_refusal(Reason.DAMAGED, "unknown kind of message 17.")
+                yield key, seal_refusal(message, words)
+            else:
+                yield from self._inner.deliver({key: message}, deadline)
+
+
+def test_a_newer_server_ends_well_with_older_sites(tmp_path: Path) -> None:
+    run = Ordered(tmp_path, {3: lambda: change_orders(tmp_path / "run", finish=True)})
+    serve_run(Older(run.sites), run.config, Status(run.folder, run.report))
+    assert (run.said[-1]["state"], run.said[-1]["untold"]) == ("finished", [])
+
+
+def test_a_sealed_site_leaves_nothing_readable_and_goes_on(tmp_path: Path) -> None:
+    table = mixture_tables(2)["s0"]
+    table.write_csv(tmp_path / "rows.csv")
+    keys.make_seal(tmp_path / "oslo.seal")
+    folder = tmp_path / "site-oslo"
+    folder.mkdir()
+    about = prepare(folder, tmp_path / "rows.csv", None, seal=tmp_path / "oslo.seal")
+    write_site(folder, about, SiteRules.loosest(), None)
+
+    class Reopened(Transport):
+        def workers(self) -> list[str]:
+            return ["oslo"]
+
+        def deliver(
+            self, messages: Mapping[str, bytes], deadline: float
+        ) -> Iterator[tuple[str, bytes]]:
+            for key, message in messages.items():
+                yield key, open_site(folder).step(message)
+
+    model, settings = gaussian_mixture(2), {"rounds": 3, "seed": 1, "start": "moments"}
+    there = fit(model, None, "em", federation=RemoteFederation(Reopened()), **settings)
+    here = fit(model, {"oslo": table}, "em", federation="loop", **settings)
+    np.testing.assert_allclose(there.statistics, here.statistics, rtol=1e-9)
+    row = table.to_numpy()[0].tobytes()
+    names = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".jsonl"]
+    assert {"rows.npy", "state", "joined"} <= {path.name for path in names}
+    for path in names:
+        content = path.read_bytes()
+        assert row not in content
+        assert b"NUMPY" not in content
+        assert b"gaussian-mixture" not in content or path.name == "site.json"
+    (tmp_path / "oslo.seal").unlink()
+    keys.make_seal(tmp_path / "oslo.seal")
+    with pytest.raises(SettingsError, match="was not sealed with this secret"):
+        open_site(folder)

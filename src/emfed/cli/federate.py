@@ -188,6 +188,10 @@ def join(
     device: Annotated[
         str | None, typer.Option(metavar="NAME", help="Compute on this site's GPU: cuda.")
     ] = None,
+    seal: Annotated[
+        Path | None,
+        typer.Option(help="Encrypt this site's files with a secret of `emfed keys seal`."),
+    ] = None,
     page: Annotated[
         int, typer.Option(min=0, max=65535, help="The page's port on this machine; 0: any.")
     ] = 0,
@@ -238,6 +242,7 @@ def join(
         roster=roster,
         stay=stay,
         page=page,
+        seal=seal,
     )
     guest.check()
     logged = logging_to(where / "logs" / "join.log", json_logs)
@@ -329,7 +334,7 @@ def _watch(view: Callable[[], dict[str, Any]], over: Callable[[dict[str, Any]], 
             parts.append(table)
         return Group(*parts)
 
-    with contextlib.suppress(KeyboardInterrupt), Live(console=Console(), transient=True) as live:
+    with contextlib.suppress(KeyboardInterrupt), Live(console=Console()) as live:
         while True:
             state = view()
             live.update(shown(state))
@@ -385,6 +390,8 @@ def _site_status(view: Any, json_output: bool) -> None:
         return
     for words in state["reasons"]:
         typer.echo(words)
+    if state["page"]:
+        typer.echo(f"page: {state['page']}")
     for fit in state["pending"]:
         typer.echo(f"waits for your word ({fit['fit']}): {fit['words']}")
     for kind, row in view.kinds.items():

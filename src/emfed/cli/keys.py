@@ -94,6 +94,17 @@ def rotate(
         typer.echo(f"wrote {told}: send it to the server, for `emfed keys rotate {told.name}`")
 
 
+@keys_app.command(cls=Command, epilog=examples("emfed keys seal /media/stick/oslo.seal"))
+def seal(
+    path: Annotated[Path, typer.Argument(help="The file to write; keep it away from the data.")],
+) -> None:
+    """Make a secret that encrypts a site's files at rest, for `emfed join --seal`."""
+    from emfed.network.keys import make_seal
+
+    make_seal(path)
+    typer.echo(f"wrote {path}: without it what it sealed cannot be read")
+
+
 @keys_app.command(cls=Command, epilog=examples("emfed keys remove oslo"))
 def remove(
     names: Annotated[list[str], typer.Argument(help="Names of sites.")],

@@ -30,13 +30,14 @@ from pathlib import Path
 from typing import TypeAlias, final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from emfed.core.errors import SettingsError
-from emfed.core.storage import write_atomic
+from emfed.core.storage import Disk, write_atomic
 
 logger = logging.getLogger(__name__)
 PrivateKey: TypeAlias = ec.EllipticCurvePrivateKey
@@ -167,6 +168,11 @@ def rotate_site_key(private: Path) -> Path:
     return told
 
 
+def write_public_key(private: Path) -> None:
+    """Leave the public half beside a private key, as `make_site_key` does."""
+    _public(private.with_suffix(".pub"), _public_line(read_private_key(private), private.stem))
+
+
 _ROTATION = b"emfed next key\x00"
 
 
@@ -192,6 +198,54 @@ def take_rotation(folder: Path, told: Path) -> str:
         public = Path(place) / f"{name}.pub"
         public.write_bytes(line + b"\n")
         return add_site(folder, public, replace=True)
+
+
+def make_seal(path: Path) -> None:
+    """A secret that encrypts a site's files at rest; refuses to write over one."""
+    if path.exists():
+        raise SettingsError(f"{path} is there already: what it sealed could not be read any more.")
+    write_private(path, secrets.token_hex(32).encode() + b"\n")
+
+
+def read_seal(path: Path) -> bytes:
+    """The secret of `make_seal`; refuses one that others may read."""
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        raise SettingsError(f"{path} can be read by others: run `chmod 600 {path}`.")
+    try:
+        key = bytes.fromhex(path.read_text(encoding="ascii"))
+    except ValueError:
+        key = b""
+    if len(key) != 32:
+        raise SettingsError(f"{path} holds no secret of `emfed keys seal`.")
+    return key
+
+
+@final
+class SealedDisk(Disk):
+    """The machine's disk, with files encrypted at rest (AES-256-GCM), each bound to its name."""
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = AESGCM(key)
+
+    def read(self, path: Path) -> bytes | None:
+        data = super().read(path)
+        if data is None:
+            return None
+        try:
+            return self._cipher.decrypt(data[:12], data[12:], _named(path))
+        except (InvalidTag, ValueError):
+            raise SettingsError(
+                f"{path} was not sealed with this secret, or was altered: give the right --seal."
+            ) from None
+
+    def create(self, path: Path, data: bytes) -> Path:
+        nonce = os.urandom(12)
+        return super().create(path, nonce + self._cipher.encrypt(nonce, data, _named(path)))
+
+
+def _named(path: Path) -> bytes:
+    """What a sealed file is bound to: one must not stand for another of the same site."""
+    return f"{path.parent.name}/{path.name}".encode()
 
 
 def remove_site(folder: Path, name: str) -> Path:

@@ -64,6 +64,7 @@ class Host(ABC):
                     report(status)
                     if not status.get("untold"):
                         return
+                    Status(self.folder).say("finished", told=False)
             self.folder.joinpath("page.port").unlink(missing_ok=True)
             with Console(self.folder, self.config.server.page, self.view):
                 self.work(report)

@@ -30,7 +30,7 @@ from emfed.network.deployment.site import (
 )
 from emfed.network.deployment.status import Status
 from emfed.network.deployment.views import SiteView
-from emfed.network.keys import read_private_key
+from emfed.network.keys import read_private_key, read_seal
 from emfed.network.masking import Identity, roster_digest
 from emfed.network.site import MORE
 
@@ -58,6 +58,8 @@ class Guest(ABC):
     """How the file is written, where it is text."""
     device: str | None = None
     """Where passes over the rows run: ``cuda``; None: here."""
+    seal: Path | None = None
+    """A secret that encrypts the site's files at rest."""
     page: int = 0
     """The port of the site's page on this machine; 0 takes a free one."""
     stay: bool = False
@@ -110,6 +112,8 @@ class Guest(ABC):
             read_private_key(self.key)
         if not self.data.exists():
             raise SettingsError(f"{self.data}: there is no such file.")
+        if self.seal is not None:
+            read_seal(self.seal)
         if self.device is not None:
             check_device(self.device)
         if self.roster is not None:
@@ -128,7 +132,7 @@ class Guest(ABC):
         with alone(self.folder / "join.lock") as mine:
             if not mine:
                 raise EmfedError(f"another `emfed join` works in {self.folder}.")
-            rows = prepare(self.folder, self.data, self.columns, self.form)
+            rows = prepare(self.folder, self.data, self.columns, self.form, self.seal)
             for why in rows["left_out"].values():
                 report("state", f"{why}: no run can use it")
             write_site(

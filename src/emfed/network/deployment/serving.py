@@ -71,6 +71,7 @@ def serve_run(transport: Transport, config: Config, status: Status, secure: bool
         up=served.bytes_up,
         down=served.bytes_down,
         untold=_members(config, served.stage).keys,
+        told=False,
     )
     say_farewell(noted, config, status)
 
@@ -115,9 +116,10 @@ def say_farewell(transport: Noted, config: Config, status: Status) -> None:
         status.say("finished", untold=sorted(untold))
         if time.monotonic() > end:
             logger.warning("not told that the run is over: %s", ", ".join(sorted(untold)))
-            return
+            break
         if untold:
             time.sleep(LOOK_SECONDS)
+    status.say("finished", told=True)  # as far as that goes: the program may end
 
 
 class _MoreRounds(Exception):

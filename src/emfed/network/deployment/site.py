@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import tomllib
@@ -16,7 +17,7 @@ import numpy as np
 from emfed.algorithms import AutoEM
 from emfed.core.configuration import check_keys
 from emfed.core.errors import DataError, SettingsError
-from emfed.core.storage import write_atomic
+from emfed.core.storage import DISK, Disk, write_atomic
 from emfed.core.wire import (
     Kind,
     Reason,
@@ -45,6 +46,7 @@ from emfed.models import build_model
 from emfed.network import Site, SiteRules
 from emfed.network.addresses import alone
 from emfed.network.deployment.approval import check_approved
+from emfed.network.keys import SealedDisk, read_seal
 from emfed.network.masking import Identity
 from emfed.network.prices import FIRST_QUESTION
 from emfed.network.rules import Journal
@@ -75,11 +77,16 @@ def read_rules(path: Path | None) -> SiteRules:
 
 
 def prepare(
-    folder: Path, data: Path, columns: list[str] | None, form: TextForm = PLAIN
+    folder: Path,
+    data: Path,
+    columns: list[str] | None,
+    form: TextForm = PLAIN,
+    seal: Path | None = None,
 ) -> dict[str, Any]:
     """Look at the data once and leave them in a form that is quick to open; Parquet stays.
 
-    Without ``columns``, those that hold no numbers are left out: no run may ask for them.
+    Without ``columns``, those that hold no numbers are left out: no run may ask for them. With the
+    secret ``seal`` the site's copy is encrypted, and held in memory while it is used.
     """
     if not data.exists():
         raise SettingsError(f"{data}: there is no such file.")
@@ -88,7 +95,8 @@ def prepare(
         left = without_numbers(data)
         wanted = columns or [name for name in parquet_schema(data) if name not in left]
         ParquetRows(data, wanted)
-        return {"parquet": str(data.resolve()), "columns": wanted, "left_out": left}
+        about = {"parquet": str(data.resolve()), "columns": wanted, "left_out": left}
+        return about | _sealed(seal)
     frame, left = read_cells(data, form), {}
     wanted, parts = columns or list(frame.columns), []
     for name in wanted:
@@ -101,16 +109,30 @@ def prepare(
     if not parts:
         raise DataError(f"{data}: no column holds numbers: {next(iter(left.values()))}.")
     rows, names = np.concatenate(parts, axis=1), [name for name in wanted if name not in left]
-    path, beside = folder / "rows.npy", folder / ".rows.npy.new"
-    with beside.open("wb") as file:  # rows may be many: no second copy in memory
-        if os.name == "posix":
-            os.fchmod(file.fileno(), 0o600)
-        np.save(file, rows)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    about = {"rows": str(path.resolve()), "columns": names, "left_out": left}
-    return about | {"first_line": FIRST_LINE}
+    path, beside = (folder / "rows.npy").resolve(), folder / ".rows.npy.new"
+    if seal is not None:
+        buffer = io.BytesIO()
+        np.save(buffer, rows)
+        write_atomic(path, buffer.getvalue(), SealedDisk(read_seal(seal)))
+    else:
+        with beside.open("wb") as file:  # rows may be many: no second copy in memory
+            if os.name == "posix":
+                os.fchmod(file.fileno(), 0o600)
+            np.save(file, rows)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    about = {"rows": str(path), "columns": names, "left_out": left}
+    return about | {"first_line": FIRST_LINE} | _sealed(seal)
+
+
+def _sealed(seal: Path | None) -> dict[str, str]:
+    return {} if seal is None else {"seal": str(seal.resolve())}
+
+
+def _disk(about: Mapping[str, Any]) -> Disk:
+    """Where the site keeps what it must not lose, encrypted if the owner wants that."""
+    return SealedDisk(read_seal(Path(about["seal"]))) if "seal" in about else DISK
 
 
 def write_site(
@@ -157,6 +179,7 @@ def open_site(folder: Path) -> Site:
         journal=folder / JOURNAL,
         columns=about["columns"],
         device=about["data"].get("device"),
+        disk=_disk(about["data"]),
         identity=None if about.get("masks") is None else Identity.read(*map(Path, about["masks"])),
     )
     site.delivered = folder / MODEL
@@ -205,7 +228,11 @@ def read_rows(about: Mapping[str, Any]) -> Any:
     if "parquet" in about:
         found = as_workers({"site": ParquetRows(about["parquet"], about["columns"])})
     else:
-        rows = np.load(about["rows"], mmap_mode="r")
+        if "seal" in about:
+            content = _disk(about).read(Path(about["rows"]))
+            rows = np.load(io.BytesIO(content or b""))
+        else:
+            rows = np.load(about["rows"], mmap_mode="r")
         found = WorkerData(rows, np.array([0, len(rows)]), ["site"], tuple(about["columns"]))
     return of_file(found, about.get("first_line"), about.get("left_out"))
 

@@ -12,7 +12,7 @@ from typing import Any, final
 from emfed.core.errors import EmfedError
 from emfed.network.addresses import alone
 from emfed.network.deployment.approval import pending_fits
-from emfed.network.deployment.console import health
+from emfed.network.deployment.console import health, page_address
 from emfed.network.deployment.site import JOURNAL, read_about
 from emfed.network.deployment.status import LOCK, read_status
 
@@ -110,7 +110,7 @@ class SiteView:
             "title": self._folder.name,
             "state": "site",
             "time": status.get("time", time.time()),
-            "page": status.get("page"),
+            "page": page_address(self._folder),
             "line": f"{status.get('why', '')}; {number} messages left so far",
             "reasons": [f"look at your rows: {words}" for words in self.warnings],
             "traffic": {"up": self.kinds},

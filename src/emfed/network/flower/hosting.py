@@ -135,7 +135,7 @@ class FlowerHost(Host):
         self._keep_alive()
         status = read_status(self.folder)
         report(status)
-        if status.get("state") == "finished":
+        if status.get("state") == "finished" and status.get("told", True):
             return True
         if status.get("state") == "failed" and status.get("time", 0) > self._submitted:
             raise EmfedError(str(status.get("error")))

@@ -39,6 +39,7 @@ from emfed.network.keys import (
     fingerprint,
     read_private_key,
     show_fingerprint,
+    write_public_key,
 )
 from emfed.network.masking import Identity
 from emfed.network.rules import SiteRules
@@ -181,6 +182,7 @@ class SiteConnection:
                 self._line, self._welcomed = line, True
                 if self._trying is not None and self._key_file is not None:
                     self._trying.replace(self._key_file)
+                    write_public_key(self._key_file)
                     self._trying = None
                     report("state", "the server has taken this site's next key: it is in use now")
                 report("state", f"connected to {self.address} as {name}")
