@@ -35,7 +35,14 @@ from emfed.data.workers import as_workers
 from emfed.fitting.candidates import Candidates
 from emfed.fitting.climbing import Climb
 from emfed.fitting.rounds import Run, remembered
-from emfed.fitting.selection import Selection, choose, floor_remarks, with_setting, within_rows
+from emfed.fitting.selection import (
+    Selection,
+    choose,
+    empty_components,
+    floor_remarks,
+    with_setting,
+    within_rows,
+)
 from emfed.fitting.session import Session, digest, recast
 from emfed.fitting.settings import TOL, FitSettings
 from emfed.fitting.starts import NOT_INSIDE, search
@@ -286,7 +293,7 @@ def _start_at(
         statistics = session.ask("statistics", where, params, "start", everyone=True)
         session.evaluations += session.samples
     if not plain_model.inside(statistics):
-        raise SettingsError(NOT_INSIDE.split(":")[0] + ": choose other starting parameters.")
+        raise SettingsError(f"{NOT_INSIDE}: choose other starting parameters.")
     if view.watched:
         assert isinstance(model, SideBySide)
         return model.join([statistics[cut] for cut in model.cuts])
@@ -376,6 +383,13 @@ def _finished(
     else:
         result = whole
     place = _place(selection, settings, parts)
+    if place in candidates.dropped:
+        result = replace(result, confirmed=False)
+        remarks.append(
+            "the number of components that was chosen had left the run early, as others promised "
+            "more: fit it by itself, or compare fewer with drop=False."
+        )
+    result = _without_empty(result, remarks)
     if settings.scores:  # with masks the mean over all; each site looks at its own
         result = with_scores(result, session, place, remarks)
     if settings.errors:
@@ -388,6 +402,25 @@ def _finished(
         view, params = of_part(session, place, result)
         likelihood = float(session.ask("values", view, params, "closing")[0, 0])
     return Fitted(result, selection, likelihood)
+
+
+def _without_empty(result: Result, remarks: list[str]) -> Result:
+    """Components that explain no row look like all rows together, with a trace of weight.
+
+    Nothing but noise says where they are. A mean outside the data would be no answer.
+    """
+    told = empty_components(result.model, result.statistics, result.samples)
+    if told is None:
+        return result
+    empty, statistics = told
+    names = ", ".join(str(k) for k in empty)
+    remarks.append(
+        f"no row belongs to component{'s' if len(empty) > 1 else ''} {names} (counting from 0): "
+        "fewer components describe the rows as well."
+    )
+    model = result.model
+    params = model.to_user(model.maximize(statistics))
+    return replace(result, statistics=statistics, params=params)
 
 
 def of_part(session: Session, part: int, result: Result) -> tuple[View, Any]:
