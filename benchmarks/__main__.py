@@ -466,7 +466,10 @@ def network(console: Console) -> dict[str, Any]:
     show(console, title, headings, lines)
     names = ("milliseconds", "beside", "up", "wire_up", "down", "wire_down")
     headings = ("sites", "ms", "besides the steps", "up", "on the wire", "down", "on the wire")
-    lines = [(row["sites"], *(f"{row[name]:.1f}" for name in names)) for row in found["fitting"]]
+    lines = [
+        (f"{row['sites']}{', masked' * row['masks']}", *(f"{row[name]:.1f}" for name in names))
+        for row in found["fitting"]
+    ]
     show(console, "A round of a fit, q=660; bytes of one site a round", headings, lines)
     headings = ("engine", "sites", "MB", "connecting, s", "a round, ms")
     names = ("megabytes", "connecting", "milliseconds")
@@ -500,10 +503,14 @@ def flower(console: Console) -> list[dict[str, Any]]:
 
 
 def faults(console: Console, plans: int, first: int = 0) -> dict[str, Any]:
-    """Random faults of network, processes and disks."""
-    found = bench_faults(plans, first)
-    lines = [(name.replace("_", " "), f"{value}") for name, value in found.items()]
-    show(console, "Fault plans over a network, in one process each", ("what", "figure"), lines)
+    """Random faults of network, processes and disks, without masks and with them."""
+    found = {words: bench_faults(plans, first, words == "masked") for words in ("plain", "masked")}
+    lines = [
+        (name.replace("_", " "), *(f"{one[name]}" for one in found.values()))
+        for name in found["plain"]
+    ]
+    title = "Fault plans over a network, in one process each"
+    show(console, title, ("what", *found), lines)
     return found
 
 

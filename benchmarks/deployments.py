@@ -29,13 +29,14 @@ from emfed.network.addresses import free_port
 from emfed.network.deployment.config import Config, read_config
 from emfed.network.deployment.status import read_status
 from emfed.network.keys import add_site, make_server_keys, make_site_key
+from emfed.network.masking import SMALLEST_SET, pin_keys
 from emfed.network.store import SiteStore
 
 COMMAND = [sys.executable, "-c", "from emfed.cli.main import main; main()"]
 AT_SERVER = {
     "superlink": "emfed.network.flower.superlink",
-    "superexec": "flower_superexec",
-    "server app": "flwr_serverapp",
+    "superexec": "import superexec",
+    "server app": "import serverapp",
 }
 AT_SITE = {"supernode": "flower_supernode", "resident": "emfed.network.flower.resident"}
 """Processes, and a word of their command lines."""
@@ -65,6 +66,7 @@ class Deployment:
             table.write_parquet(self.folder / f"{name}.parquet")
             _, public = make_site_key(self.folder, name)
             add_site(self.keys, public)
+            pin_keys([public], self.folder / "roster")  # of all sites here: masks are the default
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Deployment:
@@ -163,6 +165,12 @@ class Deployment:
                 os.kill(pid, signal.SIGKILL)
         return bool(found)
 
+    def stop(self, name: str) -> None:
+        """Ask ``serve`` or a site to end, and wait for that."""
+        process = self._processes[name]
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
     @property
     def status(self) -> dict[str, Any]:
         """What the server's program last said."""
@@ -194,7 +202,6 @@ class Deployment:
         """The violation of rule 1: the server's V beside the memories on the sites' disks."""
         stage = sorted((self.config.place("folder") / "fit").glob("stage-*"))[-1]
         arrays, about = load_checkpoint(stage / "run.checkpoint")
-        members, _ = load_checkpoint(stage / "members")
         states = []
         for name in sorted(self.tables):
             runs = sorted((self.folder / f"site-{name}" / "memory").glob("?" * 16))
@@ -205,7 +212,8 @@ class Deployment:
             states.append(state.rows)
         names = [name for name in states[0] if name != "payload"]  # bytes, of any length
         rows = {name: np.concatenate([row[name] for row in states]) for name in names}
-        weights = worker_weights(self.config.settings.weights, members["counts"])
+        counts = np.array([len(self.tables[name]) for name in sorted(self.tables)])
+        weights = worker_weights(self.config.settings.weights, counts)
         workers = np.arange(len(states))
         return gap(
             arrays["control"], about["generation"], arrays["accepted"], weights, workers, rows
@@ -216,7 +224,9 @@ class Deployment:
         network = emfed.network.LoopFederation(
             emfed.data.as_workers(dict(sorted(self.tables.items())))
         )
-        return run_fit(self.config.settings, network).result
+        settings = self.config.settings
+        masks = len(self.tables) >= SMALLEST_SET if settings.masks is None else settings.masks
+        return run_fit(settings.but(masks=masks), network).result
 
 
 def difference(summary: Mapping[str, Any], result: Result) -> float:

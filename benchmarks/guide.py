@@ -54,6 +54,7 @@ def follow_guide(folder: Path, seconds: float = 600) -> dict[str, float]:
         said = (folder / "terminal0.out").read_text(encoding="utf-8")
         assert code == 0, said
         assert "the model is in" in said, said
+        terminals[1].wait(60)
     finally:
         for terminal in terminals:
             with contextlib.suppress(ProcessLookupError):

@@ -16,6 +16,7 @@ import polars as pl
 import emfed
 from emfed.network import SiteRules
 from emfed.network.addresses import terminated_as_interrupted
+from emfed.network.masking import Identity
 from emfed.network.websocket.client import SiteConnection
 
 ANSWER = b"a" * 17
@@ -45,7 +46,9 @@ async def crowd(port: int, folder: Path, names: list[str], real: bool = False) -
 
 def real(port: int, folder: Path, name: str) -> None:
     """One site that computes."""
-    site = emfed.network.Site(pl.read_parquet(folder / f"{name}.parquet"), folder / f"site-{name}")
+    table, rules = pl.read_parquet(folder / f"{name}.parquet"), SiteRules.loosest()
+    identity = Identity.read(folder / f"{name}.key", folder / "keys" / "sites")
+    site = emfed.network.Site(table, folder / f"site-{name}", rules=rules, identity=identity)
     log = (folder / f"{name}.steps").open("a", encoding="utf-8", buffering=1)
 
     def step(question: bytes) -> bytes:

@@ -1,8 +1,9 @@
 """README's first example, in one process or with the rows at three sites elsewhere.
 
 As it is, all rows are in this process. Put the commented line in the place of the one above it, and
-the script waits for three sites (`emfed join`; docs/deployment.md says how to make ``keys``). Both
-come to the same parameters, with the same bytes.
+the script waits for three sites (`emfed join`; docs/deployment.md says how to make ``keys`` and
+each site's ``roster``). Both come to the same model; between machines sums are masked, which takes
+more bytes and hides every site's part.
 """
 
 from sklearn.datasets import load_iris

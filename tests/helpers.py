@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import pytest
 
 import emfed
 from emfed.core.protocols import Compressor, FloatArray
 from emfed.models import COVARIANCES
 
 OPEN = emfed.network.SiteRules.loosest()
+BARE = emfed.network.SiteRules(unmasked=True)
+"""The default rules of an owner who allows runs without masks."""
 """Rules of a site that answers everything: most tests have few rows, and some odd models."""
 KINDS = (*COVARIANCES, "streamed")
 """Every covariance type, and tied with y y^T among the statistics."""
+
+
+def first(values: Iterable[Any], count: int = 1) -> list[Any]:
+    """Parameters of a test of which only so many run by default; `make long` runs the others."""
+    given = list(values)
+    return given[:count] + [pytest.param(value, marks=pytest.mark.long) for value in given[count:]]
 
 
 def make_model(kind: str, k: int = 3, d: int = 2, **options: Any) -> Any:

@@ -12,6 +12,7 @@ import pytest
 import emfed
 from emfed.algorithms import auto
 from emfed.network import LocalTransport, RemoteFederation, Site
+from tests.helpers import BARE
 
 MODEL = emfed.gaussian_mixture(3, "full")
 
@@ -85,7 +86,7 @@ def test_who_is_unlike_the_others_takes_fewer_steps(monkeypatch: pytest.MonkeyPa
 def test_a_network_of_sites_takes_the_same_local_steps(tmp_path: Path, local: Any) -> None:
     data = {f"site {i}": t for i, t in enumerate(tables(alike=True, workers=3))}
     here = fitted(data, federation=local, tol=0, rounds=12)
-    sites = {name: Site(t, tmp_path / name) for name, t in data.items()}
+    sites = {name: Site(t, tmp_path / name, rules=BARE) for name, t in data.items()}
     there = fitted(None, federation=RemoteFederation(LocalTransport(sites)), tol=0, rounds=12)
     np.testing.assert_allclose(there.statistics, here.statistics, rtol=0, atol=1e-9)
     np.testing.assert_array_equal(there.ledger.counts, here.ledger.counts)

@@ -22,6 +22,7 @@ LOOK = """({
     images: document.images.length,
     widths: [...document.images].map(image => image.naturalWidth),
     page: document.documentElement.scrollWidth,
+    text: document.body.innerText,
     font: parseFloat(getComputedStyle(document.body).fontSize),
 })"""
 
@@ -36,8 +37,13 @@ class Browser:
     def __init__(self, program: str, profile: Path) -> None:
         self.program, self.profile, self.looks = program, profile, 0
 
-    def look(self, page: Path, width: int, picture: Path | None = None) -> dict[str, Any]:
-        """Sizes of the page and its images at this width, and what the console says."""
+    def look(
+        self, page: Path | str, width: int, picture: Path | None = None, until: str = "true"
+    ) -> dict[str, Any]:
+        """Sizes of the page and its images at this width, its text, and what the console says.
+
+        ``until`` is an expression that a live page is waited for.
+        """
         self.looks += 1
         ours_in, theirs_out = os.pipe()
         theirs_in, ours_out = os.pipe()
@@ -53,7 +59,8 @@ class Browser:
         for fd in (theirs_in, theirs_out, *high):
             os.close(fd)
         try:
-            return _Session(ours_in, ours_out).look(page, width, picture)
+            where = page if isinstance(page, str) else page.as_uri()
+            return _Session(ours_in, ours_out).look(where, width, picture, until)
         finally:
             os.close(ours_out)
             os.close(ours_in)
@@ -68,7 +75,7 @@ class _Session:
         self.events: list[dict[str, Any]] = []
         self.session: str | None = None
 
-    def look(self, page: Path, width: int, picture: Path | None) -> dict[str, Any]:
+    def look(self, page: str, width: int, picture: Path | None, until: str) -> dict[str, Any]:
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
         self.session = attached["sessionId"]
@@ -76,8 +83,12 @@ class _Session:
             self.call(f"{domain}.enable")
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
         self.call("Emulation.setDeviceMetricsOverride", **size)
-        self.call("Page.navigate", url=page.as_uri())
+        self.call("Page.navigate", url=page)
         self.wait_for("Page.loadEventFired")
+        deadline = time.monotonic() + 30
+        while not self.call("Runtime.evaluate", expression=until)["result"].get("value"):
+            assert time.monotonic() < deadline, f"{until} did not come true"
+            time.sleep(0.05)
         seen = self.call("Runtime.evaluate", expression=LOOK, returnByValue=True)
         if picture is not None:
             shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)

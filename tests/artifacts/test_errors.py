@@ -10,7 +10,7 @@ import pytest
 
 import emfed
 from emfed.core.ledger import KINDS
-from tests.helpers import OPEN
+from tests.helpers import OPEN, first
 from tests.registry import REGISTRY
 
 EDGE = ("categorical", "mixed", "poisson chain")
@@ -37,7 +37,7 @@ def two(rng: Any, rows: int, apart: float = 2.0) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
-@pytest.mark.parametrize("prior", [False, True])
+@pytest.mark.parametrize("prior", first([False, True]))
 @pytest.mark.parametrize("name", REGISTRY)
 def test_one_standard_error_away_the_log_likelihood_is_half_a_nat_lower(
     name: str, prior: bool
@@ -99,11 +99,11 @@ def test_rows_that_are_missing_count_as_missing() -> None:
 
 @pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
 def test_bounds_cover_the_truth_as_often_as_they_say_and_complete_data_would_not() -> None:
-    """150 tables of two components that overlap: what is latent takes most of the information."""
+    """80 tables of two components that overlap: what is latent takes most of the information."""
     truth = {"weight[1]": 0.4, "mean[0, 0]": 0.0, "mean[1, 0]": 2.0, "variance[0, 0]": 1.0}
     rng = np.random.default_rng(4)
     inside, naive = [], []
-    for _ in range(150):
+    for _ in range(80):
         rows = two(rng, 600)
         start = emfed.models.GaussianParameters([0.6, 0.4], [[0.0], [2.0]], [[[1.0]], [[0.49]]])
         result = emfed.fit(emfed.gaussian_mixture(2), rows, start=start, errors=True, tol=1e-7)
@@ -115,8 +115,8 @@ def test_bounds_cover_the_truth_as_often_as_they_say_and_complete_data_would_not
         complete = 1.645 * np.sqrt(weight * (1 - weight) / n)
         naive.append(abs(weight - 0.4) < complete)
     covered = np.mean(inside, axis=0)
-    # 0.9 +- 3 sqrt(0.9 * 0.1 / 150), and a little for 600 rows being no infinity
-    assert np.all((covered > 0.82) & (covered < 0.97)), covered
+    # 0.9 +- 3 sqrt(0.9 * 0.1 / 80), and a little for 600 rows being no infinity
+    assert np.all((covered > 0.79) & (covered < 0.99)), covered
     assert np.mean(naive) < 0.6
 
 

@@ -12,7 +12,7 @@ from emfed.network import Site, SiteRules
 from tests.attacks.malicious import Server
 
 ROWS = np.random.default_rng(3).normal(size=(60, 2)) * [3.0, 0.2] + [50.0, 7.0]
-BATCH, BATCHES = 10, SiteRules(mini_batches=True)
+BATCH, BATCHES = 10, SiteRules(mini_batches=True, unmasked=True)
 
 
 def recovered(site: Site) -> int:

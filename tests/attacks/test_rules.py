@@ -16,6 +16,7 @@ from emfed.models.site_owner import SiteOwner
 from emfed.network import Site, SiteRules
 from emfed.network.deployment.site import read_rules
 from tests.attacks.malicious import Server
+from tests.helpers import BARE
 
 RNG = np.random.default_rng(7)
 ROWS = RNG.normal(size=(60, 2)) * [3.0, 0.2] + [50.0, 7.0]
@@ -37,7 +38,7 @@ def by_batches_of_one(site: Site) -> int:
 
 def test_mini_batches_of_one_row_are_the_rows(tmp_path: Path) -> None:
     assert by_batches_of_one(Site(ROWS, tmp_path / "a", rules=SiteRules.loosest())) > 50
-    assert by_batches_of_one(Site(ROWS, tmp_path / "b")) == 0
+    assert by_batches_of_one(Site(ROWS, tmp_path / "b", rules=BARE)) == 0
 
 
 def listened(site: Site, k: int) -> bool:
@@ -53,13 +54,15 @@ def listened(site: Site, k: int) -> bool:
 def test_sites_with_hardly_any_rows_are_equations(rows: int, tmp_path: Path) -> None:
     """Two columns: a full covariance for each of three components is 18 numbers a round."""
     assert listened(Site(ROWS[:rows], tmp_path / "a", rules=SiteRules.loosest()), 3)
-    assert not listened(Site(ROWS[:rows], tmp_path / "b"), 3)
+    assert not listened(Site(ROWS[:rows], tmp_path / "b", rules=BARE), 3)
 
 
 def test_fewer_rows_than_statistics_are_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(emfed.ParticipationError, match="18 statistics of so few rows"):
-        Server({"a": Site(ROWS[:18], tmp_path / "a")}, emfed.gaussian_mixture(3, "full"))
-    Server({"a": Site(ROWS[:19], tmp_path / "b")}, emfed.gaussian_mixture(3, "full"))
+        Server(
+            {"a": Site(ROWS[:18], tmp_path / "a", rules=BARE)}, emfed.gaussian_mixture(3, "full")
+        )
+    Server({"a": Site(ROWS[:19], tmp_path / "b", rules=BARE)}, emfed.gaussian_mixture(3, "full"))
 
 
 def joined(rules: SiteRules | None, where: Path, columns: list[str]) -> bool:
@@ -84,16 +87,18 @@ def test_a_join_over_columns_of_the_servers_choice_is_the_owners_to_allow(tmp_pa
     """`site-owner` sums one column by values of another: single values where these are unique."""
     picked = ["ward", "age", "weight", "pressure"]
     assert joined(SiteRules.loosest(), tmp_path / "a", picked)
-    assert not joined(None, tmp_path / "b", picked)
-    assert not joined(SiteRules(models=["site-owner"]), tmp_path / "c", picked[:3][::-1])
+    assert not joined(BARE, tmp_path / "b", picked)
+    assert not joined(
+        SiteRules(unmasked=True, models=["site-owner"]), tmp_path / "c", picked[:3][::-1]
+    )
 
 
 def test_a_column_that_the_owner_did_not_list_is_not_told_of(tmp_path: Path) -> None:
     table = pl.DataFrame({"x": ROWS[:, 0], "y": ROWS[:, 1], "secret": RNG.normal(size=60)})
     model = emfed.gaussian_mixture(1, "full")
     with pytest.raises(emfed.ParticipationError, match="--columns"):
-        Server({"a": Site(table, tmp_path / "a")}, model, columns=["x", "secret"])
-    listed = Site(table, tmp_path / "b", columns=["x", "y"])
+        Server({"a": Site(table, tmp_path / "a", rules=BARE)}, model, columns=["x", "secret"])
+    listed = Site(table, tmp_path / "b", columns=["x", "y"], rules=BARE)
     assert Server({"a": listed}, model, columns=["y"]).federation.size == 1
     with pytest.raises(emfed.ParticipationError):
         Server({"a": listed}, model, columns=["x", "secret"])
@@ -102,8 +107,8 @@ def test_a_column_that_the_owner_did_not_list_is_not_told_of(tmp_path: Path) -> 
 def test_models_that_count_no_rows_are_the_owners_to_allow(tmp_path: Path) -> None:
     model = emfed.models.LinearGaussian()
     with pytest.raises(emfed.ParticipationError, match="names it in `models`"):
-        Server({"a": Site(ROWS, tmp_path / "a")}, model)
-    rules = SiteRules(models=["linear-gaussian"])
+        Server({"a": Site(ROWS, tmp_path / "a", rules=BARE)}, model)
+    rules = SiteRules(unmasked=True, models=["linear-gaussian"])
     assert Server({"a": Site(ROWS, tmp_path / "b", rules=rules)}, model).federation.size == 1
 
 
@@ -134,12 +139,14 @@ def by_slices(site: Site, cuts: int) -> int:
 def test_slices_and_differences_end_with_the_owners_allowance(tmp_path: Path) -> None:
     """Without secure sums the number of free choices is what bounds this attack, and no more."""
     assert by_slices(Site(ROWS, tmp_path / "a", rules=SiteRules.loosest()), 59) >= 55
-    rules = SiteRules(largest_choices=10)
+    rules = SiteRules(unmasked=True, largest_choices=10)
     assert by_slices(Site(ROWS, tmp_path / "b", rules=rules), 59) <= 8
 
 
 def test_steps_that_no_round_makes_are_refused(tmp_path: Path) -> None:
-    server = Server({"a": Site(ROWS, tmp_path / "a")}, emfed.gaussian_mixture(2, "diag"))
+    server = Server(
+        {"a": Site(ROWS, tmp_path / "a", rules=BARE)}, emfed.gaussian_mixture(2, "diag")
+    )
     server.begin(emfed.EM())
     here = server.model.statistics_of(server.model.start(0))
     assert "a" in server.ask(here)
@@ -150,12 +157,12 @@ def test_steps_that_no_round_makes_are_refused(tmp_path: Path) -> None:
 
 
 def test_refusals_and_joins_count(tmp_path: Path) -> None:
-    site = Site(ROWS, tmp_path / "a", rules=SiteRules(largest_rounds=5))
+    site = Site(ROWS, tmp_path / "a", rules=SiteRules(unmasked=True, largest_rounds=5))
     for _ in range(5):  # runs that ask for nothing but the join, over and over
         Server({"a": site}, emfed.gaussian_mixture(1, "diag"))
     with pytest.raises(emfed.ParticipationError, match="5 messages about the rows"):
         Server({"a": site}, emfed.gaussian_mixture(1, "diag"))
-    odd = Site(ROWS, tmp_path / "b", rules=SiteRules(largest_rounds=5))
+    odd = Site(ROWS, tmp_path / "b", rules=SiteRules(unmasked=True, largest_rounds=5))
     for _ in range(6):
         with pytest.raises(emfed.ParticipationError):
             Server({"a": odd}, emfed.models.LinearGaussian())
@@ -164,7 +171,7 @@ def test_refusals_and_joins_count(tmp_path: Path) -> None:
 
 
 def test_what_goes_wrong_inside_is_told_in_the_same_words_whatever_it_was(tmp_path: Path) -> None:
-    site = Site(ROWS, tmp_path / "a")
+    site = Site(ROWS, tmp_path / "a", rules=BARE)
     server = Server({"a": site}, emfed.gaussian_mixture(1, "diag"))
     params, refusals, answer = server.model.start(0), [], site.step
 
@@ -183,7 +190,7 @@ def test_what_goes_wrong_inside_is_told_in_the_same_words_whatever_it_was(tmp_pa
 def test_ordinary_runs_work_under_the_default_rules(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = {k: rng.normal(rng.choice([-3, 3], (200, 1)), 1, (200, 2)) for k in "abc"}
-    sites = {k: Site(t, tmp_path / k) for k, t in rows.items()}
+    sites = {k: Site(t, tmp_path / k, rules=BARE) for k, t in rows.items()}
     federation = emfed.network.RemoteFederation(emfed.network.LocalTransport(sites), attempts=1)
     found = emfed.FederatedGaussianMixture("1:4", random_state=1).fit(federation)
     assert found.n_components_ == 2
@@ -195,7 +202,7 @@ def test_ordinary_runs_work_under_the_default_rules(tmp_path: Path) -> None:
 
 def test_looser_rules_say_what_they_give_away(tmp_path: Path) -> None:
     assert SiteRules().gives_away() == []
-    assert len(SiteRules.loosest(smallest_group=5).gives_away()) == 9
+    assert len(SiteRules.loosest(smallest_group=5).gives_away()) == 10
     path = tmp_path / "rules.toml"
     path.write_text("largest_rounds = false\nmini_batches = true\nspare_rows = 40\n")
     rules = read_rules(path)

@@ -13,7 +13,7 @@ import pytest
 
 import emfed
 from emfed.data import sources
-from tests.helpers import KINDS, bind, make_data, make_model, plain_fit
+from tests.helpers import KINDS, bind, first, make_data, make_model, plain_fit
 
 EITHER = pytest.mark.parametrize("federation", ["loop", "stacked"])
 
@@ -240,10 +240,10 @@ def test_order_and_mapping_of_the_rows_do_not_matter(tmp_path: Path, federation:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 def test_memory_is_flat_in_the_rows_of_a_file(tmp_path: Path) -> None:
-    """A fit of a 288 MB file stays within 60 MB of one of a 72 MB file; both are read in parts."""
+    """A fit of a 144 MB file stays within 40 MB of one of a 48 MB file; both are read in parts."""
     rng = np.random.default_rng(0)
     peaks = []
-    for repeats in (6, 24):
+    for repeats in (4, 12):
         path = tmp_path / f"{repeats}.parquet"
         part = frame(rng.normal(size=(75_000, 20)))
         pl.concat([part] * repeats).write_parquet(
@@ -259,7 +259,7 @@ def test_memory_is_flat_in_the_rows_of_a_file(tmp_path: Path) -> None:
             [sys.executable, "-c", script], capture_output=True, text=True, check=True
         )
         peaks.append(int(done.stdout) / 1024)
-    assert peaks[1] - peaks[0] < 60, peaks
+    assert peaks[1] - peaks[0] < 40, peaks
 
 
 # Streams.
@@ -277,7 +277,7 @@ def normal_stream(worker: int, size: int = 50) -> emfed.data.Stream:
 
 
 @EITHER
-@pytest.mark.parametrize("kind", ["streamed", "full", "known"])
+@pytest.mark.parametrize("kind", first(["streamed", "full", "known"]))
 def test_online_em_finds_the_distribution(kind: str, federation: Any) -> None:
     workers = {f"w{i}": normal_stream(i) for i in range(6)}
     options = {"second_moment": "statistic"} if kind == "streamed" else {}

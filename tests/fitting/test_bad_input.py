@@ -84,11 +84,6 @@ def test_constant_column(kind: str) -> None:
             fit(make_model(kind, d=3, covariance_floor=0.0), tables, rounds=1)
 
 
-def test_more_components_than_rows() -> None:
-    with pytest.raises(emfed.DataError, match="n_components=9, .* 5 rows: use fewer"):
-        fit(make_model("diag", k=9), [GOOD[0][:2], GOOD[1][:3]], rounds=1)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_as_many_components_as_rows_stays_finite(kind: str) -> None:
     tables = [GOOD[0][:3], GOOD[1][:2]]
@@ -487,3 +482,32 @@ def test_predicting_other_columns() -> None:
 def test_a_model_that_knows_no_data_says_so() -> None:
     with pytest.raises(emfed.EmfedError, match="does not know its data yet"):
         _ = make_model("full").layout
+
+
+MIXTURES: dict[str, Any] = {
+    "gaussian": emfed.gaussian_mixture(4),
+    "mixed": emfed.mixed_mixture(4, "gaussian"),
+    "factors": emfed.factor_analysis(1, n_components=4),
+    "regression": emfed.regression_mixture(4),
+    "clusters": emfed.k_means(4),
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_more_components_than_rows(name: str) -> None:
+    with pytest.raises(emfed.DataError, match="=4, but all workers together have 2 rows: use few"):
+        emfed.fit(MIXTURES[name], np.array([[1.0, 2.0, 3.0], [2.0, 1.0, 4.0]]))
+
+
+def test_inputs_that_are_combinations_of_others_name_what_a_regression_has() -> None:
+    rows = np.random.default_rng(0).normal(size=(50, 3))
+    rows[:, 1] = 2 * rows[:, 0]
+    with pytest.raises(emfed.SettingsError, match=r"Drop them, or set ridge > 0\."):
+        emfed.fit(emfed.regression_mixture(2), rows)
+    assert emfed.fit(emfed.regression_mixture(2, ridge=1.0), rows).params.noise.min() > 0
+
+
+def test_numbers_are_no_categories() -> None:
+    rows = np.random.default_rng(0).normal(size=(50, 2))
+    with pytest.raises(emfed.DataError, match=r"column 0 has 50 different values in 50 rows"):
+        emfed.FederatedMixture(2, families="categorical").fit(rows)

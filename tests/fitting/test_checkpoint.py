@@ -75,7 +75,7 @@ def test_fits_of_candidates_resume_after_any_round(
     whole = emfed.fit(model, tables, **common)
     made = whole.records[-1].round
     assert made > 5
-    for cut in (*range(1, 7), *range(7, made, 5)):
+    for cut in (1, 2, 4, *range(7, made, 10)):
         path = tmp_path / f"{cut}"
         emfed.fit(model, tables, checkpoint=path, **(common | {"rounds": cut}))
         resumed = emfed.fit(model, tables, checkpoint=path, resume=True, **common)

@@ -14,6 +14,7 @@ import emfed
 from emfed.core.protocols import FloatArray
 from emfed.fitting.session import LOSSES
 from emfed.network import LocalTransport, Site, Transport
+from tests.helpers import BARE, first
 from tests.network.processes import real_sites
 
 RNG = np.random.default_rng(5)
@@ -47,7 +48,7 @@ class Leaving(Transport):
     """The network of the same plan: whoever is away at a delivery gets and says nothing."""
 
     def __init__(self, where: Path, away: Mapping[int, tuple[int, int | None]]) -> None:
-        self._inner = LocalTransport({n: Site(t, where / n) for n, t in TABLES.items()})
+        self._inner = LocalTransport({n: Site(t, where / n, rules=BARE) for n, t in TABLES.items()})
         self._away, self.deliveries = away, 0
 
     def workers(self) -> list[str]:
@@ -73,7 +74,7 @@ def remote(
 @pytest.mark.parametrize("algorithm", ["auto", "FedEM", "em"])
 def test_who_leaves_at_any_time_leaves_nothing_behind(algorithm: str, kind: str) -> None:
     """In the search for a start or in the rounds; tied covariances need the others' constants."""
-    times = np.random.default_rng([7, len(algorithm), len(kind)]).integers(1, 30, 4)
+    times = np.random.default_rng([7, len(algorithm), len(kind)]).integers(1, 30, 2)
     right = {names: pooled(kind, list(names)) for names in ("abc", "ac")}
     for time in times.tolist():
         result = emfed.fit(
@@ -132,7 +133,7 @@ def test_a_network_and_its_simulation_agree_on_who_is_here_and_on_every_byte(
 def test_over_a_network_the_answer_is_that_of_those_who_stayed(
     algorithm: str, tmp_path: Path
 ) -> None:
-    for time in (2, 5, 9, 21):
+    for time in (2, 9):
         federation = remote(tmp_path / str(time), {0: (time, None)})
         model = emfed.gaussian_mixture(2, "full")
         result = emfed.fit(model, federation, algorithm, **FOLLOWING)
@@ -243,6 +244,7 @@ def test_a_process_that_is_killed_leaves_the_model_to_the_others(
             minimum=2,
             deadline=20.0,
             callbacks=[leave],
+            masks=False,
             **FOLLOWING,
         )
     assert served.stage == 1
@@ -252,7 +254,7 @@ def test_a_process_that_is_killed_leaves_the_model_to_the_others(
     np.testing.assert_allclose(told(served.result.params), right, atol=2e-4)
 
 
-@pytest.mark.parametrize("algorithm", ["auto", "FedEM"])
+@pytest.mark.parametrize("algorithm", first(["auto", "FedEM"]))
 @pytest.mark.parametrize("leaves", [False, True], ids=["all stay", "one leaves"])
 def test_an_old_backup_of_the_server_goes_on(leaves: bool, algorithm: str, tmp_path: Path) -> None:
     """Sites are ahead of it: in rounds, in phases and, where one left since, in constants."""
@@ -277,7 +279,7 @@ def test_an_old_backup_of_the_server_goes_on(leaves: bool, algorithm: str, tmp_p
     np.testing.assert_allclose(told(served.result.params), pooled("tied", here), atol=1e-4)
 
 
-@pytest.mark.parametrize("algorithm", ["auto", "FedEM"])
+@pytest.mark.parametrize("algorithm", first(["auto", "FedEM"]))
 def test_an_old_backup_of_a_site_costs_memories_and_no_more(algorithm: str, tmp_path: Path) -> None:
     sites = Leaving(tmp_path, {})
     options: dict[str, Any] = {"tol": 0, "seed": 3, "attempts": 2, "pause": 0}

@@ -14,10 +14,10 @@ import emfed
 from emfed.core.protocols import View
 from emfed.fitting.candidates import contenders
 from emfed.fitting.driver import part_of, result_of, run_fit
-from emfed.fitting.selection import floor_remarks
+from emfed.fitting.selection import choose, floor_remarks
 from emfed.fitting.settings import FitSettings, read_range
 from emfed.network import StackedFederation
-from tests.helpers import make_data, plain_fit
+from tests.helpers import BARE, first, make_data, plain_fit
 from tests.registry import REGISTRY
 
 ROWS, _ = datasets.make_blobs(700, 3, centers=4, random_state=2)
@@ -128,7 +128,7 @@ def test_candidates_that_cannot_be_chosen_are_dropped() -> None:
     [emfed.AutoEM(), emfed.AutoEM(batch_size=20), emfed.FedEM(emfed.Dithering(4), in_metric=True)],
     ids=["auto", "batches", "FedEM"],
 )
-@pytest.mark.parametrize("share", [1.0, 0.6])
+@pytest.mark.parametrize("share", first([0.6, 1.0]))
 def test_memories_are_exact_when_candidates_go(algorithm: Any, share: float) -> None:
     part = emfed.algorithms.Everyone() if share == 1 else emfed.algorithms.Bernoulli(share)
     run = emfed.fitting.open_run(
@@ -205,22 +205,62 @@ def test_a_column_with_an_atom_does_not_leave_one_component(kind: str) -> None:
         assert any("column 'dose' at 0 (" in remark for remark in fitted.remarks)
 
 
-@pytest.mark.parametrize("kind", ["full", "diag", "spherical", "mixed"])
-def test_a_component_on_few_rows_is_a_collapse(kind: str) -> None:
-    """Rows that agree by chance are no atom: the table says so, and the candidate is left out."""
+def few_alike(kind: str) -> tuple[Any, Any, str]:
+    """A model, rows of which a few agree far away from the others, and where they are."""
     rng = np.random.default_rng(3)
     rows = np.concatenate([rng.normal(size=(200, 2)), np.full((4, 2), 9.0)])
-    wide = emfed.gaussian_mixture(1, kind) if kind != "mixed" else None
-    model = wide or emfed.mixed_mixture(1, "gaussian", missing=False)
-    settings = FitSettings(model, n_components=(1, 2), rounds=100)
+    if kind in ("full", "diag", "spherical"):
+        return emfed.gaussian_mixture(1, kind), rows, "column 0 at 9 (2.0% of rows)"
+    if kind == "mixed":
+        model: Any = emfed.mixed_mixture(1, "gaussian", missing=False)
+        return model, rows, "column 0 at 9 (2.0% of rows)"
+    if kind == "factors":
+        rows = np.concatenate([rng.normal(size=(200, 3)), np.full((4, 3), 9.0)])
+        return emfed.factor_analysis(1), rows, "a higher noise_floor may help"
+    if kind == "regression":
+        rows = rng.normal(size=(205, 2))
+        rows[:5, 1] = 40 + 30 * rows[:5, 0]
+        return emfed.regression_mixture(1), rows, "column 1 on the line of component"
+    steps = rng.normal(size=(20, 10, 2))
+    steps[3, 2:7] = 9.0
+    return emfed.hidden_markov(1, "gaussian"), steps, "of steps); column 1 at 9"
+
+
+@pytest.mark.parametrize(
+    "kind", ["full", "diag", "spherical", "mixed", "factors", "regression", "chain"]
+)
+def test_a_component_on_few_rows_is_a_collapse(kind: str) -> None:
+    """Rows that agree by chance are no atom: the table says so, and a remark where they are."""
+    model, rows, where = few_alike(kind)
+    starts = 4 if kind in ("regression", "chain") else 1
+    settings = FitSettings(model, n_components=(1, 2), rounds=100, n_init=starts)
     fitted = run_fit(settings, StackedFederation(emfed.data.as_workers([rows[::2], rows[1::2]])))
     assert fitted.selection is not None
     assert [row["collapsed"] for row in fitted.selection.table] == [False, True]
-    assert fitted.selection.n_components == 1
-    told = [remark for remark in fitted.remarks if "left out" in remark]
-    assert len(told) == 1
-    assert "column 0 at 9 (2.0% of rows)" in told[0]
     assert fitted.selection.to_frame()["collapsed"].to_list() == [False, True]
+    assert fitted.selection.n_components == 2  # the others are better described without those rows
+    told = [remark for remark in fitted.remarks if "collapsed onto few rows" in remark]
+    assert len(told) == 1
+    assert where in told[0]
+
+
+def test_what_a_candidate_owes_to_the_floor_chooses_none() -> None:
+    """Rows that coincide amid the others gain without bound; outliers far away gain really."""
+    rng = np.random.default_rng(3)
+    amid = np.concatenate([rng.normal(size=(200, 2)), np.full((4, 2), 0.3)])
+    model = emfed.gaussian_mixture(2, "full")
+    start = emfed.models.GaussianParameters(
+        [0.98, 0.02], [[0, 0], [0.3, 0.3]], [np.eye(2), 1e-5 * np.eye(2)]
+    )
+    two = emfed.fit(model, amid, start=start, rounds=100)
+    one = emfed.fit(emfed.gaussian_mixture(1, "full"), amid)
+    assert two.bic(amid) < one.bic(amid)
+    values = {r.model.n_components: np.array([r.log_likelihood(amid), 0.0]) for r in (one, two)}
+    remarks: list[str] = []
+    found = choose({1: one, 2: two}, values, "bic", remarks)
+    assert found.n_components == 1
+    assert "2 would be chosen for the sake of a component" in remarks[0]
+    assert "column 0 at 0.3" in remarks[0]
 
 
 def test_a_combination_of_columns_without_spread_is_told_as_one() -> None:
@@ -236,7 +276,9 @@ def test_a_combination_of_columns_without_spread_is_told_as_one() -> None:
 
 def test_workers_are_not_told_again_what_they_know(tmp_path: Path) -> None:
     """A question at the last round's statistics carries no parameters, unless a disk was lost."""
-    sites = {name: emfed.network.Site(rows, tmp_path / name) for name, rows in SITES.items()}
+    sites = {
+        name: emfed.network.Site(rows, tmp_path / name, rules=BARE) for name, rows in SITES.items()
+    }
     network = emfed.network.RemoteFederation(emfed.network.LocalTransport(sites))
     model = emfed.gaussian_mixture(1, "diag")
     run = emfed.fitting.open_run(model, network, n_components=(2, 3))
@@ -251,3 +293,13 @@ def test_workers_are_not_told_again_what_they_know(tmp_path: Path) -> None:
         state.unlink()
     np.testing.assert_allclose(run.ask_before(before), want, rtol=1e-12)
     assert run.ledger.total("down", "payload") > spent
+
+
+def test_a_column_that_factors_explain_wholly_is_no_collapse() -> None:
+    """A Heywood case: noise at the floor, where the column has spread all the same."""
+    rng = np.random.default_rng(5)
+    rows = rng.normal(size=(200, 4))
+    result = plain_fit(emfed.factor_analysis(1, n_components=2), [rows], rounds=1)
+    params = result.model.maximize(result.statistics)
+    params.noise[:, 0] = 1e-6
+    assert result.model.held_up(params) == ()

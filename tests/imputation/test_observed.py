@@ -174,7 +174,7 @@ def test_the_same_seed_gives_the_same_fit() -> None:
 )
 def test_eight_rounds_reach_the_pooled_error_at_the_paper_s_size(family: str, limit: float) -> None:
     structure = STRUCTURE if family != "poisson" else Structure(2, 5.0, 2.0, 2.0, 30.0, 90.0)
-    for seed in (0, 1):
+    for seed in range(1):  # `benchmarks imputation` tries more
         table, held = paper_size(12_185, seed, family)
         pooled = pooled_error(table, structure, held)
         result = impute(table, structure=structure, rounds=8, seed=seed)
@@ -189,7 +189,7 @@ def test_eight_rounds_reach_the_pooled_error_at_the_paper_s_size(family: str, li
 
 def test_five_kilobytes_a_worker_at_the_paper_s_size() -> None:
     """Eight rounds, support, counts and every envelope included, for the busiest worker."""
-    for seed in (0, 1, 2):
+    for seed in range(1):
         result = impute(
             emfed.imputation.simulate_table(12_185, seed=seed), structure=STRUCTURE, rounds=8
         )

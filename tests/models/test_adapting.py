@@ -28,10 +28,10 @@ def test_from_the_common_model_to_the_workers_own(name: str) -> None:
 
 
 # With a prior, T takes the tied covariance from the rows' second moments and not from theta.
-STAYING = [(name, p) for name in REGISTRY for p in (False, True) if (name, p) != ("tied", True)]
+PRIORS = [pytest.param(n, True, marks=pytest.mark.long) for n in REGISTRY if n != "tied"]
 
 
-@pytest.mark.parametrize(("name", "priors"), STAYING)
+@pytest.mark.parametrize(("name", "priors"), [*((name, False) for name in REGISTRY), *PRIORS])
 def test_a_common_model_worth_very_many_rows_stays(name: str, priors: bool) -> None:
     result, rows = _fitted(name, priors)
     pairs = zip(

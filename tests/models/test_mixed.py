@@ -231,8 +231,10 @@ def test_columns_are_known_by_name() -> None:
     named = result.model.by_column(result.params)
     assert named["visits"]["rate"] == pytest.approx(frame["visits"].mean())
     assert named["age"]["mean"] == pytest.approx(frame["age"].mean())
-    with pytest.raises(emfed.DataError, match="in this order"):
-        plain_fit(model, frame[["age", "visits"]], rounds=1)
+    swapped = plain_fit(model, frame[["age", "visits"]], rounds=5)
+    assert swapped.model.by_column(swapped.params) == named
+    with pytest.raises(emfed.EmfedError, match="visits"):
+        plain_fit(model, frame[["age"]], rounds=1)
 
 
 def test_a_worker_that_never_saw_a_column_is_no_trouble() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import array_api_strict
@@ -106,3 +107,22 @@ def test_bad_settings_and_rows_are_told() -> None:
     with pytest.raises(emfed.SettingsError, match="combinations of others"):
         plain_fit(emfed.regression_mixture(1), twice)
     assert np.isfinite(plain_fit(emfed.regression_mixture(1, ridge=1.0), twice).statistics).all()
+
+
+@pytest.mark.parametrize("column", ["zeros", "sentinel"])
+def test_noise_that_falls_to_the_floor_is_no_end_by_itself(column: str) -> None:
+    """Where a component's rows come to lie on a line, "converged" still means what it says."""
+    rng = np.random.default_rng(7)
+    rows = rng.normal(size=(300, 2))
+    rare = rng.random(300) < 0.2
+    rows[:, 0] = np.where(rare, rng.poisson(2, 300), 0) if column == "zeros" else rows[:, 0]
+    rows[rare, 0] = -9999.0 if column == "sentinel" else rows[rare, 0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", emfed.EmfedWarning)
+        ours = emfed.fit(emfed.regression_mixture(3, 0), rows, groups=np.arange(300) % 4)
+    assert ours.converged
+    model, here = ours.model, ours.statistics
+    for _ in range(100):
+        here = model.protect(here, model.expected_statistics(rows, model.maximize(here)))
+    more = model.log_likelihood(rows, model.maximize(here)) - ours.log_likelihood(rows)
+    assert more < 1e-3

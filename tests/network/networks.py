@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, final
 
@@ -32,6 +33,7 @@ from emfed.network.inprocess import narrow
 from emfed.network.rules import Refusal
 from emfed.network.store import SiteStore, State
 from tests.network.disks import Killed, SimulatedDisk
+from tests.network.masked import identities
 
 _ONE = np.zeros(1, dtype=np.int64)
 CALM = 150
@@ -269,9 +271,9 @@ def candidate(number: int) -> Model:
     return LinearGaussian(0.5 + 0.1 * number)
 
 
-def draw_case(seed: int, dice: Dice) -> Case:
-    """A small federation, and an algorithm with any compressor."""
-    sizes = [3 + int(dice() * 5) for _ in range(2 + int(dice() * 3))]
+def draw_case(seed: int, dice: Dice, masks: bool = False) -> Case:
+    """A small federation, and an algorithm with any compressor; of three at least with masks."""
+    sizes = [3 + int(dice() * 5) for _ in range(2 + masks + int(dice() * 3))]
     noise = normals(seed, 1, Purpose.NETWORK_FAULTS, _ONE, 2 * sum(sizes))[0].reshape(-1, 2)
     parts = np.split(noise, np.cumsum(sizes)[:-1])
     tables = {f"w{i}": part + 4 * dice() for i, part in enumerate(parts)}
@@ -294,7 +296,7 @@ def draw_case(seed: int, dice: Dice) -> Case:
             VRFedEM(up, batch_size=2, inner_rounds=3, **common),
         )
     )
-    participation = dice.pick((Everyone(), Bernoulli(0.7)))
+    participation = dice.pick((Everyone(), Everyone() if masks else Bernoulli(0.7)))
     everyone = dice() < 0.5
     # EM has no memories: without those who are absent it goes elsewhere, as it should.
     full = (isinstance(algorithm, EM) and isinstance(participation, Everyone)) or (
@@ -303,15 +305,25 @@ def draw_case(seed: int, dice: Dice) -> Case:
     calm = CALM if full and not mixture and not everyone and dice() < 0.2 else 0
     narrows = ((2, (0, 2)), (4, (2,))) if not (mixture or calm) and dice() < 0.3 else ()
     rounds = 5 + int(dice() * 4)
-    return Case(model, tables, algorithm, participation, rounds, everyone, calm, narrows)
+    return Case(model, tables, algorithm, participation, rounds, everyone, calm, narrows, masks)
 
 
-def try_plan(seed: int) -> Outcome:
-    """One random plan on one random case; see `Outcome.good`."""
+@lru_cache
+def _known() -> dict[str, Any]:
+    """Who is who in masked runs."""
+    return identities(f"w{i}" for i in range(5))
+
+
+def try_plan(seed: int, masks: bool = False) -> Outcome:
+    """One random plan on one random case; see `Outcome.good`.
+
+    With masks every sum takes two exchanges, and all that can go wrong does so between them, too.
+    """
     dice = Dice(seed)
-    case = draw_case(seed, dice)
+    case = draw_case(seed, dice, masks)
     plan = NetworkPlan.draw(dice, disks=not case.everyone)
-    trial = Trial(seed, case, FaultyTransport(case.tables, plan, dice))
+    known = _known() if masks else None
+    trial = Trial(seed, case, FaultyTransport(case.tables, plan, dice, known))
     trial.go()
     error = np.nan
     if case.everyone:

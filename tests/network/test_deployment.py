@@ -48,6 +48,7 @@ from emfed.network.flower.joining import explain
 from emfed.network.flower.processes import Child
 from emfed.network.flower.server import orphaned
 from emfed.network.flower.superlink import HEADER, LocalOnly
+from tests.helpers import BARE
 
 
 class Command:
@@ -236,7 +237,8 @@ def test_only_this_machine_controls_the_superlink(
 
 @pytest.mark.parametrize("shown", [{}, {HEADER: ""}, {HEADER: "wrong"}, {HEADER: "righ"}])
 def test_other_accounts_of_the_machine_do_not_control_the_superlink(shown: dict[str, str]) -> None:
-    for path in (CONTROL, "/docs", "/v1/runtime/../control/start-run", "/v1/runtimecontrol"):
+    runtime = ("/v1/runtime/acquire-task", "/v1/runtime/start-automation", "/v1/runtimecontrol")
+    for path in (CONTROL, "/docs", *runtime):
         assert ask(path, "127.0.0.1", shown) == 403
     assert ask(FLEET, "127.0.0.1", shown) == "passed"
     with pytest.raises(ValueError, match="empty"):
@@ -483,7 +485,7 @@ def test_a_rehearsal_has_a_folder_of_its_own(
 def test_a_rehearsal_takes_the_columns_that_the_run_names(
     tmp_path: Path, names: list[str], chosen: bool, content: str
 ) -> None:
-    rules = SiteRules(any_columns=chosen)
+    rules = SiteRules(any_columns=chosen, unmasked=True)
     source = np.random.Generator(np.random.Philox(key=1))
     pl.DataFrame(source.standard_normal((50, len(names))), schema=names).write_csv(
         tmp_path / "rows.csv"
@@ -714,7 +716,9 @@ def serve_here(folder: Path, fit: str, tables: Mapping[str, Any], **sites: Any) 
     path.write_text(text)
     config = read_config(path)
     config.place("folder").mkdir(exist_ok=True)
-    transport = LocalTransport({n: emfed.network.Site(t, folder / n) for n, t in tables.items()})
+    transport = LocalTransport(
+        {n: emfed.network.Site(t, folder / n, rules=BARE) for n, t in tables.items()}
+    )
     serve_run(transport, config, Status(config.place("folder")))
     return path
 

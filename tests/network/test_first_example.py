@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import emfed
 from tests.network.processes import make_keys, save_table, start_site
 
 ROOT = Path(__file__).parents[2]
@@ -33,9 +34,14 @@ def test_one_line_takes_the_first_example_to_real_processes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     here = played(SCRIPT)
+    monkeypatch.setattr(emfed.network.StackedFederation, "masks_by_default", True)
+    same = played(SCRIPT)["mixture"].result_  # on the lattice of masked sums
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
     rows = here["iris"].iloc[:, :4]
     names = sorted(set(here["hospital"]))
     make_keys(names, tmp_path)
+    (tmp_path / "masked").touch()  # sites have a roster: between machines sums are masked
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -52,7 +58,10 @@ def test_one_line_takes_the_first_example_to_real_processes(
             child.kill()
             child.wait()
     want, got = here["mixture"].result_, there["mixture"].result_
-    assert (got.rounds, got.stopped, got.columns) == (want.rounds, want.stopped, want.columns)
+    assert there["mixture"].n_components_ == here["mixture"].n_components_
+    assert (got.rounds, got.stopped, got.columns) == (same.rounds, same.stopped, want.columns)
     for key, array in want.params.arrays().items():
-        np.testing.assert_allclose(got.params.arrays()[key], array, rtol=1e-8, atol=1e-9)
-    np.testing.assert_array_equal(got.ledger.counts, want.ledger.counts)
+        np.testing.assert_allclose(got.params.arrays()[key], array, atol=0.02)
+        exact = same.params.arrays()[key]
+        np.testing.assert_allclose(got.params.arrays()[key], exact, rtol=1e-6, atol=1e-7)
+    np.testing.assert_array_equal(got.ledger.counts, same.ledger.counts)

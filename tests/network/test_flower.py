@@ -80,7 +80,7 @@ def test_three_sites_over_tls_through_a_kill(tmp_path: Path) -> None:
         lines = (folder / "site-s0" / "messages.jsonl").read_text().splitlines()
         entries = [json.loads(line) for line in lines]
         assert entries[0]["kind"] == "join"
-        assert sum(entry["kind"] == "reply" for entry in entries) == 8
+        assert sum(entry["kind"] == "masked" for entry in entries) == 9  # an opening, and rounds
         assert all(entry["bytes"] > 0 and entry["content"] for entry in entries)
 
         # A key that was not registered and a certificate of another authority are refused.

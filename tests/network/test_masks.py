@@ -10,16 +10,12 @@ import numpy as np
 import pytest
 
 import emfed
-from emfed.network import LocalTransport, RemoteFederation
-from tests.network.masked import identities, masked_sites
-from tests.network.networks import (
-    Case,
-    Dice,
-    FaultyTransport,
-    NetworkPlan,
-    Trial,
-    undisturbed,
-)
+from emfed.data.tables import WorkerTables
+from emfed.models.row_owner import RowOwner
+from emfed.models.site_owner import SiteOwner
+from emfed.network import LocalTransport, RemoteFederation, SiteRules
+from tests.network.masked import masked_sites
+from tests.network.networks import try_plan
 from tests.network.processes import real_sites
 
 RNG = np.random.default_rng(0)
@@ -64,9 +60,12 @@ def test_ranges_competing_starts_and_likelihoods_are_sums_too(tmp_path: Path) ->
     np.testing.assert_array_equal(there.ledger.counts, here.ledger.counts)
 
 
+OPENINGS = "tied missing mixed categories factors regression markov site-owner rows".split()
+
+
 @pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
-@pytest.mark.parametrize("kind", ["tied", "missing", "mixed", "factors", "regression", "markov"])
-def test_openings_of_all_models_that_are_made_of_moments(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", OPENINGS)
+def test_openings_of_all_models(kind: str, tmp_path: Path) -> None:
     model: Any = {
         "tied": emfed.gaussian_mixture(2, "tied"),
         "missing": emfed.gaussian_mixture(2, "full", missing=True),
@@ -74,10 +73,22 @@ def test_openings_of_all_models_that_are_made_of_moments(kind: str, tmp_path: Pa
         "factors": emfed.factor_analysis(1),
         "regression": emfed.regression_mixture(2),
         "markov": emfed.hidden_markov(2, "gaussian"),
+        "categories": emfed.mixed_mixture(2, ["gamma", emfed.models.Categorical(3)]),
+        "site-owner": SiteOwner(times=4, rank=1),
+        "rows": RowOwner(rank=1),
     }[kind]
     tables = TABLES
     if kind == "markov":
         tables = {name: np.stack([t, t + 0.5], axis=1) for name, t in TABLES.items()}
+    if kind == "categories":
+        codes = {name: np.clip(np.round(np.abs(t[:, 1])), 0, 2) for name, t in TABLES.items()}
+        tables = {n: np.column_stack([np.exp(t[:, 0]), codes[n]]) for n, t in TABLES.items()}
+    if kind == "site-owner":
+        cells = {name: np.indices((9, 4)).reshape(2, -1).T for name in TABLES}
+        tables = {
+            name: np.column_stack([cells[name] + [9 * i, 0], np.ones(36), t[:36, 0]])
+            for i, (name, t) in enumerate(TABLES.items())
+        }
     settings = SETTINGS | {"rounds": 3, "start": "moments"}
     here = emfed.fit(model, tables, "em", **settings)
     network = RemoteFederation(LocalTransport(masked_sites(tables, tmp_path)), attempts=1)
@@ -85,42 +96,15 @@ def test_openings_of_all_models_that_are_made_of_moments(kind: str, tmp_path: Pa
     np.testing.assert_allclose(there.statistics, here.statistics, rtol=0, atol=1e-8)
 
 
-MASKED = {f"w{i}": RNG.normal(size=(5 + i, 2)) + i for i in range(5)}
-KNOWN = identities(MASKED)
-
-
-def faulty(seed: int, algorithm: Any, everyone: bool) -> Trial:
-    """A masked run through all faults: messages and processes, between the phases too."""
-    dice = Dice(seed)
-    case = Case(
-        emfed.models.LinearGaussian(0.8),
-        MASKED,
-        algorithm,
-        emfed.algorithms.Everyone(),
-        5,
-        everyone,
-        masks=True,
-    )
-    plan = NetworkPlan.draw(dice, disks=not everyone)
-    return Trial(seed, case, FaultyTransport(MASKED, plan, dice, KNOWN))
-
-
 @pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
 @pytest.mark.parametrize("seed", range(12))
 def test_memories_are_exact_under_faults_of_a_masked_run(seed: int) -> None:
     """Where every round waits for all, the answer is the undisturbed one, whatever happened."""
     logging.disable(logging.CRITICAL)
-    algorithm = (emfed.AutoEM(), emfed.FedEM(emfed.SubtractiveDithering(0.3)), emfed.EM())[seed % 3]
-    disturbed = faulty(seed, algorithm, seed % 2 == 0)
     try:
-        disturbed.go()
+        assert try_plan(seed, masks=True).good
     finally:
         logging.disable(logging.NOTSET)
-    assert disturbed.gap < 1e-9
-    assert disturbed.bytes_agree
-    if seed % 2 == 0:
-        right = undisturbed(disturbed.case, seed)
-        np.testing.assert_allclose(disturbed.statistics, right, rtol=0, atol=1e-8)
 
 
 @pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
@@ -135,4 +119,80 @@ def test_real_processes_mask_and_come_to_the_fit_of_a_simulation(tmp_path: Path)
         np.testing.assert_allclose(there.statistics, here.statistics, rtol=0, atol=1e-7)
         np.testing.assert_array_equal(there.ledger.counts, here.ledger.counts)
         with pytest.raises(emfed.ParticipationError, match="masked sums alone"):
-            emfed.fit(model, RemoteFederation(transport, attempts=1), rounds=1)
+            emfed.fit(model, RemoteFederation(transport, attempts=1), rounds=1, masks=False)
+
+
+@pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
+def test_row_weights_scores_and_validation_are_sums_too(tmp_path: Path) -> None:
+    """What is one site's own comes as the mean over all."""
+    rng = np.random.default_rng(4)
+    weights = [rng.random(len(table)) + 0.1 for table in TABLES.values()]
+    tables = {
+        name: WorkerTables([table], row_weights=[own])
+        for (name, table), own in zip(TABLES.items(), weights, strict=True)
+    }
+    together = WorkerTables(list(TABLES.values()), list(TABLES), row_weights=weights)
+    model = emfed.gaussian_mixture(2, "tied")
+    settings = SETTINGS | {"scores": True, "validate": True, "rounds": 6}
+    here = emfed.fit(model, together, "auto", **settings)
+    network = RemoteFederation(LocalTransport(masked_sites(tables, tmp_path)), attempts=1)
+    there = emfed.fit(model, network, "auto", **settings)
+    np.testing.assert_allclose(there.statistics, here.statistics, rtol=0, atol=1e-8)
+    np.testing.assert_array_equal(there.ledger.counts, here.ledger.counts)
+    for name in ("scores", "validation"):
+        told, want = getattr(there.facts, name), getattr(here.facts, name)
+        np.testing.assert_allclose(told, want, rtol=0, atol=1e-5)
+        assert (told == told[0]).all()
+    alone = emfed.fit(model, together, "auto", **settings | {"masks": False})
+    mean = alone.worker_weights @ alone.facts.scores[:, 0]
+    assert there.facts.scores[0, 0] == pytest.approx(mean, abs=1e-3)
+
+
+class Leaving(LocalTransport):
+    """One site is gone for good from some delivery on."""
+
+    def __init__(self, sites: Any, who: str, since: int) -> None:
+        super().__init__(sites)
+        self.who, self.since, self.deliveries = who, since, 0
+
+    def deliver(self, messages: Any, deadline: float) -> Any:
+        self.deliveries += 1
+        gone = {self.who} if self.deliveries > self.since else set()
+        left = {key: message for key, message in messages.items() if key not in gone}
+        return super().deliver(left, deadline)
+
+
+def told(result: Any) -> Any:
+    order = np.argsort(result.params.means[:, 0])
+    return np.concatenate([result.params.weights[order], result.params.means[order].ravel()])
+
+
+@pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
+@pytest.mark.parametrize("kind", ["full", "tied"])
+@pytest.mark.parametrize("since", [5, 17, 30])
+def test_who_leaves_a_masked_run_leaves_nothing_behind(
+    kind: str, since: int, tmp_path: Path
+) -> None:
+    """Under the default rules: in the search for a start, and in the rounds."""
+    sites = masked_sites(TABLES, tmp_path, rules=SiteRules())
+    network = RemoteFederation(Leaving(sites, "site 1", since), attempts=2, pause=0)
+    model = emfed.gaussian_mixture(3, kind)
+    result = emfed.fit(model, network, "em", masks=True, seed=3, tol=1e-9, rounds=400)
+    np.testing.assert_array_equal(result.worker_weights > 0, [True, False, True, True])
+    others = {name: table for name, table in TABLES.items() if name != "site 1"}
+    right = emfed.fit(model, others, "em", start=result.params, tol=1e-12)
+    np.testing.assert_allclose(told(result), told(right), atol=1e-3)
+
+
+@pytest.mark.parametrize("case", ["three sites", "an owner's rule"])
+def test_a_masked_run_that_cannot_go_on_without_who_left_says_so(case: str, tmp_path: Path) -> None:
+    tables = {name: TABLES[name] for name in list(TABLES)[: 3 if case == "three sites" else 4]}
+    rules = SiteRules(largest_changes=0) if case == "an owner's rule" else SiteRules()
+    sites = masked_sites(tables, tmp_path, rules=rules)
+    network = RemoteFederation(Leaving(sites, "site 1", 12), attempts=2, pause=0)
+    words = {
+        "three sites": "without masks, which every site",
+        "an owner's rule": "may change 0 times",
+    }[case]
+    with pytest.raises(emfed.ParticipationError, match=words):
+        emfed.fit(emfed.gaussian_mixture(2), network, "em", masks=True, rounds=30, tol=0)

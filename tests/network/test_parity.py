@@ -197,7 +197,7 @@ def federation(place: str, data: dict[str, Any], folder: Path) -> Iterator[emfed
         yield emfed.network.RemoteFederation(emfed.network.LocalTransport(sites))
     elif place == "processes":
         with real_sites(data, folder) as transport:
-            yield emfed.network.RemoteFederation(transport)
+            yield emfed.network.RemoteFederation(transport, masks=False)
     else:
         made = {"loop": LoopFederation, "stacked": StackedFederation}[place]
         yield made(emfed.data.as_workers(data))
@@ -245,7 +245,8 @@ def by_file(place: str, task: Task, data: dict[str, Any], folder: Path) -> emfed
             settings, None, emfed.network.LocalTransport(sites), folder / "run"
         ).result
     with real_sites(data, folder) as transport:
-        return emfed.fitting.serve(settings, None, transport, folder / "run", admit=False).result
+        bare = settings.but(masks=False)
+        return emfed.fitting.serve(bare, None, transport, folder / "run", admit=False).result
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import emfed
 from emfed.core.wire import Join, decode_floats, decode_moments, encode_floats
 from emfed.network import LocalTransport, Site, Transport, site
 from emfed.network.plausible import impossible_statistics, impossible_summary, impossible_upload
-from tests.helpers import bind, make_data, make_model
+from tests.helpers import BARE, bind, make_data, make_model
 from tests.registry import REGISTRY
 
 TABLES = dict(zip("abcd", make_data(6, sizes=(24, 18, 30, 22), spread=8.0), strict=True))
@@ -37,7 +37,7 @@ class Lying(Transport):
     """A network on which one site says, in messages of a kind, what its rows would not give."""
 
     def __init__(self, where: Path, patch: pytest.MonkeyPatch, what: str, lie: Any) -> None:
-        self._inner = LocalTransport({n: Site(t, where / n) for n, t in TABLES.items()})
+        self._inner = LocalTransport({n: Site(t, where / n, rules=BARE) for n, t in TABLES.items()})
         honest, self._lies = getattr(site, what), False
 
         def encode(*told: Any) -> bytes:

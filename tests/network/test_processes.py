@@ -100,11 +100,11 @@ def test_a_run_ends_where_an_undisturbed_one_ends_through_kills_of_both_sides(
         assert difference(summary, deployment.here()) < 1e-12
         assert deployment.memory_gap() < 1e-12
         assert run(deployment, "status", "run.toml").returncode == 0
-        wait_until(lambda: "the server has ended its run" in deployment.output("s2"))
+        wait_until(lambda: "the run ended after 160 rounds" in deployment.output("s2"))
 
         # The site's journal has every reply; the connection's story is in its log.
         lines = (folder / "site-s2" / "messages.jsonl").read_text().splitlines()
-        replies = [e for e in map(json.loads, lines) if e["kind"] == "reply"]
+        replies = [e for e in map(json.loads, lines) if e["kind"] == "masked"]
         assert {entry["round"] for entry in replies} == set(range(1, 161))
         assert "connected to" in (folder / "site-s2" / "logs" / "join.log").read_text()
         for name in ("serve", "s0", "s1", "s2"):
@@ -198,7 +198,9 @@ def test_a_site_that_stands_still_or_cannot_write_for_a_while_changes_nothing(
     model, algorithm = gaussian_mixture(2), FedEM(Dithering(4), step_size=0.5)
     children: dict[str, Any] = {}
     with real_sites(tables, tmp_path, children) as transport:
-        federation = RemoteFederation(transport, minimum=3, deadline=0.5, attempts=30, pause=0.05)
+        federation = RemoteFederation(
+            transport, minimum=3, deadline=0.5, attempts=30, pause=0.05, masks=False
+        )
 
         def strike(record: RoundRecord) -> None:
             if record.round in (3, 7):

@@ -43,3 +43,15 @@ def test_scores_are_those_of_one_process(
     assert np.isfinite(there.facts.scores).sum() == (told + shares) * 2
     np.testing.assert_allclose(there.facts.scores, here.facts.scores, rtol=1e-9)
     assert np.array_equal(there.ledger.counts, here.ledger.counts)
+
+
+def test_who_did_not_score_is_named() -> None:
+    """One that has gone so late that it still counts."""
+    workers = emfed.data.as_workers({"a": rows(0), "b": rows(1), "c": rows(2)})
+    plan = emfed.network.FaultPlan(away={1: (4, None)})
+    federation = emfed.network.FaultyFederation(emfed.network.LoopFederation(workers), plan)
+    model, settings = emfed.gaussian_mixture(2, "diag"), {"algorithm": "em", "start": "moments"}
+    with pytest.warns(UserWarning, match="b did not say how well the model fits its rows"):
+        result = emfed.fit(model, federation, scores=True, rounds=5, tol=None, **settings)
+    assert result.facts is not None
+    assert np.isnan(result.facts.scores[:, 0]).tolist() == [False, True, False]

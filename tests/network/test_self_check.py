@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import emfed
 from emfed.network.deployment.joining import WebSocketGuest
 from emfed.network.self_check import suspicions
+from tests.helpers import BARE
 
 COLUMNS = ("weight", "pressure", "day", "sex", "age")
 MEANS = np.array([70.0, 120.0, 18000.0, 0.4, 50.0])
@@ -113,7 +114,9 @@ def test_a_site_warns_its_owner_and_tells_the_server_nothing(tmp_path: Path) -> 
     for which, data in (("right", frames), ("wrong", strange)):
         journals = {name: tmp_path / f"{which}-{name}.jsonl" for name in data}
         sites = {
-            name: emfed.network.Site(frame, tmp_path / which / name, journal=journals[name])
+            name: emfed.network.Site(
+                frame, tmp_path / which / name, rules=BARE, journal=journals[name]
+            )
             for name, frame in data.items()
         }
         federation = emfed.network.RemoteFederation(emfed.network.LocalTransport(sites), pause=0.0)
@@ -144,7 +147,9 @@ def test_a_simulation_names_the_worker() -> None:
 def test_a_site_that_the_model_does_not_fit_hears_of_it(tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
     data = {"a": rng.normal(size=(300, 2)), "b": rng.normal(size=(40, 2)) * 4}
-    sites = {name: emfed.network.Site(rows, tmp_path / name) for name, rows in data.items()}
+    sites = {
+        name: emfed.network.Site(rows, tmp_path / name, rules=BARE) for name, rows in data.items()
+    }
     federation = emfed.network.RemoteFederation(emfed.network.LocalTransport(sites), pause=0.0)
     emfed.fit(emfed.gaussian_mixture(1), federation, scores=True)
     assert sites["a"].warnings == []
@@ -202,3 +207,18 @@ def summary(x: Any) -> dict[str, Any]:
     mean = np.where(seen, x, 0.0).mean(axis=0) / share
     scatter = np.where(seen, (x - mean) ** 2, 0.0).mean(axis=0) / share
     return {"observed": seen.mean(axis=0), "mean": mean, "scatter": scatter}
+
+
+@pytest.mark.parametrize("tails", ["lognormal", "cauchy", "outlier"])
+def test_means_that_a_few_rows_make_are_no_mistake(tails: str) -> None:
+    """Sites of heavy-tailed columns differ by chance: no unit is to blame."""
+    rng = np.random.default_rng(7)
+    rows = {
+        "lognormal": rng.lognormal(0, 2.5, (300, 3)),
+        "cauchy": rng.standard_cauchy((300, 3)),
+        "outlier": np.vstack([rng.normal(size=(299, 3)), np.full((1, 3), 1e6)]),
+    }[tails]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        emfed.fit(emfed.gaussian_mixture(1, "diag"), rows, groups=np.arange(300) % 4)
+    assert not [str(w.message) for w in told if "looks" in str(w.message)]

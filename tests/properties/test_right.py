@@ -218,3 +218,43 @@ def test_a_plateau_is_no_end(data_dir: Path) -> None:
         further = emfed.fit(model, rows, emfed.EM(), start=start, tol=0, rounds=600)
         assert fit.converged_
         assert further.log_likelihood(rows) - reached < 1e-4
+
+
+def table_with_nothing_for_three(name: str) -> np.ndarray:
+    """Rows that one or two components describe: the others have none."""
+    rng = np.random.default_rng(7)
+    column = rng.normal(size=300)
+    return {
+        "constant": np.full((50, 3), 7.0),
+        "one constant column": np.column_stack([column, np.full(300, 3.0), rng.normal(size=300)]),
+        "equal columns": np.column_stack([column, column, 2 * column + 1]),
+        "two values": np.repeat([[0.0, 0.0], [1.0, 1.0]], 100, axis=0),
+    }[name]
+
+
+@pytest.mark.parametrize("kind", ["full", "tied", "spherical", "factors"])
+@pytest.mark.parametrize("name", ["constant", "one constant column", "equal columns", "two values"])
+def test_a_component_without_rows_lies_amid_the_others(name: str, kind: str) -> None:
+    """Noise alone would say where it is. It is named, and its mean is no mean outside the data."""
+    rows = table_with_nothing_for_three(name)
+    own = emfed.factor_analysis(1, n_components=3) if kind == "factors" else None
+    model: Any = own or emfed.gaussian_mixture(3, kind)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        ours = emfed.fit(model, rows, groups=np.arange(len(rows)) % 4, rounds=120)
+    low, high = rows.min(axis=0), rows.max(axis=0)
+    slack = 0.1 * (high - low) + 1e-3
+    assert np.all((ours.params.means > low - slack) & (ours.params.means < high + slack))
+    empty = np.flatnonzero(ours.params.weights * len(rows) < 0.5)
+    words = [str(w.message) for w in told if "no row belongs" in str(w.message)]
+    assert len(words) == (1 if len(empty) else 0)
+    assert all(str(k) in words[0] for k in empty)
+
+
+def test_tied_parameters_of_other_rows_are_a_start() -> None:
+    """Their means may scatter more than these rows do: then they move in."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(200, 2))
+    start = emfed.models.GaussianParameters([0.5, 0.5], [[-3, 0], [3, 0]], np.eye(2))
+    fitted = emfed.fit(emfed.gaussian_mixture(2, "tied"), rows, start=start, rounds=5)
+    assert np.isfinite(fitted.log_likelihood(rows))

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from emfed.cli.control import folder_of
 from emfed.cli.help import Command, examples
 from emfed.cli.tables import Decimal, Encoding, Separator, listed
 
 BETWEEN = "A federation between machines"
+JsonLogs = Annotated[
+    bool, typer.Option("--json-logs", help="Write the log as lines of JSON, for collectors.")
+]
 
 
 def serve(
-    config: Annotated[Path, typer.Argument(help="What to fit, as TOML; docs/deployment.md.")],
+    configs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="CONFIG...", help="What to fit, as TOML; several, one after the other."
+        ),
+    ],
     host: Annotated[
         str | None, typer.Option(help="The address to listen on; the file's if left out.")
     ] = None,
@@ -34,6 +45,7 @@ def serve(
     json_output: Annotated[
         bool, typer.Option("--json", help="Print each change of state as a line of JSON.")
     ] = False,
+    json_logs: JsonLogs = False,
 ) -> None:
     """Fit a model over a network: wait for sites, make rounds, write the model.
 
@@ -41,54 +53,64 @@ def serve(
     """
     from dataclasses import replace
 
+    from emfed.core.errors import SettingsError
     from emfed.network.addresses import terminated_as_interrupted
     from emfed.network.deployment.config import read_config
     from emfed.network.deployment.hosting import Host, WebSocketHost
-    from emfed.network.deployment.status import log_to, read_status
+    from emfed.network.deployment.status import logging_to, read_status
 
-    settings = read_config(config)
-    place = settings.server
-    place = replace(place, host=host or place.host, port=port or place.port)
-    settings = replace(settings, server=place)
+    runs = []
+    for number, config in enumerate(configs, 1):
+        read = read_config(config)
+        place = replace(read.server, host=host or read.server.host, port=port or read.server.port)
+        runs.append(replace(read, server=place, more=number < len(configs)))
+    places = [str(run.place(name)) for run in runs for name in ("folder", "output")]
+    if len(set(places)) < len(places):
+        raise SettingsError("each run needs a folder and an output of its own, in [server].")
     if app_folder is not None:
         from emfed.network.flower.hosting import write_app
 
         write_app(app_folder)
-        (app_folder / "emfed.toml").write_bytes(config.read_bytes())
+        (app_folder / "emfed.toml").write_bytes(configs[0].read_bytes())
         typer.echo(f"wrote {app_folder}; run it with: flwr run {app_folder}")
         return
     if check:
-        typer.echo(json.dumps(_described(settings), indent=1))
+        for run in runs:
+            typer.echo(json.dumps(_described(run), indent=1))
         return
-    kind: type[Host] = WebSocketHost
-    if place.engine == "flower":
-        from emfed.network.flower.hosting import FlowerHost
+    for run in runs:
+        kind: type[Host] = WebSocketHost
+        if run.server.engine == "flower":
+            from emfed.network.flower.hosting import FlowerHost
 
-        kind = FlowerHost
-    server = kind(settings, insecure=insecure)
-    log_to(settings.place("folder") / "logs" / "serve.log")
-    with terminated_as_interrupted():
-        try:
-            server.run(_Progress(json_output))
-        except KeyboardInterrupt:
-            typer.echo("emfed: interrupted; the same command goes on from here", err=True)
-            raise typer.Exit(130) from None
-    if not json_output:
-        typer.echo(f"the model is in {settings.place('output')}/")
-    _doubt(read_status(settings.place("folder")), json_output)
+            kind = FlowerHost
+        server = kind(run, insecure=insecure)
+        with (
+            logging_to(run.place("folder") / "logs" / "serve.log", json_logs),
+            terminated_as_interrupted(),
+        ):
+            try:
+                server.run(_Progress(json_output))
+            except KeyboardInterrupt:
+                typer.echo("emfed: interrupted; the same command goes on from here", err=True)
+                raise typer.Exit(130) from None
+        if not json_output:
+            typer.echo(f"the model is in {run.place('output')}/")
+    doubtful = [_doubts(read_status(run.place("folder")), json_output) for run in runs]
+    if any(doubtful):
+        raise typer.Exit(DOUBTFUL)
 
 
 DOUBTFUL = 3
 """The exit code of a run that left a model which must not be taken for a good one."""
 
 
-def _doubt(status: dict[str, Any], json_output: bool) -> None:
-    """Say loudly, and by the exit code, that a finished run did not end well."""
+def _doubts(status: dict[str, Any], json_output: bool) -> bool:
+    """Say loudly that a finished run did not end well, if so."""
     doubts = status.get("doubts") or []
     for words in [] if json_output else doubts:
         typer.echo(f"emfed: THIS FIT DID NOT END WELL: {words}", err=True)
-    if doubts:
-        raise typer.Exit(DOUBTFUL)
+    return bool(doubts)
 
 
 def _described(settings: Any) -> dict[str, Any]:
@@ -114,6 +136,8 @@ class _Progress:
                 if refusal not in self._refusals:
                     typer.echo(refusal)
             self._refusals = set(refusals)
+        from emfed.network.deployment.views import status_line
+
         line = json.dumps(status) if self._json else status_line(status)
         if line and line != self._last:
             self._last = line
@@ -123,31 +147,6 @@ class _Progress:
 def refusal_lines(status: dict[str, Any]) -> list[str]:
     """Who does not take part, and why."""
     return [f"{site} refuses: {why}" for site, why in (status.get("refusals") or {}).items()]
-
-
-def status_line(status: dict[str, Any]) -> str:
-    """Where a run stands, in one line."""
-    state = status.get("state")
-    if state == "waiting":
-        return f"waiting: {status.get('why', '')}"
-    if state == "failed":
-        return f"failed: {status.get('error', '')}"
-    if state == "running" and "round" not in status:
-        return "the run begins"
-    if state not in ("running", "finished"):
-        return ""
-    squared = status.get("squared_H")
-    size = "" if squared is None else f", |H|² {squared:.2e}"
-    ended = "finished, but not well" if status.get("doubts") else "finished"
-    head = f"{ended}: " if state == "finished" else ""
-    stages = status.get("stages", 1)
-    tail = f", in {stages} stages" if stages > 1 else ""
-    asked = status.get("asked")  # not known just after a resumption
-    answers = f"{status.get('answered', 0)} of {asked} sites answered, " if asked else ""
-    return (
-        f"{head}round {status.get('round', 0)} of {status.get('rounds', '?')}{size}, {answers}"
-        f"{status.get('up', 0) / 1000:.1f} kB up, {status.get('down', 0) / 1000:.1f} kB down{tail}"
-    )
 
 
 def join(
@@ -168,7 +167,8 @@ def join(
     roster: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of everybody's NAME.pub (`emfed keys roster`): mask all answers."
+            help="Folder of everybody's NAME.pub (`emfed keys roster`), so that all answers are "
+            "masked; 'roster' if there is one."
         ),
     ] = None,
     folder: Annotated[
@@ -188,21 +188,33 @@ def join(
     device: Annotated[
         str | None, typer.Option(metavar="NAME", help="Compute on this site's GPU: cuda.")
     ] = None,
+    seal: Annotated[
+        Path | None,
+        typer.Option(help="Encrypt this site's files with a secret of `emfed keys seal`."),
+    ] = None,
+    page: Annotated[
+        int, typer.Option(min=0, max=65535, help="The page's port on this machine; 0: any.")
+    ] = 0,
+    json_logs: JsonLogs = False,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Wait for the next run when one is over.")
+    ] = False,
     engine: Annotated[
         str, typer.Option(help="websocket; or flower, where the server's run.toml says so.")
     ] = "websocket",
 ) -> None:
     """Take part with this site's rows: statistics leave, rows do not.
 
-    Runs until Ctrl-C, through crashes of its own and of the server. Every message that leaves is
-    shown here and kept in FOLDER/messages.jsonl.
+    Runs until the run is over or until Ctrl-C, through crashes of its own and of the server. Every
+    message that leaves is shown here and kept in FOLDER/messages.jsonl. The model, if the run hands
+    it out, is FOLDER/model.emfed.
     """
     from emfed.core.errors import SettingsError
     from emfed.data.files import TextForm
     from emfed.network.addresses import terminated_as_interrupted
     from emfed.network.deployment.joining import Guest, WebSocketGuest
     from emfed.network.deployment.site import read_rules
-    from emfed.network.deployment.status import log_to
+    from emfed.network.deployment.status import logging_to
 
     kind: type[Guest] = WebSocketGuest
     if engine == "flower":
@@ -214,6 +226,8 @@ def join(
     where = folder or Path(f"site-{(data if key is None else key).stem}")
     if dry_run:
         where /= "dry-run"  # the site itself may be at work, with other data or rules
+    if roster is None and not insecure and Path("roster").is_dir():
+        roster = Path("roster")
     guest = kind(
         address,
         where,
@@ -226,10 +240,13 @@ def join(
         form=TextForm(separator, decimal, encoding),
         device=device,
         roster=roster,
+        stay=stay,
+        page=page,
+        seal=seal,
     )
     guest.check()
-    log_to(where / "logs" / "join.log")
-    with terminated_as_interrupted():
+    logged = logging_to(where / "logs" / "join.log", json_logs)
+    with logged, terminated_as_interrupted():
         try:
             guest.run(lambda kind, words: typer.echo(f"{_clock()} {kind}: {words}"))
         except KeyboardInterrupt:
@@ -251,73 +268,182 @@ def status(
         Path, typer.Argument(help="The server's configuration or folder, or a site's folder.")
     ] = Path("run"),
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C or the end.")
+    ] = False,
 ) -> None:
-    """Say where a run stands.
+    """Say where a run stands, or what left a site.
 
     Exit code 0: finished or under way; 1: failed, no server works on it, or nothing there; 3:
     finished, but it did not converge or was thrown off.
     """
-    from emfed.network.addresses import alone
-    from emfed.network.deployment.status import LOCK, read_status
+    from emfed.network.deployment.console import page_address
+    from emfed.network.deployment.views import SiteView, run_view
 
-    folder = where
-    if where.is_file():
-        from emfed.network.deployment.config import read_config
-
-        folder = read_config(where).place("folder")
+    folder = folder_of(where)
     if (folder / "site.json").exists():
-        _site_status(folder, json_output)
+        view = SiteView(folder)
+        if watch:
+            _watch(view, lambda state: False)
+        _site_status(view, json_output)
         return
-    found = read_status(folder)
-    if not found:
+    if not (folder / "status.json").exists():
         typer.echo(f"emfed: {folder} holds no run", err=True)
         raise typer.Exit(1)
-    with alone(folder / LOCK) as gone:
-        pass
-    found["working"] = not gone
-    typer.echo(json.dumps(found) if json_output else status_line(found))
-    for refusal in [] if json_output else refusal_lines(found):
-        typer.echo(refusal)
-    left = gone and found.get("state") in ("running", "waiting")
+    if watch:
+        ended = ("finished", "failed")
+        _watch(lambda: run_view(folder, str(where)), lambda state: state.get("state") in ended)
+    found = run_view(folder, str(where))
+    typer.echo(json.dumps(found) if json_output else found["line"])
+    if not json_output:
+        for refusal in refusal_lines(found):
+            typer.echo(refusal)
+        address = page_address(folder)
+        if address is not None and found["working"]:
+            typer.echo(f"page: {address}")
+    left = not found["working"] and found.get("state") in ("running", "waiting", "paused")
     if left and not json_output:
         typer.echo("no server works on it now; `emfed serve` goes on from here")
     if left or found.get("state") == "failed":
         raise typer.Exit(1)
-    _doubt(found, json_output)
+    if _doubts(found, json_output):
+        raise typer.Exit(DOUBTFUL)
 
 
-def _site_status(folder: Path, json_output: bool) -> None:
+WATCH_SECONDS = 1.0
+"""Between two looks of ``--watch``."""
+
+
+def _watch(view: Callable[[], dict[str, Any]], over: Callable[[dict[str, Any]], bool]) -> None:
+    """What the page shows, in a terminal, until Ctrl-C or the end."""
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.table import Table
+    from rich.text import Text
+
+    def shown(state: dict[str, Any]) -> Group:
+        parts: list[Any] = [Text(f"{state['title']}: {state['line']}", style="bold")]
+        parts += [Text(words, style="red") for words in state["reasons"]]
+        numbers = {"gain": "a round gains", "left": "left to gain", "epsilon": "epsilon spent"}
+        told = [f"{words} {state[k]:.3g}" for k, words in numbers.items() if state.get(k)]
+        parts += [Text(", ".join(told))] if told else []
+        for title, columns, rows in _tables(state):
+            table = Table(*columns, title=title, title_justify="left", box=None)
+            for row in rows:
+                table.add_row(*(Text("" if v is None else str(v)) for v in row))
+            parts.append(table)
+        return Group(*parts)
+
+    with contextlib.suppress(KeyboardInterrupt), Live(console=Console()) as live:
+        while True:
+            state = view()
+            live.update(shown(state))
+            if over(state):
+                return
+            time.sleep(WATCH_SECONDS)
+
+
+def _tables(state: dict[str, Any]) -> list[tuple[str, list[str], list[list[Any]]]]:
+    """Titles, columns and rows of what the page shows as tables."""
+
+    def clock(seconds: float | None) -> str:
+        return "" if seconds is None else time.strftime("%H:%M:%S", time.localtime(seconds))
+
+    sites = [
+        [
+            name,
+            f"{'in' if s['in'] else 'not in'}, {'connected' if s['connected'] else 'away'}",
+            s["rows"],
+            clock(s["last"]),
+            "" if s["seconds"] is None else f"{s['seconds']:.3f} s",
+            s["refusal"],
+        ]
+        for name, s in (state.get("sites") or {}).items()
+    ]
+    traffic = [
+        [kind, way, *row]
+        for way, kinds in (state.get("traffic") or {}).items()
+        for kind, row in kinds.items()
+    ]
+    messages = [
+        [m["time"], m["kind"], m["bytes"], m["content"]] for m in state.get("messages") or []
+    ]
+    numbers = [[name, str(value)[:160]] for name, value in (state.get("components") or {}).items()]
+    rules = [[name, value] for name, value in (state.get("rules") or {}).items()]
+    found = [
+        ("sites", ["site", "is", "rows", "last answer", "took", "refusal"], sites),
+        ("components", ["parameter", "value"], numbers),
+        ("messages by kind", ["kind", "way", "messages", "bytes"], traffic),
+        ("what left this site", ["when", "kind", "bytes", "content"], messages[:15]),
+        ("rules", ["rule", "value"], rules),
+    ]
+    return [table for table in found if table[2]]
+
+
+def _site_status(view: Any, json_output: bool) -> None:
     """What left a site: messages and bytes by kind, and the last one."""
-    journal = folder / "messages.jsonl"
-    lines = journal.read_text(encoding="utf-8").splitlines() if journal.exists() else []
-    entries = [json.loads(line) for line in lines if line.endswith("}")]
-    noted = [entry["content"] for entry in entries if entry["kind"] == "warning"]
-    entries = [entry for entry in entries if entry["kind"] != "warning"]
-    kinds: dict[str, dict[str, int]] = {}
-    for entry in entries:
-        row = kinds.setdefault(entry["kind"], {"messages": 0, "bytes": 0})
-        row["messages"] += 1
-        row["bytes"] += entry["bytes"]
+    state = view()
+    last = view.last
     if json_output:
-        last = entries[-1] if entries else None
-        typer.echo(json.dumps({"sent": kinds, "last": last, "warnings": noted}))
+        kinds = {k: {"messages": row[0], "bytes": row[1]} for k, row in view.kinds.items()}
+        typer.echo(json.dumps({"sent": kinds, "last": last, "warnings": view.warnings}))
         return
-    for words in noted:
-        typer.echo(f"look at your rows: {words}")
-    for kind, row in kinds.items():
-        typer.echo(f"{kind}\t{row['messages']} messages\t{row['bytes']} bytes")
-    if entries:
+    for words in state["reasons"]:
+        typer.echo(words)
+    if state["page"]:
+        typer.echo(f"page: {state['page']}")
+    for fit in state["pending"]:
+        typer.echo(f"waits for your word ({fit['fit']}): {fit['words']}")
+    for kind, row in view.kinds.items():
+        typer.echo(f"{kind}\t{row[0]} messages\t{row[1]} bytes")
+    if last is not None:
         from emfed.network.deployment.site import describe
 
-        typer.echo(f"last: {entries[-1]['time']} {describe(entries[-1])}")
+        typer.echo(f"last: {last['time']} {describe(last)}")
     else:
         typer.echo("nothing was sent")
+
+
+def doctor(
+    where: Annotated[
+        str, typer.Argument(help="At the server its run.toml; at a site the server's address.")
+    ] = "run.toml",
+    ca: Annotated[Path, typer.Option(help="The server's ca.pem, at a site.")] = Path("ca.pem"),
+    key: Annotated[Path | None, typer.Option(help="The site's private key.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what is wrong at this end of a federation, and how to mend it.
+
+    It looks at names, port, TLS, clock, keys, disk and versions, and changes nothing. Exit code 1:
+    something is wrong.
+    """
+    from emfed.network.deployment.doctor import look_at_server, look_at_site
+
+    path = Path(where)
+    folder = Path(f"site-{key.stem}") if key is not None else Path()
+    server = path.exists() or path.suffix == ".toml"
+    found = list(look_at_server(path) if server else look_at_site(where, ca, key, folder))
+    if json_output:
+        typer.echo(json.dumps([vars(finding) for finding in found]))
+    for finding in [] if json_output else found:
+        typer.echo(f"{'good ' if finding.good else 'WRONG'} {finding.what}")
+        if not finding.good:
+            typer.echo(f"      to mend it: {finding.mend}")
+    if not all(finding.good for finding in found):
+        raise typer.Exit(1)
 
 
 def add_commands(app: typer.Typer) -> None:
     """Give the main command its share."""
     for function, epilog in (
-        (serve, examples("emfed serve run.toml", "emfed serve run.toml --host 0.0.0.0")),
+        (
+            serve,
+            examples(
+                "emfed serve run.toml",
+                "emfed serve run.toml --host 0.0.0.0",
+                "emfed serve first.toml second.toml",
+            ),
+        ),
         (
             join,
             examples(
@@ -326,6 +452,10 @@ def add_commands(app: typer.Typer) -> None:
                 "    --rules rules.toml --dry-run",
             ),
         ),
-        (status, examples("emfed status run.toml", "emfed status site-oslo")),
+        (
+            doctor,
+            examples("emfed doctor run.toml", "emfed doctor em.example.org:9400 --key oslo.key"),
+        ),
+        (status, examples("emfed status run.toml --watch", "emfed status site-oslo")),
     ):
         app.command(cls=Command, epilog=epilog, rich_help_panel=BETWEEN)(function)

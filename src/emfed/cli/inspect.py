@@ -11,7 +11,7 @@ import numpy as np
 
 from emfed.artifacts.cards import bullets, card_markdown
 from emfed.artifacts.result import Result, load
-from emfed.cli.tables import check_output, write_table
+from emfed.cli.tables import check_output, safe, write_table
 from emfed.core.errors import CheckpointError, ModelFileError
 from emfed.core.storage import load_checkpoint
 from emfed.models.portraits import portray
@@ -32,10 +32,10 @@ def run_inspect(file: str, workers: str | None, as_json: bool, params: bool = Fa
         found = _checkpoint(file)
         if found is None or params:
             raise error from None
-        print(json.dumps(found) if as_json else _checkpoint_text(found))  # noqa: T201
+        print(json.dumps(found) if as_json else safe(_checkpoint_text(found)))  # noqa: T201
         return
     if params:
-        print(_params_json(result) if as_json else _params_text(result))  # noqa: T201
+        print(_params_json(result) if as_json else safe(_params_text(result)))  # noqa: T201
         return
     table = result.workers()
     more: dict[str, Any] = {} if result.uncertainty is None else {"summary": result.summary()}
@@ -47,10 +47,10 @@ def run_inspect(file: str, workers: str | None, as_json: bool, params: bool = Fa
         told |= {name: shown.table for name, shown in more.items()}
         print(json.dumps(told, allow_nan=False))  # noqa: T201
     elif workers != "-":
-        print(card_markdown(result.card))  # noqa: T201
+        print(safe(card_markdown(result.card)))  # noqa: T201
         print(_markdown_table(table))  # noqa: T201
         for name, shown in more.items():
-            print(f"\n## {name}\n\n```\n{shown}\n```")  # noqa: T201
+            print(safe(f"\n## {name}\n\n```\n{shown}\n```"))  # noqa: T201
 
 
 def _params_json(result: Result) -> str:
@@ -102,7 +102,7 @@ def _cell(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.6g}"
-    return "" if value is None else str(value).replace("|", "\\|")
+    return "" if value is None else safe(str(value)).replace("|", "\\|")
 
 
 def _markdown_rows(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:

@@ -52,7 +52,8 @@ def site(
 
     private, public = make_site_key(out, name)
     digest = show_fingerprint(fingerprint(read_public_key(public)))
-    typer.echo(f"wrote {private} (keep it) and {public} (send it to the server)")
+    typer.echo(f"wrote {private} (keep it)")
+    typer.echo(f"wrote {public} (send it to the server and to every other site)")
     typer.echo(f"fingerprint {digest}")
 
 
@@ -69,6 +70,39 @@ def add(
 
     for path in public:
         typer.echo(f"site {add_site(keys, path, replace=replace)} may join")
+
+
+@keys_app.command(
+    cls=Command, epilog=examples("emfed keys rotate oslo.key", "emfed keys rotate oslo.rotate")
+)
+def rotate(
+    file: Annotated[Path, typer.Argument(help="At the site NAME.key; at the server NAME.rotate.")],
+    keys: Folder = Path("keys"),
+) -> None:
+    """Give a site a new key, without a moment without one: first at the site, then at the server.
+
+    At the site this makes the next key and NAME.rotate, which the present key signs. The server's
+    people give that to the same command. The site, which may run all the time, changes over by
+    itself.
+    """
+    from emfed.network.keys import rotate_site_key, take_rotation
+
+    if file.suffix == ".rotate":
+        typer.echo(f"site {take_rotation(keys, file)} has a new key")
+    else:
+        told = rotate_site_key(file)
+        typer.echo(f"wrote {told}: send it to the server, for `emfed keys rotate {told.name}`")
+
+
+@keys_app.command(cls=Command, epilog=examples("emfed keys seal /media/stick/oslo.seal"))
+def seal(
+    path: Annotated[Path, typer.Argument(help="The file to write; keep it away from the data.")],
+) -> None:
+    """Make a secret that encrypts a site's files at rest, for `emfed join --seal`."""
+    from emfed.network.keys import make_seal
+
+    make_seal(path)
+    typer.echo(f"wrote {path}: without it what it sealed cannot be read")
 
 
 @keys_app.command(cls=Command, epilog=examples("emfed keys remove oslo"))
@@ -91,20 +125,23 @@ def roster(
     out: Annotated[Path, typer.Option(help="The site's folder of everybody's keys.")] = Path(
         "roster"
     ),
+    digest: Annotated[
+        str | None,
+        typer.Option(help="The digest that another site read to you: pin nothing else."),
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Take the new key of a site whose old one is pinned.")
+    ] = False,
 ) -> None:
     """Pin everybody's keys at a site that masks what it tells, or show what is pinned.
 
     The digest is the same at every site that pinned the same keys: compare it by telephone. The
     server must not be the one who vouches for them.
     """
-    from emfed.network.keys import fingerprint, read_public_key, show_fingerprint
-    from emfed.network.masking import read_roster, roster_digest
+    from emfed.network.keys import fingerprint, show_fingerprint
+    from emfed.network.masking import pin_keys, roster_digest
 
-    out.mkdir(parents=True, exist_ok=True)
-    for path in public or []:
-        read_public_key(path)
-        (out / path.name).write_bytes(path.read_bytes())
-    found = read_roster(out)
+    found = pin_keys(public or [], out, digest, replace=replace)
     for name, key in found.items():
         typer.echo(f"{name}\t{show_fingerprint(fingerprint(key))}")
     typer.echo(f"{len(found)} sites, digest {roster_digest(found)}")

@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from emfed.cli import commands
+from emfed.cli.control import control_app
 from emfed.cli.federate import BETWEEN, add_commands
 from emfed.cli.help import (
     EXIT_ERROR,
@@ -23,6 +24,7 @@ from emfed.cli.help import (
     spoken,
 )
 from emfed.cli.keys import keys_app
+from emfed.cli.owner import owner_app
 from emfed.cli.tables import Decimal, Encoding, Separator
 from emfed.core.version import __version__
 
@@ -466,6 +468,8 @@ def impute(
 
 add_commands(app)
 app.add_typer(keys_app, name="keys", rich_help_panel=BETWEEN)
+app.add_typer(owner_app, name="owner", rich_help_panel=BETWEEN)
+app.add_typer(control_app, name="control", rich_help_panel=BETWEEN)
 _UsageError: Any = typer.BadParameter.__base__  # of click, which typer may carry under its own name
 
 

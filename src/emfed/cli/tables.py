@@ -47,6 +47,24 @@ def read_cells(path: str, form: Any = None) -> Any:
     return files.parse_cells(content, kind, "the input", form)
 
 
+def safe(text: str) -> str:
+    """Text of a file that others made, without what could command a terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
+def _no_formulas(frame: Any) -> Any:
+    """Cells of text that a spreadsheet would work out get an apostrophe before them.
+
+    Numbers stay: a text is a formula if it begins as one and is no number.
+    """
+    import polars as pl
+    from polars import selectors
+
+    text = selectors.string()
+    formula = text.str.contains(r"^[=+\-@\t\r]") & text.cast(pl.Float64, strict=False).is_null()
+    return frame.with_columns(pl.when(formula).then("'" + text).otherwise(text).name.keep())
+
+
 def write_table(columns: Mapping[str, Any], path: str) -> None:
     """To a .csv or .parquet file, whole or not at all; to stdout as CSV for ``-``."""
     import polars as pl
@@ -55,13 +73,13 @@ def write_table(columns: Mapping[str, Any], path: str) -> None:
 
     frame = pl.DataFrame(dict(columns), nan_to_null=True)
     if path == PIPE:
-        _print(frame.write_csv().encode())
+        _print(_no_formulas(frame).write_csv().encode())
         return
     buffer = io.BytesIO()
     if Path(path).suffix.lower() == ".parquet":
         frame.write_parquet(buffer)
     else:
-        frame.write_csv(buffer)
+        _no_formulas(frame).write_csv(buffer)
     write_atomic(Path(path), buffer.getvalue())
 
 

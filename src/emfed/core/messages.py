@@ -212,6 +212,10 @@ class HeldUp:
     """One column; several where a combination of them has no spread."""
     value: float | None = None
     """That of the column, in the user's units; None where components differ in it."""
+    rows_per_sample: float = 1.0
+    """Rows of one sample: the steps of a sequence, which a state has some of."""
+    on_a_line: bool = False
+    """Whether what has no spread are the distances of a target from a regression line."""
 
 
 @dataclass(frozen=True)

@@ -614,6 +614,11 @@ class Federation(ABC):
     """Whether workers' answers are to be told as sums alone, from the next `open` on."""
 
     @property
+    def masks_by_default(self) -> bool:
+        """Whether it is so where a fit does not say: between machines, with three sites or more."""
+        return False
+
+    @property
     def carries_bytes(self) -> bool:
         """Whether messages are made into bytes, each charged to a ledger as it crosses."""
         return False
@@ -628,6 +633,10 @@ class Federation(ABC):
         Where they are ``rounded``, means and second moments take few bits, as many as
         `emfed.core.wire.moments` finds enough.
         """
+
+    def open_again(self) -> Opening:
+        """With masks: the opening of those alone who are not left out."""
+        raise ValueError("only a network that is told sums must ask for them again.")
 
     def attach(self, ledger: Any) -> None:
         """Charge every message to this ledger, those of the opening too: `carries_bytes` alone."""

@@ -10,6 +10,9 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import zipfile
+import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +23,14 @@ import numpy as np
 from emfed.core.errors import DataError, ExtraError, SettingsError
 from emfed.core.protocols import FloatArray
 from emfed.data.reading import codes
-from emfed.data.sources import ParquetRows, parquet_schema
+from emfed.data.sources import (
+    ParquetRows,
+    check_columns,
+    check_fits,
+    free_memory,
+    parquet_rows,
+    parquet_schema,
+)
 
 MOST_RANGES = 4
 """Places of one file that a worker's rows may be spread over, on average."""
@@ -94,6 +104,9 @@ def parse_cells(content: Any, kind: str, where: str, form: TextForm = PLAIN) -> 
         if kind == "parquet":
             glob: Any = {"glob": False} if isinstance(content, Path) else {}
             source = content if isinstance(content, Path) else io.BytesIO(content)
+            schema = pl.scan_parquet(source, **glob).collect_schema()
+            check_columns(len(schema), where)
+            check_fits(8 * len(schema) * parquet_rows(source), where)
             frame = pl.read_parquet(source, **glob)
         elif kind == "xlsx":
             frame = _read_sheet(content, where)
@@ -112,6 +125,11 @@ def _read_sheet(content: bytes, where: str) -> Any:
     import polars as pl
     from polars.exceptions import PolarsError
 
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as parts:
+            check_fits(sum(part.file_size for part in parts.infolist()), where)
+    except zipfile.BadZipFile as error:
+        raise DataError(f"{where}: not a readable Excel file ({error}).") from None
     for engine in ("calamine", "openpyxl"):
         try:
             # The header by itself: polars would give a second 'a' another name.
@@ -136,12 +154,23 @@ def _read_sheet(content: bytes, where: str) -> Any:
     )
 
 
+def _unpacked(content: bytes, where: str) -> bytes:
+    """The content of a .gz file, as far as there is room for it: a few bytes may claim any size."""
+    room, parts, size = free_memory() // 4, [], 0
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+        while part := file.read(1 << 22):
+            size += len(part)
+            check_fits(size, where, room)
+            parts.append(part)
+    return b"".join(parts)
+
+
 def _decoded(content: bytes, form: TextForm, where: str) -> str:
     """The text of a file, or what to do where it is written in other bytes than was said."""
     if content[:2] == b"\x1f\x8b":
         try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError) as error:
+            content = _unpacked(content, where)
+        except (OSError, EOFError, zlib.error) as error:
             raise DataError(f"{where}: not a whole .gz file ({error}).") from None
     wide = content[:2] in (b"\xff\xfe", b"\xfe\xff") and form.encoding == PLAIN.encoding
     try:
@@ -185,9 +214,10 @@ def _read_text(content: bytes, separator: str, where: str, form: TextForm) -> An
 
 
 def _names(head: Sequence[str], where: str) -> list[str]:
+    check_columns(len(head), where)
     names = [name.removeprefix("\ufeff").strip() for name in head]
-    for name in names:
-        if names.count(name) > 1:
+    for name, times in Counter(names).items():
+        if times > 1:
             what = f"two columns called {name!r}" if name else "two columns without a name"
             raise DataError(f"{where} has {what}: give each its own.")
     return names

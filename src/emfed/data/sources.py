@@ -56,6 +56,47 @@ class Source(ABC):
         return rows[where].reshape(*indices.shape, self.shape[1])
 
 
+MOST_COLUMNS = 100_000
+"""Columns of a table: 3 MB of commas are a header of three million, at which polars aborts."""
+BOMB_RATIO = 1000
+"""Numbers of a Parquet file take so many times its bytes at most where they do not fit in memory: a
+few kilobytes may claim billions of equal rows."""
+
+
+def free_memory() -> int:
+    """Bytes that this machine can give to a process now; where it does not tell, 8 GB."""
+    try:
+        with Path("/proc/meminfo").open(encoding="ascii") as file:
+            found = dict(line.split(":", 1) for line in file)
+        return 1024 * int(found["MemAvailable"].split()[0])
+    except (OSError, KeyError, ValueError):
+        return 8 << 30
+
+
+def check_fits(needed: int, where: str, room: int | None = None) -> None:
+    """Refuse what would not fit in memory, before any of it is taken."""
+    room = free_memory() // 2 if room is None else room
+    if needed > room:
+        raise DataError(
+            f"{where} unpacks to {needed / 1e9:.1f} GB or more, and {room / 1e9:.1f} GB may be "
+            "used here: is it what it should be? Take fewer rows or columns, or more memory."
+        )
+
+
+def check_columns(count: int, where: str) -> None:
+    """Refuse a table that is wider than any that is meant."""
+    if count > MOST_COLUMNS:
+        raise DataError(f"{where} has {count} columns; at most {MOST_COLUMNS} are read.")
+
+
+def parquet_rows(path: Any) -> int:
+    """Rows that a Parquet file claims, by its footer alone."""
+    import polars as pl
+
+    hive: Any = {"glob": False} if isinstance(path, Path) else {}
+    return int(pl.scan_parquet(path, **hive).select(pl.len()).collect().item())
+
+
 def parquet_schema(path: Path) -> Any:
     """Names and types of a file's columns."""
     import polars as pl
@@ -63,9 +104,11 @@ def parquet_schema(path: Path) -> Any:
     if path.is_dir():
         raise DataError(f"{path} is a folder; give the path of a Parquet file, or a list of them.")
     try:
-        return pl.scan_parquet(path, glob=False).collect_schema()
+        schema = pl.scan_parquet(path, glob=False).collect_schema()
     except pl.exceptions.PolarsError as error:
         raise DataError(f"{path}: not a readable Parquet file ({error}).") from None
+    check_columns(len(schema), str(path))
+    return schema
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -113,9 +156,10 @@ class ParquetRows(Source):
     @cached_property
     def _spans(self) -> IntArray:
         """The rows of the file, ``(start, stop)`` each."""
-        import polars as pl
-
-        count = pl.scan_parquet(self.path, glob=False).select(pl.len()).collect().item()
+        count = parquet_rows(self.path)
+        needed = count * len(self.columns or ()) * self.dtype.itemsize
+        if needed > BOMB_RATIO * self.path.stat().st_size:
+            check_fits(needed, str(self.path))
         if self._ranges is None:
             return np.array([[0, count]], dtype=np.int64)
         edges = self._ranges

@@ -25,7 +25,7 @@ from emfed.core.errors import ParticipationError
 from emfed.core.protocols import FloatArray, IdentityMetric, View, free_parameters
 from emfed.core.records import Records, RoundRecord
 from emfed.fitting.rounds import Run, under
-from emfed.fitting.selection import sound
+from emfed.fitting.selection import debt
 from emfed.fitting.session import recast
 from emfed.fitting.stopping import remaining
 
@@ -59,17 +59,16 @@ def contenders(
     """Positions of the candidates that can still be chosen, the best of now among them.
 
     ``values`` are log-likelihood and entropy of each, ``hopes`` what its log-likelihood is granted
-    to gain, all per row. An entropy may fall to zero; a candidate with a collapsed component is not
-    chosen if there is any other, but may recover.
+    to gain, all per row. An entropy may fall to zero, and a collapsed component may recover.
     """
     charged, hoped = [], []
-    for model, (likelihood, entropy), gain in zip(models, values.tolist(), hopes, strict=True):
+    told = zip(models, params, values.tolist(), hopes, strict=True)
+    for model, own, (likelihood, entropy), gain in told:
         free = free_parameters(model)
-        charged.append(criterion(by, likelihood, entropy, rows, free))
+        owed = debt(model, own, rows) / rows
+        charged.append(criterion(by, likelihood - owed, entropy, rows, free))
         hoped.append(criterion(by, likelihood + gain, 0.0, rows, free))
-    pairs = enumerate(zip(models, params, strict=True))
-    good = [j for j, (model, own) in pairs if sound(model, own, rows)]
-    best = min(good or range(len(models)), key=lambda j: charged[j])
+    best = min(range(len(models)), key=lambda j: charged[j])
     return [j for j in range(len(models)) if j == best or not hoped[j] > charged[best]]
 
 

@@ -35,7 +35,14 @@ from emfed.data.workers import as_workers
 from emfed.fitting.candidates import Candidates
 from emfed.fitting.climbing import Climb
 from emfed.fitting.rounds import Run, remembered
-from emfed.fitting.selection import Selection, choose, floor_remarks, with_setting, within_rows
+from emfed.fitting.selection import (
+    Selection,
+    choose,
+    empty_components,
+    floor_remarks,
+    with_setting,
+    within_rows,
+)
 from emfed.fitting.session import Session, digest, recast
 from emfed.fitting.settings import TOL, FitSettings
 from emfed.fitting.starts import NOT_INSIDE, search
@@ -286,7 +293,7 @@ def _start_at(
         statistics = session.ask("statistics", where, params, "start", everyone=True)
         session.evaluations += session.samples
     if not plain_model.inside(statistics):
-        raise SettingsError(NOT_INSIDE.split(":")[0] + ": choose other starting parameters.")
+        raise SettingsError(f"{NOT_INSIDE}: choose other starting parameters.")
     if view.watched:
         assert isinstance(model, SideBySide)
         return model.join([statistics[cut] for cut in model.cuts])
@@ -376,8 +383,15 @@ def _finished(
     else:
         result = whole
     place = _place(selection, settings, parts)
-    if settings.scores and not session.masks:  # what one site alone could say
-        result = with_scores(result, session, place)
+    if place in candidates.dropped:
+        result = replace(result, confirmed=False)
+        remarks.append(
+            "the number of components that was chosen had left the run early, as others promised "
+            "more: fit it by itself, or compare fewer with drop=False."
+        )
+    result = _without_empty(result, remarks)
+    if settings.scores:  # with masks the mean over all; each site looks at its own
+        result = with_scores(result, session, place, remarks)
     if settings.errors:
         result = with_errors(result, session, place, remarks)
     if likelihood is None and settings.likelihood and result.facts is not None:
@@ -388,6 +402,25 @@ def _finished(
         view, params = of_part(session, place, result)
         likelihood = float(session.ask("values", view, params, "closing")[0, 0])
     return Fitted(result, selection, likelihood)
+
+
+def _without_empty(result: Result, remarks: list[str]) -> Result:
+    """Components that explain no row look like all rows together, with a trace of weight.
+
+    Nothing but noise says where they are. A mean outside the data would be no answer.
+    """
+    told = empty_components(result.model, result.statistics, result.samples)
+    if told is None:
+        return result
+    empty, statistics = told
+    names = ", ".join(str(k) for k in empty)
+    remarks.append(
+        f"no row belongs to component{'s' if len(empty) > 1 else ''} {names} (counting from 0): "
+        "fewer components describe the rows as well."
+    )
+    model = result.model
+    params = model.to_user(model.maximize(statistics))
+    return replace(result, statistics=statistics, params=params)
 
 
 def of_part(session: Session, part: int, result: Result) -> tuple[View, Any]:
@@ -410,10 +443,16 @@ def part_of(whole: Result, session: Session, part: int, statistics: FloatArray) 
     return replace(whole, model=model, params=params, statistics=statistics)
 
 
-def with_scores(result: Result, session: Session, part: int) -> Result:
+def with_scores(result: Result, session: Session, part: int, remarks: list[str]) -> Result:
     """The result with how well it fits each worker: parameters to everyone, four numbers back."""
     assert result.facts is not None
     told = session.scores(*of_part(session, part, result))
+    silent = np.flatnonzero(session.attendance.here & np.isnan(told[:, 0]))
+    if len(silent):
+        remarks.append(
+            f"{', '.join(map(session.name_of, silent.tolist()))} did not say how well the model "
+            "fits its rows: its scores are NaN. Ask it again with score(...) at that worker."
+        )
     return replace(result, facts=replace(result.facts, scores=told))
 
 

@@ -371,42 +371,72 @@ class Run(Rounds):
         """
         q, missing = len(self.state.control), request
         batches: list[Replies] = []
-        for _ in range(1 if self.session.masks else 1 + self.retries):
+        for _ in range(1 + self.retries):
             if len(missing.workers) == 0:
                 break
-            prices = self.session.prices
-            if prices is not None:
-                prices.request(missing, self.payloads(missing.workers))
-            arrived = self.federation.exchange(missing)
-            if prices is not None:
-                prices.reply(request, arrived)
-            current = arrived.rounds == request.round
-            complete = current.all() and np.array_equal(arrived.workers, missing.workers)
-            if not complete:
-                valid = np.flatnonzero(current & np.isin(arrived.workers, missing.workers))
-                _, first = np.unique(arrived.workers[valid], return_index=True)
-                arrived = arrived.take(valid[first])
-                heard = np.union1d(arrived.workers, arrived.lost_memory)
-                missing = missing.take(np.flatnonzero(~np.isin(missing.workers, heard)))
+            arrived = self._exchanged(missing, request)
             batches.append(arrived)
-            if complete:
+            if len(arrived.workers) == len(missing.workers):
                 break
+            heard = np.union1d(arrived.workers, arrived.lost_memory)
+            missing = missing.take(np.flatnonzero(~np.isin(missing.workers, heard)))
         taken = batches[0] if len(batches) == 1 else Replies.join(batches, q)
         if np.any(taken.workers[1:] < taken.workers[:-1]):
             taken = taken.take(np.argsort(taken.workers, kind="stable"))
         return taken
+
+    def _exchanged(self, asked: Request, request: Request) -> Replies:
+        """What comes of one exchange with some of those whom the round asks."""
+        prices = self.session.prices
+        if prices is not None:
+            prices.request(asked, self.payloads(asked.workers))
+        arrived = self.federation.exchange(asked)
+        if prices is not None:
+            prices.reply(request, arrived)
+        current = arrived.rounds == request.round
+        if current.all() and np.array_equal(arrived.workers, asked.workers):
+            return arrived
+        valid = np.flatnonzero(current & np.isin(arrived.workers, asked.workers))
+        _, first = np.unique(arrived.workers[valid], return_index=True)
+        return arrived.take(valid[first])
+
+    def gather_sum(self, request: Request) -> tuple[Replies, IntArray]:
+        """The sum that a masked round tells, and who was heard of.
+
+        While some are missing there is no sum: everyone is asked again, as often as ``patience``
+        says, and then those who are missing have left.
+        """
+        patience, q = self.session.patience, len(self.state.control)
+        for _ in range(1 if patience is None else patience):
+            arrived = self._exchanged(request, request)
+            heard = np.union1d(arrived.workers, arrived.lost_memory)
+            if self.federation.carries_bytes:  # it tells a sum of all, or of nobody
+                heard = np.setdiff1d(request.workers, self.federation.missed)
+            if len(heard) == len(request.workers):
+                return arrived, heard
+        if patience is None:
+            silent = np.setdiff1d(request.workers, heard).tolist()
+            names = ", ".join(map(self.session.name_of, silent))
+            raise ParticipationError(
+                f"round {request.round}: a masked sum waits for {names}. The run can be resumed."
+            )
+        return replace(Replies.empty(q), lost_memory=arrived.lost_memory), heard
 
     def step(self) -> RoundRecord:
         """One round."""
         squared_h, objective = self._diagnose(self.state)
         began = time.perf_counter()
         state, request = self.state, self.plan()
-        replies = self.gather(request)
+        if self.session.masks:
+            replies, heard = self.gather_sum(request)
+        else:
+            replies = self.gather(request)
+            heard = np.union1d(replies.workers, replies.lost_memory)
         lost = replies.lost_memory
         if self.federation.overtaken:
             self.session.rebind()
             return self._rebind(request, replies, time.perf_counter() - began)
-        if self.session.attend(request.workers, np.union1d(replies.workers, lost), lost):
+        if self.session.attend(request.workers, heard, lost):
             return self._rebind(request, replies, time.perf_counter() - began)
         probabilities = self.participation.probabilities(replies.workers, self.federation.size)
         new, info = self.algorithm.server_step(

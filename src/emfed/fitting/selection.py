@@ -19,6 +19,8 @@ each column: so many do not agree by chance or by rounding. (Of iris, 19% have t
 a component on them is chosen at a share of 0.05, and by nobody else.) Fewer are a collapse."""
 NAMED = 3
 """Columns that a remark names."""
+FLOORS = ("covariance_floor", "noise_floor", "floor")
+"""What models call the least spread of a component."""
 
 
 @final
@@ -93,7 +95,7 @@ def choose(
     """The best of models that were fitted side by side, from log-likelihood and entropy of each."""
     numbers = list(results)
     table = tuple(_row(k, results[k], values[k]) for k in numbers)
-    best = _sound(results, numbers, [row[by] for row in table], remarks)
+    best = _best(results, numbers, [row[by] for row in table], remarks)
     told = {"criterion": by, "tried": [dict(row) for row in table]}
     kept = {k: with_setting(result, "selection", told) for k, result in results.items()}
     return Selection(kept[numbers[best]], numbers[best], kept, table, by)
@@ -106,42 +108,76 @@ def with_setting(result: Result, name: str, value: Any) -> Result:
     return replace(result, facts=replace(result.facts, settings=settings))
 
 
-def _sound(
+def _best(
     results: Mapping[int, Result],
     numbers: Sequence[int],
     charged: list[float],
     remarks: list[str],
 ) -> int:
-    """Where the criterion is least among models without a collapsed component, if there are any.
-
-    A component on a few rows has a likelihood without bound, which no criterion means.
-    """
+    """Where the criterion is least, once what candidates owe to the floor is taken back."""
+    debts = [debt(r.model, r.model.maximize(r.statistics), r.samples) for r in results.values()]
     order = np.argsort(charged, kind="stable").tolist()
-    good = [j for j in order if not collapses(results[numbers[j]])]
-    if good and good[0] != order[0]:
-        better = order[: order.index(good[0])]
+    best = int(np.argmin(np.array(charged) + 2 * np.array(debts)))
+    if best != order[0]:
+        better = order[: order.index(best)]
         out = ", ".join(str(numbers[j]) for j in better)
         remarks.append(
-            f"components: {out} would be chosen, but a component has collapsed there; left out. "
-            + floor_remarks(results[numbers[better[0]]])[0]
+            f"components: {out} would be chosen for the sake of a component that has collapsed "
+            f"onto few rows; left out. {floor_remarks(results[numbers[better[0]]])[0]}"
         )
-    return good[0] if good else order[0]
+    return best
 
 
 def on_few_rows(held: HeldUp, rows: float, columns: int) -> bool:
     """Whether rows that the floor holds up are few: then it is chance, and no atom of a column."""
+    rows = rows * held.rows_per_sample
     return held.share * rows < max(ATOM_SHARE * rows, ROWS_PER_PARAMETER * (columns + 1))
 
 
-def sound(model: Any, params: Any, rows: float) -> bool:
-    """Whether no component of a model has collapsed onto few rows."""
-    return not any(on_few_rows(h, rows, model.n_features) for h in model.held_up(params))
+def debt(model: Any, params: Any, rows: float) -> float:
+    """Nats of all rows that components on few rows owe to the floor.
+
+    Without a floor their likelihood had no bound, which no criterion means. So they are judged as
+    if their rows had the spread of all. What others gain from not having to explain those rows
+    counts: a mixture that sets outliers apart may be chosen, one that found a coincidence is not.
+    """
+    few = [h for h in model.held_up(params) if on_few_rows(h, rows, model.n_features)]
+    told = model.describe()
+    floor = next((told[name] for name in FLOORS if told.get(name)), 1.0)
+    held = sum(h.share * h.rows_per_sample for h in few)
+    return float(rows * held * 0.5 * np.log(1 / floor))
 
 
 def collapses(result: Result) -> bool:
     """Whether a component of a fit has collapsed onto few rows."""
     model = result.model
-    return not sound(model, model.maximize(result.statistics), result.samples)
+    held = model.held_up(model.maximize(result.statistics))
+    return any(on_few_rows(h, result.samples, model.n_features) for h in held)
+
+
+def empty_components(
+    model: Any, statistics: FloatArray, rows: float
+) -> tuple[list[int], FloatArray] | None:
+    """Components that explain less than half a row, and statistics in which they look like all.
+
+    `Model.protect` gives a component that dies the parameters it had before: here, those of all.
+    """
+    if "mass" not in model.layout.slices or getattr(model, "n_components", 1) < 2:
+        return None
+    mass = statistics[model.layout.slices["mass"]]
+    empty = mass < 0.5 / (rows * getattr(model, "length", 1.0))  # steps of a sequence are rows
+    if not empty.any() or empty.all():
+        return None
+    trace, before = 0.25 / rows, model.layout.split(statistics.copy())
+    for value in before.values():
+        if len(value) == len(mass):
+            value[empty] = trace * value[~empty].sum(axis=0) / mass[~empty].sum()
+    after = statistics.copy()
+    after[model.layout.slices["mass"]] = np.where(empty, 0.0, mass)
+    found = model.protect(model.layout.join(before), after)
+    if not model.inside(found):
+        return None
+    return np.flatnonzero(empty).tolist(), found
 
 
 def floor_remarks(result: Result) -> list[str]:
@@ -150,37 +186,52 @@ def floor_remarks(result: Result) -> list[str]:
     held = model.held_up(model.maximize(result.statistics))
     few = [h for h in held if on_few_rows(h, rows, model.n_features)]
     many = [h for h in held if h not in few]
+    lines = [h for h in many if h.on_a_line]
+    values = [h for h in many if not h.on_a_line]
+    floor = next((name for name in FLOORS if name in model.describe()), "the floor")
     out = []
     if few:
-        told = "; ".join(_place(h, result) for h in few[:NAMED])
         out.append(
-            f"a component has collapsed onto few rows; the floor holds up its spread: {told}. "
-            "Fewer components, another start or a higher floor may help; outliers and sentinel "
-            "values are best treated first."
+            "a component has collapsed onto few rows; the floor holds up its spread: "
+            f"{_places(few, result)}. Fewer components, another start or a higher {floor} may "
+            "help; outliers and sentinel values are best treated first."
         )
-    if many:
-        told = "; ".join(_place(h, result) for h in sorted(many, key=lambda h: -h.share)[:NAMED])
+    if values:
         out.append(
-            "many rows have one value, or seem to beside the spread of the whole column, where the "
-            f"floor (covariance_floor, or floor with families) holds up the spread: {told}. Treat "
-            "outliers or sentinel values first, which widen a column. Without them the fit is "
-            "sound, but log-likelihood and BIC depend on the floor there. Adding noise of the size "
-            "of the rounding (jitter), a family for counts or codes (poisson, categorical) or a "
-            "higher floor avoids it."
+            "many rows have one value, or seem to beside the spread of the whole column, where "
+            f"{floor} holds up the spread: {_places(values, result)}. Treat outliers or sentinel "
+            "values first, which widen a column. Without them the fit is sound, but log-likelihood "
+            "and BIC depend on the floor there. Adding noise of the size of the rounding (jitter), "
+            f"a family for counts or codes (poisson, categorical) or a higher {floor} avoids it."
+        )
+    if lines:
+        out.append(
+            f"many rows lie on a line, where {floor} holds up the noise: "
+            f"{_places(lines, result)}. Their target is a combination of the other columns: leave "
+            "out the column that it was computed from, or those rows."
         )
     return out
+
+
+def _places(held: Sequence[HeldUp], result: Result) -> str:
+    """The first of them, most rows first."""
+    order = sorted(held, key=lambda h: -h.share)[:NAMED]
+    return "; ".join(_place(h, result) for h in order)
 
 
 def _place(held: HeldUp, result: Result) -> str:
     names = result.columns
     own = [str(j) if names is None else repr(names[j]) for j in held.columns]
-    if len(own) > 1:
+    if held.on_a_line:
+        where = f"column {own[0]} on the line of component {held.components[0]}"
+    elif len(own) > 1:
         where = f"a combination of columns {', '.join(own)}"
     elif held.value is None:
         where = f"column {own[0]} (one value in each component)"
     else:
         where = f"column {own[0]} at {held.value:.6g}"
-    return f"{where} ({held.share:.1%} of rows)"
+    what = "steps" if held.rows_per_sample != 1 else "rows"
+    return f"{where} ({held.share:.1%} of {what})"
 
 
 def _row(k: int, result: Result, values: FloatArray) -> dict[str, float]:

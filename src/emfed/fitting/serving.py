@@ -23,7 +23,7 @@ from typing import Any, Literal, final
 import numpy as np
 
 from emfed.artifacts.result import Result
-from emfed.core.errors import CheckpointError, ParticipationError
+from emfed.core.errors import CheckpointError, EmfedError, ParticipationError
 from emfed.core.protocols import View
 from emfed.core.records import RoundRecord
 from emfed.core.storage import load_checkpoint, remove_torn, save_checkpoint
@@ -96,6 +96,10 @@ class _Without(Transport):
     def __init__(self, inner: Transport, out: Mapping[str, str]) -> None:
         self._inner, self._out = inner, out
 
+    @property
+    def between_machines(self) -> bool:
+        return self._inner.between_machines
+
     def workers(self) -> list[str]:
         """The others."""
         return [key for key in self._inner.workers() if key not in self._out]
@@ -104,6 +108,9 @@ class _Without(Transport):
         self, messages: Mapping[str, bytes], deadline: float
     ) -> Iterator[tuple[str, bytes]]:
         return self._inner.deliver(messages, deadline)
+
+    def shut_out(self) -> Mapping[str, str]:
+        return self._inner.shut_out()
 
 
 def serve(
@@ -160,11 +167,12 @@ def serve(
             if not (hasattr(error, "result") and change.needed(newcomers=True)):
                 raise
             result = error.result
-        out = {**(stage.excluded or {}), **federation.refusals}
+        out = {**(stage.excluded or {}), **federation.dismissed}
         made = result.rounds
         up, down = stage.bytes_up + result.bytes_up, stage.bytes_down + result.bytes_down
         if fitted is not None and (not change.needed() or stage.rounds + made >= rounds):
-            return Served(fitted, stage.number, stage.rounds + made, out, up, down)
+            everyone = {**federation.refusals, **out}
+            return Served(fitted, stage.number, stage.rounds + made, everyone, up, down)
         stage = _Stage(stage.number + 1, stage.rounds + made, out, up, down)
         logger.warning("stage %d begins: %s", stage.number, change.why)
         stage.save(where / "stage")
@@ -239,6 +247,26 @@ def _reached(settings: FitSettings, folder: Path) -> FitSettings:
     return settings.but(start=params, **given)
 
 
+def reached_numbers(settings: FitSettings, directory: Path) -> dict[str, Any]:
+    """The parameters that a run which goes on has reached, for people; nothing where none are yet.
+
+    Of candidates side by side it is their parts' number alone, and of long arrays nothing.
+    """
+    stages = sorted(directory.glob(f"stage-*/{CHECKPOINT}"))
+    try:
+        params = _reached(settings, stages[-1].parent).start
+    except (EmfedError, IndexError, OSError):
+        return {}
+    if hasattr(params, "parts"):
+        return {"candidates": len(params.parts)}
+    arrays = {name: np.asarray(value) for name, value in params.arrays().items()}
+    return {name: value.tolist() for name, value in arrays.items() if value.size <= MOST_SHOWN}
+
+
+MOST_SHOWN = 400
+"""Numbers of an array that people are shown."""
+
+
 def rehearse(
     model: Any,
     algorithm: Any,
@@ -262,7 +290,9 @@ def rehearse(
         settings = read_settings(model, algorithm, options)
         journal = Path(folder) / "journal"
         columns = settings.columns if listed == "run" else listed
-        site = Site(data, Path(folder) / "site", rules=rules, journal=journal, columns=columns)
+        # Alone there is nobody to add up with: it shows what would be masked, bare.
+        bare = dataclasses.replace(SiteRules() if rules is None else rules, unmasked=True)
+        site = Site(data, Path(folder) / "site", rules=bare, journal=journal, columns=columns)
         federation = RemoteFederation(LocalTransport({"site": site}), attempts=1)
         with contextlib.suppress(ParticipationError):
             run_fit(settings.but(rounds=rounds), federation)

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, final
 
 import numpy as np
 
-from emfed.core.errors import MembersChanged, SettingsError
+from emfed.core.errors import MembersChanged, ParticipationError, SettingsError
 from emfed.core.ledger import Ledger
 from emfed.core.protocols import (
     Algorithm,
@@ -26,6 +26,7 @@ from emfed.fitting.settings import worker_weights
 from emfed.models.binding import Bound
 from emfed.models.naming import columns_named
 from emfed.network.inprocess import answer_width
+from emfed.network.masking import SMALLEST_SET
 from emfed.network.prices import Prices
 from emfed.network.sums import add_up_opening
 
@@ -91,7 +92,7 @@ class Attendance:
             here[silences >= patience] = False
             here[lost] &= losses[lost] <= LOSSES + clock // LOSSES_EVERY
         here[gone] = False
-        again[gone] = np.iinfo(np.int64).max
+        again[gone] = clock + LOOK_AGAIN  # who is let back in is asked again by then
         now = replace(self, silences=silences, losses=losses, again=again, clock=clock)
         return replace(now, troubled=True).staying(here)
 
@@ -100,6 +101,10 @@ class Attendance:
         here = self.here.copy()
         here[silent] = False
         return self.staying(here)
+
+    def for_good(self) -> Attendance:
+        """Whoever is away is not asked again: sums with it and without it would tell of it."""
+        return replace(self, again=np.where(self.here, self.again, np.iinfo(np.int64).max))
 
     def staying(self, here: BoolArray) -> Attendance:
         """With only these here, unless there is none of them."""
@@ -130,8 +135,8 @@ class Session:
 
     A worker that was asked ``patience`` times in a row in vain, while others answered, is *away*:
     model and weights are bound anew to those who are here, and nothing of it is left in either. It
-    is asked again now and then, and counts again once it answers. A worker that refused for good is
-    away and is not asked again.
+    is asked again now and then, and counts again once it answers. A worker that refused is away at
+    once, and is not asked while that stands.
     """
 
     def __init__(
@@ -143,22 +148,27 @@ class Session:
         columns: Sequence[str] | None = None,
         seed: int = 0,
         count_bytes: bool = True,
-        masks: bool = False,
+        masks: bool | None = None,
         rounded: bool = False,
         patience: int | None = None,
     ) -> None:
         self.model, self.federation, self.seed = model, federation, seed
-        self.masks = federation.masks = masks or federation.masks
-        """Whether workers round to a common lattice, and a network is told sums alone."""
-        if self.masks and weights != "samples":
-            raise SettingsError("with masks workers count by their rows: leave weights out.")
-        self._rounded = rounded and not self.masks  # sums of integers are rounded already
+        federation.masks = federation.masks_by_default if masks is None else masks
+        if federation.masks and weights != "samples":
+            raise SettingsError(
+                "with masks workers count by their rows: leave weights out, or fit with "
+                "masks=False, which every site must allow in its rules."
+            )
+        self._rounded = rounded and not federation.masks  # sums of integers are rounded already
         self.patience = patience
         opening = federation.open(model, columns, self._rounded)
+        self.masks = federation.masks
+        """Whether workers round to a common lattice, and a network is told sums alone."""
+        self._rounded = self._rounded and not self.masks  # a run that goes on keeps its own way
         if self.masks and opening.whole is None:  # a simulation adds up as a network does
-            opening = add_up_opening(opening)
+            opening = add_up_opening(model, opening)
         self.opening = opening
-        self.counts = opening.counts
+        self.counts, self._all = opening.counts, (opening.counts, opening.totals)
         self._totals = opening.counts if opening.totals is None else opening.totals
         self.supports = opening.supports
         """Where workers have statistics of their own: which. Then sums add up, with weights 1."""
@@ -201,7 +211,11 @@ class Session:
 
     def _bind(self) -> None:
         """Weights, constants and the number of rows are those of who is here."""
-        everyone, opening = bool(self.attendance.here.all()), self.opening
+        everyone = bool(self.attendance.here.all())
+        self.federation.leave_out(np.flatnonzero(~self.attendance.here))
+        if self.masks and not everyone:
+            self._open_again()
+        opening = self.opening
         here: Any = slice(None) if everyone else self.attendance.here
         shares = self._shares if everyone else self._shares * here
         self.weights = shares if everyone or self.supports else shares / shares.sum()
@@ -219,8 +233,29 @@ class Session:
         if not self._adopted:
             some = replace(opening, counts=self.counts[here], summaries=told)
             self.bound = Bound.told(self.model, some, self.weights[here], self._rounded)
-        self.federation.leave_out(np.flatnonzero(~self.attendance.here))
         self.federation.bind(self.bound)
+
+    def _open_again(self) -> None:
+        """Under masks nobody's own summary is known: those who are here add theirs up anew."""
+        here, opening = self.attendance.here, self.opening
+        if self.federation.carries_bytes:
+            self.opening = self.federation.open_again()
+        else:
+            told = {name: values[here] for name, values in opening.summaries.items()}
+            counts, totals = self._all
+            some = None if totals is None else totals[here]
+            summed = add_up_opening(
+                self.model, replace(opening, counts=counts[here], totals=some, summaries=told)
+            )
+            self.opening = replace(
+                opening,
+                counts=np.where(here, counts, 0),
+                totals=None if totals is None else np.where(here, totals, 0.0),
+                effective=summed.effective,
+                whole=summed.whole,
+            )
+        self.counts, told_totals = self.opening.counts, self.opening.totals
+        self._totals = self.counts if told_totals is None else told_totals
 
     # Who is here.
 
@@ -231,16 +266,26 @@ class Session:
         if complete and not now.troubled:  # a million workers cost nothing while all is well
             self.attendance = replace(now, clock=now.clock + 1)
             return False
-        if self.supports or self.opening.effective is not None:
+        if self.supports:
             return False  # nobody's own summary is known: the model cannot be bound to the others
         if self.patience is None and not len(gone):
             return False
-        return self._changed(now.note(asked, heard, lost, self.patience, gone))
+        # A masked round has been asked for as often as patience says: who is missing stays away.
+        patience = 1 if self.masks and self.patience is not None else self.patience
+        after = now.note(asked, heard, lost, patience, gone)
+        return self._changed(after.for_good() if self.masks else after)
 
     def _changed(self, after: Attendance) -> bool:
         before, self.attendance = self.attendance, after
         if np.array_equal(before.here, after.here):
             return False
+        if self.masks and after.here.sum() < SMALLEST_SET:
+            left = ", ".join(map(self.name_of, np.flatnonzero(~after.here).tolist()))
+            raise ParticipationError(
+                f"{left} left, and {int(after.here.sum())} sites have no masked sum: wait for them "
+                "and resume, let another site join, or run without masks, which every site must "
+                "allow in its rules."
+            )
         self._announce(before.here & ~after.here, "left: the model is that of the others")
         self._announce(~before.here & after.here, "is back, and counts again")
         self.rebind()
@@ -316,6 +361,8 @@ class Session:
         """How well the model fits each worker's rows, ``(workers, 4)``; or rows held out."""
         question = Question(kind, view, params, "closing")
         told = self.federation.scores(question)
+        if self.masks and not self.federation.carries_bytes:  # a network is told the mean alone
+            told = np.tile(self.weights @ told, (len(told), 1))
         told[~self.attendance.here] = np.nan
         self._priced(question, self.federation.missed)
         return told

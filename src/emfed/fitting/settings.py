@@ -75,7 +75,8 @@ class FitSettings:
     validate : whether the fit ends with a validation: models without some of the workers, and rows
         that each worker holds out (`Result.validation`).
     masks : whether workers tell sums alone: each rounds to a common lattice and, between machines,
-        masks its numbers, so that the server learns the sum over all and nothing of one.
+        masks its numbers, so that the server learns the sum over all and nothing of one. None: so
+        it is between machines with three sites or more, and nowhere else.
     likelihood : whether everyone is asked at the end for the log-likelihood, if nobody told it.
     """
 
@@ -105,7 +106,7 @@ class FitSettings:
     errors: bool = False
     validate: bool = False
     likelihood: bool = False
-    masks: bool = False
+    masks: bool | None = None
     numbers: tuple[int, ...] | None = field(init=False, default=None)
     """The numbers of components, read."""
 
@@ -135,10 +136,6 @@ class FitSettings:
             object.__setattr__(self, "numbers", tuple(read_range(self.n_components)))
         elif not isinstance(self.model, Model):
             check_type("model", self.model, Model, "gaussian_mixture(3)")
-        if self.masks and self.validate:
-            raise SettingsError(
-                "validate asks single workers, which masks rule out: leave one out."
-            )
         check_type("participation", self.who(), Participation, "Bernoulli(0.5)")
         self.method(2)
         self.stop(self.method(2), 2)

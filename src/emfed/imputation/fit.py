@@ -152,7 +152,8 @@ class ImputeSettings:
     ) -> tuple[Session, Cells]:
         """The opening exchange: who observed which cells, and how often."""
         model = CellSums(*grid.shape, centred)
-        session = Session(model, federation, columns=COLUMNS, seed=self.seed)
+        # A worker tells its own cells alone: there is no common vector that masks could hide.
+        session = Session(model, federation, columns=COLUMNS, seed=self.seed, masks=False)
         supports = session.supports
         assert supports is not None
         keys, times, weights = supports.keys, grid.shape[1], supports.total(supports.weights)

@@ -25,6 +25,7 @@ from emfed.core.wire import (
     worker_loss,
 )
 from emfed.models.clusters import Buckets, Clusters
+from emfed.models.columns import Columns
 from emfed.models.side_by_side import SideBySide
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -106,6 +107,15 @@ def unflatten_params(values: FloatArray, like: Parameters) -> Parameters:
     if start != len(values):
         raise WireError(f"expected {start} parameters; got {len(values)}.")
     return like.with_arrays(arrays)
+
+
+def extra_owners(model: Model, width: int) -> IntArray:
+    """The column that each number of a summary's ``extra`` is about, of so many columns."""
+    asked = model.serves_all if isinstance(model, SideBySide) else model
+    columns = getattr(asked, "columns", None)
+    if isinstance(columns, Columns):
+        return columns.fit_to(width).owners()
+    return np.empty(0, dtype=np.int64)
 
 
 def candidates_of(model: Model) -> tuple[Model, ...]:

@@ -148,7 +148,7 @@ class Categorical(Family):
 
     def estimate(self, mass: FloatArray, moments: FloatArray, floor: float) -> FloatArray:
         """Frequencies, none below the floor."""
-        shares = moments / moments.sum(axis=-1, keepdims=True)
+        shares = moments / np.maximum(moments.sum(axis=-1, keepdims=True), 1e-300)
         return clip_simplex(shares, floor) if floor > 0 else shares
 
     def possible(self, means: FloatArray, before: FloatArray) -> FloatArray:

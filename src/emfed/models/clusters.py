@@ -18,11 +18,14 @@ from typing import Any, Self, final
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from emfed.core.errors import DataError, SettingsError, check_count, check_type, known
+from emfed.core.errors import SettingsError, check_count, check_type, known
 from emfed.core.protocols import FloatArray, IntArray, Layout, Metric, Model, Parameters
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
-from emfed.models.components import SMALLEST_MASS
+from emfed.models.components import (
+    SMALLEST_MASS,
+    check_rows_suffice,
+)
 from emfed.models.devices import MOST_COMPONENTS, Features, Pass, ragged, sweep
 from emfed.models.mixture import blocks, to_numpy
 from emfed.models.parameters import Frame, common_frame
@@ -109,12 +112,7 @@ class Clusters(Model):
         """Common origin and scale: one for all columns unless they are standardised."""
         if self.framed:
             return self
-        samples = int(counts.sum())
-        if self.n_components > samples:
-            raise DataError(
-                f"n_clusters={self.n_components}, but all workers together have {samples} rows: "
-                "use fewer clusters."
-            )
+        samples = check_rows_suffice(self.n_components, counts, "clusters")
         whole = self.combine(summaries, weights)
         kind = "diag" if self.standardised else "spherical"
         frame = common_frame(whole["mean"], whole["scatter"], kind, floored=True)

@@ -288,7 +288,7 @@ class Columns:
         out = {"observed": observed, "mean": mean, "scatter": scatter}
         return out | ({"extra": np.concatenate(parts, axis=-1)} if parts else {})
 
-    def _owners(self) -> IntArray:
+    def owners(self) -> IntArray:
         """The column of each number of ``extra``."""
         owners = []
         for group in self.groups:
@@ -302,7 +302,7 @@ class Columns:
         """The summary of a union: means are weighted by what was seen."""
         out = combine_seen(summaries, shares)
         if "extra" in summaries:
-            seen = (shares[:, None] * summaries["observed"])[:, self._owners()]
+            seen = (shares[:, None] * summaries["observed"])[:, self.owners()]
             total = np.maximum(seen.sum(axis=0), 1e-300)
             out["extra"] = (seen * summaries["extra"]).sum(axis=0) / total
         return out

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from emfed.core.protocols import BoolArray, FloatArray, HeldUp, Layout
+from emfed.core.errors import DataError
+from emfed.core.protocols import BoolArray, FloatArray, HeldUp, IntArray, Layout
 
 SMALLEST_MASS = 1e-12
 """T is not defined where a component has no mass; below this it counts as none."""
+
+
+def check_rows_suffice(n_components: int, counts: IntArray, what: str = "components") -> int:
+    """The number of all samples, which is that of the components at least."""
+    samples = int(counts.sum())
+    if n_components > samples:
+        raise DataError(
+            f"n_{what}={n_components}, but all workers together have {samples} rows: use fewer "
+            f"{what}."
+        )
+    return samples
 
 
 def normalised(mass: FloatArray, pseudo: float) -> FloatArray:
@@ -68,3 +80,28 @@ def held_at(
         )
         for (j, _), own in found.items()
     )
+
+
+def held_in(
+    weights: FloatArray,
+    values: FloatArray,
+    spread: FloatArray,
+    covariances: FloatArray,
+    low: float,
+) -> tuple[HeldUp, ...]:
+    """The same from whole covariances in the frame: combinations of columns are found as well."""
+    flat = np.diagonal(covariances, axis1=-2, axis2=-1) <= low
+    oblique = []
+    for k, matrix in enumerate(covariances):
+        rest = np.flatnonzero(~flat[k])
+        inner = matrix[np.ix_(rest, rest)]
+        if len(rest) and np.linalg.eigvalsh(inner)[0] <= low:
+            columns = tuple(rest[list(flattest(inner))].tolist())
+            oblique.append(HeldUp((k,), float(weights[k]), columns))
+    return (*held_at(weights, values, spread, flat), *oblique)
+
+
+def flattest(matrix: FloatArray) -> tuple[int, ...]:
+    """The columns whose combination has the least variance."""
+    direction = np.abs(np.linalg.eigh(matrix)[1][:, 0])
+    return tuple(np.flatnonzero(direction > 0.3 * direction.max()).tolist())

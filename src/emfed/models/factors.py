@@ -24,10 +24,17 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
-from emfed.core.protocols import FloatArray, IntArray, Layout, Model
+from emfed.core.protocols import FloatArray, HeldUp, IntArray, Layout, Model
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
-from emfed.models.components import SMALLEST_MASS, keep_dying, normalised
+from emfed.models.components import (
+    NEAR_FLOOR,
+    SMALLEST_MASS,
+    check_rows_suffice,
+    held_in,
+    keep_dying,
+    normalised,
+)
 from emfed.models.devices import MOST_COMPONENTS, Features, Pass, Ragged, answers, ragged, sweep
 from emfed.models.factor_metric import FactorMetric
 from emfed.models.factor_solver import Penalty, fit_components, fit_factors
@@ -118,6 +125,7 @@ class FactorMixture(Model):
         self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
     ) -> Self:
         """Common origin and scale: one scale for all columns where the noise is isotropic."""
+        samples = check_rows_suffice(self.n_components, counts)
         whole = self.combine(summaries, weights)
         d, kind = len(whole["mean"]), "spherical" if self.isotropic else "diag"
         products = len(whole["scatter"]) != d
@@ -125,9 +133,7 @@ class FactorMixture(Model):
         spread = np.diagonal(moment) if products else moment
         frame = common_frame(whole["mean"], spread, kind, floored=self.noise_floor > 0)
         moment = moment / np.outer(frame.scale, frame.scale) if products else np.empty(0)
-        return dataclasses.replace(
-            self, frame=frame, samples=int(counts.sum()), second_moment=moment
-        )
+        return dataclasses.replace(self, frame=frame, samples=samples, second_moment=moment)
 
     # The E-step.
 
@@ -351,6 +357,16 @@ class FactorMixture(Model):
     def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
         """Components that explain less than one sample do not hold up the others."""
         return keep_dying(self.layout, before, after, self.samples)
+
+    def held_up(self, params: FactorParameters) -> tuple[HeldUp, ...]:
+        """Components without spread in some direction, if there are several.
+
+        Noise at the floor alone is none: factors explain the column there (a Heywood case).
+        """
+        if self.n_components == 1 or not self.noise_floor:
+            return ()
+        means, low = self.to_user(params).means, NEAR_FLOOR * self.noise_floor
+        return held_in(params.weights, means, self._frame.scale, params.covariances(), low)
 
     def surrogate(self, statistics: FloatArray, params: FactorParameters) -> FloatArray:
         """psi + R - <s, phi> in the frame's units, up to a constant."""

@@ -19,12 +19,20 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from array_api_compat import device
 
-from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
+from emfed.core.errors import SettingsError, check_count, check_range, check_type, known
 from emfed.core.protocols import FloatArray, HeldUp, IntArray, Layout
 from emfed.core.registry import stored
 from emfed.core.streams import Purpose, normals
 from emfed.models.clusters import Clusters
-from emfed.models.components import NEAR_FLOOR, SMALLEST_MASS, held_at, keep_dying
+from emfed.models.components import (
+    NEAR_FLOOR,
+    SMALLEST_MASS,
+    check_rows_suffice,
+    flattest,
+    held_at,
+    held_in,
+    keep_dying,
+)
 from emfed.models.devices import MOST_COMPONENTS, Features, Pass, Ragged, Second, sweep
 from emfed.models.matrices import outer, pack, triangle, unpack
 from emfed.models.metric import GaussianMetric
@@ -166,12 +174,7 @@ class GaussianMixture(MixtureModel):
         self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
     ) -> Self:
         """Common origin and scale, the constants of T, and what they rule out."""
-        samples = int(counts.sum())
-        if self.n_components > samples:
-            raise DataError(
-                f"n_components={self.n_components}, but all workers together have {samples} "
-                "rows: use fewer components."
-            )
+        samples = check_rows_suffice(self.n_components, counts)
         whole = self.combine(summaries, weights)
         origin, d = whole["mean"], len(whole["mean"])
         products = len(whole["scatter"]) != d or self.kind in ("tied", "full")
@@ -471,26 +474,15 @@ class GaussianMixture(MixtureModel):
         )
         if low == 0 or self.all_positive(covariances, -low):
             return ()
-        shape = (len(weights), self.n_features)
-        spread = covariances[:, None] if self.kind == "spherical" else covariances
-        if self.kind in ("full", "tied"):
-            spread = np.diagonal(covariances, axis1=-2, axis2=-1)
-        flat = np.broadcast_to(spread <= low, shape)
         if self.kind == "tied":  # one covariance: all rows lie on the few values of a column
-            alone = np.flatnonzero(flat[0]).tolist()
-            own = [(j,) for j in alone] if alone else [_flattest(covariances)]
+            alone = np.flatnonzero(np.diagonal(covariances) <= low).tolist()
+            own = [(j,) for j in alone] if alone else [flattest(covariances)]
             return tuple(HeldUp(tuple(range(len(weights))), 1.0, columns) for columns in own)
-        scale = self.constants.frame.scale
-        found = held_at(weights, self.to_user(params).means, scale, flat)
-        if self.kind != "full":
-            return found
-        oblique = []
-        for k, matrix in enumerate(covariances):
-            rest = np.flatnonzero(~flat[k])
-            if len(rest) and np.linalg.eigvalsh(matrix[np.ix_(rest, rest)])[0] <= low:
-                columns = tuple(rest[list(_flattest(matrix[np.ix_(rest, rest)]))].tolist())
-                oblique.append(HeldUp((k,), float(weights[k]), columns))
-        return (*found, *oblique)
+        means, scale = self.to_user(params).means, self.constants.frame.scale
+        if self.kind == "full":
+            return held_in(weights, means, scale, covariances, low)
+        spread = covariances[:, None] if self.kind == "spherical" else covariances
+        return held_at(weights, means, scale, np.broadcast_to(spread <= low, means.shape))
 
     def portrait(self, params: GaussianParameters, names: Sequence[str]) -> Portrait:
         k, d = params.means.shape
@@ -544,9 +536,3 @@ class GaussianMixture(MixtureModel):
         """sum of responsibility (y - mu)(y - mu)^T from raw second moments, as matrices."""
         d = means.shape[-1]
         return unpack(second, d) - mass[..., None, None] * outer(means, means)
-
-
-def _flattest(matrix: FloatArray) -> tuple[int, ...]:
-    """The columns whose combination has the least variance."""
-    direction = np.abs(np.linalg.eigh(matrix)[1][:, 0])
-    return tuple(np.flatnonzero(direction > 0.3 * direction.max()).tolist())

@@ -21,7 +21,7 @@ from typing import Any, Self, final
 import numpy as np
 
 from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
-from emfed.core.protocols import FloatArray, IntArray, Layout, Model
+from emfed.core.protocols import FloatArray, HeldUp, IntArray, Layout, Model
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models import emissions
@@ -322,6 +322,12 @@ class HiddenMarkov(Model):
         kept = kept.copy()
         kept[chain] = positive(kept[chain], before[chain])
         return emissions.possible(self.columns, self.layout, before, kept)
+
+    def held_up(self, params: MarkovParameters) -> tuple[HeldUp, ...]:
+        """States that sit on one value of a column."""
+        mass = self.layout.split(self.statistics_of(params))["mass"]
+        held = emissions.held_up(self.columns, params, mass)
+        return tuple(dataclasses.replace(h, rows_per_sample=self.length) for h in held)
 
     def metric(self, params: MarkovParameters) -> ColumnMetric:
         """Every statistic in units of its spread."""

@@ -17,7 +17,7 @@ from typing import Any, Self, final
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
+from emfed.core.errors import SettingsError, check_count, check_range, check_type, known
 from emfed.core.protocols import FloatArray, HeldUp, IntArray, Layout
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
@@ -25,7 +25,12 @@ from emfed.models import emissions
 from emfed.models.categories import Categorical
 from emfed.models.clusters import Clusters
 from emfed.models.columns import EXPOSURE, ColumnParameters, Columns
-from emfed.models.components import SMALLEST_MASS, keep_dying, normalised
+from emfed.models.components import (
+    SMALLEST_MASS,
+    check_rows_suffice,
+    keep_dying,
+    normalised,
+)
 from emfed.models.devices import MOST_COMPONENTS, Features, Pass, Ragged, written
 from emfed.models.groups import code_shares, seen_shares
 from emfed.models.imputing import (
@@ -112,12 +117,7 @@ class MixedMixture(MixtureModel):
         self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
     ) -> Self:
         """The frame of the columns, and the number of samples."""
-        samples = int(counts.sum())
-        if self.n_components > samples:
-            raise DataError(
-                f"n_components={self.n_components}, but all workers together have {samples} "
-                "rows: use fewer components."
-            )
+        samples = check_rows_suffice(self.n_components, counts)
         columns = self.columns.fit_to(summaries["mean"].shape[-1]).bind(summaries, weights)
         return dataclasses.replace(self, columns=columns, samples=samples)
 

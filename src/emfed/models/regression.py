@@ -20,15 +20,33 @@ import numpy as np
 from array_api_compat import device
 
 from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
-from emfed.core.protocols import FloatArray, IntArray, Layout, Parameters
+from emfed.core.protocols import FloatArray, HeldUp, IntArray, Layout, Metric, Parameters
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
-from emfed.models.components import SMALLEST_MASS, keep_dying, normalised
-from emfed.models.matrices import is_positive_definite, outer, pack, triangle, unpack
+from emfed.models.components import (
+    NEAR_FLOOR,
+    SMALLEST_MASS,
+    check_rows_suffice,
+    keep_dying,
+    normalised,
+)
+from emfed.models.factor_metric import FactorMetric
+from emfed.models.loadings import FactorParameters
+from emfed.models.matrices import (
+    is_positive_definite,
+    outer,
+    pack,
+    raise_eigenvalues,
+    triangle,
+    unpack,
+)
 from emfed.models.mixture import MixtureModel
 from emfed.models.parameters import Frame, InverseWishart, common_frame
 from emfed.models.portraits import Portrait
 from emfed.models.rows import check_rows, combine_moments, moments
+
+LEAST_SPREAD = 1e-9
+"""Of the inputs in any direction, beside 1 of each: less is taken for a combination of others."""
 
 
 @final
@@ -60,6 +78,69 @@ class RegressionBound:
     samples: int
     products: FloatArray
     """The mean of (1, x, y)(1, x, y)^T in the frame."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RegressionMetric(Metric):
+    """That of one column on factors, which are the standardised inputs."""
+
+    layout: Layout
+    root: FloatArray
+    """L of the covariance L L^T of the inputs of all data."""
+    inner: FactorMetric
+
+    @classmethod
+    def at(
+        cls, params: RegressionParameters, layout: Layout, gram: FloatArray, samples: float
+    ) -> Self:
+        """At these parameters, with the products of (1, x) of all data."""
+        spread = raise_eigenvalues(gram[1:, 1:], LEAST_SPREAD)
+        root = np.asarray(np.linalg.cholesky(spread), dtype=np.float64)
+        (k, p), column = params.coefficients.shape, (..., None)
+        as_factors = FactorParameters(
+            params.weights,
+            params.intercepts[column],
+            (params.coefficients @ root)[:, None, :],
+            params.noise[column],
+        )
+        pieces = {"mass": (), "latent": (p * (p + 1) // 2,), "factor": (p,), "first": (1,)}
+        pieces |= {"cross": (p, 1), "squares": (1,)}
+        own = Layout(tuple((name, (k, *shape)) for name, shape in pieces.items()))
+        return cls(layout, root, FactorMetric.at(as_factors, own, samples))
+
+    @property
+    def lightest(self) -> float:
+        return self.inner.lightest
+
+    def whiten(self, vectors: FloatArray) -> FloatArray:
+        parts = self.layout.split(vectors)
+        mass, turn = parts["mass"], np.linalg.inv(self.root)
+        packed = np.concatenate([mass[..., None], parts["moments"]], axis=-1)
+        products = unpack(packed, len(turn) + 2)
+        x, turned = products[..., 1:-1, 1:-1], np.swapaxes(turn, -1, -2)
+        parts = {
+            "mass": mass,
+            "latent": pack(turn @ x @ turned),
+            "factor": products[..., 0, 1:-1] @ turned,
+            "first": products[..., :1, -1],
+            "cross": (products[..., 1:-1, -1] @ turned)[..., None],
+            "squares": products[..., -1:, -1],
+        }
+        return self.inner.whiten(self.inner.layout.join(parts))
+
+    def unwhiten(self, vectors: FloatArray) -> FloatArray:
+        parts, turn = self.inner.layout.split(self.inner.unwhiten(vectors)), self.root
+        mass, size = parts["mass"], len(turn) + 2
+        turned = np.swapaxes(turn, -1, -2)
+        products = np.empty((*mass.shape, size, size))
+        products[..., 0, 0], products[..., -1, -1] = mass, parts["squares"][..., 0]
+        products[..., 1:-1, 1:-1] = turn @ unpack(parts["latent"], size - 2) @ turned
+        products[..., 0, 1:-1] = products[..., 1:-1, 0] = parts["factor"] @ turned
+        products[..., 0, -1] = products[..., -1, 0] = parts["first"][..., 0]
+        cross = parts["cross"][..., 0] @ turned
+        products[..., 1:-1, -1] = products[..., -1, 1:-1] = cross
+        return self.layout.join({"mass": mass, "moments": pack(products)[..., 1:]})
 
 
 @stored("regression-mixture")
@@ -136,6 +217,7 @@ class RegressionMixture(MixtureModel):
         self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
     ) -> Self:
         """Origin and scale of every column, and the products of all data."""
+        samples = check_rows_suffice(self.n_components, counts)
         whole = self.combine(summaries, weights)
         d = len(whole["mean"])
         order = self._order(d)
@@ -145,7 +227,7 @@ class RegressionMixture(MixtureModel):
         products = np.zeros((d + 1, d + 1))
         products[0, 0] = 1.0
         products[1:, 1:] = scatter / np.outer(frame.scale, frame.scale)
-        bound = RegressionBound(frame, int(counts.sum()), products)
+        bound = RegressionBound(frame, samples, products)
         return dataclasses.replace(self, bound=bound)
 
     # The E-step.
@@ -239,6 +321,17 @@ class RegressionMixture(MixtureModel):
     def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
         """Components that explain less than one sample do not hold up the others."""
         return keep_dying(self.layout, before, after, self._known.samples)
+
+    def held_up(self, params: RegressionParameters) -> tuple[HeldUp, ...]:
+        """Components whose rows lie on their line."""
+        low = np.flatnonzero(params.noise <= NEAR_FLOOR * self.noise_floor).tolist()
+        column = (int(self._order(self.n_features)[-1]),)
+        return tuple(HeldUp((k,), float(params.weights[k]), column, on_a_line=True) for k in low)
+
+    def metric(self, params: RegressionParameters) -> RegressionMetric:
+        """The Fisher metric of complete data."""
+        known = self._known
+        return RegressionMetric.at(params, self.layout, known.products[:-1, :-1], known.samples)
 
     def surrogate(self, statistics: FloatArray, params: RegressionParameters) -> FloatArray:
         """psi + R - <s, phi> in the frame's units."""

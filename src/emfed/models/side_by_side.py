@@ -117,7 +117,7 @@ class SideBySide(Model):
         return Layout((*fields, *values))
 
     @property
-    def _asked(self) -> Any:
+    def serves_all(self) -> Any:
         """The part whose summary serves all: the last, of candidates that with most components.
 
         Of one component alone more might be asked, what gives its optimum in closed form.
@@ -176,7 +176,7 @@ class SideBySide(Model):
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
         """One that serves all."""
-        return dict(self._asked.summary(data, weights))
+        return dict(self.serves_all.summary(data, weights))
 
     def group_shares(self, statistics: FloatArray) -> FloatArray:
         pieces = zip(self.models, self.cuts, strict=True)
@@ -184,14 +184,14 @@ class SideBySide(Model):
 
     def summary_shares(self, summary: Mapping[str, FloatArray]) -> FloatArray:
         """The summary of the part that serves all."""
-        shares: FloatArray = self._asked.summary_shares(summary)
+        shares: FloatArray = self.serves_all.summary_shares(summary)
         return shares
 
     def combine(
         self, summaries: Mapping[str, FloatArray], shares: FloatArray
     ) -> dict[str, FloatArray]:
         """As the part does whose summary serves all."""
-        return dict(self._asked.combine(summaries, shares))
+        return dict(self.serves_all.combine(summaries, shares))
 
     def bind(
         self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray

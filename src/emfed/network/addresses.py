@@ -44,6 +44,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def printable(words: str) -> str:
+    """Words of the other end, without what could command a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in words)
+
+
 def free_port(host: str = "127.0.0.1") -> int:
     """A port that was free a moment ago."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:

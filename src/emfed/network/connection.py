@@ -106,6 +106,8 @@ class Connection:
         self.attempts = attempts
         self.traffic = Traffic()
         self.refusals: dict[str, str] = {}
+        self.objections: dict[str, str] = {}
+        """Why workers did not answer for now, in the words that each said last."""
         self.ahead: dict[str, int] = {}
         """Workers to which the last messages were old, and the last phase that each heard of."""
 
@@ -158,6 +160,7 @@ class Connection:
             self.ahead[key] = number
         else:
             logger.info("%s does not answer: %s", key, text)
+            self.objections[key] = text
         return reason
 
     def dismiss(self, key: str, text: str) -> None:

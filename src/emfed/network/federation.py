@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -63,7 +62,7 @@ from emfed.core.wire import (
     steps_size,
 )
 from emfed.models import build_model
-from emfed.models.binding import Bound, flatten, flatten_params
+from emfed.models.binding import Bound, extra_owners, flatten, flatten_params
 from emfed.network import texts
 from emfed.network.connection import Connection, logger
 from emfed.network.inprocess import answer_width
@@ -74,14 +73,14 @@ from emfed.network.prices import first_question
 from emfed.network.scoring import SCORES
 from emfed.network.site import mark
 from emfed.network.sums import (
+    WEIGHT,
+    Opened,
     Shape,
     add_up,
     answer_shape,
     encode_lattice,
     from_fixed,
-    opening_of,
     opening_shape,
-    round_subject,
     shape_size,
     upload_shape,
 )
@@ -124,7 +123,8 @@ class RemoteFederation(Federation):
     fewer are asked): those missing are asked again, ``attempts`` times in all, with ``pause``
     seconds between the first two and twice as long each time; then `ParticipationError` ends the
     run, which can be resumed. ``columns`` are those every worker must have, by default those of
-    most workers.
+    most workers. ``masks`` holds for fits that do not say: None is masks between machines with
+    three sites or more.
     """
 
     def __init__(
@@ -137,6 +137,7 @@ class RemoteFederation(Federation):
         attempts: int = 5,
         pause: float = 1.0,
         columns: Sequence[str] | None = None,
+        masks: bool | None = None,
         disk: Disk = DISK,
     ) -> None:
         check_type("transport", transport, Transport, "LocalTransport({'a': Site(...)})")
@@ -144,6 +145,7 @@ class RemoteFederation(Federation):
         self.minimum = check_count("minimum", minimum)
         self.attempts = check_count("attempts", attempts)
         self.columns = None if columns is None else tuple(columns)
+        self._wants_masks = masks
         self.directory, self.disk = None if directory is None else Path(directory), disk
         self.members = Members(new_run())
         check_range("pause", pause, 0, np.inf, open_high=True)
@@ -155,8 +157,6 @@ class RemoteFederation(Federation):
         self._supports: Supports | None = None
         self._seed, self._phase, self._settings = 0, 0, b""
         self._view = WHOLE
-        self._sets: dict[bytes, list[set[int]]] = {}
-        """For which sets of workers each masked question was told."""
         self._numbers: dict[str, int] = {}
         self._knows: dict[str, set[Kind]] = {}
         self._steps: dict[int, bytes] = {}
@@ -174,11 +174,24 @@ class RemoteFederation(Federation):
     @property
     def refusals(self) -> dict[str, str]:
         """Workers that are not, or no longer, in the run, and why."""
-        return self._line.refusals
+        return {**self._line.transport.shut_out(), **self._line.refusals}
+
+    @property
+    def dismissed(self) -> dict[str, str]:
+        """Those of them who are out for good."""
+        return dict(self._line.refusals)
 
     def reachable(self) -> list[str]:
         """Keys of the workers that can be reached now, in the run or not."""
         return self._line.transport.workers()
+
+    @property
+    def masks_by_default(self) -> bool:
+        """As it was told; or between machines, with three sites or more."""
+        transport = self._line.transport
+        if self._wants_masks is not None:
+            return self._wants_masks
+        return transport.between_machines and len(transport.workers()) >= SMALLEST_SET
 
     def greet(self, keys: Sequence[str]) -> list[str]:
         """Those of these workers, not in the run, that answer hello as its members did."""
@@ -240,19 +253,29 @@ class RemoteFederation(Federation):
     def _know_members(self) -> None:
         self._numbers = {key: number for number, key in enumerate(self.members.keys)}
         self._knows = {key: set() for key in self.members.keys}
-        self._sets = {}
 
     def _add_up_opening(self) -> None:
-        """The number of rows and the summary of all, from one masked sum over everybody."""
+        """The number of rows and the summary of all who are here, from one masked sum."""
         members, shapes = self.members, self.members.shapes
         body, asked = encode_question("opening", {}, np.empty(0)), opening_shape(shapes)
-        _, sums = self._ask_all("opening", body, (), asked, self.size)
-        rows, members.effective, whole = opening_of(sums[0], shapes)
-        each, rest = divmod(rows, self.size)
-        members.counts = np.full(self.size, each) + (np.arange(self.size) < rest)
+        who, sums = self._ask_all("opening", body, (), asked)
+        width = int(np.prod(shapes.get("mean", (0,))))
+        owners = extra_owners(build_model(members.description), width).tolist()
+        found = Opened.of(sums[0], shapes, owners)
+        each, rest = divmod(found.rows, len(who))
+        members.counts, members.effective = np.zeros(self.size, dtype=np.int64), found.effective
+        members.counts[who] = each + (np.arange(len(who)) < rest)
         if each < 1:
-            raise ParticipationError(f"{self.size} workers have {rows} rows together.")
-        members.values = np.tile(flatten(whole), (self.size, 1))
+            raise ParticipationError(f"{len(who)} workers have {found.rows} rows together.")
+        if WEIGHT in shapes:
+            members.totals = np.where(members.counts > 0, found.total / len(who), 0.0)
+        members.values = np.tile(flatten(found.whole), (self.size, 1))
+
+    def open_again(self) -> Opening:
+        """The sum is asked for anew, over those who are here."""
+        self._add_up_opening()
+        self._keep_members()
+        return self.members.opening
 
     def _note_changes(self, before: Sequence[str]) -> None:
         """Say who left and who came since the fit before on this federation, if there was one."""
@@ -478,13 +501,13 @@ class RemoteFederation(Federation):
                     out[self.members.keys[number]] = message
             return out
 
-        q, subject = len(request.statistics), round_subject(self._view, request.statistics)
+        q = len(request.statistics)
         if len(request.workers) < SMALLEST_SET:  # too few were drawn: nobody has a say
             return replace(Replies.empty(q), energies=np.empty(0))
         asked = _Asked(request.workers.tolist(), messages, remembers=True)
         shape, least = upload_shape(lattice, q), max(enough, SMALLEST_SET)
         try:
-            members, sums = self._add_up(request.purpose, asked, shape, least, subject)
+            members, sums = self._add_up(request.purpose, asked, shape, least)
         except MasksDiffer as error:
             logger.warning("round %d: %s", request.round, error)
             self._steps = {}  # sites that follow steps may differ in S: it is sent in full
@@ -510,14 +533,16 @@ class RemoteFederation(Federation):
         )
 
     def _ask_all(
-        self, purpose: str, body: bytes, need: Sequence[Kind], shape: Shape, least: int
+        self, purpose: str, body: bytes, need: Sequence[Kind], shape: Shape
     ) -> tuple[list[int], list[Any]]:
-        """The sum of everyone's answer to a question; asked anew where keys changed meanwhile."""
+        """The sum of the answers of all who are here; asked anew where keys changed meanwhile."""
         for _ in range(ASKED_ANEW):
             self._question += 1
+            asked = self._everyone(body, need)
             try:
-                told = hashlib.sha256(body).digest()
-                return self._add_up(purpose, self._everyone(body, need), shape, least, told)
+                who, sums = self._add_up(purpose, asked, shape, len(asked.numbers))
+                if who:
+                    return who, sums
             except MasksDiffer as error:
                 logger.warning("%s: %s", purpose, error)
         raise ParticipationError(
@@ -525,7 +550,7 @@ class RemoteFederation(Federation):
         )
 
     def _everyone(self, body: bytes, need: Sequence[Kind]) -> _Asked:
-        """A question to all members."""
+        """A question to all members who are here."""
 
         def messages(missing: Collection[int]) -> dict[str, Message]:
             out = {}
@@ -534,62 +559,49 @@ class RemoteFederation(Federation):
                 out[self.members.keys[number]] = self._with_news((header, body), need)
             return out
 
-        return _Asked(list(range(self.size)), messages)
+        return _Asked([n for n in range(self.size) if n not in self._out], messages)
 
     def _add_up(
-        self, purpose: str, asked: _Asked, shape: Shape, least: int, subject: bytes
+        self, purpose: str, asked: _Asked, shape: Shape, least: int
     ) -> tuple[list[int], list[Any]]:
-        """The sum of masked answers over as many as are ready, and who they are.
+        """The sum of masked answers over all who are asked, and who they are; of nobody if some are
+        missing (`missed`) or lost their memory.
 
-        First everyone says that it is ready; then all who are get told so, and answer. One who
-        vanishes in between is asked again; at last it is left out, together with so many others
-        that the difference is a sum of several, too (`emfed.network.masking`).
+        First everyone says that it is ready; then all get told so, and answer. A sum without those
+        who are missing would tell of them, beside the sums before: who comes or goes is for the
+        session to decide, once and for good.
         """
         ready: dict[int, Message] = {}
         fresh: dict[int, int] = {}
-        for attempt in self._line.tries():
-            keys = self.members.keys
-            open_ = [n for n in asked.numbers if keys[n] not in self.refusals]
-            missing = [n for n in open_ if n not in fresh and n not in asked.lost]
-            messages = asked.messages(missing)
+        keys, answers = self.members.keys, dict[int, bytes]()
+        self._line.objections = {}
+        for _ in self._line.tries():
+            missing = [n for n in asked.numbers if n not in fresh and n not in asked.lost]
+            messages = asked.messages([n for n in missing if keys[n] not in self.refusals])
             self._rejoin_masked(self._take_ready(purpose, messages, fresh, asked.lost), asked)
             ready |= {self._numbers[k]: m for k, m in messages.items() if self._numbers[k] in fresh}
-            done = len(fresh) + len(asked.lost) >= len(open_)
-            if done or (attempt and len(fresh) >= least):
+            if all(n in fresh or n in asked.lost or keys[n] in self.refusals for n in missing):
                 break
-        members = self._choose_set(fresh, subject)
-        for _ in range(2):
-            if len(members) < max(least, SMALLEST_SET):
-                break
-            answers = self._take_masked(purpose, ready, {n: fresh[n] for n in members})
-            self._sets.setdefault(subject, []).append(set(members))
-            if len(answers) == len(members):
-                sums = add_up([answers[n] for n in members], shape)
-                if sums is None:
-                    raise MasksDiffer("masks did not cancel: sites were asked different things.")
-                return members, sums
-            members = self._choose_set({n: fresh[n] for n in answers}, subject)
-        if asked.lost:
-            return [], []
-        raise ParticipationError(
-            f"{purpose}: a masked sum needs {max(least, SMALLEST_SET)} workers that stay until it "
-            f"is told; {len(fresh)} were ready, and some were not there any more. The run can be "
-            "resumed; sums of fewer need a run without masks, which every site must allow."
-        )
-
-    def _choose_set(self, fresh: Mapping[int, int], subject: bytes) -> list[int]:
-        """Those who are ready, as far as their sum and what was told before may both be known."""
-        told, able = self._sets.get(subject, []), set(fresh)
-        if not told or able in told:
-            return sorted(able)
-        for before in told:
-            if before <= able:
-                return sorted(before)
-        if len(told) > 1:
-            return []
-        while able and len(able ^ told[0]) < SMALLEST_SET:
-            able.discard(max(able & told[0], default=max(able)))
-        return sorted(able)
+        if len(fresh) == len(asked.numbers):
+            answers = self._take_masked(purpose, ready, fresh)
+        told = answers if len(fresh) == len(asked.numbers) else fresh
+        gone = [n for n in asked.numbers if n not in told and n not in asked.lost]
+        self._missed = np.array(gone, dtype=np.int64)
+        if len(answers) == len(asked.numbers):
+            sums = add_up([answers[n] for n in sorted(answers)], shape)
+            if sums is None:
+                raise MasksDiffer("masks did not cancel: sites were asked different things.")
+            return sorted(answers), sums
+        if not asked.lost and len(told) < max(least, SMALLEST_SET):
+            said = self._line.objections | self.refusals
+            why = "".join(f"\n  {k}: {text}" for k, text in sorted(said.items()))
+            raise ParticipationError(
+                f"{purpose}: {len(told)} of {len(asked.numbers)} sites are there, and a masked sum "
+                f"needs {max(least, SMALLEST_SET)}. The run can be resumed when they are back; "
+                "fewer than three have no sum: let another site join, or run without masks, which "
+                f"every site must allow in its rules.{why}"
+            )
+        return [], []
 
     def _rejoin_masked(self, strangers: list[str], asked: _Asked) -> None:
         """Hello again; those who lost their disk have other keys now, and no memory."""
@@ -797,10 +809,7 @@ class RemoteFederation(Federation):
         if self.masks:
             view, values = question.view.describe(), flatten_params(question.params)
             body = encode_question(question.kind, view, values)
-            least, shape = min(self.minimum, self.size), answer_shape(width)
-            least = self.size if question.everyone else least
-            who, sums = self._ask_all(question.purpose, body, (Kind.CONSTANTS,), shape, least)
-            self._missed = np.setdiff1d(np.arange(self.size), who)
+            _, sums = self._ask_all(question.purpose, body, (Kind.CONSTANTS,), answer_shape(width))
             return from_fixed(sums[0])[0]
         found = self._hear(question, width)
         numbers = np.array(sorted(found), dtype=np.int64)
@@ -812,6 +821,9 @@ class RemoteFederation(Federation):
         assert self._bound is not None
         width = answer_width(question, self._bound.view(question.view))
         out = np.full((self.size, max(width, SCORES)), np.nan)
+        if self.masks:  # nobody's own, and so everybody's mean
+            out[:, :width] = self.ask(question, np.empty(0))
+            return out
         for number, values in self._hear(question, width).items():
             out[number, :width] = values
         return out

@@ -24,18 +24,20 @@ import logging
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias, final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from emfed.core.errors import SettingsError
-from emfed.core.storage import write_atomic
+from emfed.core.storage import Disk, write_atomic
 
 logger = logging.getLogger(__name__)
 PrivateKey: TypeAlias = ec.EllipticCurvePrivateKey
@@ -97,13 +99,21 @@ def make_site_key(folder: Path, name: str) -> tuple[Path, Path]:
         if path.exists():
             raise SettingsError(f"{path} is there already: remove it first, or take another name.")
     key = ec.generate_private_key(ec.SECP384R1())
+    write_private(private, _openssh(key))
+    _public(public, _public_line(key, name))
+    return private, public
+
+
+def _openssh(key: PrivateKey) -> bytes:
     encoding = (serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH)
-    write_private(private, key.private_bytes(*encoding, serialization.NoEncryption()))
+    return key.private_bytes(*encoding, serialization.NoEncryption())
+
+
+def _public_line(key: PrivateKey, name: str) -> bytes:
     line = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
-    _public(public, line + b" " + name.encode() + b"\n")
-    return private, public
+    return line + b" " + name.encode() + b"\n"
 
 
 def add_site(folder: Path, public: Path, *, replace: bool = False) -> str:
@@ -132,6 +142,110 @@ def add_site(folder: Path, public: Path, *, replace: bool = False) -> str:
             if read_public_key(path) == mine:  # it was removed once, and is back
                 path.unlink()
     return name
+
+
+NEXT = ".next"
+"""Added to the name of a private key: the one that takes its place once the server knows it."""
+
+
+def rotate_site_key(private: Path) -> Path:
+    """Make a site's next key; returns the file for the server, which the present key signs.
+
+    The present key stays in use until the server has taken the next one (`SiteConnection` then
+    changes over by itself), so there is no moment without a key that the server knows.
+    """
+    present, name = read_private_key(private), check_site_name(private.stem)
+    following = private.with_name(private.name + NEXT)
+    if following.exists():
+        key = read_private_key(following)
+    else:
+        key = ec.generate_private_key(ec.SECP384R1())
+        write_private(following, _openssh(key))
+    line = _public_line(key, name)
+    told = private.with_suffix(".rotate")
+    signature = base64.b64encode(sign(present, _ROTATION + line))
+    write_atomic(told, line + signature + b"\n")
+    return told
+
+
+def write_public_key(private: Path) -> None:
+    """Leave the public half beside a private key, as `make_site_key` does."""
+    _public(private.with_suffix(".pub"), _public_line(read_private_key(private), private.stem))
+
+
+_ROTATION = b"emfed next key\x00"
+
+
+def take_rotation(folder: Path, told: Path) -> str:
+    """Take a site's next key in the place of its present one, which must have signed it."""
+    name = check_site_name(told.stem)
+    known = site_keys(folder).get(name)
+    if known is None:
+        raise SettingsError(
+            f"{folder} holds no key of a site {name!r}: add it with `emfed keys add`."
+        )
+    line, _, signature = told.read_bytes().partition(b"\n")
+    try:
+        good = verify(read_public_key(known), base64.b64decode(signature), _ROTATION + line + b"\n")
+    except ValueError:
+        good = False
+    if not good:
+        raise SettingsError(
+            f"{told} is not signed by the key that {name} has now: if that key is lost or was seen "
+            "by others, use `emfed keys add --replace` with a new one."
+        )
+    with tempfile.TemporaryDirectory() as place:
+        public = Path(place) / f"{name}.pub"
+        public.write_bytes(line + b"\n")
+        return add_site(folder, public, replace=True)
+
+
+def make_seal(path: Path) -> None:
+    """A secret that encrypts a site's files at rest; refuses to write over one."""
+    if path.exists():
+        raise SettingsError(f"{path} is there already: what it sealed could not be read any more.")
+    write_private(path, secrets.token_hex(32).encode() + b"\n")
+
+
+def read_seal(path: Path) -> bytes:
+    """The secret of `make_seal`; refuses one that others may read."""
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        raise SettingsError(f"{path} can be read by others: run `chmod 600 {path}`.")
+    try:
+        key = bytes.fromhex(path.read_text(encoding="ascii"))
+    except ValueError:
+        key = b""
+    if len(key) != 32:
+        raise SettingsError(f"{path} holds no secret of `emfed keys seal`.")
+    return key
+
+
+@final
+class SealedDisk(Disk):
+    """The machine's disk, with files encrypted at rest (AES-256-GCM), each bound to its name."""
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = AESGCM(key)
+
+    def read(self, path: Path) -> bytes | None:
+        data = super().read(path)
+        if data is None:
+            return None
+        try:
+            return self._cipher.decrypt(data[:12], data[12:], _named(path))
+        except (InvalidTag, ValueError):
+            raise SettingsError(
+                f"{path} was not sealed with this secret, or was altered: give the right --seal."
+            ) from None
+
+    def create(self, path: Path, data: bytes) -> Path:
+        nonce = os.urandom(12)
+        return super().create(path, nonce + self._cipher.encrypt(nonce, data, _named(path)))
+
+
+def _named(path: Path) -> bytes:
+    """What a sealed file is bound to: one must not stand for another of the same site."""
+    return f"{path.parent.name}/{path.name}".encode()
 
 
 def remove_site(folder: Path, name: str) -> Path:
@@ -286,13 +400,18 @@ def check_certificate(path: Path) -> int:
             f"{path.parent}`, or try things out on this machine with --insecure."
         )
     ends = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
-    left = ends - datetime.datetime.now(datetime.UTC)
     again = "make a new one with `emfed keys server`, with the same --host; sites keep their ca.pem"
-    if left.total_seconds() <= 0:
+    if (days := days_left(path)) < 0:
         raise SettingsError(f"{path} ended on {ends:%Y-%m-%d}, and no site accepts it: {again}.")
-    if left.days < WARNING_DAYS:
+    if days < WARNING_DAYS:
         logger.warning("%s ends on %s: %s", path, f"{ends:%Y-%m-%d}", again)
-    return left.days
+    return days
+
+
+def days_left(path: Path) -> int:
+    """Whole days until a certificate ends, below 0 if it has."""
+    ends = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    return (ends - datetime.datetime.now(datetime.UTC)).days
 
 
 def _authority_certificate(key: PrivateKey) -> bytes:
@@ -377,7 +496,7 @@ def _pem(key: PrivateKey) -> bytes:
 def write_private(path: Path, data: bytes) -> None:
     """Write so that the bytes are at no moment readable by others."""
     path.unlink(missing_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(data)
 

@@ -42,6 +42,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from emfed.core.errors import SettingsError, WireError
+from emfed.core.storage import write_atomic
 from emfed.network.keys import (
     PrivateKey,
     PublicKey,
@@ -49,7 +50,6 @@ from emfed.network.keys import (
     fingerprint,
     read_private_key,
     read_public_key,
-    show_fingerprint,
     sign,
     verify,
 )
@@ -95,12 +95,47 @@ def read_roster(folder: Path) -> dict[str, PublicKey]:
     return {check_site_name(p.stem): read_public_key(p) for p in sorted(folder.glob("*.pub"))}
 
 
+def pin_keys(
+    public: Sequence[Path], folder: Path, digest: str | None = None, *, replace: bool = False
+) -> dict[str, PublicKey]:
+    """Add public keys to a site's roster; gives all that are pinned.
+
+    Nothing is written if a site's key is another than the one pinned before (unless ``replace``
+    says so), or if the whole has not the ``digest`` that another site read out.
+    """
+    found = read_roster(folder)
+    for path in public:
+        name, key = check_site_name(path.stem), read_public_key(path)
+        if not replace and found.get(name, key) != key:
+            raise SettingsError(
+                f"{folder} holds another key of {name} than {path}: ask {name} which is right, and "
+                "say --replace if it made a new one."
+            )
+        found[name] = key
+    if digest is not None and _letters(digest) != _letters(roster_digest(found)):
+        raise SettingsError(
+            f"these keys have the digest {roster_digest(found)}, not {digest}: some site's key is "
+            "another here, or missing. Compare the fingerprints one by one."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in public:
+        write_atomic(folder / f"{path.stem}.pub", path.read_bytes())
+    return found
+
+
+def _letters(digest: str) -> str:
+    """What people read to each other, whatever stands between."""
+    return "".join(c for c in digest.lower() if c.isalnum())
+
+
 def roster_digest(roster: Mapping[str, PublicKey]) -> str:
     """A digest of everybody's names and keys, for people to compare by a way they trust."""
     told = b"".join(
         name.encode() + b"\0" + fingerprint(key) for name, key in sorted(roster.items())
     )
-    return show_fingerprint(hashlib.sha256(told).digest())
+    # 128 bits in eight groups: whoever wants other keys under one digest must find a preimage.
+    read_out = hashlib.sha256(told).hexdigest()[:32]
+    return "-".join(read_out[at : at + 4] for at in range(0, 32, 4))
 
 
 @final
@@ -182,13 +217,16 @@ class RunKeys:
         signature = _fixed(sign(identity.key, unsigned.statement(run)))
         self.announcement = Announcement(identity.name, instance, public, signature)
         self._roster, self._peers = b"", dict[int, bytes]()
+        self.names: dict[int, str] = {}
+        """What the server calls the others: true of those whose keys were verified."""
 
     def learn(self, roster: bytes) -> None:
         """Take the keys of a run that the server passed on, as far as pinned keys signed them."""
         if roster == self._roster:
             return
-        peers = {}
-        for number, entry in decode_roster(roster).items():
+        peers, entries = {}, decode_roster(roster)
+        self.names = {number: entry.name for number, entry in entries.items()}
+        for number, entry in entries.items():
             pinned = self.identity.roster.get(entry.name)
             if entry.name == self.identity.name or pinned is None:
                 continue

@@ -47,9 +47,13 @@ FRESH = 8
 """Bytes of the fresh number that a worker is ready with."""
 
 
+FIRST_QUESTION = 1 << 27
+"""Numbers from here on are those of questions, below of rounds."""
+
+
 def first_question(bits: int) -> int:
     """The number of a run's first question, at random, so that all of them take four bytes."""
-    return 1 << 27 | bits >> 38
+    return FIRST_QUESTION | bits >> 38
 
 
 @final
@@ -71,7 +75,7 @@ class Prices:
         """Hello to everyone, and everyone joins."""
         workers = None if opening.sizes is None else len(self._everyone)
         hello = encode_text(texts.hello(plain(model.describe()), asked, workers, self._masks))
-        weighted = opening.totals is not None
+        weighted = opening.totals is not None and not self._masks  # masked, it is in the sum
         supports = opening.supports
         told = texts.join_about(opening.columns, bound.shapes, weighted, supports is not None)
         numbers = sum(int(np.prod(shape)) for shape in bound.shapes.values())

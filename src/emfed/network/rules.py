@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import prod
 from pathlib import Path
@@ -49,20 +51,24 @@ class SiteRules:
     """What the owner of the data insists on; the server cannot change it, and is told no more than
     which rule it met. The defaults hold where the owner says nothing.
 
-    ``smallest_rows``: no answer at all from fewer rows. ``spare_rows``: so many rows more than a
-    message has statistics (None: any number); with fewer, the statistics are equations that have
-    the rows as their solution. ``models``: names of the models that may be fitted (None: all that
-    tell how many rows stand behind each number). ``any_columns``: whether the server may choose
-    among columns that the owner did not list. ``mini_batches``: whether it may ask about a few
-    rows at a time. ``largest_rounds``: how many messages that look at the rows are answered in
-    all, over all runs in one folder: joins, rounds, questions, and refusals of these.
+    ``smallest_rows``: no answer at all from fewer rows, and none where fewer rows changed since the
+    site joined last. ``spare_rows``: so many rows more than a message has statistics (None: any
+    number); with fewer, the statistics are equations that have the rows as their solution. With
+    masks the values of all sites' rows count. ``models``: names of the models that may be fitted
+    (None: all that tell how many rows stand behind each number). ``any_columns``: whether the
+    server may choose among columns that the owner did not list. ``mini_batches``: whether it may
+    ask about a few rows at a time. ``largest_rounds``: how many messages that look at the rows are
+    answered in all, over all runs in one folder: joins, rounds, questions, and refusals of these.
     ``largest_choices``: how many of them may be at parameters that the server chose freely, which
     are the first round of every phase and all questions. ``largest_step``: how far S may move
     between two rounds of a phase, as a multiple of its length. ``smallest_group``: see
     `GuardedRows`. ``largest_model``: numbers that a model or algorithm may need here, by the counts
     that its description names; None: 4 million, or 16 for each number of the site's own data.
-    ``unmasked``: whether a site that can take part in masked sums takes part in other runs, too.
-    ``smallest_set``: how many sites a masked sum has at least that this one takes part in.
+    ``unmasked``: whether the site takes part in runs without masks, where the server follows the
+    statistics of each site. ``smallest_set``: how many sites a masked sum has at least that this
+    one takes part in. ``largest_changes``: how often, over all runs, the sites that it adds up with
+    may change.
+    ``ask_first``: whether `emfed join` asks the owner about each fit before it answers a server.
     """
 
     smallest_rows: int = 10
@@ -77,17 +83,19 @@ class SiteRules:
     largest_model: int | None = None
     unmasked: bool = False
     smallest_set: int = 3
+    largest_changes: int | None = 1
+    ask_first: bool = False
 
     def __post_init__(self) -> None:
         check_count("smallest_rows", self.smallest_rows)
         check_count("smallest_set", self.smallest_set, 3)
-        counts = ("spare_rows", "largest_rounds", "largest_choices", "smallest_group")
-        for name in (*counts, "largest_model"):
+        counts = ("largest_rounds", "largest_choices", "smallest_group", "largest_model")
+        for name in (*counts, "spare_rows", "largest_changes"):
             if getattr(self, name) is not None:
-                check_count(name, getattr(self, name), 0 if name == "spare_rows" else 1)
+                check_count(name, getattr(self, name), 1 if name in counts else 0)
         if self.largest_step is not None:
             check_range("largest_step", self.largest_step, 0, np.inf, open_low=True)
-        for name in ("any_columns", "mini_batches", "unmasked"):
+        for name in ("any_columns", "mini_batches", "unmasked", "ask_first"):
             if type(getattr(self, name)) is not bool:
                 raise SettingsError(f"{name} must be true or false; got {getattr(self, name)!r}.")
         if self.models is not None:
@@ -99,9 +107,14 @@ class SiteRules:
     def loosest(cls, **rules: Any) -> SiteRules:
         """Everything that a server may ask is answered, but for these rules: for a server that the
         owner trusts with the rows, for tests, and for comparisons."""
-        free = {"largest_rounds": None, "largest_choices": None, "largest_step": None}
+        limits = ("rounds", "choices", "step", "changes")
+        free = {f"largest_{name}": None for name in limits}
         loose = {"smallest_rows": 1, "spare_rows": None, "models": (ANY,), "any_columns": True}
         return cls(**{**free, **loose, "mini_batches": True, "unmasked": True, **rules})
+
+    def on_this_machine(self) -> SiteRules:
+        """The same in a trial without keys: nothing leaves the machine, and nothing is masked."""
+        return replace(self, unmasked=True)
 
     def gives_away(self) -> list[str]:
         """What these rules let a server find out that the defaults do not, in sentences."""
@@ -126,10 +139,13 @@ class SiteRules:
             ("largest_rounds", "answers"),
             ("largest_choices", "answers at parameters of its choice"),
             ("largest_step", "moves between two rounds"),
+            ("largest_changes", "changes of who adds up"),
         ):
             mine = getattr(self, name)
             if mine is None or mine > getattr(default, name):
-                told.append(f"More and longer {words} let differences isolate single rows.")
+                told.append(
+                    f"More and longer {words} let differences isolate single rows or sites."
+                )
         if self.unmasked:
             told.append("Without masks the server follows the statistics of this very site.")
         if self.smallest_group is not None:
@@ -167,12 +183,25 @@ class SiteRules:
                 "this model does not tell how many rows stand behind its numbers: an owner who "
                 "allows it names it in `models`.",
             )
-        told = sum(model.layout.size for model in candidates)
-        if self.spare_rows is not None and not masked and rows < told + self.spare_rows:
+        if not masked:  # else the rows of all count, which the opening tells
+            self.check_spare(rows, sum(model.layout.size for model in candidates))
+
+    def check_spare(self, rows: int, told: int) -> None:
+        """Refuse so many statistics of so many rows of a site, or of so many values in a sum."""
+        if self.spare_rows is not None and rows < told + self.spare_rows:
             raise Refusal(
                 Reason.REFUSED,
                 f"{told} statistics of so few rows are equations that have the rows as their "
-                "solution: ask for fewer components, or use secure sums.",
+                "solution: ask for fewer components, or use secure sums over more rows.",
+            )
+
+    def check_change(self, changed: int) -> None:
+        """Refuse to describe rows of which a few came or went since they were described last."""
+        if 0 < changed < self.smallest_rows:
+            raise Refusal(
+                Reason.REFUSED,
+                "a few of its rows are others than when it joined last: the difference of two runs "
+                "would tell of these. It joins when more have changed, or with the rows of before.",
             )
 
     def check_algorithm(self, rows_at_once: int) -> None:
@@ -271,12 +300,27 @@ def _small(rows: FloatArray, smallest: int) -> bool:
     return bool(np.any((rows > 0) & (rows < smallest - 1e-9)))
 
 
+GENESIS = "0" * 32
+"""What the first link of a journal's chain follows."""
+
+
+def link(before: str, line: str) -> str:
+    """The link of a line of the journal, as it is without a link, to the one before it."""
+    return hashlib.sha256(f"{before}\n{line}".encode()).hexdigest()[:32]
+
+
 @final
 class Journal:
-    """Every message that left, one JSON object a line: when, what, how large, and its content."""
+    """Every message that left, one JSON object a line: when, what, how large, and its content.
+
+    Lines are a chain: ``chain`` is a digest of the line and of the one before. The file ``.head``
+    beside it has how many lines there are, and the last link. So a line that was changed, put in or
+    taken out is noticed, at the end, too (`check_journal`). Only the owner may read them.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._path, self._lock = path, threading.Lock()
+        self._lines, self._last = -1, GENESIS
 
     def write(self, **entry: Any) -> None:
         """Add a line; it is there before the message leaves."""
@@ -284,6 +328,58 @@ class Journal:
             return
         stamp = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = json.dumps({"time": stamp, **entry}, allow_nan=False)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._lock, self._path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        with self._lock:
+            if self._lines < 0 or not self._path.exists():
+                self._open(self._path)
+            self._last, self._lines = link(self._last, line), self._lines + 1
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(f'{line[:-1]}, "chain": "{self._last}"}}\n')
+            _head(self._path).write_text(f"{self._lines} {self._last}\n", encoding="ascii")
+
+    def _open(self, path: Path) -> None:
+        """Go on after the last whole line; one that a crash cut short belongs to no message."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+        data = path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            os.truncate(path, len(whole))
+        lines = whole.decode(errors="replace").splitlines()
+        self._lines, self._last = len(lines), _link_of(lines[-1])[1] if lines else GENESIS
+
+
+def _head(path: Path) -> Path:
+    return path.with_name(path.name + ".head")
+
+
+def _link_of(text: str) -> tuple[str, str]:
+    """A line of the journal without its link, and its link; the first one's where it has none."""
+    found = re.fullmatch(r'(.*), "chain": "([0-9a-f]{32})"\}', text)
+    return (text, GENESIS) if found is None else (found[1] + "}", found[2])
+
+
+def check_journal(path: Path) -> tuple[int, str]:
+    """How many lines a journal has, and what is wrong with it in words; empty if nothing is."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    last, begun = GENESIS, False
+    for number, text in enumerate(lines, 1):
+        line, mine = _link_of(text)
+        if mine == GENESIS and not begun:  # written before journals were chains
+            continue
+        begun = True
+        if mine != link(last, line):
+            return len(
+                lines
+            ), f"line {number} does not follow the one before: one of them was altered"
+        last = mine
+    head = _head(path)
+    if not head.exists():
+        return len(lines), f"{head} is missing" if begun else ""
+    count, _, told = head.read_text(encoding="ascii").strip().partition(" ")
+    if not count.isdigit() or int(count) > len(lines):
+        return len(lines), f"{count} lines were written and {len(lines)} are there: some were cut"
+    # A crash between the two files leaves the head one line behind.
+    known = [_link_of(text)[1] for text in lines[-2:]] or [GENESIS]
+    if told not in known or len(lines) - int(count) > 1:
+        return len(lines), "the last line is not the one that was written last"
+    return len(lines), ""

@@ -13,7 +13,7 @@ import hashlib
 import logging
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -37,7 +37,7 @@ from emfed.core.protocols import (
     Rows,
     View,
 )
-from emfed.core.storage import DISK, Disk
+from emfed.core.storage import DISK, Disk, write_atomic
 from emfed.core.wire import (
     LARGEST_PAYLOAD,
     Header,
@@ -49,6 +49,7 @@ from emfed.core.wire import (
     decode_bundle,
     decode_constants,
     decode_count,
+    decode_end,
     decode_question,
     decode_request,
     decode_text,
@@ -72,6 +73,7 @@ from emfed.models import build_model
 from emfed.models.binding import (
     Bound,
     candidates_of,
+    extra_owners,
     flatten,
     rounded_columns,
     unflatten,
@@ -79,6 +81,7 @@ from emfed.models.binding import (
 )
 from emfed.models.clusters import Buckets, Clusters
 from emfed.network import texts
+from emfed.network.addresses import printable
 from emfed.network.data import arrange, read_site
 from emfed.network.inprocess import (
     LoopFederation,
@@ -93,6 +96,7 @@ from emfed.network.rules import GuardedRows, Journal, Refusal, SiteRules, counts
 from emfed.network.scoring import falls_short, scores_of, scores_width
 from emfed.network.self_check import MISFIT, first_rows, suspicions
 from emfed.network.store import (
+    Described,
     Joined,
     Secret,
     SiteStore,
@@ -103,14 +107,15 @@ from emfed.network.store import (
     runs_in,
 )
 from emfed.network.sums import (
+    WEIGHT,
     Block,
     SiteSums,
-    check_summary,
     decode_lattice,
     encode_lattice,
     opening_sums,
     round_subject,
     to_fixed,
+    with_weight,
 )
 from emfed.network.validation import LeftOut, validation_of
 
@@ -127,8 +132,16 @@ ANSWERS = {
     "validation": "mean log-likelihoods of rows that were held out, and what adapting gains",
 }
 """What the journal calls an answer."""
+MORE = "; another run follows"
+"""How the journal's line of an end closes where the server goes on."""
 SMALLEST_CLUSTER = 2
 """The fewest rows of a cluster that the k-means of a start tells of: one is its own mean."""
+NO_ROSTER = (
+    "this site has no roster of the others' keys, so it cannot mask. Its people make one from "
+    "everybody's NAME.pub (`emfed keys roster`, docs/deployment.md) and join with it; or the run "
+    "goes without masks ([privacy] masks = false), which every site's owner must allow (unmasked = "
+    "true in its rules)."
+)
 _ME = np.zeros(1, dtype=np.int64)
 _ALONE = np.ones(1)
 
@@ -203,7 +216,7 @@ class Site:
     ``data`` is a table, a frame, the path of a Parquet file, a `Source` or a `Stream`;
     ``directory`` is where the site keeps what it must not lose, and belongs to it alone;
     ``rules`` are the owner's; every message sent is a line of ``journal``. With an ``identity`` the
-    site takes part in masked sums, and in other runs only if its rules say so. Which rows a
+    site takes part in masked sums; in other runs it does only if its rules say so. Which rows a
     mini-batch holds follows from a secret on the site's disk; ``simulated`` takes the run's seed
     instead, which the server knows: for comparisons with a simulation.
     """
@@ -226,15 +239,20 @@ class Site:
         self.directory, self.disk = Path(directory), disk
         self._data, self._listed = read_site(data, columns, device), columns is not None
         self._tally, self._secret = Tally(self.directory, disk), Secret(self.directory, disk)
-        self._sums = (
-            None if identity is None else SiteSums(identity, self._secret, self.rules.smallest_set)
-        )
+        self._sums = None if identity is None else SiteSums(identity, self._secret, self.rules)
+        self._described = Described(self.directory, disk)
         self._cleared = False
         self._summaries: dict[int, Mapping[str, FloatArray]] = {}
         """Summaries of runs that said hello to this process."""
         self.warnings: list[str] = []
         """What the owner should look at in these rows. The server is not told."""
         self._journal = Journal(None if journal is None else Path(journal))
+        self.delivered = self.directory / "model.emfed"
+        """Where the model file goes that a run hands out at its end."""
+        self.approve: Callable[[Mapping[str, Any]], None] | None = None
+        """Called with what a hello says; raises `Refusal` where the owner has not agreed."""
+        self.over = False
+        """Whether the last message said that a run is over."""
 
     @property
     def _width(self) -> int:
@@ -247,7 +265,7 @@ class Site:
 
     def step(self, message: bytes) -> bytes:
         """Answer one message."""
-        header, refusal = NOBODY, None
+        header, refusal, self.over = NOBODY, None, False
         try:
             self.disk.make_directory(self.directory)  # a lost disk may come back empty
             with self.disk.lock(self.directory / "lock"):
@@ -324,7 +342,20 @@ class Site:
             return self._question(header, body)
         if kind is Kind.SET:
             return self._set(header, body)
+        if kind is Kind.END:
+            return self._end(body)
         raise WireError(f"a worker has no answer to a {kind.name.lower()}.")
+
+    def _end(self, body: bytes) -> tuple[Kind, bytes, str]:
+        """A run is over; the model file is kept, if one came. It is read by nobody here."""
+        about, model = decode_end(body)
+        if model:
+            write_atomic(self.delivered, model)
+        self.over = about.get("more") is not True  # another run follows
+        kept = f"took its model, {len(model)} bytes, to {self.delivered}" if model else "no model"
+        rounds, stopped = (printable(str(about.get(name))[:80]) for name in ("rounds", "stopped"))
+        more = "" if self.over else MORE
+        return Kind.END, b"", f"the run ended after {rounds} rounds ({stopped}); {kept}{more}"
 
     # The opening.
 
@@ -337,30 +368,42 @@ class Site:
             self.rules.check_model(named)
         if named != SPARSE:
             self.rules.check_size(counts_named(description) * self._width, self._cells)
+        if self.approve is not None:
+            self.approve(content)
         model = build_model(description)
         masked = content.get("masks") is True
-        if not masked and self._sums is not None and not self.rules.unmasked:
+        if not masked and not self.rules.unmasked:
             raise Refusal(
                 Reason.REFUSED,
-                "the owner takes part in masked sums alone: ask for masks, or for its word "
-                "(unmasked = true in its rules).",
+                "the owner takes part in masked sums alone, and this run tells the server each "
+                "site's own statistics. With three sites or more ask for masks ([privacy] masks); "
+                "else every site's owner must allow it (unmasked = true in its rules).",
             )
+        if masked and self._sums is None:
+            raise Refusal(Reason.REFUSED, NO_ROSTER)
         columns = content.get("columns")
         wanted = None if columns is None else tuple(map(str, columns))
         store, settings = self._store(header.run), inflate(body)
         joined = store.joined()
         if joined is None or joined.settings != settings:  # else it is the same answer again
             self._spend(chosen=False)
+            self._described.check(self._data, self._secret, self.rules)
         if not self._listed:
             self.rules.check_columns(wanted, self._data.columns)
         data = arrange(self._data, wanted)
         opening = LoopFederation(data).open(model)
         count = int(opening.counts[0])
-        summary = {name: values[0] for name, values in opening.summaries.items()}
+        summary = _of_one(opening.summaries)
         self.rules.check_opening(count, model.summary_shares(summary))
         own = opening.supports is not None
-        if masked and (own or opening.totals is not None):
-            raise Refusal(Reason.REFUSED, "masks go with common statistics and plain rows.")
+        if masked and own:
+            raise Refusal(
+                Reason.REFUSED,
+                "sites tell their own cells in this mode, which masks do not cover: use mode "
+                "'site-owner', or ask every owner to allow a run without (unmasked = true).",
+            )
+        if masked:
+            summary = _of_one(with_weight(opening.summaries, opening.totals, opening.counts))
         self.rules.check_statistics(
             count, [] if own else _alone(model, count, summary), own, masked
         )
@@ -386,11 +429,9 @@ class Site:
             self.rules.check_cells(supports.weights)
             cells = encode_cells(supports.keys, supports.weights, model.cells)
         self._summaries = {header.run: summary}
-        about = texts.join_about(
-            data.columns, joined.shapes, opening.totals is not None, supports is not None
-        )
+        weighted = opening.totals is not None and not masked  # masked, it is in the sum
+        about = texts.join_about(data.columns, joined.shapes, weighted, supports is not None)
         if masked:
-            check_summary(joined.shapes)
             mine = encode_roster({0: self._keys(header.run, joined).announcement})
             note = "its columns and its key for masks: no number of any row"
             join = Join(joined.instance, about | {"key": True}, 1, mine)
@@ -407,9 +448,7 @@ class Site:
     def _keys(self, run: int, joined: Joined) -> RunKeys:
         """The keys of a masked run, with those of the others as far as they were told."""
         if self._sums is None:
-            raise Refusal(
-                Reason.REFUSED, "this site has no roster of the others' keys: it cannot mask."
-            )
+            raise Refusal(Reason.REFUSED, NO_ROSTER)
         keys, told = self._sums.keys(run, joined.instance), self._store(run).roster()
         if told is not None:
             keys.learn(told)
@@ -510,6 +549,9 @@ class Site:
         if model.layout.size > LARGEST_STATISTICS:
             raise SettingsError(f"{model.layout.size} statistics are more than a message can hold.")
         self.rules.check_size(model.layout.size, self._cells)
+        if texts.is_masked(joined.settings):
+            # Of a sum the unknowns are all values of all rows, and nobody knows whose they are.
+            self.rules.check_spare(int(joined.constants[0]) * self._width, model.layout.size)
         if isinstance(model, Clusters | Buckets):
             return model.silent_below(self.rules.smallest_group or SMALLEST_CLUSTER)
         return model
@@ -530,8 +572,6 @@ class Site:
             self._keys(header.run, joined)
         if kind == "opening":
             return self._opening(header, joined)
-        if masked and kind not in ("statistics", "values"):
-            raise Refusal(Reason.REFUSED, f"{kind} are one site's own: masked runs do without.")
         model, data = self._model(joined, _view(described)), self._rows(joined)
         if len(numbers):
             params = unflatten_params(numbers, model.start(0))
@@ -557,8 +597,8 @@ class Site:
             values = answer(Question(kind, WHOLE, params), model, data.pieces(_ME), _ALONE)
         note = f"{ANSWERS[kind]}: {len(values)} numbers"
         if masked:
-            asked = hashlib.sha256(body).digest()
-            weight = joined.count / float(joined.constants[0])
+            asked = hashlib.sha256(joined.constants.tobytes() + body).digest()
+            weight = self._share(joined, data)
             return self._ready(header, b"question" + asked, asked, [to_fixed(values, weight)], note)
         return Kind.ANSWER, encode_floats(values), note
 
@@ -569,10 +609,22 @@ class Site:
         unbound = build_model(read_json(joined.settings)["model"])
         self._spend(chosen=False)
         opening = LoopFederation(self._rows(joined)).open(unbound)
-        summary = {name: values[0] for name, values in opening.summaries.items()}
+        summary = _of_one(with_weight(opening.summaries, opening.totals, opening.counts))
         note = f"moments of the columns, to be added up: {', '.join(sorted(summary))}"
-        told = [opening_sums(summary, joined.count)]
-        return self._ready(header, b"opening", b"opening", told, note)
+        total = joined.count if opening.totals is None else float(opening.totals[0])
+        width = int(np.prod(joined.shapes.get("mean", (0,))))
+        owners = extra_owners(unbound, width).tolist()
+        told = [opening_sums(summary, joined.count, total, owners)]
+        return self._ready(header, b"opening", b"", told, note)
+
+    @staticmethod
+    def _share(joined: Joined, data: Workers) -> float:
+        """w_i: the part of all rows, or of their weight, that is here."""
+        rows = float(joined.constants[0])
+        if data.row_weights is None:
+            return joined.count / rows
+        each = unflatten(joined.constants[1:], joined.shapes)[WEIGHT]
+        return float(data.totals[0]) / (rows * float(each[0]))
 
     def _spend(self, chosen: bool) -> None:
         """Count a look at the rows, whatever comes of it; refuse one too many."""
@@ -624,6 +676,7 @@ class Site:
                 statistics = algorithm.follow(model, seed, number, statistics, step)
         if state.round >= 0:
             self.rules.check_step(state.statistics, statistics)
+        data = self._rows(joined)
         request = Request(
             round=header.round,
             generation=header.generation,
@@ -633,10 +686,10 @@ class Site:
             workers=np.array([joined.number], dtype=np.int64),
             accepted=np.array([body.accepted], dtype=np.int64),
             lattice=lattice,
-            weights=np.array([joined.count / float(joined.constants[0])]) if masked else None,
+            weights=np.array([self._share(joined, data)]) if masked else None,
             encode=True,
         )
-        new, replies = self._work(header.run, model, phase, state, request, self._rows(joined))
+        new, replies = self._work(header.run, model, phase, state, request, data)
         if len(replies.lost_memory):
             store.put(replace(new, round=state.round, statistics=state.statistics))
             return lost
@@ -648,13 +701,13 @@ class Site:
             store.settle("state")
         payload = new.rows["payload"][0].tobytes()
         if lattice is not None:
-            return self._upload(header, lattice, phase, new, payload)
+            return self._upload(header, lattice, joined, new, payload)
         evaluations = int(replies.evaluations[0])
         note = f"{len(payload)} bytes for {q} statistics over {evaluations} evaluated rows"
         return Kind.REPLY, encode_reply(evaluations, joined.count, payload), note
 
     def _upload(
-        self, header: Header, lattice: Lattice, phase: _Phase, state: State, payload: bytes
+        self, header: Header, lattice: Lattice, joined: Joined, state: State, payload: bytes
     ) -> tuple[Kind, bytes, str]:
         """Symbols on the lattice and how long the innovation was, to be added up.
 
@@ -662,7 +715,8 @@ class Site:
         on S to seven digits.
         """
         told = np.frombuffer(payload, dtype=np.int64)
-        subject = round_subject(phase.view, state.statistics)
+        subject = round_subject(_phase(joined.phase).view, state.statistics)
+        subject = hashlib.sha256(joined.constants.tobytes() + subject).digest()
         about = b"round" + encode_lattice(lattice) + subject + state.phase.encode()
         blocks: list[Block] = [(told[:-1], lattice.bits), (told[-1:], 64)]
         note = f"{len(told) - 1} statistics, to be added up"
@@ -709,6 +763,11 @@ class Site:
         if again and len(replies.workers):
             return state, replies
         return State(rows, request.round, request.statistics, state.phase), replies
+
+
+def _of_one(summaries: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
+    """The summary of the only worker here."""
+    return {name: values[0] for name, values in summaries.items()}
 
 
 def _alone(model: Model, count: int, summary: Mapping[str, FloatArray]) -> list[Model]:

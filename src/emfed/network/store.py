@@ -36,12 +36,17 @@ from emfed.core.storage import (
     unpack_checkpoint,
 )
 from emfed.core.wire import Reason
-from emfed.network.rules import Refusal
+from emfed.data import Workers
+from emfed.models.mixture import to_numpy
+from emfed.network.rules import Refusal, SiteRules
 
 logger = logging.getLogger(__name__)
+_ME = np.zeros(1, dtype=np.int64)
 KEPT_RUNS = 8
 """Folders of runs that a site keeps, those used last: one that comes back later lost its memory."""
 _RUN = re.compile("[0-9a-f]{16}")
+FILES = ["joined", "state", "answered", "secret", "ready", "sets", "roster", "company", "described"]
+"""All that a site writes, in its folder and in that of a run."""
 
 
 @final
@@ -184,9 +189,7 @@ def runs_in(directory: Path, disk: Disk = DISK) -> list[Path]:
 def clear_torn(directory: Path, disk: Disk = DISK) -> None:
     """Remove what a killed process was writing; whoever calls has the site's lock."""
     for folder in (directory, *runs_in(directory, disk)):
-        remove_torn(
-            folder, ("joined", "state", "answered", "secret", "ready", "sets", "roster"), disk
-        )
+        remove_torn(folder, FILES, disk)
 
 
 def clear_old(directory: Path, current: Path, disk: Disk = DISK) -> None:
@@ -268,3 +271,40 @@ class Secret:
         """64 bits that follow from the secret and a purpose, and that nobody else can tell."""
         digest = hashlib.blake2b(purpose.encode(), key=self.read(), digest_size=8).digest()
         return int.from_bytes(digest, "little")
+
+
+@final
+class Described:
+    """Which rows were described to a server last, as 64 bits each, by a secret of the site.
+
+    Where a single row came or went between two runs, the summaries of both tell it, to whoever
+    subtracts them; so does a sum over sites, if nothing else changed. A stream is not looked at.
+    """
+
+    def __init__(self, directory: Path, disk: Disk = DISK) -> None:
+        self._path, self._disk = directory / "described", disk
+
+    def check(self, data: Workers, secret: Secret, rules: SiteRules) -> None:
+        """Refuse where too few rows changed; else remember these."""
+        if data.streaming:
+            return
+        now = np.sort(np.concatenate([_digests(piece.rows, secret) for piece in data.pieces(_ME)]))
+        if self._disk.read(self._path) is not None:
+            before = load_checkpoint(self._path, self._disk)[0]["rows"]
+            if np.array_equal(before, now):
+                return
+            values, places = np.unique(np.concatenate([before, now]), return_inverse=True)
+            side = np.repeat([1, -1], [len(before), len(now)])
+            apart = np.abs(np.bincount(places, weights=side, minlength=len(values))).sum()
+            rules.check_change(int(apart))
+        save_checkpoint(self._path, {"rows": now}, {}, self._disk)
+
+
+def _digests(rows: Any, secret: Secret) -> NDArray[np.uint64]:
+    """A sum of each row's words, times secret numbers: others collide once in 2^60 or so."""
+    table = np.ascontiguousarray(to_numpy(rows), dtype=np.float64)
+    words = table.reshape(table.shape[1], -1).view(np.uint64)
+    keys = [secret.seed(f"row {column}") | 1 for column in range(words.shape[1])]
+    mixed = words * np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(29)
+    return np.asarray((mixed * np.array(keys, dtype=np.uint64)).sum(axis=1, dtype=np.uint64))

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -20,9 +21,10 @@ from numpy.typing import NDArray
 
 from emfed.core.errors import CheckpointError, SettingsError, WireError
 from emfed.core.messages import Lattice
-from emfed.core.protocols import FloatArray, Opening, View
+from emfed.core.protocols import FloatArray, Model, Opening, View
 from emfed.core.storage import load_checkpoint, save_checkpoint
 from emfed.core.wire import Reason
+from emfed.models.binding import extra_owners
 from emfed.models.matrices import triangle
 from emfed.network.masking import (
     Identity,
@@ -37,7 +39,7 @@ from emfed.network.masking import (
     to_words,
     unpack_words,
 )
-from emfed.network.rules import Refusal
+from emfed.network.rules import Refusal, SiteRules
 from emfed.network.store import Secret, SiteStore
 
 Block = tuple[NDArray[Any], int]
@@ -46,6 +48,8 @@ Shape = Sequence[tuple[int, int]]
 """How many integers each block has, of how many bits."""
 FIXED_BITS, FIXED_STEP = 64, 2.0**-32
 """Answers to questions, in fixed point: averages over rows, times a weight that is at most one."""
+MOST_FIXED = 2.0**52
+"""The largest of them: a thousand sites have room, and 1e6 nats of a mean row."""
 EXACT_BITS, EXACT_STEP = 256, Fraction(1, 2**96)
 """Sums of an opening: so wide that raw second moments lose nothing to cancellation."""
 CHECK: Block = (np.zeros(1, dtype=np.int64), 64)
@@ -114,11 +118,13 @@ def _split(answer: bytes, shape: Shape) -> list[NDArray[Any]]:
 
 
 def to_fixed(values: FloatArray, weight: float) -> Block:
-    """An answer in fixed point, weighted, with its weight."""
+    """An answer in fixed point, weighted, with its weight.
+
+    What has no room is cut: a refusal would tell that some row is far from all that was expected.
+    """
     told = np.concatenate([values * weight, [weight]]) / FIXED_STEP
-    if not np.all(np.abs(told) < 2.0**52):
-        raise Refusal(Reason.NOT_NOW, "an answer that a masked sum has no room for.")
-    return np.rint(told).astype(np.int64), FIXED_BITS
+    cut = np.clip(np.nan_to_num(told, nan=-MOST_FIXED), -MOST_FIXED, MOST_FIXED)
+    return np.rint(cut).astype(np.int64), FIXED_BITS
 
 
 def from_fixed(total: NDArray[np.int64]) -> tuple[FloatArray, float]:
@@ -132,17 +138,19 @@ def from_fixed(total: NDArray[np.int64]) -> tuple[FloatArray, float]:
 # Openings: sums from which the summary of all rows follows exactly.
 
 
-def check_summary(shapes: Mapping[str, Sequence[int]]) -> None:
-    """Refuse a model whose opening is not made of moments."""
-    if not {"mean"} <= {*shapes} <= {"mean", "scatter", "observed", "length"}:
-        raise SettingsError(
-            "masks do not cover the opening of this model yet: it tells "
-            f"{', '.join(sorted(shapes))}; covered are mean, scatter, observed and length."
-        )
+MOMENTS = ("mean", "scatter", "observed", "length", "extra")
+"""Parts of a summary that are moments of what was seen of each column."""
+WEIGHT = "weight"
+"""The mean weight of a row, where rows have weights: a site needs it to know its share."""
 
 
-def _width(shapes: Mapping[str, Sequence[int]]) -> int:
-    return int(np.prod(shapes["scatter"])) if "scatter" in shapes else 0
+def _others(shapes: Mapping[str, Sequence[int]]) -> list[str]:
+    """Parts of a summary that are plain means over rows, by weight."""
+    return [name for name in sorted(shapes) if name not in (*MOMENTS, WEIGHT)]
+
+
+def _sizes(shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    return {name: int(np.prod(shape)) for name, shape in shapes.items()}
 
 
 def _pairs(mean: int, scatter: int) -> list[tuple[int, int]]:
@@ -153,59 +161,112 @@ def _pairs(mean: int, scatter: int) -> list[tuple[int, int]]:
     return list(zip(rows.tolist(), columns.tolist(), strict=True))
 
 
-def opening_sums(summary: Mapping[str, FloatArray], count: int) -> Block:
-    """Rows, their square, steps, and the raw moments of one site, as integers of `EXACT_STEP`."""
-    mean = [Fraction(float(x)) for x in summary["mean"]]
-    scatter = [Fraction(float(x)) for x in summary.get("scatter", ())]
-    steps = count * Fraction(float(summary["length"][0]) if "length" in summary else 1)
-    ones = np.ones(len(mean))
-    seen = [steps * Fraction(float(x)) for x in summary.get("observed", ones)]
-    sums: list[Fraction | int] = [count, count**2, steps, *seen]
+def _exact(values: Any) -> list[Fraction]:
+    return [Fraction(float(x)) for x in np.ravel(values)]
+
+
+def opening_sums(
+    summary: Mapping[str, FloatArray], count: int, total: float, owners: Sequence[int]
+) -> Block:
+    """Rows, their weight and its square, steps, and the raw moments of one site, as integers of
+    `EXACT_STEP`; ``owners`` are the columns that ``extra`` is about."""
+    mean, scatter = _exact(summary.get("mean", ())), _exact(summary.get("scatter", ()))
+    weight = Fraction(float(total))
+    steps = weight * (_exact(summary["length"])[0] if "length" in summary else 1)
+    seen = [steps * x for x in _exact(summary.get("observed", np.ones(len(mean))))]
+    sums: list[Fraction | int] = [count, weight, weight**2, steps, *seen]
     sums += [s * m for s, m in zip(seen, mean, strict=True)]
     pairs = zip(_pairs(len(mean), len(scatter)), scatter, strict=True)
     sums += [seen[i] * (within + mean[i] * mean[j]) for (i, j), within in pairs]
+    extra = _exact(summary.get("extra", ()))
+    sums += [seen[j] * x for j, x in zip(owners, extra, strict=True)]
+    for name in _others({name: values.shape for name, values in summary.items()}):
+        sums += [weight * x for x in _exact(summary[name])]
     return np.array([round(Fraction(x) / EXACT_STEP) for x in sums], object), EXACT_BITS
 
 
 def opening_shape(shapes: Mapping[str, Sequence[int]]) -> Shape:
     """The blocks of `opening_sums`."""
-    mean, scatter = int(np.prod(shapes["mean"])), _width(shapes)
-    return ((3 + 2 * mean + scatter, EXACT_BITS), (1, 64))
+    sizes = _sizes(shapes)
+    moments = 2 * sizes.get("mean", 0) + sizes.get("scatter", 0) + sizes.get("extra", 0)
+    return ((4 + moments + sum(sizes[name] for name in _others(shapes)), EXACT_BITS), (1, 64))
 
 
-def opening_of(
-    total: NDArray[Any], shapes: Mapping[str, Sequence[int]]
-) -> tuple[int, float, dict[str, FloatArray]]:
-    """Rows of all, how many sites of equal weight they are worth, and the summary of all rows."""
-    d, width = int(np.prod(shapes["mean"])), _width(shapes)
-    exact = [int(x) * EXACT_STEP for x in total]
-    rows, squares, steps = exact[:3]
-    seen, first, second = exact[3 : 3 + d], exact[3 + d : 3 + 2 * d], exact[3 + 2 * d :]
-    some = [s if s > 0 else Fraction(1) for s in seen]
-    mean = [f / s for f, s in zip(first, some, strict=True)]
-    pairs = zip(_pairs(d, width), second, strict=True)
-    scatter = [raw / some[i] - mean[i] * mean[j] for (i, j), raw in pairs]
-    if rows < 1 or squares <= 0 or steps <= 0:
-        raise WireError("the sum of an opening has no rows in it.")
-    found = {"mean": mean, "scatter": scatter, "observed": [s / steps for s in seen]}
-    whole = {name: np.array([float(x) for x in found[name]]) for name in found if name in shapes}
-    if "length" in shapes:
-        whole["length"] = np.array([float(steps / rows)])
-    return int(rows), float(rows**2 / squares), whole
+@final
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """What an opening's sum tells."""
+
+    rows: int
+    total: float
+    """The sum of the rows' weights, their number where they have none."""
+    effective: float
+    """How many sites of equal weight they are worth."""
+    whole: dict[str, FloatArray]
+    """The summary of all rows."""
+
+    @classmethod
+    def of(
+        cls, sums: NDArray[Any], shapes: Mapping[str, Sequence[int]], owners: Sequence[int]
+    ) -> Opened:
+        """From the sum of what `opening_sums` gives of each site."""
+        sizes, left = _sizes(shapes), [int(x) * EXACT_STEP for x in sums]
+
+        def take(count: int) -> list[Fraction]:
+            taken = left[:count]
+            del left[:count]
+            return taken
+
+        d, width = sizes.get("mean", 0), sizes.get("scatter", 0)
+        rows, total, squares, steps = take(4)
+        if rows < 1 or squares <= 0 or steps <= 0 or total <= 0:
+            raise WireError("the sum of an opening has no rows in it.")
+        seen = take(d)
+        some = [s if s > 0 else Fraction(1) for s in seen]
+        mean = [f / s for f, s in zip(take(d), some, strict=True)]
+        pairs = zip(_pairs(d, width), take(width), strict=True)
+        found: dict[str, list[Fraction]] = {
+            "mean": mean,
+            "scatter": [raw / some[i] - mean[i] * mean[j] for (i, j), raw in pairs],
+            "observed": [s / steps for s in seen],
+            "length": [steps / total],
+            "extra": [x / some[j] for j, x in zip(owners, take(len(owners)), strict=True)],
+            WEIGHT: [total / rows],
+        }
+        for name in _others(shapes):
+            found[name] = [x / total for x in take(sizes[name])]
+        whole = {
+            name: np.array([float(x) for x in found[name]]).reshape(tuple(shapes[name]))
+            for name in shapes
+        }
+        return cls(int(rows), float(total), float(total**2 / squares), whole)
 
 
-def add_up_opening(opening: Opening) -> Opening:
+def with_weight(
+    summaries: Mapping[str, FloatArray], totals: FloatArray | None, counts: Any
+) -> dict[str, FloatArray]:
+    """Summaries of workers, with the mean weight of their rows where these have any."""
+    if totals is None:
+        return dict(summaries)
+    return {**summaries, WEIGHT: (totals / counts)[:, None]}
+
+
+def add_up_opening(model: Model, opening: Opening) -> Opening:
     """An opening of a simulation as a masked run knows it: the summary of all rows."""
-    if opening.supports is not None or opening.totals is not None:
-        raise SettingsError("masks go with statistics that all workers share, and plain rows.")
-    shapes = {name: values.shape[1:] for name, values in opening.summaries.items()}
-    check_summary(shapes)
-    total = sum(
-        opening_sums({name: values[i] for name, values in opening.summaries.items()}, count)[0]
-        for i, count in enumerate(opening.counts.tolist())
+    if opening.supports is not None:
+        raise SettingsError("masks go with statistics that all workers share.")
+    summaries = with_weight(opening.summaries, opening.totals, opening.counts)
+    shapes = {name: values.shape[1:] for name, values in summaries.items()}
+    owners = extra_owners(model, int(np.prod(shapes.get("mean", (0,))))).tolist()
+    totals = opening.counts if opening.totals is None else opening.totals
+    sums: Any = sum(
+        opening_sums({n: v[i] for n, v in summaries.items()}, count, total, owners)[0]
+        for i, (count, total) in enumerate(
+            zip(opening.counts.tolist(), totals.tolist(), strict=True)
+        )
     )
-    _, effective, whole = opening_of(np.asarray(total), shapes)
-    return replace(opening, effective=effective, whole=whole)
+    found = Opened.of(sums, shapes, owners)
+    return replace(opening, summaries=summaries, effective=found.effective, whole=found.whole)
 
 
 # What a site keeps.
@@ -219,7 +280,8 @@ class Ready:
     about: bytes
     """A digest of everything that was agreed about it; masks depend on it."""
     subject: int
-    """64 bits of what was asked, whenever that was: sets that differ by a few would tell."""
+    """64 bits of what was asked, whenever that was: sets that differ by a few would tell. Zero is
+    an opening, which is told anew when somebody has left."""
     fresh: int
     words: bytes
     shape: Shape
@@ -229,8 +291,9 @@ class Ready:
 class SiteSums:
     """The masked answers of a site, over all runs; its folder and its lock are the site's."""
 
-    def __init__(self, identity: Identity, secret: Secret, smallest: int) -> None:
-        self.identity, self._secret, self.smallest = identity, secret, smallest
+    def __init__(self, identity: Identity, secret: Secret, rules: SiteRules) -> None:
+        self.identity, self._secret, self._rules = identity, secret, rules
+        self.smallest = rules.smallest_set
         self._keys: dict[tuple[int, int], RunKeys] = {}
 
     def keys(self, run: int, instance: int) -> RunKeys:
@@ -249,7 +312,8 @@ class SiteSums:
             return found.fresh
         words = b"".join(pack_words(to_words(*block), block[1]) for block in (*blocks, CHECK))
         shape = tuple((len(numbers), bits) for numbers, bits in (*blocks, CHECK))
-        topic = int.from_bytes(hashlib.sha256(subject).digest()[:8], "little")
+        digest_of = hashlib.sha256(subject).digest()[:8]
+        topic = int.from_bytes(digest_of, "little") if subject else 0
         fresh = int.from_bytes(os.urandom(8), "little")
         self._keep(store, Ready(digest, topic, fresh, words, shape))
         return fresh
@@ -291,11 +355,25 @@ class SiteSums:
         history = _History.read(store)
         told = history.told_for(ready.about)
         why = check_set(members, me, ready.fresh, self.smallest, told)
-        why = why or history.objection(ready.subject, members, self.smallest)
-        if not why and keys.strangers(members, me):
-            why = "this set has members whose keys no pinned identity has signed."
+        if ready.subject:  # of an opening the company decides, over all runs
+            why = why or history.objection(ready.subject, members, self.smallest)
+        if not why and (strange := keys.strangers(members, me)):
+            names = ", ".join(keys.names.get(n, f"worker {n}") for n in strange)
+            why = (
+                f"this set has members whose keys no identity in this site's roster has signed: "
+                f"{names}. Put their NAME.pub into the roster (`emfed keys roster`)."
+            )
         if why:
             raise Refusal(Reason.NOT_NOW, why)
+        company = _Company.read(store).with_(self._names(keys, me, members))
+        if not company.within(self._rules.largest_changes):
+            raise Refusal(
+                Reason.NOT_NOW,
+                f"the sites that this one adds up with may change {self._rules.largest_changes} "
+                "times (largest_changes in its rules): what changes between two sums is told of "
+                "who came or went.",
+            )
+        company.write(store)
         if members not in told:
             history.add(ready, members).write(store)
         else:
@@ -306,6 +384,54 @@ class SiteSums:
             own = context + bytes([place])
             out.append(pack_words(keys.masked(words, bits, me, members, own), bits))
         return b"".join(out), len(members)
+
+    def _names(self, keys: RunKeys, me: int, members: Members) -> list[str]:
+        """The names of a set's members, by verified keys."""
+        return sorted({self.identity.name, *(keys.names[n] for n in members if n != me)})
+
+
+@final
+class _Company:
+    """With which sites this one added up last, in any run, and how often that changed.
+
+    Two sums over sets that differ by one site differ by that site's part, and a server can ask at
+    nearly the same statistics, in one run or in two. So every change counts, and the owner says
+    how many there may be.
+    """
+
+    def __init__(self, names: list[str], changes: int, known: bool) -> None:
+        self._names, self._changes, self._known = names, changes, known
+
+    @staticmethod
+    def _path(store: SiteStore) -> Path:
+        return store.directory.parent / "company"
+
+    @classmethod
+    def read(cls, store: SiteStore) -> _Company:
+        """What is on disk; damage is an error, since forgetting would tell."""
+        if store.disk.read(cls._path(store)) is None:
+            return cls([], 0, False)
+        about = load_checkpoint(cls._path(store), store.disk)[1]
+        return cls(about["names"], about["changes"], True)
+
+    def with_(self, names: list[str]) -> _Company:
+        """After a sum over these sites."""
+        if names == self._names:
+            return self
+        return _Company(names, self._changes + bool(self._names), False)
+
+    def within(self, limit: int | None) -> bool:
+        """Whether so many changes are allowed."""
+        return limit is None or self._changes <= limit
+
+    def write(self, store: SiteStore) -> None:
+        """Before the answer leaves, if it is news."""
+        path = self._path(store)
+        if self._known:
+            store.disk.settle(path)
+            return
+        about = {"names": self._names, "changes": self._changes}
+        save_checkpoint(path, {"none": np.empty(0)}, about, store.disk)
 
 
 @final

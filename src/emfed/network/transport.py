@@ -22,6 +22,12 @@ class Transport(ABC):
     received: int = 0
     """Bytes of messages that crossed, where an engine counts them."""
 
+    @property
+    def between_machines(self) -> bool:
+        """Whether sites have keys of their own: then sums over three or more are masked unless a
+        run says otherwise."""
+        return False
+
     @abstractmethod
     def workers(self) -> list[str]:
         """Keys of the workers that can be reached now."""
@@ -35,6 +41,10 @@ class Transport(ABC):
         Ends when nothing more is to be expected, or after ``deadline`` seconds. Whoever iterates
         may stop before: what comes later may be given by a later call, or never.
         """
+
+    def shut_out(self) -> Mapping[str, str]:
+        """Workers that whoever runs the server keeps out for now, and why; they may be let back."""
+        return {}
 
     def close(self) -> None:  # noqa: B027 (some have nothing to give back)
         """Close the connections, where there are any; a second time does nothing."""

@@ -247,7 +247,7 @@ def test_progress_is_told_of_sites_elsewhere(tmp_path: Path, capsys: Any) -> Non
     rng = np.random.default_rng(1)
     data = {name: pl.DataFrame(rng.normal(size=(40, 2)), schema=["a", "b"]) for name in "xyz"}
     with real_sites(data, tmp_path) as transport:
-        federation = emfed.network.RemoteFederation(transport)
+        federation = emfed.network.RemoteFederation(transport, masks=False)
         fitted = GAUSS(2, verbose=True, max_iter=30, tol=1e-3).fit(federation)
         federation.close()
     err = capsys.readouterr().err

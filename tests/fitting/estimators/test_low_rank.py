@@ -327,6 +327,7 @@ def test_constant_columns_and_single_ones() -> None:
     assert np.isfinite(full.transform(table.given)).all()
 
 
+@pytest.mark.long
 def test_a_table_of_exactly_this_rank_is_found() -> None:
     """Without noise the fit ends at its floor, and holes are filled to a part in a thousand."""
     rng = np.random.default_rng(0)

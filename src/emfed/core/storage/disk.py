@@ -30,7 +30,8 @@ class Disk:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
         try:
             with os.fdopen(handle, "wb") as file:
-                os.fchmod(handle, 0o666 & ~_umask())
+                if hasattr(os, "fchmod"):  # Windows has other rights, which the folder hands down
+                    os.fchmod(handle, 0o666 & ~_umask())
                 file.write(data)
         except BaseException:
             self.remove(Path(name))

@@ -224,6 +224,17 @@ def decode_question(body: bytes) -> tuple[Any, dict[str, Any], FloatArray]:
     return kind, view, decode_floats(body[end:]) if body[end:] else np.empty(0)
 
 
+def encode_end(about: Mapping[str, Any], model: bytes = b"") -> bytes:
+    """How a run ended, and the model file where the run hands it out."""
+    return _framed(encode_text(about)) + model
+
+
+def decode_end(body: bytes) -> tuple[dict[str, Any], bytes]:
+    """The inverse of `encode_end`."""
+    text, end = _unframe(body, 0, "the end of a run")
+    return decode_text(text), body[end:]
+
+
 def encode_bundle(parts: Sequence[tuple[Kind, bytes]]) -> bytes:
     """Several bodies that go together under one header; the receiver answers the last."""
     *first, (kind, body) = parts

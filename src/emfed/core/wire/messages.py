@@ -51,6 +51,7 @@ class Kind(IntEnum):
     READY = 14
     SET = 15
     MASKED = 16
+    END = 17
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,9 @@ from emfed.models.devices.placing import check_device, fits, place, stream
 from emfed.models.mixture import to_numpy
 from emfed.models.rows import check_rows, check_seen, check_table
 
+MANY_CATEGORIES = 20
+"""Values of a column, if they are half as many as rows, from which on they are no categories."""
+
 
 def is_tables(X: Any) -> bool:
     """Whether X is a dict or list of tables, one per worker, rather than one table."""
@@ -170,8 +173,14 @@ def find_categories(tables: list[Any], names: Sequence[Any]) -> dict[Any, list[A
     found: dict[Any, list[Any]] = {}
     for name in names:
         found[name] = levels([t[name] if is_frame(t) else np.asarray(t)[:, name] for t in tables])
-        if len(found[name]) < 2:
+        count, rows = len(found[name]), sum(len(t) for t in tables)
+        if count < 2:
             raise DataError(f"column {name!r} has one category only: leave it out.")
+        if count > max(MANY_CATEGORIES, rows / 2):
+            raise DataError(
+                f"column {name!r} has {count} different values in {rows} rows, which are no "
+                "categories: give it another family (gaussian for numbers), or leave it out."
+            )
     return found
 
 

@@ -14,6 +14,7 @@ from emfed.core.errors import EmfedWarning, SettingsError
 from emfed.core.protocols import Algorithm, FloatArray, StartsFromClusters, View
 from emfed.core.streams import Purpose, choose_distinct, uniforms
 from emfed.fitting.rounds import Run
+from emfed.fitting.selection import FLOORS
 from emfed.fitting.session import Session
 from emfed.fitting.starts.sketch import ROWS, Sketch, drawn
 from emfed.fitting.stopping import Stop
@@ -269,14 +270,17 @@ def _within(model: Any, params: Any) -> FloatArray:
     """Statistics that say these parameters."""
     statistics = np.asarray(model.statistics_of(params))
     if not model.inside(statistics):
-        raise SettingsError(NOT_INSIDE)
+        told = model.describe()
+        floor = next((name for name in FLOORS if name in told), "floor")
+        remedy = "ridge" if "ridge" in told else floor
+        raise SettingsError(
+            f"{NOT_INSIDE}: some columns are combinations of others. Drop them, or set "
+            f"{remedy} > 0."
+        )
     return statistics
 
 
-NOT_INSIDE = (
-    "at this start some component has no mass or no positive definite covariance: some columns are "
-    "combinations of others. Drop them, or set covariance_floor > 0."
-)
+NOT_INSIDE = "at this start some component has no mass or no positive definite covariance"
 
 
 def _better_half(alive: Sequence[int], likelihoods: FloatArray) -> list[int]:

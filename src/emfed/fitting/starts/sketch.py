@@ -18,7 +18,7 @@ import numpy as np
 from emfed.algorithms.steps import shorten
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.core.streams import Purpose, normals, uniforms
-from emfed.fitting.selection import sound
+from emfed.fitting.selection import debt
 
 ROWS = 2000
 """Of a sketch: so many tell starts apart on all open tables; more cost time."""
@@ -97,15 +97,14 @@ class Sketch:
         return statistics
 
     def _ranked(self, model: Any, ended: list[FloatArray]) -> list[FloatArray]:
-        """Best first; those with a collapsed component last, as no criterion means them."""
-        keys = []
+        """Best first, judged as candidates are: see `emfed.fitting.selection.debt`."""
+        keys, rows = [], float(len(self.rows))
         for position, statistics in enumerate(ended):
             params = model.maximize(statistics)
             value = float(model.log_likelihood(self.rows, params, self.weights))
-            fine = sound(model, params, float(len(self.rows))) and np.isfinite(value)
-            worse = -round(value, DIGITS) if np.isfinite(value) else np.inf
-            keys.append((not fine, worse, position))
-        return [ended[position] for *_, position in sorted(keys)]
+            value -= debt(model, params, rows) / rows
+            keys.append((-round(value, DIGITS) if np.isfinite(value) else np.inf, position))
+        return [ended[position] for _, position in sorted(keys)]
 
     def _splits(
         self, model: Any, params: Any, k: int, seed: int

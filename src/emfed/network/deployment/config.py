@@ -30,11 +30,15 @@ class SiteSettings:
     """Seconds without enough sites after which the run ends, to be resumed."""
     admit: bool = True
     """Whether sites that come later are let in."""
+    deliver: bool = False
+    """Whether every site that took part gets the model file at the end."""
+    farewell: float = 60.0
+    """Seconds for which the server waits at the end for members that are away, to tell them."""
 
     def __post_init__(self) -> None:
         check_count("expected", self.expected)
         check_count("attempts", self.attempts)
-        for name in ("deadline", "wait", "give_up"):
+        for name in ("deadline", "wait", "give_up", "farewell"):
             check_range(name, getattr(self, name), 0, 1e9, open_low=name == "deadline")
         if self.minimum is not None and not 1 <= self.minimum <= self.expected:
             raise SettingsError(
@@ -52,11 +56,13 @@ class SiteSettings:
 class PrivacySettings:
     """``[privacy]``: what the server cannot learn."""
 
-    masks: bool = False
-    """Whether sites tell sums alone; each needs a roster of the others' keys."""
+    masks: bool | None = None
+    """Whether sites tell sums alone; each needs a roster of the others' keys. Left out: so it is
+    where sites have keys and three or more are expected. Without masks, every site must have
+    allowed it in its rules."""
 
     def __post_init__(self) -> None:
-        if type(self.masks) is not bool:
+        if self.masks is not None and type(self.masks) is not bool:
             raise SettingsError(f"masks must be true or false; got {self.masks!r}.")
 
 
@@ -75,10 +81,13 @@ class ServerSettings:
     keys: str = "keys"
     folder: str = "run"
     output: str = "model"
+    page: int = PORT + 1
+    """The port of the page, on this machine's own address; another if it is taken."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.port < 65536:
-            raise SettingsError(f"port must lie between 1 and 65535; got {self.port}.")
+        for name, least in (("port", 1), ("page", 0)):
+            if not least <= (port := getattr(self, name)) < 65536:
+                raise SettingsError(f"{name} must lie between {least} and 65535; got {port}.")
 
 
 @final
@@ -92,6 +101,8 @@ class Config:
     server: ServerSettings
     said: dict[str, Any]
     """The tables that must not change while a run goes on."""
+    more: bool = False
+    """Whether another run follows on the same server, so that sites stay."""
 
     def place(self, name: str) -> Path:
         """A folder of the server's, by its key."""
@@ -126,7 +137,7 @@ def read_config(path: str | Path) -> Config:
         raise SettingsError(f"{where}, [sites]: columns must be a list of names; got {columns!r}.")
     said = {name: table.get(name, {}) for name in ("model", "algorithm", "fit", "privacy")}
     private = read_settings(said["privacy"], f"{where}, [privacy]", PrivacySettings)
-    fit = {"scores": not private.masks, **said["fit"], "masks": private.masks}
+    fit = {"scores": True, **said["fit"], "masks": private.masks}
     settings = read_words(said["model"], said["algorithm"], fit, where, columns=columns)
     return Config(
         path,

@@ -7,15 +7,18 @@ import logging
 import secrets
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from emfed.core.errors import EmfedError, SettingsError
 from emfed.core.storage import remove_torn, write_atomic
 from emfed.network.addresses import alone, check_insecure_server
 from emfed.network.deployment.config import Config
+from emfed.network.deployment.console import Console
+from emfed.network.deployment.orders import read_orders
 from emfed.network.deployment.serving import serve_run
 from emfed.network.deployment.status import HOST_LOCK, LOCK, Report, Status, read_status
-from emfed.network.keys import check_certificate
+from emfed.network.deployment.views import run_view
+from emfed.network.keys import check_certificate, days_left
 
 logger = logging.getLogger(__name__)
 HANDOVER_SECONDS = 5.0
@@ -55,9 +58,24 @@ class Host(ABC):
             if status.get("state") == "finished":
                 if status.get("rounds", 0) < (self.config.settings.rounds or 0):
                     logger.warning("the run is finished; `rounds` has no effect any more")
-                report(status)
-                return
-            self.work(report)
+                if (read_orders(self.folder).rounds or 0) > status.get("round", 0):
+                    Status(self.folder).say("waiting", why="the run goes on to a new limit")
+                else:
+                    report(status)
+                    if not status.get("untold"):
+                        return
+                    Status(self.folder).say("finished", told=False)
+            self.folder.joinpath("page.port").unlink(missing_ok=True)
+            with Console(self.folder, self.config.server.page, self.view):
+                self.work(report)
+
+    @final
+    def view(self) -> dict[str, Any]:
+        """What the page shows."""
+        about: dict[str, Any] = {"deadline": self.config.sites.deadline}
+        if self.keys is not None:
+            about["certificate_days"] = days_left(self.keys / "server.pem")
+        return run_view(self.folder, self.config.path.name, **about)
 
     @abstractmethod
     def work(self, report: Report) -> None:
@@ -76,8 +94,13 @@ class WebSocketHost(Host):
             if not mine:
                 raise EmfedError(f"another server works in {self.folder}.")
             place = self.config.server
-            with WebSocketTransport(place.host, place.port, self.keys) as transport:
-                serve_run(transport, self.config, Status(self.folder, report))
+            transport, finished = WebSocketTransport(place.host, place.port, self.keys), False
+            try:
+                status = Status(self.folder, report)
+                serve_run(transport, self.config, status, secure=self.keys is not None)
+                finished = not self.config.more
+            finally:
+                transport.close(finished)
 
 
 def recognise(folder: Path, config: Config) -> None:

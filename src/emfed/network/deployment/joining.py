@@ -8,6 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -16,6 +17,8 @@ from emfed.data.files import PLAIN, TextForm
 from emfed.models.devices.placing import check_device
 from emfed.network import SiteRules
 from emfed.network.addresses import alone, check_insecure_site, split_address
+from emfed.network.deployment.approval import answer_fit
+from emfed.network.deployment.console import Console
 from emfed.network.deployment.site import (
     JOURNAL,
     REHEARSAL,
@@ -25,8 +28,11 @@ from emfed.network.deployment.site import (
     prepare,
     write_site,
 )
-from emfed.network.keys import read_private_key
-from emfed.network.masking import Identity
+from emfed.network.deployment.status import Status
+from emfed.network.deployment.views import SiteView
+from emfed.network.keys import read_private_key, read_seal
+from emfed.network.masking import Identity, roster_digest
+from emfed.network.site import MORE
 
 logger = logging.getLogger(__name__)
 Report = Callable[[str, str], None]
@@ -52,14 +58,37 @@ class Guest(ABC):
     """How the file is written, where it is text."""
     device: str | None = None
     """Where passes over the rows run: ``cuda``; None: here."""
+    seal: Path | None = None
+    """A secret that encrypts the site's files at rest."""
+    page: int = 0
+    """The port of the site's page on this machine; 0 takes a free one."""
+    stay: bool = False
+    """Whether the site waits for the next run when one is over."""
     _told: int = field(default=0, init=False)
+    _over: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.folder = self.folder.resolve()
+        if self.authority is None:
+            self.rules = self.rules.on_this_machine()
 
     @property
     def _masks(self) -> tuple[Path, Path] | None:
         return None if self.roster is None or self.key is None else (self.key, self.roster)
+
+    def _company(self) -> str:
+        """With whom this site adds up, for its people to compare with what they were told."""
+        if self._masks is None:
+            bare = "it joins runs without masks alone" if self.rules.unmasked else "it joins no run"
+            return (
+                f"no roster of the other sites' keys: {bare}. `emfed keys roster` makes one from "
+                "everybody's NAME.pub"
+            )
+        found = Identity.read(*self._masks).roster
+        return (
+            f"sums with {', '.join(sorted(found))}; roster digest {roster_digest(found)}, the same "
+            "at every site"
+        )
 
     @property
     @final
@@ -83,6 +112,8 @@ class Guest(ABC):
             read_private_key(self.key)
         if not self.data.exists():
             raise SettingsError(f"{self.data}: there is no such file.")
+        if self.seal is not None:
+            read_seal(self.seal)
         if self.device is not None:
             check_device(self.device)
         if self.roster is not None:
@@ -101,7 +132,7 @@ class Guest(ABC):
         with alone(self.folder / "join.lock") as mine:
             if not mine:
                 raise EmfedError(f"another `emfed join` works in {self.folder}.")
-            rows = prepare(self.folder, self.data, self.columns, self.form)
+            rows = prepare(self.folder, self.data, self.columns, self.form, self.seal)
             for why in rows["left_out"].values():
                 report("state", f"{why}: no run can use it")
             write_site(
@@ -113,8 +144,19 @@ class Guest(ABC):
             greeting = "; the server greets when all sites that it expects are there"
             for words in self.rules.gives_away():
                 report("rules", words)
+            report("masks", self._company())
             report("state", f"calling {self.address}{greeting if self.dry_run else ''}")
-            self.work(report)
+            status = Status(self.folder)
+
+            def tell(kind: str, words: str) -> None:
+                if kind == "state":
+                    status.say("site", why=words)
+                report(kind, words)
+
+            self.folder.joinpath("page.port").unlink(missing_ok=True)
+            view, answer = SiteView(self.folder), partial(answer_fit, self.folder)
+            with Console(self.folder, self.page, view, answer):
+                self.work(tell)
 
     @abstractmethod
     def work(self, report: Report) -> None:
@@ -136,6 +178,9 @@ class Guest(ABC):
                 entry = json.loads(line)
                 if entry["kind"] == "warning":  # the site's own, for nobody else
                     report("look at your rows", entry["content"])
+                elif entry["kind"] == "end":
+                    report("state", entry["content"])
+                    self._over = not (self.stay or entry["content"].endswith(MORE))
                 else:
                     report("would send" if self.dry_run else "sent", describe(entry))
             except (json.JSONDecodeError, KeyError):
@@ -157,14 +202,17 @@ class WebSocketGuest(Guest):
         def answer(message: bytes) -> bytes:
             reply = look_first(self.folder, message) if step is None else step(message)
             self.tell(report)
+            connection.over = self._over
             if self.dry_run and self.journal.exists():  # it comes as a whole
                 threading.Timer(0.5, stop.set).start()  # the refusal is to leave first
             return reply
 
-        SiteConnection(
+        connection = SiteConnection(
             self.address,
             answer,
             key=self.key,
             authority=self.authority,
             name=(self.key or self.data).stem,
-        ).run(stop, report)
+            stay=self.stay,
+        )
+        connection.run(stop, report)

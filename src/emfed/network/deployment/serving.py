@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
+from collections import deque
 from pathlib import Path
+from typing import Any, final
 
-from emfed.core.errors import EmfedError, ParticipationError
+from emfed.core import series
+from emfed.core.errors import CheckpointError, EmfedError, ParticipationError, WireError
 from emfed.core.records import RoundRecord
 from emfed.core.storage import remove_torn
-from emfed.fitting.serving import Served, serve
+from emfed.core.wire import Header, Kind, encode_end, open_answer, seal
+from emfed.fitting.progress import rounds_left
+from emfed.fitting.serving import Served, reached_numbers, serve
 from emfed.fitting.settings import ROUNDS
 from emfed.fitting.words import in_toml
 from emfed.network import Transport
 from emfed.network.deployment.config import Config
+from emfed.network.deployment.orders import Door, read_orders
+from emfed.network.deployment.site import MODEL
 from emfed.network.deployment.status import Noted, Status
+from emfed.network.masking import SMALLEST_SET
+from emfed.network.membership import Members
+from emfed.network.site import mark
 
 logger = logging.getLogger(__name__)
-MODEL = "model.emfed"
 LOOK_SECONDS = 0.2
 """Between two looks at who is connected."""
+DETAIL_SECONDS, COMPONENTS_SECONDS, HISTORY = 0.5, 2.0, 240
+"""Between two tables of sites, between two looks at the components, which reads the checkpoint, and
+how many rounds people are shown."""
 
 
-def serve_run(transport: Transport, config: Config, status: Status) -> None:
+def serve_run(transport: Transport, config: Config, status: Status, secure: bool = False) -> None:
     """Fit, from the beginning or from where an earlier process was killed, and leave the model.
 
-    The caller holds the lock of the run's folder.
+    The caller holds the lock of the run's folder. ``secure``: sites are known by the server's keys,
+    and one whose key is removed is out.
     """
-    noted = Noted(transport)
+    keys = config.place("keys") if secure else None
+    noted = Noted(transport, Door(config.place("folder"), keys))
     noted.refusals.update(status["refusals"] or {})
+    if status["state"] == "finished":
+        say_farewell(noted, config, status)
+        return
     try:
         served = _fit(noted, config, status)
         crossed = {"up": transport.received, "down": transport.sent}
@@ -52,64 +70,206 @@ def serve_run(transport: Transport, config: Config, status: Status) -> None:
         doubts=served.fitted.doubts,
         up=served.bytes_up,
         down=served.bytes_down,
+        untold=_members(config, served.stage).keys,
+        told=False,
     )
+    say_farewell(noted, config, status)
+
+
+def _members(config: Config, stage: int) -> Members:
+    return Members.load(config.place("folder") / "fit" / f"stage-{stage:04d}" / "members")
+
+
+def say_farewell(transport: Noted, config: Config, status: Status) -> None:
+    """Tell members that the run is over, with the model file where the run hands it out.
+
+    Those who are away are waited for; whoever is not told by then is told when `emfed serve` is
+    started again. A site that was refused is told, and gets no model.
+    """
+    members, sites = _members(config, status["stages"] or 1), config.sites
+    model = (config.place("output") / MODEL).read_bytes() if sites.deliver else b""
+    about = {
+        "rounds": status["round"],
+        "stopped": str(status["stopped"]),
+        "doubts": status["doubts"] or [],
+        "more": config.more,
+    }
+    out = status["refusals"] or {}
+    untold, end = set(status["untold"] or ()), time.monotonic() + sites.farewell
+    while untold:
+        messages = {}
+        for number, key in enumerate(members.keys):
+            if key in untold:
+                mine = mark(members.settings[number], members.instances[number])
+                header = Header(Kind.END, members.run, 0, number, mine)
+                messages[key] = header, encode_end(about, b"" if key in out else model)
+        here = [key for key in transport.workers() if key in messages]
+        wires = {key: seal(*messages[key]) for key in here}
+        for key, answer in transport.deliver(wires, min(sites.deadline, 10.0)):
+            try:
+                kind = None if key not in here else open_answer(answer, messages[key])[0].kind
+            except WireError:
+                continue
+            if kind is Kind.END or kind is Kind.REFUSAL:  # an older release refuses it
+                untold.discard(key)
+                logger.info("%s knows that the run is over", key)
+        status.say("finished", untold=sorted(untold))
+        if time.monotonic() > end:
+            logger.warning("not told that the run is over: %s", ", ".join(sorted(untold)))
+            break
+        if untold:
+            time.sleep(LOOK_SECONDS)
+    status.say("finished", told=True)  # as far as that goes: the program may end
+
+
+class _MoreRounds(Exception):
+    """The limit on rounds has changed: the fit goes on from its checkpoint under the new one."""
 
 
 def _fit(transport: Noted, config: Config, status: Status) -> Served:
     """`serve`, again and again while there are too few sites, for as long as the user said."""
-    sites, settings = config.sites, config.settings
-    began = time.monotonic()
+    sites, folder = config.sites, config.place("folder")
+    shown = _Shown(transport, config, status)
     _gather(transport, config, status)
-    status.say("running", rounds=settings.rounds or ROUNDS)
-
-    def show(record: RoundRecord) -> None:
-        nonlocal began
-        began = time.monotonic()
-        status.say(
-            "running",
-            round=record.round,
-            squared_H=record.squared_H,
-            answered=record.answered,
-            asked=record.asked,
-            seconds=record.seconds,
-            refusals=dict(transport.refusals),
-            up=status["up"] + record.bytes_up,
-            down=status["down"] + record.bytes_down,
-        )
-
+    settings = config.settings
+    if settings.masks is None:  # who is late is waited for, and not done without
+        many = sites.expected >= SMALLEST_SET
+        settings = settings.but(masks=transport.between_machines and many)
     while True:
+        shown.limit = read_orders(folder).rounds or config.settings.rounds or ROUNDS
+        status.say("running", rounds=shown.limit)
         try:
             return serve(
-                settings,
+                settings.but(rounds=shown.limit),
                 None,
                 transport,
-                config.place("folder") / "fit",
+                folder / "fit",
                 minimum=sites.fewest,
                 deadline=sites.deadline,
                 attempts=sites.attempts,
                 admit=sites.admit,
-                callbacks=[show],
+                callbacks=[shown],
             )
+        except _MoreRounds:
+            logger.info("the limit on rounds is now %s", read_orders(folder).rounds)
         except ParticipationError as error:
-            if time.monotonic() - began > sites.give_up:
+            if time.monotonic() - shown.began > sites.give_up:
                 raise
             logger.warning("%s", error)
-            status.say("waiting", why=str(error), refusals=dict(transport.refusals))
+            status.say("waiting", why=str(error), **shown.sites())
             time.sleep(min(5.0, sites.deadline))
+
+
+@final
+class _Shown:
+    """A callback of the fit: tells people where it stands, and heeds the operator's orders."""
+
+    def __init__(self, transport: Noted, config: Config, status: Status) -> None:
+        self._transport, self._config, self._status = transport, config, status
+        self._folder, self.limit = config.place("folder"), 0
+        self.began = time.monotonic()
+        """When a round last came to its end."""
+        self._gains: list[float] = []
+        self._history: deque[tuple[int, float | None, float | None]] = deque(maxlen=HISTORY)
+        self._detailed = self._drawn = 0.0
+        self._details: dict[str, Any] = {}
+
+    def __call__(self, record: RoundRecord) -> bool:
+        """After a round; True ends the fit."""
+        self.began = time.monotonic()
+        self._history.append((record.round, record.squared_H, record.gain))
+        if record.gain is not None:
+            self._gains.append(record.gain)
+        if self.began - self._detailed > DETAIL_SECONDS or record.round >= self.limit:
+            self._detailed = self.began
+            self._details = self._detail(record)
+        status = self._status
+        status.say(
+            "running",
+            round=record.round,
+            squared_H=record.squared_H,
+            gain=record.gain,
+            answered=record.answered,
+            asked=record.asked,
+            seconds=record.seconds,
+            up=status["up"] + record.bytes_up,
+            down=status["down"] + record.bytes_down,
+            **self._details,
+        )
+        return self._heed()
+
+    def _heed(self) -> bool:
+        """Wait while the operator wants that; whether the fit is to end."""
+        orders = read_orders(self._folder)
+        while orders.paused and not orders.finish:
+            self._status.say("paused", why="by the operator; `emfed control resume` goes on")
+            time.sleep(LOOK_SECONDS)
+            self.began, orders = time.monotonic(), read_orders(self._folder)
+        if orders.rounds not in (None, self.limit):
+            raise _MoreRounds
+        return orders.finish
+
+    def sites(self) -> dict[str, Any]:
+        """Who is in, with rows, last contact and refusals in words."""
+        transport, rows = self._transport, dict[str, int | None]()
+        stages = sorted((self._folder / "fit").glob("stage-*/members"))
+        with contextlib.suppress(CheckpointError, OSError, IndexError):
+            members = Members.load(stages[-1])
+            counts = members.counts.tolist()
+            rows = {
+                k: None if members.roster else n for k, n in zip(members.keys, counts, strict=True)
+            }
+        here, out = {*transport.workers()}, transport.shut_out()
+        refusals = {**transport.refusals, **out}
+        table = {}
+        for name in sorted({*rows, *here, *refusals}):
+            when, seconds = transport.contacts.get(name, (None, None))
+            table[name] = {
+                "in": name in rows and name not in out,
+                "connected": name in here,
+                "rows": rows.get(name),
+                "last": when,
+                "seconds": seconds,
+                "refusal": refusals.get(name, ""),
+            }
+        return {"sites": table, "refusals": refusals, "traffic": transport.traffic}
+
+    def _detail(self, record: RoundRecord) -> dict[str, Any]:
+        stop = self._config.settings.stop(self._config.settings.method(2), 2)
+        watched = [v[1] if stop.tolerance else v[2] for v in self._history]
+        values = [v for v in watched if v is not None]
+        ahead = rounds_left(values, stop.nats, stop.tolerance, self.limit, record.round)
+        details = {**self.sites(), "history": list(self._history), "rounds_left": ahead}
+        if len(self._gains) >= 5:
+            recent = self._gains[-20:]
+            details["left"] = series.left(recent[-1], series.rate(recent))
+        if self.began - self._drawn > COMPONENTS_SECONDS:
+            self._drawn = self.began
+            details["components"] = reached_numbers(self._config.settings, self._folder / "fit")
+        elif "components" in self._details:
+            details["components"] = self._details["components"]
+        return details
 
 
 def _gather(transport: Noted, config: Config, status: Status) -> None:
     """Wait until those expected are there, or long enough and there are enough."""
-    sites, began = config.sites, time.monotonic()
+    sites, began, folder = config.sites, time.monotonic(), config.place("folder")
+    shown = _Shown(transport, config, status)
     while True:
         here = transport.workers()
-        status.say("waiting", online=here, why=f"{len(here)} of {sites.expected} sites are here")
+        paused = read_orders(folder).paused
+        why = f"{len(here)} of {sites.expected} sites are here"
+        state = "paused" if paused else "waiting"
+        status.say(
+            state, online=here, why=why + ", paused by the operator" * paused, **shown.sites()
+        )
         waited = time.monotonic() - began
-        if len(here) >= sites.expected or (waited > sites.wait and len(here) >= sites.fewest):
+        enough = len(here) >= sites.expected or (waited > sites.wait and len(here) >= sites.fewest)
+        if (folder / "fit").exists() and len(here) >= sites.fewest:
+            enough = True  # a run that goes on knows its sites
+        if enough and not paused:
             return
-        if (config.place("folder") / "fit").exists() and len(here) >= sites.fewest:
-            return  # a run that goes on knows its sites
-        if waited > sites.give_up:
+        if waited > sites.give_up and not paused:
             raise ParticipationError(
                 f"after {waited:.0f} s {len(here)} sites are here; {sites.fewest} are needed."
             )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import numpy as np
 from emfed.algorithms import AutoEM
 from emfed.core.configuration import check_keys
 from emfed.core.errors import DataError, SettingsError
-from emfed.core.storage import write_atomic
+from emfed.core.storage import DISK, Disk, write_atomic
 from emfed.core.wire import (
     Kind,
     Reason,
@@ -42,8 +44,15 @@ from emfed.data.workers import as_workers, of_file
 from emfed.fitting.serving import rehearse
 from emfed.models import build_model
 from emfed.network import Site, SiteRules
+from emfed.network.addresses import alone
+from emfed.network.deployment.approval import check_approved
+from emfed.network.keys import SealedDisk, read_seal
 from emfed.network.masking import Identity
+from emfed.network.prices import FIRST_QUESTION
+from emfed.network.rules import Journal
+from emfed.network.store import runs_in
 
+MODEL = "model.emfed"
 JOURNAL, REHEARSAL = "messages.jsonl", "dry-run.jsonl"
 """Every message that left the site; every kind of message that would."""
 
@@ -68,11 +77,16 @@ def read_rules(path: Path | None) -> SiteRules:
 
 
 def prepare(
-    folder: Path, data: Path, columns: list[str] | None, form: TextForm = PLAIN
+    folder: Path,
+    data: Path,
+    columns: list[str] | None,
+    form: TextForm = PLAIN,
+    seal: Path | None = None,
 ) -> dict[str, Any]:
     """Look at the data once and leave them in a form that is quick to open; Parquet stays.
 
-    Without ``columns``, those that hold no numbers are left out: no run may ask for them.
+    Without ``columns``, those that hold no numbers are left out: no run may ask for them. With the
+    secret ``seal`` the site's copy is encrypted, and held in memory while it is used.
     """
     if not data.exists():
         raise SettingsError(f"{data}: there is no such file.")
@@ -81,7 +95,8 @@ def prepare(
         left = without_numbers(data)
         wanted = columns or [name for name in parquet_schema(data) if name not in left]
         ParquetRows(data, wanted)
-        return {"parquet": str(data.resolve()), "columns": wanted, "left_out": left}
+        about = {"parquet": str(data.resolve()), "columns": wanted, "left_out": left}
+        return about | _sealed(seal)
     frame, left = read_cells(data, form), {}
     wanted, parts = columns or list(frame.columns), []
     for name in wanted:
@@ -94,16 +109,30 @@ def prepare(
     if not parts:
         raise DataError(f"{data}: no column holds numbers: {next(iter(left.values()))}.")
     rows, names = np.concatenate(parts, axis=1), [name for name in wanted if name not in left]
-    path, beside = folder / "rows.npy", folder / ".rows.npy.new"
-    with beside.open("wb") as file:  # rows may be many: no second copy in memory
-        if os.name == "posix":
-            os.fchmod(file.fileno(), 0o600)
-        np.save(file, rows)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    about = {"rows": str(path.resolve()), "columns": names, "left_out": left}
-    return about | {"first_line": FIRST_LINE}
+    path, beside = (folder / "rows.npy").resolve(), folder / ".rows.npy.new"
+    if seal is not None:
+        buffer = io.BytesIO()
+        np.save(buffer, rows)
+        write_atomic(path, buffer.getvalue(), SealedDisk(read_seal(seal)))
+    else:
+        with beside.open("wb") as file:  # rows may be many: no second copy in memory
+            if os.name == "posix":
+                os.fchmod(file.fileno(), 0o600)
+            np.save(file, rows)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    about = {"rows": str(path), "columns": names, "left_out": left}
+    return about | {"first_line": FIRST_LINE} | _sealed(seal)
+
+
+def _sealed(seal: Path | None) -> dict[str, str]:
+    return {} if seal is None else {"seal": str(seal.resolve())}
+
+
+def _disk(about: Mapping[str, Any]) -> Disk:
+    """Where the site keeps what it must not lose, encrypted if the owner wants that."""
+    return SealedDisk(read_seal(Path(about["seal"]))) if "seal" in about else DISK
 
 
 def write_site(
@@ -126,22 +155,72 @@ def write_site(
     write_atomic(folder / "site.json", (json.dumps(about, indent=1) + "\n").encode())
 
 
-def _about(folder: Path) -> dict[str, Any]:
-    return dict(json.loads((folder / "site.json").read_text(encoding="utf-8")))
+def read_about(folder: Path) -> dict[str, Any]:
+    """What `write_site` wrote."""
+    path = folder / "site.json"
+    try:
+        about = dict(json.loads(path.read_text(encoding="utf-8")))
+        if not isinstance(about["data"], dict) or not isinstance(about["rules"], dict):
+            raise TypeError
+    except (ValueError, TypeError, KeyError):
+        raise SettingsError(
+            f"{path} is damaged: `emfed join` writes it anew when it is started."
+        ) from None
+    return about
 
 
 def open_site(folder: Path) -> Site:
     """The site that `write_site` described."""
-    about = _about(folder)
-    return Site(
+    about = read_about(folder)
+    site = Site(
         read_rows(about["data"]),
         folder / "memory",
         rules=SiteRules(**about["rules"]),
         journal=folder / JOURNAL,
         columns=about["columns"],
         device=about["data"].get("device"),
+        disk=_disk(about["data"]),
         identity=None if about.get("masks") is None else Identity.read(*map(Path, about["masks"])),
     )
+    site.delivered = folder / MODEL
+    if site.rules.ask_first:
+        site.approve = partial(check_approved, folder)
+    return site
+
+
+def erase_site(folder: Path) -> int:
+    """Remove the copy of the rows and all that follows from them; returns the number of runs.
+
+    The journal, which holds no value of any row, stays, and so do the counts of what servers have
+    spent and the site's secret: a site that erased rows is no new one to them.
+    """
+    if not (folder / "site.json").exists():
+        raise SettingsError(f"{folder} is no site's folder.")
+    with alone(folder / "join.lock") as mine:
+        if not mine:
+            raise SettingsError(f"`emfed join` works in {folder}: stop it first.")
+        memory = folder / "memory"
+        runs = runs_in(memory)
+        for path in runs:
+            for left in path.iterdir():
+                _overwrite(left)
+            path.rmdir()
+        for name in ("rows.npy", ".rows.npy.new", REHEARSAL):
+            _overwrite(folder / name)
+        words = f"the owner erased rows: the memory of {len(runs)} runs is gone"
+        Journal(folder / JOURNAL).write(kind="erased", run="", round=0, bytes=0, content=words)
+    return len(runs)
+
+
+def _overwrite(path: Path) -> None:
+    """Remove a file, after its blocks were written over where the disk writes in place."""
+    if path.is_file():
+        with path.open("r+b") as file:
+            for _ in range(0, path.stat().st_size, 1 << 20):
+                file.write(bytes(1 << 20))
+            file.flush()
+            os.fsync(file.fileno())
+        path.unlink()
 
 
 def read_rows(about: Mapping[str, Any]) -> Any:
@@ -149,7 +228,11 @@ def read_rows(about: Mapping[str, Any]) -> Any:
     if "parquet" in about:
         found = as_workers({"site": ParquetRows(about["parquet"], about["columns"])})
     else:
-        rows = np.load(about["rows"], mmap_mode="r")
+        if "seal" in about:
+            content = _disk(about).read(Path(about["rows"]))
+            rows = np.load(io.BytesIO(content or b""))
+        else:
+            rows = np.load(about["rows"], mmap_mode="r")
         found = WorkerData(rows, np.array([0, len(rows)]), ["site"], tuple(about["columns"]))
     return of_file(found, about.get("first_line"), about.get("left_out"))
 
@@ -164,7 +247,7 @@ def look_first(folder: Path, message: bytes) -> bytes:
     answer = seal_refusal(message, refusal)
     if is_short(message) or kind_of(message) is not Kind.HELLO:
         return answer
-    about, hello = _about(folder), decode_text(peek(message)[1])
+    about, hello = read_about(folder), decode_text(peek(message)[1])
     try:
         lines = rehearse(
             build_model(hello["model"]),
@@ -184,5 +267,6 @@ def look_first(folder: Path, message: bytes) -> bytes:
 
 def describe(entry: Mapping[str, Any]) -> str:
     """A line of the journal in words; only replies belong to a round."""
-    when = f", round {entry['round']}" if entry["kind"] == "reply" else ""
+    in_round = entry["kind"] in ("reply", "masked") and entry["round"] < FIRST_QUESTION
+    when = f", round {entry['round']}" if in_round else ""
     return f"{entry['kind']}{when}, {entry['bytes']} bytes: {entry['content']}"

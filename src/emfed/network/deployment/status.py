@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import logging.handlers
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, final
 
 from emfed.core.errors import WireError
 from emfed.core.wire import Kind, Reason, decode_refusal, kind_of, open_refusal
 from emfed.network import Transport
+from emfed.network.addresses import printable
+from emfed.network.deployment.orders import Door
 
 STATUS, LOCK, HOST_LOCK = "status.json", "server.lock", "host.lock"
 KEPT = ("round", "up", "down", "refusals")
 """What a program that goes on takes over from the status of the one before."""
 LONGEST_LOG = 5_000_000
-"""Bytes after which a log begins anew; one older part is kept."""
+"""Bytes after which a log begins anew."""
+OLDER_LOGS = 3
+"""Older parts of a log that are kept."""
 Report = Callable[[dict[str, Any]], None]
 
 
@@ -29,9 +35,11 @@ class Status:
 
     def __init__(self, folder: Path, report: Report | None = None) -> None:
         self._path, self._report = folder / STATUS, report
+        self._content: dict[str, Any]
         before = read_status(folder)
-        self._content: dict[str, Any] = {"pid": os.getpid()}
-        self._content |= {name: before[name] for name in KEPT if name in before}
+        kept = before if before.get("state") == "finished" else KEPT
+        self._content = {name: before[name] for name in kept if name in before}
+        self._content["pid"] = os.getpid()
 
     def __getitem__(self, name: str) -> Any:
         return self._content.get(name, 0)
@@ -55,38 +63,91 @@ def read_status(folder: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def log_to(path: Path) -> None:
-    """What the library says goes to a file, which begins anew when it is long."""
+class _AsJson(logging.Formatter):
+    """A line of JSON for each record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+@contextlib.contextmanager
+def logging_to(path: Path, as_json: bool = False) -> Iterator[None]:
+    """Within, what the library says goes to a file, which begins anew when it is long."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.handlers.RotatingFileHandler(
-        path, maxBytes=LONGEST_LOG, backupCount=1, encoding="utf-8"
+        path, maxBytes=LONGEST_LOG, backupCount=OLDER_LOGS, encoding="utf-8"
     )
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(_AsJson() if as_json else plain)
     ours = logging.getLogger("emfed")
     ours.addHandler(handler)
     ours.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        ours.removeHandler(handler)
+        handler.close()
 
 
 @final
 class Noted(Transport):
-    """A transport that keeps the words of refusals, for people; what follows is decided elsewhere.
+    """A transport that keeps, for people, what went through it; and leaves out who is shut out.
 
     ``refusals`` has the workers whose last answer was that they will not take part, or not now.
+    ``contacts`` has for each worker when it last answered and how many seconds that took, and
+    ``traffic`` messages and bytes by direction and kind.
     """
 
-    def __init__(self, inner: Transport) -> None:
-        self._inner = inner
+    def __init__(self, inner: Transport, door: Door | None = None) -> None:
+        self._inner, self._door = inner, Door(None, None) if door is None else door
         self.refusals: dict[str, str] = {}
+        self.contacts: dict[str, tuple[float, float]] = {}
+        self.traffic: dict[str, dict[str, list[int]]] = {"up": {}, "down": {}}
+        self._known: set[str] = set()
+
+    @property
+    def between_machines(self) -> bool:
+        return self._inner.between_machines
 
     def workers(self) -> list[str]:
-        return self._inner.workers()
+        here = self._inner.workers()
+        self._known |= {*here}
+        out = self.shut_out()
+        return [key for key in here if key not in out]
+
+    def shut_out(self) -> Mapping[str, str]:
+        return self._door.out(self._known)
 
     def deliver(
         self, messages: Mapping[str, bytes], deadline: float
     ) -> Iterator[tuple[str, bytes]]:
-        for key, answer in self._inner.deliver(messages, deadline):
+        self._known |= {*messages}
+        out, began = self.shut_out(), time.monotonic()
+        sent = {key: message for key, message in messages.items() if key not in out}
+        for message in sent.values():
+            self._count("down", message)
+        for key, answer in self._inner.deliver(sent, deadline):
+            self.contacts[key] = time.time(), time.monotonic() - began
+            self._count("up", answer)
             self.note(key, answer)
             yield key, answer
+
+    def _count(self, direction: str, message: bytes) -> None:
+        try:
+            kind = kind_of(message).name.lower().replace("_", " ")
+        except WireError:
+            kind = "unreadable"
+        row = self.traffic[direction].setdefault(kind, [0, 0])
+        row[0] += 1
+        row[1] += len(message)
 
     def note(self, key: str, answer: bytes) -> None:
         """Keep or forget a refusal; its words come from elsewhere and may hold anything."""
@@ -95,6 +156,6 @@ class Noted(Transport):
             if kind_of(answer) is Kind.REFUSAL:
                 reason, words, _ = decode_refusal(open_refusal(answer)[1])
                 if reason in (Reason.REFUSED, Reason.NOT_NOW):
-                    self.refusals[key] = "".join(c if c.isprintable() else "?" for c in words)
+                    self.refusals[key] = printable(words)
         except WireError:
             return

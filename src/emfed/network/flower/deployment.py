@@ -18,7 +18,6 @@ from emfed.network.addresses import (
 )
 from emfed.network.flower.processes import (
     Child,
-    console_script,
     environment,
     flower_command,
     make_tools,
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
     from emfed.network.flower.registry import Control
 
 logger = logging.getLogger(__name__)
+RUNTIME = "emfed.network.flower.runtime"
+"""The module of Flower's processes at the server, as we start them."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,7 @@ class Link:
 
     def environment(self, more: Mapping[str, str]) -> dict[str, str]:
         """The environment of all processes at the server."""
-        tools = make_tools(
-            self.folder / "bin", {"flwr-serverapp": console_script("flwr-serverapp")}
-        )
+        tools = make_tools(self.folder / "bin", {"flwr-serverapp": f"{RUNTIME}:serverapp"})
         own = without_proxy(split_address(self.local)[0])
         return environment(self.folder / "flower", PATH=str(tools), **own, **more)
 
@@ -83,7 +82,7 @@ class Link:
     def superexec(self, **more: str) -> Child:
         """The process that starts the server's program when a run is there."""
         command = [
-            *flower_command("flower-superexec"),
+            *(sys.executable, "-P", "-c", f"from {RUNTIME} import superexec; superexec()"),
             *("--runtime-api-address", self.local),
             *("--superexec-auth-secret-file", str(self._task_secret)),
         ]
@@ -91,7 +90,7 @@ class Link:
             command.append("--insecure")
         else:
             command += ["--root-certificates", str(self.keys / "ca.pem")]
-        return self._child("superexec", command, more)
+        return self._child("superexec", command, {SECRET: str(self.secret), **more})
 
     def _child(self, name: str, command: list[str], more: Mapping[str, str]) -> Child:
         return Child(name, command, self.environment(more), self.folder / "logs" / f"{name}.log")

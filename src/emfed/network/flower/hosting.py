@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from emfed.core.errors import EmfedError
 from emfed.network.addresses import alone, split_address
 from emfed.network.deployment.config import Config
+from emfed.network.deployment.console import SILENT_SECONDS
 from emfed.network.deployment.hosting import Host
 from emfed.network.deployment.status import LOCK, Report, read_status
 from emfed.network.flower.deployment import Link
@@ -25,7 +26,7 @@ from emfed.network.flower.processes import (
     wait_until,
     without_proxy,
 )
-from emfed.network.flower.server import CONFIG, HOST
+from emfed.network.flower.server import CONFIG, HOST, SECURE
 from emfed.network.keys import read_site_keys
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ class FlowerHost(Host):
         superlink = link.superlink(**{CONFIG: str(self.config.path)})
         slowly = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "1"}  # it has one task in all
         ours = {CONFIG: str(self.config.path), HOST: self.name}
+        ours[SECURE] = "0" if self.keys is None else "1"
         superexec = link.superexec(**ours, **slowly)
         self._children = [superlink, superexec]
         superlink.start()
@@ -133,7 +135,7 @@ class FlowerHost(Host):
         self._keep_alive()
         status = read_status(self.folder)
         report(status)
-        if status.get("state") == "finished":
+        if status.get("state") == "finished" and status.get("told", True):
             return True
         if status.get("state") == "failed" and status.get("time", 0) > self._submitted:
             raise EmfedError(str(status.get("error")))
@@ -146,6 +148,17 @@ class FlowerHost(Host):
             logger.warning("%s", error)
         return False
 
+    def _wake(self) -> None:
+        """Submit the run again if its program lives and has said nothing for too long."""
+        status, sites = read_status(self.folder), self.config.sites
+        longest = SILENT_SECONDS + (sites.deadline + 30.0) * sites.attempts
+        quiet = time.time() - max(float(status.get("time", 0.0)), self._submitted)
+        if status.get("state") == "running" and quiet > longest:
+            logger.warning(
+                "the server's program has said nothing for %.0f s: starting it anew", quiet
+            )
+            self._submit()
+
     def _revive(self) -> None:
         """Submit the run again if its program is gone: it goes on from what it left."""
         with alone(self.folder / LOCK) as gone:
@@ -153,6 +166,7 @@ class FlowerHost(Host):
         now = time.monotonic()
         if not gone:
             self._seen, self._up = now, True
+            self._wake()
         elif now - self._seen > (2 if self._up else START):
             self._deaths += 1
             if self._deaths > FRUITLESS:

@@ -21,6 +21,8 @@ from emfed.network.keys import write_private
 logger = logging.getLogger(__name__)
 RETRY = (2.0, 15.0)
 """Seconds before a SuperNode that was refused is started again: at first, and at most."""
+FROZEN_SECONDS = 120.0
+"""Flower tries again after 20 s at most, and a message of ours takes seconds."""
 _NUMBER = re.compile(r"SuperNode ID: (\d+)")
 
 
@@ -82,12 +84,15 @@ class FlowerGuest(Guest):
         while supernode.alive:
             over = self.dry_run and self.journal.exists()  # it comes as a whole
             self.tell(report)
-            if over:
+            if over or self._over:
                 return None
             if not resident.alive:
                 logger.warning("the site's program ended with code %s", resident.code)
                 resident.start()
             self._hear(supernode.news(), report)
+            if stands_still(supernode.tail(1), time.time() - supernode.log.stat().st_mtime):
+                self.tell(report)
+                return f"nothing came of a message or a call for {FROZEN_SECONDS:.0f} s"
             for child in children:
                 child.trim()
             time.sleep(0.2)
@@ -111,6 +116,17 @@ class FlowerGuest(Guest):
             )
 
 
+def stands_still(last: str, seconds: float) -> bool:
+    """Whether a SuperNode hangs: its last word, so long ago, was that it receives or calls again.
+
+    A crash of the server in the middle of a message leaves it waiting for an hour, and connections
+    that are accepted and closed end its main thread, while the process lives on. An idle one has
+    other last words.
+    """
+    begun = "Receiving:" in last or "Connection attempt failed" in last
+    return begun and seconds > FROZEN_SECONDS
+
+
 def explain(words: str, code: int | None) -> str:
     """What a SuperNode's last words mean; raises where trying again is of no use."""
     if "CERTIFICATE_VERIFY_FAILED" in words:
@@ -125,4 +141,7 @@ def explain(words: str, code: int | None) -> str:
         )
     if "Unable to parse the private key" in words:
         raise EmfedError("the site's private key cannot be read.")
-    return f"the connection ended (code {code})"
+    return (
+        f"the connection ended (code {code}); if it does so again and again, compare the clocks of "
+        "both machines, which Flower wants within a few seconds of each other"
+    )

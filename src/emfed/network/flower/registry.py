@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,11 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from emfed.core.errors import EmfedError
 from emfed.network.flower.superlink import HEADER
 
+logger = logging.getLogger(__name__)
 GONE = "unregistered"
 
 
-class _Showing:
+class Showing:
     """Sends the secret with every request."""
 
     def __init__(self, secret: str) -> None:
@@ -56,7 +58,7 @@ class Control:
     def _asking(self, what: str) -> Iterator[ControlHttpClient]:
         checks: list[Any] = [
             RuntimeVersionHttpInterceptor(component_name="flwr CLI"),
-            _Showing(self._secret),
+            Showing(self._secret),
         ]
         authority = None if self._authority is None else str(self._authority)
         try:
@@ -69,7 +71,11 @@ class Control:
             raise EmfedError(f"the SuperLink did not {what}: {said[:300]}") from None
 
     def admit(self, sites: Mapping[str, EllipticCurvePublicKey]) -> tuple[list[str], list[str]]:
-        """Register keys that are new, shut out nodes whose key is gone; the names of both."""
+        """Register keys that are new, shut out nodes whose key is gone; the names of both.
+
+        Flower never takes back a key that was shut out. Such a site needs a new key, and holds up
+        nobody else.
+        """
         keys = {name: public_key_to_bytes(key) for name, key in sites.items()}
         with self._asking("take the sites' keys") as client:
             found = client.ListNodes(ListNodesRequest()).nodes_info
@@ -79,9 +85,19 @@ class Control:
                 client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
             known = {node.name for node in nodes if keys.get(node.name) == node.public_key}
             new = [name for name in keys if name not in known]
-            for name in new:
-                client.RegisterNode(RegisterNodeRequest(public_key=keys[name], name=name))
-        return new, [node.name for node in out]
+        taken = []
+        for name in new:
+            try:
+                with self._asking(f"take the key of {name}") as client:
+                    client.RegisterNode(RegisterNodeRequest(public_key=keys[name], name=name))
+                taken.append(name)
+            except EmfedError as error:
+                logger.error(
+                    "%s. Flower does not take back a key that was removed: the site makes a new "
+                    "one (`emfed keys site`), for `emfed keys add --replace`",
+                    error,
+                )
+        return taken, [node.name for node in out]
 
     def start_run(self, app: Path, settings: str = "") -> int:
         """Submit an app, with settings like ``--run-config`` of ``flwr run``; the run's number."""

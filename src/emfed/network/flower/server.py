@@ -15,13 +15,14 @@ from emfed.core.errors import EmfedError, SettingsError
 from emfed.network.addresses import alone
 from emfed.network.deployment.config import Config, read_config
 from emfed.network.deployment.serving import serve_run
-from emfed.network.deployment.status import HOST_LOCK, LOCK, Status, log_to
+from emfed.network.deployment.status import HOST_LOCK, LOCK, Status, logging_to
 from emfed.network.flower.transport import GridTransport
 
 logger = logging.getLogger(__name__)
 CONFIG = "EMFED_CONFIG"
-HOST = "EMFED_HOST"
-"""The environment variable that names the ``emfed serve`` that started us: see `orphaned`."""
+HOST, SECURE = "EMFED_HOST", "EMFED_SECURE"
+"""Environment variables: the ``emfed serve`` that started us (see `orphaned`), and whether sites
+have keys."""
 
 
 def server_app(config: str | Path | None = None) -> ServerApp:
@@ -61,14 +62,15 @@ def run_server(grid: Grid, config: Config) -> None:
     """Fit, from the beginning or from where an earlier process was killed."""
     folder = config.place("folder")
     folder.mkdir(parents=True, exist_ok=True)
-    log_to(folder / "logs" / "server.log")
 
     def waiting() -> None:
         logger.warning("waiting for the other process that works in %s to end", folder)
 
-    with alone(folder / LOCK, 3.0, waiting) as mine:
+    logged = logging_to(folder / "logs" / "server.log")
+    with logged, alone(folder / LOCK, 3.0, waiting) as mine:
         if not mine:
             raise EmfedError(f"another server works in {folder}.")
         if host := os.environ.get(HOST):
             threading.Thread(target=_end_with_host, args=(folder, host), daemon=True).start()
-        serve_run(GridTransport(grid), config, Status(folder))
+        secure = os.environ.get(SECURE) == "1"
+        serve_run(GridTransport(grid), config, Status(folder), secure)

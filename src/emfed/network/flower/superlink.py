@@ -4,10 +4,10 @@ Flower's open edition serves three interfaces on one port: *fleet* for the nodes
 protect, *control* (start a run, register a node) and *runtime* (take a task), which nothing
 protects. Whoever reaches the port could register a key or start a program of their own at every
 site. So this module starts the very same SuperLink with one layer in front: only peers on this
-machine get past ``/v1/fleet/`` and ``/health``, and only those who show a secret of the server's
-owner reach *control*, since starting a run executes a program under the owner's account. (*Runtime*
-has secrets of Flower's own.) Requests larger than any of ours are refused unread: Flower reads a
-request before it looks who sent it.
+machine who show a secret of the server's owner get past ``/v1/fleet/`` and ``/health``, since
+starting a run executes a program under the owner's account. (Flower protects *runtime* by a token
+that stands in the list of processes; `runtime.py` shows the secret with it.) Requests larger than
+any of ours are refused unread: Flower reads a request before it looks who sent it.
 """
 
 from __future__ import annotations
@@ -74,8 +74,6 @@ def allowed(scope: Scope, secret: str) -> bool:
         return True
     if not is_here(scope):
         return False
-    if path.startswith(RUNTIME) and ".." not in path:
-        return True
     return secrets.compare_digest(_header(scope, HEADER), secret.encode())
 
 

@@ -44,10 +44,16 @@ class GridTransport(Transport):
 
     def __init__(self, grid: Grid, pause: float = PAUSE, absent: float = ABSENT) -> None:
         self._grid, self._pause, self._absent = grid, pause, absent
-        self._waiting: dict[str, tuple[str, float]] = {}
-        """Messages without an answer: to whom, and when they expire."""
+        self._waiting: dict[str, tuple[str, int, float]] = {}
+        """Messages without an answer: to whom, to which node, and when they expire."""
         self.sent = self.received = 0
         """Bytes handed to Flower and taken from it."""
+
+    @property
+    def between_machines(self) -> bool:
+        """Whether nodes have keys, by whose names they go; in a trial they have none."""
+        found = self.nodes()
+        return bool(found) and not any(key.startswith("node-") for key in found)
 
     def nodes(self) -> dict[str, int]:
         """Connected nodes by key."""
@@ -102,7 +108,7 @@ class GridTransport(Transport):
         pushed = set()
         for key, number in zip(ready, self._grid.push_messages(out), strict=False):
             if number:
-                self._waiting[number] = (key, time.monotonic() + lifetime)
+                self._waiting[number] = (key, nodes[key], time.monotonic() + lifetime)
                 self.sent += len(unsent.pop(key))
                 pushed.add(number)
         return pushed
@@ -110,7 +116,7 @@ class GridTransport(Transport):
     def _pull(self) -> list[tuple[str, str, bytes | None]]:
         """What has arrived: to which message, whose, and the bytes, None if Flower has an error."""
         now = time.monotonic()
-        self._waiting = {k: v for k, v in self._waiting.items() if v[1] > now}
+        self._waiting = {k: v for k, v in self._waiting.items() if v[2] > now}
         if not self._waiting:
             return []
         out: list[tuple[str, str, bytes | None]] = []
@@ -118,7 +124,13 @@ class GridTransport(Transport):
             number = message.metadata.reply_to_message_id
             if number not in self._waiting:
                 continue
-            key, _ = self._waiting.pop(number)
+            key, node, _ = self._waiting[number]
+            if message.metadata.src_node_id != node:
+                names = {other: name for name, other in self.nodes().items()}
+                liar = names.get(message.metadata.src_node_id, "an unknown node")
+                logger.warning("%s answered in the name of %s: that is not taken", liar, key)
+                continue
+            del self._waiting[number]
             if message.has_error():
                 logger.warning("%s does not answer: %s", key, message.error.reason)
                 out.append((number, key, None))

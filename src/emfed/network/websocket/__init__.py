@@ -86,12 +86,13 @@ def join(
         Those of `Site`.
     key, ca
         The site's ``NAME.key`` and the server's ``ca.pem``. Without both there is no TLS, and the
-        server must be on this machine: for trials.
+        server must be on this machine: for trials, in which there are no masks.
     name
         How the site calls itself where it has no key.
     roster
         A folder of everybody's ``NAME.pub``, each got by a way that the owner trusts: the site
-        masks what it tells, and takes part in other runs only if its rules say so.
+        masks what it tells. Without one it takes part in unmasked runs alone, and in these only if
+        its rules say so.
     stop
         Set it, from another thread, to end.
     report

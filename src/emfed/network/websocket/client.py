@@ -28,10 +28,19 @@ from emfed.core.errors import EmfedError, SettingsError
 from emfed.network.addresses import (
     alone,
     check_insecure_site,
+    printable,
     split_address,
     terminated_as_interrupted,
 )
-from emfed.network.keys import PrivateKey, check_site_name, read_private_key
+from emfed.network.keys import (
+    NEXT,
+    PrivateKey,
+    check_site_name,
+    fingerprint,
+    read_private_key,
+    show_fingerprint,
+    write_public_key,
+)
 from emfed.network.masking import Identity
 from emfed.network.rules import SiteRules
 from emfed.network.site import Site
@@ -41,7 +50,10 @@ from emfed.network.websocket.greeting import (
     GREETING_SECONDS,
     HELLO,
     NONCE_BYTES,
+    OVER,
+    REMOVED,
     SILENCE_SECONDS,
+    UNKNOWN,
     WELCOME,
     encode_proof,
     new_process,
@@ -66,7 +78,8 @@ class SiteConnection:
 
     With ``key`` and ``authority`` both ends show who they are; without, there is no TLS, the server
     is on this machine, and the site calls itself ``name``. ``proxy`` is the address of an HTTP
-    proxy, True for that of the environment (HTTPS_PROXY, NO_PROXY), None for none.
+    proxy, True for that of the environment (HTTPS_PROXY, NO_PROXY), None for none. Without ``stay``
+    it ends when the server says that its runs are over.
     """
 
     def __init__(
@@ -79,10 +92,13 @@ class SiteConnection:
         name: str = "trial",
         proxy: str | Literal[True] | None = True,
         silence: float = SILENCE_SECONDS,
+        stay: bool = True,
     ) -> None:
         split_address(address)
         self.address, self.name, self._step = address, check_site_name(name), step
-        self._proxy, self._silence = proxy, silence
+        self._proxy, self._silence, self._stays = proxy, silence, stay
+        self.over = False
+        """Set by ``step``, or by a server that ends for good: nothing more is to be answered."""
         self._key: PrivateKey | None = None
         self._context: ssl.SSLContext | None = None
         if key is None and authority is None:
@@ -95,6 +111,9 @@ class SiteConnection:
             )
         else:
             self._key, self._context = read_private_key(key), site_context(authority)
+        self._key_file = key
+        self._trying: Path | None = None
+        """The next key, while it is shown to the server."""
         self._process = new_process()
         self._line: SiteLine | None = None
         self._welcomed = False
@@ -111,6 +130,7 @@ class SiteConnection:
                 # Short waits: on every system, signals are heard between two of them.
                 if wait([working], timeout=0.1).done:
                     working.result()
+                    return
         finally:
             with contextlib.suppress(TimeoutError):
                 background.run(self._leave(), 3.0)
@@ -128,6 +148,9 @@ class SiteConnection:
             while True:
                 began = loop.time()
                 why = await self._call(worker, report)
+                if self.over:
+                    report("state", why)
+                    return
                 failures = 1 if loop.time() - began > STEADY_SECONDS else failures + 1
                 longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (failures - 1))
                 pause = longest * (0.5 + 0.5 * secrets.randbelow(1 << 20) / (1 << 20))
@@ -157,6 +180,11 @@ class SiteConnection:
                 async with asyncio.timeout(GREETING_SECONDS):
                     name = await self._greet(line)
                 self._line, self._welcomed = line, True
+                if self._trying is not None and self._key_file is not None:
+                    self._trying.replace(self._key_file)
+                    write_public_key(self._key_file)
+                    self._trying = None
+                    report("state", "the server has taken this site's next key: it is in use now")
                 report("state", f"connected to {self.address} as {name}")
                 logger.info("connected to %s as %s", self.address, name)
                 watching = asyncio.create_task(self._watch(line))
@@ -165,10 +193,25 @@ class SiteConnection:
                 finally:
                     self._line = None
                     watching.cancel()
-                ended = f"{self.address} ended the connection"
-                return EXPLANATIONS.get(line.close_code or 1000, ended)
+                return "the run is over" if self.over else f"{self.address} ended the connection"
         except (OSError, WebSocketException, TimeoutError) as error:
+            closed = error.rcvd if isinstance(error, ConnectionClosed) else None
+            code = 0 if closed is None else closed.code
+            self.over |= code == OVER and not self._stays
+            if code in (UNKNOWN, REMOVED) and self._key_file is not None:
+                return self._other_key(code, self._key_file)
             return explain(error, self.address, fatal=not self._welcomed)
+
+    def _other_key(self, code: int, path: Path) -> str:
+        """Where the server does not take this key, try the next one, if there is one; and back."""
+        following = path.with_name(path.name + NEXT)
+        if following.exists():
+            self._trying = None if self._trying else following
+            self._key = read_private_key(self._trying or path)
+            return "the server does not take this site's key: trying its other one"
+        assert self._key is not None
+        shown = show_fingerprint(fingerprint(self._key.public_key()))
+        return f"{EXPLANATIONS[code]} (this site's key is {shown})"
 
     async def _greet(self, line: SiteLine) -> str:
         """Show who this is; the name under which the server knows us."""
@@ -190,8 +233,7 @@ class SiteConnection:
             raise InvalidHandshake
         return printable(welcome[len(WELCOME) :].decode(errors="replace"))
 
-    @staticmethod
-    async def _answer_all(line: ClientConnection, worker: Worker) -> None:
+    async def _answer_all(self, line: ClientConnection, worker: Worker) -> None:
         """One question after the other; an empty answer says that there is none."""
         async for question in line:
             try:
@@ -200,6 +242,8 @@ class SiteConnection:
                 logger.exception("a question could not be answered")
                 answer = b""
             await line.send(answer)
+            if self.over:
+                return
 
     async def _watch(self, line: SiteLine) -> None:
         """Keep a quiet line open, and cut one on which nothing comes any more."""
@@ -211,11 +255,6 @@ class SiteConnection:
             if count % 2 == 0:
                 with contextlib.suppress(ConnectionClosed):
                     await line.poke()
-
-
-def printable(words: str) -> str:
-    """Words of the other end, without what could command a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in words)
 
 
 def explain(error: Exception, address: str, fatal: bool = False) -> str:
@@ -283,7 +322,9 @@ def join_server(
     """See `emfed.network.join`."""
     given = name or (directory.name if key is None else key.stem)
     identity = None if roster is None or key is None else Identity.read(key, roster)
-    site = Site(data, directory, rules=rules, journal=journal, columns=columns, identity=identity)
+    chosen = SiteRules() if rules is None else rules
+    chosen = chosen.on_this_machine() if ca is None else chosen
+    site = Site(data, directory, rules=chosen, journal=journal, columns=columns, identity=identity)
 
     def answer(message: bytes) -> bytes:
         before = len(site.warnings)

@@ -102,6 +102,11 @@ class WebSocketTransport(Transport):
     ``sent`` and ``received`` count the bytes of messages.
     """
 
+    @property
+    def between_machines(self) -> bool:
+        """Whether sites show keys; without, all is on this machine."""
+        return self._ring is not None
+
     def __init__(
         self,
         host: str,

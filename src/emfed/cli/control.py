@@ -1,0 +1,87 @@
+"""``emfed control``: what an operator tells a run that goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from emfed.cli.help import Command, Group, examples
+
+control_app = typer.Typer(
+    cls=Group,
+    help="Tell a run that goes on what to do: pause, finish, more rounds, somebody out.\n\nWhat is "
+    "said holds until it is changed, also through a restart of the server.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+Where = Annotated[Path, typer.Argument(help="The server's configuration or its folder.")]
+Site = Annotated[str, typer.Argument(help="The site's name.")]
+
+
+def folder_of(where: Path) -> Path:
+    """The folder of a run, from its configuration or as it is given."""
+    from emfed.network.deployment.config import read_config
+
+    return read_config(where).place("folder") if where.is_file() else where
+
+
+def _order(where: Path, words: str, **changes: Any) -> None:
+    from emfed.network.deployment.orders import change_orders
+
+    change_orders(folder_of(where), **changes)
+    typer.echo(words)
+
+
+@control_app.command(cls=Command, epilog=examples("emfed control pause run.toml"))
+def pause(where: Where) -> None:
+    """Stop after this round and wait; sites stay connected."""
+    _order(where, "the run pauses after this round", paused=True)
+
+
+@control_app.command(cls=Command, epilog=examples("emfed control resume run.toml"))
+def resume(where: Where) -> None:
+    """Go on after a pause."""
+    _order(where, "the run goes on", paused=False, finish=False)
+
+
+@control_app.command(cls=Command, epilog=examples("emfed control finish run.toml"))
+def finish(where: Where) -> None:
+    """End after this round, and leave the model that was reached."""
+    _order(where, "the run ends after this round", finish=True)
+
+
+@control_app.command(cls=Command, epilog=examples("emfed control extend run.toml 500"))
+def extend(
+    where: Where,
+    rounds: Annotated[int, typer.Argument(min=1, help="The new limit on rounds, in all.")],
+) -> None:
+    """Set another limit on rounds; a run that ended at its limit goes on with `emfed serve`."""
+    _order(where, f"the limit is {rounds} rounds", rounds=rounds, finish=False)
+
+
+@control_app.command(
+    cls=Command, epilog=examples("emfed control expel run.toml oslo --why 'wrong units'")
+)
+def expel(
+    where: Where,
+    site: Site,
+    why: Annotated[str, typer.Option(help="Words for the log and for people.")] = "",
+) -> None:
+    """Take a site out: from the next round on its rows do not count."""
+    from emfed.network.deployment.orders import read_orders
+
+    out = read_orders(folder_of(where)).expelled
+    words = f"expelled by the operator{': ' * bool(why)}{why}"
+    _order(where, f"{site} is out", expelled={**out, site: words})
+
+
+@control_app.command(cls=Command, epilog=examples("emfed control readmit run.toml oslo"))
+def readmit(where: Where, site: Site) -> None:
+    """Let a site that was expelled take part again."""
+    from emfed.network.deployment.orders import read_orders
+
+    out = dict(read_orders(folder_of(where)).expelled)
+    known = out.pop(site, None) is not None
+    _order(where, f"{site} may take part" if known else f"{site} was not expelled", expelled=out)

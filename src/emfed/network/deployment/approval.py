@@ -1,0 +1,95 @@
+"""The owner's word about each fit, where the owner's rules ask for it.
+
+A fit is what a hello names: the model with all its settings, the columns, and whether answers are
+masked. The first hello of a fit puts the question into the site's folder; until the owner has
+answered, the server hears "not now" and asks again later. An answer holds for every later run of
+the same fit, until the owner takes it back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from emfed.core.errors import SettingsError
+from emfed.core.storage import write_atomic
+from emfed.core.wire import Reason, as_json
+from emfed.network.addresses import alone, printable
+from emfed.network.rules import Refusal
+
+APPROVALS = "approvals.json"
+MOST_PENDING = 20
+"""Questions that wait for an answer: a server that asks about ever new fits fills no disk."""
+
+
+def describe_fit(content: Mapping[str, Any]) -> str:
+    """What a fit is, in words for its owner."""
+    model = content.get("model")
+    about = dict(model) if isinstance(model, Mapping) else {}
+    kind, columns = about.pop("model", "?"), content.get("columns")
+    settings = ", ".join(f"{name} {value}" for name, value in sorted(about.items()))
+    which = "all columns" if not columns else f"the columns {', '.join(map(str, columns))}"
+    masked = "masked: the server sees sums alone" if content.get("masks") else "not masked"
+    return printable(f"{kind} ({settings}), of {which}; answers are {masked}"[:2000])
+
+
+def _read(folder: Path) -> dict[str, dict[str, Any]]:
+    path = folder / APPROVALS
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {str(fit): dict(about) for fit, about in found.items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, AttributeError):
+        raise SettingsError(f"{path} is damaged: delete it, and answer again.") from None
+
+
+def pending_fits(folder: Path) -> list[dict[str, Any]]:
+    """Fits that wait for the owner's word."""
+    found = _read(folder)
+    return [{"fit": fit, **about} for fit, about in found.items() if about.get("answer") is None]
+
+
+def known_fits(folder: Path) -> dict[str, dict[str, Any]]:
+    """All fits that the owner was asked about, with what was answered."""
+    return _read(folder)
+
+
+def answer_fit(folder: Path, fit: str, answer: bool) -> str:
+    """The owner's word; ``fit`` may be the beginning of its number. Returns what it is."""
+    with alone(folder / "approvals.lock", 5.0):
+        found = _read(folder)
+        meant = [known for known in found if fit and known.startswith(fit)]
+        if len(meant) != 1:
+            known = ", ".join(found) or "none"
+            raise SettingsError(
+                f"{fit!r} is the beginning of no fit, or of several; known: {known}."
+            )
+        found[meant[0]] |= {"answer": answer, "answered": time.time()}
+        write_atomic(folder / APPROVALS, (json.dumps(found, indent=1) + "\n").encode())
+    return str(found[meant[0]]["words"])
+
+
+def check_approved(folder: Path, content: Mapping[str, Any]) -> None:
+    """Refuse a fit that the owner has not agreed to; the first time, put the question."""
+    asked = {name: content.get(name) for name in ("model", "columns", "masks")}
+    fit = hashlib.sha256(as_json(asked).encode()).hexdigest()[:12]
+    with alone(folder / "approvals.lock", 5.0):
+        found = _read(folder)
+        about = found.get(fit)
+        if about is None:
+            if sum(known.get("answer") is None for known in found.values()) >= MOST_PENDING:
+                raise Refusal(Reason.NOT_NOW, "the owner has been asked about too many fits.")
+            about = {"words": describe_fit(content), "asked": time.time(), "answer": None}
+            found[fit] = about
+            write_atomic(folder / APPROVALS, (json.dumps(found, indent=1) + "\n").encode())
+    if about.get("answer") is None:
+        raise Refusal(
+            Reason.NOT_NOW, "the owner has been asked about this fit, and has not answered."
+        )
+    if about["answer"] is not True:
+        raise Refusal(Reason.REFUSED, "the owner does not take part in this fit.")

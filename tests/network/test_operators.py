@@ -1,0 +1,604 @@
+"""What an operator lives with: ends that are told, keys, orders, pages, journals."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import json
+import logging
+import os
+import re
+import socket
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import polars as pl
+import pytest
+from benchmarks.deployments import Deployment, mixture_tables
+
+from emfed import fit, gaussian_mixture, load
+from emfed.cli.main import main
+from emfed.cli.tables import write_table
+from emfed.core.errors import DataError, ParticipationError, SettingsError
+from emfed.core.wire import Kind, Reason, encode_refusal, kind_of, seal_refusal
+from emfed.data import files, sources
+from emfed.network import (
+    LocalTransport,
+    RemoteFederation,
+    Site,
+    SiteRules,
+    Transport,
+    keys,
+    listen,
+)
+from emfed.network.addresses import free_port
+from emfed.network.deployment.approval import answer_fit, pending_fits
+from emfed.network.deployment.config import read_config
+from emfed.network.deployment.console import Console, page_address
+from emfed.network.deployment.doctor import look_at_server, look_at_site
+from emfed.network.deployment.orders import change_orders, read_orders
+from emfed.network.deployment.serving import serve_run
+from emfed.network.deployment.site import erase_site, open_site, prepare, write_site
+from emfed.network.deployment.status import Status, logging_to
+from emfed.network.deployment.views import SiteView, run_view
+from emfed.network.flower.joining import stands_still
+from emfed.network.rules import Journal, check_journal
+from emfed.network.websocket.client import SiteConnection
+from tests.artifacts.browser import Browser
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="these tests read /proc")
+CONFIG = """
+[model]
+kind = "gaussian-mixture"
+n_components = 2
+[algorithm]
+kind = "FedEM"
+compressor = "dithering:4"
+step_size = 0.5
+[fit]
+tol = 0.0
+rounds = {rounds}
+seed = 3
+[sites]
+expected = {sites}
+minimum = 2
+deliver = true
+farewell = 2.0
+"""
+
+
+def configured(rounds: int = 3, sites: int = 2, more: str = "") -> str:
+    return CONFIG.format(rounds=rounds, sites=sites) + more
+
+
+def test_after_the_last_run_sites_are_told_get_the_model_and_end(tmp_path: Path) -> None:
+    with Deployment(tmp_path / "d", mixture_tables(3), configured(sites=3)) as deployment:
+        place = f'port = {deployment.port}\nkeys = "{deployment.keys}"\n'
+        place += 'folder = "run2"\noutput = "model2"\n'
+        (deployment.folder / "second.toml").write_text(configured(2, 3, f"[server]\n{place}"))
+        serve = deployment.spawn("serve", "serve", "run.toml", "second.toml")
+        sites = {name: deployment.join(name) for name in ("s0", "s1")}
+        stays = deployment.join("s2", "--stay")
+        assert serve.wait(60) == 0, deployment.output("serve")
+        model = (deployment.folder / "model2" / "model.emfed").read_bytes()
+        for name, site in sites.items():
+            assert site.wait(20) == 0, deployment.output(name)
+            assert (deployment.folder / f"site-{name}" / "model.emfed").read_bytes() == model
+            said = deployment.output(name)
+            assert "the run ended after 3 rounds" in said
+            assert "another run follows" in said
+            after = said.partition("the run ended after 2 rounds")[2]
+            assert "took its model" in after
+            assert "nothing listens" not in after
+        assert load(deployment.folder / "site-s0" / "model.emfed").params.weights.shape == (2,)
+        assert json.loads((deployment.folder / "run2" / "status.json").read_text())["untold"] == []
+        assert stays.poll() is None
+
+
+class Ordered:
+    """A run in this process whose operator says things when a round is reached."""
+
+    def __init__(self, folder: Path, orders: dict[int, Callable[[], object]]) -> None:
+        (folder / "run.toml").write_text(configured(24, 3))
+        self.config = read_config(folder / "run.toml")
+        self.folder = self.config.place("folder")
+        self.folder.mkdir()
+        self.tables = {name: table.to_numpy() for name, table in mixture_tables(3).items()}
+        rules = SiteRules.loosest()
+        self.sites = {
+            name: Site(table, folder / name, rules=rules) for name, table in self.tables.items()
+        }
+        self.said: list[dict[str, Any]] = []
+        self._orders = orders
+
+    def report(self, status: dict[str, Any]) -> None:
+        self.said.append(status)
+        if status["state"] == "running" and status.get("round") in self._orders:
+            self._orders.pop(status["round"])()
+
+    def run(self) -> dict[str, Any]:
+        serve_run(LocalTransport(self.sites), self.config, Status(self.folder, self.report))
+        return json.loads((self.config.place("output") / "summary.json").read_text())
+
+
+def test_who_is_expelled_counts_no_longer_and_may_return(tmp_path: Path) -> None:
+    def expel() -> None:
+        change_orders(tmp_path / "run", expelled={"s2": "expelled by the operator"})
+
+    run = Ordered(tmp_path, {5: expel})
+    summary = run.run()
+    assert "s2" in summary["refusals"]
+    others = {name: run.tables[name] for name in ("s0", "s1")}
+    pooled = fit(gaussian_mixture(2), others, "em", rounds=300, seed=3)
+    found = load(run.config.place("output") / "model.emfed")
+    close = np.allclose(np.sort(found.params.means, 0), np.sort(pooled.params.means, 0), atol=0.05)
+    assert close, (found.params.means, pooled.params.means)
+    assert run.said[-1]["sites"]["s2"]["refusal"] == "expelled by the operator"
+
+    (tmp_path / "again").mkdir()
+
+    def readmit() -> None:
+        change_orders(tmp_path / "again" / "run", expelled={})
+
+    def expel_there() -> None:
+        change_orders(tmp_path / "again" / "run", expelled={"s2": "for a while"})
+
+    back = Ordered(tmp_path / "again", {5: expel_there, 9: readmit})
+    assert "s2" not in back.run()["refusals"]
+    answers = [s["answered"] for s in back.said if s["state"] == "running" and "answered" in s]
+    assert min(answers[6:9]) == 2
+    assert answers[-1] == 3
+
+
+def test_a_run_is_paused_extended_and_finished_by_the_operator(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def pause() -> None:
+        change_orders(folder, paused=True)
+        threading.Timer(0.5, change_orders, (folder,), {"paused": False}).start()
+
+    run = Ordered(
+        tmp_path,
+        {
+            5: pause,
+            10: lambda: change_orders(folder, rounds=60),
+            30: lambda: change_orders(folder, finish=True),
+        },
+    )
+    summary = run.run()
+    assert any(status["state"] == "paused" for status in run.said)
+    assert summary["rounds"] == 30
+    assert run.said[-1]["state"] == "finished"
+
+
+def asked(address: str, path: str = "", **headers: str) -> tuple[int, str]:
+    """What the page at an address answers."""
+    where = urlsplit(address)
+    line = http.client.HTTPConnection("127.0.0.1", where.port or 0, timeout=10)
+    line.request("GET", where.path + path, headers=headers)
+    answer = line.getresponse()
+    return answer.status, answer.read().decode()
+
+
+STATUS = {
+    "state": "running",
+    "time": time.time(),
+    "round": 7,
+    "rounds": 40,
+    "squared_H": 1e-4,
+    "gain": 1e-3,
+    "left": 4e-3,
+    "rounds_left": 12.0,
+    "epsilon": 1.25,
+    "answered": 2,
+    "asked": 3,
+    "history": [[n, 10.0**-n, None] for n in range(1, 8)],
+    "components": {"weights": [0.25, 0.75], "means": [[0.0, 1.0], [2.0, 3.0]]},
+    "traffic": {"up": {"reply": [14, 900]}, "down": {"request": [14, 4000]}},
+    "sites": {
+        "oslo": {
+            "in": True,
+            "connected": True,
+            "rows": 300,
+            "last": time.time(),
+            "seconds": 0.012,
+            "refusal": "",
+        },
+        "bergen": {
+            "in": False,
+            "connected": True,
+            "rows": None,
+            "last": None,
+            "seconds": None,
+            "refusal": "<b>the owner</b> describes no group as small as one here.",
+        },
+    },
+}
+
+
+def test_the_page_shows_a_run_live_in_a_real_browser(tmp_path: Path, browser: Browser) -> None:
+    status = Status(tmp_path)
+    status.say(**STATUS)
+    with Console(tmp_path, 0, lambda: run_view(tmp_path, "run.toml")):
+        address = page_address(tmp_path)
+        assert address is not None
+        later = threading.Timer(1.0, status.say, ("running",), {"round": 8})
+        later.start()
+        live = 'document.getElementById("headline").innerText.includes("round 8 of 40")'
+        seen = browser.look(address, 800, tmp_path / "page.png", until=live)
+    for words in (
+        "oslo",
+        "300",
+        "<b>the owner</b> describes no group",
+        "component 1",
+        "0.75",
+        "2, 3",
+        "900 B",
+        "1.25",
+    ):
+        assert words in seen["text"], words
+    assert seen["console"] == [], "the page keeps to its own policy"
+    assert seen["page"] <= 800
+    picture = os.environ.get("EMFED_SCREENSHOT")
+    if picture:
+        Path(picture).write_bytes((tmp_path / "page.png").read_bytes())
+
+
+def test_the_page_answers_its_owner_on_this_machine_alone(tmp_path: Path) -> None:
+    Status(tmp_path).say(**STATUS)
+    with Console(tmp_path, 0, lambda: run_view(tmp_path)) as console:
+        address = page_address(tmp_path)
+        assert address is not None
+        assert asked(address)[0] == 200
+        assert asked(address, Host=f"evil.example:{console.port}")[0] == 421, "DNS rebinding"
+        assert asked(f"http://127.0.0.1:{console.port}/", "state")[0] == 404
+        assert asked(address, "../../etc/passwd")[0] == 404
+        assert (tmp_path / "page.secret").stat().st_mode & 0o777 == 0o600
+        code, text = asked(address, "metrics")
+        assert code == 200
+        for line in ('emfed_site_rows{site="oslo"} 300', "emfed_round 7", "emfed_healthy 0"):
+            assert line in text.splitlines()
+        for line in text.splitlines():
+            assert re.fullmatch(
+                r'# (HELP|TYPE) .*|emfed_\w+(\{\w+="[^"]*"(,\w+="[^"]*")*\})? \S+', line
+            )
+        code, text = asked(address, "health")
+        assert (code, json.loads(text)["reasons"][0]) == (503, "no server works on the run")
+        page = asked(address)[1] + asked(address, "page.js")[1] + asked(address, "page.css")[1]
+        assert not re.search(r"https?://|//[a-z]", page), "nothing from elsewhere"
+        assert "innerHTML" not in page
+
+
+def test_an_owner_who_asks_first_is_asked_once_for_each_fit(tmp_path: Path) -> None:
+    table = mixture_tables(2)["s0"]
+    table.write_csv(tmp_path / "rows.csv")
+    rules = SiteRules.loosest(ask_first=True)
+    folder = tmp_path / "site-oslo"
+    folder.mkdir()
+    write_site(folder, prepare(folder, tmp_path / "rows.csv", None), rules, None)
+    sites = {"oslo": open_site(folder)}
+
+    def try_fit(components: int) -> Any:
+        federation = RemoteFederation(LocalTransport(sites), attempts=1)
+        return fit(gaussian_mixture(components), None, "em", federation=federation, rounds=2)
+
+    with pytest.raises(ParticipationError):
+        try_fit(2)
+    with pytest.raises(ParticipationError):
+        try_fit(2)
+    (waiting,) = pending_fits(folder)
+    assert "gaussian-mixture" in waiting["words"]
+    assert "n_components 2" in waiting["words"]
+    view = SiteView(folder)()
+    assert [fit["fit"] for fit in view["pending"]] == [waiting["fit"]]
+    with Console(folder, 0, SiteView(folder), partial(answer_fit, folder)) as console:
+        address = page_address(folder)
+        assert address is not None
+        where, line = urlsplit(address), http.client.HTTPConnection("127.0.0.1", console.port)
+        form = f"fit={waiting['fit']}&answer=yes"
+        for origin, code in (
+            ("http://evil.example", 403),
+            (f"http://127.0.0.1:{console.port}", 303),
+        ):
+            line.request("POST", where.path + "answer", form, {"Origin": origin})
+            answer = line.getresponse()
+            assert (answer.status, answer.read() is None) == (code, False)
+            line.close()
+    try_fit(2)
+    with pytest.raises(ParticipationError):
+        try_fit(3)
+    answer_fit(folder, pending_fits(folder)[0]["fit"], False)
+    with pytest.raises(ParticipationError, match="does not take part"):
+        try_fit(3)
+
+
+@pytest.mark.parametrize("harm", ["alter", "cut", "drop", "insert"])
+def test_a_journal_that_was_altered_or_cut_is_noticed(harm: str, tmp_path: Path) -> None:
+    path = tmp_path / "messages.jsonl"
+    for _ in range(2):  # a second process goes on with the chain
+        journal = Journal(path)
+        for number in range(3):
+            journal.write(kind="reply", round=number, bytes=10, content='so "said"')
+    with path.open("a") as file:
+        file.write('{"time": "torn by a cra')
+    Journal(path).write(kind="reply", round=9, bytes=1, content="after the crash")
+    assert check_journal(path) == (7, "")
+    assert path.stat().st_mode & 0o077 == 0
+    lines = path.read_text().splitlines(keepends=True)
+    if harm == "alter":
+        lines[3] = lines[3].replace('"bytes": 10', '"bytes": 11')
+    elif harm == "cut":
+        del lines[-2:]
+    elif harm == "drop":
+        del lines[2]
+    else:
+        lines.insert(2, lines[1])
+    path.write_text("".join(lines))
+    assert check_journal(path)[1]
+
+
+def test_erasing_rows_leaves_nothing_that_was_computed_from_them(tmp_path: Path) -> None:
+    mixture_tables(2)["s0"].write_csv(tmp_path / "rows.csv")
+    folder = tmp_path / "site-oslo"
+    folder.mkdir()
+    write_site(folder, prepare(folder, tmp_path / "rows.csv", None), SiteRules.loosest(), None)
+    federation = RemoteFederation(LocalTransport({"oslo": open_site(folder)}))
+    fit(gaussian_mixture(2), None, "em", federation=federation, rounds=2)
+    spent = (folder / "memory" / "answered").exists()
+    assert erase_site(folder) == 1
+    left = {path.name for path in folder.rglob("*") if path.is_file()}
+    assert not left & {"rows.npy", "joined", "state"}
+    assert (folder / "memory" / "answered").exists() is spent
+    assert check_journal(folder / "messages.jsonl")[1] == ""
+
+
+def test_a_key_is_rotated_without_a_moment_without_one(tmp_path: Path) -> None:
+    server = tmp_path / "keys"
+    keys.make_server_keys(server, [])
+    private, public = keys.make_site_key(tmp_path, "oslo")
+    keys.add_site(server, public)
+    heard: list[str] = []
+    stop = threading.Event()
+    with listen("127.0.0.1:0", keys=server) as transport:
+        line = SiteConnection(
+            f"127.0.0.1:{transport.port}", lambda m: m, key=private, authority=server / "ca.pem"
+        )
+        thread = threading.Thread(target=line.run, args=(stop, lambda k, w: heard.append(w)))
+        thread.start()
+        try:
+            transport.wait_for(1, 20)
+            told = keys.rotate_site_key(private)
+            before = keys.read_private_key(private).public_key()
+            forged = tmp_path / "other" / "oslo.rotate"
+            forged.parent.mkdir()
+            other, _ = keys.make_site_key(forged.parent, "oslo")
+            with pytest.raises(SettingsError, match="not signed by the key that oslo has now"):
+                keys.take_rotation(server, keys.rotate_site_key(other))
+            assert keys.take_rotation(server, told) == "oslo"
+            end = time.monotonic() + 40
+            while not any("next key: it is in use now" in words for words in heard):
+                assert time.monotonic() < end, heard
+                time.sleep(0.05)
+            transport.wait_for(1, 20)
+            now = keys.read_private_key(private).public_key()
+            assert now != before
+            for place in (server / "sites", tmp_path):
+                assert now == keys.read_public_key(place / "oslo.pub")
+            assert not private.with_name("oslo.key.next").exists()
+        finally:
+            stop.set()
+            thread.join()
+
+
+def test_the_doctor_says_what_is_wrong_and_how_to_mend_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(configured())
+    found = {finding.what.split(":")[0]: finding for finding in look_at_server(path)}
+    assert not found["certificate"].good
+    assert "keys server" in found["certificate"].mend
+    assert not found["keys"].good
+    assert found["disk"].good
+    keys.make_server_keys(tmp_path / "keys", [])
+    for name in ("oslo", "bergen"):
+        keys.add_site(tmp_path / "keys", keys.make_site_key(tmp_path, name)[1])
+    with listen("127.0.0.1:0", keys=tmp_path / "keys") as transport:
+        path.write_text(configured(more=f"[server]\nport = {transport.port}\n"))
+        found = {finding.what.split(":")[0]: finding for finding in look_at_server(path)}
+        assert found["certificate"].good
+        assert found["keys"].good
+        assert "cannot listen" in found["port"].what
+        address, ca = f"127.0.0.1:{transport.port}", tmp_path / "keys" / "ca.pem"
+        site = list(look_at_site(address, ca, tmp_path / "oslo.key", tmp_path))
+        assert all(finding.good for finding in site), site
+        assert {"key", "name", "port", "TLS", "clock", "disk", "versions"} <= {
+            finding.what.split(":")[0] for finding in site
+        }
+        keys.make_server_keys(tmp_path / "other", [])
+        wrong = list(look_at_site(address, tmp_path / "other" / "ca.pem", None, tmp_path))[-1]
+        assert not wrong.good
+        assert "right ca.pem" in wrong.mend
+    nobody = list(look_at_site(address, ca, None, tmp_path))[-1]
+    assert (nobody.good, "does not answer" in nobody.what) == (False, True)
+
+
+def test_connections_that_are_accepted_and_closed_leave_a_site_trying(tmp_path: Path) -> None:
+    """What a firewall or a balancer does for a while."""
+    heard: list[str] = []
+    stop, port = threading.Event(), free_port()
+    line = SiteConnection(f"127.0.0.1:{port}", lambda m: m, name="oslo")
+    thread = threading.Thread(target=line.run, args=(stop, lambda k, w: heard.append(w)))
+    with socket.create_server(("127.0.0.1", port)) as door:
+        thread.start()
+        for _ in range(2):
+            door.accept()[0].close()
+    try:
+        with listen(f"127.0.0.1:{port}", insecure=True) as transport:
+            transport.wait_for(1, 40)
+    finally:
+        stop.set()
+        thread.join()
+    assert any("trying again" in words for words in heard)
+
+
+@pytest.mark.parametrize(
+    ("last", "seconds", "hangs"),
+    [
+        ("INFO: Receiving: query.emfed message", 300.0, True),
+        ("WARNING: Connection attempt failed, retrying in 4.1 seconds", 300.0, True),
+        ("INFO: Received successfully", 3600.0, False),
+        ("INFO: Sent successfully", 3600.0, False),
+        ("INFO: Receiving: query.emfed message", 10.0, False),
+    ],
+)
+def test_a_supernode_that_hangs_is_told_from_an_idle_one(
+    last: str, seconds: float, hangs: bool
+) -> None:
+    assert stands_still(last, seconds) is hangs
+
+
+def test_files_that_unpack_to_more_than_the_memory_are_refused_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "free_memory", lambda: 64 << 20)
+    monkeypatch.setattr(files, "free_memory", lambda: 64 << 20)
+    (tmp_path / "rows.csv.gz").write_bytes(gzip.compress(b"a,b\n" + b"0,0\n" * (8 << 20)))
+    with pytest.raises(DataError, match="unpacks to"):
+        files.read_cells(tmp_path / "rows.csv.gz")
+    pl.DataFrame({"a": np.zeros(10 << 20)}).write_parquet(tmp_path / "rows.parquet")
+    assert (tmp_path / "rows.parquet").stat().st_size < 50_000
+    with pytest.raises(DataError, match="unpacks to"):
+        files.read_cells(tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match="unpacks to"):
+        _ = sources.ParquetRows(tmp_path / "rows.parquet").shape
+    with zipfile.ZipFile(tmp_path / "rows.xlsx", "w", zipfile.ZIP_DEFLATED) as sheet:
+        sheet.writestr("xl/worksheets/sheet1.xml", bytes(80 << 20))
+    with pytest.raises(DataError, match="unpacks to"):
+        files.read_cells(tmp_path / "rows.xlsx")
+    (tmp_path / "wide.csv").write_bytes(b"," * (3 << 20) + b"\n1\n")
+    with pytest.raises(DataError, match="columns; at most"):
+        files.read_cells(tmp_path / "wide.csv")
+
+
+def test_words_of_others_command_no_terminal_and_no_spreadsheet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = np.random.default_rng(0).normal(size=(60, 2))
+    names = ("=cmd|' /C calc'!A1", "\x1b]0;owned\x07\x1b[31mred")
+    tables = dict(zip(names, (rows[:30], rows[30:]), strict=True))
+    fit(gaussian_mixture(1), tables, "em", rounds=1).save(tmp_path / "m.emfed")
+    for more in ([], ["--workers", str(tmp_path / "w.csv")]):
+        with pytest.raises(SystemExit):
+            main(["inspect", str(tmp_path / "m.emfed"), *more])
+        said = capsys.readouterr().out
+        assert "\x1b" not in said
+        assert "\x07" not in said
+    cells = pl.read_csv(tmp_path / "w.csv")["worker"].to_list()
+    assert cells[0].startswith("'=cmd")
+    write_table({"a": ["-1.5", "+3", "-x"], "b": [-1.0, 2.0, -3.0]}, str(tmp_path / "n.csv"))
+    kept = pl.read_csv(tmp_path / "n.csv", infer_schema=False)
+    assert kept["a"].to_list() == ["-1.5", "+3", "'-x"]
+    assert kept["b"].to_list() == ["-1.0", "2.0", "-3.0"]
+
+
+def test_damaged_files_of_a_site_are_named(tmp_path: Path) -> None:
+    (tmp_path / "site.json").write_text('{"data": ')
+    with pytest.raises(SettingsError, match=r"site.json is damaged: `emfed join` writes it anew"):
+        open_site(tmp_path)
+    (tmp_path / "orders.json").write_text("[1]")
+    with pytest.raises(SettingsError, match="orders.json is damaged"):
+        read_orders(tmp_path)
+    (tmp_path / "approvals.json").write_text("7")
+    with pytest.raises(SettingsError, match="approvals.json is damaged"):
+        pending_fits(tmp_path)
+
+
+def test_logs_are_lines_of_json_on_request(tmp_path: Path) -> None:
+    with logging_to(tmp_path / "logs" / "serve.log", as_json=True):
+        logging.getLogger("emfed.trial").warning("oslo is %s", 'gone\n"away"')
+    logging.getLogger("emfed.trial").warning("not here any more")
+    (line,) = (tmp_path / "logs" / "serve.log").read_text().splitlines()
+    said = json.loads(line)
+    assert (said["level"], said["message"]) == ("WARNING", 'oslo is gone\n"away"')
+
+
+def test_the_terminal_shows_what_the_page_shows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Status(tmp_path).say(**{**STATUS, "state": "finished"})
+    with pytest.raises(SystemExit) as ended:
+        main(["status", str(tmp_path), "--watch"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    for words in ("oslo", "300", "describes no group", "0.75", "reply", "finished: round 7 of 40"):
+        assert words in said, words
+
+
+class Older(Transport):
+    """Sites of a release that does not know how a run ends."""
+
+    def __init__(self, sites: dict[str, Site]) -> None:
+        self._inner = LocalTransport(sites)
+
+    def workers(self) -> list[str]:
+        return self._inner.workers()
+
+    def deliver(
+        self, messages: Mapping[str, bytes], deadline: float
+    ) -> Iterator[tuple[str, bytes]]:
+        for key, message in messages.items():
+            if kind_of(message) is Kind.END:
+                words = encode_refusal(Reason.DAMAGED, "unknown kind of message 17.")
+                yield key, seal_refusal(message, words)
+            else:
+                yield from self._inner.deliver({key: message}, deadline)
+
+
+def test_a_newer_server_ends_well_with_older_sites(tmp_path: Path) -> None:
+    run = Ordered(tmp_path, {3: lambda: change_orders(tmp_path / "run", finish=True)})
+    serve_run(Older(run.sites), run.config, Status(run.folder, run.report))
+    assert (run.said[-1]["state"], run.said[-1]["untold"]) == ("finished", [])
+
+
+def test_a_sealed_site_leaves_nothing_readable_and_goes_on(tmp_path: Path) -> None:
+    table = mixture_tables(2)["s0"]
+    table.write_csv(tmp_path / "rows.csv")
+    keys.make_seal(tmp_path / "oslo.seal")
+    folder = tmp_path / "site-oslo"
+    folder.mkdir()
+    about = prepare(folder, tmp_path / "rows.csv", None, seal=tmp_path / "oslo.seal")
+    write_site(folder, about, SiteRules.loosest(), None)
+
+    class Reopened(Transport):
+        def workers(self) -> list[str]:
+            return ["oslo"]
+
+        def deliver(
+            self, messages: Mapping[str, bytes], deadline: float
+        ) -> Iterator[tuple[str, bytes]]:
+            for key, message in messages.items():
+                yield key, open_site(folder).step(message)
+
+    model, settings = gaussian_mixture(2), {"rounds": 3, "seed": 1, "start": "moments"}
+    there = fit(model, None, "em", federation=RemoteFederation(Reopened()), **settings)
+    here = fit(model, {"oslo": table}, "em", federation="loop", **settings)
+    np.testing.assert_allclose(there.statistics, here.statistics, rtol=1e-9)
+    row = table.to_numpy()[0].tobytes()
+    names = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".jsonl"]
+    assert {"rows.npy", "state", "joined"} <= {path.name for path in names}
+    for path in names:
+        content = path.read_bytes()
+        assert row not in content
+        assert b"NUMPY" not in content
+        assert b"gaussian-mixture" not in content or path.name == "site.json"
+    (tmp_path / "oslo.seal").unlink()
+    keys.make_seal(tmp_path / "oslo.seal")
+    with pytest.raises(SettingsError, match="was not sealed with this secret"):
+        open_site(folder)
