@@ -12,7 +12,8 @@ from benchmarks.field_bounds import covered, simulate
 import emfed
 from emfed.compressors import Identity
 from emfed.imputation import FAMILIES, Cells, Structure, impute
-from emfed.imputation.families import Moments, NegativeBinomial
+from emfed.imputation.families import Moments, NegativeBinomial, ZeroInflated
+from emfed.imputation.fit import settled_spread
 from emfed.imputation.posterior import Posterior
 from emfed.imputation.sweeps import Solver
 
@@ -39,6 +40,25 @@ def test_a_spread_of_counts_is_found_and_poisson_counts_have_none() -> None:
     for extra, low, high in ((1.0, 0.0, 0.08), (rng.gamma(2.0, 0.5, len(mean)), 0.35, 0.7)):
         cells = Cells(site, time, np.ones(len(site)), rng.poisson(mean * extra) * 1.0, (30, 20))
         assert low <= Posterior(fit, cells, fit.fit(cells), 0, 40).spread <= high
+
+
+def test_sure_zeros_are_found_and_do_not_lower_the_mean_of_the_others() -> None:
+    rng = np.random.default_rng(3)
+    site, time = np.indices((30, 30)).reshape(2, -1)
+    counts = rng.poisson(4.0, 900) * (rng.random(900) > 0.3) * 1.0
+    cells = Cells(site, time, np.ones(900), counts, (30, 30))
+    start = Solver(ZeroInflated(), Structure(0, 1.0, 5.0, 5.0))
+    family = settled_spread(start, cells, None)
+    assert isinstance(family, ZeroInflated)
+    assert abs(family.share - 0.3) < 0.06
+    assert family.base.spread < 0.1
+    fit = Solver(family, start.structure)
+    drawn = Posterior(fit, cells, fit.fit(cells), 0, 20).moments(site, time)
+    assert abs(np.exp(drawn.theta).mean() - 4) < 0.3
+    assert abs(drawn.value.mean() / counts.mean() - 1) < 0.06
+    low, high = family.quantiles(drawn, family.base.spread, (0.05, 0.95))
+    assert low.max() == 0
+    assert 6 <= np.median(high) <= 9
 
 
 @pytest.mark.parametrize("power", [0.0, 0.6, 1.0])

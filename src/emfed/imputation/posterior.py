@@ -24,7 +24,7 @@ from scipy.special import gammaincinv, ndtri
 from emfed.core.errors import DataError, check_count
 from emfed.core.protocols import BoolArray, FloatArray, IntArray
 from emfed.core.streams import Purpose, normals, uniforms
-from emfed.imputation.families import Family, Moments, NegativeBinomial
+from emfed.imputation.families import Counts, Family, Moments
 from emfed.imputation.lowrank import Cells, TableParameters
 from emfed.imputation.rows import newton, objective
 from emfed.imputation.sweeps import Solver
@@ -268,11 +268,9 @@ class _Chain:
     def _family(self) -> Family:
         """The likelihood that the rows see."""
         family = self.solver.family
-        return (
-            NegativeBinomial(self.state.spread)
-            if self.state.spread and not self._quadratic
-            else family
-        )
+        if not isinstance(family, Counts):
+            return family
+        return family.in_chain(self.state.spread, self.state.power)
 
     def _told(self) -> tuple[FloatArray, FloatArray]:
         """Weights and sums in units of the spread."""
@@ -309,10 +307,10 @@ class _Chain:
             state.spread = 1 / self._gamma(
                 _PRIOR + cells.size / 2, _PRIOR * self._begin.spread + squares / 2
             )
-        elif state.spread:
+        elif isinstance(counts := self.solver.family, Counts):
 
             def value(spread: float, power: float) -> float:
-                family = NegativeBinomial(spread, power)
+                family = counts.in_chain(spread, power)
                 loss = float(family.loss(theta, cells.sums, cells.weights).sum())
                 inner = family.normaliser(cells.sums, cells.weights)
                 return inner - loss - spread + np.log(spread)  # an exponential prior, of mean 1
