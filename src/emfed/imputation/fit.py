@@ -436,10 +436,14 @@ def _cell(
         fresh = chosen.choice is None
         if chosen.choice is None:
             early = replace(limits, rounds=min(_PILOT_ROUNDS, limits.rounds or _PILOT_ROUNDS))
-            run.until(early, hooks, *kept)
+            stopped = run.until(early, hooks, *kept)
             known = algorithm.seen(run.state)
             search = Search(known, family, folds=given.folds, seed=seed, report=progress)
-            chosen.choice = search.choose(rank=given.rank, penalty=given.penalty, effects=False)
+            if stopped != "interrupted":
+                chosen.choice = search.choose(rank=given.rank, penalty=given.penalty, effects=False)
+            if search.interrupted or chosen.choice is None:  # the pilot's fit is what there is
+                fit = (algorithm.params(run.state), solver, known, None)
+                return _outcome(given, grid, run, "interrupted", fit)
         solver = Solver(family, chosen.choice.structure, seed=seed)
         run.algorithm = algorithm = replace(algorithm, solver=solver)
         if fresh:  # another rank or penalty, from zero: memories and what they hold stay
