@@ -14,6 +14,7 @@ from emfed.compressors import Identity
 from emfed.imputation import FAMILIES, Cells, Structure, impute
 from emfed.imputation.families import Moments, NegativeBinomial, ZeroInflated
 from emfed.imputation.fit import settled_spread
+from emfed.imputation.lowrank import Covariates
 from emfed.imputation.posterior import Posterior
 from emfed.imputation.sweeps import Solver
 
@@ -175,3 +176,19 @@ def test_the_words_of_rtrim(low: float, high: float, words: str) -> None:
     from emfed.imputation.index import trend_class
 
     assert trend_class(low, high) == words
+
+
+def test_coefficients_of_covariates_have_errors_that_fit_the_number_of_sites() -> None:
+    rng = np.random.default_rng(6)
+    height, sites, times = rng.normal(size=40), 40, 12
+    height = (height - height.mean()) / height.std()
+    theta = 1.0 + 0.6 * height + 0.5 * rng.normal(size=sites)
+    site, time = np.indices((sites, times)).reshape(2, -1)
+    counts = rng.poisson(np.exp(theta[site])) * 1.0
+    cells = Cells(site, time, np.ones(len(site)), counts, (sites, times))
+    known = Covariates(height[:, None], np.empty((times, 0)), ("site: height",))
+    solver = Solver(FAMILIES["poisson"], Structure(0), known)
+    drawn = Posterior(solver, cells, solver.fit(cells), 0, 120).coefficients[:, 0]
+    # 40 sites that differ by 0.5 tell a slope to 0.5 / sqrt(40) = 0.08.
+    assert 0.05 < drawn.std() < 0.14
+    assert abs(drawn.mean() - 0.6) < 3 * drawn.std()

@@ -52,6 +52,8 @@ _WEAK = 0.3
 """The size that spare factors begin with, in units of theta."""
 _DOUBT = 2.0
 """The standard deviation of the logarithm of a strength along time, about that of the fit."""
+_RIDGE = 1e-3
+"""The precision of coefficients, as in the fit."""
 _LOOSE = 0.02
 """The precision that effects of times begin with where they are tied to each other."""
 _HELD = 1e6
@@ -217,6 +219,12 @@ class _Chain:
         self.state = replace(self._begin)
         self._modes = [params.sites, params.times]
         self._seen = np.unique(cells.sites)
+        known = params.covariates
+        self._site_covariates = known.sites.shape[1]
+        self._designs = (
+            _with_constant(known.sites, params.shape[0])[self._seen],
+            _with_constant(known.times, params.shape[1]),
+        )
         self._part, self.adapting = 1.0, True
         """How far tied rows go, and whether that is still being learned."""
         self.kept = np.zeros(2)
@@ -385,7 +393,7 @@ class _Chain:
         design = np.ones((cells.size, 1 + len(params.coefficients)))
         if len(params.coefficients):
             design[:, 1:] = params.covariates.design(cells.sites, cells.times)
-        ridge = np.diag([1e-9, *[1e-3] * len(params.coefficients)])
+        ridge = np.diag([1e-9, *[_RIDGE] * len(params.coefficients)])
         here = np.concatenate([[params.offset], params.coefficients])
         mode = here
         for _ in range(1 if family.quadratic else _NEWTON):
@@ -473,22 +481,42 @@ class _Chain:
         return np.where(keep[:, None], new, rows)
 
     def _shift(self) -> None:
-        """Exact moves along which the cells tell nothing: between the offset and mean effects.
+        """Exact moves along which the cells tell nothing: between offset, coefficients and effects.
 
-        Without them the offset creeps, a cell's error at a time.
+        Without them offset and coefficients creep, and their errors come out too small.
         """
         state, params = self.state, self.state.params
         if not params.effects:
             return
-        sites, times, offset = params.sites.copy(), params.times.copy(), params.offset
-        z = self._normals(2)
-        ridge = state.site_ridge[-1] * len(self._seen)
-        by = float(sites[self._seen, -1].mean() + z[0] / np.sqrt(ridge))
-        sites[self._seen, -1] -= by
-        offset += by
-        by = float(times[:, -1].mean() + z[1] / np.sqrt(state.time_ridge[-1] * len(times)))
-        times[:, -1] -= by
-        state.params = replace(params, offset=offset + by, sites=sites, times=times)
+        sites, times, split = params.sites.copy(), params.times.copy(), self._site_covariates
+        offset, beta = params.offset, params.coefficients.copy()
+        side = Side.penalty(state.site_ridge[-1:])
+        by = self._along(side, sites[self._seen, -1:], self._designs[0], beta[:split])
+        sites[self._seen, -1] -= self._designs[0] @ by
+        offset, beta[:split] = offset + float(by[0]), beta[:split] + by[1:]
+        ties = tuple((lag, np.asarray(strength)[-1:]) for lag, strength in state.lags)
+        side = Side.penalty(state.time_ridge[-1:], ties)
+        by = self._along(side, times[:, -1:], self._designs[1], beta[split:])
+        times[:, -1] -= self._designs[1] @ by
+        offset, beta[split:] = offset + float(by[0]), beta[split:] + by[1:]
+        state.params = replace(params, offset=offset, sites=sites, times=times, coefficients=beta)
+
+    def _along(
+        self, side: Side, effects: FloatArray, design: FloatArray, beta: FloatArray
+    ) -> FloatArray:
+        """How much of the effects goes to (1, covariates): normal, by the prior of the effects."""
+        ridge = np.diag([1e-9, *[_RIDGE] * len(beta)])
+        pulled = np.concatenate([side.pull(column[:, None]) for column in design.T], axis=1)
+        precision = design.T @ pulled + ridge
+        right = pulled.T @ effects[:, 0] - ridge @ np.concatenate([[0.0], beta])
+        noise = np.linalg.solve(np.linalg.cholesky(precision).T, self._normals(len(precision)))
+        return np.asarray(np.linalg.solve(precision, right) + noise)
+
+
+def _with_constant(covariates: FloatArray, count: int) -> FloatArray:
+    """(1, covariates) of each row."""
+    own = covariates if len(covariates) == count else np.empty((count, 0))
+    return np.concatenate([np.ones((count, 1)), own], axis=1)
 
 
 def _log_determinant(count: int, strengths: FloatArray, lags: list[int]) -> float:
