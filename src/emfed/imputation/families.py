@@ -90,7 +90,7 @@ class Family(ABC):
         """Half the deviance of each cell: for the Gaussian, half its weighted squared error."""
         return np.asarray(self.saturated(sums, weights) + self.loss(theta, sums, weights))
 
-    def value(self, theta: FloatArray, spread: float) -> FloatArray:
+    def value(self, theta: FloatArray, spread: float | FloatArray) -> FloatArray:
         """The expected record given theta, in the user's scale."""
         return self.mean(theta)
 
@@ -193,12 +193,12 @@ class Gaussian(Family):
             return values
         return np.expm1(np.clip(values, 0.0, _LARGEST))
 
-    def value(self, theta: FloatArray, spread: float) -> FloatArray:
+    def value(self, theta: FloatArray, spread: float | FloatArray) -> FloatArray:
         """Theta; under log1p the mean of a count, which lies above the median exp(theta) - 1."""
         if self.scale == "identity":
             return theta
         # E max(exp(z) - 1, 0) of a normal z with mean theta and this variance.
-        theta, root = np.clip(theta, -_LARGEST, _LARGEST), np.sqrt(max(spread, 1e-12))
+        theta, root = np.clip(theta, -_LARGEST, _LARGEST), np.sqrt(np.maximum(spread, 1e-12))
         above = np.exp(theta + spread / 2) * ndtr((theta + spread) / root)
         return np.asarray(above - ndtr(theta / root))
 
@@ -245,7 +245,7 @@ class Counts(Family):
         """The likelihood of counts that vary beyond Poisson."""
         return NegativeBinomial(spread, power)
 
-    def value(self, theta: FloatArray, spread: float) -> FloatArray:
+    def value(self, theta: FloatArray, spread: float | FloatArray) -> FloatArray:
         return np.asarray((1 - self.share) * self.mean(theta))
 
     def record_variance(self, theta: FloatArray, spread: float) -> FloatArray:

@@ -157,17 +157,26 @@ class Posterior:
         nothing was ever seen theta has a long tail below, and exp(mean + variance / 2) was 9% above
         the held-out total of the wood thrush where this was 2%.
         """
-        theta = theta_of(self.params(0))
-        value = self.family.value(theta, float(self.spreads[0]))
-        means, squares = [theta, value], [np.zeros_like(theta), np.zeros_like(value)]
-        for index in range(1, self.count):
-            theta = theta_of(self.params(index))
-            both = theta, self.family.value(theta, float(self.spreads[index]))
+        family = self.family
+        means, squares = list[FloatArray](), list[FloatArray]()
+        for index in range(self.count):
+            both = [theta_of(self.params(index))]
+            if not family.quadratic:
+                both.append(family.value(both[0], float(self.spreads[index])))
             for k, new in enumerate(both):
+                if index == 0:
+                    means.append(new.astype(np.float64))
+                    squares.append(np.zeros_like(means[k]))
+                    continue
                 ahead = new - means[k]
-                means[k] = means[k] + ahead / (index + 1)
+                means[k] += ahead / (index + 1)
                 squares[k] += ahead * (new - means[k])
         spread = [square / max(1, self.count - 1) for square in squares]
+        if family.quadratic:  # normal about theta, whose mean has a closed form
+            value = family.value(means[0], spread[0] + self.spread)
+            scale = (value + 1) ** 2 * np.expm1(np.minimum(spread[0], 30.0))
+            identity = family.widen(np.full(1, 2.0))[0] == 2.0
+            return Moments(means[0], spread[0], value, spread[0] if identity else scale)
         return Moments(means[0], spread[0], means[1], spread[1])
 
     def totals(self, sites: IntArray) -> FloatArray:
