@@ -87,7 +87,7 @@ def test_intervals_cover_and_draws_agree_with_them(family: str) -> None:
         low, high = result.intervals(once.sites, once.times, 0.9)
         assert 0 < np.median(high - low) < 0.9
     else:
-        assert covered < 0.96
+        assert covered < 0.98  # bounds of counts are whole numbers
         drawn = result.draws(once.sites, once.times, count=60)
         bounds = np.quantile(drawn, [0.05, 0.95], axis=0)
         by_draws = np.mean((bounds[0] <= value) & (value <= bounds[1]))

@@ -75,7 +75,7 @@ def simulate_table(
     if family.name == "gaussian" and family.forward(np.ones(1))[0] == 1:
         values = theta
     else:
-        values = family.forward(as_family("poisson").draw(theta, 1.0, u[3]))
+        values = family.forward(as_family("poisson").draw(theta, 0.0, u[3]))
     names = [f"site{index:0{len(str(sites))}d}" for index in range(sites)]
     people = [f"observer{index:0{len(str(observers))}d}" for index in range(observers)]
     table = build_table(
