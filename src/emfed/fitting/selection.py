@@ -162,10 +162,11 @@ def empty_components(
 
     `Model.protect` gives a component that dies the parameters it had before: here, those of all.
     """
-    if "mass" not in model.layout.slices or getattr(model, "n_components", 1) < 2:
+    if "mass" not in model.layout.slices:
         return None
     mass = statistics[model.layout.slices["mass"]]
-    empty = mass < 0.5 / (rows * getattr(model, "length", 1.0))  # steps of a sequence are rows
+    steps = model.length if isinstance(model, HiddenMarkov) else 1.0  # of a sequence: they are rows
+    empty = mass < 0.5 / (rows * steps)
     if not empty.any() or empty.all():
         return None
     trace, before = 0.25 / rows, model.layout.split(statistics.copy())
