@@ -94,8 +94,8 @@ def say_farewell(transport: Noted, config: Config, status: Status) -> None:
         "doubts": status["doubts"] or [],
         "more": config.more,
     }
-    out = status["refusals"] or {}
-    untold, end = set(status["untold"] or ()), time.monotonic() + sites.farewell
+    out, end = status["refusals"] or {}, time.monotonic() + sites.farewell
+    untold = set(status["untold"] or ()) - set(transport.shut_out())
     while untold:
         messages = {}
         for number, key in enumerate(members.keys):
