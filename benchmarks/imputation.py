@@ -23,7 +23,7 @@ from emfed.imputation import FAMILIES, Cells, Columns, FieldTable, Structure, im
 from emfed.imputation.simulate import simulated_truth
 from emfed.imputation.sweeps import Solver
 
-FAMILY = "negative-binomial"
+FAMILY = "poisson"
 LEVEL = 0.9
 Peer = Callable[[Cells, Cells], np.ndarray]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import polars as pl
@@ -34,13 +35,19 @@ def counts(tmp_path: Path) -> Path:
 def test_it_writes_a_trend_records_a_summary_and_the_filled_table(counts: Path) -> None:
     out, filled = counts.parent / "out", counts.parent / "filled.parquet"
     arguments = ["impute", str(counts), "--observer", "who", "--out", str(out)]
-    done = emfed_command(*arguments, "--filled", str(filled), "--rank", "1", "--penalty", "2")
+    done = emfed_command(
+        *arguments, "--filled", str(filled), "--rank", "1", "--penalty", "2", "--draws", "20"
+    )
     assert done.returncode == 0, done.stderr
     assert "kB up per worker" in done.stdout
     names = {p.name for p in out.iterdir()}
     assert names == {
         "trend.csv",
         "trend.parquet",
+        "index.csv",
+        "index.parquet",
+        "index.png",
+        "report.html",
         "records.csv",
         "records.parquet",
         "summary.json",
@@ -50,13 +57,27 @@ def test_it_writes_a_trend_records_a_summary_and_the_filled_table(counts: Path) 
     assert summary["workers"] == 5
     assert pl.read_parquet(filled).height == summary["sites"] * summary["times"]
     trend = pl.read_csv(out / "trend.csv")
-    assert trend.columns == ["time", "estimate", "missing", "lower", "upper"]
+    assert trend.columns == ["time", "estimate", "missing", "empty", "lower", "upper"]
+    assert summary["slopes"][0]["stratum"] == "all"
+    assert (out / "report.html").read_text().count("image/svg") >= 7
     assert trend.height == summary["times"]
 
 
 def test_json_is_all_there_is_on_stdout_and_seeds_repeat(counts: Path) -> None:
     arguments = ["impute", str(counts), "--observer", "who", "--out", str(counts.parent / "o")]
-    arguments += ["--rank", "0", "--json", "--seed", "3", "-p", "0.6", "--groups", "3"]
+    arguments += [
+        "--rank",
+        "0",
+        "--draws",
+        "20",
+        "--json",
+        "--seed",
+        "3",
+        "-p",
+        "0.6",
+        "--groups",
+        "3",
+    ]
     first, second = (emfed_command(*arguments) for _ in range(2))
     assert json.loads(first.stdout) == json.loads(second.stdout)
     assert json.loads(first.stdout)["workers"] == 3
@@ -70,7 +91,9 @@ def test_errors_are_one_line_with_an_exit_code(counts: Path) -> None:
     done = emfed_command("impute", str(counts), "--family", "poisson", *out)
     assert done.returncode == 1
     assert "line 5: the value is not a whole number >= 0 (got '-3')" in done.stderr
-    fine = emfed_command("impute", str(counts), "--skip-bad", "--rank", "0", "--json", *out)
+    fine = emfed_command(
+        "impute", str(counts), "--skip-bad", "--rank", "0", "--draws", "20", "--json", *out
+    )
     assert json.loads(fine.stdout)["intake"]["bad"] == {"value": 1}
     for arguments, code, text in (
         ([str(counts), "--mode", "best", "--skip-bad"], 2, "mode must be one of"),
@@ -81,3 +104,33 @@ def test_errors_are_one_line_with_an_exit_code(counts: Path) -> None:
         done = emfed_command("impute", *arguments, *out)
         assert done.returncode == code, done.stderr
         assert text in done.stderr
+
+
+def test_errors_speak_of_options(counts: Path) -> None:
+    for arguments, words in (
+        (["--value", "birds"], "no column 'birds' of counts.*--value"),
+        (["--bins", "decade"], "--bins must be one of"),
+    ):
+        done = emfed_command("impute", str(counts), "--observer", "who", *arguments)
+        assert done.returncode != 0
+        assert re.search(words, done.stderr), done.stderr
+        assert "Columns(" not in done.stderr
+    twice = counts.parent / "twice.csv"
+    twice.write_text("observer;site;date;count\na;b;2001;3\na;b;2002;4\na;c;2002;4\n")
+    done = emfed_command("impute", str(twice), "--out", str(counts.parent / "years"))
+    assert "years alone" in done.stderr
+    assert "--bins year" in done.stderr
+
+
+def test_times_may_be_numbers_and_semicolons_part_columns(tmp_path: Path) -> None:
+    rows = [f"s{k % 6};{1 + k % 8};{k % 5};{k % 3}" for k in range(60)]
+    path = tmp_path / "index.csv"
+    path.write_text("\n".join(["site;visit;count;who", *rows]) + "\n")
+    columns = emfed.imputation.Columns(date="visit", observer="who")
+    table = emfed.imputation.read_records(
+        path, columns, bins="index", family="poisson", duplicates="keep"
+    )
+    assert table.bins.labels() == [str(k) for k in range(1, 9)]
+    assert table.shape == (6, 8)
+    with pytest.raises(emfed.DataError, match="a whole number goes with bins='index'"):
+        emfed.imputation.read_records(path, columns, family="poisson", duplicates="keep")

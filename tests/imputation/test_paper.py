@@ -94,7 +94,7 @@ def test_the_settings_of_the_paper_hardly_move() -> None:
 
 def test_what_it_refuses() -> None:
     table = small_table()
-    with pytest.raises(emfed.SettingsError, match="batch must be 'grid' or 'observations'"):
+    with pytest.raises(emfed.SettingsError, match="batch must be one of grid, obs"):
         run_of(table, batch="rows")
     with pytest.raises(emfed.SettingsError, match="full participation"):
         impute(table, mode="paper", participation=emfed.algorithms.Bernoulli(0.5))

@@ -79,7 +79,7 @@ def test_forecasts_widen_with_their_lead() -> None:
     )
     trend = later.trend()
     width = np.log(trend["upper"] / trend["lower"])
-    assert width[23] > 1.3 * width[17] > 1.3 * width[10]
+    assert width[23] > 1.2 * width[17] > 1.2 * width[10]
 
 
 def test_times_without_a_record_are_marked_and_no_part_of_the_slope() -> None:
@@ -132,7 +132,7 @@ def test_the_index_is_100_at_its_base_and_has_words_for_its_slope() -> None:
     frame = index.frame()
     assert set(frame["stratum"]) == {"all", "north", "south"}
     assert np.allclose(frame.filter(frame["time"] == "1995")["index"], 100)
-    assert np.all(frame["lower"] <= frame["upper"])
+    assert (frame["lower"] <= frame["upper"]).all()
     inner = frame.filter((frame["time"] == "2000") & (frame["stratum"] != "all"))["total"].sum()
     whole = frame.filter((frame["time"] == "2000") & (frame["stratum"] == "all"))["total"].item()
     assert inner == pytest.approx(whole)

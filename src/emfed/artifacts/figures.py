@@ -78,6 +78,10 @@ class Panel:
     """Axes that count: marked at whole numbers."""
     names: Sequence[str] = ()
     """What stands at y = 0, 1, ..., from above: the panel grows with them."""
+    image: FloatArray | None = None
+    """A heat map in place of series, its first row above; NaN stays grey."""
+    extent: tuple[float, float, float, float] | None = None
+    """Of the image: left, right, bottom, top."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +173,7 @@ def drawn(figure: Figure, column: bool = False) -> Any:
     count = len(figure.panels)
     width = COLUMN if column else 4.6 * count if count > 1 else 5.6
     letter = 0.063 if column else 0.085
-    longest = max(len(label) for label in labels)
+    longest = max((len(label) for label in labels), default=1)
     columns = max(1, min(4, int(width / (letter * longest + 0.75 * letter / 0.085))))
     rows = count if column else 1
     named = max(len(panel.names) for panel in figure.panels)
@@ -185,7 +189,10 @@ def drawn(figure: Figure, column: bool = False) -> Any:
         for axis, panel in zip(axes, figure.panels, strict=True):
             bare = figure.share_y and not column and axis is not axes[0]
             _draw_panel(axis, panel, labels, handles, bare)
-        drawing.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
+        if handles:
+            drawing.legend(
+                handles.values(), handles.keys(), loc="outside lower center", ncols=columns
+            )
     return drawing
 
 
@@ -195,6 +202,11 @@ def _draw_panel(
     """One panel; fills in the handles of the common legend."""
     from matplotlib.ticker import MaxNLocator
 
+    if panel.image is not None:
+        axis.set_facecolor("0.85")
+        shown = axis.imshow(panel.image, aspect="auto", extent=panel.extent, cmap="viridis")
+        axis.figure.colorbar(shown, ax=axis)
+        axis.grid(visible=False)
     for series in panel.series:
         cycle, look = divmod(labels.index(series.label), len(PALETTE))
         colour = "0.45" if series.reference else PALETTE[look]

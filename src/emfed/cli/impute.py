@@ -28,6 +28,7 @@ from emfed.imputation import (
 from emfed.imputation.bins import Unit
 from emfed.imputation.ebird import COVARIATES
 from emfed.imputation.fit import ROUNDS, Mode
+from emfed.imputation.report import write_report
 
 
 @dataclass(frozen=True)
@@ -232,11 +233,16 @@ def _summary(result: Imputation, options: Options, remarks: list[str]) -> dict[s
 def _write(result: Imputation, summary: dict[str, Any], options: Options) -> None:
     out = options.out
     result.write_trend([out / "trend.csv", out / "trend.parquet"], level=options.level)
-    if not result.plain and result.solver.family.name != "gaussian":
+    index = None
+    if not result.plain and result.solver.family.describe() != {
+        "family": "gaussian",
+        "scale": "identity",
+    }:
         strata = _frame(options.strata)
         index = result.index(options.base, options.level, strata=strata, least=options.least)
-        index.write([out / "index.csv", out / "index.parquet"])
+        index.write([out / "index.csv", out / "index.parquet", out / "index.png"])
         summary["slopes"] = index.slopes
+    write_report(result, out / "report.html", options.level, index=index, title=options.data.name)
     result.records.to_csv(out / "records.csv")
     result.records.to_parquet(out / "records.parquet")
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
@@ -274,6 +280,6 @@ def _print(console: Console, result: Imputation, summary: dict[str, Any], option
         console.print(told, highlight=False)
     for remark in summary["remarks"]:
         console.print(f"note: {remark}", highlight=False)
-    console.print(f"Trend, index, records and summary.json are in {options.out}/")
+    console.print(f"report.html, trend, index, records and summary.json are in {options.out}/")
     if options.filled is not None:
         console.print(f"The filled table is {options.filled}.")

@@ -336,8 +336,12 @@ def impute(
         str, typer.Option(help="eBird: protocols that count; '' for all.")
     ] = "Stationary,Traveling",
     family: Annotated[
-        str, typer.Option(help="poisson, negative-binomial, log1p, gaussian or bernoulli.")
-    ] = "negative-binomial",
+        str | None,
+        typer.Option(
+            help="poisson (the default of mode observed), negative-binomial, log1p (of the other "
+            "modes), gaussian or bernoulli."
+        ),
+    ] = None,
     bins: Annotated[
         str, typer.Option(help="month, week, year, or index for times that are whole numbers.")
     ] = "month",
@@ -353,7 +357,13 @@ def impute(
         bool,
         typer.Option("--keep-duplicates", help="Take repeated keys as records of their own."),
     ] = False,
-    mode: Annotated[str, typer.Option(help="observed, cell, paper or site-owner.")] = "observed",
+    mode: Annotated[
+        str,
+        typer.Option(
+            help="observed, cell, paper or site-owner. In the first three the server ends with "
+            "every worker's count of every cell; site-owner tells it less."
+        ),
+    ] = "observed",
     rank: Annotated[int | None, typer.Option(min=0, help="Chosen if left out.")] = None,
     penalty: Annotated[float | None, typer.Option(min=0, help="Chosen if left out.")] = None,
     smoothing: Annotated[
@@ -425,7 +435,7 @@ def impute(
         sampling=sampling,
         species=species,
         region=region,
-        family=family,
+        family=family or ("poisson" if mode == "observed" else "log1p"),
         bins=bins,
         since=since,
         until=until,

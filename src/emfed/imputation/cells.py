@@ -125,8 +125,8 @@ class Proximal(CellEM):
         solver = self.solver
         if not solver.family.quadratic:
             raise SettingsError(
-                "mode 'cell' is for the Gaussian family (or log1p): for others the filled-in cells "
-                "are not low rank plus sparse. Use mode 'observed'."
+                "mode 'cell' is for the Gaussian family (or log1p, family='log1p'): for others the "
+                "filled-in cells are not low rank plus sparse. Use mode 'observed'."
             )
         if solver.structure.effects or solver.structure.smooth or solver.covariates.count:
             raise SettingsError(

@@ -450,6 +450,11 @@ FAMILIES: dict[str, Family] = {
 """Every family by name; ``log1p`` is the Gaussian on log(1 + count)."""
 
 
+DEFAULT_FAMILY = "poisson"
+"""Of records of counts. On held-out cells of the wood thrush and the oystercatcher its deviance was
+1.49 and 597, the negative binomial's 1.69 and 655: `python -m benchmarks imputation`."""
+
+
 def as_family(family: str | Family) -> Family:
     """A family by its name, or itself."""
     if isinstance(family, Family):

@@ -220,8 +220,9 @@ def impute(
     ----------
     table : a `FieldTable` (see `read_records`), or anything `read_records` takes; or an open
         federation, whose workers hold their own cells (`Grid.rows`).
-    mode : ``"observed"``, ``"cell"``, ``"paper"`` or ``"site-owner"``; docs/imputation.md says what
-        the server learns in each. ``"paper"`` needs the table in this process.
+    mode : ``"observed"``, ``"cell"``, ``"paper"`` or ``"site-owner"``. In the first three the
+        server ends with every worker's sum of every cell: the record, where a cell has one;
+        docs/imputation.md says what it learns in each. ``"paper"`` needs the table in this process.
     grid : with a federation, what its workers agree on: sites, time bins and family.
     callbacks : functions of each `RoundRecord`; one that returns True ends the fit.
     checkpoint, resume : a file that the state is written to, and whether to go on from it.
@@ -487,7 +488,9 @@ def _site_owner(
 ) -> Imputation:
     """The fit of `SiteOwner`, which any federation runs; ``table`` is what is known here."""
     if not table.family.quadratic:
-        raise SettingsError("mode 'site-owner' is for the Gaussian family (or log1p).")
+        raise SettingsError(
+            "mode 'site-owner' is for the Gaussian family (or log1p): read with family='log1p'."
+        )
     seasons = 30.0 if table.bins.unit == "month" else 0.0
     chosen = given.shape(4, 3.0, smoothing=10.0, seasonality=seasons)
     if chosen.rank == 0:

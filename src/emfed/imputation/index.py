@@ -67,7 +67,7 @@ class Index:
         for name, slope in zip(names, self.slopes, strict=True):
             own = np.array([s == name for s in self.table["stratum"]])
             labels = np.array(self.table["time"])[own]
-            x = np.array([_number(label) for label in labels])
+            x = np.array([axis_place(label) for label in labels])
             y, low, high, empty = (
                 np.asarray(self.table[c])[own] for c in ("index", "lower", "upper", "empty")
             )
@@ -248,7 +248,7 @@ def _strata(strata: Any, names: Sequence[str]) -> dict[str, IntArray]:
     return everything | {str(v): np.flatnonzero(values == v) for v in np.unique(values)}
 
 
-def _number(label: str) -> float:
+def axis_place(label: str) -> float:
     """A label on an axis of years."""
     year, month, day = (*map(int, label.split("-")), 1, 1)[:3]
     return year + (month - 1) / 12 + (day - 1) / 365.25

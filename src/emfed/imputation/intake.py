@@ -16,7 +16,7 @@ from emfed.core.configuration import check_keys
 from emfed.core.errors import DataError, EmfedWarning, SettingsError
 from emfed.imputation.bins import EPOCH, Bins, Unit, check_unit, ordinal
 from emfed.imputation.effort import Effort, fit_effort
-from emfed.imputation.families import Family, Gaussian, as_family
+from emfed.imputation.families import DEFAULT_FAMILY, Family, Gaussian, as_family
 from emfed.imputation.table import FieldTable, Grid, Intake, build_table
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class ReadSettings:
     effort : coefficients that were fitted elsewhere; left out, they are fitted to these records.
     """
 
-    family: str | Family = "log1p"
+    family: str | Family = DEFAULT_FAMILY
     bins: Unit = "month"
     since: str | None = None
     until: str | None = None

@@ -94,7 +94,9 @@ class PaperRun(Rounds):
                 f"batch must be one of {', '.join(get_args(Batch))}; got {batch!r}."
             )
         if not solver.family.quadratic or solver.structure.effects or solver.structure.smooth:
-            raise SettingsError("mode 'paper' is Gaussian, with factors alone.")
+            raise SettingsError(
+                "mode 'paper' is Gaussian (family='gaussian' or 'log1p'), with factors alone."
+            )
         ledger = Ledger(len(table.workers), table.workers)
         super().__init__(ledger, len(table.site))
         self.state = ServerState(1, 0, np.empty(0), np.empty(0))

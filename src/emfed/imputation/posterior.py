@@ -38,7 +38,10 @@ _WORK = 4e7
 """Cells times draws that a chain of the default length is worth: about ten minutes of counts."""
 _FEWEST = 40
 _NEWTON = 2
-"""Damped steps from the last mode to the one that a row is proposed about."""
+"""Damped steps from the last mode to the one that a row is proposed about; three times as many,
+if need be, where rows are tied."""
+_CLOSE = 0.01
+"""A step of Newton's below which a mode will do."""
 _PRIOR = 1.0
 """Half the number of rows that the penalty of the fit counts as, when its strength is drawn."""
 _STEP = 0.4
@@ -49,6 +52,8 @@ _WEAK = 0.3
 """The size that spare factors begin with, in units of theta."""
 _DOUBT = 2.0
 """The standard deviation of the logarithm of a strength along time, about that of the fit."""
+_LOOSE = 0.02
+"""The precision that effects of times begin with where they are tied to each other."""
 _HELD = 1e6
 """A penalty from here on holds its unknown at zero, and is not drawn."""
 _ZERO = np.zeros(1, dtype=np.int64)
@@ -102,6 +107,7 @@ class Posterior:
         self.times = np.empty((draws, columns, width), dtype=np.float32)
         before = max(_BURN_IN, draws // 2)
         for index in range(-before, draws):
+            chain.adapting = index < 0
             chain.sweep()
             if progress is not None:
                 progress("drawing for the bounds", (index + 1 + before) / (before + draws))
@@ -112,6 +118,7 @@ class Posterior:
             self.coefficients[index] = state.params.coefficients
             self.sites[index], self.times[index] = state.params.sites, state.params.times
         self.kept = chain.kept / (draws + before)
+        self.part = chain._part
 
     @property
     def count(self) -> int:
@@ -210,6 +217,8 @@ class _Chain:
         self.state = replace(self._begin)
         self._modes = [params.sites, params.times]
         self._seen = np.unique(cells.sites)
+        self._part, self.adapting = 1.0, True
+        """How far tied rows go, and whether that is still being learned."""
         self.kept = np.zeros(2)
         """Proposals of sites and of times, the share that was kept, added over sweeps."""
 
@@ -230,6 +239,10 @@ class _Chain:
         lags = dict(lags_of(structure.smoothing, structure.seasonality, columns))
         if structure.effects and columns > 3:
             lags.setdefault(1, structure.time_penalty)
+        if structure.effects and lags:
+            # Tied effects need no pull to zero but to be determined: a random walk widens with its
+            # lead, where a pulled one comes back.
+            time[-1] = min(time[-1], _LOOSE / unit)
         z = self._normals((rows + columns) * spare)
         more = z[: rows * spare].reshape(rows, spare), z[rows * spare :].reshape(columns, spare)
         params = replace(
@@ -428,12 +441,18 @@ class _Chain:
             information = side.information(family.gain(theta, sums, weights), len(rows))
             return rows + side.solve(information, side.gradient(score, rows), noise)
         mode = self._modes[which]
-        for _ in range(_NEWTON):
-            mode = newton(side, family, mode, rest, weights, sums)
+        for _ in range(_NEWTON if not side.lags else 3 * _NEWTON):
+            before, mode = mode, newton(side, family, mode, rest, weights, sums)
+            if np.abs(mode - before).max() < _CLOSE:
+                break
         self._modes[which] = mode
         gain = family.gain(rest + side.contribution(mode), sums, weights)
         information = side.information(gain, len(rows))
-        new = mode + side.solve(information, np.zeros_like(rows), noise)
+        step = side.solve(information, np.zeros_like(rows), noise)
+        # Tied rows stand or fall together: they go a part of the way where few would stand. This
+        # move is reversible for the normal about the mode, so the rule needs no other term.
+        part = self._part if side.lags else 1.0
+        new = mode + np.sqrt(1 - part**2) * (rows - mode) + part * step
 
         def value(point: FloatArray) -> FloatArray:
             """Log density less that of the proposal, by row."""
@@ -446,6 +465,9 @@ class _Chain:
         if side.lags:  # tied rows: all or none
             ratio = np.full(len(rows), ratio.sum())
             chance = np.full(len(rows), self._uniforms(1)[0])
+            if self.adapting:
+                likely = float(np.exp(min(0.0, ratio[0])))
+                self._part = float(np.clip(self._part * np.exp(0.3 * (likely - 0.4)), 0.02, 1.0))
         else:
             chance = self._uniforms(len(rows))
         keep: BoolArray = np.log(chance + 1e-300) < ratio

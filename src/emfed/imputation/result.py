@@ -124,7 +124,8 @@ class Imputation:
             return self.posterior.moments(rows, columns)
         return self._at(self.params.theta(rows, columns))
 
-    def _dense_moments(self, sites: IntArray) -> Moments:
+    def moments_of(self, sites: IntArray) -> Moments:
+        """Means and variances of theta and of the expected record, of these sites at all times."""
         return (
             self._at(self.params.dense(sites))
             if self.plain
@@ -232,7 +233,7 @@ class Imputation:
         seen = np.bincount(self.cells.times[self.cells.weights > 0], minlength=columns)
         estimate = np.zeros(columns)
         for sites in self._site_chunks():
-            estimate += self._dense_moments(sites).value.sum(axis=0)
+            estimate += self.moments_of(sites).value.sum(axis=0)
         out: dict[str, Any] = {
             "time": self.table.bins.labels(),
             "estimate": estimate,
@@ -251,7 +252,7 @@ class Imputation:
         posterior, times = self._with(draws), np.flatnonzero(~self.empty)
         estimate = np.empty(self.params.shape[0])
         for sites in self._site_chunks():
-            estimate[sites] = self._dense_moments(sites).value[:, times].sum(axis=1)
+            estimate[sites] = self.moments_of(sites).value[:, times].sum(axis=1)
         low, high = posterior.bounds(posterior.site_totals(times), level)
         names = list(self.table.sites)
         return {"site": names, "estimate": estimate, "lower": low, "upper": high}
@@ -324,7 +325,7 @@ class Imputation:
                 "records": weight,
                 "observed": np.where(seen, self.solver.family.backward(mean), np.nan),
             }
-            at = self._dense_moments(sites).ravel()
+            at = self.moments_of(sites).ravel()
             data["estimate"] = at.value
             if level is not None and not self.plain:
                 data["lower"], data["upper"] = self._bounds(at, level)

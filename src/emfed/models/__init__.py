@@ -15,6 +15,7 @@ from emfed.models.linear import LinearGaussian, Location
 from emfed.models.loadings import FactorParameters
 from emfed.models.markov import HiddenMarkov, MarkovParameters, hidden_markov
 from emfed.models.mixed import MixedMixture, MixedParameters, mixed_mixture
+from emfed.models.occupancy import Occupancy, OccupancyParameters
 from emfed.models.parameters import GaussianParameters, InverseWishart
 from emfed.models.regression import RegressionMixture, RegressionParameters, regression_mixture
 from emfed.models.row_owner import RowOwner
@@ -40,6 +41,8 @@ __all__ = [
     "GaussianParameters",
     "InverseWishart",
     "LinearGaussian",
+    "Occupancy",
+    "OccupancyParameters",
     "Location",
     "MixedMixture",
     "MixedParameters",
