@@ -203,7 +203,7 @@ def join(
         str, typer.Option(help="websocket; or flower, where the server's run.toml says so.")
     ] = "websocket",
 ) -> None:
-    """Take part with this site's rows: statistics leave, rows do not.
+    """Take part with this site's rows: masked sums of statistics leave, under the owner's rules.
 
     Runs until the run is over or until Ctrl-C, through crashes of its own and of the server. Every
     message that leaves is shown here and kept in FOLDER/messages.jsonl. The model, if the run hands

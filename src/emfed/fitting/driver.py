@@ -496,6 +496,7 @@ def result_of(run: Run, stopped: str, settings: FitSettings | None = None) -> Re
         "algorithm": run.algorithm.describe(),
         "participation": run.participation.describe(),
         "limits": {} if stop is None else {k: v for k, v in vars(stop).items() if v is not None},
+        "masks": session.masks,
     }
     return Result(
         model=run.model,

@@ -176,6 +176,11 @@ class Rounds(ABC):
         return reason
 
 
+WAITS = 10
+"""Who left a masked run cannot come back to it, so it is waited for longer: with the pauses of a
+default deployment (1, 2, 4 and 8 s an exchange) seven minutes, in which a machine restarts."""
+
+
 @final
 class Run(Rounds):
     """A run in progress: the server's state, who was accepted when, and the records so far.
@@ -403,11 +408,11 @@ class Run(Rounds):
     def gather_sum(self, request: Request) -> tuple[Replies, IntArray]:
         """The sum that a masked round tells, and who was heard of.
 
-        While some are missing there is no sum: everyone is asked again, as often as ``patience``
-        says, and then those who are missing have left.
+        While some are missing there is no sum: everyone is asked again, `WAITS` times as often as
+        ``patience`` says, and then those who are missing have left.
         """
         patience, q = self.session.patience, len(self.state.control)
-        for _ in range(1 if patience is None else patience):
+        for _ in range(1 if patience is None else WAITS * patience):
             arrived = self._exchanged(request, request)
             heard = np.union1d(arrived.workers, arrived.lost_memory)
             if self.federation.carries_bytes:  # it tells a sum of all, or of nobody

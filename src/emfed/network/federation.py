@@ -291,9 +291,11 @@ class RemoteFederation(Federation):
         self._line.transport.close()
 
     def _keep_members(self) -> None:
-        path = self._path("members")
+        path, members = self._path("members"), self.members
+        if members.roster and members.effective is None:
+            return  # the sum of the opening is not known yet: a crash begins it anew
         if path is not None:
-            self.members.save(path, self.disk)
+            members.save(path, self.disk)
 
     def attach(self, ledger: Any) -> None:
         """Charge everything to this ledger."""

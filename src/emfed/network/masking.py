@@ -18,7 +18,7 @@ of that (run, kind, round, request, set, fresh numbers), so
   that differs by fewer members than it wants a sum to have: the difference would be a sum, too.
 
 So nobody's secrets are ever revealed, and there are no shares to keep. The price: a member that
-vanishes between the two exchanges must come back, or several members are left out with it.
+vanishes must come back, or leave for good, and everybody counts how often that happens.
 """
 
 from __future__ import annotations

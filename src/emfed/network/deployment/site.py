@@ -205,7 +205,7 @@ def erase_site(folder: Path) -> int:
             for left in path.iterdir():
                 _overwrite(left)
             path.rmdir()
-        for name in ("rows.npy", ".rows.npy.new", REHEARSAL):
+        for name in ("rows.npy", ".rows.npy.new", REHEARSAL, "memory/described"):
             _overwrite(folder / name)
         words = f"the owner erased rows: the memory of {len(runs)} runs is gone"
         Journal(folder / JOURNAL).write(kind="erased", run="", round=0, bytes=0, content=words)
