@@ -37,6 +37,10 @@ EXAMPLES: dict[str, tuple[Any, Any]] = {
     "streamed": (emfed.gaussian_mixture(2, "tied", second_moment="statistic"), ROWS),
     "k-means": (emfed.k_means(3, standardised=True), ROWS),
     "linear": (emfed.models.LinearGaussian(0.4), ROWS),
+    "occupancy": (
+        emfed.models.Occupancy(2, 1),
+        [np.column_stack([t > 0, t[:, 0]]).astype(float) for t in ROWS],
+    ),
     "cells": (SiteOwner(5, 2, smoothing=1.0), [CELLS[:15], CELLS[15:]]),
     "side by side": (SideBySide((emfed.gaussian_mixture(1), emfed.gaussian_mixture(2))), ROWS),
 }  # fmt: skip

@@ -12,7 +12,9 @@ from benchmarks.field_bounds import covered, simulate
 import emfed
 from emfed.compressors import Identity
 from emfed.imputation import FAMILIES, Cells, Structure, impute
-from emfed.imputation.families import Moments, NegativeBinomial
+from emfed.imputation.families import Moments, NegativeBinomial, ZeroInflated
+from emfed.imputation.fit import settled_spread
+from emfed.imputation.lowrank import Covariates
 from emfed.imputation.posterior import Posterior
 from emfed.imputation.sweeps import Solver
 
@@ -39,6 +41,25 @@ def test_a_spread_of_counts_is_found_and_poisson_counts_have_none() -> None:
     for extra, low, high in ((1.0, 0.0, 0.08), (rng.gamma(2.0, 0.5, len(mean)), 0.35, 0.7)):
         cells = Cells(site, time, np.ones(len(site)), rng.poisson(mean * extra) * 1.0, (30, 20))
         assert low <= Posterior(fit, cells, fit.fit(cells), 0, 40).spread <= high
+
+
+def test_sure_zeros_are_found_and_do_not_lower_the_mean_of_the_others() -> None:
+    rng = np.random.default_rng(3)
+    site, time = np.indices((30, 30)).reshape(2, -1)
+    counts = rng.poisson(4.0, 900) * (rng.random(900) > 0.3) * 1.0
+    cells = Cells(site, time, np.ones(900), counts, (30, 30))
+    start = Solver(ZeroInflated(), Structure(0, 1.0, 5.0, 5.0))
+    family = settled_spread(start, cells, None)
+    assert isinstance(family, ZeroInflated)
+    assert abs(family.share - 0.3) < 0.06
+    assert family.base.spread < 0.1
+    fit = Solver(family, start.structure)
+    drawn = Posterior(fit, cells, fit.fit(cells), 0, 20).moments(site, time)
+    assert abs(np.exp(drawn.theta).mean() - 4) < 0.3
+    assert abs(drawn.value.mean() / counts.mean() - 1) < 0.06
+    low, high = family.quantiles(drawn, family.base.spread, (0.05, 0.95))
+    assert low.max() == 0
+    assert 6 <= np.median(high) <= 9
 
 
 @pytest.mark.parametrize("power", [0.0, 0.6, 1.0])
@@ -155,3 +176,19 @@ def test_the_words_of_rtrim(low: float, high: float, words: str) -> None:
     from emfed.imputation.index import trend_class
 
     assert trend_class(low, high) == words
+
+
+def test_coefficients_of_covariates_have_errors_that_fit_the_number_of_sites() -> None:
+    rng = np.random.default_rng(6)
+    height, sites, times = rng.normal(size=40), 40, 12
+    height = (height - height.mean()) / height.std()
+    theta = 1.0 + 0.6 * height + 0.5 * rng.normal(size=sites)
+    site, time = np.indices((sites, times)).reshape(2, -1)
+    counts = rng.poisson(np.exp(theta[site])) * 1.0
+    cells = Cells(site, time, np.ones(len(site)), counts, (sites, times))
+    known = Covariates(height[:, None], np.empty((times, 0)), ("site: height",))
+    solver = Solver(FAMILIES["poisson"], Structure(0), known)
+    drawn = Posterior(solver, cells, solver.fit(cells), 0, 120).coefficients[:, 0]
+    # 40 sites that differ by 0.5 tell a slope to 0.5 / sqrt(40) = 0.08.
+    assert 0.05 < drawn.std() < 0.14
+    assert abs(drawn.mean() - 0.6) < 3 * drawn.std()

@@ -339,8 +339,8 @@ def impute(
     family: Annotated[
         str | None,
         typer.Option(
-            help="poisson (the default of mode observed), negative-binomial, log1p (of the other "
-            "modes), gaussian or bernoulli."
+            help="poisson (the default of mode observed), negative-binomial, zero-inflated, log1p "
+            "(of the other modes), gaussian or bernoulli."
         ),
     ] = None,
     bins: Annotated[

@@ -90,14 +90,13 @@ class Family(ABC):
         """Half the deviance of each cell: for the Gaussian, half its weighted squared error."""
         return np.asarray(self.saturated(sums, weights) + self.loss(theta, sums, weights))
 
-    def value(self, theta: FloatArray, spread: float) -> FloatArray:
+    def value(self, theta: FloatArray, spread: float | FloatArray) -> FloatArray:
         """The expected record given theta, in the user's scale."""
         return self.mean(theta)
 
     def record_variance(self, theta: FloatArray, spread: float) -> FloatArray:
         """The variance of a record given theta, in the user's scale."""
-        mean = self.value(theta, spread)
-        return np.asarray(mean + spread * mean**2) if self.counts else self.variance(theta)
+        return self.variance(theta)
 
     @abstractmethod
     def quantiles(
@@ -194,12 +193,12 @@ class Gaussian(Family):
             return values
         return np.expm1(np.clip(values, 0.0, _LARGEST))
 
-    def value(self, theta: FloatArray, spread: float) -> FloatArray:
+    def value(self, theta: FloatArray, spread: float | FloatArray) -> FloatArray:
         """Theta; under log1p the mean of a count, which lies above the median exp(theta) - 1."""
         if self.scale == "identity":
             return theta
         # E max(exp(z) - 1, 0) of a normal z with mean theta and this variance.
-        theta, root = np.clip(theta, -_LARGEST, _LARGEST), np.sqrt(max(spread, 1e-12))
+        theta, root = np.clip(theta, -_LARGEST, _LARGEST), np.sqrt(np.maximum(spread, 1e-12))
         above = np.exp(theta + spread / 2) * ndtr((theta + spread) / root)
         return np.asarray(above - ndtr(theta / root))
 
@@ -234,11 +233,28 @@ class Gaussian(Family):
         return {"family": self.name, "scale": self.scale}
 
 
-class _Counts(Family):
+class Counts(Family):
     """Counts with intensity exp(theta) per unit of exposure."""
 
     counts = True
+    share = 0.0
+    """Of cells that are zero whatever theta is."""
     expected = "a whole number >= 0"
+
+    def in_chain(self, spread: float, power: float) -> NegativeBinomial | ZeroInflated:
+        """The likelihood of counts that vary beyond Poisson."""
+        return NegativeBinomial(spread, power)
+
+    def value(self, theta: FloatArray, spread: float | FloatArray) -> FloatArray:
+        return np.asarray((1 - self.share) * self.mean(theta))
+
+    def record_variance(self, theta: FloatArray, spread: float) -> FloatArray:
+        mean, share = self.mean(theta), self.share
+        return np.asarray((1 - share) * (mean + (spread + share) * mean**2))
+
+    def _beyond_zeros(self, tail: float) -> float:
+        """The quantile of the counts that is that of counts and sure zeros together."""
+        return max(0.0, (tail - self.share) / (1 - self.share))
 
     def cumulant(self, theta: FloatArray) -> FloatArray:
         """exp(theta)."""
@@ -278,19 +294,21 @@ class _Counts(Family):
         """
         from scipy.stats import nbinom, poisson
 
-        mean = np.maximum(at.value, 1e-9)
+        mean = np.maximum(at.value / (1 - self.share), 1e-9)
         # Var mu + E(mu + spread mu^2), less the mean, in units of the mean's square.
-        extra = spread + (1 + spread) * at.value_variance / mean**2
+        variance = at.value_variance / (1 - self.share) ** 2
+        extra = spread + (1 + spread) * variance / mean**2
         grid = [np.rint(200 * np.log(mean)), np.rint(50 * np.log(np.clip(extra, 1e-6, 1e6)))]
         # The second lies within 2^15 of zero: one integer holds the pair.
         code, place = np.unique(grid[0] * 2**16 + grid[1], return_inverse=True)
         mean = np.exp(np.rint(code / 2**16) / 200)
         extra = np.exp((code - np.rint(code / 2**16) * 2**16) / 50)
         out = []
-        for tail in tails:
+        for tail in (self._beyond_zeros(tail) for tail in tails):
             wide = nbinom.ppf(tail, 1 / extra, 1 / (1 + extra * mean))
             plain = poisson.ppf(tail, mean)
-            out.append(np.where(extra * mean > 1e-4, wide, plain)[place])
+            # The quantile at 0 is told as -1.
+            out.append(np.maximum(np.where(extra * mean > 1e-4, wide, plain), 0.0)[place])
         return out[0], out[1]
 
     def widen(self, total: FloatArray) -> FloatArray:
@@ -304,21 +322,21 @@ class _Counts(Family):
         from scipy.stats import nbinom, poisson
 
         mean = np.maximum(self.mean(theta), 1e-12)
+        uniforms = np.maximum(0.0, (uniforms - self.share) / (1 - self.share))
         if spread <= 1e-6:
-            return np.asarray(poisson.ppf(uniforms, mean), dtype=np.float64)
-        wide = nbinom.ppf(uniforms, 1 / spread, 1 / (1 + spread * mean))
-        return np.asarray(wide, dtype=np.float64)
+            return np.maximum(poisson.ppf(uniforms, mean), 0.0)
+        return np.maximum(nbinom.ppf(uniforms, 1 / spread, 1 / (1 + spread * mean)), 0.0)
 
 
 @final
-class Poisson(_Counts):
+class Poisson(Counts):
     """Counts fitted by the Poisson likelihood, whose fitted totals are the observed ones."""
 
     name = "poisson"
 
 
 @final
-class NegativeBinomial(_Counts):
+class NegativeBinomial(Counts):
     """Counts with variance mu + spread mu^2: large ones weigh less than under Poisson.
 
     A cell of weight w has mean w mu and size w^power / spread: with power 1 its records vary one by
@@ -373,6 +391,64 @@ class NegativeBinomial(_Counts):
             return loss - family.normaliser(sums, weights)
 
         return NegativeBinomial(float(np.exp(minimize_scalar(value, bounds=(-10, 4)).x)))
+
+
+@final
+class ZeroInflated(Counts):
+    """Negative binomial counts, and a share of cells that are zero whatever theta is.
+
+    A zero is a sure one with a probability that follows; the others weigh in as counts do (the
+    E-step of a mixture), so Newton's steps have a positive curvature.
+    """
+
+    name = "zero-inflated"
+
+    def __init__(self, spread: float = 1.0, power: float = 1.0, share: float = 0.1) -> None:
+        self.base, self.share = NegativeBinomial(spread, power), min(max(share, 1e-6), 0.99)
+
+    def __repr__(self) -> str:
+        return f"ZeroInflated({self.base.spread:g}, {self.base.power:g}, {self.share:g})"
+
+    def in_chain(self, spread: float, power: float) -> ZeroInflated:
+        return ZeroInflated(spread, power, self.share)
+
+    def _counted(self, theta: FloatArray, sums: FloatArray, weights: FloatArray) -> FloatArray:
+        """The probability that a cell is no sure zero."""
+        none = np.exp(-self.base.loss(theta, np.zeros_like(sums), weights))
+        inside = (1 - self.share) * none
+        return np.where(sums > 0, 1.0, inside / (self.share + inside))
+
+    def loss(self, theta: FloatArray, sums: FloatArray, weights: FloatArray) -> FloatArray:
+        plain = self.base.loss(theta, sums, weights) - np.log(1 - self.share)
+        return np.where(sums > 0, plain, -np.logaddexp(np.log(self.share), -plain))
+
+    def score(self, theta: FloatArray, sums: FloatArray, weights: FloatArray) -> FloatArray:
+        return self._counted(theta, sums, weights) * self.base.score(theta, sums, weights)
+
+    def gain(self, theta: FloatArray, sums: FloatArray, weights: FloatArray) -> FloatArray:
+        return self._counted(theta, sums, weights) * self.base.gain(theta, sums, weights)
+
+    def saturated(self, sums: FloatArray, weights: FloatArray) -> FloatArray:
+        plain = self.base.saturated(sums, weights) + np.log(1 - self.share)
+        return np.where(sums > 0, plain, 0.0)
+
+    def normaliser(self, sums: FloatArray, weights: FloatArray) -> float:
+        return self.base.normaliser(sums, weights)
+
+    def likeliest(self, theta: FloatArray, sums: FloatArray, weights: FloatArray) -> ZeroInflated:
+        """The same with the likeliest spread and share where theta is known."""
+        from scipy.optimize import minimize
+
+        def family(point: FloatArray) -> ZeroInflated:
+            return ZeroInflated(float(np.exp(point[0])), 1.0, float(expit(point[1])))
+
+        def value(point: FloatArray) -> float:
+            one = family(point)
+            return float(one.loss(theta, sums, weights).sum()) - one.normaliser(sums, weights)
+
+        first = np.array([np.log(self.base.spread), logit(self.share)])
+        bounds = ((-10, 4), (-8, 4))
+        return family(minimize(value, first, method="Nelder-Mead", bounds=bounds).x)
 
 
 @final
@@ -445,6 +521,7 @@ FAMILIES: dict[str, Family] = {
     "log1p": Gaussian("log1p"),
     "poisson": Poisson(),
     "negative-binomial": NegativeBinomial(),
+    "zero-inflated": ZeroInflated(),
     "bernoulli": Bernoulli(),
 }
 """Every family by name; ``log1p`` is the Gaussian on log(1 + count)."""

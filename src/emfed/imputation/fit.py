@@ -27,7 +27,7 @@ from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import Callback, Stop
 from emfed.imputation.cells import WARM_SWEEPS, Observed, Proximal
 from emfed.imputation.choice import Choice, Search
-from emfed.imputation.families import Family, NegativeBinomial
+from emfed.imputation.families import Family, NegativeBinomial, ZeroInflated
 from emfed.imputation.intake import read_records
 from emfed.imputation.lowrank import Cells, Covariates, Structure, TableParameters
 from emfed.imputation.paper import ALPHA, BATCH, EPOCHS, GAMMA, QUANTISER, Batch, PaperRun
@@ -405,7 +405,7 @@ def _observed(
 def settled_spread(solver: Solver, cells: Cells, warm: TableParameters | None) -> Family:
     """The family with the likeliest spread of a first fit, where its likelihood has one."""
     family = solver.family
-    if not isinstance(family, NegativeBinomial):
+    if not isinstance(family, (NegativeBinomial, ZeroInflated)):
         return family
     for _ in range(2):
         some = Solver(family, solver.structure, solver.covariates, seed=solver.seed)
@@ -436,10 +436,14 @@ def _cell(
         fresh = chosen.choice is None
         if chosen.choice is None:
             early = replace(limits, rounds=min(_PILOT_ROUNDS, limits.rounds or _PILOT_ROUNDS))
-            run.until(early, hooks, *kept)
+            stopped = run.until(early, hooks, *kept)
             known = algorithm.seen(run.state)
             search = Search(known, family, folds=given.folds, seed=seed, report=progress)
-            chosen.choice = search.choose(rank=given.rank, penalty=given.penalty, effects=False)
+            if stopped != "interrupted":
+                chosen.choice = search.choose(rank=given.rank, penalty=given.penalty, effects=False)
+            if search.interrupted or chosen.choice is None:  # the pilot's fit is what there is
+                fit = (algorithm.params(run.state), solver, known, None)
+                return _outcome(given, grid, run, "interrupted", fit)
         solver = Solver(family, chosen.choice.structure, seed=seed)
         run.algorithm = algorithm = replace(algorithm, solver=solver)
         if fresh:  # another rank or penalty, from zero: memories and what they hold stay

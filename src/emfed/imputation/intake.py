@@ -73,7 +73,8 @@ class ReadSettings:
 
     Parameters
     ----------
-    family : ``"poisson"``, ``"negative-binomial"``, ``"log1p"``, ``"gaussian"`` or ``"bernoulli"``.
+    family : ``"poisson"``, ``"negative-binomial"``, ``"zero-inflated"``, ``"log1p"``,
+        ``"gaussian"`` or ``"bernoulli"``.
     bins : ``"month"``, ``"week"`` or ``"year"``; ``"index"`` where times are whole numbers.
     since, until : dates, both included.
     bad_rows : rows that cannot be read raise a `DataError` naming their lines; ``"skip"`` counts

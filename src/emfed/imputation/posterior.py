@@ -24,7 +24,7 @@ from scipy.special import gammaincinv, ndtri
 from emfed.core.errors import DataError, check_count
 from emfed.core.protocols import BoolArray, FloatArray, IntArray
 from emfed.core.streams import Purpose, normals, uniforms
-from emfed.imputation.families import Family, Moments, NegativeBinomial
+from emfed.imputation.families import Counts, Family, Moments
 from emfed.imputation.lowrank import Cells, TableParameters
 from emfed.imputation.rows import newton, objective
 from emfed.imputation.sweeps import Solver
@@ -52,6 +52,8 @@ _WEAK = 0.3
 """The size that spare factors begin with, in units of theta."""
 _DOUBT = 2.0
 """The standard deviation of the logarithm of a strength along time, about that of the fit."""
+_RIDGE = 1e-3
+"""The precision of coefficients, as in the fit."""
 _LOOSE = 0.02
 """The precision that effects of times begin with where they are tied to each other."""
 _HELD = 1e6
@@ -155,17 +157,26 @@ class Posterior:
         nothing was ever seen theta has a long tail below, and exp(mean + variance / 2) was 9% above
         the held-out total of the wood thrush where this was 2%.
         """
-        theta = theta_of(self.params(0))
-        value = self.family.value(theta, float(self.spreads[0]))
-        means, squares = [theta, value], [np.zeros_like(theta), np.zeros_like(value)]
-        for index in range(1, self.count):
-            theta = theta_of(self.params(index))
-            both = theta, self.family.value(theta, float(self.spreads[index]))
+        family = self.family
+        means, squares = list[FloatArray](), list[FloatArray]()
+        for index in range(self.count):
+            both = [theta_of(self.params(index))]
+            if not family.quadratic:
+                both.append(family.value(both[0], float(self.spreads[index])))
             for k, new in enumerate(both):
+                if index == 0:
+                    means.append(new.astype(np.float64))
+                    squares.append(np.zeros_like(means[k]))
+                    continue
                 ahead = new - means[k]
-                means[k] = means[k] + ahead / (index + 1)
+                means[k] += ahead / (index + 1)
                 squares[k] += ahead * (new - means[k])
         spread = [square / max(1, self.count - 1) for square in squares]
+        if family.quadratic:  # normal about theta, whose mean has a closed form
+            value = family.value(means[0], spread[0] + self.spread)
+            scale = (value + 1) ** 2 * np.expm1(np.minimum(spread[0], 30.0))
+            identity = family.widen(np.full(1, 2.0))[0] == 2.0
+            return Moments(means[0], spread[0], value, spread[0] if identity else scale)
         return Moments(means[0], spread[0], means[1], spread[1])
 
     def totals(self, sites: IntArray) -> FloatArray:
@@ -217,6 +228,12 @@ class _Chain:
         self.state = replace(self._begin)
         self._modes = [params.sites, params.times]
         self._seen = np.unique(cells.sites)
+        known = params.covariates
+        self._site_covariates = known.sites.shape[1]
+        self._designs = (
+            _with_constant(known.sites, params.shape[0])[self._seen],
+            _with_constant(known.times, params.shape[1]),
+        )
         self._part, self.adapting = 1.0, True
         """How far tied rows go, and whether that is still being learned."""
         self.kept = np.zeros(2)
@@ -268,11 +285,9 @@ class _Chain:
     def _family(self) -> Family:
         """The likelihood that the rows see."""
         family = self.solver.family
-        return (
-            NegativeBinomial(self.state.spread)
-            if self.state.spread and not self._quadratic
-            else family
-        )
+        if not isinstance(family, Counts):
+            return family
+        return family.in_chain(self.state.spread, self.state.power)
 
     def _told(self) -> tuple[FloatArray, FloatArray]:
         """Weights and sums in units of the spread."""
@@ -309,10 +324,10 @@ class _Chain:
             state.spread = 1 / self._gamma(
                 _PRIOR + cells.size / 2, _PRIOR * self._begin.spread + squares / 2
             )
-        elif state.spread:
+        elif isinstance(counts := self.solver.family, Counts):
 
             def value(spread: float, power: float) -> float:
-                family = NegativeBinomial(spread, power)
+                family = counts.in_chain(spread, power)
                 loss = float(family.loss(theta, cells.sums, cells.weights).sum())
                 inner = family.normaliser(cells.sums, cells.weights)
                 return inner - loss - spread + np.log(spread)  # an exponential prior, of mean 1
@@ -387,7 +402,7 @@ class _Chain:
         design = np.ones((cells.size, 1 + len(params.coefficients)))
         if len(params.coefficients):
             design[:, 1:] = params.covariates.design(cells.sites, cells.times)
-        ridge = np.diag([1e-9, *[1e-3] * len(params.coefficients)])
+        ridge = np.diag([1e-9, *[_RIDGE] * len(params.coefficients)])
         here = np.concatenate([[params.offset], params.coefficients])
         mode = here
         for _ in range(1 if family.quadratic else _NEWTON):
@@ -475,22 +490,42 @@ class _Chain:
         return np.where(keep[:, None], new, rows)
 
     def _shift(self) -> None:
-        """Exact moves along which the cells tell nothing: between the offset and mean effects.
+        """Exact moves along which the cells tell nothing: between offset, coefficients and effects.
 
-        Without them the offset creeps, a cell's error at a time.
+        Without them offset and coefficients creep, and their errors come out too small.
         """
         state, params = self.state, self.state.params
         if not params.effects:
             return
-        sites, times, offset = params.sites.copy(), params.times.copy(), params.offset
-        z = self._normals(2)
-        ridge = state.site_ridge[-1] * len(self._seen)
-        by = float(sites[self._seen, -1].mean() + z[0] / np.sqrt(ridge))
-        sites[self._seen, -1] -= by
-        offset += by
-        by = float(times[:, -1].mean() + z[1] / np.sqrt(state.time_ridge[-1] * len(times)))
-        times[:, -1] -= by
-        state.params = replace(params, offset=offset + by, sites=sites, times=times)
+        sites, times, split = params.sites.copy(), params.times.copy(), self._site_covariates
+        offset, beta = params.offset, params.coefficients.copy()
+        side = Side.penalty(state.site_ridge[-1:])
+        by = self._along(side, sites[self._seen, -1:], self._designs[0], beta[:split])
+        sites[self._seen, -1] -= self._designs[0] @ by
+        offset, beta[:split] = offset + float(by[0]), beta[:split] + by[1:]
+        ties = tuple((lag, np.asarray(strength)[-1:]) for lag, strength in state.lags)
+        side = Side.penalty(state.time_ridge[-1:], ties)
+        by = self._along(side, times[:, -1:], self._designs[1], beta[split:])
+        times[:, -1] -= self._designs[1] @ by
+        offset, beta[split:] = offset + float(by[0]), beta[split:] + by[1:]
+        state.params = replace(params, offset=offset, sites=sites, times=times, coefficients=beta)
+
+    def _along(
+        self, side: Side, effects: FloatArray, design: FloatArray, beta: FloatArray
+    ) -> FloatArray:
+        """How much of the effects goes to (1, covariates): normal, by the prior of the effects."""
+        ridge = np.diag([1e-9, *[_RIDGE] * len(beta)])
+        pulled = np.concatenate([side.pull(column[:, None]) for column in design.T], axis=1)
+        precision = design.T @ pulled + ridge
+        right = pulled.T @ effects[:, 0] - ridge @ np.concatenate([[0.0], beta])
+        noise = np.linalg.solve(np.linalg.cholesky(precision).T, self._normals(len(precision)))
+        return np.asarray(np.linalg.solve(precision, right) + noise)
+
+
+def _with_constant(covariates: FloatArray, count: int) -> FloatArray:
+    """(1, covariates) of each row."""
+    own = covariates if len(covariates) == count else np.empty((count, 0))
+    return np.concatenate([np.ones((count, 1)), own], axis=1)
 
 
 def _log_determinant(count: int, strengths: FloatArray, lags: list[int]) -> float:

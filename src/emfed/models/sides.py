@@ -48,7 +48,7 @@ class Side:
     """Penalised differences between rows: (lag, penalty), one penalty or one for each column."""
 
     @classmethod
-    def penalty(cls, ridge: FloatArray, lags: tuple[tuple[int, float], ...] = ()) -> Side:
+    def penalty(cls, ridge: FloatArray, lags: tuple[tuple[int, Strength], ...] = ()) -> Side:
         """What rows are tied to, without cells: for normal equations that come from elsewhere."""
         none: IntArray = np.empty(0, dtype=np.int64)
         return cls(none, none, np.zeros((1, len(ridge))), True, ridge, lags)
