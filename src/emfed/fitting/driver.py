@@ -406,7 +406,7 @@ def _finished(
 
 
 def _without_empty(result: Result, remarks: list[str]) -> Result:
-    """Components that explain no row look like all rows together, with a trace of weight.
+    """Components that explain no row are copies of the heaviest, with a trace of weight.
 
     Nothing but noise says where they are. A mean outside the data would be no answer.
     """
