@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -34,6 +34,7 @@ from emfed.core.registry import plain
 from emfed.data.workers import as_workers
 from emfed.fitting.candidates import Candidates
 from emfed.fitting.climbing import Climb
+from emfed.fitting.progress import progress
 from emfed.fitting.rounds import Run, remembered
 from emfed.fitting.selection import (
     Selection,
@@ -405,7 +406,7 @@ def _finished(
 
 
 def _without_empty(result: Result, remarks: list[str]) -> Result:
-    """Components that explain no row look like all rows together, with a trace of weight.
+    """Components that explain no row are copies of the heaviest, with a trace of weight.
 
     Nothing but noise says where they are. A mean outside the data would be no answer.
     """
@@ -585,6 +586,7 @@ def fit(
     threads: int | None = None,
     device: Any | None = None,
     precision: Precision = "double",
+    verbose: bool = False,
     **settings: Any,
 ) -> Result:
     """Fit a model on the rows of many workers, in this process or wherever they are.
@@ -607,6 +609,7 @@ def fit(
     threads : of the linear algebra.
     device, precision : ``"cuda"`` puts the rows on a GPU, or streams them to it where they do not
         fit: answers agree with numpy's to rounding or, with ``precision="fast"``, to six digits.
+    verbose : whether a bar on stderr shows rounds, bytes and the time that may be left.
     **settings : all other fields of `FitSettings`: ``n_components``, ``start``, ``n_init``,
         ``participation``, ``weights``, ``tol``, ``rounds``, ``seed``, ``scores``, ...
 
@@ -638,8 +641,21 @@ def fit(
     with (
         threads_of(threads),
         federation_of(federation, data, groups, sample_weight, device, precision) as network,
+        shown(given, watch, verbose) as watched,
     ):
-        return warned(run_fit(given, network, watch)).result
+        return warned(run_fit(given, network, watched)).result
+
+
+@contextlib.contextmanager
+def shown(
+    settings: FitSettings, watch: Watch, verbose: bool, title: str = "fit"
+) -> Iterator[Watch]:
+    """Who looks at a fit, with a bar beside them where the user wants one."""
+    if not verbose:
+        yield watch
+        return
+    with progress(settings, title, always=True) as show:
+        yield replace(watch, callbacks=(show, *watch.callbacks))
 
 
 def warned(fitted: Fitted, stacklevel: int = 3) -> Fitted:
@@ -661,6 +677,7 @@ def select_components(
     threads: int | None = None,
     device: Any | None = None,
     precision: Precision = "double",
+    verbose: bool = False,
     **settings: Any,
 ) -> Selection:
     """Fit a mixture with each number of components in one run, and choose by BIC, ICL or AIC.
@@ -683,8 +700,9 @@ def select_components(
     with (
         threads_of(threads),
         federation_of(federation, data, groups, sample_weight, device, precision) as network,
+        shown(given, watch, verbose) as watched,
     ):
-        fitted = warned(run_fit(given, network, watch))
+        fitted = warned(run_fit(given, network, watched))
     if fitted.selection is None:  # one number alone was left to try
         assert given.numbers is not None
         k = given.numbers[0]
