@@ -484,11 +484,13 @@ def answer_network(console: Console) -> list[dict[str, Any]]:
         console.print(
             {k: round(v) if isinstance(v, float) and v > 1 else v for k, v in row.items()}
         )
-    names = ("rounds", "envelopes", "transport", "handshake", "wire", "float32", "bound")
-    headings = ("set", "nats", "way", "number", "opening", "start", *names)
+    names = ("opening", "start", "rounds", "envelopes", "ledger", "transport", "wire")
+    others = ("float32 rounds", "float32", "Flower", "bound")
+    headings = ("set", "nats", "way", "runs", "number", *names, *others)
     lines = [
         tuple(
-            f"{v:,.0f}" if isinstance(v := row[h], float) and h != "nats" else v for h in headings
+            f"{v:,.0f}" if isinstance(v := row.get(h, ""), float) and h != "nats" else v
+            for h in headings
         )
         for row in rows
     ]

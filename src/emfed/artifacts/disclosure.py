@@ -41,8 +41,9 @@ WORDS = {
     "start": (
         "start",
         "before the first round",
-        "what finds a start: sums and counts of clusters of the site's rows (k-means), or its "
-        "exact statistics at the starting parameters",
+        "what finds a start: shares and means of clusters of the site's own rows (merge), sums and "
+        "counts of its rows in common clusters (k-means), or its exact statistics at the starting "
+        "parameters",
     ),
     "round": (
         "rounds",

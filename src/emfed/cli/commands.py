@@ -33,7 +33,7 @@ NAMES = {
     "covariance_type": ("full", "diag", "spherical", "tied"),
     "algorithm": ("auto", "em", "FedEM", "VR-FedEM"),
     "weights": ("samples", "uniform"),
-    "start": ("auto", "k-means", "moments"),
+    "start": ("auto", "merge", "k-means", "moments"),
 }
 """Options that are one of a few words."""
 
@@ -211,8 +211,9 @@ def fit(
         str,
         typer.Option(
             metavar="NAME",
-            help="k-means (cluster sums and counts), moments (the spread of all data), or auto: "
-            "k-means where the model can. None chooses rows.",
+            help="merge (clusters of each worker's own rows), k-means (cluster sums and counts), "
+            "moments (the spread of all data), or auto: k-means where the model can, and merge "
+            "beside it where several starts compete. None chooses rows.",
             autocompletion=_complete("start"),
             rich_help_panel=ALGORITHM,
         ),

@@ -698,7 +698,8 @@ class Federation(ABC):
     @abstractmethod
     def scores(self, question: Question) -> FloatArray:
         """Each worker's scores, ``(size, 4)`` and its shares of components, or what it says to a
-        question for validation, ``(size, 6)``; NaN: none came."""
+        question for validation, ``(size, 6)``, or its own clusters with the bytes that they took;
+        NaN: none came."""
 
     @abstractmethod
     def worker_rows(self) -> tuple[IntArray, Rows]:

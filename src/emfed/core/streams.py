@@ -52,6 +52,7 @@ class Purpose(IntEnum):
     SEEDING = 42
     POINTS = 43
     SKETCH = 44
+    CLUSTERS = 45
     NETWORK_FAULTS = 60
 
 

@@ -400,8 +400,8 @@ def _finished(
         if scores is not None and np.isfinite(scores[:, 0]).all():
             likelihood = float(session.weights @ scores[:, 0])
     if likelihood is None and settings.likelihood:
-        view, params = of_part(session, place, result)
-        likelihood = float(session.ask("values", view, params, "closing")[0, 0])
+        view = main_view(session, (place,), False)
+        likelihood = float(session.ask("values", view, result.statistics, "closing")[0, 0])
     return Fitted(result, selection, likelihood)
 
 
@@ -424,12 +424,6 @@ def _without_empty(result: Result, remarks: list[str]) -> Result:
     return replace(result, statistics=statistics, params=params)
 
 
-def of_part(session: Session, part: int, result: Result) -> tuple[View, Any]:
-    """The view of one candidate, and the parameters of its result, as a question takes them."""
-    view, params = main_view(session, (part,), False), result.model.maximize(result.statistics)
-    return view, SideBySideParameters((params,)) if view.parts is not None else params
-
-
 def _place(selection: Selection | None, settings: FitSettings, parts: tuple[int, ...]) -> int:
     """Where the chosen candidate stands in the run's model."""
     if selection is None or settings.numbers is None:
@@ -447,7 +441,7 @@ def part_of(whole: Result, session: Session, part: int, statistics: FloatArray) 
 def with_scores(result: Result, session: Session, part: int, remarks: list[str]) -> Result:
     """The result with how well it fits each worker: parameters to everyone, four numbers back."""
     assert result.facts is not None
-    told = session.scores(*of_part(session, part, result))
+    told = session.scores(main_view(session, (part,), False), result.statistics)
     silent = np.flatnonzero(session.attendance.here & np.isnan(told[:, 0]))
     if len(silent):
         remarks.append(

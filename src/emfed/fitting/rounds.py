@@ -311,7 +311,9 @@ class Run(Rounds):
 
     def ask(self, kind: Literal["statistics", "values"], purpose: str = "question") -> FloatArray:
         """What everyone says at T(S): exact statistics, or values of each part."""
-        return self.session.ask(kind, self.view, self.params, purpose)
+        exact = self.view.watched or kind == "statistics" or purpose == "monitor"
+        at = self.params if exact else self.state.statistics
+        return self.session.ask(kind, self.view, at, purpose)
 
     def ask_before(self, statistics: FloatArray) -> FloatArray:
         """Values of each part at the statistics of the last round, which who answered it knows."""

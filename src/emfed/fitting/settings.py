@@ -33,7 +33,7 @@ is |H|^2 over the share of it that one step of EM closes."""
 PATIENCE = 3
 """Rounds in a row that a worker may miss. The memory of an absent worker is a constant force: of
 three sites one that left after round 3 ends the run at -19.6 nats a row in place of -3.69."""
-STARTS = ("auto", "k-means", "moments", "points")
+STARTS = ("auto", "merge", "k-means", "moments", "points")
 
 
 @final
@@ -50,8 +50,10 @@ class FitSettings:
     algorithm : ``"auto"`` (the pooled answer for few bytes; alone, EM with long steps), ``"em"``,
         ``"FedEM"``, ``"VR-FedEM"``, or an `Algorithm`.
     follow_em : with ``"auto"``, take little noise and no momentum, and so end where EM ends.
-    start : parameters in the user's units, or how to find them: ``"auto"`` (k-means where the model
-        has clusters), ``"k-means"``, ``"moments"`` or ``"points"`` (rows leave their workers).
+    start : parameters in the user's units, or how to find them: ``"merge"`` (workers' own clusters
+        are merged), ``"k-means"`` (of all rows, by sums alone), ``"moments"``, ``"points"`` (rows
+        leave their workers), or ``"auto"``: k-means where the model has clusters, against which
+        merged starts compete if ``n_init`` is above 1; else moments.
     n_init : starts that compete; the best is kept.
     start_statistics : whether S_0 is the ``"expected"`` statistics at given parameters (the paper)
         or what ``"parameters"`` imply, which sends nothing.

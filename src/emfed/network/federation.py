@@ -62,12 +62,14 @@ from emfed.core.wire import (
     steps_size,
 )
 from emfed.models import build_model
-from emfed.models.binding import Bound, extra_owners, flatten, flatten_params
+from emfed.models.binding import Bound, extra_owners, flatten, told_parameters
+from emfed.models.clusters import Buckets
 from emfed.network import texts
 from emfed.network.connection import Connection, logger
 from emfed.network.inprocess import answer_width
 from emfed.network.masking import SMALLEST_SET, encode_members, encode_roster
 from emfed.network.membership import Members, RollCall, new_run
+from emfed.network.own_clusters import decode_clusters
 from emfed.network.plausible import impossible_statistics, impossible_upload
 from emfed.network.prices import first_question
 from emfed.network.scoring import SCORES
@@ -257,7 +259,7 @@ class RemoteFederation(Federation):
     def _add_up_opening(self) -> None:
         """The number of rows and the summary of all who are here, from one masked sum."""
         members, shapes = self.members, self.members.shapes
-        body, asked = encode_question("opening", {}, np.empty(0)), opening_shape(shapes)
+        body, asked = encode_question("opening", {}, b""), opening_shape(shapes)
         who, sums = self._ask_all("opening", body, (), asked)
         width = int(np.prod(shapes.get("mean", (0,))))
         owners = extra_owners(build_model(members.description), width).tolist()
@@ -739,7 +741,7 @@ class RemoteFederation(Federation):
     def _hear(self, question: Question, width: int) -> dict[int, FloatArray]:
         """Everyone's answer, by number; raises unless enough came."""
         assert self._bound is not None
-        view, values = question.view.describe(), flatten_params(question.params)
+        view, values = question.view.describe(), told_parameters(question)
         informed = set() if question.informed is None else {*question.informed.tolist()}
         whole, short = (encode_question(question.kind, view, v) for v in (values, values[:0]))
         self._question += 1
@@ -789,7 +791,10 @@ class RemoteFederation(Federation):
                 waiting.discard(key)
             elif kind is Kind.ANSWER and key in waiting:
                 try:
-                    told = decode_floats(body, width)
+                    if isinstance(model, Buckets):
+                        told = np.append(decode_clusters(body, model, number), len(body))
+                    else:
+                        told = decode_floats(body, width)
                     exact = question.kind == "statistics"
                     if why := impossible_statistics(model, told) if exact else "":
                         self._line.dismiss(key, why)
@@ -809,8 +814,8 @@ class RemoteFederation(Federation):
         assert self._bound is not None
         width = answer_width(question, self._bound.view(question.view))
         if self.masks:
-            view, values = question.view.describe(), flatten_params(question.params)
-            body = encode_question(question.kind, view, values)
+            view = question.view.describe()
+            body = encode_question(question.kind, view, told_parameters(question))
             _, sums = self._ask_all(question.purpose, body, (Kind.CONSTANTS,), answer_shape(width))
             return from_fixed(sums[0])[0]
         found = self._hear(question, width)
@@ -822,12 +827,12 @@ class RemoteFederation(Federation):
         """Each worker's own answer; NaN for what a model cannot tell and who did not answer."""
         assert self._bound is not None
         width = answer_width(question, self._bound.view(question.view))
-        out = np.full((self.size, max(width, SCORES)), np.nan)
+        out = np.full((self.size, max(width, SCORES) + (question.kind == "clusters")), np.nan)
         if self.masks:  # nobody's own, and so everybody's mean
             out[:, :width] = self.ask(question, np.empty(0))
             return out
         for number, values in self._hear(question, width).items():
-            out[number, :width] = values
+            out[number, : len(values)] = values
         return out
 
     # Worker state stays with the workers.

@@ -38,9 +38,11 @@ from emfed.data.sources import chunks
 from emfed.data.tables import Piece, Workers, apart
 from emfed.data.workers import WorkerData, with_columns
 from emfed.models.binding import Bound, rounded_opening
+from emfed.models.clusters import Buckets
 from emfed.models.devices import Ragged
 from emfed.models.naming import rows_named
 from emfed.models.side_by_side import SideBySide
+from emfed.network.own_clusters import clusters_of, clusters_width
 from emfed.network.scoring import scores_of, scores_width
 from emfed.network.validation import VALIDATION, LeftOut, validation_of
 
@@ -235,6 +237,8 @@ def answer_width(question: Question, model: Model) -> int:
         return scores_width(model)
     if question.kind == "validation":
         return VALIDATION
+    if isinstance(model, Buckets):
+        return clusters_width(model)
     return 2 * (len(model.models) if isinstance(model, SideBySide) else 1)
 
 
@@ -477,10 +481,12 @@ class InProcessFederation(Federation):
 
     @final
     def scores(self, question: Question) -> FloatArray:
-        """How well the model fits each worker's rows, or rows that it was not fitted to."""
-        model = self._bound.view(question.view)
+        """How well the model fits each worker's rows, or others; or its own clusters."""
+        model, numbers = self._bound.view(question.view), self.everyone + self.first
+        if isinstance(model, Buckets):
+            return clusters_of(model, self.data, numbers, question.view.smallest)
         if question.kind == "validation":
-            numbers, total = self.everyone + self.first, float(self._bound.constants[0])
+            total = float(self._bound.constants[0])
             return validation_of(model, question.params, self.data, numbers, total)
         pieces = _whole(self.pieces(self.data, self.everyone), False)
         return scores_of(model, question.params, pieces, self.size)

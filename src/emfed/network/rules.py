@@ -69,6 +69,8 @@ class SiteRules:
     one takes part in. ``largest_changes``: how often, over all runs, the sites that it adds up with
     may change.
     ``ask_first``: whether `emfed join` asks the owner about each fit before it answers a server.
+    ``own_clusters``: whether the site tells clusters of its own rows, with ``smallest_group`` rows
+    each or 10, where a run without masks merges everybody's for its start.
     """
 
     smallest_rows: int = 10
@@ -85,6 +87,7 @@ class SiteRules:
     smallest_set: int = 3
     largest_changes: int | None = 1
     ask_first: bool = False
+    own_clusters: bool = True
 
     def __post_init__(self) -> None:
         check_count("smallest_rows", self.smallest_rows)
@@ -95,7 +98,7 @@ class SiteRules:
                 check_count(name, getattr(self, name), 1 if name in counts else 0)
         if self.largest_step is not None:
             check_range("largest_step", self.largest_step, 0, np.inf, open_low=True)
-        for name in ("any_columns", "mini_batches", "unmasked", "ask_first"):
+        for name in ("any_columns", "mini_batches", "unmasked", "ask_first", "own_clusters"):
             if type(getattr(self, name)) is not bool:
                 raise SettingsError(f"{name} must be true or false; got {getattr(self, name)!r}.")
         if self.models is not None:

@@ -50,6 +50,7 @@ from emfed.core.wire import (
     decode_constants,
     decode_count,
     decode_end,
+    decode_floats,
     decode_question,
     decode_request,
     decode_text,
@@ -61,6 +62,7 @@ from emfed.core.wire import (
     encode_reply,
     fingerprint,
     inflate,
+    is_grid,
     is_short,
     peek,
     read_json,
@@ -92,6 +94,7 @@ from emfed.network.inprocess import (
     narrow,
 )
 from emfed.network.masking import Identity, RunKeys, decode_roster, encode_roster
+from emfed.network.own_clusters import SMALLEST, encode_clusters
 from emfed.network.rules import GuardedRows, Journal, Refusal, SiteRules, counts_named
 from emfed.network.scoring import falls_short, scores_of, scores_width
 from emfed.network.self_check import MISFIT, first_rows, suspicions
@@ -573,8 +576,17 @@ class Site:
         if kind == "opening":
             return self._opening(header, joined)
         model, data = self._model(joined, _view(described)), self._rows(joined)
-        if len(numbers):
-            params = unflatten_params(numbers, model.start(0))
+        if kind == "clusters" and masked:
+            raise Refusal(Reason.REFUSED, "clusters are one site's own: masked runs do without.")
+        if kind == "clusters":
+            return self._own_clusters(model, joined, data)
+        if is_grid(numbers):
+            statistics = decode_floats(numbers, model.layout.size)
+            if not model.inside(statistics):
+                raise WireError("a question at statistics that no rows have.")
+            params = model.maximize(statistics)
+        elif numbers:
+            params = unflatten_params(decode_floats(numbers), model.start(0))
         else:  # those of the last round, which a site knows as long as its disk does
             state, view = store.state() if joined.phase else None, _view(described)
             now = state is not None and state.phase == joined.phase
@@ -601,6 +613,18 @@ class Site:
             weight = self._share(joined, data)
             return self._ready(header, b"question" + asked, asked, [to_fixed(values, weight)], note)
         return Kind.ANSWER, encode_floats(values), note
+
+    def _own_clusters(self, model: Model, joined: Joined, data: Workers) -> tuple[Kind, bytes, str]:
+        """Clusters of these rows alone; an empty answer where the owner or a stream has none."""
+        if not isinstance(model, Buckets):
+            raise WireError("a question about clusters names a view of them.")
+        if data.streaming or not self.rules.own_clusters:
+            return Kind.ANSWER, b"", "no clusters of its own: nothing"
+        self._spend(chosen=False)
+        smallest = max(model.inner.smallest, self.rules.smallest_group or SMALLEST)
+        told = encode_clusters(model, data, 0, joined.number, smallest)
+        note = f"at most {model.most} clusters of its rows, none with fewer than {smallest}"
+        return Kind.ANSWER, told, f"{note}: shares and means in {len(told)} bytes"
 
     def _opening(self, header: Header, joined: Joined) -> tuple[Kind, bytes, str]:
         """What the summary of all rows follows from, to be added up."""
