@@ -86,7 +86,8 @@ class Evening:
         told = rotate_site_key(self.deployment.folder / f"{name}.key")
         take_rotation(self.deployment.keys, told)
         current = self.deployment.keys / "sites" / f"{name}.pub"
-        shutil.copyfile(current, self.deployment.folder / f"{name}.pub")
+        for place in (self.deployment.folder, self.deployment.folder / "roster"):  # all pin it
+            shutil.copyfile(current, place / f"{name}.pub")
         return name
 
     def restored_server(self) -> str:

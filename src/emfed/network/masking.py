@@ -81,7 +81,10 @@ class Identity:
         mine = read_private_key(key)
         known = found.get(key.stem)
         if known is not None and known != mine.public_key():
-            raise SettingsError(f"{roster} holds another key of {key.stem} than {key}.")
+            raise SettingsError(
+                f"{roster} holds another key of {key.stem} than {key}: after a new key was made, "
+                f"say `emfed keys roster {key.stem}.pub --replace` here and at every other site."
+            )
         if len(found) < SMALLEST_SET:
             raise SettingsError(
                 f"{roster} holds {len(found)} public keys; a sum needs at least {SMALLEST_SET} "
