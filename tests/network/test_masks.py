@@ -240,3 +240,33 @@ def test_keys_are_pinned_with_the_digest_that_was_read_out_and_not_exchanged(
         pin_keys([other], tmp_path / "roster", digest, replace=True)
     assert roster_digest(pin_keys([], tmp_path / "roster")) == digest  # nothing was written
     assert roster_digest(pin_keys([other], tmp_path / "roster", replace=True)) != digest
+
+
+@pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
+def test_a_process_that_is_killed_leaves_a_masked_run_to_the_others(tmp_path: Path) -> None:
+    """Real processes over TLS and the default rules: four sites, one gone after round 3."""
+    tables, children = {f"s{i}": t for i, t in enumerate(TABLES.values())}, dict[str, Any]()
+    with real_sites(tables, tmp_path, children, masked=True) as transport:
+        transport._absent = 0.2  # seconds that a question waits for a site that went away
+
+        def leave(record: emfed.fitting.RoundRecord) -> None:
+            if record.round == 3:
+                children["s1"].kill()
+                children["s1"].wait()
+
+        served = emfed.fitting.serve(
+            emfed.gaussian_mixture(2, "tied"),
+            "em",
+            transport,
+            tmp_path / "server",
+            attempts=2,
+            pause=0.01,
+            callbacks=[leave],
+            tol=1e-9,
+            rounds=300,
+        )
+    result = served.result
+    np.testing.assert_array_equal(result.worker_weights > 0, [True, False, True, True])
+    others = [table for name, table in tables.items() if name != "s1"]
+    right = emfed.fit(emfed.gaussian_mixture(2, "tied"), others, "em", start=result.params)
+    np.testing.assert_allclose(told(result), told(right), atol=1e-3)

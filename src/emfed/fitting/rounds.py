@@ -176,9 +176,10 @@ class Rounds(ABC):
         return reason
 
 
-WAITS = 10
-"""Who left a masked run cannot come back to it, so it is waited for longer: with the pauses of a
-default deployment (1, 2, 4 and 8 s an exchange) seven minutes, in which a machine restarts."""
+WAITS, WAIT_SECONDS = 10, 420.0
+"""Who left a masked run cannot come back to it, so it is waited for longer: ten times as many
+exchanges, but no more than ``patience`` of them after seven minutes, in which a machine restarts.
+The pauses of a default deployment are 1, 2, 4 and 8 s an exchange, so both come to the same."""
 
 
 @final
@@ -410,11 +411,14 @@ class Run(Rounds):
     def gather_sum(self, request: Request) -> tuple[Replies, IntArray]:
         """The sum that a masked round tells, and who was heard of.
 
-        While some are missing there is no sum: everyone is asked again, `WAITS` times as often as
-        ``patience`` says, and then those who are missing have left.
+        While some are missing there is no sum: everyone is asked again, as often as ``patience``
+        says and for some minutes, and then those who are missing have left.
         """
         patience, q = self.session.patience, len(self.state.control)
-        for _ in range(1 if patience is None else WAITS * patience):
+        began = time.monotonic()
+        for attempt in range(1 if patience is None else WAITS * patience):
+            if attempt >= (patience or 1) and time.monotonic() - began > WAIT_SECONDS:
+                break
             arrived = self._exchanged(request, request)
             heard = np.union1d(arrived.workers, arrived.lost_memory)
             if self.federation.carries_bytes:  # it tells a sum of all, or of nobody
