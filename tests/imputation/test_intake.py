@@ -89,7 +89,7 @@ def test_exposure_is_the_weight_of_poisson_counts() -> None:
     table = read_records(data, Columns(exposure="hours"), family="poisson")
     assert table.pooled.weights.sum() == pytest.approx(6.0)
     with pytest.raises(emfed.SettingsError, match="exposure goes with families of counts"):
-        read_records(data, Columns(exposure="hours"))
+        read_records(data, Columns(exposure="hours"), family="log1p")
     bad = data.with_columns(hours=pl.Series([1.0, 0.0, 2.0, 1.5, 1.0]))
     with pytest.raises(emfed.DataError, match=r"row 1: the exposure is not a number > 0 \(got 0.0"):
         read_records(bad, Columns(exposure="hours"), family="poisson")

@@ -142,7 +142,9 @@ def test_site_owner_names_a_site_with_two_owners() -> None:
 
 def test_oystercatchers_by_site_owners(data_dir: Path) -> None:
     whole = read_records(
-        data_dir / "oystercatcher_monthly.csv.gz", Columns(date=("year", "month"), observer=None)
+        data_dir / "oystercatcher_monthly.csv.gz",
+        Columns(date=("year", "month"), observer=None),
+        family="log1p",
     )
     table, held = whole.regroup(10, 0).split(0.1, 0)
     result = impute(table, mode="site-owner", rounds=60)

@@ -202,7 +202,9 @@ def test_five_kilobytes_a_worker_at_the_paper_s_size() -> None:
 
 def test_oystercatchers_reach_the_pooled_error(data_dir: Path) -> None:
     whole = read_records(
-        data_dir / "oystercatcher_monthly.csv.gz", Columns(date=("year", "month"), observer=None)
+        data_dir / "oystercatcher_monthly.csv.gz",
+        Columns(date=("year", "month"), observer=None),
+        family="log1p",
     )
     structure = Structure(6, 5.5, 0.1, 0.1, smoothing=10.0, seasonality=30.0)
     for seed in (0, 1):

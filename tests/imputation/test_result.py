@@ -160,6 +160,7 @@ def test_new_dates_follow_the_season_or_are_refused() -> None:
     yearly = read_records(
         pl.DataFrame({"observer": ["a"], "site": ["b"], "date": ["2000"], "count": [1]}),
         bins="year",
+        family="log1p",
     )
     with pytest.raises(emfed.DataError, match="one column a month, these records one a year"):
         result.transform(yearly)
@@ -194,6 +195,7 @@ def test_wood_thrush_is_ten_percent_better_than_additive(data_dir: Path) -> None
         emfed.imputation.Columns(date="year"),
         bins="year",
         groups=40,
+        family="log1p",
     )
     table, held = birds.split(0.1, 0)
     result = impute(table, structure=Structure(6, 6.0, 0.1, 0.1, smoothing=30.0), rounds=8)
