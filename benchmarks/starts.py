@@ -30,9 +30,15 @@ def tables() -> Iterator[tuple[str, np.ndarray, int, np.ndarray]]:
         yield name, rows[::every], 4, groups[::every]
 
 
+def unit_of(rows: np.ndarray, kind: str) -> np.ndarray:
+    """What rows are divided by for scikit-learn: a spherical model has one unit for all columns."""
+    spread = rows.std(axis=0)
+    return np.full_like(spread, np.sqrt((spread**2).mean())) if kind == "spherical" else spread
+
+
 def peer(rows: np.ndarray, k: int, kind: str, seed: int, n_init: int = 1) -> Any:
     """scikit-learn's mixture of standardised rows, and what to add to its scores."""
-    unit = rows.std(axis=0)
+    unit = unit_of(rows, kind)
     found = GaussianMixture(
         k, covariance_type=kind, n_init=n_init, tol=1e-5, max_iter=1000, random_state=seed
     )
@@ -55,7 +61,7 @@ def _gaps(rows: np.ndarray, k: int, kind: str, groups: Any, seeds: int) -> dict[
     theirs = []
     for seed in range(PEERS):
         found, shift = peer(rows, k, kind, seed)
-        theirs.append(found.score(rows / rows.std(axis=0)) + shift)
+        theirs.append(found.score(rows / unit_of(rows, kind)) + shift)
     out: dict[str, Any] = {"sklearn, one start": float(max(theirs) - np.median(theirs))}
     for label, held in (("alone", None), ("workers", groups)):
         gaps = []
@@ -87,7 +93,7 @@ def bench_counts(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 found = [peer(rows, k, kind, seed) for seed in range(PEERS)]
-                best = max(p.score(rows / rows.std(axis=0)) + shift for p, shift in found)
+                best = max(p.score(rows / unit_of(rows, kind)) + shift for p, shift in found)
                 for seed in range(seeds):
                     case = {"data": name, "covariance": kind, "k": k, "seed": seed}
                     yield case | _ended(rows, groups, kind, k, seed, best)
@@ -134,7 +140,7 @@ def bench_choice(seeds: int = 3, kinds: tuple[str, ...] = ("full", "diag")) -> I
 
 
 def _choice(rows: np.ndarray, kind: str, groups: Any, seeds: int) -> dict[str, Any]:
-    unit, n = rows.std(axis=0), len(rows)
+    unit, n = unit_of(rows, kind), len(rows)
     theirs, ours, alone, ledgers = [], [], [], []
     for seed in range(seeds + 1):
         bics = {}

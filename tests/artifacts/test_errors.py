@@ -173,11 +173,11 @@ def test_an_estimator_has_a_summary_with_the_names_of_its_columns() -> None:
 
 @pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
 def test_bounds_of_coefficients_and_transitions_cover_the_truth() -> None:
-    """Forty tables each: 90% bounds of what other families have, within four deviations."""
+    """15 tables each: 90% bounds of what other families have, within four deviations."""
     rng = np.random.default_rng(8)
     line = emfed.models.RegressionParameters([0.6, 0.4], [0.0, 2.0], [[1.0], [-1.0]], [0.25, 0.25])
     stay, hits, steps = np.array([0.8, 0.7]), [], []
-    for _ in range(40):
+    for _ in range(15):
         x, which = rng.normal(size=200), (rng.random(200) < 0.4).astype(int)
         y = line.intercepts[which] + line.coefficients[which, 0] * x + 0.5 * rng.normal(size=200)
         model, rows = emfed.regression_mixture(2), np.column_stack([x, y])
@@ -198,4 +198,4 @@ def test_bounds_of_coefficients_and_transitions_cover_the_truth() -> None:
         value, error = fitted.errors_of(lambda p: np.diagonal(p.transitions))
         steps.append(np.abs(value - stay) < 1.645 * error)
     for name, found in (("coefficients", hits), ("transitions", steps)):
-        assert 0.76 < np.mean(found) <= 1.0, (name, np.mean(found, axis=0))
+        assert 0.68 < np.mean(found) <= 1.0, (name, np.mean(found, axis=0))

@@ -236,4 +236,4 @@ def test_families_name_the_exceptions_alone() -> None:
     with pytest.raises(emfed.SettingsError, match="families names 2, which is not among"):
         emfed.fit(emfed.hidden_markov(2, {2: "poisson"}), steps)
     named = emfed.hidden_markov(2, {"visits": "poisson"}).among(["heat", "visits"])
-    assert [family for _, family in named.describe()["families"]] == ["gaussian", "poisson"]
+    assert [family.name for family in named.columns.families] == ["gaussian", "poisson"]

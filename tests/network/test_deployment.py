@@ -431,7 +431,8 @@ def test_words_are_categories_at_sites_as_in_one_process(tmp_path: Path, suffix:
         sites[name], tables[name] = open_site(folder), table
     network = emfed.network.RemoteFederation(emfed.network.LocalTransport(sites))
     families = {"ward": emfed.models.Categorical(3)}
-    there = emfed.fit(emfed.mixed_mixture(2, families), network, rounds=5, tol=0)
+    model = emfed.mixed_mixture(2, families)
+    there = emfed.fit(model, network, columns=["age", "ward"], rounds=5, tol=0)
     here = emfed.FederatedMixture(2, families={"ward": "categorical"}, max_iter=5, tol=1e-300)
     with pytest.warns(emfed.EmfedWarning):
         here.fit(tables)
