@@ -140,7 +140,7 @@ def test_a_thousand_clusters_are_drawn_by_their_share() -> None:
         rng.normal(size=(50, 2)) * 0.3 + centres[(rng.random(50) < 0.4).astype(int)]
         for _ in range(600)
     ]
-    result = fit("stacked", tables, rounds=0, start="merge")
+    result = fit("stacked", tables, rounds=10, start="merge")
     order = np.argsort(result.params.means[:, 0])
     assert result.params.means[order] == pytest.approx(centres, abs=0.5)
     assert result.params.weights[order] == pytest.approx([0.6, 0.4], abs=0.05)

@@ -33,9 +33,9 @@ from emfed.network.prices import Prices
 from emfed.network.sums import add_up_opening
 
 logger = logging.getLogger(__name__)
-QUESTION_LOSS = 1e-14
+QUESTION_LOSS = 1e-12
 """Nats per row that rounding the parameters of a question may cost: entropies, which are no maximum
-there, then keep nine digits."""
+there, then keep eight digits."""
 LOOK_AGAIN = 10
 """Exchanges after which a worker that left is asked again; twice as many each time it leaves."""
 LOSSES, LOSSES_EVERY = 3, 100

@@ -125,12 +125,12 @@ class _Search:
                     "start='merge' needs a run without masks in which every worker tells clusters "
                     "of its own rows: use start='k-means'."
                 )
-            told += [] if merged is None else [merged]
+            told += [] if merged is None else [(*merged, True)]
         if not told or method == "auto":
-            told.append(self.buckets(part))
-        out = []
-        for mass, means in told:
-            points, weights = drawn(mass, means, model.moment_of_rows, self.session.seed)
+            told.append((*self.buckets(part), False))
+        out, whole = [], model.moment_of_rows
+        for mass, means, matched in told:
+            points, weights = drawn(mass, means, whole, self.session.seed, matched)
             out.append(Sketch(points, model.rows_at(points), weights))
         return out
 

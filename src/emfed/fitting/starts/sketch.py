@@ -166,11 +166,16 @@ def _power(moment: FloatArray, exponent: float) -> FloatArray:
 
 
 def drawn(
-    mass: FloatArray, means: FloatArray, whole: FloatArray | None, seed: int
+    mass: FloatArray,
+    means: FloatArray,
+    whole: FloatArray | None,
+    seed: int,
+    matched: bool = False,
 ) -> tuple[FloatArray, FloatArray]:
     """Points in the frame, drawn from buckets with these shares and means, and their weights.
 
-    Their covariance is that of all rows, ``whole``; where nobody knows that, variances are 1.
+    Their covariance is that of all rows, ``whole``, to the last digit if it is ``matched``; where
+    nobody knows it, variances are 1.
     """
     rows = min(max(ROWS, ROWS_PER_BUCKET * len(mass)), MOST_ROWS)
     counts = np.maximum(1, np.round(rows * mass)).astype(np.int64)
@@ -189,7 +194,7 @@ def drawn(
     draws = normals(seed, 0, Purpose.SKETCH, address, len(bucket) * d).reshape(-1, d)
     points = means[bucket] + wide[bucket][:, None] * draws @ within.T
     weights = (mass / counts)[bucket]
-    if whole is not None:  # a covariance that is common to all components has no room for chance
+    if matched and whole is not None:  # a common covariance of components leaves chance no room
         points = points - weights @ points / weights.sum()
         now = (weights[:, None] * points).T @ points / weights.sum()
         points = points @ _power(now, -0.5) @ _power(whole, 0.5)
