@@ -66,4 +66,4 @@ def test_what_a_private_fit_has_no_answer_to_is_refused(options: dict, word: str
 
 def test_models_whose_rows_have_no_bounded_say_are_refused() -> None:
     with pytest.raises(SettingsError, match="epsilon goes with Gaussian mixtures"):
-        emfed.fit(emfed.models.linear_gaussian(1), rows(300), epsilon=1.0)
+        emfed.fit(emfed.factor_analysis(1), rows(300), epsilon=1.0)

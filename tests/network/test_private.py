@@ -18,7 +18,7 @@ from tests.network.masked import masked_sites
 from tests.network.processes import real_sites
 
 
-def tables(rows: int = 6000, sites: int = 3) -> dict[str, np.ndarray]:
+def tables(rows: int = 30_000, sites: int = 3) -> dict[str, np.ndarray]:
     rng = np.random.Generator(np.random.Philox(1))
     parts = [rng.normal(size=(rows // 2, 2)) + centre for centre in ([0.0, 100.0], [8.0, 104.0])]
     mixed = rng.permutation(np.concatenate(parts))
@@ -50,7 +50,7 @@ def test_a_private_run_ends_near_the_pooled_fit_and_charges_its_budget_once(tmp_
     for name in data:
         total, used = Allowance(tmp_path / name).read()
         assert total == pytest.approx(mu_squared_of(1.0, 1e-6))
-        assert next(iter(used.values())) <= total * (1 + 1e-6)
+        assert next(iter(used.values()))[1] <= total * (1 + 1e-6)
     # The budget is over: a second run is refused, also by a site that was started anew.
     again = masked_sites(data, tmp_path, rules=SiteRules(largest_epsilon=1.5))
     with pytest.raises(ParticipationError, match="gives away epsilon 1.5 over all runs"):
@@ -76,7 +76,7 @@ def test_a_server_that_asks_for_more_than_the_run_declared_gets_nothing(
     with pytest.raises(ParticipationError):
         run(sites)
     total, used = Allowance(tmp_path / "a").read()
-    assert max(used.values()) <= total
+    assert max(used.values())[1] <= total
 
 
 def test_a_private_run_refuses_every_answer_without_noise(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_run_that_goes_on_from_its_answers_asks_none_of_them_again(tmp_path: P
     assert result.rounds == 8
     total, used = Allowance(tmp_path / "a").read()
     assert total == pytest.approx(mu_squared_of(1.0, 1e-6))
-    assert max(used.values()) <= total * (1 + 1e-6)
+    assert max(used.values())[1] <= total * (1 + 1e-6)
 
 
 def test_a_private_run_over_real_processes(tmp_path: Path) -> None:

@@ -495,7 +495,7 @@ class Site:
                 raise WireError("a private question is about other columns than the run's.")
             self._spend(chosen=False)
             cost = price_on(asked.step, asked.size, asked.shares)
-            if not self._allowance.use(run, cost, privacy.mu_squared):
+            if not self._allowance.use(run, cost):
                 raise Refusal(Reason.REFUSED, "the budget of this private run is used up.")
             noise = discrete_gaussian(asked.size, _secret_words)
             told = [

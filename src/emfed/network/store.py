@@ -259,39 +259,43 @@ class Allowance:
     def __init__(self, directory: Path, disk: Disk = DISK, copies: Sequence[Path] = ()) -> None:
         self._paths, self._disk = [folder / "spent" for folder in (directory, *copies)], disk
 
-    def read(self) -> tuple[float, dict[str, float]]:
-        """Mu squared charged in all, and what each run has used of its own."""
-        total, used = 0.0, dict[str, float]()
+    def read(self) -> tuple[float, dict[str, tuple[float, float]]]:
+        """Mu squared charged in all; and of each run what it was charged and what it used."""
+        total, runs = 0.0, dict[str, tuple[float, float]]()
         for path in self._paths:
             if self._disk.read(path) is None:
                 continue
             about = load_checkpoint(path, self._disk)[1]
             total = max(total, float(about["charged"]))
-            for run, value in about["used"].items():
-                used[run] = max(used.get(run, 0.0), float(value))
-        return total, used
+            for run, (budget, used) in about["runs"].items():
+                known = runs.get(run, (0.0, 0.0))
+                runs[run] = max(known[0], budget), max(known[1], used)
+        return total, runs
 
-    def _write(self, total: float, used: Mapping[str, float]) -> None:
-        kept = dict(list(used.items())[-KEPT_LEDGER:])
-        about = {"charged": total, "used": kept}
+    def _write(self, total: float, runs: Mapping[str, tuple[float, float]]) -> None:
+        kept = {run: list(own) for run, own in list(runs.items())[-KEPT_LEDGER:]}
+        about = {"charged": total, "runs": kept}
         for path in self._paths:
             self._disk.make_directory(path.parent)
             save_checkpoint(path, {"none": np.empty(0)}, about, self._disk)
 
     def charge(self, run: str, mu_squared: float, most: float | None) -> bool:
-        """Charge a run's whole budget; False, and nothing is charged, if that is too much."""
-        total, used = self.read()
-        if most is not None and total + mu_squared > most * (1 + 1e-9):
+        """Charge a run's whole budget, once; False, and nothing is charged, if it is too much."""
+        total, runs = self.read()
+        budget, used = runs.pop(run, (0.0, 0.0))
+        more = max(0.0, mu_squared - budget)
+        if most is not None and total + more > most * (1 + 1e-9):
             return False
-        self._write(total + mu_squared, {n: v for n, v in used.items() if n != run} | {run: 0.0})
+        self._write(total + more, runs | {run: (budget + more, used)})
         return True
 
-    def use(self, run: str, mu_squared: float, budget: float) -> bool:
+    def use(self, run: str, mu_squared: float) -> bool:
         """Charge an answer to its run; False if the run's budget does not reach for it."""
-        total, used = self.read()
-        if run not in used or used[run] + mu_squared > budget * (1 + 1e-6):
+        total, runs = self.read()
+        budget, used = runs.pop(run, (0.0, 0.0))
+        if used + mu_squared > budget * (1 + 1e-6):
             return False
-        self._write(total, used | {run: used[run] + mu_squared})
+        self._write(total, runs | {run: (budget, used + mu_squared)})
         return True
 
 
