@@ -42,6 +42,7 @@ from benchmarks.ledger import bench_ledger, bench_mnist
 from benchmarks.messages import bench_messages
 from benchmarks.models import bench_models
 from benchmarks.network import ANSWER, QUESTION, bench_network
+from benchmarks.privacy import EPSILONS, bench_privacy
 from benchmarks.right import bench_right
 from benchmarks.rounds import bench_rounds
 from benchmarks.scale import bench_scale
@@ -267,6 +268,18 @@ def house(console: Console) -> dict[str, Any]:
     for line in wordy(Path(emfed.__file__).parent):
         console.print(line, highlight=False)
     return found
+
+
+def privacy(console: Console) -> list[dict[str, Any]]:
+    """Held-out nats against epsilon, beside DP-EM as published and no privacy."""
+    rows = bench_privacy()
+    names = [f"{prefix}{epsilon:g}" for prefix in ("", "DP-EM ") for epsilon in EPSILONS]
+    lines = [
+        (row["data"], f"{row['delta']:g}", *(f"{row[name]:.3f}" for name in (*names, "none")))
+        for row in rows
+    ]
+    show(console, "Held-out nats a row", ("data", "delta", *names, "none"), lines)
+    return rows
 
 
 def right(console: Console) -> list[dict[str, Any]]:
@@ -601,6 +614,7 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "estimators": estimators,
     "ends": lambda console: counts(console, (2, 4, 8), 1, 1000),
     "right": right,
+    "privacy": privacy,
     "starts": starts,
     "coverage": coverage,
     "mistakes": mistakes,

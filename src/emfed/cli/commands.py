@@ -168,6 +168,22 @@ def fit(
             rich_help_panel=ALGORITHM,
         ),
     ] = False,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            metavar="NUMBER",
+            help="Fit privately: what the fit may tell of any one row (1 is strong, 10 is weak).",
+            rich_help_panel=ALGORITHM,
+        ),
+    ] = None,
+    delta: Annotated[
+        float,
+        typer.Option(
+            metavar="P",
+            help="With --epsilon: the probability with which the fit may tell more of a row.",
+            rich_help_panel=ALGORITHM,
+        ),
+    ] = 1e-6,
     compressor: Annotated[
         str | None,
         typer.Option(

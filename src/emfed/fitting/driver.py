@@ -34,6 +34,7 @@ from emfed.core.registry import plain
 from emfed.data.workers import as_workers
 from emfed.fitting.candidates import Candidates
 from emfed.fitting.climbing import Climb
+from emfed.fitting.private import private_result, private_run, remarks_of
 from emfed.fitting.progress import progress
 from emfed.fitting.rounds import Run, remembered
 from emfed.fitting.selection import (
@@ -129,6 +130,8 @@ NOBODY = Watch()
 
 def run_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY) -> Fitted:
     """Open the federation, find a start, make the rounds, choose, and look at the end."""
+    if settings.epsilon is not None:
+        return private_fit(settings, federation, watch)
     remarks: list[str] = []
     session, parts = open_session(settings, federation, remarks)
     algorithm = settings.method(federation.size)
@@ -176,6 +179,17 @@ def run_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY
     return replace(
         fitted, result=kept, remarks=tuple(remarks), shortfall=short, thrown_off=thrown_off
     )
+
+
+def private_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY) -> Fitted:
+    """A fit with an epsilon: its budget decides how many rounds there are."""
+    run, columns = private_run(settings, federation, watch.checkpoint, watch.resume)
+    hooks = [hook for hook in watch.callbacks if not hasattr(hook, "attach")]
+    stopped = run.until(Stop(run.rounds), hooks)
+    result = private_result(run, columns, "budget" if stopped == "rounds" else stopped)
+    remarks = remarks_of(run)
+    told = with_setting(result, "remarks", remarks) if remarks else result
+    return Fitted(told, remarks=tuple(remarks))
 
 
 def _onlookers(run: Run, own: Sequence[Any], curve: Curve | None, watch: Watch) -> list[Callback]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import Any, final
 
@@ -23,6 +24,7 @@ from emfed.core.errors import (
     check_range,
     check_type,
 )
+from emfed.core.privacy import Privacy
 from emfed.core.protocols import (
     WHOLE,
     Algorithm,
@@ -54,6 +56,7 @@ from emfed.core.wire import (
     decode_reply,
     encode_bundle,
     encode_count,
+    encode_floats,
     encode_question,
     encode_request,
     encode_text,
@@ -63,6 +66,7 @@ from emfed.core.wire import (
 )
 from emfed.models import build_model
 from emfed.models.binding import Bound, extra_owners, flatten, told_parameters
+from emfed.models.bounded import Asked
 from emfed.models.clusters import Buckets
 from emfed.network import texts
 from emfed.network.connection import Connection, logger
@@ -83,6 +87,7 @@ from emfed.network.sums import (
     encode_lattice,
     from_fixed,
     opening_shape,
+    private_shape,
     shape_size,
     upload_shape,
 )
@@ -244,13 +249,33 @@ class RemoteFederation(Federation):
             self.members = self._roll.gather(run, description, wanted, least, model, rounded)
             self._note_changes(before)
             self._know_members()
-            if self.masks:
+            if self.masks and self._roll.privacy is None:
                 self._add_up_opening()
             self.members.traffic = traffic.open(self.members.keys)
             self._keep_members()
         self.masks = self._roll.masks = bool(self.members.roster)
         self._supports = self.members.supports(model)
+        if self._roll.privacy is not None:
+            return Opening(self.members.counts, {}, self.members.columns, self.members.keys)
         return replace(self.members.opening, supports=self._supports)
+
+    def open_private(
+        self, model: Model, columns: Sequence[str] | None, privacy: Privacy
+    ) -> tuple[int, tuple[str, ...] | None, Sequence[str] | None]:
+        self.masks, self._roll.privacy = True, privacy
+        try:
+            opening = self.open(model, columns)
+        finally:
+            self._roll.privacy = None
+        return int(prod(self.members.shapes["mean"])), opening.columns, opening.names
+
+    def release(self, asked: Asked, purpose: str, seed: int, number: int) -> IntArray:
+        """Masked, over everybody: a sum of fewer would have less noise than was counted on."""
+        about, numbers = asked.describe()
+        body = encode_question("private", about, encode_floats(numbers))
+        shape = private_shape(asked.size)
+        total: IntArray = self._ask_all(purpose, body, (), shape)[1][0]
+        return total
 
     def _know_members(self) -> None:
         self._numbers = {key: number for number, key in enumerate(self.members.keys)}

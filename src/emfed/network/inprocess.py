@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emfed.core.errors import DataError, SettingsError
+from emfed.core.privacy import discrete_gaussian
 from emfed.core.protocols import (
     Algorithm,
     Column,
@@ -34,10 +35,12 @@ from emfed.core.protocols import (
     Supports,
     View,
 )
+from emfed.core.streams import Purpose, word_source
 from emfed.data.sources import chunks
 from emfed.data.tables import Piece, Workers, apart
 from emfed.data.workers import WorkerData, with_columns
 from emfed.models.binding import Bound, rounded_opening
+from emfed.models.bounded import Asked, to_integers, whole_sums
 from emfed.models.clusters import Buckets
 from emfed.models.devices import Ragged
 from emfed.models.naming import rows_named
@@ -253,6 +256,17 @@ def _said(question: Question, model: Model, rows: Any, padding: Any | None) -> F
     return np.concatenate(told, axis=-1)
 
 
+def plain_rows(data: Workers, worker: int) -> Iterator[FloatArray]:
+    """A worker's rows, some at a time, where each counts once and is all there."""
+    if data.row_weights is not None or data.streaming:
+        raise SettingsError("epsilon goes with plain rows: leave out sample_weight and streams.")
+    for _, block in chunks(data.worker(worker)):
+        rows = np.asarray(block.rows if isinstance(block, Ragged) else block, dtype=np.float64)
+        if rows.ndim != 2 or not np.isfinite(rows).all():
+            raise DataError("a private answer needs rows without missing values: fill them in.")
+        yield rows
+
+
 def check_suits(data: Workers, algorithm: Algorithm) -> None:
     """Refuse an algorithm that these data cannot serve."""
     if data.streaming and algorithm.revisits_rows:
@@ -392,6 +406,25 @@ class InProcessFederation(Federation):
                 block = block.rows if isinstance(block, Ragged) else block
                 with rows_named(partial(data.row_name, worker)):
                     model.check(block, self._where(worker), data.columns, first)
+
+    @final
+    def open_private(
+        self, model: Model, columns: Sequence[str] | None, privacy: Any
+    ) -> tuple[int, tuple[str, ...] | None, Sequence[str] | None]:
+        if columns is not None:
+            self.data = with_columns(self.data, tuple(columns))
+        self._check(model, self.data)
+        return self.data.worker(0).shape[1], self.data.columns, self.data.names
+
+    @final
+    def release(self, asked: Asked, purpose: str, seed: int, number: int) -> IntArray:
+        """The sum of everyone's answer with noise; here secrets follow from the seed."""
+        total = np.zeros(asked.size, dtype=np.int64)
+        for worker in range(self.size):
+            sums = whole_sums(asked, plain_rows(self.data, worker))
+            bits = word_source(seed, number, Purpose.PRIVACY, self.first + worker)
+            total += to_integers(asked, sums, discrete_gaussian(asked.size, bits))
+        return total
 
     def oracle(self, request: Request) -> Oracle:
         """The data of the asked workers."""

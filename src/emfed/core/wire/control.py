@@ -26,7 +26,7 @@ LARGEST_REASON = 500
 NEWS = (Kind.CONSTANTS, Kind.SETTINGS, Kind.ROSTER)
 LARGEST_BUNDLE = len(NEWS)
 """What goes before another message in a bundle, framed: and so what ends it is not."""
-QUESTIONS = ("statistics", "values", "scores", "validation", "clusters", "opening")
+QUESTIONS = ("statistics", "values", "scores", "validation", "clusters", "opening", "private")
 _WHO, _TOTAL = struct.Struct("<Q"), struct.Struct("<d")
 _INSTANCE = struct.Struct("<BQ")
 

@@ -259,6 +259,8 @@ class FederatedEstimator(BaseEstimator):
             seed=seed_of(self.random_state),
             participation=getattr(self, "participation", None),
             likelihood=True,
+            epsilon=getattr(self, "epsilon", None),
+            delta=getattr(self, "delta", 1e-6),
         )
 
     def _numbers(self) -> list[int]:
