@@ -6,6 +6,7 @@ docs/benchmarks.md says what each figure means.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -41,10 +42,11 @@ from benchmarks.ledger import bench_ledger, bench_mnist
 from benchmarks.messages import bench_messages
 from benchmarks.models import bench_models
 from benchmarks.network import ANSWER, QUESTION, bench_network
+from benchmarks.privacy import EPSILONS, bench_privacy
 from benchmarks.right import bench_right
 from benchmarks.rounds import bench_rounds
 from benchmarks.scale import bench_scale
-from benchmarks.starts import bench_choice, bench_gaps
+from benchmarks.starts import bench_choice, bench_counts, bench_gaps
 from benchmarks.theory import bench_theory
 
 
@@ -268,6 +270,18 @@ def house(console: Console) -> dict[str, Any]:
     return found
 
 
+def privacy(console: Console) -> list[dict[str, Any]]:
+    """Held-out nats against epsilon, beside DP-EM as published and no privacy."""
+    rows = bench_privacy()
+    names = [f"{prefix}{epsilon:g}" for prefix in ("", "DP-EM ") for epsilon in EPSILONS]
+    lines = [
+        (row["data"], f"{row['delta']:g}", *(f"{row[name]:.3f}" for name in (*names, "none")))
+        for row in rows
+    ]
+    show(console, "Held-out nats a row", ("data", "delta", *names, "none"), lines)
+    return rows
+
+
 def right(console: Console) -> list[dict[str, Any]]:
     """How the default ends on tables that nobody tuned on, beside EM from the same start."""
     rows = []
@@ -303,8 +317,48 @@ def right(console: Console) -> list[dict[str, Any]]:
     return rows
 
 
+def counts(console: Console, *given: Any) -> list[dict[str, Any]]:
+    """Crashes, run-aways and false claims of convergence over every table, type and number."""
+    rows, lines = [], []
+    for (name, kind), own in itertools.groupby(
+        bench_counts(*given), lambda row: (row["data"], row["covariance"])
+    ):
+        cases = list(own)
+        rows += cases
+        fine = [row for row in cases if not row["crash"]]
+        gaps, rounds, sizes = ([row[n] for row in fine] for n in ("gap", "rounds", "bytes"))
+        lines.append(
+            (
+                name,
+                kind,
+                len(cases),
+                len(cases) - len(fine),
+                *(sum(row[n] for row in fine) for n in ("away", "false", "converged")),
+                f"{np.median(gaps):+.3f}" if fine else "",
+                f"{max(gaps):+.3f}" if fine else "",
+                f"{np.median(rounds):.0f}" if fine else "",
+                f"{np.median(sizes):.1f}" if fine else "",
+            )
+        )
+        console.print(*lines[-1])
+    fine = [row for row in rows if not row["crash"]]
+    worst = max(fine, key=lambda row: row["gap"])
+    crashed, away, false = ([row for row in rows if row.get(n)] for n in ("crash", "away", "false"))
+    where = ", ".join(str(worst[n]) for n in ("data", "covariance", "k", "seed"))
+    title = (
+        f"{len(rows)} fits by workers: {len(crashed)} crashes, {len(away)} run-aways, {len(false)} "
+        f"false claims; largest gap {worst['gap']:+.3f} ({where})"
+    )
+    heads = ("data", "type", "fits", "crashes", "away", "false", "converged")
+    show(console, title, (*heads, "gap", "largest", "rounds", "x raw bytes"), lines)
+    for row in (*crashed, *away, *false):
+        console.print({name: row[name] for name in row if name != "rounds"})
+    return rows
+
+
 def estimators(console: Console) -> dict[str, Any]:
-    """The estimators beside scikit-learn: speed from one start, starts, and pooled quality."""
+    """The estimators beside scikit-learn: how fits end, speed from one start, starts, quality."""
+    ends = counts(console)
     fits = bench_speed()
     lines: list[Any] = [
         (
@@ -351,7 +405,7 @@ def estimators(console: Console) -> dict[str, Any]:
     headings = ("data", "type", "workers", "within 1e-3", "largest gap", "rounds")
     title = "The default beside pooled EM from the same start (*: on no table was a setting chosen)"
     show(console, title, headings, lines)
-    return {"speed": fits, "starts": starts, "pooled": pooled}
+    return {"ends": ends, "speed": fits, "starts": starts, "pooled": pooled}
 
 
 def starts(console: Console) -> dict[str, Any]:
@@ -374,21 +428,24 @@ def starts(console: Console) -> dict[str, Any]:
     headings = ("data", "type", "sklearn, one", "alone", "workers", "start: up / down")
     show(console, title, headings, lines)
     choices = list(bench_choice())
+    names = ("agree", "alone agrees", "sklearn agrees")
     lines = [
         (
             row["data"],
             row["covariance"],
             *(" ".join(map(str, row[name])) for name in ("ours", "sklearn")),
-            f"{row['agree']:.2f}",
-            f"{row['sklearn agrees']:.2f}",
+            *(f"{row[name]:.2f}" for name in names),
             f"{row['bic above']:+.1f}",
             f"{row['bytes up']:.0f}",
         )
         for row in choices
     ]
-    both = [np.mean([row[name] for row in choices]) for name in ("agree", "sklearn agrees")]
-    title = f"K of 1:8 by BIC as scikit-learn: {both[0]:.2f}; it as itself: {both[1]:.2f}"
-    headings = ("data", "type", "ours", "sklearn", "agree", "sklearn itself", "BIC above", "up")
+    rates = [np.mean([row[name] for row in choices]) for name in names]
+    title = (
+        f"K of 1:8 by BIC as scikit-learn: by workers {rates[0]:.2f}, alone {rates[1]:.2f}; "
+        f"it as itself {rates[2]:.2f}"
+    )
+    headings = ("data", "type", "ours", "sklearn", "agree", "alone", "itself", "BIC above", "up")
     show(console, title, headings, lines)
     return {"gaps": gaps, "choices": choices}
 
@@ -440,11 +497,13 @@ def answer_network(console: Console) -> list[dict[str, Any]]:
         console.print(
             {k: round(v) if isinstance(v, float) and v > 1 else v for k, v in row.items()}
         )
-    names = ("rounds", "envelopes", "transport", "handshake", "wire", "float32", "bound")
-    headings = ("set", "nats", "way", "number", "opening", "start", *names)
+    names = ("opening", "start", "rounds", "envelopes", "ledger", "transport", "wire")
+    others = ("float32 rounds", "float32", "Flower", "bound")
+    headings = ("set", "nats", "way", "runs", "number", *names, *others)
     lines = [
         tuple(
-            f"{v:,.0f}" if isinstance(v := row[h], float) and h != "nats" else v for h in headings
+            f"{v:,.0f}" if isinstance(v := row.get(h, ""), float) and h != "nats" else v
+            for h in headings
         )
         for row in rows
     ]
@@ -553,7 +612,9 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "imputation": imputation,
     "field-bounds": field_bounds,
     "estimators": estimators,
+    "ends": lambda console: counts(console, (2, 4, 8), 1, 1000),
     "right": right,
+    "privacy": privacy,
     "starts": starts,
     "coverage": coverage,
     "mistakes": mistakes,

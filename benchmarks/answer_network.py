@@ -4,7 +4,10 @@ Sites are real ones, a quarter of them in each of four processes, and every byte
 the server passes a proxy that counts it. A fit knows nothing before it begins: opening, start and
 rounds are its own. The same fit in one process, which has the same trajectory and the same ledger,
 says after which round it is within so many nats of pooled EM from its start; bytes are those until
-then. What no column holds: TCP/IP headers and acknowledgements, and what a lost connection repeats.
+then. Rows "converged" are the ledger of a run with all defaults until it says so. Float32 EM has
+its own ledger and the handshake and transport a message that were measured here; Flower has our
+ledger and what `python -m benchmarks flower` measured for each message. What no column holds:
+TCP/IP headers and acknowledgements, and what a lost connection repeats.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ from emfed.network.websocket.server import WebSocketTransport
 
 PROCESSES = 4
 NATS = (1e-3, 1e-5)
-PARTS = ("opening", "start", "rounds", "envelopes", "transport")
+WAYS = {"up": 0, "down": 1}
+FLOWER = {"up": 10_800, "down": 2_900}
+"""What Flower adds to one message of a site (`python -m benchmarks flower`, 3 sites)."""
 
 
 def spectrum_of_workers(fitted: emfed.Result, workers: emfed.data.WorkerData) -> Any:
@@ -118,20 +123,37 @@ def followed(model: Any, workers: Any, algorithm: Any, rounds: int, seed: int) -
     target = -pooled.log_likelihood(workers.rows)
     monitor = emfed.fitting.Monitor(mean_field=False)
     fitted = emfed.fit(model, workers, algorithm, rounds=rounds, monitor=monitor, **common)
-    records, n = fitted.records[1:], workers.size
-    sums = fitted.ledger.summary()["start"]
-    begun = {way: sums[way]["payload"] + sums[way]["envelope"] for way in ("up", "down")}
-    return {
+    return told_by(fitted, workers.size) | {
         "pooled": pooled,
-        "gap": records.column("objective") - target,
+        "gap": fitted.records[1:].column("objective") - target,
         "end": -fitted.log_likelihood(workers.rows) - target,
-        **{way: np.cumsum(records.column(f"payload_{way}")) / n for way in ("up", "down")},
-        **{f"all_{way}": np.cumsum(records.column(f"bytes_{way}")) / n for way in ("up", "down")},
+    }
+
+
+def told_by(fitted: emfed.Result, n: int) -> dict[str, Any]:
+    """Bytes a worker in the ledger: before the rounds, and after each of them."""
+    records, sums = fitted.records[1:], fitted.ledger.summary()["start"]
+    begun = {way: sums[way]["payload"] + sums[way]["envelope"] for way in WAYS}
+    return {
+        **{way: np.cumsum(records.column(f"payload_{way}")) / n for way in WAYS},
+        **{f"all_{way}": np.cumsum(records.column(f"bytes_{way}")) / n for way in WAYS},
         **{f"start_{way}": start / n for way, start in begun.items()},
         **{
             f"opening_{way}": (getattr(fitted.records[0], f"bytes_{way}") - start) / n
             for way, start in begun.items()
         },
+        "messages": sums["up"]["messages"] / n + 1,
+    }
+
+
+def columns(told: dict[str, Any], rounds: int, way: str) -> dict[str, float]:
+    """Opening, start, rounds and envelopes until so many rounds are made."""
+    at = max(0, rounds - 1)
+    return {
+        "opening": told[f"opening_{way}"],
+        "start": told[f"start_{way}"],
+        "rounds": float(told[way][at]),
+        "envelopes": float(told[f"all_{way}"][at] - told[way][at]),
     }
 
 
@@ -146,38 +168,51 @@ def bench_answer_network(
         if names and not any(part in name for part in names):
             continue
         beside = followed(model, workers, plain, 300, 0)
-        found: dict[tuple[float, str], list[dict[str, Any]]] = {}
+        found: dict[tuple[Any, str], list[dict[str, Any]]] = {}
         for seed in range(seeds):
             curve = followed(model, workers, algorithm, rounds, seed)
             needed = {nats: reached(curve, nats)["rounds"] for nats in NATS}
             last = max((r for r in needed.values() if r is not None), default=0)
-            _, wire = over_the_wire(model, workers, algorithm, max(1, last), seed)
-            for nats in NATS:
-                if needed[nats] is None:
-                    continue
-                at = max(0, needed[nats] - 1)
-                for way, side in (("up", 0), ("down", 1)):
+            fitted, wire = over_the_wire(model, workers, algorithm, max(1, last), seed)
+            told = told_by(fitted, workers.size)
+            whole = emfed.fit(model, workers, algorithm, seed=seed)
+            for way, side in WAYS.items():
+                for nats in NATS:
+                    if needed[nats] is None:
+                        continue
+                    row = columns(told, needed[nats], way)
+                    counted = wire[min(needed[nats], len(wire) - 1)][side] / workers.size
                     first = wire[0][side] / workers.size
-                    whole = wire[min(at + 1, len(wire) - 1)][side] / workers.size
-                    told = {p: curve[f"{p}_{way}"] for p in ("opening", "start")}
-                    told["rounds"] = float(curve[way][at])
-                    told["envelopes"] = float(curve[f"all_{way}"][at] - curve[way][at])
-                    told["transport"] = whole - sum(told.values())
-                    told |= {"handshake": first, "wire": whole, "number": needed[nats]}
-                    found.setdefault((nats, way), []).append(told)
+                    row |= {"ledger": sum(row.values()), "transport": counted - sum(row.values())}
+                    row |= {"handshake": first, "wire": counted, "number": needed[nats]}
+                    messages = needed[nats] + told["messages"]
+                    row["a message"] = (row["transport"] - first) / messages
+                    row["Flower"] = row["ledger"] + messages * FLOWER[way]
+                    found.setdefault((nats, way), []).append(row)
+                row = columns(told_by(whole, workers.size), whole.rounds, way)
+                row |= {"ledger": sum(row.values()), "number": whole.rounds}
+                found.setdefault(("converged", way), []).append(row)
         for (nats, way), runs in found.items():
-            other = reached(beside, nats)["rounds"]
             yield {
                 "set": name,
                 "nats": nats,
                 "way": way,
                 "runs": len(runs),
                 **{key: median(run[key] for run in runs) for key in runs[0]},
-                "float32": None
-                if other is None
-                else float(beside[f"all_{way}"][other - 1])
-                + beside[f"opening_{way}"]
-                + beside[f"start_{way}"],
-                "float32_rounds": other,
-                "bound": lower_bound(curve["pooled"], workers, nats) if way == "up" else None,
+                **_beside(beside, found, nats, way),
+                "bound": lower_bound(curve["pooled"], workers, nats)
+                if way == "up" and nats != "converged"
+                else None,
             }
+
+
+def _beside(beside: dict[str, Any], found: Any, nats: Any, way: str) -> dict[str, Any]:
+    """Float32 EM from its own start over the same wire, whose messages cost what ours did."""
+    rounds = None if nats == "converged" else reached(beside, nats)["rounds"]
+    if rounds is None:
+        return {"float32": None, "float32 rounds": None}
+    ours = found[nats, way]
+    first, each = (median(run[key] for run in ours) for key in ("handshake", "a message"))
+    ledger = sum(columns(beside, rounds, way).values())
+    messages = rounds + beside["messages"]
+    return {"float32": ledger + first + each * messages, "float32 rounds": rounds}

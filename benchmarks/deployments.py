@@ -55,7 +55,8 @@ class Deployment:
         self.engine = engine
         self.folder, self.tables = folder.resolve(), dict(tables)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.port = free_port()
+        self.port = self.called = free_port()
+        """Where the server listens, and where sites call: a door between them may be elsewhere."""
         self.keys = self.folder / "keys"
         make_server_keys(self.keys, ["127.0.0.1"])
         place = f'port = {self.port}\nkeys = "{self.keys}"\nengine = "{engine}"\n'
@@ -109,7 +110,7 @@ class Deployment:
         """Start a site."""
         return self.spawn(
             name,
-            *("join", f"127.0.0.1:{self.port}", "--data", f"{name}.parquet"),
+            *("join", f"127.0.0.1:{self.called}", "--data", f"{name}.parquet"),
             *("--ca", str(self.keys / "ca.pem"), "--key", f"{name}.key"),
             *("--engine", self.engine, *more),
         )
@@ -138,6 +139,17 @@ class Deployment:
                     if marked and (not word or (home in mine and word.encode() in line)):
                         found.append(int(entry.name))
         return found
+
+    def process(self, who: str) -> subprocess.Popen[bytes]:
+        """That of ``serve`` or ``join NAME``; started again if it has ended, as by an init system.
+
+        A server that has finished stays so.
+        """
+        site = who.partition(" ")[2]
+        process = self._processes[site or who]
+        if process.poll() is None or (not site and process.returncode == 0):
+            return process
+        return self.join(site) if site else self.serve()
 
     def kill(self, who: str) -> bool:
         """kill -9 of ``serve``, ``join NAME``, or of a process below them, like ``resident NAME``.

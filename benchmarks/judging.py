@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -53,13 +54,54 @@ def _worlds() -> Iterator[tuple[str, Any, Any, Callable[[int], Any]]]:
         return np.column_stack([x, mean + np.sqrt(0.5) * own.normal(size=ROWS)])
 
     yield "two regressions", emfed.regression_mixture(2), lines, regressions
+    three = np.column_stack(
+        [
+            rng.random(4000) < np.where(labels, 0.8, 0.25),
+            (rng.random((4000, 1)) > np.where(labels[:, None], [0.6, 0.8], [0.1, 0.5])).sum(axis=1),
+            rng.exponential(np.where(labels, 4.0, 1.0)),
+        ]
+    )
+    words = ["bernoulli", emfed.models.Categorical(3), "exponential"]
+    families = emfed.mixed_mixture(2, words)
+    yield "bernoulli, categorical, exponential", families, *_draws(families, three)
+    spread = np.where(labels, 5.0, 2.0)[:, None]
+    waits = emfed.mixed_mixture(2, "gamma")
+    yield "gamma", waits, *_draws(waits, rng.gamma(spread, 1.0, (4000, 2)))
+    far = z + np.where(labels, 4.0, 0.0)[:, None]
+    both = emfed.factor_analysis(1, n_components=2)
+    yield "two factor analysers", both, *_draws(both, far)
+    for name, family, emit in (
+        ("chain, Gaussian", "gaussian", lambda own, state: own.normal(2.5 * state, 1.0)),
+        ("chain, Poisson", "poisson", lambda own, state: own.poisson(2.0 + 4 * state)),
+    ):
+        yield name, *_chain(family, emit)
 
 
-def bench_coverage() -> Iterator[dict[str, Any]]:
+def _chain(family: str, emit: Any) -> tuple[Any, Any, Callable[[int], Any]]:
+    """Fifty sequences of ten steps, of two states that last."""
+    stay, model = np.array([0.8, 0.7]), emfed.hidden_markov(2, family)
+
+    def draw(seed: int, sequences: int = ROWS // 10) -> Any:
+        own = np.random.default_rng(seed)
+        state = (own.random(sequences) < 0.5).astype(int)
+        steps = []
+        for _ in range(10):
+            steps.append(emit(own, state))
+            state = np.where(own.random(sequences) < stay[state], state, 1 - state)
+        return np.stack(steps, axis=1)[..., None].astype(float)
+
+    chain = {"initial": [0.5, 0.5], "transitions": [[0.8, 0.2], [0.3, 0.7]]}
+    emitted = [[[0.0, 1.0]], [[2.5, 1.0]]] if family == "gaussian" else [[2.0], [6.0]]
+    shape = emfed.fit(model, draw(0), rounds=1).params
+    own = np.reshape(emitted, getattr(shape, family).shape)
+    return model, dataclasses.replace(shape, **{**chain, family: own}), draw
+
+
+def bench_coverage(repeats: int = REPEATS) -> Iterator[dict[str, Any]]:
     """Coverage of 95% bounds by kind of parameter, from starts at the truth."""
     for name, model, truth, draw in _worlds():
         inside: dict[str, list[bool]] = {}
-        for seed in range(REPEATS):
+        for seed in range(repeats):
             rows = draw(seed + 1)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -77,7 +119,7 @@ def bench_coverage() -> Iterator[dict[str, Any]]:
                     hit = bool(low[place] <= true[quantity] <= high[place])
                     inside.setdefault(kind, []).append(hit)
         rates = {kind: float(np.mean(hits)) for kind, hits in inside.items()}
-        yield {"world": name, "repeats": REPEATS, "rows": ROWS, "coverage": rates}
+        yield {"world": name, "repeats": repeats, "rows": ROWS, "coverage": rates}
 
 
 TABLES = {

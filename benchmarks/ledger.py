@@ -48,7 +48,13 @@ def runs() -> dict[str, Any]:
             in_metric=True,
             broadcast=emfed.SubtractiveDithering(0.005),
         ),
+        "auto": emfed.AutoEM(),
+        MASKED: emfed.AutoEM(),
     }
+
+
+MASKED = "auto, masked sums"
+"""The same where only sums are told: every symbol takes the bits that the sum of 100 needs."""
 
 
 def bench_mnist(rounds: int = 150, figure: Path | None = None) -> list[dict[str, Any]]:
@@ -69,6 +75,7 @@ def bench_mnist(rounds: int = 150, figure: Path | None = None) -> list[dict[str,
             algorithm,
             start=start,
             rounds=rounds,
+            masks=name == MASKED,
             monitor=emfed.fitting.Monitor(mean_field=False),
         )
         records = result.records[1:]
@@ -103,11 +110,12 @@ def _draw(curves: dict[str, Any], path: Path) -> None:
 
     from emfed.artifacts.figures import STYLE
 
-    colours = ["#000000", "#E69F00", "#0072B2", "#009E73"]
+    colours = ["#000000", "#E69F00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9"]
+    styles = ("-", "--", "-.", ":", (0, (1, 1)), (0, (3, 1, 1, 1)))
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(1, 2, figsize=(9.2, 3.6), sharey=True)
         for (name, (up, down, gap)), colour, style in zip(
-            curves.items(), colours, ("-", "--", "-.", ":"), strict=True
+            curves.items(), colours, styles, strict=True
         ):
             for panel, amount in zip(panels, (up, down), strict=True):
                 shown = gap > 0

@@ -71,7 +71,7 @@ def _ends(model: Any, rows: np.ndarray, groups: np.ndarray, seeds: int) -> dict[
             warnings.simplefilter("ignore")
             try:
                 ours = emfed.fit(
-                    model, rows, "auto", groups=groups, start="auto", seed=seed, nats=1e-6
+                    model, rows, "auto", groups=groups, start="auto", seed=seed, tol=1e-6
                 )
             except emfed.EmfedError:
                 crashed += 1

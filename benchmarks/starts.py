@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -29,9 +30,15 @@ def tables() -> Iterator[tuple[str, np.ndarray, int, np.ndarray]]:
         yield name, rows[::every], 4, groups[::every]
 
 
+def unit_of(rows: np.ndarray, kind: str) -> np.ndarray:
+    """What rows are divided by for scikit-learn: a spherical model has one unit for all columns."""
+    spread = rows.std(axis=0)
+    return np.full_like(spread, np.sqrt((spread**2).mean())) if kind == "spherical" else spread
+
+
 def peer(rows: np.ndarray, k: int, kind: str, seed: int, n_init: int = 1) -> Any:
     """scikit-learn's mixture of standardised rows, and what to add to its scores."""
-    unit = rows.std(axis=0)
+    unit = unit_of(rows, kind)
     found = GaussianMixture(
         k, covariance_type=kind, n_init=n_init, tol=1e-5, max_iter=1000, random_state=seed
     )
@@ -54,7 +61,7 @@ def _gaps(rows: np.ndarray, k: int, kind: str, groups: Any, seeds: int) -> dict[
     theirs = []
     for seed in range(PEERS):
         found, shift = peer(rows, k, kind, seed)
-        theirs.append(found.score(rows / rows.std(axis=0)) + shift)
+        theirs.append(found.score(rows / unit_of(rows, kind)) + shift)
     out: dict[str, Any] = {"sklearn, one start": float(max(theirs) - np.median(theirs))}
     for label, held in (("alone", None), ("workers", groups)):
         gaps = []
@@ -71,6 +78,56 @@ def _gaps(rows: np.ndarray, k: int, kind: str, groups: Any, seeds: int) -> dict[
     return out
 
 
+def bench_counts(
+    numbers: tuple[int, ...] = tuple(range(2, 9)), seeds: int = 5, most: int = FEW_ROWS
+) -> Iterator[dict[str, Any]]:
+    """Every fit by workers on every table: how it ended, beside five starts of scikit-learn.
+
+    A component with rows whose mean lies outside the data has run away; a fit that says it has
+    converged says so falsely if 100 steps of EM gain more than 1e-3 nats a row.
+    """
+    for name, whole, _, held in tables():
+        every = -(-len(whole) // most)
+        rows, groups = whole[::every], held[::every]
+        for kind, k in itertools.product(("full", "tied", "diag", "spherical"), numbers):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = [peer(rows, k, kind, seed) for seed in range(PEERS)]
+                best = max(p.score(rows / unit_of(rows, kind)) + shift for p, shift in found)
+                for seed in range(seeds):
+                    case = {"data": name, "covariance": kind, "k": k, "seed": seed}
+                    yield case | _ended(rows, groups, kind, k, seed, best)
+
+
+def _ended(
+    rows: np.ndarray, groups: Any, kind: str, k: int, seed: int, best: float
+) -> dict[str, Any]:
+    """How one fit by workers ended."""
+    ours = emfed.FederatedGaussianMixture(k, covariance_type=kind, random_state=seed)
+    try:
+        ours.fit(rows, groups=groups)
+    except Exception as error:  # any, as a user would see it
+        return {"crash": f"{type(error).__name__}: {error}"}
+    model, here = ours.result_.model, ours.result_.statistics
+    ended = ours.score(rows)
+    for _ in range(100):
+        here = model.protect(here, model.expected_statistics(rows, model.maximize(here)))
+    more = float(model.log_likelihood(rows, model.maximize(here))) - ended
+    low, high = rows.min(axis=0), rows.max(axis=0)
+    slack = 0.01 * (high - low) + 1e-9
+    outside = (ours.means_ < low - slack) | (ours.means_ > high + slack)
+    return {
+        "crash": "",
+        "converged": ours.converged_,
+        "more": more,
+        "false": ours.converged_ and more > 1e-3,
+        "away": bool(outside[ours.weights_ * len(rows) > 0.5].any()),
+        "gap": best - ended,
+        "rounds": ours.n_iter_,
+        "bytes": ours.bytes_ / ours.raw_bytes_,
+    }
+
+
 def bench_choice(seeds: int = 3, kinds: tuple[str, ...] = ("full", "diag")) -> Iterator[Any]:
     """The number of components by BIC: ours, scikit-learn's with n_init=5, and from other seeds."""
     for name, rows, _, groups in tables():
@@ -83,8 +140,8 @@ def bench_choice(seeds: int = 3, kinds: tuple[str, ...] = ("full", "diag")) -> I
 
 
 def _choice(rows: np.ndarray, kind: str, groups: Any, seeds: int) -> dict[str, Any]:
-    unit, n = rows.std(axis=0), len(rows)
-    theirs, ours, ledgers = [], [], []
+    unit, n = unit_of(rows, kind), len(rows)
+    theirs, ours, alone, ledgers = [], [], [], []
     for seed in range(seeds + 1):
         bics = {}
         for k in NUMBERS:
@@ -98,11 +155,14 @@ def _choice(rows: np.ndarray, kind: str, groups: Any, seeds: int) -> dict[str, A
         row = next(r for r in found.table if r["n_components"] == found.n_components)
         ours.append((found.n_components, row["bic"]))
         ledgers.append(found.best.bytes_up / len(found.best.worker_weights))
+        here = emfed.select_components(model, rows, NUMBERS, seed=seed)
+        alone.append((here.n_components, here.best.bic(rows)))
     pairs = [(a, b) for i, a in enumerate(theirs) for b in theirs[i + 1 :]]
     return {
         "ours": [k for k, _ in ours],
         "sklearn": [k for k, _ in theirs],
         "agree": float(np.mean([a[0] == b[0] for a in ours for b in theirs])),
+        "alone agrees": float(np.mean([a[0] == b[0] for a in alone for b in theirs])),
         "sklearn agrees": float(np.mean([a[0] == b[0] for a, b in pairs])),
         "bic above": float(np.mean([b for _, b in ours]) - np.mean([b for _, b in theirs])),
         "bytes up": float(np.mean(ledgers)),

@@ -1,7 +1,9 @@
 """Federated Expectation-Maximization.
 
-Fit latent-variable models on data that may not be pooled: workers send compressed statistics,
-never rows. Start with `fit`, or with an estimator such as `FederatedGaussianMixture`.
+Fit latent-variable models on data that may not be pooled: workers send compressed statistics of
+their rows. Between three sites or more these are masked, so that the server learns sums alone;
+docs/what-the-server-learns.md says what keeps rows secret and what does not. Start with `fit`, or
+with an estimator such as `FederatedGaussianMixture`.
 
 What most fits need is here. The rest is in `emfed.models`, `emfed.compressors`, `emfed.algorithms`
 (participation, step sizes), `emfed.data` (files, streams), `emfed.network` (federations, sites,

@@ -169,3 +169,33 @@ def test_an_estimator_has_a_summary_with_the_names_of_its_columns() -> None:
     summary = emfed.FederatedGaussianMixture(2).fit(frame).summary(frame)
     assert {"weight[0]", "mean[1, kg]", "covariance[0, kg, cm]"} <= {*summary.names}
     assert np.isfinite(summary.errors).all()
+
+
+@pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
+def test_bounds_of_coefficients_and_transitions_cover_the_truth() -> None:
+    """15 tables each: 90% bounds of what other families have, within four deviations."""
+    rng = np.random.default_rng(8)
+    line = emfed.models.RegressionParameters([0.6, 0.4], [0.0, 2.0], [[1.0], [-1.0]], [0.25, 0.25])
+    stay, hits, steps = np.array([0.8, 0.7]), [], []
+    for _ in range(15):
+        x, which = rng.normal(size=200), (rng.random(200) < 0.4).astype(int)
+        y = line.intercepts[which] + line.coefficients[which, 0] * x + 0.5 * rng.normal(size=200)
+        model, rows = emfed.regression_mixture(2), np.column_stack([x, y])
+        fit = emfed.fit(model, rows, start=line, errors=True, tol=1e-6)
+        value, error = fit.errors_of(lambda p: p.coefficients[:, 0])
+        hits.append(np.abs(value - [1.0, -1.0]) < 1.645 * error)
+        state, seen = (rng.random(40) < 0.5).astype(int), []
+        for _ in range(6):
+            seen.append(rng.normal(3.0 * state, 1.0))
+            state = np.where(rng.random(40) < stay[state], state, 1 - state)
+        chain = emfed.models.MarkovParameters(
+            initial=[0.5, 0.5],
+            transitions=[[0.8, 0.2], [0.3, 0.7]],
+            gaussian=[[[0.0, 1.0]], [[3.0, 1.0]]],
+        )
+        told = np.stack(seen, axis=1)[..., None]
+        fitted = emfed.fit(emfed.hidden_markov(2), told, start=chain, errors=True, tol=1e-6)
+        value, error = fitted.errors_of(lambda p: np.diagonal(p.transitions))
+        steps.append(np.abs(value - stay) < 1.645 * error)
+    for name, found in (("coefficients", hits), ("transitions", steps)):
+        assert 0.68 < np.mean(found) <= 1.0, (name, np.mean(found, axis=0))

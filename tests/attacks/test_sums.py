@@ -243,12 +243,14 @@ def ready(session: Session) -> tuple[dict[int, int], int]:
     """Everyone is ready with an answer; no set was named yet."""
     federation = session.federation
     fresh: dict[int, int] = {}
-    from emfed.core.wire import encode_question
+    from emfed.core.wire import encode_floats, encode_question
     from emfed.models.binding import flatten_params
 
     params = flatten_params(session.view(WHOLE).start(0))
     federation._question += 1
-    asked = federation._everyone(encode_question("values", {}, params), (Kind.CONSTANTS,))
+    asked = federation._everyone(
+        encode_question("values", {}, encode_floats(params)), (Kind.CONSTANTS,)
+    )
     federation._take_ready("question", asked.messages(asked.numbers), fresh, set())
     return fresh, federation._question
 

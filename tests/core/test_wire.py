@@ -452,7 +452,7 @@ def control_messages(numbers: Any) -> dict[str, bytes]:
     hello = {"model": {"model": "linear-gaussian", "kappa": 0.5}, "columns": ["x", "\u00e9"]}
     about = {"columns": ["x", "y"], "shapes": {"mean": [3]}, "software": "emfed 0"}
     constants = encode_constants(700, encode_floats(numbers))
-    question = encode_question("values", VIEW, numbers)
+    question = encode_question("values", VIEW, encode_floats(numbers))
     news = [
         (Kind.CONSTANTS, constants),
         (Kind.SETTINGS, encode_text({"view": VIEW, "seed": 3})),
@@ -490,7 +490,7 @@ def test_control_messages_come_back() -> None:
     question = read_short(made["question"]).body
     kind, view, values = decode_question(question)
     assert (kind, View.read(view)) == ("values", View((0, 2, 2), watched=True))
-    np.testing.assert_array_equal(values, numbers)
+    np.testing.assert_array_equal(decode_floats(values), numbers)
     assert payload_size(Kind.QUESTION, question) == floats_size(3)
     (_, constants), (_, settings), last = decode_bundle(peek(made["bundle"])[1])
     np.testing.assert_array_equal(decode_constants(constants, 3), [700, *numbers])

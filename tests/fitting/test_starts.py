@@ -20,8 +20,8 @@ from emfed.fitting.driver import begin_run, start_at
 from emfed.fitting.session import Session
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.starts import search
-from emfed.fitting.starts.sketch import Sketch, drawn, lloyd, seed_centres
-from emfed.models.clusters import Buckets
+from emfed.fitting.starts.sketch import Sketch, drawn
+from emfed.models.clusters import Buckets, lloyd, seed_centres
 from emfed.models.side_by_side import SideBySide
 from emfed.network import StackedFederation
 from emfed.testing import check_model
@@ -119,17 +119,20 @@ def test_a_sketch_has_the_variances_of_all_rows(seed: int, count: int) -> None:
             np.testing.assert_allclose(found, wanted, rtol=0.35)
 
 
-def test_the_start_of_many_workers_is_small() -> None:
-    """At most 300 bytes up and 1 kB down a worker; what follows from the seed is never sent."""
+@pytest.mark.parametrize(
+    ("start", "messages", "up", "down"), [("merge", 1, 110, 90), ("k-means", 5, 300, 1000)]
+)
+def test_the_start_of_many_workers_is_small(start: str, messages: int, up: int, down: int) -> None:
+    """So many bytes a worker; what follows from the seed is never sent."""
     rng = np.random.default_rng(5)
     rows = rng.normal(size=(7000, 20)) + 2 * rng.normal(size=(10, 20))[rng.integers(10, size=7000)]
     run = emfed.fitting.open_run(
-        emfed.gaussian_mixture(10, "tied"), list(rows.reshape(100, 70, 20)), start="auto", seed=1
+        emfed.gaussian_mixture(10, "tied"), list(rows.reshape(100, 70, 20)), start=start, seed=1
     )
     told = run.ledger.summary()["start"]
-    assert told["up"]["messages"] == told["down"]["messages"] == 500
-    assert told["up"]["payload"] <= 300 * 100
-    assert told["down"]["payload"] + told["down"]["envelope"] <= 1000 * 100
+    assert told["up"]["messages"] == told["down"]["messages"] == 100 * messages
+    assert told["up"]["payload"] <= 100 * up
+    assert told["down"]["payload"] + told["down"]["envelope"] <= 100 * down
 
 
 def test_a_fit_of_one_more_component_may_begin_at_a_split(monkeypatch: pytest.MonkeyPatch) -> None:

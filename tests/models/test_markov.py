@@ -224,3 +224,16 @@ def test_hostile_emissions_give_what_scaling_each_step_gives() -> None:
     np.testing.assert_allclose(got.log_densities, want, rtol=1e-10)
     np.testing.assert_allclose(got.states.sum(axis=0), 1, atol=1e-9)
     assert got.pairs.sum() == pytest.approx(2 * (steps - 1))
+
+
+def test_families_name_the_exceptions_alone() -> None:
+    rng = np.random.default_rng(0)
+    steps = np.stack([rng.normal(size=(20, 6)), rng.poisson(3, (20, 6))], axis=-1)
+    model = emfed.hidden_markov(2, {1: "poisson"})
+    fitted = emfed.fit(model, [steps[:8], steps[8:]], rounds=3, tol=0)
+    assert fitted.params.gaussian.shape == (2, 1, 2)
+    assert fitted.params.poisson.shape == (2, 1)
+    with pytest.raises(emfed.SettingsError, match="families names 2, which is not among"):
+        emfed.fit(emfed.hidden_markov(2, {2: "poisson"}), steps)
+    named = emfed.hidden_markov(2, {"visits": "poisson"}).among(["heat", "visits"])
+    assert [family.name for family in named.columns.families] == ["gaussian", "poisson"]

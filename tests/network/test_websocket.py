@@ -138,7 +138,7 @@ ALGORITHM = emfed.FedEM(emfed.Dithering(levels=4))
 
 def fit_over(transport: emfed.network.Transport, rounds: int = 6, **options: Any) -> Any:
     federation = emfed.network.RemoteFederation(
-        transport, **{"minimum": 3, "pause": 0.05, **options}
+        transport, **{"minimum": 3, "pause": 0.05, "masks": False, **options}
     )
     return emfed.fit(MODEL, None, ALGORITHM, federation=federation, rounds=rounds, seed=3)
 
@@ -159,7 +159,7 @@ def fitting_sites(folder: Path, where: Path, port: int, **options: Any) -> Itera
             where / name,
             key=folder / f"{name}.key",
             ca=folder / "keys" / "ca.pem",
-            **options,
+            **{"rules": OPEN, **options},
         )
         for name, table in tables().items()
     ]
@@ -487,7 +487,9 @@ def test_a_connection_cut_in_mid_message_loses_nothing(folder: Path, tmp_path: P
             if record.round % 3 == 1:
                 door.cut_after(100)
 
-        federation = emfed.network.RemoteFederation(server, minimum=3, pause=0.05, attempts=20)
+        federation = emfed.network.RemoteFederation(
+            server, minimum=3, pause=0.05, attempts=20, masks=False
+        )
         found = emfed.fit(
             MODEL,
             None,

@@ -41,8 +41,9 @@ WORDS = {
     "start": (
         "start",
         "before the first round",
-        "what finds a start: sums and counts of clusters of the site's rows (k-means), or its "
-        "exact statistics at the starting parameters",
+        "what finds a start: shares and means of clusters of the site's own rows (merge), sums and "
+        "counts of its rows in common clusters (k-means), or its exact statistics at the starting "
+        "parameters",
     ),
     "round": (
         "rounds",
@@ -83,11 +84,36 @@ def _fewest(result: Result) -> int | None:
     return None if result.facts is None else int(result.facts.rows.min())
 
 
+def masked(result: Result) -> bool:
+    """Whether the server was told sums over all sites alone."""
+    return result.facts is not None and result.facts.settings.get("masks") is True
+
+
+def protections(result: Result) -> str:
+    """Which protections were on, in a sentence or two."""
+    if masked(result):
+        return (
+            "Secure sums were on: what left a site was masked, and the server learned sums over "
+            "all sites that took part, and nothing of one of them. No noise was added to protect "
+            "single persons (no differential privacy)."
+        )
+    return (
+        "Secure sums were off: the server sees the messages of each site one by one. No noise was "
+        "added to protect single persons (no differential privacy)."
+    )
+
+
 def least_rows(result: Result) -> str:
     """The least number of rows behind a number that left a site: where averages hide least."""
     facts, rows = result.facts, _fewest(result)
     if facts is None or rows is None:
         return "Messages are averages over a site's rows."
+    if masked(result):
+        here = facts.rows[facts.rows > 0]
+        return (
+            f"The server knows sums over {len(here)} sites and their {_count(int(here.sum()))} "
+            "together; how many each has it was not told."
+        )
     shares, names = facts.shares, result.workers()["worker"]
     parts = int(result.model.describe().get("n_components", 1))
     if shares is None and parts > 1:
@@ -163,17 +189,16 @@ def _ways(result: Result) -> list[str]:
 
 
 def _did_not(result: Result) -> list[str]:
-    fewest = _fewest(result)
+    fewest = None if masked(result) else _fewest(result)
     whose = " with more rows than two" if fewest is not None and fewest <= TELLING_ROWS else ""
     lines = [
         f"What did not leave a site{whose}: single rows or cells, row names, which row belongs to "
         "which component, the smallest or largest value of a column, files, and any key to them.",
-        "What this does not promise: statistics are aggregates, not anonymous data. The server "
-        "sees the messages of each site one by one, and no noise was added to protect single "
-        "persons (no differential privacy). Where a component accounts for one or two of a site's "
-        "rows, its averages come close to them.",
+        f"{protections(result)} What this does not promise: statistics are aggregates, not "
+        "anonymous data. Where a component accounts for one or two rows, its averages come close "
+        "to them.",
     ]
-    facts = result.facts
+    facts = None if masked(result) else result.facts
     if facts is not None and (few := int((facts.rows < FEW_ROWS).sum())):
         table = result.workers()["worker"]
         names = [table[i] for i in np.flatnonzero(facts.rows < FEW_ROWS)[:8].tolist()]

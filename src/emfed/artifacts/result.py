@@ -84,7 +84,14 @@ class Result:
         raw = self.raw_bytes
         beside = "" if raw is None else f" (the rows themselves are {size(raw)})"
         up, down = size(self.bytes_up), size(self.bytes_down)
-        return f"{ended} in {self.rounds} rounds, {up} up and {down} down{beside}"
+        private = self.privacy
+        told = f"; {private['words']}" if private else ""
+        return f"{ended} in {self.rounds} rounds, {up} up and {down} down{beside}{told}"
+
+    @property
+    def privacy(self) -> Mapping[str, Any] | None:
+        """Of a private fit: epsilon and delta that each site spent, and how, in words."""
+        return None if self.facts is None else self.facts.settings.get("privacy")
 
     @property
     def raw_bytes(self) -> int | None:
@@ -109,8 +116,11 @@ class Result:
 
     @property
     def converged(self) -> bool:
-        """Whether the run ended because little was left to gain, and a full pass confirmed it."""
-        return self.confirmed and self.stopped in ("nats", "tolerance")
+        """Whether the run ended because little was left to gain, and a full pass confirmed it.
+
+        A private fit ends with its budget, after as many rounds as were planned.
+        """
+        return self.confirmed and self.stopped in ("nats", "tolerance", "budget")
 
     @property
     def guard_hits(self) -> int:

@@ -33,7 +33,7 @@ NAMES = {
     "covariance_type": ("full", "diag", "spherical", "tied"),
     "algorithm": ("auto", "em", "FedEM", "VR-FedEM"),
     "weights": ("samples", "uniform"),
-    "start": ("auto", "k-means", "moments"),
+    "start": ("auto", "merge", "k-means", "moments"),
 }
 """Options that are one of a few words."""
 
@@ -168,6 +168,22 @@ def fit(
             rich_help_panel=ALGORITHM,
         ),
     ] = False,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            metavar="NUMBER",
+            help="Fit privately: what the fit may tell of any one row (1 is strong, 10 is weak).",
+            rich_help_panel=ALGORITHM,
+        ),
+    ] = None,
+    delta: Annotated[
+        float,
+        typer.Option(
+            metavar="P",
+            help="With --epsilon: the probability with which the fit may tell more of a row.",
+            rich_help_panel=ALGORITHM,
+        ),
+    ] = 1e-6,
     compressor: Annotated[
         str | None,
         typer.Option(
@@ -211,8 +227,9 @@ def fit(
         str,
         typer.Option(
             metavar="NAME",
-            help="k-means (cluster sums and counts), moments (the spread of all data), or auto: "
-            "k-means where the model can. None chooses rows.",
+            help="merge (clusters of each worker's own rows), k-means (cluster sums and counts), "
+            "moments (the spread of all data), or auto: k-means where the model can, and merge "
+            "beside it where several starts compete. None chooses rows.",
             autocompletion=_complete("start"),
             rich_help_panel=ALGORITHM,
         ),

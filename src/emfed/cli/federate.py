@@ -185,6 +185,13 @@ def join(
     separator: Separator = None,
     decimal: Decimal = ".",
     encoding: Encoding = "utf-8",
+    categories: Annotated[
+        str,
+        typer.Option(
+            help="Columns of words, each with its words in the order that all sites agreed on: "
+            "ward=icu|surgery,sex=f|m. The run's family is then categorical."
+        ),
+    ] = "",
     device: Annotated[
         str | None, typer.Option(metavar="NAME", help="Compute on this site's GPU: cuda.")
     ] = None,
@@ -203,7 +210,7 @@ def join(
         str, typer.Option(help="websocket; or flower, where the server's run.toml says so.")
     ] = "websocket",
 ) -> None:
-    """Take part with this site's rows: statistics leave, rows do not.
+    """Take part with this site's rows: masked sums of statistics leave, under the owner's rules.
 
     Runs until the run is over or until Ctrl-C, through crashes of its own and of the server. Every
     message that leaves is shown here and kept in FOLDER/messages.jsonl. The model, if the run hands
@@ -237,7 +244,7 @@ def join(
         None if columns is None else listed(columns),
         read_rules(rules),
         dry_run=dry_run,
-        form=TextForm(separator, decimal, encoding),
+        form=TextForm(separator, decimal, encoding, categories),
         device=device,
         roster=roster,
         stay=stay,

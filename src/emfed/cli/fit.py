@@ -173,6 +173,7 @@ def _settings(options: Options, model: dict[str, Any]) -> FitSettings:
 SETTINGS = (
     *("follow_em", "participation", "weights", "start", "n_init"),
     *("rounds", "tol", "field_tol", "max_bytes", "seconds", "seed", "errors", "validate"),
+    *("epsilon", "delta"),
 )
 """Options that are settings of a fit under the same name."""
 

@@ -34,7 +34,7 @@ SAME = (
     *("batch_size", "follow_em", "participation", "weights", "start", "n_init", "rounds"),
     *("tol", "field_tol"),
     *("max_bytes", "seconds", "checkpoint", "resume", "missing", "groups", "columns", "seed"),
-    *("threads", "device", "precision", "target"),
+    *("threads", "device", "precision", "target", "epsilon", "delta"),
     *("bins", "family", "penalty", "smoothing", "seasonality", "site_covariates"),
     *("time_covariates", "level", "since", "until"),
 )

@@ -32,7 +32,8 @@ app = typer.Typer(
     name="emfed",
     cls=Group,
     help="Federated Expectation-Maximization: fit latent-variable models on data that may not be "
-    "pooled. Workers send compressed statistics, never rows.",
+    "pooled. Workers send statistics of their rows; what keeps rows secret is in "
+    "docs/what-the-server-learns.md.",
     epilog=examples(
         "emfed fit wards.csv --groups hospital --n-components 2:8 -o wards.emfed",
         "emfed predict wards.emfed new.csv",

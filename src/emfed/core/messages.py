@@ -222,18 +222,22 @@ class HeldUp:
 class Question:
     """What everyone is asked at given parameters, outside the rounds of an algorithm."""
 
-    kind: Literal["statistics", "values", "scores", "validation"]
+    kind: Literal["statistics", "values", "scores", "validation", "clusters"]
     """Exact statistics; the mean log-likelihood and entropy of each part, ``(parts, 2)``; how well
-    the model fits a worker's rows, see `emfed.network.scoring`; or how well it fits rows that it
-    was not fitted to, see `emfed.network.validation`."""
+    the model fits a worker's rows, see `emfed.network.scoring`; how well it fits rows that it was
+    not fitted to, see `emfed.network.validation`; or a worker's own clusters, see
+    `emfed.network.own_clusters`."""
     view: View
     params: Any
+    """None: the answer depends on none."""
     purpose: str = "question"
     """The kind of message that the ledger counts it as."""
     everyone: bool = False
     """Whether the answer needs every worker: a start does, a diagnosis does not."""
     informed: IntArray | None = None
     """Workers that need not be told the parameters: those of the last round that they answered."""
+    statistics: FloatArray | None = None
+    """S on a grid, where the parameters are T(S): that is shorter to tell."""
 
 
 @dataclass(frozen=True)

@@ -698,7 +698,21 @@ class Federation(ABC):
     @abstractmethod
     def scores(self, question: Question) -> FloatArray:
         """Each worker's scores, ``(size, 4)`` and its shares of components, or what it says to a
-        question for validation, ``(size, 6)``; NaN: none came."""
+        question for validation, ``(size, 6)``, or its own clusters with the bytes that they took;
+        NaN: none came."""
+
+    def open_private(
+        self, model: Model, columns: Sequence[str] | None, privacy: Any
+    ) -> tuple[int, tuple[str, ...] | None, Sequence[str] | None]:
+        """Everyone joins without a number of its rows: how many columns, their and workers' names.
+
+        ``privacy`` is what the run may tell of any one row.
+        """
+        raise SettingsError(f"epsilon: {type(self).__name__} has no private answers.")
+
+    def release(self, asked: Any, purpose: str, seed: int, number: int) -> IntArray:
+        """The sum of everyone's answer to a question that is answered with noise."""
+        raise SettingsError(f"epsilon: {type(self).__name__} has no private answers.")
 
     @abstractmethod
     def worker_rows(self) -> tuple[IntArray, Rows]:

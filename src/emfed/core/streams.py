@@ -13,6 +13,7 @@ the conversions below are therefore our own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 
 import numpy as np
@@ -52,6 +53,8 @@ class Purpose(IntEnum):
     SEEDING = 42
     POINTS = 43
     SKETCH = 44
+    CLUSTERS = 45
+    PRIVACY = 46
     NETWORK_FAULTS = 60
 
 
@@ -94,6 +97,18 @@ def words(
         out[row] = stream.random_raw(blocks * 4)[:count]
         position = target + blocks
     return out
+
+
+def word_source(
+    seed: int, round_: int, purpose: Purpose, worker: int
+) -> Callable[[int], NDArray[np.uint64]]:
+    """Words without end, some at a time: for what draws as many as it happens to need.
+
+    A worker's stream begins 2**96 blocks after that of the one before.
+    """
+    key = np.array([seed, (int(purpose) << _ROUND_BITS) + round_], dtype=np.uint64)
+    stream = np.random.Philox(key=key, counter=worker << 96)
+    return lambda count: np.asarray(stream.random_raw(count))
 
 
 def _reorder(block: NDArray[np.uint64], workers: IntArray, low: int) -> NDArray[np.uint64]:

@@ -51,6 +51,17 @@ class TextForm:
     """Between columns; None: a comma, in .tsv files a tab."""
     decimal: str = "."
     encoding: str = "utf-8"
+    categories: str = ""
+    """Columns of words and their words in the order of the codes: ``ward=icu|surgery,sex=f|m``."""
+
+    @property
+    def words(self) -> dict[str, list[str]]:
+        """The categories by column."""
+        found = {}
+        for part in next(csv.reader([self.categories], skipinitialspace=True), []):
+            name, _, words = part.partition("=")
+            found[name.strip()] = [word.strip() for word in words.split("|")]
+        return found
 
     def __post_init__(self) -> None:
         parts = self.separator
@@ -64,6 +75,12 @@ class TextForm:
             raise SettingsError(f"--decimal must be . or , (a comma); got {self.decimal!r}.")
         if self.decimal == "," and parts == ",":
             raise SettingsError("--decimal , needs another --separator, such as ';'.")
+        for name, words in self.words.items():
+            if not name or len({*words}) < max(2, len(words)) or "" in words:
+                raise SettingsError(
+                    "--categories must name columns with their words in the order of the codes, "
+                    f"such as ward=icu|surgery,sex=f|m; got {self.categories!r}."
+                )
         try:
             "".encode(self.encoding)
         except LookupError:
@@ -247,7 +264,7 @@ def numbers(
     form: TextForm = PLAIN,
 ) -> FloatArray:
     """These columns as float64, missing values as NaN, categories as their codes."""
-    categories = categories or {}
+    categories = categories or form.words
     if absent := [name for name in columns if name not in frame.columns]:
         raise DataError(f"{where} has no column {absent[0]!r}; it has {list(frame.columns)}.")
     parts = [

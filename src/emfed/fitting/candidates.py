@@ -148,8 +148,7 @@ class Candidates:
         if not np.isnan(left.values).any():
             return left.values
         view = View((place,))
-        params = session.view(view).maximize(left.statistics)
-        told: FloatArray = session.ask("values", view, params)[0]
+        told: FloatArray = session.ask("values", view, left.statistics)[0]
         return told
 
     def _follow(self, run: Run, record: RoundRecord) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -34,6 +34,8 @@ from emfed.core.registry import plain
 from emfed.data.workers import as_workers
 from emfed.fitting.candidates import Candidates
 from emfed.fitting.climbing import Climb
+from emfed.fitting.private import private_result, private_run, remarks_of
+from emfed.fitting.progress import progress
 from emfed.fitting.rounds import Run, remembered
 from emfed.fitting.selection import (
     Selection,
@@ -128,6 +130,8 @@ NOBODY = Watch()
 
 def run_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY) -> Fitted:
     """Open the federation, find a start, make the rounds, choose, and look at the end."""
+    if settings.epsilon is not None:
+        return private_fit(settings, federation, watch)
     remarks: list[str] = []
     session, parts = open_session(settings, federation, remarks)
     algorithm = settings.method(federation.size)
@@ -175,6 +179,17 @@ def run_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY
     return replace(
         fitted, result=kept, remarks=tuple(remarks), shortfall=short, thrown_off=thrown_off
     )
+
+
+def private_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY) -> Fitted:
+    """A fit with an epsilon: its budget decides how many rounds there are."""
+    run, columns = private_run(settings, federation, watch.checkpoint, watch.resume)
+    hooks = [hook for hook in watch.callbacks if not hasattr(hook, "attach")]
+    stopped = run.until(Stop(run.rounds), hooks)
+    result = private_result(run, columns, "budget" if stopped == "rounds" else stopped)
+    remarks = remarks_of(run)
+    told = with_setting(result, "remarks", remarks) if remarks else result
+    return Fitted(told, remarks=tuple(remarks))
 
 
 def _onlookers(run: Run, own: Sequence[Any], curve: Curve | None, watch: Watch) -> list[Callback]:
@@ -399,13 +414,13 @@ def _finished(
         if scores is not None and np.isfinite(scores[:, 0]).all():
             likelihood = float(session.weights @ scores[:, 0])
     if likelihood is None and settings.likelihood:
-        view, params = of_part(session, place, result)
-        likelihood = float(session.ask("values", view, params, "closing")[0, 0])
+        view = main_view(session, (place,), False)
+        likelihood = float(session.ask("values", view, result.statistics, "closing")[0, 0])
     return Fitted(result, selection, likelihood)
 
 
 def _without_empty(result: Result, remarks: list[str]) -> Result:
-    """Components that explain no row look like all rows together, with a trace of weight.
+    """Components that explain no row are copies of the heaviest, with a trace of weight.
 
     Nothing but noise says where they are. A mean outside the data would be no answer.
     """
@@ -421,12 +436,6 @@ def _without_empty(result: Result, remarks: list[str]) -> Result:
     model = result.model
     params = model.to_user(model.maximize(statistics))
     return replace(result, statistics=statistics, params=params)
-
-
-def of_part(session: Session, part: int, result: Result) -> tuple[View, Any]:
-    """The view of one candidate, and the parameters of its result, as a question takes them."""
-    view, params = main_view(session, (part,), False), result.model.maximize(result.statistics)
-    return view, SideBySideParameters((params,)) if view.parts is not None else params
 
 
 def _place(selection: Selection | None, settings: FitSettings, parts: tuple[int, ...]) -> int:
@@ -446,7 +455,7 @@ def part_of(whole: Result, session: Session, part: int, statistics: FloatArray) 
 def with_scores(result: Result, session: Session, part: int, remarks: list[str]) -> Result:
     """The result with how well it fits each worker: parameters to everyone, four numbers back."""
     assert result.facts is not None
-    told = session.scores(*of_part(session, part, result))
+    told = session.scores(main_view(session, (part,), False), result.statistics)
     silent = np.flatnonzero(session.attendance.here & np.isnan(told[:, 0]))
     if len(silent):
         remarks.append(
@@ -496,6 +505,7 @@ def result_of(run: Run, stopped: str, settings: FitSettings | None = None) -> Re
         "algorithm": run.algorithm.describe(),
         "participation": run.participation.describe(),
         "limits": {} if stop is None else {k: v for k, v in vars(stop).items() if v is not None},
+        "masks": session.masks,
     }
     return Result(
         model=run.model,
@@ -584,6 +594,7 @@ def fit(
     threads: int | None = None,
     device: Any | None = None,
     precision: Precision = "double",
+    verbose: bool = False,
     **settings: Any,
 ) -> Result:
     """Fit a model on the rows of many workers, in this process or wherever they are.
@@ -606,6 +617,7 @@ def fit(
     threads : of the linear algebra.
     device, precision : ``"cuda"`` puts the rows on a GPU, or streams them to it where they do not
         fit: answers agree with numpy's to rounding or, with ``precision="fast"``, to six digits.
+    verbose : whether a bar on stderr shows rounds, bytes and the time that may be left.
     **settings : all other fields of `FitSettings`: ``n_components``, ``start``, ``n_init``,
         ``participation``, ``weights``, ``tol``, ``rounds``, ``seed``, ``scores``, ...
 
@@ -637,8 +649,21 @@ def fit(
     with (
         threads_of(threads),
         federation_of(federation, data, groups, sample_weight, device, precision) as network,
+        shown(given, watch, verbose) as watched,
     ):
-        return warned(run_fit(given, network, watch)).result
+        return warned(run_fit(given, network, watched)).result
+
+
+@contextlib.contextmanager
+def shown(
+    settings: FitSettings, watch: Watch, verbose: bool, title: str = "fit"
+) -> Iterator[Watch]:
+    """Who looks at a fit, with a bar beside them where the user wants one."""
+    if not verbose:
+        yield watch
+        return
+    with progress(settings, title, always=True) as show:
+        yield replace(watch, callbacks=(show, *watch.callbacks))
 
 
 def warned(fitted: Fitted, stacklevel: int = 3) -> Fitted:
@@ -660,6 +685,7 @@ def select_components(
     threads: int | None = None,
     device: Any | None = None,
     precision: Precision = "double",
+    verbose: bool = False,
     **settings: Any,
 ) -> Selection:
     """Fit a mixture with each number of components in one run, and choose by BIC, ICL or AIC.
@@ -682,8 +708,9 @@ def select_components(
     with (
         threads_of(threads),
         federation_of(federation, data, groups, sample_weight, device, precision) as network,
+        shown(given, watch, verbose) as watched,
     ):
-        fitted = warned(run_fit(given, network, watch))
+        fitted = warned(run_fit(given, network, watched))
     if fitted.selection is None:  # one number alone was left to try
         assert given.numbers is not None
         k = given.numbers[0]

@@ -176,6 +176,12 @@ class Rounds(ABC):
         return reason
 
 
+WAITS, WAIT_SECONDS = 10, 420.0
+"""Who left a masked run cannot come back to it, so it is waited for longer: ten times as many
+exchanges, but no more than ``patience`` of them after seven minutes, in which a machine restarts.
+The pauses of a default deployment are 1, 2, 4 and 8 s an exchange, so both come to the same."""
+
+
 @final
 class Run(Rounds):
     """A run in progress: the server's state, who was accepted when, and the records so far.
@@ -306,7 +312,9 @@ class Run(Rounds):
 
     def ask(self, kind: Literal["statistics", "values"], purpose: str = "question") -> FloatArray:
         """What everyone says at T(S): exact statistics, or values of each part."""
-        return self.session.ask(kind, self.view, self.params, purpose)
+        exact = self.view.watched or kind == "statistics" or purpose == "monitor"
+        at = self.params if exact else self.state.statistics
+        return self.session.ask(kind, self.view, at, purpose)
 
     def ask_before(self, statistics: FloatArray) -> FloatArray:
         """Values of each part at the statistics of the last round, which who answered it knows."""
@@ -404,10 +412,13 @@ class Run(Rounds):
         """The sum that a masked round tells, and who was heard of.
 
         While some are missing there is no sum: everyone is asked again, as often as ``patience``
-        says, and then those who are missing have left.
+        says and for some minutes, and then those who are missing have left.
         """
         patience, q = self.session.patience, len(self.state.control)
-        for _ in range(1 if patience is None else patience):
+        began = time.monotonic()
+        for attempt in range(1 if patience is None else WAITS * patience):
+            if attempt >= (patience or 1) and time.monotonic() - began > WAIT_SECONDS:
+                break
             arrived = self._exchanged(request, request)
             heard = np.union1d(arrived.workers, arrived.lost_memory)
             if self.federation.carries_bytes:  # it tells a sum of all, or of nobody

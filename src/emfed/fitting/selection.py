@@ -12,6 +12,7 @@ import numpy as np
 from emfed.artifacts.result import CRITERIA, Result, criterion
 from emfed.core.protocols import FloatArray, HeldUp, Model
 from emfed.models import HiddenMarkov
+from emfed.models.clusters import Clusters
 
 ATOM_SHARE, ROWS_PER_PARAMETER = 0.2, 5.0
 """Rows at one value of a column are an atom of it if they are this share of all, and this many for
@@ -158,20 +159,24 @@ def collapses(result: Result) -> bool:
 def empty_components(
     model: Any, statistics: FloatArray, rows: float
 ) -> tuple[list[int], FloatArray] | None:
-    """Components that explain less than half a row, and statistics in which they look like all.
+    """Components that explain less than half a row, and statistics in which they are copies.
 
-    `Model.protect` gives a component that dies the parameters it had before: here, those of all.
+    `Model.protect` gives a component that dies the parameters it had before: here, those of the
+    heaviest. A copy with a trace of weight changes no likelihood, and EM leaves it where it is.
+    Clusters of k-means have no weight, so there a copy would take rows.
     """
-    if "mass" not in model.layout.slices or getattr(model, "n_components", 1) < 2:
+    if "mass" not in model.layout.slices or isinstance(model, Clusters):
         return None
     mass = statistics[model.layout.slices["mass"]]
-    empty = mass < 0.5 / (rows * getattr(model, "length", 1.0))  # steps of a sequence are rows
+    steps = model.length if isinstance(model, HiddenMarkov) else 1.0  # of a sequence: they are rows
+    empty = mass < 0.5 / (rows * steps)
     if not empty.any() or empty.all():
         return None
+    heaviest = int(np.argmax(mass))
     trace, before = 0.25 / rows, model.layout.split(statistics.copy())
     for value in before.values():
         if len(value) == len(mass):
-            value[empty] = trace * value[~empty].sum(axis=0) / mass[~empty].sum()
+            value[empty] = trace * value[heaviest] / mass[heaviest]
     after = statistics.copy()
     after[model.layout.slices["mass"]] = np.where(empty, 0.0, mass)
     found = model.protect(model.layout.join(before), after)

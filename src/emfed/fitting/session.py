@@ -10,6 +10,7 @@ from typing import Any, Literal, Self, final
 
 import numpy as np
 
+from emfed.algorithms.steps import rounded_statistics
 from emfed.core.errors import MembersChanged, ParticipationError, SettingsError
 from emfed.core.ledger import Ledger
 from emfed.core.protocols import (
@@ -22,6 +23,7 @@ from emfed.core.protocols import (
     Question,
     View,
 )
+from emfed.core.wire import encode_numbers, is_grid
 from emfed.fitting.settings import worker_weights
 from emfed.models.binding import Bound
 from emfed.models.naming import columns_named
@@ -31,6 +33,9 @@ from emfed.network.prices import Prices
 from emfed.network.sums import add_up_opening
 
 logger = logging.getLogger(__name__)
+QUESTION_LOSS = 1e-12
+"""Nats per row that rounding the parameters of a question may cost: entropies, which are no maximum
+there, then keep eight digits."""
 LOOK_AGAIN = 10
 """Exchanges after which a worker that left is asked again; twice as many each time it leaves."""
 LOSSES, LOSSES_EVERY = 3, 100
@@ -337,10 +342,14 @@ class Session:
         everyone: bool = False,
         informed: IntArray | None = None,
     ) -> FloatArray:
-        """The weighted sum of everyone's answer; values come as ``(parts, 2)``."""
+        """The weighted sum of everyone's answer; values come as ``(parts, 2)``.
+
+        ``params`` may be statistics, of which they are T: these are told on a grid.
+        """
         strict = everyone and self.patience is None
         told_all = None if self.masks else informed  # masks are for one message to all
-        question = Question(kind, view, params, purpose, strict, told_all)
+        params, grid = self._on_grid(view, params)
+        question = Question(kind, view, params, purpose, strict, told_all, grid)
         told = self.federation.ask(question, self.weights)
         silent = np.setdiff1d(self.federation.missed, np.flatnonzero(~self.attendance.here))
         self._priced(question, silent)
@@ -349,23 +358,53 @@ class Session:
             raise MembersChanged("who is here has changed since the question was asked.")
         return told.reshape(-1, 2) if kind == "values" else told
 
-    def _priced(self, question: Question, silent: IntArray) -> None:
+    def _on_grid(self, view: View, params: Any) -> tuple[Any, FloatArray | None]:
+        """Parameters, and the statistics on a grid that they are T of, where these are shorter."""
+        if not isinstance(params, np.ndarray):
+            return params, None
+        model = self.view(view)
+        coarse = rounded_statistics(model, params, QUESTION_LOSS)
+        if is_grid(encode_numbers(coarse)):
+            return model.maximize(coarse), coarse
+        return model.maximize(params), None
+
+    def _priced(self, question: Question, silent: IntArray, sizes: IntArray | None = None) -> None:
         if self.prices is not None:
             width = answer_width(question, self.view(question.view))
             asked = np.flatnonzero(self.attendance.here)
-            self.prices.ask(question, width, asked, np.setdiff1d(asked, silent))
+            self.prices.ask(question, width, asked, np.setdiff1d(asked, silent), sizes)
 
     def scores(
         self, view: View, params: Any, kind: Literal["scores", "validation"] = "scores"
     ) -> FloatArray:
         """How well the model fits each worker's rows, ``(workers, 4)``; or rows held out."""
-        question = Question(kind, view, params, "closing")
+        params, grid = self._on_grid(view, params)
+        question = Question(kind, view, params, "closing", statistics=grid)
         told = self.federation.scores(question)
         if self.masks and not self.federation.carries_bytes:  # a network is told the mean alone
             told = np.tile(self.weights @ told, (len(told), 1))
         told[~self.attendance.here] = np.nan
         self._priced(question, self.federation.missed)
         return told
+
+    def own_clusters(self, view: View) -> tuple[FloatArray, FloatArray] | None:
+        """Shares of all rows and means of everybody's own clusters; None if somebody tells none.
+
+        With masks nobody tells what it alone has.
+        """
+        if self.masks:
+            return None
+        question = Question("clusters", view, None, "start")
+        told = self.federation.scores(question)
+        sizes = np.nan_to_num(told[:, -1]).astype(np.int64)
+        self._priced(question, self.federation.missed, sizes)
+        told = told[self.attendance.here, :-1]
+        if not np.isfinite(told).all():
+            return None
+        model = self.view(view)
+        shares = np.maximum(told[:, : model.most], 1e-3)  # noise may lead below zero
+        shares *= (self.weights[self.attendance.here] / shares.sum(axis=1))[:, None]
+        return np.ravel(shares), told[:, model.most :].reshape(-1, model.n_features)
 
     def fingerprint(self) -> dict[str, Any]:
         """What tells this session from one with other data, weights or workers."""

@@ -15,6 +15,7 @@ from emfed.algorithms import EM, AutoEM, Bernoulli, Everyone, FedEM, VRFedEM
 from emfed.artifacts.result import CRITERIA
 from emfed.compressors import SubtractiveDithering
 from emfed.core.errors import SettingsError, check_count, check_range, check_type
+from emfed.core.privacy import Privacy
 from emfed.core.protocols import Algorithm, FloatArray, IntArray, Model, Participation
 from emfed.core.registry import MODELS
 from emfed.core.streams import check_seed
@@ -33,7 +34,7 @@ is |H|^2 over the share of it that one step of EM closes."""
 PATIENCE = 3
 """Rounds in a row that a worker may miss. The memory of an absent worker is a constant force: of
 three sites one that left after round 3 ends the run at -19.6 nats a row in place of -3.69."""
-STARTS = ("auto", "k-means", "moments", "points")
+STARTS = ("auto", "merge", "k-means", "moments", "points")
 
 
 @final
@@ -50,8 +51,10 @@ class FitSettings:
     algorithm : ``"auto"`` (the pooled answer for few bytes; alone, EM with long steps), ``"em"``,
         ``"FedEM"``, ``"VR-FedEM"``, or an `Algorithm`.
     follow_em : with ``"auto"``, take little noise and no momentum, and so end where EM ends.
-    start : parameters in the user's units, or how to find them: ``"auto"`` (k-means where the model
-        has clusters), ``"k-means"``, ``"moments"`` or ``"points"`` (rows leave their workers).
+    start : parameters in the user's units, or how to find them: ``"merge"`` (workers' own clusters
+        are merged), ``"k-means"`` (of all rows, by sums alone), ``"moments"``, ``"points"`` (rows
+        leave their workers), or ``"auto"``: k-means where the model has clusters, against which
+        merged starts compete if ``n_init`` is above 1; else moments.
     n_init : starts that compete; the best is kept.
     start_statistics : whether S_0 is the ``"expected"`` statistics at given parameters (the paper)
         or what ``"parameters"`` imply, which sends nothing.
@@ -78,6 +81,9 @@ class FitSettings:
         masks its numbers, so that the server learns the sum over all and nothing of one. None: so
         it is between machines with three sites or more, and nowhere else.
     likelihood : whether everyone is asked at the end for the log-likelihood, if nobody told it.
+    epsilon : what the whole fit may tell of any one row, at most (differential privacy, with one
+        row more or less): 1 is strong, 10 is weak. None: sums are exact. See docs/private-runs.md.
+    delta : the probability with which it may tell more; well below one in the number of rows.
     """
 
     model: Model | Callable[[int], Model]
@@ -107,6 +113,8 @@ class FitSettings:
     validate: bool = False
     likelihood: bool = False
     masks: bool | None = None
+    epsilon: float | None = None
+    delta: float = 1e-6
     numbers: tuple[int, ...] | None = field(init=False, default=None)
     """The numbers of components, read."""
 
@@ -136,9 +144,40 @@ class FitSettings:
             object.__setattr__(self, "numbers", tuple(read_range(self.n_components)))
         elif not isinstance(self.model, Model):
             check_type("model", self.model, Model, "gaussian_mixture(3)")
+        if self.epsilon is not None:
+            self._check_private()
         check_type("participation", self.who(), Participation, "Bernoulli(0.5)")
         self.method(2)
         self.stop(self.method(2), 2)
+
+    def _check_private(self) -> None:
+        """Refuse what a private fit has no answer to."""
+        self.privacy  # noqa: B018 (it checks epsilon and delta)
+        told = {
+            "algorithm": self.algorithm == "auto",
+            "start": self.start == "auto",
+            "participation": isinstance(self.who(), Everyone),
+            "weights": self.weights == "samples",
+            "errors": not self.errors,
+            "validate": not self.validate,
+        }
+        for name, fine in told.items():
+            if not fine:
+                raise SettingsError(
+                    f"epsilon and {name} do not go together: a private fit spends its budget on "
+                    f"rounds of its own. Leave {name} out, or epsilon."
+                )
+        if self.numbers is not None and len(self.numbers) > 1:
+            raise SettingsError(
+                "epsilon goes with one number of components: comparing several would spend the "
+                "budget of each. Choose the number beforehand, by what you know or from data that "
+                "are public, or split the epsilon over a run for each number."
+            )
+
+    @property
+    def privacy(self) -> Privacy | None:
+        """What the fit may tell of any one row; None: that is not bounded."""
+        return None if self.epsilon is None else Privacy(float(self.epsilon), float(self.delta))
 
     # What the words mean.
 

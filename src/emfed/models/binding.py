@@ -15,12 +15,14 @@ from typing import Any, final
 import numpy as np
 
 from emfed.core.errors import SettingsError, WireError
-from emfed.core.protocols import FloatArray, IntArray, Model, Opening, Parameters, View
+from emfed.core.protocols import FloatArray, IntArray, Model, Opening, Parameters, Question, View
 from emfed.core.wire import (
     LOSS,
     decode_constants,
     encode_constants,
+    encode_floats,
     encode_moments,
+    encode_numbers,
     rounded_moments,
     worker_loss,
 )
@@ -92,9 +94,19 @@ def unflatten(values: FloatArray, shapes: Shapes) -> dict[str, FloatArray]:
     return out
 
 
-def flatten_params(params: Parameters) -> FloatArray:
-    """theta as one vector."""
+def flatten_params(params: Parameters | None) -> FloatArray:
+    """theta as one vector; None is empty."""
+    if params is None:
+        return np.empty(0)
     return np.concatenate([np.ravel(array) for array in params.arrays().values()])
+
+
+def told_parameters(question: Question) -> bytes:
+    """What tells the parameters of a question: themselves, or statistics on a grid."""
+    if question.statistics is not None:
+        return encode_numbers(question.statistics)
+    values = flatten_params(question.params)
+    return encode_floats(values) if len(values) else b""
 
 
 def unflatten_params(values: FloatArray, like: Parameters) -> Parameters:

@@ -21,7 +21,7 @@ from array_api_compat import array_namespace, device
 from emfed.core.errors import SettingsError, check_count, check_type, known
 from emfed.core.protocols import FloatArray, IntArray, Layout, Metric, Model, Parameters
 from emfed.core.registry import register_model, stored
-from emfed.core.streams import Purpose, normals
+from emfed.core.streams import Purpose, normals, uniforms
 from emfed.models.components import (
     SMALLEST_MASS,
     check_rows_suffice,
@@ -31,6 +31,9 @@ from emfed.models.mixture import blocks, to_numpy
 from emfed.models.parameters import Frame, common_frame
 from emfed.models.portraits import Portrait, centre_portrait
 from emfed.models.rows import check_rows, combine_moments, moments, total_weight
+
+TRIALS = 4
+"""Centres tried at each step of the seeding, of which the best is kept."""
 
 
 @final
@@ -557,3 +560,52 @@ class Buckets(Model):
 
     def describe(self) -> dict[str, Any]:
         return {"model": "buckets", "inner": self.inner.describe(), "seed": self.seed}
+
+
+# k-means of weighted points.
+
+
+def seed_centres(
+    mass: FloatArray, points: FloatArray, count: int, seed: int, attempt: int
+) -> FloatArray:
+    """k-means++ (Arthur, Vassilvitskii 2007), greedy: ``count`` of the points, far from each other.
+
+    A point is drawn with probability proportional to its mass times its squared distance to the
+    centres so far; of a few drawn the one that lowers the distances most is taken.
+    """
+    address = np.array([attempt], dtype=np.int64)
+    draws = uniforms(seed, 0, Purpose.SEEDING, address, 1 + TRIALS * (count - 1))[0]
+    first = int(np.searchsorted(np.cumsum(mass)[:-1], draws[0] * mass.sum(), side="right"))
+    chosen = [first]
+    distances = ((points - points[first]) ** 2).sum(axis=-1)
+    for step in range(count - 1):
+        below = np.cumsum(mass * distances)
+        u = draws[1 + TRIALS * step : 1 + TRIALS * (step + 1)] * below[-1]
+        picks = np.minimum(np.searchsorted(below, u, side="right"), len(points) - 1)
+        tried = ((points[None] - points[picks][:, None]) ** 2).sum(axis=-1)
+        tried = np.minimum(tried, distances)
+        best = int(np.argmin(tried @ mass))
+        chosen.append(int(picks[best]))
+        distances = tried[best]
+    return points[chosen]
+
+
+def lloyd(
+    mass: FloatArray, points: FloatArray, centres: FloatArray, steps: int = 50
+) -> tuple[IntArray, FloatArray, float]:
+    """Labels, centres and weighted inertia where Lloyd's algorithm ends."""
+    count, labels = len(centres), np.full(len(points), -1, dtype=np.int64)
+    for _ in range(steps):
+        scores = points @ centres.T - 0.5 * (centres**2).sum(axis=-1)
+        nearest = np.argmax(scores, axis=-1).astype(np.int64)
+        if np.array_equal(nearest, labels):
+            break
+        labels = nearest
+        member = np.zeros((count, len(points)))
+        member[labels, np.arange(len(points))] = mass
+        total = member.sum(axis=-1)
+        held = total > 0
+        centres = centres.copy()
+        centres[held] = (member[held] @ points) / total[held, None]
+    distances = ((points - centres[labels]) ** 2).sum(axis=-1)
+    return labels, centres, float(mass @ distances)

@@ -150,9 +150,11 @@ class Columns:
         if not self.groups:
             raise SettingsError("families: expected at least one column that is no exposure.")
 
-    def among(self, names: Sequence[str]) -> Columns:
+    def among(self, names: Sequence[Any]) -> Columns:
         """The families of a table with these columns: Gaussian where a dict names none."""
         if self.names is None or self.names == tuple(names):
+            return self
+        if self.by_position and not all(isinstance(name, int) for name in names):
             return self
         if absent := [name for name in self.names if name not in names]:
             raise SettingsError(
@@ -177,15 +179,28 @@ class Columns:
         return f"{self.missing} {self.describe()}", frame.tobytes()
 
     @property
+    def by_position(self) -> bool:
+        """Whether a dict named columns by where they stand."""
+        return self.names is not None and all(isinstance(name, int) for name in self.names)
+
+    @property
+    def width(self) -> int | None:
+        """The number of columns of a table; None: any."""
+        return None if self.every or self.by_position else self.count
+
+    @property
     def count(self) -> int:
         """The number of columns."""
         return len(self.families)
 
     def fit_to(self, width: int) -> Columns:
-        """The families of a table of this width."""
-        if not self.every:
+        """The families of a table of this width: where a dict names positions, the exceptions."""
+        if self.every:
+            return dataclasses.replace(self, families=self.families * width, every=False)
+        if not self.by_position:
             return self
-        return dataclasses.replace(self, families=self.families * width, every=False)
+        places = tuple(range(width))
+        return dataclasses.replace(self.among(places), names=None)
 
     def _position(self, column: str | int) -> int:
         where = list(self.names or ())

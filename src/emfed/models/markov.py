@@ -89,6 +89,10 @@ class HiddenMarkov(Model):
             )
         )
 
+    def among(self, names: Sequence[str]) -> Self:
+        """For steps with these columns, of which ``families`` may name the exceptions alone."""
+        return dataclasses.replace(self, columns=self.columns.among(names))
+
     # The opening exchange.
 
     def check(
@@ -101,9 +105,9 @@ class HiddenMarkov(Model):
                 f"with NaN (see pad_sequences); got shape {tuple(data.shape)}."
             )
         rows = to_numpy(data)
-        if not self.columns.every and rows.shape[-1] != self.columns.count:
+        if rows.shape[-1] != (self.columns.width or rows.shape[-1]):
             raise DataError(
-                f"{where}: expected {self.columns.count} columns; got {rows.shape[-1]}."
+                f"{where}: expected {self.columns.width} columns; got {rows.shape[-1]}."
             )
         empty = np.flatnonzero(lengths(~np.isnan(rows)) == 0)
         if len(empty):

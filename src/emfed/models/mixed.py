@@ -100,7 +100,7 @@ class MixedMixture(MixtureModel):
         self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
     ) -> None:
         """Every entry is NaN or one that its family can give."""
-        check_table(data, where, None if self.columns.every else self.columns.count)
+        check_table(data, where, self.columns.width)
         self.columns.fit_to(data.shape[-1]).check(data, where, columns, first)
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:

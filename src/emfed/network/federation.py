@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import Any, final
 
@@ -23,6 +24,7 @@ from emfed.core.errors import (
     check_range,
     check_type,
 )
+from emfed.core.privacy import Privacy
 from emfed.core.protocols import (
     WHOLE,
     Algorithm,
@@ -54,6 +56,7 @@ from emfed.core.wire import (
     decode_reply,
     encode_bundle,
     encode_count,
+    encode_floats,
     encode_question,
     encode_request,
     encode_text,
@@ -62,12 +65,15 @@ from emfed.core.wire import (
     steps_size,
 )
 from emfed.models import build_model
-from emfed.models.binding import Bound, extra_owners, flatten, flatten_params
+from emfed.models.binding import Bound, extra_owners, flatten, told_parameters
+from emfed.models.bounded import Asked
+from emfed.models.clusters import Buckets
 from emfed.network import texts
 from emfed.network.connection import Connection, logger
 from emfed.network.inprocess import answer_width
 from emfed.network.masking import SMALLEST_SET, encode_members, encode_roster
 from emfed.network.membership import Members, RollCall, new_run
+from emfed.network.own_clusters import decode_clusters
 from emfed.network.plausible import impossible_statistics, impossible_upload
 from emfed.network.prices import first_question
 from emfed.network.scoring import SCORES
@@ -81,6 +87,7 @@ from emfed.network.sums import (
     encode_lattice,
     from_fixed,
     opening_shape,
+    private_shape,
     shape_size,
     upload_shape,
 )
@@ -242,13 +249,33 @@ class RemoteFederation(Federation):
             self.members = self._roll.gather(run, description, wanted, least, model, rounded)
             self._note_changes(before)
             self._know_members()
-            if self.masks:
+            if self.masks and self._roll.privacy is None:
                 self._add_up_opening()
             self.members.traffic = traffic.open(self.members.keys)
             self._keep_members()
         self.masks = self._roll.masks = bool(self.members.roster)
         self._supports = self.members.supports(model)
+        if self._roll.privacy is not None:
+            return Opening(self.members.counts, {}, self.members.columns, self.members.keys)
         return replace(self.members.opening, supports=self._supports)
+
+    def open_private(
+        self, model: Model, columns: Sequence[str] | None, privacy: Privacy
+    ) -> tuple[int, tuple[str, ...] | None, Sequence[str] | None]:
+        self.masks, self._roll.privacy = True, privacy
+        try:
+            opening = self.open(model, columns)
+        finally:
+            self._roll.privacy = None
+        return int(prod(self.members.shapes["mean"])), opening.columns, opening.names
+
+    def release(self, asked: Asked, purpose: str, seed: int, number: int) -> IntArray:
+        """Masked, over everybody: a sum of fewer would have less noise than was counted on."""
+        about, numbers = asked.describe()
+        body = encode_question("private", about, encode_floats(numbers))
+        shape = private_shape(asked.size)
+        total: IntArray = self._ask_all(purpose, body, (), shape)[1][0]
+        return total
 
     def _know_members(self) -> None:
         self._numbers = {key: number for number, key in enumerate(self.members.keys)}
@@ -257,7 +284,7 @@ class RemoteFederation(Federation):
     def _add_up_opening(self) -> None:
         """The number of rows and the summary of all who are here, from one masked sum."""
         members, shapes = self.members, self.members.shapes
-        body, asked = encode_question("opening", {}, np.empty(0)), opening_shape(shapes)
+        body, asked = encode_question("opening", {}, b""), opening_shape(shapes)
         who, sums = self._ask_all("opening", body, (), asked)
         width = int(np.prod(shapes.get("mean", (0,))))
         owners = extra_owners(build_model(members.description), width).tolist()
@@ -291,9 +318,11 @@ class RemoteFederation(Federation):
         self._line.transport.close()
 
     def _keep_members(self) -> None:
-        path = self._path("members")
+        path, members = self._path("members"), self.members
+        if members.roster and members.effective is None:
+            return  # the sum of the opening is not known yet: a crash begins it anew
         if path is not None:
-            self.members.save(path, self.disk)
+            members.save(path, self.disk)
 
     def attach(self, ledger: Any) -> None:
         """Charge everything to this ledger."""
@@ -737,7 +766,7 @@ class RemoteFederation(Federation):
     def _hear(self, question: Question, width: int) -> dict[int, FloatArray]:
         """Everyone's answer, by number; raises unless enough came."""
         assert self._bound is not None
-        view, values = question.view.describe(), flatten_params(question.params)
+        view, values = question.view.describe(), told_parameters(question)
         informed = set() if question.informed is None else {*question.informed.tolist()}
         whole, short = (encode_question(question.kind, view, v) for v in (values, values[:0]))
         self._question += 1
@@ -787,7 +816,10 @@ class RemoteFederation(Federation):
                 waiting.discard(key)
             elif kind is Kind.ANSWER and key in waiting:
                 try:
-                    told = decode_floats(body, width)
+                    if isinstance(model, Buckets):
+                        told = np.append(decode_clusters(body, model, number), len(body))
+                    else:
+                        told = decode_floats(body, width)
                     exact = question.kind == "statistics"
                     if why := impossible_statistics(model, told) if exact else "":
                         self._line.dismiss(key, why)
@@ -807,8 +839,8 @@ class RemoteFederation(Federation):
         assert self._bound is not None
         width = answer_width(question, self._bound.view(question.view))
         if self.masks:
-            view, values = question.view.describe(), flatten_params(question.params)
-            body = encode_question(question.kind, view, values)
+            view = question.view.describe()
+            body = encode_question(question.kind, view, told_parameters(question))
             _, sums = self._ask_all(question.purpose, body, (Kind.CONSTANTS,), answer_shape(width))
             return from_fixed(sums[0])[0]
         found = self._hear(question, width)
@@ -820,12 +852,12 @@ class RemoteFederation(Federation):
         """Each worker's own answer; NaN for what a model cannot tell and who did not answer."""
         assert self._bound is not None
         width = answer_width(question, self._bound.view(question.view))
-        out = np.full((self.size, max(width, SCORES)), np.nan)
+        out = np.full((self.size, max(width, SCORES) + (question.kind == "clusters")), np.nan)
         if self.masks:  # nobody's own, and so everybody's mean
             out[:, :width] = self.ask(question, np.empty(0))
             return out
         for number, values in self._hear(question, width).items():
-            out[number, :width] = values
+            out[number, : len(values)] = values
         return out
 
     # Worker state stays with the workers.

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emfed.core.errors import DataError, SettingsError
+from emfed.core.privacy import discrete_gaussian
 from emfed.core.protocols import (
     Algorithm,
     Column,
@@ -34,13 +35,17 @@ from emfed.core.protocols import (
     Supports,
     View,
 )
+from emfed.core.streams import Purpose, word_source
 from emfed.data.sources import chunks
 from emfed.data.tables import Piece, Workers, apart
 from emfed.data.workers import WorkerData, with_columns
 from emfed.models.binding import Bound, rounded_opening
+from emfed.models.bounded import Asked, to_integers, whole_sums
+from emfed.models.clusters import Buckets
 from emfed.models.devices import Ragged
 from emfed.models.naming import rows_named
 from emfed.models.side_by_side import SideBySide
+from emfed.network.own_clusters import clusters_of, clusters_width
 from emfed.network.scoring import scores_of, scores_width
 from emfed.network.validation import VALIDATION, LeftOut, validation_of
 
@@ -235,6 +240,8 @@ def answer_width(question: Question, model: Model) -> int:
         return scores_width(model)
     if question.kind == "validation":
         return VALIDATION
+    if isinstance(model, Buckets):
+        return clusters_width(model)
     return 2 * (len(model.models) if isinstance(model, SideBySide) else 1)
 
 
@@ -247,6 +254,17 @@ def _said(question: Question, model: Model, rows: Any, padding: Any | None) -> F
         parts = zip(model.models, question.params.parts, strict=True)
     told = [np.stack(part.evaluate(rows, own, padding)[1:], axis=-1) for part, own in parts]
     return np.concatenate(told, axis=-1)
+
+
+def plain_rows(data: Workers, worker: int) -> Iterator[FloatArray]:
+    """A worker's rows, some at a time, where each counts once and is all there."""
+    if data.row_weights is not None or data.streaming:
+        raise SettingsError("epsilon goes with plain rows: leave out sample_weight and streams.")
+    for _, block in chunks(data.worker(worker)):
+        rows = np.asarray(block.rows if isinstance(block, Ragged) else block, dtype=np.float64)
+        if rows.ndim != 2 or not np.isfinite(rows).all():
+            raise DataError("a private answer needs rows without missing values: fill them in.")
+        yield rows
 
 
 def check_suits(data: Workers, algorithm: Algorithm) -> None:
@@ -389,6 +407,25 @@ class InProcessFederation(Federation):
                 with rows_named(partial(data.row_name, worker)):
                     model.check(block, self._where(worker), data.columns, first)
 
+    @final
+    def open_private(
+        self, model: Model, columns: Sequence[str] | None, privacy: Any
+    ) -> tuple[int, tuple[str, ...] | None, Sequence[str] | None]:
+        if columns is not None:
+            self.data = with_columns(self.data, tuple(columns))
+        self._check(model, self.data)
+        return self.data.worker(0).shape[1], self.data.columns, self.data.names
+
+    @final
+    def release(self, asked: Asked, purpose: str, seed: int, number: int) -> IntArray:
+        """The sum of everyone's answer with noise; here secrets follow from the seed."""
+        total = np.zeros(asked.size, dtype=np.int64)
+        for worker in range(self.size):
+            sums = whole_sums(asked, plain_rows(self.data, worker))
+            bits = word_source(seed, number, Purpose.PRIVACY, self.first + worker)
+            total += to_integers(asked, sums, discrete_gaussian(asked.size, bits))
+        return total
+
     def oracle(self, request: Request) -> Oracle:
         """The data of the asked workers."""
         places = request.workers - self.first
@@ -477,10 +514,12 @@ class InProcessFederation(Federation):
 
     @final
     def scores(self, question: Question) -> FloatArray:
-        """How well the model fits each worker's rows, or rows that it was not fitted to."""
-        model = self._bound.view(question.view)
+        """How well the model fits each worker's rows, or others; or its own clusters."""
+        model, numbers = self._bound.view(question.view), self.everyone + self.first
+        if isinstance(model, Buckets):
+            return clusters_of(model, self.data, numbers, question.view.smallest)
         if question.kind == "validation":
-            numbers, total = self.everyone + self.first, float(self._bound.constants[0])
+            total = float(self._bound.constants[0])
             return validation_of(model, question.params, self.data, numbers, total)
         pieces = _whole(self.pieces(self.data, self.everyone), False)
         return scores_of(model, question.params, pieces, self.size)

@@ -238,6 +238,9 @@ class SealedDisk(Disk):
                 f"{path} was not sealed with this secret, or was altered: give the right --seal."
             ) from None
 
+    def first(self, path: Path, count: int) -> bytes:
+        return (self.read(path) or b"")[:count]
+
     def create(self, path: Path, data: bytes) -> Path:
         nonce = os.urandom(12)
         return super().create(path, nonce + self._cipher.encrypt(nonce, data, _named(path)))

@@ -18,7 +18,7 @@ of that (run, kind, round, request, set, fresh numbers), so
   that differs by fewer members than it wants a sum to have: the difference would be a sum, too.
 
 So nobody's secrets are ever revealed, and there are no shares to keep. The price: a member that
-vanishes between the two exchanges must come back, or several members are left out with it.
+vanishes must come back, or leave for good, and everybody counts how often that happens.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ class Identity:
         mine = read_private_key(key)
         known = found.get(key.stem)
         if known is not None and known != mine.public_key():
-            raise SettingsError(f"{roster} holds another key of {key.stem} than {key}.")
+            raise SettingsError(
+                f"{roster} holds another key of {key.stem} than {key}: after a new key was made, "
+                f"say `emfed keys roster {key.stem}.pub --replace` here and at every other site."
+            )
         if len(found) < SMALLEST_SET:
             raise SettingsError(
                 f"{roster} holds {len(found)} public keys; a sum needs at least {SMALLEST_SET} "

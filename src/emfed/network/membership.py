@@ -15,6 +15,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.core.errors import ParticipationError, WireError
+from emfed.core.privacy import Privacy
 from emfed.core.protocols import FloatArray, HasSupports, IntArray, Opening, Supports
 from emfed.core.storage import DISK, Disk, load_checkpoint, save_checkpoint
 from emfed.core.wire import (
@@ -205,6 +206,7 @@ class RollCall:
 
     def __init__(self, line: Connection) -> None:
         self.line, self.masks = line, False
+        self.privacy: Privacy | None = None
         self._number = new_run() >> 33
         """The number of this hello: a late answer to another one is not taken for its own."""
 
@@ -219,7 +221,8 @@ class RollCall:
     ) -> Members:
         """Everyone who can be reached, joins, and fits the others."""
         line, keys = self.line, self.line.transport.workers()
-        content = texts.hello(description, columns, len(keys) if rounded else None, self.masks)
+        among = len(keys) if rounded else None
+        content = texts.hello(description, columns, among, self.masks, self.privacy)
         joins, told = self.hello(run, keys, content)
         if columns is None and joins:
             columns = most_common([columns_of(join) for _, join in sorted(joins.items())])

@@ -38,7 +38,7 @@ from emfed.core.wire import (
     reply_envelopes,
     request_fronts,
 )
-from emfed.models.binding import Bound, flatten_params
+from emfed.models.binding import Bound, told_parameters
 from emfed.network import texts
 from emfed.network.masking import MEMBER, roster_size
 from emfed.network.sums import LATTICE_SIZE, answer_shape, opening_shape, shape_size
@@ -152,11 +152,19 @@ class Prices:
         self._knows_roster[workers] = True
         self.ledger.add("opening", "down", workers[some], payload[some], envelope[some])
 
-    def ask(self, question: Question, width: int, asked: IntArray, heard: IntArray) -> None:
-        """A question to some, and the answers of those who were heard."""
+    def ask(
+        self,
+        question: Question,
+        width: int,
+        asked: IntArray,
+        heard: IntArray,
+        sizes: IntArray | None = None,
+    ) -> None:
+        """A question to some, and the answers of those who were heard: of 64-bit floats, or of
+        these many bytes."""
         text = len(encode_text({"kind": question.kind, **question.view.describe()}))
         self._news(asked, settings=False)
-        payload = np.full(len(asked), floats_size(len(flatten_params(question.params))))
+        payload = np.full(len(asked), len(told_parameters(question)))
         if question.informed is not None:
             payload[np.isin(asked, question.informed)] = 0
         envelope = envelopes(first_question(0), 0, 0, self._knows_constants[asked])
@@ -168,7 +176,8 @@ class Prices:
             sizes = np.full(len(heard), shape_size(answer_shape(width)))
             self._masked(question.purpose, heard, around, sizes)
             return
-        self.ledger.add(question.purpose, "up", heard, floats_size(width), ANSWER_ENVELOPE)
+        told = floats_size(width) if sizes is None else sizes[heard]
+        self.ledger.add(question.purpose, "up", heard, told, ANSWER_ENVELOPE)
 
     def request(self, request: Request, payload: IntArray) -> None:
         """A round's requests."""

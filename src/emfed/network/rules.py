@@ -17,6 +17,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.core.errors import SettingsError, check_count, check_range
+from emfed.core.privacy import Privacy, check_delta, mu_squared_of
 from emfed.core.protocols import FloatArray, IntArray, Latent, Model, Oracle
 from emfed.core.wire import Reason
 
@@ -69,6 +70,13 @@ class SiteRules:
     one takes part in. ``largest_changes``: how often, over all runs, the sites that it adds up with
     may change.
     ``ask_first``: whether `emfed join` asks the owner about each fit before it answers a server.
+    ``own_clusters``: whether the site tells clusters of its own rows, with ``smallest_group`` rows
+    each or 10, where a run without masks merges everybody's for its start.
+    ``largest_epsilon``: what the owner gives away of any one row over all runs, at ``delta``; only
+    private runs are then answered, until it is used up (None: any run, as far as the rules above
+    allow it). ``colluders``: how many other sites may work together with the server before a row is
+    less private than a run says. ``second_ledger``: a folder on another disk that keeps what was
+    given away, too, so that a backup which is put back does not forget it.
     """
 
     smallest_rows: int = 10
@@ -85,17 +93,26 @@ class SiteRules:
     smallest_set: int = 3
     largest_changes: int | None = 1
     ask_first: bool = False
+    own_clusters: bool = True
+    largest_epsilon: float | None = None
+    delta: float = 1e-5
+    colluders: int = 1
+    second_ledger: str | None = None
 
     def __post_init__(self) -> None:
         check_count("smallest_rows", self.smallest_rows)
         check_count("smallest_set", self.smallest_set, 3)
+        check_count("colluders", self.colluders, 0)
+        check_delta(self.delta)
+        if self.largest_epsilon is not None:
+            check_range("largest_epsilon", self.largest_epsilon, 0, np.inf, open_low=True)
         counts = ("largest_rounds", "largest_choices", "smallest_group", "largest_model")
         for name in (*counts, "spare_rows", "largest_changes"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name), 1 if name in counts else 0)
         if self.largest_step is not None:
             check_range("largest_step", self.largest_step, 0, np.inf, open_low=True)
-        for name in ("any_columns", "mini_batches", "unmasked", "ask_first"):
+        for name in ("any_columns", "mini_batches", "unmasked", "ask_first", "own_clusters"):
             if type(getattr(self, name)) is not bool:
                 raise SettingsError(f"{name} must be true or false; got {getattr(self, name)!r}.")
         if self.models is not None:
@@ -151,6 +168,25 @@ class SiteRules:
         if self.smallest_group is not None:
             told.append("A refusal for a small group tells that there is one.")
         return told
+
+    @property
+    def largest_cost(self) -> float | None:
+        """Mu squared that the owner gives away over all runs."""
+        if self.largest_epsilon is None:
+            return None
+        return mu_squared_of(self.largest_epsilon, self.delta)
+
+    def check_privacy(self, privacy: Privacy | None) -> None:
+        """Refuse a run that is not private where the owner wants it so."""
+        if privacy is None and self.largest_epsilon is not None:
+            raise Refusal(
+                Reason.REFUSED,
+                "the owner answers private runs alone: give the run an epsilon.",
+            )
+        if privacy is not None and privacy.delta > self.delta:
+            raise Refusal(
+                Reason.REFUSED, f"the owner's rules allow a delta of {self.delta:g} at most."
+            )
 
     def check_model(self, name: str) -> None:
         """Refuse a model that is not allowed."""

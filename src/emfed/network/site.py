@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from emfed.algorithms import build_algorithm
 from emfed.core.errors import DataError, SettingsError, WireError
+from emfed.core.privacy import Privacy, discrete_gaussian, epsilon_of, price_on
 from emfed.core.protocols import (
     WHOLE,
     Algorithm,
@@ -50,6 +52,7 @@ from emfed.core.wire import (
     decode_constants,
     decode_count,
     decode_end,
+    decode_floats,
     decode_question,
     decode_request,
     decode_text,
@@ -61,6 +64,7 @@ from emfed.core.wire import (
     encode_reply,
     fingerprint,
     inflate,
+    is_grid,
     is_short,
     peek,
     read_json,
@@ -79,6 +83,7 @@ from emfed.models.binding import (
     unflatten,
     unflatten_params,
 )
+from emfed.models.bounded import Asked, to_integers, whole_sums
 from emfed.models.clusters import Buckets, Clusters
 from emfed.network import texts
 from emfed.network.addresses import printable
@@ -90,12 +95,15 @@ from emfed.network.inprocess import (
     check_suits,
     fresh_rows,
     narrow,
+    plain_rows,
 )
 from emfed.network.masking import Identity, RunKeys, decode_roster, encode_roster
+from emfed.network.own_clusters import SMALLEST, encode_clusters
 from emfed.network.rules import GuardedRows, Journal, Refusal, SiteRules, counts_named
 from emfed.network.scoring import falls_short, scores_of, scores_width
 from emfed.network.self_check import MISFIT, first_rows, suspicions
 from emfed.network.store import (
+    Allowance,
     Described,
     Joined,
     Secret,
@@ -107,6 +115,7 @@ from emfed.network.store import (
     runs_in,
 )
 from emfed.network.sums import (
+    PRIVATE_BITS,
     WEIGHT,
     Block,
     SiteSums,
@@ -241,6 +250,8 @@ class Site:
         self._tally, self._secret = Tally(self.directory, disk), Secret(self.directory, disk)
         self._sums = None if identity is None else SiteSums(identity, self._secret, self.rules)
         self._described = Described(self.directory, disk)
+        copies = [] if self.rules.second_ledger is None else [Path(self.rules.second_ledger)]
+        self._allowance = Allowance(self.directory, disk, copies)
         self._cleared = False
         self._summaries: dict[int, Mapping[str, FloatArray]] = {}
         """Summaries of runs that said hello to this process."""
@@ -371,7 +382,10 @@ class Site:
         if self.approve is not None:
             self.approve(content)
         model = build_model(description)
-        masked = content.get("masks") is True
+        masked, privacy = content.get("masks") is True, texts.privacy_of(content)
+        self.rules.check_privacy(privacy)
+        if privacy is not None and not masked:
+            raise Refusal(Reason.REFUSED, "private runs between machines tell masked sums alone.")
         if not masked and not self.rules.unmasked:
             raise Refusal(
                 Reason.REFUSED,
@@ -411,6 +425,8 @@ class Site:
             raise Refusal(Reason.REFUSED, "this run began with other settings.")
         if joined is None:
             store.forget()  # what is left of another instance
+        if privacy is not None and (joined is None or joined.settings != settings):
+            self._charge(header.run, privacy)
         if joined is None or joined.settings != settings:
             instance = (
                 int.from_bytes(os.urandom(8), "little") if joined is None else joined.instance
@@ -444,6 +460,51 @@ class Site:
             note += f"; which {count} cells were observed, and how often"
         join = Join(joined.instance, about, count, numbers, total, cells)
         return Kind.JOIN, encode_join(join), note
+
+    def _charge(self, run: int, privacy: Privacy) -> None:
+        """Take a run's whole budget off what the owner gives away, before anything is told."""
+        rules = self.rules
+        if not self._allowance.charge(f"{run:016x}", privacy.mu_squared, rules.largest_cost):
+            assert rules.largest_epsilon is not None
+            assert rules.largest_cost is not None
+            left = max(0.0, rules.largest_cost - self._allowance.read()[0])
+            words = f"{epsilon_of(left, rules.delta):.3g} of them are left: ask for less"
+            raise Refusal(
+                Reason.REFUSED,
+                f"the owner gives away epsilon {rules.largest_epsilon:g} over all runs, and about "
+                f"{words if left > 0 else 'nothing is left'}.",
+            )
+
+    def _private(
+        self, header: Header, described: Mapping[str, Any], numbers: bytes, body: bytes
+    ) -> tuple[Kind, bytes, str]:
+        """Sums over clipped rows with this site's noise, charged before it looks at a row."""
+        store, joined = self._known(header)
+        privacy = texts.privacy_of(read_json(joined.settings))
+        if privacy is None or self._sums is None:
+            raise Refusal(Reason.REFUSED, "this run was not opened as a private one.")
+        self._keys(header.run, joined)
+        asked, run = Asked.read(described, decode_floats(numbers)), f"{header.run:016x}"
+        about = b"private" + struct.pack("<Q", header.run) + body
+        waiting = self._sums.waiting(store)
+        told: list[Block] = []
+        if waiting is None or waiting.about != hashlib.sha256(about).digest():
+            self.rules.check_size(asked.size, self._cells)
+            data = self._rows(joined)
+            if asked.columns != data.worker(0).shape[1]:
+                raise WireError("a private question is about other columns than the run's.")
+            self._spend(chosen=False)
+            cost = price_on(asked.step, asked.size, asked.shares)
+            if not self._allowance.use(run, cost):
+                raise Refusal(Reason.REFUSED, "the budget of this private run is used up.")
+            noise = discrete_gaussian(asked.size, _secret_words)
+            told = [
+                (to_integers(asked, whole_sums(asked, plain_rows(data, 0)), noise), PRIVATE_BITS)
+            ]
+        least = asked.shares + self.rules.colluders
+        fresh = self._sums.ready(store, about, hashlib.sha256(body).digest(), told, least)
+        note = f"ready: {asked.size} sums over clipped rows, with noise, to be added up"
+        return Kind.READY, fresh.to_bytes(8, "little"), note
 
     def _keys(self, run: int, joined: Joined) -> RunKeys:
         """The keys of a masked run, with those of the others as far as they were told."""
@@ -570,11 +631,23 @@ class Site:
         masked = texts.is_masked(joined.settings)
         if masked:
             self._keys(header.run, joined)
+        if kind == "private":
+            return self._private(header, described, numbers, body)
+        self._check_open(joined)
         if kind == "opening":
             return self._opening(header, joined)
         model, data = self._model(joined, _view(described)), self._rows(joined)
-        if len(numbers):
-            params = unflatten_params(numbers, model.start(0))
+        if kind == "clusters" and masked:
+            raise Refusal(Reason.REFUSED, "clusters are one site's own: masked runs do without.")
+        if kind == "clusters":
+            return self._own_clusters(model, joined, data)
+        if is_grid(numbers):
+            statistics = decode_floats(numbers, model.layout.size)
+            if not model.inside(statistics):
+                raise WireError("a question at statistics that no rows have.")
+            params = model.maximize(statistics)
+        elif numbers:
+            params = unflatten_params(decode_floats(numbers), model.start(0))
         else:  # those of the last round, which a site knows as long as its disk does
             state, view = store.state() if joined.phase else None, _view(described)
             now = state is not None and state.phase == joined.phase
@@ -601,6 +674,24 @@ class Site:
             weight = self._share(joined, data)
             return self._ready(header, b"question" + asked, asked, [to_fixed(values, weight)], note)
         return Kind.ANSWER, encode_floats(values), note
+
+    def _own_clusters(self, model: Model, joined: Joined, data: Workers) -> tuple[Kind, bytes, str]:
+        """Clusters of these rows alone; an empty answer where the owner or a stream has none."""
+        if not isinstance(model, Buckets):
+            raise WireError("a question about clusters names a view of them.")
+        if data.streaming or not self.rules.own_clusters:
+            return Kind.ANSWER, b"", "no clusters of its own: nothing"
+        self._spend(chosen=False)
+        smallest = max(model.inner.smallest, self.rules.smallest_group or SMALLEST)
+        told = encode_clusters(model, data, 0, joined.number, smallest)
+        note = f"at most {model.most} clusters of its rows, none with fewer than {smallest}"
+        return Kind.ANSWER, told, f"{note}: shares and means in {len(told)} bytes"
+
+    @staticmethod
+    def _check_open(joined: Joined) -> None:
+        """Refuse what has no noise in a private run."""
+        if texts.privacy_of(read_json(joined.settings)) is not None:
+            raise Refusal(Reason.REFUSED, "this run is private: every answer in it has noise.")
 
     def _opening(self, header: Header, joined: Joined) -> tuple[Kind, bytes, str]:
         """What the summary of all rows follows from, to be added up."""
@@ -640,6 +731,7 @@ class Site:
     def _round(self, header: Header, content: bytes) -> tuple[Kind, bytes, str]:
         """One round of the algorithm, written before it is told."""
         store, joined = self._known(header)
+        self._check_open(joined)
         if not joined.phase:
             raise Refusal(Reason.UNKNOWN_RUN, "the settings of this run never came: say hello.")
         phase = _phase(joined.phase)
@@ -768,6 +860,11 @@ class Site:
 def _of_one(summaries: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
     """The summary of the only worker here."""
     return {name: values[0] for name, values in summaries.items()}
+
+
+def _secret_words(count: int) -> NDArray[np.uint64]:
+    """Random words from the system: nobody can work out the noise that is made of them."""
+    return np.frombuffer(os.urandom(8 * count), dtype=np.uint64).copy()
 
 
 def _alone(model: Model, count: int, summary: Mapping[str, FloatArray]) -> list[Model]:

@@ -17,7 +17,7 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -45,7 +45,10 @@ _ME = np.zeros(1, dtype=np.int64)
 KEPT_RUNS = 8
 """Folders of runs that a site keeps, those used last: one that comes back later lost its memory."""
 _RUN = re.compile("[0-9a-f]{16}")
-FILES = ["joined", "state", "answered", "secret", "ready", "sets", "roster", "company", "described"]
+FILES = [
+    *("joined", "state", "answered", "secret", "spent"),
+    *("ready", "sets", "roster", "company", "described"),
+]
 """All that a site writes, in its folder and in that of a run."""
 
 
@@ -240,6 +243,64 @@ class Tally:
         for name in wanted:
             self._left[name] -= 1
         return None
+
+
+@final
+class Allowance:
+    """What a site gave away of its rows' privacy, over all runs: mu squared, which adds up.
+
+    A run's whole budget is charged when it joins, before the first word about any row leaves; each
+    answer is then charged to the run, and none beyond its budget is given. So whatever the server
+    asks, and however often it or this site is killed, no more than the charged sum is told. The
+    file is written to every folder in ``copies`` too, and what counts is the largest sum found: a
+    backup that is put back forgets nothing as long as one copy was not. A damaged file is an error.
+    """
+
+    def __init__(self, directory: Path, disk: Disk = DISK, copies: Sequence[Path] = ()) -> None:
+        self._paths, self._disk = [folder / "spent" for folder in (directory, *copies)], disk
+
+    def read(self) -> tuple[float, dict[str, tuple[float, float]]]:
+        """Mu squared charged in all; and of each run what it was charged and what it used."""
+        total, runs = 0.0, dict[str, tuple[float, float]]()
+        for path in self._paths:
+            if self._disk.read(path) is None:
+                continue
+            about = load_checkpoint(path, self._disk)[1]
+            total = max(total, float(about["charged"]))
+            for run, (budget, used) in about["runs"].items():
+                known = runs.get(run, (0.0, 0.0))
+                runs[run] = max(known[0], budget), max(known[1], used)
+        return total, runs
+
+    def _write(self, total: float, runs: Mapping[str, tuple[float, float]]) -> None:
+        kept = {run: list(own) for run, own in list(runs.items())[-KEPT_LEDGER:]}
+        about = {"charged": total, "runs": kept}
+        for path in self._paths:
+            self._disk.make_directory(path.parent)
+            save_checkpoint(path, {"none": np.empty(0)}, about, self._disk)
+
+    def charge(self, run: str, mu_squared: float, most: float | None) -> bool:
+        """Charge a run's whole budget, once; False, and nothing is charged, if it is too much."""
+        total, runs = self.read()
+        budget, used = runs.pop(run, (0.0, 0.0))
+        more = max(0.0, mu_squared - budget)
+        if most is not None and total + more > most * (1 + 1e-9):
+            return False
+        self._write(total + more, runs | {run: (budget + more, used)})
+        return True
+
+    def use(self, run: str, mu_squared: float) -> bool:
+        """Charge an answer to its run; False if the run's budget does not reach for it."""
+        total, runs = self.read()
+        budget, used = runs.pop(run, (0.0, 0.0))
+        if used + mu_squared > budget * (1 + 1e-6):
+            return False
+        self._write(total, runs | {run: (budget, used + mu_squared)})
+        return True
+
+
+KEPT_LEDGER = 64
+"""Runs whose use is remembered, the last: one that is forgotten gets no more answers."""
 
 
 BLOCK = 64

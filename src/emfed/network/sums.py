@@ -93,6 +93,15 @@ def answer_shape(width: int) -> Shape:
     return ((width + 1, FIXED_BITS), (1, 64))
 
 
+PRIVATE_BITS = 48
+"""Of each number of a private answer: room for 100 million rows on any lattice."""
+
+
+def private_shape(width: int) -> Shape:
+    """The blocks of a private answer: its numbers, then the check."""
+    return ((width, PRIVATE_BITS), (1, 64))
+
+
 def shape_size(shape: Shape) -> int:
     """Bytes of a masked answer."""
     return sum(packed_size(count, bits) for count, bits in shape)
@@ -285,6 +294,9 @@ class Ready:
     fresh: int
     words: bytes
     shape: Shape
+    least: int = 0
+    """Of a private answer: how many sites the set must have, so that the noise is what it cost. It
+    is told for one set: two sets would have some of the noise in common."""
 
 
 @final
@@ -303,7 +315,14 @@ class SiteSums:
             self._keys = {(run, instance): made}  # one run at a time
         return self._keys[run, instance]
 
-    def ready(self, store: SiteStore, about: bytes, subject: bytes, blocks: Sequence[Block]) -> int:
+    def ready(
+        self,
+        store: SiteStore,
+        about: bytes,
+        subject: bytes,
+        blocks: Sequence[Block],
+        least: int = 0,
+    ) -> int:
         """Write down an answer; gives the fresh number that the server is to name it by."""
         digest = hashlib.sha256(about).digest()
         found = self.waiting(store)
@@ -315,7 +334,7 @@ class SiteSums:
         digest_of = hashlib.sha256(subject).digest()[:8]
         topic = int.from_bytes(digest_of, "little") if subject else 0
         fresh = int.from_bytes(os.urandom(8), "little")
-        self._keep(store, Ready(digest, topic, fresh, words, shape))
+        self._keep(store, Ready(digest, topic, fresh, words, shape, least))
         return fresh
 
     @staticmethod
@@ -325,6 +344,7 @@ class SiteSums:
             "subject": f"{ready.subject:016x}",
             "fresh": f"{ready.fresh:016x}",
             "shape": [list(block) for block in ready.shape],
+            "least": ready.least,
         }
         words = np.frombuffer(ready.words, dtype=np.uint8)
         save_checkpoint(store.directory / "ready", {"words": words}, about, store.disk)
@@ -345,6 +365,7 @@ class SiteSums:
             int(about["fresh"], 16),
             arrays["words"].tobytes(),
             tuple((count, bits) for count, bits in about["shape"]),
+            about.get("least", 0),
         )
 
     def masked(self, store: SiteStore, keys: RunKeys, me: int, body: bytes) -> tuple[bytes, int]:
@@ -354,7 +375,10 @@ class SiteSums:
             raise Refusal(Reason.FAILED, "no answer waits here for a set: ask again.")
         history = _History.read(store)
         told = history.told_for(ready.about)
-        why = check_set(members, me, ready.fresh, self.smallest, told)
+        smallest = max(self.smallest, ready.least)
+        why = check_set(members, me, ready.fresh, smallest, told)
+        if ready.least and told and members not in told:
+            why = why or "a private answer is told for one set."
         if ready.subject:  # of an opening the company decides, over all runs
             why = why or history.objection(ready.subject, members, self.smallest)
         if not why and (strange := keys.strangers(members, me)):

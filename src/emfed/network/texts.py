@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from emfed.core.errors import WireError
+from emfed.core.privacy import Privacy
 from emfed.core.protocols import Algorithm, View
 from emfed.core.registry import plain
 from emfed.core.version import __version__
@@ -12,7 +14,11 @@ from emfed.core.wire import read_json, worker_loss
 
 
 def hello(
-    description: Any, columns: Sequence[str] | None, workers: int | None = None, masks: bool = False
+    description: Any,
+    columns: Sequence[str] | None,
+    workers: int | None = None,
+    masks: bool = False,
+    privacy: Privacy | None = None,
 ) -> dict[str, Any]:
     """What a server asks of a worker that it does not know yet; of so many, to round.
 
@@ -20,6 +26,7 @@ def hello(
     """
     told = {"model": description, "columns": None if columns is None else list(columns)}
     told |= {"masks": True} if masks else {}
+    told |= {} if privacy is None else {"privacy": [privacy.epsilon, privacy.delta]}
     return told if workers is None else told | {"loss": worker_loss(workers)}
 
 
@@ -50,6 +57,17 @@ def settings(view: View, algorithm: Algorithm, seed: int, phase: int, since: int
     told = {"algorithm": plain(described), "seed": seed}
     told |= {} if since == phase else {"since": since}
     return told | ({"view": view.describe()} if view.describe() else {})
+
+
+def privacy_of(content: Mapping[str, Any]) -> Privacy | None:
+    """What a run's hello says that it may tell of any one row; None: it does not say."""
+    told = content.get("privacy")
+    if told is None:
+        return None
+    numbers = isinstance(told, list) and all(isinstance(x, float | int) for x in told)
+    if not numbers or len(told) != 2:
+        raise WireError("a private run gives its epsilon and delta.")
+    return Privacy(float(told[0]), float(told[1]))
 
 
 def is_masked(settings: str) -> bool:

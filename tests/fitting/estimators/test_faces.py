@@ -263,3 +263,15 @@ def test_online_em_says_why_it_has_no_range() -> None:
     with pytest.raises(AttributeError) as told:
         GAUSS("1:3").partial_fit(HOLES)
     assert "a batch is seen only once" in str(told.value.__cause__)
+
+
+def test_a_fit_in_python_shows_its_progress_too(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = np.random.default_rng(0).normal(size=(60, 2))
+    emfed.fit(emfed.gaussian_mixture(2), [rows[:30], rows[30:]], rounds=3, tol=0)
+    assert capsys.readouterr().err == ""
+    emfed.fit(emfed.gaussian_mixture(2), [rows[:30], rows[30:]], rounds=3, tol=0, verbose=True)
+    told = capsys.readouterr().err
+    assert told.startswith("fit: opening")
+    assert "round 1" in told
+    emfed.select_components(emfed.gaussian_mixture(1), rows, (1, 2), rounds=3, tol=0, verbose=True)
+    assert "round 1" in capsys.readouterr().err

@@ -25,6 +25,11 @@ class Disk:
         except FileNotFoundError:
             return None
 
+    def first(self, path: Path, count: int) -> bytes:
+        """The first bytes of a file, before all of it is read."""
+        with path.open("rb") as file:
+            return file.read(count)
+
     def create(self, path: Path, data: bytes) -> Path:
         """A new file beside ``path`` with this content, not yet safe from a crash; its name."""
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")

@@ -86,8 +86,7 @@ def load_sealed(
         raise seal.error(f"{path} is a folder or a device, not a {seal.noun}.")
     try:
         if path.exists():
-            with path.open("rb") as file:  # before all of a large file is read
-                _check_length(file.read(8), seal, path)
+            _check_length(disk.first(path, 8), seal, path)
         data = disk.read(path)
     except OSError as error:
         raise seal.error(f"{path} cannot be read ({error}).") from error

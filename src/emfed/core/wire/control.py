@@ -20,14 +20,13 @@ from emfed.core.errors import WireError
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.core.wire.messages import Kind, count_sizes, decode_count, encode_count
 from emfed.core.wire.moments import decode_moments
-from emfed.core.wire.payload import decode_floats, encode_floats
 
 LARGEST_TEXT = 1 << 24
 LARGEST_REASON = 500
 NEWS = (Kind.CONSTANTS, Kind.SETTINGS, Kind.ROSTER)
 LARGEST_BUNDLE = len(NEWS)
 """What goes before another message in a bundle, framed: and so what ends it is not."""
-QUESTIONS = ("statistics", "values", "scores", "validation", "opening")
+QUESTIONS = ("statistics", "values", "scores", "validation", "clusters", "opening", "private")
 _WHO, _TOTAL = struct.Struct("<Q"), struct.Struct("<d")
 _INSTANCE = struct.Struct("<BQ")
 
@@ -208,20 +207,22 @@ def decode_refusal(body: bytes) -> tuple[Reason, str, int]:
     return Reason(reason), shown, instance
 
 
-def encode_question(kind: str, view: dict[str, Any], values: FloatArray) -> bytes:
-    """What is asked, of which model, and at which parameters; none: those of the last round."""
-    told = encode_floats(values) if len(values) else b""
-    return _framed(encode_text({"kind": kind, **view})) + told
+def encode_question(kind: str, view: dict[str, Any], numbers: bytes) -> bytes:
+    """What is asked, of which model, and at which parameters; none: those of the last round.
+
+    Numbers that are multiples of a power of two are statistics, of which the parameters are T.
+    """
+    return _framed(encode_text({"kind": kind, **view})) + numbers
 
 
-def decode_question(body: bytes) -> tuple[Any, dict[str, Any], FloatArray]:
+def decode_question(body: bytes) -> tuple[Any, dict[str, Any], bytes]:
     """The inverse of `encode_question`."""
     text, end = _unframe(body, 0, "a question")
     view = decode_text(text)
     kind = view.pop("kind", None)
     if kind not in QUESTIONS:
         raise WireError(f"unknown kind of question {str(kind)[:40]!r}.")
-    return kind, view, decode_floats(body[end:]) if body[end:] else np.empty(0)
+    return kind, view, body[end:]
 
 
 def encode_end(about: Mapping[str, Any], model: bytes = b"") -> bytes:

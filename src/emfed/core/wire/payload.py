@@ -123,7 +123,7 @@ def encode_floats(values: FloatArray, precision: str = "float64") -> bytes:
 
 def decode_floats(data: bytes, count: int | None = None) -> FloatArray:
     """The inverse of `encode_floats`, for ``count`` numbers or as many as there are."""
-    if data[:1] == bytes([_SMALL]):
+    if is_grid(data):
         return _decode_small(data, count)
     if count is None:
         width = int(_WIDTHS[data[0] // _FORMAT_UNIT]) if data else 1
@@ -181,6 +181,11 @@ def numbers_size(values: FloatArray) -> int:
     _, bits, multiples = found
     code = int(code_sizes(multiples.astype(np.int32)[None], 1 << bits, None)[0])
     return min(floats_size(len(values)), 3 + code)
+
+
+def is_grid(data: bytes) -> bool:
+    """Whether these are the bytes of multiples of a power of two."""
+    return data[:1] == bytes([_SMALL])
 
 
 def _decode_small(data: bytes, count: int | None) -> FloatArray:

@@ -23,7 +23,7 @@ from emfed.core.errors import EmfedError, EmfedWarning, SettingsError, check_cou
 from emfed.core.protocols import WHOLE, Federation, FloatArray, IntArray, Model
 from emfed.data.reading import check_kind, is_frame, label
 from emfed.data.weights import check_row_weights
-from emfed.fitting.driver import Fitted, Watch, open_run, result_of, run_fit
+from emfed.fitting.driver import NOBODY, Fitted, open_run, result_of, run_fit, shown
 from emfed.fitting.estimators.intake import (
     find_categories,
     is_tables,
@@ -33,7 +33,6 @@ from emfed.fitting.estimators.intake import (
     same_columns,
     tables_of,
 )
-from emfed.fitting.progress import progress
 from emfed.fitting.rounds import Run
 from emfed.fitting.selection import with_setting
 from emfed.fitting.session import Session
@@ -201,12 +200,11 @@ class FederatedEstimator(BaseEstimator):
 
     def _run(self, settings: FitSettings, network: Federation) -> Fitted:
         """The fit, with a bar and a last line where the user wants to see it."""
-        if not self.verbose:
-            return run_fit(settings, network)
         name = type(self).__name__
-        with progress(settings, name, always=True) as show:
-            found = run_fit(settings, network, Watch((show,)))
-        sys.stderr.write(f"{name}: {found.result.outcome}\n")
+        with shown(settings, NOBODY, bool(self.verbose), name) as watch:
+            found = run_fit(settings, network, watch)
+        if self.verbose:
+            sys.stderr.write(f"{name}: {found.result.outcome}\n")
         return found
 
     @contextlib.contextmanager
@@ -261,6 +259,8 @@ class FederatedEstimator(BaseEstimator):
             seed=seed_of(self.random_state),
             participation=getattr(self, "participation", None),
             likelihood=True,
+            epsilon=getattr(self, "epsilon", None),
+            delta=getattr(self, "delta", 1e-6),
         )
 
     def _numbers(self) -> list[int]:

@@ -35,6 +35,9 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
         ends even where optima lie close together.
     participation : the probability that a worker takes part in a round, or a `emfed` participation;
         None: everyone does. With several workers and a compressed algorithm.
+    epsilon : what the whole fit may tell of any one row (differential privacy): 1 is strong, 10 is
+        weak; None: sums are exact. delta : the probability with which it may tell more. See
+        docs/private-runs.md.
     covariance_floor : smallest eigenvalue of a covariance, relative to the columns' variances.
     missing : whether NaN is a value missing at random (full and diag).
     warm_start : whether a second fit goes on from the first.
@@ -67,6 +70,8 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
         algorithm: Any = "auto",
         follow_em: bool = False,
         participation: Any = None,
+        epsilon: float | None = None,
+        delta: float = 1e-6,
         covariance_floor: float = 1e-6,
         missing: bool = False,
         warm_start: bool = False,
@@ -85,6 +90,8 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
         self.algorithm = algorithm
         self.follow_em = follow_em
         self.participation = participation
+        self.epsilon = epsilon
+        self.delta = delta
         self.covariance_floor = covariance_floor
         self.missing = missing
         self.warm_start = warm_start

@@ -20,6 +20,7 @@ from emfed.fitting.starts.sketch import ROWS, Sketch, drawn
 from emfed.fitting.stopping import Stop
 from emfed.models.mixture import to_numpy
 from emfed.network.inprocess import InProcessFederation
+from emfed.network.own_clusters import SMALLEST
 
 FIRST_HEAT, HEAT = 16, 8
 """Rounds before the worse half is dropped for the first time, and again. Earlier, the likelihood of
@@ -40,6 +41,11 @@ NUMBERS = 840
 """Statistics of buckets that are worth their bytes, unless components have too few buckets then."""
 FEWEST = 32
 ROWS_PER_BUCKET = 5
+MERGED, MOST_MERGED = 200, 1000
+"""Clusters that all workers together tell of their own rows, at least, if a worker need not tell
+more than sixteen for a component; and those of them that the sketch is drawn from."""
+SKETCHED = ("merge", "k-means")
+"""Starts that are tried on a sketch."""
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
@@ -90,14 +96,43 @@ class _Search:
         mass, means, _ = growing.held(found)
         return mass, means
 
-    def sketch(self, model: Any, part: int) -> Sketch:
-        """Rows on which starts are tried."""
+    def merged(self, part: int) -> tuple[FloatArray, FloatArray] | None:
+        """Shares and means of everybody's own clusters, told once; None if somebody tells none."""
+        session, model = self.session, self.session.bound.part(part)
+        each = -(-MERGED // session.federation.size)
+        most = max(model.n_components, min(each, BUCKETS_PER_COMPONENT * model.n_components))
+        view = View((part,), clusters=most, smallest=SMALLEST, seed=session.seed % 2**16)
+        found = session.own_clusters(view)
+        self.session.evaluations += self.session.samples
+        if found is None or len(found[0]) <= MOST_MERGED:
+            return found
+        below = np.cumsum(found[0])  # one of each stretch of equal share
+        at = (np.arange(MOST_MERGED) + 0.5) / MOST_MERGED
+        picks = np.searchsorted(below[:-1], at * below[-1], side="right")
+        return np.full(MOST_MERGED, 1 / MOST_MERGED), found[1][picks]
+
+    def sketches(self, model: Any, part: int, method: str, n_init: int) -> list[Sketch]:
+        """Rows on which starts are tried: those of several sketches compete."""
         network = self.session.federation
         data = network.data if isinstance(network, InProcessFederation) else None
         if self.alone and data is not None and not data.streaming:
-            return _own_sketch(data, model, self.session.seed)
-        points, weights = drawn(*self.buckets(part), model.moment_of_rows, self.session.seed)
-        return Sketch(points, model.rows_at(points), weights)
+            return [_own_sketch(data, model, self.session.seed)]
+        told = []
+        if (method == "merge" or (method == "auto" and n_init > 1)) and not self.alone:
+            merged = self.merged(part)
+            if merged is None and method == "merge":
+                raise SettingsError(
+                    "start='merge' needs a run without masks in which every worker tells clusters "
+                    "of its own rows: use start='k-means'."
+                )
+            told += [] if merged is None else [(*merged, True)]
+        if not told or method == "auto":
+            told.append((*self.buckets(part), False))
+        out, whole = [], model.moment_of_rows
+        for mass, means, matched in told:
+            points, weights = drawn(mass, means, whole, self.session.seed, matched)
+            out.append(Sketch(points, model.rows_at(points), weights))
+        return out
 
     def begin(self, view: View, statistics: FloatArray) -> FloatArray:
         """The exact statistics of one worker; with several, those that the parameters imply."""
@@ -119,7 +154,7 @@ class _Search:
         )
         after = self.run(view, statistics, quiet, rounds)
         together = self.session.view(view)
-        values = self.session.ask("values", view, together.maximize(after), "start")
+        values = self.session.ask("values", view, after, "start")
         self.session.evaluations += self.session.samples
         self.rounds += 1
         return [after[cut] for cut in together.cuts], values
@@ -130,11 +165,13 @@ def search(
 ) -> list[FloatArray]:
     """The statistics that each of these candidates starts from; all of them share the rounds.
 
-    ``method`` is ``"k-means"`` (on a sketch of all rows, see `emfed.fitting.starts.sketch`),
+    ``method`` is ``"merge"`` (on a sketch of all rows, drawn from workers' own clusters, see
+    `emfed.fitting.starts.sketch`), ``"k-means"`` (on one that is drawn from buckets of all rows),
     ``"moments"`` (drawn around the mean with the spread of all data), ``"points"`` (rows of the
     data, which leave their workers: only by explicit choice) or ``"auto"``: k-means where the model
     has components that clusters can start. Of ``n_init`` starts, all run in the same rounds; the
-    worse half is dropped every few rounds.
+    worse half is dropped every few rounds. With ``"auto"`` they come from both sketches by turns,
+    if everybody tells its clusters: so merged starts compete with the others.
     """
     if not parts:
         return []
@@ -163,19 +200,23 @@ def _starts(looking: _Search, method: str, n_init: int) -> list[list[Any]]:
     session = looking.session
     chosen = [_resolve(model, method) for model in looking.models]
     for model, how in zip(looking.models, chosen, strict=True):
-        if how == "k-means" and not _able(model):
+        if how in SKETCHED and not _able(model):
             raise SettingsError(f"{type(model).__name__} has no clusters: use start='moments'.")
     sketched: dict[int, list[Any]] = {}
-    places = [j for j, how in enumerate(chosen) if how == "k-means"]
+    places = [j for j, how in enumerate(chosen) if how in SKETCHED]
     if places:
         models = [looking.models[j] for j in places]
         widest = max(places, key=lambda j: looking.models[j].n_components)
-        sketch = looking.sketch(looking.models[widest], looking.parts[widest])
-        sketched = dict(zip(places, sketch.starts(models, n_init, session.seed), strict=True))
+        drawn_from = looking.models[widest], looking.parts[widest]
+        sketches = looking.sketches(*drawn_from, method, n_init)
+        each = -(-n_init // len(sketches))
+        tried = [sketch.starts(models, each, session.seed) for sketch in sketches]
+        for j, *own in zip(places, *tried, strict=True):
+            sketched[j] = [start for turn in zip(*own, strict=True) for start in turn][:n_init]
     seeds = [(session.seed + _GOLDEN * j) % 2**64 for j in range(n_init)]
     out = []
     for j, (model, how) in enumerate(zip(looking.models, chosen, strict=True)):
-        if how == "k-means":
+        if how in SKETCHED:
             out.append(sketched[j])
         elif how == "points":
             out.append([_from_points(session, model, s) for s in seeds])

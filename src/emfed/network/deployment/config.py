@@ -9,6 +9,7 @@ from typing import Any, Literal, final
 
 from emfed.core.configuration import check_keys, read_settings
 from emfed.core.errors import SettingsError, check_count, check_range
+from emfed.core.privacy import Privacy
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.words import read_words
 
@@ -60,10 +61,15 @@ class PrivacySettings:
     """Whether sites tell sums alone; each needs a roster of the others' keys. Left out: so it is
     where sites have keys and three or more are expected. Without masks, every site must have
     allowed it in its rules."""
+    epsilon: float | None = None
+    """What the run may tell of any one row, at most; such a run always has masks."""
+    delta: float = 1e-6
 
     def __post_init__(self) -> None:
         if self.masks is not None and type(self.masks) is not bool:
             raise SettingsError(f"masks must be true or false; got {self.masks!r}.")
+        if self.epsilon is not None:
+            Privacy(self.epsilon, self.delta)
 
 
 PORT = 9400
@@ -137,7 +143,9 @@ def read_config(path: str | Path) -> Config:
         raise SettingsError(f"{where}, [sites]: columns must be a list of names; got {columns!r}.")
     said = {name: table.get(name, {}) for name in ("model", "algorithm", "fit", "privacy")}
     private = read_settings(said["privacy"], f"{where}, [privacy]", PrivacySettings)
-    fit = {"scores": True, **said["fit"], "masks": private.masks}
+    fit = {"scores": private.epsilon is None, **said["fit"], "masks": private.masks}
+    if private.epsilon is not None:
+        fit |= {"epsilon": private.epsilon, "delta": private.delta}
     settings = read_words(said["model"], said["algorithm"], fit, where, columns=columns)
     return Config(
         path,

@@ -10,6 +10,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any, final
 
+from emfed.artifacts.disclosure import protections
 from emfed.core import series
 from emfed.core.errors import CheckpointError, EmfedError, ParticipationError, WireError
 from emfed.core.records import RoundRecord
@@ -94,8 +95,8 @@ def say_farewell(transport: Noted, config: Config, status: Status) -> None:
         "doubts": status["doubts"] or [],
         "more": config.more,
     }
-    out = status["refusals"] or {}
-    untold, end = set(status["untold"] or ()), time.monotonic() + sites.farewell
+    out, end = status["refusals"] or {}, time.monotonic() + sites.farewell
+    untold = set(status["untold"] or ()) - set(transport.shut_out())
     while untold:
         messages = {}
         for number, key in enumerate(members.keys):
@@ -295,6 +296,7 @@ def save_fit(folder: Path, served: Served, crossed: dict[str, int]) -> None:
         "doubts": served.fitted.doubts,
         "remarks": list(served.fitted.remarks),
         "refusals": dict(served.refusals),
+        "protections": protections(result),
         "squared_H": result.records[-1].squared_H,
         "bytes_up": served.bytes_up,
         "bytes_down": served.bytes_down,

@@ -85,19 +85,22 @@ def prepare(
 ) -> dict[str, Any]:
     """Look at the data once and leave them in a form that is quick to open; Parquet stays.
 
-    Without ``columns``, those that hold no numbers are left out: no run may ask for them. With the
-    secret ``seal`` the site's copy is encrypted, and held in memory while it is used.
+    Without ``columns``, those that hold no numbers are left out: no run may ask for them. Words
+    that ``form`` lists become codes, whatever the kind of file. With the secret ``seal`` the site's
+    copy is encrypted, and held in memory while it is used.
     """
     if not data.exists():
         raise SettingsError(f"{data}: there is no such file.")
     kind = file_format(data)
-    if kind == "parquet":
+    if kind == "parquet" and not form.words:
         left = without_numbers(data)
         wanted = columns or [name for name in parquet_schema(data) if name not in left]
         ParquetRows(data, wanted)
         about = {"parquet": str(data.resolve()), "columns": wanted, "left_out": left}
         return about | _sealed(seal)
     frame, left = read_cells(data, form), {}
+    if absent := [name for name in form.words if name not in (columns or frame.columns)]:
+        raise SettingsError(f"--categories names {absent[0]!r}, which is no column that is used.")
     wanted, parts = columns or list(frame.columns), []
     for name in wanted:
         try:
@@ -205,7 +208,7 @@ def erase_site(folder: Path) -> int:
             for left in path.iterdir():
                 _overwrite(left)
             path.rmdir()
-        for name in ("rows.npy", ".rows.npy.new", REHEARSAL):
+        for name in ("rows.npy", ".rows.npy.new", REHEARSAL, "memory/described"):
             _overwrite(folder / name)
         words = f"the owner erased rows: the memory of {len(runs)} runs is gone"
         Journal(folder / JOURNAL).write(kind="erased", run="", round=0, bytes=0, content=words)

@@ -1,0 +1,545 @@
+"""Fits whose every answer is private for each row: what a budget buys, and how it is spent.
+
+A private fit asks few questions, each answered by the sum over all rows of a bounded vector, with
+noise that the workers draw (`emfed.models.bounded`, `emfed.core.privacy`). What the server makes of
+the answers costs nothing more. The questions:
+
+1. *Columns.* How many rows of each column lie between powers of two, then in 64 bins of the range
+   where they lie: a place and a scale for each column, whatever its unit.
+2. *Moments.* The number of rows, the mean and the second moment, in that frame. They give a frame
+   in which all rows together are white, and of tied covariances the constant of T.
+3. *Start.* Rounds of EM with several times as many components and one common covariance. They are a
+   sketch of all rows: the server draws rows from it and fits the model to them, with as many
+   attempts as it likes, at no cost.
+4. *Rounds* of EM from there, as many as were chosen beforehand. The first half are full steps; of
+   the others the statistics are averaged, which averages their noise.
+
+`SHARES` says which part of the budget each gets. No log-likelihood is ever asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from emfed.artifacts.cards import Facts
+from emfed.artifacts.result import Result
+from emfed.core.errors import CheckpointError, DataError, SettingsError
+from emfed.core.ledger import Ledger
+from emfed.core.privacy import DEVIATION, Privacy, chi_quantile, epsilon_of, step_for
+from emfed.core.protocols import Federation, FloatArray, IntArray, ServerState
+from emfed.core.records import RoundRecord
+from emfed.core.registry import plain
+from emfed.core.storage import DISK, Disk, load_checkpoint, save_checkpoint
+from emfed.core.streams import Purpose, normals, uniforms
+from emfed.data.workers import as_workers
+from emfed.fitting.rounds import Rounds, opening_record
+from emfed.fitting.settings import FitSettings
+from emfed.models.bounded import CENTRES, KINDS, Asked, from_integers
+from emfed.models.matrices import pack, raise_eigenvalues, unpack
+from emfed.models.parameters import GaussianParameters
+from emfed.network import StackedFederation
+from emfed.network.masking import SMALLEST_SET
+
+logger = logging.getLogger(__name__)
+SHARES = {"columns": 0.05, "moments": 0.12, "start": 0.33, "rounds": 0.5}
+"""Parts of the budget, tuned by ``python -m benchmarks privacy`` on MNIST and Life Science."""
+START_ROUNDS, ROUNDS = 8, 8
+"""Fewer rounds are less noise each, and EM has come most of its way after so many."""
+SKETCHED = 4
+"""Components of the sketch for each of the model."""
+SKETCH_ROWS = 20_000
+OCTAVES = (-24, 40)
+"""Powers of two between which columns are looked for, on both sides of zero."""
+BINS = 64
+WIDE = 1.1
+"""Where moments are taken, rows are clipped at so many times the radius that 99% of white Gaussian
+rows lie within: real tails are heavier."""
+SOUGHT = 0.003
+"""The share of rows that may lie outside the range of a column on either side."""
+LEAST = 1e-4
+"""The smallest eigenvalue of a covariance, in a frame in which all rows together have 1."""
+WORTH_TELLING = 0.3
+"""Nats a row. Ten components of MNIST are worth 1.8 over one Gaussian."""
+FEW = 4.0
+"""Deviations of the noise: a count below is taken for none."""
+
+
+@final
+@dataclass(frozen=True)
+class Plan:
+    """What a budget buys: how many numbers of which noise, in how many rounds."""
+
+    privacy: Privacy
+    shares: int
+    """Draws of the noise that a row is protected by, in each answer."""
+    draws: int
+    """Draws of the noise that are in each answer."""
+
+    def step(self, q: int, part: str, count: int) -> float:
+        """The lattice of one of ``count`` answers of q numbers."""
+        return step_for(q, self.privacy.mu_squared * SHARES[part] / count, self.shares)
+
+    def deviation(self, asked: Asked) -> FloatArray:
+        """The deviation of the noise in each number of an answer, in its own units."""
+        return DEVIATION * np.sqrt(self.draws) * asked.step / asked.scales
+
+
+def too_few(rows: float, plan: Plan, needed: float) -> DataError:
+    """A budget that buys nothing useful, in words."""
+    privacy = plan.privacy
+    return DataError(
+        f"too few rows for this epsilon: there are about {max(rows, 0):.0f}, and epsilon "
+        f"{privacy.epsilon:g} with delta {privacy.delta:g} needs about {needed:.0f} for this "
+        "model. Use more rows, a larger epsilon, fewer columns, or fewer components."
+    )
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """(y - origin) matrix'."""
+
+    origin: FloatArray
+    matrix: FloatArray
+
+    def back(self, params: GaussianParameters, kind: str) -> GaussianParameters:
+        """Parameters in the units of the rows."""
+        inverse = np.linalg.inv(self.matrix)
+        means, covariances = params.means @ inverse.T + self.origin, params.covariances
+        if kind in ("tied", "full"):
+            covariances = inverse @ covariances @ inverse.T
+        elif kind == "diag":
+            covariances = covariances * np.diagonal(inverse) ** 2
+        else:
+            covariances = covariances * inverse[0, 0] ** 2
+        return GaussianParameters(params.weights, means, covariances)
+
+
+@final
+class PrivateRun(Rounds):
+    """A private fit in progress: all that it knows follows from the answers so far.
+
+    So a checkpoint is those answers, and going on is working out the same from them again.
+    """
+
+    def __init__(
+        self, federation: Federation, model: Any, plan: Plan, rounds: int, seed: int, ledger: Ledger
+    ) -> None:
+        super().__init__(ledger, 1)
+        self.federation, self.model, self.plan, self.seed = federation, model, plan, seed
+        self.kind, self.k, self.rounds = model.kind, model.n_components, rounds
+        self._told: list[IntArray] = []
+        self._position = 0
+        self._path: Path | None = None
+        self.state = ServerState(1, 0, np.empty(0), np.empty(0))
+
+    # Answers.
+
+    def _ask(self, about: Asked, part: str, count: int, purpose: str) -> FloatArray:
+        """The sums over all rows, with noise; the lattice follows from the budget."""
+        asked = replace(
+            about, step=self.plan.step(about.size, part, count), shares=self.plan.shares
+        )
+        if self._position == len(self._told):
+            self._told.append(self.federation.release(asked, purpose, self.seed, self._position))
+            if self._path is not None:
+                self._keep(self._path)
+        total = self._told[self._position]
+        self._position += 1
+        self._last = asked
+        return from_integers(asked, total)
+
+    def keep_at(self, path: Path | None, resume: bool) -> None:
+        """Write every answer to a checkpoint; go on from the one that is there."""
+        self._path = path
+        if path is None or not (resume and path.exists()):
+            return
+        arrays, about = load_checkpoint(path)
+        if about.get("fingerprint") != self.fingerprint:
+            raise CheckpointError(
+                f"{path} belongs to another run, with other settings: use those, or start anew."
+            )
+        self._told = [arrays[f"{j:04d}"] for j in range(len(arrays))]
+
+    @property
+    def fingerprint(self) -> Any:
+        """What tells this run from another."""
+        privacy = self.plan.privacy
+        told = [privacy.epsilon, privacy.delta, self.plan.shares, self.rounds, self.seed]
+        return plain({"model": self.model.describe(), "private": told})
+
+    def _keep(self, path: Path, disk: Disk = DISK) -> None:
+        arrays = {f"{j:04d}": told for j, told in enumerate(self._told)}
+        save_checkpoint(path, arrays, {"fingerprint": self.fingerprint}, disk)
+
+    def save(self, path: str | Path, disk: Disk = DISK, hooks: Any = ()) -> None:
+        """Every answer is on disk already."""
+
+    # Columns, and all rows together.
+
+    def open(self, columns: int) -> None:
+        """The frame and the second moment of all rows."""
+        powers = 2.0 ** np.arange(OCTAVES[0], OCTAVES[1] + 1)
+        edges = np.concatenate([-powers[::-1], [0.0], powers])
+        low, high = self._ranges(np.tile(edges, (columns, 1)))
+        fine = np.linspace(low, high, BINS + 1, axis=1)
+        counts = self._counts(fine)
+        middle = (fine[:, 1:] + fine[:, :-1]) / 2
+        shares = counts / counts.sum(axis=1, keepdims=True)
+        place = (shares * middle).sum(axis=1)
+        width = fine[:, 1] - fine[:, 0]
+        scale = np.sqrt((shares * (middle - place[:, None]) ** 2).sum(axis=1) + width**2 / 12)
+        self._moments(place, scale)
+
+    def _ranges(self, edges: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Between which edges all but a few rows of each column lie."""
+        counts = self._counts(edges)
+        low, high = [], []
+        for column, own in enumerate(counts):
+            below = np.cumsum(own) / own.sum()
+            first = int(np.argmax(below > SOUGHT))
+            last = int(np.argmax(below >= 1 - SOUGHT))
+            low.append(edges[column, first])
+            high.append(edges[column, last + 1])
+        return np.array(low), np.array(high)
+
+    def _counts(self, edges: FloatArray) -> FloatArray:
+        """Rows in each bin, without those that noise alone may have put there."""
+        told = self._ask(Asked(1.0, 1, edges), "columns", 2, "opening")
+        noise = self.plan.deviation(self._last)
+        counts = np.where(told < FEW * noise, 0.0, told).reshape(len(edges), -1)
+        if not (counts.sum(axis=1) > 0).all():
+            rows = float(told.reshape(len(edges), -1).sum(axis=1).mean())
+            raise too_few(rows, self.plan, 10 * FEW * float(noise[0]))
+        return counts
+
+    def _moments(self, place: FloatArray, scale: FloatArray) -> None:
+        """The number of rows, their mean and second moment; then a frame that makes them white."""
+        d = len(place)
+        one = GaussianParameters(np.ones(1), np.zeros((1, d)), np.eye(d)[None])
+        first = Frame(place, np.diag(1 / scale))
+        asked = Asked(1.0, 1, None, "full", one, *self._in(first, WIDE * chi_quantile(0.99, d)))
+        told = self._last_split(self._ask(asked, "moments", 1, "opening"))
+        noise = self._last_split(self.plan.deviation(self._last))
+        self.samples = max(1, round(float(told["mass"][0, 0])))
+        error = 2 * float(noise["second"][0, 0]) * np.sqrt(d) / self.samples
+        if self.samples < 20 * float(noise["mass"][0, 0]) or error > 1:
+            needed = max(20 * float(noise["mass"][0, 0]), error * self.samples)
+            raise too_few(self.samples, self.plan, needed)
+        mean = told["first"][0] / self.samples
+        second = unpack(told["second"][0], d) / self.samples - np.outer(mean, mean)
+        second = raise_eigenvalues(second, max(error, 1e-3))
+        inverse = np.diag(1 / np.sqrt(np.diagonal(second)))
+        if self.kind in ("tied", "full"):
+            inverse = np.linalg.inv(np.linalg.cholesky(second))
+        elif self.kind == "spherical":
+            inverse = np.eye(d) / np.sqrt(np.trace(second) / d)
+        self.moment = inverse @ second @ inverse.T
+        self.frame = Frame(place + scale * mean, inverse @ np.diag(1 / scale))
+        self.radius = self._radius(d)
+
+    def _radius(self, d: int) -> float:
+        """The less noise, the less is clipped: so many rows of a white Gaussian.
+
+        Of MNIST (d = 20, 10 components, 70,000 rows) radius 5 is best at epsilon 0.3, 6.5 at 1 and
+        7.6 at 3, by trials at delta 1e-6.
+        """
+        room = np.sqrt(self.plan.privacy.mu_squared) * self.samples / (self.k * d)
+        share = float(np.clip(0.04 * (83 / room) ** 1.8, 0.001, 0.4))
+        return 1.1 * chi_quantile(1 - share, d)
+
+    @staticmethod
+    def _in(frame: Frame, radius: float) -> tuple[FloatArray, FloatArray, float]:
+        return frame.origin, frame.matrix, float(radius)
+
+    def _last_split(self, values: FloatArray) -> dict[str, FloatArray]:
+        return self._last.split(values)
+
+    # Start.
+
+    def start(self) -> None:
+        """A sketch of all rows by many components, and the model that fits it best."""
+        d, k = len(self.frame.origin), min(SKETCHED * self.k, self._most_components())
+        draws = normals(self.seed, 0, Purpose.START, np.arange(k), d)
+        params = GaussianParameters(np.full(k, 1 / k), draws * 0.5, self.moment * 0.5)
+        for _ in range(START_ROUNDS):
+            told = self._round(params, CENTRES, "start", START_ROUNDS)
+            params = self._maximize(told, CENTRES)
+        self.params = self._from_sketch(params)
+
+    def _most_components(self) -> int:
+        """As many as have rows enough to be told from noise."""
+        asked = Asked(1.0, 1, None, CENTRES, self._unit(1), *self._in(self.frame, self.radius))
+        asked = replace(asked, step=self.plan.step(asked.size, "start", START_ROUNDS))
+        noise = self.plan.deviation(asked)
+        return max(self.k, int(self.samples / (2 * float(noise[-1]) * np.sqrt(len(noise)))))
+
+    def _unit(self, k: int) -> GaussianParameters:
+        d = len(self.frame.origin)
+        return GaussianParameters(np.full(k, 1 / k), np.zeros((k, d)), self.moment)
+
+    def _from_sketch(self, params: GaussianParameters) -> GaussianParameters:
+        """An ordinary fit of the model to rows drawn from the sketch."""
+        from emfed.fitting.driver import run_fit
+
+        sketch = uniforms(self.seed, 1, Purpose.SKETCH, np.arange(SKETCH_ROWS), 1)[:, 0]
+        which = np.searchsorted(np.cumsum(params.weights), sketch).clip(0, len(params.weights) - 1)
+        d = params.means.shape[1]
+        draws = normals(self.seed, 2, Purpose.SKETCH, np.arange(SKETCH_ROWS), d)
+        rows = params.means[which] + draws @ np.linalg.cholesky(params.covariances).T
+        settings = FitSettings(self.model, n_init=4, tol=1e-4, rounds=100, seed=self.seed)
+        fitted = run_fit(settings, StackedFederation(as_workers([rows])))
+        found = fitted.result.params
+        return GaussianParameters(found.weights, found.means, found.covariances)
+
+    # Rounds.
+
+    def begin(self) -> None:
+        """Statistics that the start implies."""
+        self._statistics: dict[str, FloatArray] | None = None
+        self._record(opening_record(self.federation.size, self.evaluations))
+
+    def step(self) -> RoundRecord:
+        """One round: a full step, or one that averages."""
+        began, number = time.perf_counter(), self.state.round
+        told = self._round(self.params, self.kind, "rounds", self.rounds)
+        before, late = self._statistics, number - (self.rounds + 1) // 2
+        gamma = 1.0 if before is None or late < 1 else 1 / (late + 1)
+        now = (
+            told if before is None else {n: before[n] + gamma * (told[n] - before[n]) for n in told}
+        )
+        moved = sum(float(((now[n] - before[n]) ** 2).sum()) for n in now) if before else 0.0
+        self._statistics = now
+        self.params = self._maximize(now, self.kind)
+        self.state = replace(self.state, round=number + 1)
+        size = self.federation.size
+        record = replace(
+            opening_record(size, self.samples),
+            round=number,
+            squared_H=moved,
+            step_size=gamma,
+            seconds=time.perf_counter() - began,
+        )
+        return self._record(record)
+
+    def _round(
+        self, params: GaussianParameters, kind: str, part: str, count: int
+    ) -> dict[str, FloatArray]:
+        """Statistics per row at some parameters.
+
+        Moments come about each component, in its own metric, and are carried into the frame; of
+        tied covariances it is the one within components, which noise spoils least.
+        """
+        asked = Asked(1.0, 1, None, kind, params, *self._in(self.frame, self.radius))
+        told = self._ask(asked, part, count, "start" if part == "start" else "round")
+        noise = self._last_split(self.plan.deviation(self._last) / self.samples)
+        found = self._last_split(told / self.samples)
+        mass, roots, means = found["mass"], self._last.roots, params.means
+        mass = np.maximum(mass, 2 * float(noise["mass"].max()))
+        step = _shrunk(found["first"] / mass, float(noise["first"].max()) / mass[:, 0])
+        moved = means + np.einsum("kij,kj->ki", roots, step)
+        out = {"mass": mass[:, 0], "first": mass * moved}
+        if kind == CENTRES:
+            return out
+        if kind == "tied":
+            share, error = mass.sum(), float(noise["second"].max()) * np.ones(1)
+            pooled = unpack(found["second"], means.shape[1]) - (mass * step).T @ step
+            within = raise_eigenvalues(pooled[0] / share, _floors(error, means.shape[1])[0])
+            out["second"] = share * (roots[0] @ within @ roots[0].T)
+            return out
+        error = float(noise["second"].max()) / mass[:, 0]
+        own = _within(found["second"] / mass, step, error, kind)
+        spread = roots @ own @ np.swapaxes(roots, 1, 2)
+        out["second"] = mass[:, :, None] * (spread + moved[:, :, None] * moved[:, None, :])
+        return out
+
+    def _maximize(self, told: dict[str, FloatArray], kind: str) -> GaussianParameters:
+        """T in the frame."""
+        mass = told["mass"]
+        weights, means = mass / mass.sum(), told["first"] / mass[:, None]
+        if kind == CENTRES:
+            between = (weights[:, None] * means).T @ means
+            return GaussianParameters(
+                weights, means, raise_eigenvalues(self.moment - between, 0.02)
+            )
+        if kind == "tied":
+            within = told["second"] / mass.sum()
+            return GaussianParameters(weights, means, raise_eigenvalues(within, LEAST))
+        spread = told["second"] / mass[:, None, None] - means[:, :, None] * means[:, None, :]
+        if kind == "full":
+            return GaussianParameters(weights, means, raise_eigenvalues(spread, LEAST))
+        variances = np.maximum(np.diagonal(spread, axis1=1, axis2=2), LEAST)
+        if kind == "diag":
+            return GaussianParameters(weights, means, variances)
+        return GaussianParameters(weights, means, variances.mean(axis=1))
+
+    @property
+    def noise_nats(self) -> float:
+        """What the noise of the statistics costs a row, to second order, were all components alike.
+
+        Half the squared error of the statistics in the metric of white components of equal mass;
+        the rounds that are averaged count as so many.
+        """
+        averaged = self.rounds - (self.rounds + 1) // 2 + 1
+        asked = Asked(
+            1.0, 1, None, self.kind, self._unit(self.k), *self._in(self.frame, self.radius)
+        )
+        asked = replace(asked, step=self.plan.step(asked.size, "rounds", self.rounds))
+        noise = self.plan.deviation(asked) / self.samples
+        return float((noise**2).sum()) * self.k / (2 * averaged)
+
+    # What it came to.
+
+    def bound(self) -> tuple[Any, GaussianParameters, dict[str, FloatArray]]:
+        """The model bound to what the fit itself says of all rows, and its parameters."""
+        params = self.frame.back(self.params, self.kind)
+        weights, means = params.weights, params.means
+        d = means.shape[1]
+        mean = weights @ means
+        away = means - mean
+        within = params.covariances
+        if self.kind == "full":
+            within = np.einsum("k,kij->ij", weights, within)
+        elif self.kind == "diag":
+            within = np.diag(weights @ within)
+        elif self.kind == "spherical":
+            within = np.eye(d) * float(weights @ within)
+        whole = within + (weights[:, None] * away).T @ away
+        products = self.kind == "tied" or (self.kind == "full" and self.k == 1)
+        scatter = pack(whole) if products else np.diagonal(whole).copy()
+        summary = {"mean": mean, "scatter": scatter}
+        one = {name: values[None] for name, values in summary.items()}
+        model = self.model.bind(one, np.array([max(self.samples, self.k)]), np.ones(1))
+        return model, params, summary
+
+
+def _shrunk(steps: FloatArray, deviations: FloatArray) -> FloatArray:
+    """Steps without that part of their squared length which is noise (James and Stein, 1961)."""
+    error = deviations**2 * steps.shape[1]
+    kept = 1 - error / np.maximum((steps**2).sum(axis=1), 1e-300)
+    return steps * np.clip(kept, 0.0, 1.0)[:, None]
+
+
+def _within(second: FloatArray, step: FloatArray, error: FloatArray, kind: str) -> FloatArray:
+    """Covariances about the means reached, where components were white: none is made of noise.
+
+    Noise of this deviation in every product spreads eigenvalues by sqrt(d) times as much: they
+    are held that far above zero, and at a tenth of what they were at least.
+    """
+    d = step.shape[1]
+    if kind == "full":
+        raw = unpack(second, d)
+    else:
+        wide = second if kind == "diag" else np.repeat(second / d, d, axis=1)
+        raw = wide[:, :, None] * np.eye(d)
+    raw = raw - step[:, :, None] * step[:, None, :]
+    lifted = zip(raw, _floors(error, d), strict=True)
+    return np.stack([raise_eigenvalues(c, floor) for c, floor in lifted])
+
+
+def _floors(error: FloatArray, d: int) -> FloatArray:
+    """Eigenvalues that noise of this deviation in every product may be mistaken for."""
+    return np.clip(np.sqrt(d) * error, 0.1, 0.9)
+
+
+def check_private(model: Any) -> None:
+    """Refuse a model whose rows have no bounded say."""
+    kind = getattr(model, "kind", None)
+    described = model.describe()
+    if described.get("model") != "gaussian-mixture" or kind not in KINDS:
+        raise SettingsError(
+            "epsilon goes with Gaussian mixtures (full, tied, diag, spherical), whose statistics "
+            "are bounded once rows are clipped; this model's are not covered yet. Leave epsilon "
+            "out, or use gaussian_mixture."
+        )
+    if described.get("covariance_prior") is not None:
+        raise SettingsError("epsilon goes with no covariance_prior: leave one of the two out.")
+
+
+def remarks_of(run: PrivateRun) -> list[str]:
+    """What a user should know."""
+    if run.noise_nats <= WORTH_TELLING:
+        return []
+    return [
+        f"too few rows for this epsilon: the noise costs about {run.noise_nats:.2g} nats a row, "
+        "which may be more than the components are worth. Use more rows, a larger epsilon, fewer "
+        "columns, or fewer components."
+    ]
+
+
+def private_result(run: PrivateRun, columns: Any, stopped: str) -> Result:
+    """The result of a private fit."""
+    model, params, summary = run.bound()
+    statistics = model.statistics_of(model.from_user(params))
+    privacy, n = run.plan.privacy, run.federation.size
+    spent = {
+        "epsilon": epsilon_of(privacy.mu_squared, privacy.delta),
+        "delta": privacy.delta,
+        "shares": run.plan.shares,
+        "mu_squared": privacy.mu_squared,
+        "neighbours": "one row more or less",
+    }
+    words = (
+        f"private: epsilon {spent['epsilon']:.4g} and delta {privacy.delta:g} for each row of each "
+        f"of {n} sites, against the server and any {n - run.plan.shares} of the others; the noise "
+        f"costs about {run.noise_nats:.2g} nats a row"
+    )
+    each, rest = divmod(run.samples, n)
+    rows = np.full(n, each) + (np.arange(n) < rest)
+    told = {
+        "algorithm": {"algorithm": "private-em", "rounds": run.rounds},
+        "privacy": spent | {"words": words},
+    }
+    return Result(
+        model=model,
+        params=model.to_user(model.maximize(statistics)),
+        records=run.records,
+        stopped=stopped,
+        seed=run.seed,
+        statistics=statistics,
+        ledger=run.ledger,
+        columns=columns,
+        worker_weights=np.full(n, 1 / n),
+        samples=run.samples,
+        facts=Facts(rows, plain(told), not run.federation.carries_bytes),
+        pooled_summary=summary,
+        confirmed=True,
+    )
+
+
+def private_run(
+    settings: FitSettings, federation: Federation, checkpoint: Path | None, resume: bool
+) -> tuple[PrivateRun, tuple[str, ...] | None]:
+    """Everyone joins; the opening and the start of a private fit, ready for its rounds.
+
+    Three workers or more always tell masked sums. One or two have nobody to hide among: each adds
+    all of the noise by itself.
+    """
+    (model,) = settings.candidates()
+    check_private(model)
+    privacy = settings.privacy
+    assert privacy is not None
+    width, columns, names = federation.open_private(model, settings.columns, privacy)
+    n = federation.size
+    ledger = Ledger(n, names)
+    if federation.carries_bytes:
+        federation.attach(ledger)
+    rounds = ROUNDS if settings.rounds is None else min(ROUNDS, settings.rounds)
+    plan = Plan(privacy, privacy.shares(n, n >= SMALLEST_SET), n)
+    run = PrivateRun(federation, model, plan, rounds, settings.seed, ledger)
+    run.keep_at(checkpoint, resume)
+    run.open(width)
+    logger.info(
+        "private: epsilon %g and delta %g buy %d rounds on about %d rows; noise will cost about "
+        "%.2g nats a row",
+        *(privacy.epsilon, privacy.delta, rounds, run.samples, run.noise_nats),
+    )
+    run.start()
+    run.begin()
+    return run, columns

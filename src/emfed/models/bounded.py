@@ -1,0 +1,286 @@
+"""What rows may say where every row's say is bounded: clipped, in whole numbers, of length one.
+
+A private answer is a sum over rows of a vector that no row can make longer than one. Of a mixture
+it is made of the moments of each component k about that component: u = A_k (y - mu_k), white by
+the parameters that the question gives, scaled into a ball of radius R. With responsibilities r that
+sum to one at most, the vector of all (a r, b r u, c r uu') of a row is no longer than
+sqrt(a^2 + b^2 R^2 + c^2 R^4). About the components themselves noise costs least: it is small where
+a component is narrow. The blocks count by the shares that minimise the noise in nats: errors of a
+mass, of a mean and of a product cost alike where components are white, so a block of q numbers of
+size up to B gets a share proportional to sqrt(q) B.
+
+Sums are exact. Responsibilities, rows and products are cut to multiples of a grid toward zero,
+which makes no length longer, and sums of so few multiples are exact in doubles in whatever order
+they are taken; so no rounding error depends on the other rows, and no bound has to be padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self, final
+
+import numpy as np
+
+from emfed.core.errors import SettingsError, WireError
+from emfed.core.protocols import FloatArray, IntArray
+from emfed.models.factory import gaussian_mixture
+from emfed.models.matrices import triangle
+from emfed.models.parameters import GaussianParameters
+
+SHARES, FINE, COARSE = 0.5**14, 0.5**16, 0.5**9
+"""Grids of responsibilities, of rows in means and of rows in products. White rows have a spread of
+one: a 500th of it moves a covariance by 0.2%."""
+UNIT = 0.5**32
+"""All sums are multiples of it, and are added up as integers."""
+BLOCK = 1 << 11
+"""Rows whose sums are taken at once, in doubles: 14 bits of a responsibility, two times 13 of a row
+and 11 of these make 51, which doubles hold exactly."""
+MOST_ROWS = 1 << 22
+"""Rows of a site: so many sums of products have room in 64 bits."""
+LARGEST_RADIUS = 16.0
+KINDS = ("tied", "full", "diag", "spherical")
+CENTRES = "centres"
+"""Tied, without products: of many components, for a sketch."""
+_POWERS = {"mass": 0, "first": 1, "second": 2}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A question that is answered with noise: sums over rows, each number on a common lattice.
+
+    With ``edges``, ``(columns, bins + 1)``: how many rows have a value in each bin of each column;
+    whatever lies outside counts in the bins at the ends. Otherwise the statistics of a Gaussian
+    mixture with ``params`` in the frame.
+    """
+
+    step: float
+    """The lattice, where the vector of one row has a length of at most one."""
+    shares: int = 1
+    """How many workers' noise is in what the server learns, at least: what the price counts on."""
+    edges: FloatArray | None = None
+    kind: str = "full"
+    params: Any = None
+    origin: FloatArray = field(default_factory=lambda: np.empty(0))
+    matrix: FloatArray = field(default_factory=lambda: np.empty((0, 0)))
+    radius: float = 1.0
+
+    @property
+    def size(self) -> int:
+        """How many numbers an answer has."""
+        return len(self.scales)
+
+    @property
+    def columns(self) -> int:
+        """Of the rows that it is about."""
+        return len(self.origin) if self.edges is None else len(self.edges)
+
+    @property
+    def scales(self) -> FloatArray:
+        """What each number is multiplied by, so that a row's vector has length one at most."""
+        if self.edges is not None:
+            columns, edges = self.edges.shape
+            return np.full(columns * (edges - 1), columns**-0.5)
+        k, d = self.params.means.shape
+        sizes, out = {}, []
+        for name, (count, q) in self.shapes.items():
+            # Products that all components share tell of k times as many rows.
+            sizes[name] = np.sqrt(q) * self.radius ** _POWERS[name] * count / k
+        for name, (count, q) in self.shapes.items():
+            each = np.sqrt(sizes[name] / sum(sizes.values())) / self.radius ** _POWERS[name]
+            block = np.full(q, each)
+            if name == "second" and self.kind in ("full", "tied"):
+                block[~triangle(d)[2]] *= 2**0.5  # off the diagonal products stand for two
+            out.append(np.tile(block, count))
+        return np.concatenate(out)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """Mass, first and second moments, each with a row a component; tied products have one."""
+        k, d = self.params.means.shape
+        products = d * (d + 1) // 2
+        seconds = {
+            "full": (k, products),
+            "tied": (1, products),
+            "diag": (k, d),
+            "spherical": (k, 1),
+        }
+        means = {"mass": (k, 1), "first": (k, d)}
+        return means if self.kind == CENTRES else means | {"second": seconds.get(self.kind, (k, 1))}
+
+    def split(self, vector: FloatArray) -> dict[str, FloatArray]:
+        """An answer by the names of its parts."""
+        out, start = {}, 0
+        for name, (k, q) in self.shapes.items():
+            out[name] = vector[start : start + k * q].reshape(k, q)
+            start += k * q
+        return out
+
+    @property
+    def roots(self) -> FloatArray:
+        """L with L L' the covariance of each component, ``(components, d, d)``."""
+        k, d = self.params.means.shape
+        given = self.params.covariances
+        if self.kind == "diag":
+            given = given[:, :, None] * np.eye(d)
+        elif self.kind == "spherical":
+            given = given[:, None, None] * np.eye(d)
+        try:
+            return np.broadcast_to(np.linalg.cholesky(given), (k, d, d))
+        except np.linalg.LinAlgError:
+            raise WireError("a private question has covariances that are none.") from None
+
+    @property
+    def inverses(self) -> FloatArray:
+        """The maps that make each component white."""
+        return np.asarray(np.linalg.inv(self.roots), dtype=np.float64)
+
+    # To the wire and back.
+
+    def describe(self) -> tuple[dict[str, Any], FloatArray]:
+        """Plain JSON types, and numbers."""
+        if self.edges is not None:
+            about = {"step": self.step, "shares": self.shares, "columns": len(self.edges)}
+            return about, self.edges.ravel()
+        k, d = self.params.means.shape
+        about = {"step": self.step, "shares": self.shares, "columns": d, "components": k}
+        arrays = (self.origin, self.matrix, *self.params.arrays().values())
+        numbers = np.concatenate([np.ravel(a) for a in arrays])
+        return about | {"covariance": self.kind, "radius": self.radius}, numbers
+
+    @classmethod
+    def read(cls, about: Mapping[str, Any], numbers: FloatArray) -> Self:
+        """The inverse of `describe`; raises `WireError` for anything else."""
+        step, d, k = about.get("step"), about.get("columns"), about.get("components", 0)
+        shares = about.get("shares")
+        if (
+            not isinstance(step, float)
+            or not 0 < step < 1
+            or not all(type(n) is int and 0 <= n <= 1 << 20 for n in (d, k, shares))
+            or not np.isfinite(numbers).all()
+            or not (d and shares)
+        ):
+            raise WireError("a private question gives its lattice, columns and components.")
+        if not k:
+            edges = numbers.reshape(d, -1) if len(numbers) % d == 0 else numbers.reshape(1, -1)
+            if len(edges) != d or edges.shape[1] < 2 or not (np.diff(edges) > 0).all():
+                raise WireError("bins of a private question have edges that grow.")
+            return cls(step, shares, edges)
+        kind, radius = about.get("covariance"), about.get("radius")
+        if (
+            kind not in (*KINDS, CENTRES)
+            or not isinstance(radius, float)
+            or not 0 < radius <= LARGEST_RADIUS
+        ):
+            raise WireError("a private question names a kind of covariance and a radius.")
+        shapes: dict[str, tuple[int, ...]] = {
+            "full": (k, d, d),
+            "tied": (d, d),
+            CENTRES: (d, d),
+            "diag": (k, d),
+            "spherical": (k,),
+        }
+        parts, start = [], 0
+        for shape in ((d,), (d, d), (k,), (k, d), shapes[kind]):
+            count = int(np.prod(shape))
+            parts.append(numbers[start : start + count])
+            if len(parts[-1]) != count:
+                raise WireError("a private question has too few numbers.")
+            parts[-1] = parts[-1].reshape(shape)
+            start += count
+        if start != len(numbers):
+            raise WireError("a private question has too many numbers.")
+        origin, matrix, *theta = parts
+        return cls(step, shares, None, kind, GaussianParameters(*theta), origin, matrix, radius)
+
+
+def clipped(rows: FloatArray, radius: float) -> FloatArray:
+    """Rows scaled into a ball; what is not finite counts as the middle."""
+    with np.errstate(all="ignore"):
+        length = np.sqrt((rows**2).sum(axis=1, keepdims=True))
+        # A hair inside, so that rounding of the length itself leaves none outside.
+        inside = np.minimum(1.0, radius * (1 - 1e-12) / np.maximum(length, 1e-300))
+        scaled = np.asarray(rows * inside)
+    scaled[~np.isfinite(scaled).all(axis=1)] = 0.0
+    return scaled
+
+
+def _cut(values: FloatArray, grid: float) -> FloatArray:
+    return np.asarray(np.trunc(values / grid) * grid)
+
+
+def whole_sums(asked: Asked, blocks: Iterable[FloatArray]) -> FloatArray:
+    """The exact sums over rows that a question asks for, before its scales."""
+    if asked.edges is not None:
+        return _counts(asked.edges, blocks)
+    model, inverses, count = _unit_model(asked), asked.inverses, 0
+    total = np.zeros(asked.size, dtype=np.int64)
+    for block in blocks:
+        count += len(block)
+        if count > MOST_ROWS:
+            raise SettingsError(f"a site has at most {MOST_ROWS} rows in a private run.")
+        for start in range(0, len(block), BLOCK):
+            rows = np.asarray(block[start : start + BLOCK], dtype=np.float64)
+            moved = (rows - asked.origin) @ asked.matrix.T
+            with np.errstate(all="ignore"):  # of a row far away, the logits may be anything
+                r = model.responsibilities(moved[None], asked.params)[0]
+            r = _cut(np.where(np.isfinite(r), r, 0.0), SHARES)
+            told = _moments(asked, moved, r, inverses)
+            total += np.rint(told / UNIT).astype(np.int64)
+    return np.asarray(total * UNIT)
+
+
+def _moments(asked: Asked, moved: FloatArray, r: FloatArray, inverses: FloatArray) -> FloatArray:
+    """Sums over a block of rows, about each component."""
+    first, second = [], []
+    for k, inverse in enumerate(inverses):
+        u = clipped((moved - asked.params.means[k]) @ inverse.T, asked.radius)
+        first.append(r[:, k] @ _cut(u, FINE))
+        if asked.kind != CENTRES:
+            second.append(_products(_cut(u, COARSE), r[:, k], asked.kind))
+    if asked.kind == "tied":
+        second = [np.sum(second, axis=0)]
+    return np.concatenate([r.sum(axis=0), *first, *second])
+
+
+def _products(u: FloatArray, r: FloatArray, kind: str) -> FloatArray:
+    if kind in ("full", "tied"):
+        i, j, _ = triangle(u.shape[1])
+        return np.asarray(((u * r[:, None]).T @ u)[i, j])
+    squares = r @ u**2
+    return np.asarray(squares if kind == "diag" else squares.sum(keepdims=True))
+
+
+def _unit_model(asked: Asked) -> Any:
+    """The mixture whose own frame is none: responsibilities need parameters alone."""
+    k, d = asked.params.means.shape
+    kind: Any = "tied" if asked.kind == CENTRES else asked.kind
+    model = gaussian_mixture(k, kind)
+    size = d * (d + 1) // 2 if kind == "tied" or (kind == "full" and k == 1) else d
+    scatter = np.ones((1, size))
+    if size != d:
+        scatter[:, ~triangle(d)[2]] = 0.0
+    unit = {"mean": np.zeros((1, d)), "scatter": scatter}
+    return model.bind(unit, np.array([max(k, 2)]), np.ones(1))
+
+
+def _counts(edges: FloatArray, blocks: Iterable[FloatArray]) -> FloatArray:
+    """Rows in each bin of each column."""
+    columns, bins = len(edges), edges.shape[1] - 1
+    total = np.zeros((columns, bins))
+    for block in blocks:
+        for j in range(columns):
+            place = np.searchsorted(edges[j], np.asarray(block[:, j], np.float64), "right") - 1
+            total[j] += np.bincount(np.clip(place, 0, bins - 1), minlength=bins)
+    return total.ravel()
+
+
+def to_integers(asked: Asked, sums: FloatArray, noise: IntArray) -> IntArray:
+    """What a worker tells: its sums on the lattice, and noise that nobody else knows."""
+    return np.rint(sums * (asked.scales / asked.step)).astype(np.int64) + noise
+
+
+def from_integers(asked: Asked, total: IntArray) -> FloatArray:
+    """The sums over all rows, with noise, in their own units."""
+    return np.asarray(total.astype(np.float64) * (asked.step / asked.scales))

@@ -1,0 +1,98 @@
+"""What a worker's rows fall into by themselves: its own clusters, for a start that merges all.
+
+A worker runs k-means on its own rows, in the frame that all share, and tells share and mean of each
+cluster once, quantised with a dither that both ends know. The server draws its sketch of all rows
+from everybody's clusters (`emfed.fitting.starts`). This is no sum: it tells what one worker's rows
+are like, so runs with masks do without it, and an owner may refuse it (`SiteRules.own_clusters`).
+No cluster is told that has fewer rows than the smallest group.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emfed.compressors import SubtractiveDithering
+from emfed.core.protocols import Compressed, FloatArray, IntArray
+from emfed.core.streams import Purpose, uniforms
+from emfed.core.wire import decode_payload, encode_payload
+from emfed.data.tables import Workers, gather
+from emfed.models.clusters import Buckets, lloyd, seed_centres
+from emfed.models.mixture import to_numpy
+
+SMALLEST = 10
+"""Rows of a cluster, at least, where an owner says nothing: as of `SiteRules.smallest_rows`."""
+MOST_ROWS = 5000
+"""Rows of a worker that take part, evenly spread."""
+LLOYD_STEPS = 20
+QUANTISER = SubtractiveDithering(0.05)
+"""A twentieth of what is told is noise."""
+
+
+def clusters_width(model: Buckets) -> int:
+    """Numbers that a worker tells: share and mean of each cluster."""
+    return model.layout.size
+
+
+def clusters_of(model: Buckets, data: Workers, numbers: IntArray, smallest: int) -> FloatArray:
+    """What the server reads of each worker, and how many bytes that took, ``(workers, width + 1)``.
+
+    ``numbers`` are the workers' own. A stream's rows are never all there: nothing is read of it.
+    """
+    width = clusters_width(model)
+    out = np.full((len(numbers), width + 1), np.nan)
+    out[:, -1] = 0.0
+    for place, number in enumerate([] if data.streaming else numbers.tolist()):
+        told = encode_clusters(model, data, place, number, smallest)
+        out[place] = [*decode_clusters(told, model, number), len(told)]
+    return out
+
+
+def encode_clusters(model: Buckets, data: Workers, place: int, number: int, smallest: int) -> bytes:
+    """One worker's answer."""
+    vector = _own(model, data, place, number, smallest)
+    u = _uniforms(model, number)
+    dither = QUANTISER.dither(u, len(vector))[0]
+    message = QUANTISER.compress(vector[None], u).take(0)
+    return encode_payload(message, QUANTISER.form(len(vector)), dither)
+
+
+def decode_clusters(told: bytes, model: Buckets, number: int) -> FloatArray:
+    """The inverse, but for the noise; NaN where the owner tells nothing."""
+    width, u = clusters_width(model), _uniforms(model, number)
+    if not told:
+        return np.full(width, np.nan)
+    message = decode_payload(told, QUANTISER.form(width), QUANTISER.dither(u, width)[0])
+    whole = Compressed(message.reals[None], message.symbols[None])
+    return np.asarray(QUANTISER.decompress(whole, u, width)[0])
+
+
+def _uniforms(model: Buckets, number: int) -> FloatArray:
+    return uniforms(model.seed, 0, Purpose.CLUSTERS, np.array([number]), clusters_width(model))
+
+
+def _own(model: Buckets, data: Workers, place: int, number: int, smallest: int) -> FloatArray:
+    """Shares of clusters, in units of an even one, and their means.
+
+    Who has fewer than were asked for tells some of them several times, with a part of the share.
+    """
+    count, frame = int(data.counts[place]), model.inner.frame
+    assert frame is not None
+    mass = np.ones(count) if data.row_weights is None else np.asarray(data.row_weights[place])
+    picked = np.flatnonzero(mass > 0)
+    picked = picked[:: -(-len(picked) // MOST_ROWS)]
+    rows = to_numpy(gather(data.worker(place), picked)).astype(np.float64)
+    points = np.nan_to_num((rows - frame.origin) / frame.scale)
+    mass = mass[picked] / mass[picked].sum()
+    most, least = model.most, min(smallest, len(picked))
+    begun = min(most, len(picked) // least)
+    centres = seed_centres(mass, points, begun, model.seed, (1 << 20) + number)
+    while True:  # a cluster that is too small goes to its neighbours
+        labels, centres, _ = lloyd(mass, points, centres, LLOYD_STEPS)
+        rows_each = np.bincount(labels, minlength=len(centres))
+        if len(centres) == 1 or rows_each.min() >= least:
+            break
+        centres = np.delete(centres, int(rows_each.argmin()), axis=0)
+    order = np.argsort(-rows_each, kind="stable")
+    slots = order[np.arange(most) % len(order)]
+    shares = np.bincount(labels, mass, len(centres)) / np.bincount(slots, minlength=len(centres))
+    return np.concatenate([most * shares[slots], np.ravel(centres[slots])])

@@ -1,0 +1,69 @@
+"""Private fits in one process: how close they come, and what they refuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import emfed
+from emfed.core.errors import DataError, SettingsError
+
+
+def rows(count: int = 9000) -> np.ndarray:
+    rng = np.random.Generator(np.random.Philox(1))
+    centres = ([0, 0, 1000], [6, 3, 1002], [-5, 8, 998])
+    parts = [rng.normal(size=(count // 3, 3)) * [1, 2, 0.5] + c for c in centres]
+    return rng.permutation(np.concatenate(parts))
+
+
+@pytest.mark.parametrize("kind", ["full", "tied", "diag"])
+def test_a_private_fit_of_clear_clusters_costs_a_hundredth_of_a_nat(kind: str) -> None:
+    data = rows()
+    private = emfed.FederatedGaussianMixture(3, covariance_type=kind, epsilon=1).fit(data)
+    exact = emfed.FederatedGaussianMixture(3, covariance_type=kind).fit(data)
+    assert exact.score(data) - 0.02 < private.score(data) <= exact.score(data) + 1e-6
+    assert private.result_.privacy["epsilon"] == pytest.approx(1.0)
+
+
+def test_the_same_seed_gives_the_same_private_fit_and_another_seed_another() -> None:
+    data = rows(3000)
+    one, same, other = (
+        emfed.FederatedGaussianMixture(3, epsilon=3, random_state=s).fit(data).means_
+        for s in (1, 1, 2)
+    )
+    assert np.array_equal(one, same)
+    assert not np.array_equal(one, other)
+
+
+def test_masked_sites_need_less_noise_than_two_who_hide_alone() -> None:
+    data = rows()
+    words = [
+        emfed.fit(emfed.gaussian_mixture(3), np.array_split(data, n), epsilon=1).privacy["shares"]
+        for n in (2, 4)
+    ]
+    assert words == [1, 3]
+
+
+def test_too_few_rows_for_an_epsilon_are_told_before_the_rounds() -> None:
+    with pytest.raises(DataError, match="too few rows for this epsilon"):
+        emfed.FederatedGaussianMixture(3, epsilon=0.1).fit(rows(150))
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"n_components": "2:4"}, "one number of components"),
+        ({"start": "points"}, "start"),
+        ({"algorithm": "FedEM"}, "algorithm"),
+        ({"delta": 2.0}, "delta"),
+    ],
+)
+def test_what_a_private_fit_has_no_answer_to_is_refused(options: dict, word: str) -> None:
+    settings = {"n_components": 3, "epsilon": 1.0, **options}
+    with pytest.raises(SettingsError, match=word):
+        emfed.FederatedGaussianMixture(**settings).fit(rows(300))
+
+
+def test_models_whose_rows_have_no_bounded_say_are_refused() -> None:
+    with pytest.raises(SettingsError, match="epsilon goes with Gaussian mixtures"):
+        emfed.fit(emfed.factor_analysis(1), rows(300), epsilon=1.0)

@@ -1,0 +1,75 @@
+"""No row has a say longer than one, whatever it holds, and sums do not depend on order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from emfed.core.errors import WireError
+from emfed.models import GaussianParameters
+from emfed.models.bounded import CENTRES, KINDS, Asked, whole_sums
+
+WILD = st.one_of(
+    st.floats(-10, 10), st.sampled_from([1e300, -1e300, 1e-300, 0.0]), st.floats(-1e9, 1e9)
+)
+
+
+def asked(kind: str, seed: int, radius: float = 3.0, k: int = 3, d: int = 4) -> Asked:
+    rng = np.random.Generator(np.random.Philox(seed))
+    root = rng.normal(size=(k, d, d))
+    full = root @ root.swapaxes(1, 2) + 0.1 * np.eye(d)
+    squares = np.diagonal(full, axis1=1, axis2=2)
+    covariances = {"full": full, "tied": full[0], CENTRES: full[0], "diag": squares}
+    given = covariances.get(kind, squares.mean(axis=1))
+    params = GaussianParameters(np.full(k, 1 / k), rng.normal(size=(k, d)), given)
+    return Asked(1e-3, 1, None, kind, params, np.zeros(d), np.eye(d), radius)
+
+
+@settings(max_examples=40, deadline=None)
+@given(row=arrays(np.float64, (1, 4), elements=WILD), kind=st.sampled_from([*KINDS, CENTRES]))
+def test_no_row_moves_the_sums_by_more_than_one(row: np.ndarray, kind: str) -> None:
+    question = asked(kind, 1)
+    assert np.linalg.norm(whole_sums(question, [row]) * question.scales) <= 1.0
+
+
+def test_no_row_moves_the_counts_of_columns_by_more_than_one() -> None:
+    question = Asked(1e-3, 1, np.tile(np.arange(-3.0, 4.0), (4, 1)))
+    for row in ([1e300, -1e300, 0, 0.5], [0, 0, 0, 0]):
+        told = whole_sums(question, [np.array([row])]) * question.scales
+        assert np.linalg.norm(told) <= 1 + 1e-12
+
+
+@pytest.mark.parametrize("kind", [*KINDS, CENTRES])
+def test_one_row_more_moves_integers_by_that_row_alone(kind: str) -> None:
+    """Sums are exact: no rounding error depends on the other rows."""
+    rng = np.random.Generator(np.random.Philox(2))
+    rows, question = rng.normal(size=(20_000, 4)) * 3, asked(kind, 3)
+    whole, shuffled = (whole_sums(question, [r]) for r in (rows, rng.permutation(rows)))
+    assert np.array_equal(whole, shuffled)
+    others = whole_sums(question, [rows[:7], rows[8:]])
+    assert np.array_equal(whole - others, whole_sums(question, [rows[7:8]]))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, CENTRES])
+def test_a_question_survives_the_wire(kind: str) -> None:
+    question = asked(kind, 4)
+    again = Asked.read(*question.describe())
+    assert np.array_equal(again.scales, question.scales)
+    assert again.describe()[0] == question.describe()[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"step": 0.0}, {"step": 2.0}, {"shares": 0}, {"radius": 1e9}, {"covariance": "x"}],
+)
+def test_hostile_questions_are_refused(change: dict[str, object]) -> None:
+    about, numbers = asked("full", 5).describe()
+    with pytest.raises(WireError):
+        Asked.read(about | change, numbers)
+    with pytest.raises(WireError):
+        Asked.read(about, numbers[:-1])
+    with pytest.raises(WireError):
+        Asked.read(about, np.where(np.arange(len(numbers)) == 3, np.nan, numbers))

@@ -1,0 +1,127 @@
+"""Private runs over sites: what they tell, what they refuse, and what they write down first."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import emfed
+from emfed.core.errors import ParticipationError
+from emfed.core.privacy import mu_squared_of
+from emfed.network import LocalTransport, RemoteFederation, SiteRules
+from emfed.network.store import Allowance
+from tests.network.masked import masked_sites
+from tests.network.processes import real_sites
+
+
+def tables(rows: int = 30_000, sites: int = 3) -> dict[str, np.ndarray]:
+    rng = np.random.Generator(np.random.Philox(1))
+    parts = [rng.normal(size=(rows // 2, 2)) + centre for centre in ([0.0, 100.0], [8.0, 104.0])]
+    mixed = rng.permutation(np.concatenate(parts))
+    return dict(zip("abcde", np.array_split(mixed, sites), strict=False))
+
+
+MODEL = emfed.gaussian_mixture(2, "full")
+
+
+def run(sites: dict[str, Any], epsilon: float = 1.0, **options: Any) -> emfed.Result:
+    federation = RemoteFederation(LocalTransport(sites), pause=0.0, attempts=2)
+    return emfed.fit(MODEL, federation, epsilon=epsilon, **options)
+
+
+def spent(where: Path, name: str = "a") -> float:
+    return Allowance(where / name).read()[0]
+
+
+def test_a_private_run_ends_near_the_pooled_fit_and_charges_its_budget_once(tmp_path: Path) -> None:
+    data = tables()
+    sites = masked_sites(data, tmp_path, rules=SiteRules(largest_epsilon=1.5))
+    result = run(sites)
+    rows = np.concatenate(list(data.values()))
+    pooled = emfed.fit(MODEL, rows).log_likelihood(rows)
+    assert result.log_likelihood(rows) > pooled - 0.05
+    assert result.privacy is not None
+    assert result.privacy["epsilon"] == pytest.approx(1.0)
+    assert "epsilon 1" in result.outcome
+    for name in data:
+        total, used = Allowance(tmp_path / name).read()
+        assert total == pytest.approx(mu_squared_of(1.0, 1e-6))
+        assert next(iter(used.values()))[1] <= total * (1 + 1e-6)
+    # The budget is over: a second run is refused, also by a site that was started anew.
+    again = masked_sites(data, tmp_path, rules=SiteRules(largest_epsilon=1.5))
+    with pytest.raises(ParticipationError, match="gives away epsilon 1.5 over all runs"):
+        run(again)
+    assert spent(tmp_path) == pytest.approx(mu_squared_of(1.0, 1e-6))
+
+
+def test_a_site_with_a_largest_epsilon_answers_private_runs_alone(tmp_path: Path) -> None:
+    sites = masked_sites(tables(), tmp_path, rules=SiteRules(largest_epsilon=1.0))
+    federation = RemoteFederation(LocalTransport(sites), pause=0.0, attempts=2)
+    with pytest.raises(ParticipationError, match="private runs alone"):
+        emfed.fit(MODEL, federation, masks=True)
+    assert spent(tmp_path) == 0.0
+
+
+def test_a_server_that_asks_for_more_than_the_run_declared_gets_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Less noise than it promised, or more questions: the site adds up by itself."""
+    monkeypatch.setattr("emfed.fitting.private.START_ROUNDS", 1)
+    monkeypatch.setitem(emfed.fitting.private.SHARES, "moments", 4.0)
+    sites = masked_sites(tables(), tmp_path)
+    with pytest.raises(ParticipationError):
+        run(sites)
+    total, used = Allowance(tmp_path / "a").read()
+    assert max(used.values())[1] <= total
+
+
+def test_a_private_run_refuses_every_answer_without_noise(tmp_path: Path) -> None:
+    sites = masked_sites(tables(), tmp_path)
+    federation = RemoteFederation(LocalTransport(sites), pause=0.0, attempts=2)
+    privacy = emfed.core.privacy.Privacy(1.0)
+    federation.open_private(MODEL, None, privacy)
+    with pytest.raises(ParticipationError):
+        federation._add_up_opening()
+    assert all("has noise" in words for words in federation.refusals.values())
+
+
+def test_a_backup_that_is_put_back_does_not_give_the_budget_back(tmp_path: Path) -> None:
+    other = tmp_path / "other disk"
+    rules = SiteRules(largest_epsilon=1.5, second_ledger=str(other))
+    data = tables()
+    run(masked_sites(data, tmp_path, rules=rules))
+    for name in data:
+        shutil.rmtree(tmp_path / name)
+    with pytest.raises(ParticipationError, match="over all runs"):
+        run(masked_sites(data, tmp_path, rules=rules))
+
+
+def test_a_run_that_goes_on_from_its_answers_asks_none_of_them_again(tmp_path: Path) -> None:
+    sites = masked_sites(tables(), tmp_path)
+    kept, seen = tmp_path / "answers", []
+
+    def stop(record: Any) -> bool:
+        seen.append(record.round)
+        return len(seen) == 3
+
+    federation = RemoteFederation(LocalTransport(sites), tmp_path / "server", pause=0.0)
+    emfed.fit(MODEL, federation, epsilon=1.0, callbacks=[stop], checkpoint=kept)
+    federation = RemoteFederation(LocalTransport(sites), tmp_path / "server", pause=0.0)
+    result = emfed.fit(MODEL, federation, epsilon=1.0, checkpoint=kept, resume=True)
+    assert result.rounds == 8
+    total, used = Allowance(tmp_path / "a").read()
+    assert total == pytest.approx(mu_squared_of(1.0, 1e-6))
+    assert max(used.values())[1] <= total * (1 + 1e-6)
+
+
+def test_a_private_run_over_real_processes(tmp_path: Path) -> None:
+    data = tables()
+    with real_sites(data, tmp_path, masked=True) as transport:
+        federation = RemoteFederation(transport, deadline=60.0)
+        result = emfed.fit(MODEL, federation, epsilon=1.0)
+    rows = np.concatenate(list(data.values()))
+    assert result.log_likelihood(rows) > emfed.fit(MODEL, rows).log_likelihood(rows) - 0.05
