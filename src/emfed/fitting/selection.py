@@ -12,7 +12,6 @@ import numpy as np
 from emfed.artifacts.result import CRITERIA, Result, criterion
 from emfed.core.protocols import FloatArray, HeldUp, Model
 from emfed.models import HiddenMarkov
-from emfed.models.clusters import Clusters
 
 ATOM_SHARE, ROWS_PER_PARAMETER = 0.2, 5.0
 """Rows at one value of a column are an atom of it if they are this share of all, and this many for
@@ -156,33 +155,26 @@ def collapses(result: Result) -> bool:
     return any(on_few_rows(h, result.samples, model.n_features) for h in held)
 
 
-def empty_components(
-    model: Any, statistics: FloatArray, rows: float
-) -> tuple[list[int], FloatArray] | None:
-    """Components that explain less than half a row, and statistics in which they are copies.
+def empty_remarks(result: Result) -> list[str]:
+    """Components that explain less than half a row, in words.
 
-    `Model.protect` gives a component that dies the parameters it had before: here, those of the
-    heaviest. A copy with a trace of weight changes no likelihood, and EM leaves it where it is.
-    Clusters of k-means have no weight, so there a copy would take rows.
+    Nothing but noise says where they are. They are left there all the same: EM would begin to climb
+    again from any other place, and the fit had not converged.
     """
-    if "mass" not in model.layout.slices or isinstance(model, Clusters):
-        return None
-    mass = statistics[model.layout.slices["mass"]]
+    model = result.model
+    if "mass" not in model.layout.slices:
+        return []
+    mass = result.statistics[model.layout.slices["mass"]]
     steps = model.length if isinstance(model, HiddenMarkov) else 1.0  # of a sequence: they are rows
-    empty = mass < 0.5 / (rows * steps)
-    if not empty.any() or empty.all():
-        return None
-    heaviest = int(np.argmax(mass))
-    trace, before = 0.25 / rows, model.layout.split(statistics.copy())
-    for value in before.values():
-        if len(value) == len(mass):
-            value[empty] = trace * value[heaviest] / mass[heaviest]
-    after = statistics.copy()
-    after[model.layout.slices["mass"]] = np.where(empty, 0.0, mass)
-    found = model.protect(model.layout.join(before), after)
-    if not model.inside(found):
-        return None
-    return np.flatnonzero(empty).tolist(), found
+    empty = np.flatnonzero(mass < 0.5 / (result.samples * steps)).tolist()
+    if not empty:
+        return []
+    names = ", ".join(map(str, empty))
+    return [
+        f"no row belongs to component{'s' if len(empty) > 1 else ''} {names} (counting from 0), so "
+        "its parameters say nothing: fewer components describe the rows as well, and another start "
+        "(n_init) may find a use for it."
+    ]
 
 
 def floor_remarks(result: Result) -> list[str]:
