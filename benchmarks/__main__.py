@@ -498,17 +498,21 @@ def answer_network(console: Console) -> list[dict[str, Any]]:
             {k: round(v) if isinstance(v, float) and v > 1 else v for k, v in row.items()}
         )
     names = ("opening", "start", "rounds", "envelopes", "ledger", "transport", "wire")
-    others = ("float32 rounds", "float32", "Flower", "bound")
-    headings = ("set", "nats", "way", "runs", "number", *names, *others)
-    lines = [
-        tuple(
-            f"{v:,.0f}" if isinstance(v := row.get(h, ""), float) and h != "nats" else v
-            for h in headings
-        )
-        for row in rows
-    ]
-    title = "Bytes a worker to the pooled answer over TLS (medians; transport holds the handshake)"
-    show(console, title, headings, lines)
+    others = ("float32", "Flower", "bound")
+    headings = ("within", "way", "runs", "no.", *names, *others)
+
+    def told(row: dict[str, Any], name: str) -> str:
+        value = row.get({"within": "nats", "no.": "number"}.get(name, name))
+        if value is None:
+            return "-"
+        return f"{value:,.0f}" if isinstance(value, float) and name != "within" else str(value)
+
+    for chosen_set in dict.fromkeys(row["set"] for row in rows):
+        own = [row for row in rows if row["set"] == chosen_set]
+        lines = [tuple(told(row, name) for name in headings) for row in own]
+        after = {row["nats"]: row["float32 rounds"] for row in own if row["float32 rounds"]}
+        title = f"{chosen_set}: bytes a worker, medians; float32 EM takes rounds {after}"
+        show(console, title, headings, lines)
     return rows
 
 

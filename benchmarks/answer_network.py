@@ -100,7 +100,7 @@ def over_the_wire(
                 time.sleep(0.5)
                 wire = [(counter.up, counter.down)]
                 federation = emfed.network.RemoteFederation(
-                    server, minimum=len(names), deadline=300
+                    server, minimum=len(names), deadline=300, masks=False
                 )
                 fitted = emfed.fit(
                     model,
