@@ -273,6 +273,24 @@ def test_models_and_algorithms(options: Any, emfed_shell: Shell) -> None:
     assert b"What left each site" in (emfed_shell.folder / "r.html").read_bytes()
 
 
+def test_a_private_fit_says_what_was_spent_and_claims_nothing_else(emfed_shell: Shell) -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.normal(rng.choice([-3.0, 3.0], (4000, 1)), 1, (4000, 2))
+    lines = [f"{a:.4f},{b:.4f},{'nsw'[j % 3]}" for j, (a, b) in enumerate(rows)]
+    emfed_shell.write("many.csv", "a,b,site\n" + "\n".join(lines))
+    run = ("fit", "many.csv", "-g", "site", "-k", 2, "--epsilon", 2, "--report", "r.html")
+    code, out, err = emfed_shell(*run)
+    assert code == 0, err
+    assert "epsilon, delta" in out
+    assert "converged" not in out
+    report = (emfed_shell.folder / "r.html").read_text()
+    assert "Secure sums were on" in report
+    assert "Every answer had noise, private: epsilon 2 and delta 1e-06" in report
+    code, _, err = emfed_shell(*run[:5], "1:3", "--epsilon", 2)
+    assert code == 2
+    assert "epsilon goes with one number of components" in err
+
+
 def test_one_worker_runs_em_and_follow_em_reaches_the_algorithm(emfed_shell: Shell) -> None:
     def algorithm(*options: Any) -> Any:
         run = (*NUMBERS, "-q", "--rounds", 3, "-o", "a.emfed", *options)

@@ -91,16 +91,18 @@ def masked(result: Result) -> bool:
 
 def protections(result: Result) -> str:
     """Which protections were on, in a sentence or two."""
+    private = result.privacy
+    noise = (
+        "No noise was added to protect single persons (no differential privacy)."
+        if private is None
+        else f"Every answer had noise, {private['words']}."
+    )
     if masked(result):
         return (
             "Secure sums were on: what left a site was masked, and the server learned sums over "
-            "all sites that took part, and nothing of one of them. No noise was added to protect "
-            "single persons (no differential privacy)."
+            f"all sites that took part, and nothing of one of them. {noise}"
         )
-    return (
-        "Secure sums were off: the server sees the messages of each site one by one. No noise was "
-        "added to protect single persons (no differential privacy)."
-    )
+    return f"Secure sums were off: the server sees the messages of each site one by one. {noise}"
 
 
 def least_rows(result: Result) -> str:
@@ -194,9 +196,10 @@ def _did_not(result: Result) -> list[str]:
     lines = [
         f"What did not leave a site{whose}: single rows or cells, row names, which row belongs to "
         "which component, the smallest or largest value of a column, files, and any key to them.",
-        f"{protections(result)} What this does not promise: statistics are aggregates, not "
-        "anonymous data. Where a component accounts for one or two rows, its averages come close "
-        "to them.",
+        protections(result)
+        + " What this does not promise: statistics are aggregates, not anonymous data."
+        + " Where a component accounts for one or two rows, its averages come close to them."
+        * (result.privacy is None),
     ]
     facts = None if masked(result) else result.facts
     if facts is not None and (few := int((facts.rows < FEW_ROWS).sum())):

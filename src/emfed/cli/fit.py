@@ -200,6 +200,7 @@ def summarise(
         "stopped": result.stopped,
         "converged": result.converged,
         "log_likelihood": facts.log_likelihood,
+        "privacy": None if result.privacy is None else dict(result.privacy),
         "bytes_up": result.bytes_up,
         "bytes_down": result.bytes_down,
         "raw_bytes": result.raw_bytes,
@@ -227,20 +228,27 @@ def _print(summary: dict[str, Any]) -> None:
 
     console = Console(highlight=False)
     table = Table(title=f"{summary['kind']} of {summary['rows']} rows", show_header=False)
-    fit_words = summary["log_likelihood"]
-    for name, value in (
-        ("workers, columns", f"{summary['workers']}, {summary['columns']}"),
-        ("components", str(summary["components"])),
-        ("rounds", f"{summary['rounds']} (stopped by {summary['stopped']})"),
+    fit_words, private = summary["log_likelihood"], summary["privacy"]
+    ended: tuple[tuple[str, str], ...] = (
         ("converged", "yes" if summary["converged"] else "no"),
         ("log-likelihood per row", "not known" if fit_words is None else f"{fit_words:.6g}"),
         ("sent by a worker", size(summary["bytes_up_per_worker"])),
         ("sent to a worker", size(summary["bytes_down_per_worker"])),
         ("sent in all", _beside_raw(summary)),
+    )
+    if private:  # nothing was asked that the budget does not hold, convergence neither
+        ended = (("epsilon, delta", f"{private['epsilon']:.4g}, {private['delta']:g}"),)
+    for name, value in (
+        ("workers, columns", f"{summary['workers']}, {summary['columns']}"),
+        ("components", str(summary["components"])),
+        ("rounds", f"{summary['rounds']} (stopped by {summary['stopped']})"),
+        *ended,
         ("seed", str(summary["seed"])),
     ):
         table.add_row(name, value)
     console.print(table)
+    if private:
+        console.print(f"{private['words']}.", markup=False)
     for row in summary["tried"]:
         many = "s" if row["n_components"] > 1 else ""
         fallen = " (one has collapsed)" if row["collapsed"] else ""

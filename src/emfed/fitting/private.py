@@ -495,6 +495,7 @@ def private_result(run: PrivateRun, columns: Any, stopped: str) -> Result:
     told = {
         "algorithm": {"algorithm": "private-em", "rounds": run.rounds},
         "privacy": spent | {"words": words},
+        "masks": n >= SMALLEST_SET,
     }
     return Result(
         model=model,
