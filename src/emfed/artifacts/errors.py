@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from typing import Any, Self, final
 
 import numpy as np
-from scipy.special import expit, logit, ndtri
 
 from emfed.core.errors import EmfedError, SettingsError
 from emfed.core.protocols import BoolArray, FloatArray, HasSupports, Parameters
@@ -299,7 +298,9 @@ class Summary:
 
     @property
     def bounds(self) -> tuple[FloatArray, FloatArray]:
-        """Of a confidence interval, worked out for log-odds of shares and logs of positive ones."""
+        """Ends of confidence intervals: of log-odds for shares, of logs for positive values."""
+        from scipy.special import expit, logit, ndtri
+
         reach = float(ndtri(0.5 + self.level / 2)) * self.errors
         v, kinds = self.estimates, np.array(self.kinds)
         with np.errstate(all="ignore"):

@@ -14,7 +14,6 @@ from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array, issparse, vstack
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -357,6 +356,8 @@ class Supports:
 
     def spread(self, workers: IntArray, values: FloatArray) -> Any:
         """Vectors of workers as rows of one sparse array: zero where a worker saw nothing."""
+        from scipy.sparse import csr_array  # here, because few fits need it
+
         starts = np.concatenate([[0], np.cumsum(self.sizes[workers])])
         shape = (len(workers), len(self.keys))
         return csr_array((np.ravel(values), self.places[self.where(workers)], starts), shape=shape)
@@ -396,10 +397,14 @@ class Replies:
         told = [batch.energies for batch in batches if batch.energies is not None]
         batches = [cls.empty(q), *batches]
         rows = {n: [getattr(b, n) for b in batches] for n in cls._ROWS}
-        spread = [values for values in rows["values"] if issparse(values)]
+        spread = [values for values in rows["values"] if not isinstance(values, np.ndarray)]
         joined = {n: np.concatenate(v) for n, v in rows.items() if not (spread and n == "values")}
+        if spread:
+            from scipy.sparse import vstack
+
+            joined["values"] = vstack(spread, format="csr")
         return cls(
-            **joined | ({"values": vstack(spread, format="csr")} if spread else {}),
+            **joined,
             lost_memory=np.concatenate([b.lost_memory for b in batches]),
             energies=np.concatenate(told) if told else None,
         )

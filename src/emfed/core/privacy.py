@@ -29,8 +29,6 @@ from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.special import gammaincinv, log_ndtr, ndtr
 
 from emfed.core.errors import SettingsError, check_count, check_range
 from emfed.core.protocols import IntArray
@@ -55,12 +53,16 @@ def delta_of(mu: float, epsilon: float) -> float:
     """The smallest delta for which mu-GDP is (epsilon, delta)-private (Balle and Wang, 2018)."""
     if mu <= 0:
         return 0.0
+    from scipy.special import log_ndtr, ndtr
+
     tail = epsilon + log_ndtr(-epsilon / mu - mu / 2)
     return max(0.0, float(ndtr(-epsilon / mu + mu / 2)) - exp(min(tail, 0.0)))
 
 
 def epsilon_of(mu_squared: float, delta: float) -> float:
     """The epsilon that answers have cost whose mu squared add up to this."""
+    from scipy.optimize import brentq  # here, because most programs never need it
+
     check_delta(delta)
     if mu_squared <= 0:
         return 0.0
@@ -75,6 +77,8 @@ def epsilon_of(mu_squared: float, delta: float) -> float:
 
 def mu_squared_of(epsilon: float, delta: float) -> float:
     """The sum of mu squared that answers may have for an epsilon: the inverse of `epsilon_of`."""
+    from scipy.optimize import brentq
+
     check_range("epsilon", epsilon, 0, inf, open_low=True, open_high=True)
     check_delta(delta)
     top = 1.0
@@ -126,6 +130,8 @@ def price_on(step: float, q: int, shares: int) -> float:
 
 def chi_quantile(share: float, d: int) -> float:
     """The radius within which this share of white Gaussian rows of d columns lies."""
+    from scipy.special import gammaincinv
+
     return float(sqrt(2 * gammaincinv(d / 2, share)))
 
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any, Self, final
 
 import numpy as np
-from scipy.special import logit
 
 from emfed.core.errors import DataError, check_count, check_range, known
 from emfed.core.protocols import FloatArray, IntArray, Layout, Model, Parameters
@@ -252,9 +251,9 @@ class Occupancy(Model):
         p, d = self._widths
         z = 0.1 * normals(seed, 0, Purpose.START, np.zeros(1, dtype=np.int64), p + d)[0]
         first, second = z[:p], z[p:]
-        first[0] += logit(np.clip(0.5 * (1 + seen) * 0.98, 0.02, 0.98))
+        first[0] += _logit(np.clip(0.5 * (1 + seen) * 0.98, 0.02, 0.98))
         rate = told / max(made * max(0.5 * (1 + seen), _TINY), _TINY)
-        second[0] += logit(np.clip(rate, 0.02, 0.98))
+        second[0] += _logit(np.clip(rate, 0.02, 0.98))
         return OccupancyParameters(first, second)
 
     def statistics_of(self, params: OccupancyParameters) -> FloatArray:
@@ -282,6 +281,10 @@ class Occupancy(Model):
             "detection_covariates": self.detection_covariates,
             "ridge": self.ridge,
         }
+
+
+def _logit(share: Any) -> float:
+    return float(np.log(share) - np.log1p(-share))
 
 
 def _omega(psi: FloatArray) -> FloatArray:

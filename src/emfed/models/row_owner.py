@@ -22,7 +22,6 @@ from math import prod
 from typing import Any, NamedTuple, Self, final
 
 import numpy as np
-from scipy.special import ndtri
 
 from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
 from emfed.core.protocols import FloatArray, IntArray
@@ -288,6 +287,8 @@ class RowOwner(FactorOwner):
 
     def draw(self, data: Any, params: Loadings, draws: int, seed: int) -> FloatArray:
         """Completions: factors given what was seen, then values given the factors."""
+        from scipy.special import ndtri
+
         base, frame, k = np.array(data, dtype=np.float64), self._frame, self.rank
         out = np.repeat(base[None], draws, axis=0)
         for at in self._missing(base, params):
@@ -304,6 +305,8 @@ class RowOwner(FactorOwner):
 
     def intervals(self, data: Any, params: Loadings, level: float) -> tuple[FloatArray, FloatArray]:
         """Ends of the central interval of each missing value, which is normal."""
+        from scipy.special import ndtri
+
         given, frame = np.array(data, dtype=np.float64), self._frame
         low, high = given.copy(), given.copy()
         reach = float(ndtri(0.5 + level / 2))

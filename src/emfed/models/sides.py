@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-from scipy.linalg import cholesky_banded, solve_banded, solveh_banded
 
 from emfed.core.protocols import FloatArray, IntArray
 
@@ -127,6 +126,8 @@ def _solve_banded(
     noise: FloatArray | None,
 ) -> FloatArray:
     """The rows as one system: blocks on the diagonal, the penalties of differences beside it."""
+    from scipy.linalg import cholesky_banded, solve_banded, solveh_banded
+
     count, width = right.shape
     upper = max([width - 1, *(lag * width for lag, _ in lags)])
     band = np.zeros((upper + 1, count * width))
