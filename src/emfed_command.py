@@ -1,6 +1,6 @@
 """The program ``emfed``: it stands outside of the package so that Ctrl-C is heard in its imports.
 
-Importing numpy, scipy and the package takes a second, in which Ctrl-C would end in a traceback (or,
+Importing numpy and the package takes half a second, in which Ctrl-C would end in a traceback (or,
 from within a C extension, in an ImportError that blames the installation).
 """
 

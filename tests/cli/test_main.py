@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +17,19 @@ import polars as pl
 import pytest
 
 import emfed
+from emfed.cli.main import main
 
 
 def emfed_command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", "from emfed.cli.main import main; main()", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=cwd,
-    )
+    """The command line in this process: to start one takes a second."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), chdir(cwd or "."):
+        try:
+            main(list(arguments))
+        except SystemExit as end:
+            code = end.code
+    assert isinstance(code, int)
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 def test_version_and_help() -> None:
@@ -128,7 +132,7 @@ def test_ctrl_c_keeps_what_was_reached(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "trajectories.png").exists()
 
 
-@pytest.mark.parametrize("module", ["numpy", "scipy", "typer"])
+@pytest.mark.parametrize("module", ["numpy", "typer"])
 def test_ctrl_c_during_imports_is_one_line(module: str) -> None:
     script = f"""
 import os, signal, sys

@@ -137,6 +137,6 @@ def test_compressed_runs_reach_the_pooled_optimum(kind: str, name: str) -> None:
         "in_metric": True,
     }
     algorithm = ALGORITHMS[name](**({} if name == "auto" else settings | size))
-    got = fit(make_model(kind), tables, algorithm, rounds=600, start=start)
+    got = fit(make_model(kind), tables, algorithm, rounds=350, start=start)
     rows = np.concatenate(tables)
     assert got.log_likelihood(rows) == pytest.approx(pooled.log_likelihood(rows), abs=1e-6)

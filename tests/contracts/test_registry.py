@@ -9,14 +9,14 @@ import pytest
 
 import emfed
 from emfed.testing import check_model
-from tests.helpers import plain_fit
+from tests.helpers import first, plain_fit
 from tests.registry import REGISTRY
 
 each = pytest.mark.parametrize("name", REGISTRY)
 ALGORITHMS: dict[str, Any] = {
     "em": emfed.EM(),
     "FedEM": emfed.FedEM(emfed.Dithering(4, block="row"), step_size=0.2),
-    "emfed in metric": emfed.FedEM(emfed.Dithering(4, block="row"), step_size=0.2, in_metric=True),
+    "FedEM in metric": emfed.FedEM(emfed.Dithering(4, block="row"), step_size=0.2, in_metric=True),
     "mini-batches": emfed.FedEM(emfed.Dithering(8, block="row"), step_size=0.1, batch_size=8),
     "VR-FedEM": emfed.VRFedEM(
         emfed.Dithering(8, block="row"), step_size=0.1, batch_size=8, inner_rounds=5
@@ -32,7 +32,9 @@ def test_the_contract_is_kept(name: str, priors: bool) -> None:
 
 
 @each
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    "algorithm", first(["VR-FedEM", "FedEM in metric", "em", "FedEM", "mini-batches"], 2)
+)
 def test_loop_and_stacked_agree_under_partial_participation(name: str, algorithm: str) -> None:
     entry = REGISTRY[name]
     options: dict[str, Any] = {

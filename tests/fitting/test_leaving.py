@@ -221,7 +221,7 @@ def test_a_worker_that_keeps_losing_its_memory_resets_the_others_a_few_times_onl
     np.testing.assert_allclose(told(result.params), pooled("full", ["a", "c"]), atol=1e-3)
 
 
-@pytest.mark.parametrize("algorithm", ["auto", "FedEM"])
+@pytest.mark.parametrize("algorithm", first(["auto", "FedEM"]))
 def test_a_process_that_is_killed_leaves_the_model_to_the_others(
     algorithm: str, tmp_path: Path
 ) -> None:

@@ -170,7 +170,11 @@ def test_the_same_seed_gives_the_same_fit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "limit"), [("log1p", 0.5), ("poisson", 1.0), ("bernoulli", 1.0)]
+    ("family", "limit"),
+    [
+        ("log1p", 0.5),
+        *(pytest.param(f, 1.0, marks=pytest.mark.long) for f in ("poisson", "bernoulli")),
+    ],
 )
 def test_eight_rounds_reach_the_pooled_error_at_the_paper_s_size(family: str, limit: float) -> None:
     structure = STRUCTURE if family != "poisson" else Structure(2, 5.0, 2.0, 2.0, 30.0, 90.0)
