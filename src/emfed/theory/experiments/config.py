@@ -23,7 +23,7 @@ PAPER = ("synthetic", "mnist", "ebird")
 """The experiments of the paper: two on mixtures, one on a table of counts."""
 ABLATIONS = (
     *("memories", "levels", "participation", "batches", "steps", "regimes", "one_worker"),
-    *("parts",),
+    *("parts", "claims"),
 )
 """What the paper argues in words."""
 NAMES = PAPER + ABLATIONS
