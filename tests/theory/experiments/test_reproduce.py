@@ -68,7 +68,7 @@ def test_a_claim_that_fails_shows_in_the_exit_code(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     by_name = {v["name"]: v for v in summary["verdicts"]}
-    assert by_name["VR-FedEM comes near a fixed point"]["holds"] is False
+    assert by_name["FedEM's |H|² stays far above |h|²"]["holds"] is False
     assert 'class="fails"' in (tmp_path / "out" / "report.html").read_text()
     again = emfed_command(*arguments, "--json")
     assert again.returncode == 1

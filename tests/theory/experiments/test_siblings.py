@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import emfed
+from emfed.algorithms import EM
 from emfed.core.streams import Purpose, choose, uniforms
 from emfed.data.synthetic import START, TRUTH
 from emfed.theory.experiments import Job
@@ -109,7 +110,7 @@ def test_online_em_is_fedem_with_one_worker(tmp_path: Path) -> None:
     )
     columns = run_job(Job("e", "r", settings, 4), tmp_path, lambda share: None)
     data = emfed.data.synthetic_federation(4, workers=1, rows_per_worker=ROWS)
-    run = emfed.fitting.open_run(synthetic_mixture(), data, start=START)
+    run = emfed.fitting.open_run(synthetic_mixture(), data, EM(), start=START)
     statistics, step = run.state.statistics, emfed.algorithms.Decreasing(1.0, 0.6)
     for k in range(1, 16):
         field = em_step(run, statistics) - statistics
@@ -118,3 +119,38 @@ def test_online_em_is_fedem_with_one_worker(tmp_path: Path) -> None:
         batch = data.rows[choose(u, np.array([ROWS]))[0]]
         here = run.model.expected_statistics(batch, run.model.maximize(statistics))
         statistics = statistics + step(k) * (here - statistics)
+
+
+def test_the_naive_sum_is_fedem_where_everyone_takes_part(tmp_path: Path) -> None:
+    """(np)^-1 sum (V_i + Q) and V + (np)^-1 sum Q differ in who is silent, and in nothing else."""
+
+    def path(algorithm: Any, p: float) -> Any:
+        settings = Settings(
+            algorithm=algorithm, split="sorted", workers=6, rows=20, compressor="dithering",
+            step_size=0.2, rounds=40, monitor=1, participation=p,
+        )  # fmt: skip
+        return run_job(Job("e", "r", settings, 3), tmp_path, lambda share: None)["squared_h"][2:]
+
+    np.testing.assert_allclose(path("naive-sum", 1.0), path("FedEM", 1.0), rtol=1e-9)
+    assert path("naive-sum", 0.5)[-1] > 100 * path("FedEM", 0.5)[-1]
+
+
+def test_the_distance_of_memories_is_what_they_lack(tmp_path: Path) -> None:
+    """Memories at zero lack h_i itself; those started at the mean field lack nothing."""
+
+    def first(**more: Any) -> float:
+        settings = Settings(
+            split="sorted", workers=4, rows=25, step_size=1e-9, rounds=2, monitor=1,
+            watch_memories=True, **more,
+        )  # fmt: skip
+        columns = run_job(Job("e", "r", settings, 0), tmp_path, lambda share: None)
+        return float(columns["memory_error"][-1])
+
+    data = emfed.data.synthetic_federation(0, workers=4, rows_per_worker=25, split="sorted")
+    run = emfed.fitting.open_run(synthetic_mixture(), data, EM(), start=START)
+    tables = data.rows.reshape(4, 25, 2)
+    fields = run.model.expected_statistics(tables, run.params) - run.state.statistics
+    lacking = (fields**2).sum(axis=1).mean()
+    assert first(memory_rate=0.0) == pytest.approx(lacking, rel=1e-6)
+    assert first(memory_rate=0.5) < 1e-12 * lacking
+    assert first(memory_rate=0.5, memory_start="zero") == pytest.approx(lacking / 16, rel=1e-5)

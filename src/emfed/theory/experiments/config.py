@@ -21,7 +21,10 @@ from emfed.theory.experiments.tables import TableSettings
 
 PAPER = ("synthetic", "mnist", "ebird")
 """The experiments of the paper: two on mixtures, one on a table of counts."""
-ABLATIONS = ("memories", "levels", "participation", "batches", "steps", "regimes", "one_worker")
+ABLATIONS = (
+    *("memories", "levels", "participation", "batches", "steps", "regimes", "one_worker"),
+    *("parts", "claims"),
+)
 """What the paper argues in words."""
 NAMES = PAPER + ABLATIONS
 AnySettings = Settings | TableSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from emfed.algorithms import EM
 from emfed.core.protocols import FloatArray, IntArray, Model
 from emfed.core.records import Records, RoundRecord
 from emfed.core.storage import write_atomic
@@ -33,9 +32,11 @@ from emfed.fitting.rounds import Run
 from emfed.models import GaussianParameters, LinearGaussian, Location, gaussian_mixture
 from emfed.models.covariances import Known
 from emfed.models.parameters import Frame
+from emfed.network.faulty import FaultPlan, FaultyFederation
+from emfed.network.inprocess import StackedFederation
 from emfed.theory.experiments.config import Job
 from emfed.theory.experiments.settings import Settings
-from emfed.theory.experiments.siblings import SIBLINGS, Sibling
+from emfed.theory.experiments.siblings import SIBLINGS, Move, naive_sum
 from emfed.theory.experiments.tables import TableSettings, run_table
 from emfed.theory.experiments.traces import trend_file
 
@@ -133,18 +134,21 @@ def run_job(job: Job, folder: Path, report: Report) -> dict[str, Any]:
         store(trend, folder / trend_file(job))  # first: the job counts as done with the other
         return columns
     model, data, start = problem(settings, job.seed, folder)
-    sibling = SIBLINGS.get(settings.algorithm)
+    network = StackedFederation(data)
+    faults = FaultPlan(job.seed, lose_reply=settings.lose_uploads)
     run = open_run(
         model,
-        data,
-        EM() if sibling else settings.make_algorithm(),
+        FaultyFederation(network, faults) if settings.lose_uploads else network,
+        settings.make_algorithm(),
         start=start,
         weights=settings.weights,
         participation=settings.make_participation(),
         seed=job.seed,
         monitor=settings.make_monitor(),
+        patience=None,  # who loses uploads in a row has not left
     )
     weights: list[FloatArray] = [_weights(run.params)]
+    errors: list[float] = []
     total, told = 0.0, time.monotonic()
 
     def watch(record: RoundRecord, params: Any) -> bool:
@@ -156,29 +160,62 @@ def run_job(job: Job, folder: Path, report: Report) -> dict[str, Any]:
         if record.squared_h is None:
             return False
         weights.append(_weights(params))
+        if settings.watch_memories:
+            errors.append(memory_distance(run, data))
         total += record.squared_h
         reached = settings.target is not None and total <= settings.target * (len(weights) - 1)
         return reached or record.squared_h > DIVERGED
 
-    if sibling is not None:
-        return with_weights(follow(sibling, run, data.rows, settings, watch), weights)
+    moves = other_moves(settings, run, data)
+    if moves is not None:
+        return with_weights(follow(moves, run, data.rows, settings, watch), weights)
     if run.until(settings.make_stop(), [lambda record: watch(record, run.params)]) == "interrupted":
         raise KeyboardInterrupt
-    return with_weights(run.records, weights)
+    columns = with_weights(run.records, weights)
+    if errors:
+        columns["memory_error"] = np.full(len(run.records), np.nan)
+        columns["memory_error"][np.isfinite(columns["squared_h"])] = errors
+    return columns
+
+
+def memory_distance(run: Run, data: WorkerData) -> float:
+    """G, the mean over workers of |V_i - h_i(S)|^2; workers have equally many rows.
+
+    V_i counts with the upload that the server has accepted and the worker does not know of yet.
+    """
+    workers, rows = run.federation.worker_rows()
+    taken = run.accepted[workers] == rows["pending_round"]
+    waiting = taken & (rows["committed_round"] != rows["pending_round"])
+    memories = rows["control"] + (waiting * rows["pending_rate"])[:, None] * rows["pending"]
+    tables = np.asarray(data.rows).reshape(data.size, -1, data.rows.shape[-1])[workers]
+    fields = run.model.expected_statistics(tables, run.params) - run.state.statistics
+    return float(((memories - fields) ** 2).sum(axis=1).mean())
+
+
+def other_moves(settings: Settings, opened: Run, data: WorkerData) -> Iterator[Move] | None:
+    """The moves of an algorithm that is not the package's; None for those that are."""
+    model, start, seed = opened.model, opened.state.statistics, opened.seed
+    if settings.algorithm == "naive-sum":
+        operator, member = settings.make_compressor(), settings.make_participation()
+        tables = np.asarray(data.rows).reshape(data.size, -1, data.rows.shape[-1])
+        return naive_sum(model, tables, start, settings.step_size, operator, member, seed)
+    sibling = SIBLINGS.get(settings.algorithm)
+    if sibling is None:
+        return None
+    assert settings.batch_size is not None
+    batch, inner = settings.batch_size, settings.inner_rounds
+    return sibling(model, data.rows, start, settings.step_size, batch, inner, seed)
 
 
 def follow(
-    sibling: Sibling,
+    moves: Iterator[Move],
     opened: Run,
     rows: FloatArray,
     settings: Settings,
     watch: Callable[[RoundRecord, Any], bool],
 ) -> Records:
     """Records of a sibling algorithm, from where the opening exchange of a run has led."""
-    assert settings.batch_size is not None
     model, statistics = opened.model, opened.state.statistics
-    batch, inner = settings.batch_size, settings.inner_rounds
-    moves = sibling(model, rows, statistics, settings.step_size, batch, inner, opened.seed)
     records = Records(opened.records)
     params = model.maximize(statistics)
     over = False

@@ -30,7 +30,7 @@ class Settings:
     dimension: int = 64
     """Columns of the linear model."""
     weights: Literal["uniform", "samples"] = "uniform"
-    algorithm: Literal["em", "FedEM", "VR-FedEM", "fiem", "sem-vr"] = "FedEM"
+    algorithm: Literal["em", "FedEM", "VR-FedEM", "fiem", "sem-vr", "naive-sum"] = "FedEM"
     compressor: Literal["identity", "float32", "dithering", "sparsification"] = "identity"
     levels: int = 1
     block: int | None = None
@@ -48,12 +48,16 @@ class Settings:
     replacement: bool = True
     inner_rounds: int = 20
     participation: float = 1.0
+    lose_uploads: float = 0.0
+    """The share of uploads that the network loses."""
     epochs: float | None = None
     rounds: int | None = None
     target: float | None = None
     """Stop as soon as the mean of |h|^2 over rounds, which the theorems bound, is this low."""
     monitor: int = 10
     """Rounds between two computations of |h|^2, which are not counted as work."""
+    watch_memories: bool = False
+    """Record how far memories are from what they are to hold, where |h|^2 is computed."""
 
     def __post_init__(self) -> None:
         """Build what the settings stand for once, so that a bad one is refused at once."""
@@ -63,11 +67,13 @@ class Settings:
             raise SettingsError("split = 'writer' needs sizes = 'writers'.")
         if self.sizes == "writers" and self.data != "mnist":
             raise SettingsError("sizes = 'writers' needs data = 'mnist'.")
-        if self.algorithm in ("fiem", "sem-vr"):
-            if self.workers != 1 or self.batch_size is None:
-                raise SettingsError(f"{self.algorithm} needs workers = 1 and a batch_size.")
-        else:
-            self.make_algorithm()
+        one = self.algorithm in ("fiem", "sem-vr")
+        if one and (self.workers != 1 or self.batch_size is None):
+            raise SettingsError(f"{self.algorithm} needs workers = 1 and a batch_size.")
+        if self.algorithm == "naive-sum" and (self.batch_size or self.sizes != "equal"):
+            raise SettingsError("naive-sum makes full passes over workers of equal sizes.")
+        self.make_algorithm()
+        check_range("lose_uploads", self.lose_uploads, 0, 1, open_high=True)
         self.make_participation()
         self.make_monitor()
         self.make_stop()
@@ -103,6 +109,8 @@ class Settings:
             "step_power": not self.step_power,
             "inner_rounds": not reduced,
             "replacement": self.batch_size is None,
+            "lose_uploads": not self.lose_uploads,
+            "watch_memories": not self.watch_memories,
         }
         if self.algorithm == "em":
             idle |= dict.fromkeys(_COMPRESSED, True)
@@ -125,8 +133,8 @@ class Settings:
 
     def make_algorithm(self) -> Algorithm:
         """EM, FedEM or VR-FedEM; online EM is FedEM with one worker and falling steps."""
-        if self.algorithm == "em":
-            return EM()
+        if self.algorithm in ("em", "fiem", "sem-vr", "naive-sum"):
+            return EM()  # of the others it is the opening
         check_range("step_power", self.step_power, 0, 1)
         step: Any = self.step_size
         if self.step_power:

@@ -7,6 +7,7 @@ All move S by gamma H, with H an estimate of the mean field h(S) = s-bar(T(S)) -
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from emfed.algorithms.steps import shorten
-from emfed.core.protocols import FloatArray, IntArray, Model
+from emfed.core.protocols import Compressor, FloatArray, IntArray, Model, Participation
 from emfed.core.streams import Purpose, choose_distinct, uniforms
 
 
@@ -86,6 +87,38 @@ def fiem(
         statistics = shorten(model, statistics, step * field)[0]
         yield Move(statistics, field, spent + len(renewed) + len(used))
         spent = 0
+
+
+def naive_sum(
+    model: Model,
+    tables: FloatArray,
+    statistics: FloatArray,
+    step: float,
+    operator: Compressor,
+    participation: Participation,
+    seed: int,
+) -> Iterator[Move]:
+    """FedEM with H = (np)^-1 sum over the active of (V_i + Q(Delta_i)).
+
+    The paper warns of it (supplement, partial participation). The server knows every V_i; they
+    start at the mean field, and every worker makes full passes over its table.
+    """
+    n, q = len(tables), model.layout.size
+    operator = operator.resolve(model.layout)
+    rate = 1 / (1 + operator.omega(q))
+    memories = model.expected_statistics(tables, model.maximize(statistics)) - statistics
+    for k in itertools.count(1):
+        active = participation.draw(seed, k, n)
+        parameters = model.maximize(statistics)
+        fields = model.expected_statistics(tables[active], parameters) - statistics
+        u = uniforms(seed, k, Purpose.COMPRESSION, active, operator.draws(q))
+        message = operator.compress(fields - memories[active], u)
+        sent = operator.decompress(message, u, q)
+        shares = 1 / (n * participation.probabilities(active, n))
+        field = shares @ (memories[active] + sent)
+        memories[active] += rate * sent
+        statistics = shorten(model, statistics, step * field)[0]
+        yield Move(statistics, field, len(active) * tables.shape[1])
 
 
 SIBLINGS: dict[str, Sibling] = {"sem-vr": sem_vr, "fiem": fiem}

@@ -54,6 +54,13 @@ class Trace:
         values = self.at_h("squared_h")
         return float(values[len(values) // 2 :].mean())
 
+    @property
+    def flatness(self) -> float:
+        """The mean |h|^2 of the last quarter over that of the quarter before: 1 at a floor."""
+        values = self.at_h("squared_h")
+        half, last = len(values) // 2, 3 * len(values) // 4
+        return float(values[last:].mean() / values[half:last].mean())
+
     def first_below(self, target: float, column: str) -> float:
         """The value of a column when |h|^2 is first at or below the target; infinite if never."""
         there = np.flatnonzero(self.at_h("squared_h") <= target)

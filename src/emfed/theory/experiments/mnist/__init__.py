@@ -26,10 +26,17 @@ def analyse(traces: Traces) -> Findings:
             measures[f"{which}: final |h|²"] = each(group, lambda t: t.final_h)
             measures[f"{which}: mean |h|² of the last half"] = each(group, lambda t: t.floor)
             measures[f"{which}: median of |H|²/|h|²"] = each(group, tracking)
+            measures[f"{which}: mean |h|² of the last quarter over the one before"] = each(
+                group, lambda t: t.flatness
+            )
             measures[f"{which}: final |h|² over that at three quarters"] = each(group, progress)
             curves = [(t["epochs"], t["squared_H"], t["squared_h"]) for t in group]
             fields.append(trajectory_panel(which, curves))
             weights.append(weights_panel(which, group))
+        measures[f"FedEM's |h|² over VR-FedEM's final one, step {step:g}"] = (
+            measures[f"FedEM, step {step:g}: mean |h|² of the last half"]
+            / measures[f"VR-FedEM, step {step:g}: final |h|²"]
+        )
         figures[f"fields-step-{step:g}"] = Figure(
             f"|H|² (what the server sees) and |h|² (the truth) on MNIST with step {step:g}, "
             "in the frame of standardised components; medians and 90% bands over seeds.",

@@ -19,6 +19,12 @@ def analyse(traces: Traces) -> Findings:
     return Findings(
         measures={
             "FedEM: mean |h|² of the last half": floor,
+            "FedEM: mean |h|² of the last quarter over the one before": each(
+                emfed, lambda t: t.flatness
+            ),
+            "VR-FedEM: mean |h|² of the last quarter over the one before": each(
+                reduced, lambda t: t.flatness
+            ),
             "VR-FedEM: final |h|²": final,
             "FedEM's |h|² over VR-FedEM's final one": floor / final,
             "FedEM: median of |H|²/|h|²": each(emfed, tracking),
