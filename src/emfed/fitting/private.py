@@ -450,8 +450,8 @@ def _floors(error: FloatArray, d: int) -> FloatArray:
 
 def check_private(model: Any) -> None:
     """Refuse a model whose rows have no bounded say."""
-    kind = getattr(model, "kind", None)
     described = model.describe()
+    kind = described.get("covariance_type")
     if described.get("model") != "gaussian-mixture" or kind not in KINDS:
         raise SettingsError(
             "epsilon goes with Gaussian mixtures (full, tied, diag, spherical), whose statistics "
