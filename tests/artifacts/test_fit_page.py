@@ -55,7 +55,7 @@ def test_the_page_says_what_happened(tmp_path: Path) -> None:
         "no guarantee of privacy",
         "1 site has fewer than 10 rows (&lt;script&gt;alert(1)&lt;/script&gt; &amp; co)",
         "no differential privacy",
-        "sums and counts of clusters",
+        "counts of its rows in common clusters",
         "badly served",
     ):
         assert sentence in words

@@ -242,7 +242,6 @@ def test_imputation_by_a_fitted_model(emfed_shell: Shell) -> None:
     third = several.filter(pl.col("draw") == 2)["pressure"].cast(pl.Float64)
     np.testing.assert_allclose(third, result.impute_draws(rows, 3, 5)[2][:, 1], rtol=1e-12)
     assert emfed_shell(*made, "--draws", 3, "--intervals")[0] == 2
-    assert emfed_shell("impute", "torn.csv", "--draws", 3)[0] == 2
     plain = ("fit", "wards.csv", *NUMBERS, "-o", "plain.emfed", "-q")
     assert emfed_shell(*plain)[0] == 0
     code, _, err = emfed_shell("impute", "torn.csv", "--model", "plain.emfed")

@@ -52,7 +52,7 @@ def options_of(command: str, shell: Shell) -> set[str]:
 
 def test_a_plan_is_asked_for_in_the_words_of_a_fit(emfed_shell: Shell) -> None:
     more = options_of("plan", emfed_shell) - options_of("fit", emfed_shell)
-    assert more == {"--epsilon", "--metric"}
+    assert more == {"--accuracy", "--metric"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

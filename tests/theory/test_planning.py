@@ -150,7 +150,7 @@ def test_the_command_plans_for_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
         (["--groups", "ward"], "give DATA"),
         (["-k", "5"], "give DATA"),
         (["--seed", "99999999999999999999999"], "2**64"),
-        (["--epsilon", "-1"], "epsilon"),
+        (["--accuracy", "-1"], "epsilon"),
         (["--compressor", "zip"], "none, dithering"),
         (["--compressor", "dithering:x"], "not a number"),
         (["-p", "0"], "participation"),

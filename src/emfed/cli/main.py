@@ -108,7 +108,7 @@ def demo(
         "emfed plan",
         "emfed plan wards.csv --groups hospital --n-components 4 --covariance-type tied",
         "emfed plan wards.csv --groups hospital --compressor subtractive:0.1 --metric \\",
-        "    --participation 0.5 --batch-size 50 --epsilon 1e-3 --json",
+        "    --participation 0.5 --batch-size 50 --accuracy 1e-3 --json",
     ),
 )
 def plan(
@@ -151,7 +151,7 @@ def plan(
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="FedEM's mini-batch; all rows if left out.")
     ] = None,
-    epsilon: Annotated[float, typer.Option(help="The mean |h|² to reach.")] = 1e-4,
+    accuracy: Annotated[float, typer.Option(help="The mean |h|² to reach.")] = 1e-4,
     metric: Annotated[
         bool, typer.Option("--metric", help="Compress in the model's metric.")
     ] = False,
@@ -182,7 +182,7 @@ def plan(
         compressor,
         participation,
         batch_size,
-        epsilon,
+        accuracy,
         metric,
         seed,
         threads,

@@ -182,13 +182,7 @@ class _Tied(_Shared):
         return means, raise_eigenvalues(within, max(self.covariance_floor, 1e-12))
 
     def settle(self, params: GaussianParameters) -> GaussianParameters:
-        """Means that these rows can have: those of other rows may scatter more than these do."""
-        if self.all_positive(
-            self.covariances_from(params.weights, params.means, None), self.covariance_floor
-        ):
-            return params
-        mass, means = self.settle_clusters(params.weights, params.means)
-        return GaussianParameters(mass, means, params.covariances)
+        return params
 
 
 @stored("gaussian-mixture/tied")
