@@ -45,6 +45,7 @@ def status_of(deployment: Deployment, path: str, **headers: str) -> int:
     return status
 
 
+@pytest.mark.long
 def test_three_sites_over_tls_through_a_kill(tmp_path: Path) -> None:
     """One run for all that is asked of it: a minute of real processes is dear."""
     with Deployment(tmp_path / "deployment", mixture_tables(3), CONFIG, "flower") as deployment:
@@ -80,7 +81,7 @@ def test_three_sites_over_tls_through_a_kill(tmp_path: Path) -> None:
         lines = (folder / "site-s0" / "messages.jsonl").read_text().splitlines()
         entries = [json.loads(line) for line in lines]
         assert entries[0]["kind"] == "join"
-        assert sum(entry["kind"] == "masked" for entry in entries) == 9  # an opening, and rounds
+        assert sum(entry["kind"] == "masked" for entry in entries) == 10  # opening, rounds, scores
         assert all(entry["bytes"] > 0 and entry["content"] for entry in entries)
 
         # A key that was not registered and a certificate of another authority are refused.

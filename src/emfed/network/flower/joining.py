@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import secrets
 import time
@@ -23,6 +24,8 @@ RETRY = (2.0, 15.0)
 """Seconds before a SuperNode that was refused is started again: at first, and at most."""
 FROZEN_SECONDS = 120.0
 """Flower tries again after 20 s at most, and a message of ours takes seconds."""
+LINGER_SECONDS = 8.0
+"""At the end of a run, until the SuperNode has brought the last answer: it looks every three."""
 _NUMBER = re.compile(r"SuperNode ID: (\d+)")
 
 
@@ -81,11 +84,14 @@ class FlowerGuest(Guest):
     def _watch(self, children: list[Child], report: Report) -> str | None:
         """Until the SuperNode ends; returns why, in words, or None if a dry run is over."""
         supernode, resident = children
-        while supernode.alive:
+        leave = math.inf
+        while supernode.alive and time.monotonic() < leave:
             over = self.dry_run and self.journal.exists()  # it comes as a whole
             self.tell(report)
-            if over or self._over:
+            if over:
                 return None
+            if self._over and leave == math.inf:
+                leave = time.monotonic() + LINGER_SECONDS
             if not resident.alive:
                 logger.warning("the site's program ended with code %s", resident.code)
                 resident.start()
@@ -97,6 +103,8 @@ class FlowerGuest(Guest):
                 child.trim()
             time.sleep(0.2)
         self.tell(report)
+        if self._over:
+            return None
         return explain(supernode.words(), supernode.code)
 
     def _hear(self, words: str, report: Report) -> None:
