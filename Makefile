@@ -25,7 +25,7 @@ reproduce: setup ## Redo the paper's experiments and all ablations, with a repor
 	$(BIN)/emfed reproduce all --out reproduction
 
 test: setup ## Run all tests
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 long: setup ## Run the larger versions of some tests, which take minutes
 	$(BIN)/python -m pytest -n auto -m long

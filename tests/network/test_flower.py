@@ -8,6 +8,7 @@ import ssl
 import time
 from pathlib import Path
 
+import pytest
 from benchmarks.deployments import Deployment, difference, mixture_tables
 
 from emfed.network.keys import make_server_keys, make_site_key
