@@ -299,8 +299,8 @@ class RollCall:
         text = as_json(content)
         message = Header(Kind.HELLO, run, self._number, 0, 0), deflate(text)
         joins: dict[str, Join] = {}
-        missing = {k for k in keys if k not in self.line.refusals}
         for _ in range(1) if once else self.line.tries():
+            missing = {k for k in keys if k not in joins and k not in self.line.refusals}
             messages = {key: message for key in keys if key in missing}
             for key, kind, answer in self.line.deliver("opening", messages):
                 if key not in missing:
@@ -315,9 +315,8 @@ class RollCall:
                         logger.warning("%s joins with words that are none: %s", key, error)
                 if not missing:
                     break
-            missing = {k for k in missing if k not in self.line.refusals}
-            if not missing:  # before another try waits for its turn
-                break
+            if all(k in joins or k in self.line.refusals for k in keys):
+                break  # before another try waits for its turn
         return joins, dict.fromkeys(keys, text)
 
     def greet(self, members: Members, keys: Sequence[str]) -> list[str]:
