@@ -349,7 +349,7 @@ def serve_once(where: Path, rounds: int) -> None:
 
 def test_kill_9_of_workers_and_of_the_server(tmp_path: Path) -> None:
     """At random moments, many times; with full local passes the answer is the undisturbed one."""
-    rounds, rng, kills = 20, np.random.default_rng(3), 0
+    rounds, rng, kills = 100, np.random.default_rng(3), 0
     clean = plain_fit(
         make_model("diag", k=2),
         dict(zip(KEYS, TABLES, strict=True)),
