@@ -66,7 +66,9 @@ class Running:
     """A site in a thread."""
 
     def __init__(self, run: Callable[..., None], *arguments: Any, **options: Any) -> None:
-        self.stop, self.words, self.error = threading.Event(), [], None  # type: ignore[var-annotated]
+        self.stop = threading.Event()
+        self.words: list[Any] = []
+        self.error: Exception | None = None
 
         def work() -> None:
             try:
@@ -308,8 +310,8 @@ class Raw:
         first = self.line.recv()
         assert isinstance(first, bytes)
         self.nonce = first.removeprefix(HELLO)
-        certificate = self.line.socket.getpeercert(binary_form=True)  # type: ignore[attr-defined]
-        self.certificate: bytes = certificate
+        assert isinstance(self.line.socket, ssl.SSLSocket)
+        self.certificate = self.line.socket.getpeercert(binary_form=True) or b""
 
     def proof(self, key: Path) -> bytes:
         private = deployment_keys.read_private_key(key)

@@ -81,7 +81,7 @@ class Panel:
     image: FloatArray | None = None
     """A heat map in place of series, its first row above; NaN stays grey."""
     extent: tuple[float, float, float, float] | None = None
-    """Of the image: left, right, bottom, top."""
+    """The edges of the image: left, right, bottom, top."""
 
 
 @dataclass(frozen=True, eq=False)

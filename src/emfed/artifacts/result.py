@@ -90,7 +90,7 @@ class Result:
 
     @property
     def privacy(self) -> Mapping[str, Any] | None:
-        """Of a private fit: epsilon and delta that each site spent, and how, in words."""
+        """For a private fit, the epsilon and delta that each site spent, and how, in words."""
         return None if self.facts is None else self.facts.settings.get("privacy")
 
     @property

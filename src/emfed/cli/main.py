@@ -368,10 +368,12 @@ def impute(
     rank: Annotated[int | None, typer.Option(min=0, help="Chosen if left out.")] = None,
     penalty: Annotated[float | None, typer.Option(min=0, help="Chosen if left out.")] = None,
     smoothing: Annotated[
-        float | None, typer.Option(min=0, help="Of neighbouring times; chosen if left out.")
+        float | None,
+        typer.Option(min=0, help="Smooth neighbouring times so strongly; chosen if left out."),
     ] = None,
     seasonality: Annotated[
-        float | None, typer.Option(min=0, help="Of months a year apart; chosen if left out.")
+        float | None,
+        typer.Option(min=0, help="Smooth months a year apart so strongly; chosen if left out."),
     ] = None,
     site_covariates: Annotated[
         Path | None, typer.Option(help="CSV or Parquet: a column 'site', and numbers.")

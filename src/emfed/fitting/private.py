@@ -48,7 +48,7 @@ from emfed.network.masking import SMALLEST_SET
 
 logger = logging.getLogger(__name__)
 SHARES = {"columns": 0.05, "moments": 0.12, "start": 0.33, "rounds": 0.5}
-"""Parts of the budget, tuned by ``python -m benchmarks privacy`` on MNIST and Life Science."""
+"""Parts of the budget, from a few trials with single seeds on MNIST and Life Science."""
 START_ROUNDS, ROUNDS = 8, 8
 """Fewer rounds are less noise each, and EM has come most of its way after so many."""
 SKETCHED = 4

@@ -31,7 +31,7 @@ _SPECIES = ("COMMON NAME", "SCIENTIFIC NAME")
 _MINUTES, _KM, _PEOPLE = "DURATION MINUTES", "EFFORT DISTANCE KM", "NUMBER OBSERVERS"
 _START = "TIME OBSERVATIONS STARTED"
 _PROTOCOLS = ("PROTOCOL NAME", "PROTOCOL TYPE")
-"""Of newer and of older downloads."""
+"""The column's names in newer and in older downloads."""
 _EFFORT = (_MINUTES, _KM, _PEOPLE, _START, *_PROTOCOLS)
 COVARIATES = ("duration", "distance", "observers", "protocol", "hour")
 _COUNT, _COMPLETE = "OBSERVATION COUNT", "ALL SPECIES REPORTED"

@@ -21,7 +21,7 @@ from emfed.models.sides import add_up
 
 _STEPS, _PASSES, _TOLERANCE = 50, 30, 1e-8
 _LARGEST = 3.0
-"""Of a Newton step, in units of the coefficient: covariates have unit spread."""
+"""The longest Newton step, in units of the coefficient: covariates have unit spread."""
 
 
 @final

@@ -210,7 +210,7 @@ class Gaussian(Family):
         return low, high
 
     def record_variance(self, theta: FloatArray, spread: float) -> FloatArray:
-        """Of the log-normal, where the scale is a log."""
+        """The variance of a record: that of the log-normal, where the scale is a log."""
         if self.scale == "identity":
             return np.full_like(theta, spread, dtype=np.float64)
         theta = np.clip(theta, -_LARGEST, _LARGEST)
@@ -238,7 +238,7 @@ class Counts(Family):
 
     counts = True
     share = 0.0
-    """Of cells that are zero whatever theta is."""
+    """The share of cells that are zero whatever theta is."""
     expected = "a whole number >= 0"
 
     def in_chain(self, spread: float, power: float) -> NegativeBinomial | ZeroInflated:
@@ -528,8 +528,8 @@ FAMILIES: dict[str, Family] = {
 
 
 DEFAULT_FAMILY = "poisson"
-"""Of records of counts. On held-out cells of the wood thrush and the oystercatcher its deviance was
-1.49 and 597, the negative binomial's 1.69 and 655: `python -m benchmarks imputation`."""
+"""The default of counts. On one split of the oystercatcher its deviance on held-out cells was 597,
+the negative binomial's 655; `python -m benchmarks imputation` compares them on more tables."""
 
 
 def as_family(family: str | Family) -> Family:

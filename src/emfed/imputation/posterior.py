@@ -45,7 +45,7 @@ _CLOSE = 0.01
 _PRIOR = 1.0
 """Half the number of rows that the penalty of the fit counts as, when its strength is drawn."""
 _STEP = 0.4
-"""Of the random walks of logarithms of strengths along time and of the spread of counts."""
+"""The step of random walks: logarithms of strengths along time and of the spread of counts."""
 SPARE = 1
 """Factors that the chain has beyond those of the fit."""
 _WEAK = 0.3
@@ -73,7 +73,7 @@ class _State:
     time_ridge: FloatArray
     lags: tuple[tuple[int, Strength], ...]
     power: float = 1.0
-    """Of the weights in the size of counts; see `NegativeBinomial`."""
+    """The power of the weights in the size of counts; see `NegativeBinomial`."""
 
 
 @final
@@ -529,7 +529,7 @@ def _with_constant(covariates: FloatArray, count: int) -> FloatArray:
 
 
 def _log_determinant(count: int, strengths: FloatArray, lags: list[int]) -> float:
-    """Of the prior's precision of effects along time."""
+    """The log-determinant of the prior's precision of effects along time."""
     band = np.zeros((max(lags, default=0) + 1, count))
     band[-1] = strengths[0]
     for lag, strength in zip(lags, strengths[1:], strict=True):

@@ -53,7 +53,7 @@ class Imputation:
     seed: int
     choice: Choice | None = None
     result: Result | None = None
-    """Of mode ``site-owner``: what a model file for the owners holds; see `from_result`."""
+    """In mode ``site-owner``, what a model file for the owners holds; see `from_result`."""
     draw_count: int = 0
     """How many draws estimates and bounds rest on; 0 leaves it to the size of the table."""
 

@@ -73,7 +73,7 @@ class Asked:
 
     @property
     def columns(self) -> int:
-        """Of the rows that it is about."""
+        """The number of columns of the rows that it is about."""
         return len(self.origin) if self.edges is None else len(self.edges)
 
     @property

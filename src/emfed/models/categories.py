@@ -185,6 +185,6 @@ class Categorical(Family):
         return (u[..., None] > below).sum(axis=-1).astype(np.float64)
 
     def cdf(self, theta: FloatArray, exposure: FloatArray, y: FloatArray) -> FloatArray:
-        """Of the codes, in their order."""
+        """The distribution function of the codes, in their order."""
         reached = np.arange(self.categories) <= y[..., None]
         return np.asarray((theta * reached).sum(axis=-1))

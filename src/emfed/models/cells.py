@@ -43,7 +43,7 @@ class CellSums(Model):
 
     @property
     def cells(self) -> int:
-        """Of the whole table."""
+        """The number of cells of the whole table."""
         return self.sites * self.times
 
     def support(self, data: Any) -> tuple[IntArray, FloatArray]:

@@ -188,7 +188,7 @@ def _scaled(log_emissions: FloatArray, pieces: int) -> tuple[FloatArray, FloatAr
 
 
 def _log_densities(scales: FloatArray, top: FloatArray, n: int) -> FloatArray:
-    """Of each sequence, from those of its pieces."""
+    """Log-densities of sequences, from those of their pieces."""
     pieces = (np.log(scales) + top).sum(axis=0)[..., 0, :]
     return np.asarray(pieces.reshape(*pieces.shape[:-1], n, -1).sum(axis=-1))
 

@@ -235,7 +235,7 @@ class Columns:
         return tuple(groups)
 
     def free_parameters(self) -> int:
-        """Of one component: probabilities of categories sum to one."""
+        """The number for one component, where probabilities of categories sum to one."""
         return sum(
             len(g.columns) * (g.family.size - isinstance(g.family, Categorical))
             for g in self.groups

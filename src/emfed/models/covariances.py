@@ -220,7 +220,7 @@ class StreamedTied(_Tied):
         return False
 
     def as_pass(self, params: GaussianParameters, whole: bool = False) -> Pass | None:
-        """Of `sweeps`; single rows can still be answered for."""
+        """What `sweeps` needs; single rows can still be answered for."""
         return super().as_pass(params, whole) if whole else None
 
     def common(self, xp: Any, features: Any, weights: Any) -> Any:

@@ -62,7 +62,7 @@ class FactorMixture(Model):
     frame: Frame | None = None
     samples: int = 0
     second_moment: FloatArray = dataclasses.field(default_factory=lambda: np.empty(0))
-    """Of one analyser alone, about the mean and in the frame: all there is to know of the rows."""
+    """One analyser alone needs nothing else of the rows: about the mean, in the frame."""
 
     def __post_init__(self) -> None:
         check_count("n_factors", self.n_factors)

@@ -326,7 +326,7 @@ class Poisson(Family):
         return np.concatenate([theta, np.ones_like(theta)], axis=-1)
 
     def covariance(self, theta: FloatArray, scale: FloatArray) -> FloatArray:
-        """Of the count in units of its mean; exposures vary by about one."""
+        """The covariance of the count in units of its mean; exposures vary by about one."""
         spread = theta[..., 0] / scale
         if self.exposure is None:
             return spread[..., None, None]

@@ -135,7 +135,7 @@ class HiddenMarkov(Model):
     def combine(
         self, summaries: Mapping[str, FloatArray], shares: FloatArray
     ) -> dict[str, FloatArray]:
-        """Of a union: steps count, not sequences."""
+        """The summary of a union: steps count, not sequences."""
         length = summaries["length"][:, 0]
         steps = shares * length
         columns = self.columns.fit_to(summaries["mean"].shape[-1])

@@ -192,7 +192,7 @@ class Occupancy(Model):
         return _average(np.concatenate(parts, axis=-1), weights)
 
     def _ridges(self) -> tuple[FloatArray, FloatArray]:
-        """Of each coefficient, a row's share."""
+        """The ridge on each coefficient, a row's share."""
         size = self.ridge / known(self.rows)
         first, second = (np.full(width, size) for width in self._widths)
         first[0] = second[0] = 0.0

@@ -24,7 +24,7 @@ SHRINK = 0.25
 """A column's moments shrink to no less than this in one round, in any direction."""
 
 LEAST_SHARE = 0.02
-"""Of the average: a column that hardly anyone saw does not dominate."""
+"""The least share of the average: a column that hardly anyone saw does not dominate."""
 
 
 @final
@@ -182,7 +182,7 @@ class FactorOwner(Model):
 
     @final
     def penalty(self, params: Loadings) -> float:
-        """Of the loadings, over sigma^2, per sample."""
+        """The price of the loadings, over sigma^2, per sample."""
         return float(self.side().price(params.loadings).sum()) / float(params.variance[0])
 
     @final

@@ -22,7 +22,7 @@ VARIANCES: dict[str, Callable[[FloatArray], FloatArray]] = {
     "exponential": lambda t: t[..., 0] ** 2,
     "gamma": lambda t: t[..., 1] ** 2 / t[..., 0],
 }
-"""Of one value, per unit of exposure; categories have none."""
+"""The variance of one value, per unit of exposure; categories have none."""
 
 
 _NO_COLUMNS: IntArray = np.empty(0, dtype=np.int64)

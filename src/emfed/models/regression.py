@@ -46,7 +46,7 @@ from emfed.models.portraits import Portrait
 from emfed.models.rows import check_rows, combine_moments, moments
 
 LEAST_SPREAD = 1e-9
-"""Of the inputs in any direction, beside 1 of each: less is taken for a combination of others."""
+"""The least variance of the inputs in a direction: less is taken for a combination of others."""
 
 
 @final

@@ -54,7 +54,7 @@ class Posterior(NamedTuple):
     covariance: FloatArray
     """``(u, k, k)``."""
     loadings: FloatArray
-    """Of each pattern's worker, or of all: ``(u or 1, d, k + 1)``."""
+    """Loadings of each pattern's worker, or of all: ``(u or 1, d, k + 1)``."""
     noise: FloatArray
     """``(u or 1, 1, 1)``."""
 
@@ -65,7 +65,7 @@ class Posterior(NamedTuple):
         return self.mean @ np.swapaxes(self.loadings[..., :k], -1, -2) + common
 
     def variances(self) -> FloatArray:
-        """Of a value that was not seen, ``(u, d)``."""
+        """Variances of values that were not seen, ``(u, d)``."""
         factors = self.loadings[..., : self.mean.shape[-1]]
         return ((factors @ self.covariance) * factors).sum(axis=-1) + self.noise[..., 0]
 

@@ -66,7 +66,7 @@ class Side:
         return out
 
     def gradient(self, score: FloatArray, rows: FloatArray) -> FloatArray:
-        """Of the penalised log-likelihood, by row."""
+        """The gradient of the penalised log-likelihood, by row."""
         out = np.empty_like(rows)
         for k in range(rows.shape[1]):
             out[:, k] = add_up(self.index, score * self.column(k), len(rows))

@@ -94,7 +94,7 @@ def answer_shape(width: int) -> Shape:
 
 
 PRIVATE_BITS = 48
-"""Of each number of a private answer: room for 100 million rows on any lattice."""
+"""Bits of a number of a private answer: room for 100 million rows on any lattice."""
 
 
 def private_shape(width: int) -> Shape:
@@ -295,7 +295,7 @@ class Ready:
     words: bytes
     shape: Shape
     least: int = 0
-    """Of a private answer: how many sites the set must have, so that the noise is what it cost. It
+    """For a private answer, how many sites the set must have, so that the noise is what it cost. It
     is told for one set: two sets would have some of the noise in common."""
 
 

@@ -46,19 +46,19 @@ class TableSettings:
 
     data: Literal["simulated", "ebird", "wood-thrush", "oystercatcher", "seabirds"] = "simulated"
     records: int = 12_185
-    """Of a simulated table, as the next three."""
+    """This and the next three are for simulated tables."""
     observers: int = 2465
     sites: int = 9721
     months: int = 525
     observations: str | None = None
-    """Of a download from eBird: its files, and what to take from them."""
+    """For a download from eBird, its files, and what to take from them."""
     sampling: str | None = None
     species: str | None = None
     region: str | None = None
     since: str | None = None
     until: str | None = None
     draw: int = 0
-    """Of a simulated table: tables of other numbers are drawn apart."""
+    """For a simulated table: tables of other numbers are drawn apart."""
     family: Literal["log1p", "gaussian", "poisson", "negative-binomial", "bernoulli"] = "log1p"
     groups: int = 10
     """Workers: observers (or sites, where there are none) put at random into so many."""
