@@ -23,7 +23,8 @@ KINDS = (*COVARIANCES, "streamed")
 def first(values: Iterable[Any], count: int = 1) -> list[Any]:
     """Parameters of a test of which only so many run by default; `make long` runs the others."""
     given = list(values)
-    return given[:count] + [pytest.param(value, marks=pytest.mark.long) for value in given[count:]]
+    late = [value if isinstance(value, tuple) else (value,) for value in given[count:]]
+    return given[:count] + [pytest.param(*values, marks=pytest.mark.long) for values in late]
 
 
 def make_model(kind: str, k: int = 3, d: int = 2, **options: Any) -> Any:

@@ -15,10 +15,11 @@ import emfed
 from emfed.models.categories import clip_simplex
 from emfed.models.durations import _shape
 from emfed.models.families import log_gamma
-from tests.helpers import bind, plain_fit
+from tests.helpers import bind, first, plain_fit
 from tests.tables import FAMILIES, mixed_tables
 
 each = pytest.mark.parametrize("kind", FAMILIES)
+few = pytest.mark.parametrize("kind", first(FAMILIES, 3))
 
 
 def setup(kind: str, missing: float = 0.2, **options: Any) -> tuple[Any, Any, Any]:
@@ -109,7 +110,7 @@ def unpacked(kind: str, vector: Any, shapes: Any) -> emfed.models.MixedParameter
     return emfed.models.MixedParameters(**arrays)
 
 
-@each
+@few
 def test_an_optimiser_of_the_likelihood_ends_where_federated_em_ends(kind: str) -> None:
     """scipy's BFGS on the observed likelihood, missing values included, from the same start."""
     few = slice(3 if kind == "categorical" else None)  # a gradient costs a pass per parameter
@@ -267,7 +268,7 @@ def test_metric_whitens_the_complete_data_statistics(kind: str) -> None:
     np.testing.assert_allclose(covariance, np.eye(len(covariance)), atol=0.1)
 
 
-@each
+@few
 def test_compression_in_the_metric_ends_closer(kind: str) -> None:
     tables = mixed_tables(kind, missing=0.1)
     rows = np.concatenate(tables)

@@ -171,15 +171,14 @@ EMPTY = [
 
 
 def cross_section() -> list[tuple[str, str, str]]:
-    """Every task in memory by `fit` and by its estimator; every other row and column once."""
-    chosen = [c for c in CELLS if c[1] == "memory" and c[0] != "run.toml"]
+    """Every task in memory, by `fit` and by estimators in turn; every other row and column once."""
+    in_memory = [c for c in CELLS if c[1] == "memory" and c[0] != "run.toml"]
+    turn = {task: FACES[j % 2] for j, task in enumerate(TASKS)}
+    chosen = [c for c in in_memory if c[0] == turn[c[2]]]
     chosen += [c for c in CELLS if c[0] == "command line"]
-    chosen += [
-        c for c in CELLS if c[1] == "ray" and c[2] in ("range of components", "three starts")
-    ]
     chosen += [("fit", "stacked", "range of components"), ("run.toml", "memory", "k-means start")]
-    chosen += [("run.toml", "memory", "range of components")]
-    chosen += [c for c in CELLS if c[1] == "processes" and c[2] == "range of components"]
+    chosen += [("estimator", "ray", "three starts")]
+    chosen += [("run.toml", "processes", "range of components")]
     return list(dict.fromkeys(chosen))
 
 

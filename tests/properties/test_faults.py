@@ -75,7 +75,7 @@ def random_plan(seed: int) -> emfed.network.FaultPlan:
     )
 
 
-@pytest.mark.parametrize("chunk", first(range(8), 2))
+@pytest.mark.parametrize("chunk", first(range(8)))
 def test_invariant_under_a_thousand_fault_plans(chunk: int) -> None:
     names = list(ALGORITHMS)
     for seed in range(chunk * 125, (chunk + 1) * 125):
@@ -149,7 +149,7 @@ def test_repeats_reordering_and_crashes_change_nothing(name: str, federation: st
         assert a.answered == b.answered == a.asked
 
 
-@pytest.mark.parametrize("name", ["FedEM-full", "VR-FedEM"])
+@pytest.mark.parametrize("name", first(["VR-FedEM", "FedEM-full"]))
 def test_losses_act_as_absence_and_the_end_point_is_the_same(name: str) -> None:
     algorithm = replace(ALGORITHMS[name], step_size=0.2)
     plan = emfed.network.FaultPlan(seed=4, lose_request=0.1, lose_reply=0.2, delay_request=0.1)
@@ -175,7 +175,7 @@ def test_a_lost_disk_opens_a_new_generation(name: str, monkeypatch: pytest.Monke
         wipe(self, workers)
 
     exact = discoveries = 0
-    for seed in range(60):
+    for seed in range(25):
         plan = replace(random_plan(seed), lose_disk=0.03)
         run = open_faulty(ALGORITHMS[name], plan, participation=emfed.algorithms.Bernoulli(0.8))
         monkeypatch.setattr(emfed.network.FaultyFederation, "_wipe", watch)
@@ -197,8 +197,8 @@ def test_a_lost_disk_opens_a_new_generation(name: str, monkeypatch: pytest.Monke
         for _ in range(8):
             run.step()
         assert run.memory_gap < 1e-12, f"plan {seed}"
-    assert discoveries > 20
-    assert exact > 300
+    assert discoveries > 8
+    assert exact > 125
 
 
 def test_a_reply_to_a_closed_round_is_refused() -> None:

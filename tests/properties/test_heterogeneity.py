@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 import emfed
 from emfed.data.synthetic import START, TRUTH
@@ -37,6 +38,7 @@ def squared_h(algorithm: Any, split: Any, seed: int, epochs: float) -> Any:
     return values[np.isfinite(values)]
 
 
+@pytest.mark.long
 def test_memories_undo_heterogeneity() -> None:
     """Workers sorted by component: at least 4 times lower |h|^2 than without memories."""
     with_memories, without = [], []
@@ -49,8 +51,7 @@ def test_memories_undo_heterogeneity() -> None:
 
 
 def test_variance_reduction_on_the_papers_synthetic_settings() -> None:
-    """500 epochs: VR-FedEM ends below 1e-8, FedEM settles above 1e-7."""
-    reduced = squared_h(VR_FEDEM, "random", 0, epochs=500)
-    plain = squared_h(FEDEM, "random", 0, epochs=500)
-    assert reduced[-1] < 1e-8
-    assert plain[len(plain) // 2 :].mean() > 1e-7
+    """300 epochs: VR-FedEM ends a hundred times below the floor where FedEM settles."""
+    reduced = squared_h(VR_FEDEM, "random", 0, epochs=300)
+    plain = squared_h(FEDEM, "random", 0, epochs=300)
+    assert reduced[-1] < 0.01 * plain[len(plain) // 2 :].mean()
