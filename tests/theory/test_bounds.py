@@ -14,7 +14,7 @@ import emfed
 from emfed import theory
 from emfed.models import LinearGaussian, Location
 from emfed.theory import Problem
-from tests.helpers import plain_fit
+from tests.helpers import first, plain_fit
 
 constants = st.fixed_dictionaries(
     {
@@ -313,7 +313,7 @@ def _problem(data: emfed.data.WorkerData, variance: float) -> tuple[Problem, flo
     return Problem(data.size, KAPPA, KAPPA, gap, variance=variance), zero
 
 
-@pytest.mark.parametrize(("n", "p", "start"), [(20, 1.0, "mean-field"), (5, 0.5, "zero")])
+@pytest.mark.parametrize(("n", "p", "start"), first([(5, 0.5, "zero"), (20, 1.0, "mean-field")]))
 def test_theorem_1_holds_in_runs(n: int, p: float, start: Any) -> None:
     data, sigma2 = _workers(n, n)
     problem, zero = _problem(data, sigma2 / 4)
@@ -353,16 +353,19 @@ def test_theorem_2_holds_in_runs() -> None:
 
 @pytest.mark.parametrize(
     ("step", "omega", "n", "p"),
-    [
-        (0.05, 0.25, 10, 1.0),
-        (0.2, 0.25, 10, 1.0),
-        (0.05, 1.0, 10, 1.0),
-        (0.2, 1.0, 40, 1.0),
-        (0.05, 1.0, 10, 0.5),
-        (0.2, 3.0, 40, 1.0),
-        (0.1, 0.25, 40, 0.3),
-        (0.05, 3.0, 40, 0.5),
-    ],
+    first(
+        [
+            (0.2, 3.0, 40, 1.0),
+            (0.05, 1.0, 10, 0.5),
+            (0.05, 0.25, 10, 1.0),
+            (0.2, 0.25, 10, 1.0),
+            (0.05, 1.0, 10, 1.0),
+            (0.2, 1.0, 40, 1.0),
+            (0.1, 0.25, 40, 0.3),
+            (0.05, 3.0, 40, 0.5),
+        ],
+        2,
+    ),
 )
 def test_the_noise_floor(step: float, omega: float, n: int, p: float) -> None:
     """|h|^2 settles within 15% of the formula, and within 8% of the exact moments."""
