@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+from emfed.core.storage import DISK, ScratchDisk
+
 if TYPE_CHECKING:
     from emfed.network.rules import SiteRules
     from emfed.network.site import Site
@@ -101,10 +103,11 @@ class LocalTransport(Transport):
         from emfed.network.site import Site
 
         where = Path(tempfile.mkdtemp(prefix="emfed-") if directory is None else directory)
+        disk = ScratchDisk() if directory is None else DISK
         known = Identity.everybody(map(check_site_name, tables))
         transport = cls(
             {
-                name: Site(table, where / name, rules=rules, identity=known[name])
+                name: Site(table, where / name, rules=rules, disk=disk, identity=known[name])
                 for name, table in tables.items()
             }
         )
