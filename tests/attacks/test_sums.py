@@ -35,7 +35,7 @@ from emfed.network.masking import (
     unpack_words,
 )
 from emfed.network.sums import add_up, answer_shape, from_fixed
-from tests.network.masked import identities, masked_sites
+from tests.network.masked import masked_sites
 
 RNG = np.random.default_rng(5)
 TABLES = {name: RNG.normal(size=(40, 2)) + i for i, name in enumerate("abcdefg")}
@@ -49,7 +49,7 @@ def run_keys(names: str, run: int = 7) -> dict[int, RunKeys]:
     """Keys of a run that all members know."""
     made = {
         number: RunKeys(own, bytes([number]) * 32, run, 100 + number)
-        for number, own in enumerate(identities(names).values())
+        for number, own in enumerate(Identity.everybody(names).values())
     }
     roster = encode_roster({number: keys.announcement for number, keys in made.items()})
     for keys in made.values():

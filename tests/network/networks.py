@@ -28,12 +28,11 @@ from emfed.fitting.driver import begin_run, main_view, open_session, start_at
 from emfed.fitting.rounds import Run
 from emfed.fitting.settings import FitSettings
 from emfed.models import LinearGaussian, gaussian_mixture
-from emfed.network import LoopFederation, RemoteFederation, Site, SiteRules, Transport
+from emfed.network import LoopFederation, RemoteFederation, Site, SiteRules, Transport, masking
 from emfed.network.inprocess import narrow
 from emfed.network.rules import Refusal
 from emfed.network.store import SiteStore, State
 from tests.network.disks import Killed, SimulatedDisk
-from tests.network.masked import identities
 
 _ONE = np.zeros(1, dtype=np.int64)
 CALM = 150
@@ -311,7 +310,7 @@ def draw_case(seed: int, dice: Dice, masks: bool = False) -> Case:
 @lru_cache
 def _known() -> dict[str, Any]:
     """Who is who in masked runs."""
-    return identities(f"w{i}" for i in range(5))
+    return masking.Identity.everybody(f"w{i}" for i in range(5))
 
 
 def try_plan(seed: int, masks: bool = False) -> Outcome:

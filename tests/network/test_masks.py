@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,26 @@ def test_between_machines_three_sites_are_masked_unless_all_agree_otherwise(tmp_
     two = {name: willing[name] for name in list(willing)[:2]}
     alone = RemoteFederation(Elsewhere(two), attempts=1)
     assert "Secure sums were off" in protections(emfed.fit(model, alone, **quick))
+
+
+@pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
+def test_tables_in_one_process_are_tried_out_as_between_machines(tmp_path: Path) -> None:
+    """With keys, masks and the owners' rules; what sites write goes away unless it has a folder."""
+    tables = {name.replace(" ", "-"): table for name, table in TABLES.items()}
+    transport = LocalTransport.of(tables)
+    wrote = transport.sites["site-0"].directory.parent
+    result = emfed.fit(emfed.gaussian_mixture(2), RemoteFederation(transport), rounds=2, tol=0)
+    assert "Secure sums were on" in protections(result)
+    assert wrote.is_dir()
+    del transport, result
+    gc.collect()
+    assert not wrote.exists()
+    kept = LocalTransport.of(tables, tmp_path, rules=SiteRules(smallest_rows=10_000))
+    with pytest.raises(emfed.ParticipationError, match="more rows than there are"):
+        emfed.fit(emfed.gaussian_mixture(2), RemoteFederation(kept, attempts=1), rounds=2)
+    assert {path.name for path in tmp_path.iterdir()} == set(tables)
+    with pytest.raises(emfed.SettingsError, match="a site's name"):
+        LocalTransport.of({"../up": TABLES["site 0"]}, tmp_path)
 
 
 def test_keys_are_pinned_with_the_digest_that_was_read_out_and_not_exchanged(

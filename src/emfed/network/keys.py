@@ -60,6 +60,11 @@ def check_site_name(name: str) -> str:
     return name
 
 
+def make_private_key() -> PrivateKey:
+    """A new key, from the system's randomness."""
+    return ec.generate_private_key(ec.SECP384R1())
+
+
 def make_server_keys(folder: Path, hosts: Sequence[str]) -> list[Path]:
     """The authority, unless it is there, and a certificate for these names and addresses.
 
@@ -76,11 +81,11 @@ def make_server_keys(folder: Path, hosts: Sequence[str]) -> list[Path]:
             "or use another folder."
         )
     if not paths["ca.key"].exists():
-        authority = ec.generate_private_key(ec.SECP384R1())
+        authority = make_private_key()
         write_private(paths["ca.key"], _pem(authority))
         _public(paths["ca.pem"], _authority_certificate(authority))
         made += [paths["ca.key"], paths["ca.pem"]]
-    key = ec.generate_private_key(ec.SECP384R1())
+    key = make_private_key()
     certificate = _server_certificate(paths["ca.key"], paths["ca.pem"], key, hosts)
     write_private(paths["server.key"], _pem(key))
     _public(paths["server.pem"], certificate)
@@ -98,7 +103,7 @@ def make_site_key(folder: Path, name: str) -> tuple[Path, Path]:
     for path in (private, public):
         if path.exists():
             raise SettingsError(f"{path} is there already: remove it first, or take another name.")
-    key = ec.generate_private_key(ec.SECP384R1())
+    key = make_private_key()
     write_private(private, _openssh(key))
     _public(public, _public_line(key, name))
     return private, public
@@ -159,7 +164,7 @@ def rotate_site_key(private: Path) -> Path:
     if following.exists():
         key = read_private_key(following)
     else:
-        key = ec.generate_private_key(ec.SECP384R1())
+        key = make_private_key()
         write_private(following, _openssh(key))
     line = _public_line(key, name)
     told = private.with_suffix(".rotate")

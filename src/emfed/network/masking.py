@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -48,6 +48,7 @@ from emfed.network.keys import (
     PublicKey,
     check_site_name,
     fingerprint,
+    make_private_key,
     read_private_key,
     read_public_key,
     sign,
@@ -91,6 +92,13 @@ class Identity:
                 "sites: put everybody's NAME.pub there, each got by a way you trust."
             )
         return cls(key.stem, mine, found)
+
+    @classmethod
+    def everybody(cls, names: Iterable[str]) -> dict[str, Identity]:
+        """New keys for all sites of a run in one process; everybody knows everybody's."""
+        private = {name: make_private_key() for name in names}
+        public = {name: key.public_key() for name, key in private.items()}
+        return {name: cls(name, key, public) for name, key in private.items()}
 
 
 def read_roster(folder: Path) -> dict[str, PublicKey]:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+from emfed.core.storage import DISK, ScratchDisk
 
 if TYPE_CHECKING:
+    from emfed.network.rules import SiteRules
     from emfed.network.site import Site
 
 
@@ -56,6 +63,62 @@ class LocalTransport(Transport):
 
     def __init__(self, sites: Mapping[str, Site]) -> None:
         self.sites = dict(sites)
+        self._keyed = False
+
+    @classmethod
+    def of(
+        cls,
+        tables: Mapping[str, Any],
+        directory: str | Path | None = None,
+        *,
+        rules: SiteRules | None = None,
+    ) -> LocalTransport:
+        """One site for each table, each with a key and everybody's public keys.
+
+        The run is the one between machines, in one process: three sites or more mask what they
+        tell, the owners' rules hold, and every site keeps its state on disk.
+
+        Parameters
+        ----------
+        tables
+            The rows of each site, by the site's name.
+        directory
+            Where sites keep their state, in a folder each; None: in a folder that is removed
+            together with the transport.
+        rules
+            The rules of every owner; None: the default ones.
+
+        Examples
+        --------
+        >>> import numpy as np, emfed
+        >>> from emfed.network import LocalTransport, RemoteFederation
+        >>> rows = np.arange(180.0).reshape(3, 30, 2) % 7
+        >>> transport = LocalTransport.of(dict(zip(["north", "south", "west"], rows)))
+        >>> result = emfed.fit(emfed.gaussian_mixture(1, "diag"), RemoteFederation(transport))
+        >>> result.params.means.round(1)
+        array([[3., 3.]])
+        """
+        from emfed.network.keys import check_site_name
+        from emfed.network.masking import Identity
+        from emfed.network.site import Site
+
+        where = Path(tempfile.mkdtemp(prefix="emfed-") if directory is None else directory)
+        disk = ScratchDisk() if directory is None else DISK
+        known = Identity.everybody(map(check_site_name, tables))
+        transport = cls(
+            {
+                name: Site(table, where / name, rules=rules, disk=disk, identity=known[name])
+                for name, table in tables.items()
+            }
+        )
+        transport._keyed = True
+        if directory is None:
+            weakref.finalize(transport, shutil.rmtree, where, ignore_errors=True)
+        return transport
+
+    @property
+    def between_machines(self) -> bool:
+        return self._keyed
 
     def workers(self) -> list[str]:
         """All of them."""
