@@ -92,8 +92,8 @@ _OPERATOR = ChosenDithering()
 class AutoEM(Algorithm):
     """EM for few bytes and without settings: noise, steps and rates follow from what workers see.
 
-    It is what ``algorithm="auto"`` means wherever there are several workers. It leaves Theorem 1: its
-    step is 1, and it has momentum. docs/automatic.md says what it does.
+    It is what ``algorithm="auto"`` means wherever there are several workers. It leaves Theorem 1:
+    its step is 1, and it has momentum. docs/automatic.md says what it does.
 
     Parameters
     ----------

@@ -51,7 +51,35 @@ from emfed.models.sampling import entropy, sample_gaussian
 @final
 @dataclass(frozen=True, eq=False)
 class FactorMixture(Model):
-    """Factor analysers, or with ``isotropic`` noise PCAs: see `factor_analysis` and `ppca`."""
+    """A mixture of factor analysers; `emfed.factor_analysis` and `emfed.ppca` make one.
+
+    Parameters
+    ----------
+    n_factors : int
+        The number of factors.
+    n_components : int
+        The number of components.
+    isotropic : bool
+        Whether all columns of a component have one noise variance, as in PCA.
+    noise_floor : float
+        The least noise variance, as a share of the variance of its column.
+    weight_concentration : float
+        The concentration, at least 1, of a symmetric Dirichlet prior on the weights; 1 is none.
+    noise_prior : InverseWishart or None
+        A prior, in one dimension, on each noise variance; its scale is a number.
+    frame : Frame or None
+        The common origin and scale, which binding fills in.
+    samples : int
+        The number of rows of all workers, which binding fills in.
+    second_moment : array
+        The second moment of all rows about the mean, in the frame: all that one analyser needs.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> emfed.factor_analysis(2).isotropic, emfed.ppca(2).isotropic
+    (False, True)
+    """
 
     n_factors: int
     n_components: int = 1
@@ -62,7 +90,6 @@ class FactorMixture(Model):
     frame: Frame | None = None
     samples: int = 0
     second_moment: FloatArray = dataclasses.field(default_factory=lambda: np.empty(0))
-    """One analyser alone needs nothing else of the rows: about the mean, in the frame."""
 
     def __post_init__(self) -> None:
         check_count("n_factors", self.n_factors)
@@ -517,11 +544,34 @@ def factor_analysis(
     weight_concentration: float = 1.0,
     noise_prior: InverseWishart | None = None,
 ) -> FactorMixture:
-    """Factor analysis, or with ``n_components`` > 1 a mixture of factor analysers.
+    """Make factor analysis, or with ``n_components`` > 1 a mixture of factor analysers.
 
-    No noise variance falls below ``noise_floor`` times the variance of its column.
-    ``weight_concentration`` >= 1 is a Dirichlet prior on the weights, ``noise_prior`` an
-    `InverseWishart` (in one dimension) on each noise variance.
+    Parameters
+    ----------
+    n_factors : int
+        The number of factors, fewer than columns.
+    n_components : int
+        The number of components.
+    noise_floor : float
+        The least noise variance, as a share of the variance of its column.
+    weight_concentration : float
+        The concentration, at least 1, of a symmetric Dirichlet prior on the weights; 1 is none.
+    noise_prior : InverseWishart or None
+        A prior, in one dimension, on each noise variance; its scale is a number.
+
+    Returns
+    -------
+    FactorMixture
+        The model, not bound to data.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import emfed
+    >>> rows = np.sin(np.outer(np.arange(40), [1, 2, 5])) @ [[2, 1, 0], [0, 1, 0], [0, 0, 1]]
+    >>> result = emfed.fit(emfed.factor_analysis(1), [rows[:20], rows[20:]])
+    >>> result.params.loadings.shape
+    (1, 3, 1)
     """
     options = (noise_floor, weight_concentration, InverseWishart.read(noise_prior))
     return FactorMixture(n_factors, n_components, False, *options)
@@ -536,9 +586,31 @@ def ppca(
     weight_concentration: float = 1.0,
     noise_prior: InverseWishart | None = None,
 ) -> FactorMixture:
-    """Probabilistic PCA, or a mixture of them: factor analysis with one noise variance for all.
+    """Make probabilistic PCA, or a mixture of them: factor analysis with one noise variance for all.
 
-    The options are those of `factor_analysis`.
+    Parameters
+    ----------
+    n_factors : int
+        The number of factors, fewer than columns.
+    n_components : int
+        The number of components.
+    noise_floor : float
+        The least noise variance, as a share of the variance of its column.
+    weight_concentration : float
+        The concentration, at least 1, of a symmetric Dirichlet prior on the weights; 1 is none.
+    noise_prior : InverseWishart or None
+        A prior, in one dimension, on each noise variance; its scale is a number.
+
+    Returns
+    -------
+    FactorMixture
+        The model, not bound to data.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> emfed.ppca(2).describe()["model"]
+    'ppca'
     """
     options = (noise_floor, weight_concentration, InverseWishart.read(noise_prior))
     return FactorMixture(n_factors, n_components, True, *options)

@@ -13,7 +13,28 @@ from emfed.core.protocols import FloatArray, Parameters
 @final
 @dataclass(frozen=True)
 class FactorParameters(Parameters):
-    """Weights ``(K,)``, means ``(K, d)``, loadings ``(K, d, r)`` and noise variances ``(K, d)``."""
+    """The parameters of a mixture of factor analysers.
+
+    Parameters
+    ----------
+    weights : array of shape (K,)
+        The shares of the components.
+    means : array of shape (K, d)
+        Their means.
+    loadings : array of shape (K, d, r)
+        The loadings of the factors.
+    noise : array of shape (K, d)
+        The noise variances of the columns.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from emfed.models import FactorParameters
+    >>> params = FactorParameters([1.0], [[0.0, 0.0]], np.ones((1, 2, 1)), [[0.5, 0.5]])
+    >>> params.covariances()[0]
+    array([[1.5, 1. ],
+           [1. , 1.5]])
+    """
 
     weights: FloatArray
     means: FloatArray

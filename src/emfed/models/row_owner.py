@@ -74,10 +74,36 @@ class Posterior(NamedTuple):
 @final
 @dataclass(frozen=True, eq=False)
 class RowOwner(FactorOwner):
-    """Low rank plus noise: ``rank`` factors for each row, which stay with its worker.
+    """Low rank plus noise, with factors for each row which stay with its worker.
 
-    ``ridge`` shrinks the loadings of columns, in units of a row of weight one; ``noise_floor`` is
-    the least noise, in variances of the columns.
+    Parameters
+    ----------
+    rank : int
+        The number of factors of a row.
+    ridge : float
+        How much the loadings of columns are shrunk, in units of a row of weight one.
+    noise_floor : float
+        The least noise, in variances of the columns.
+    frame : Frame or None
+        The common origin and scale, which binding fills in.
+    mass : array or None
+        The share of values seen in each column, which binding fills in.
+    varies : array or None
+        1, but 0 for columns of one single value: they say nothing, and noise must not fill them.
+        Binding fills it in.
+    rows : float
+        The total weight of all rows, which binding fills in.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import emfed
+    >>> table = np.outer(np.arange(1.0, 9), [1.0, 2.0, 3.0])
+    >>> table[2, 1] = np.nan
+    >>> model = emfed.models.RowOwner(1, ridge=0.01)
+    >>> result = emfed.fit(model, [table[:4], table[4:]], "em", rounds=50)
+    >>> float(result.impute(table[:4])[2, 1].round())
+    6.0
     """
 
     rank: int
@@ -86,9 +112,7 @@ class RowOwner(FactorOwner):
     frame: Frame | None = None
     mass: FloatArray | None = None
     varies: FloatArray | None = None
-    """1, but 0 for columns of one single value: they say nothing, and noise must not fill them."""
     rows: float = 0.0
-    """The total weight of all rows."""
 
     def __post_init__(self) -> None:
         check_count("rank", self.rank)
