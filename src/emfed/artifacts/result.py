@@ -216,8 +216,8 @@ class Result:
         ----------
         what : {"components", "course", "selection", "sites", "shares"}
             The components in the model's own principal axes, the course of the fit, the numbers of
-            components that were compared, how well each site is served, or components by site, where
-            the fit knows of it.
+            components that were compared, how well each site is served, or components by site,
+            where the fit knows of it.
 
         Returns
         -------
@@ -238,8 +238,8 @@ class Result:
         data : table, path or Source
             The rows, with the columns of the fit; other columns of a data frame are left out.
         worth : float
-            The common model counts as much as so many rows of it would: near 0 the worker's own rows
-            decide, and where there are far fewer of them the common model stays.
+            The common model counts as much as so many rows of it would: near 0 the worker's own
+            rows decide, and where there are far fewer of them the common model stays.
 
         Returns
         -------
@@ -305,8 +305,8 @@ class Result:
         """Tell every parameter with its standard error, z and confidence bounds, as a table.
 
         Bounds are worked out on the scale of log-odds for shares and of logs for what is positive.
-        Errors are those of the observed information: right where the model is. The fit must have asked
-        for them (``errors=True``).
+        Errors are those of the observed information: right where the model is. The fit must have
+        asked for them (``errors=True``).
 
         Parameters
         ----------

@@ -135,8 +135,8 @@ def _stamp(path: Path) -> tuple[int, int]:
 class ParquetRows(Source):
     """Columns of a Parquet file, read row group by row group.
 
-    Whole passes read the file once from end to end; mini-batches read the row groups they fall into,
-    so they suit files with small row groups.
+    Whole passes read the file once from end to end; mini-batches read the row groups they fall
+    into, so they suit files with small row groups.
 
     Parameters
     ----------

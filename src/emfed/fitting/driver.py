@@ -695,10 +695,10 @@ def select_components(
 ) -> Selection:
     """Fit a mixture with each number of components in one run, and choose by BIC, ICL or AIC.
 
-    All candidates share the opening exchange, the search for starts and every round: a message holds
-    the statistics of all. Those that will hardly be chosen any more are dropped on the way, unless
-    ``drop=False``, and their fits are those of that moment. At the end everyone is asked once for the
-    log-likelihood and the entropy of each.
+    All candidates share the opening exchange, the search for starts and every round: a message
+    holds the statistics of all. Those that will hardly be chosen any more are dropped on the way,
+    unless ``drop=False``, and their fits are those of that moment. At the end everyone is asked
+    once for the log-likelihood and the entropy of each.
 
     Parameters
     ----------

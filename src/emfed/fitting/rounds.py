@@ -186,9 +186,10 @@ The pauses of a default deployment are 1, 2, 4 and 8 s an exchange, so both come
 class Run(Rounds):
     """A run in progress: the server's state, who was accepted when, and the records so far.
 
-    `step` makes one round. Everything it changes here it changes at its end, so an exception in
-    the middle of a round (a crash of the server) leaves the state of the round's beginning. A run is
-    one phase of a session, and several where its model is narrowed on the way. `open_run` makes one.
+    `step` makes one round. Everything it changes here it changes at its end, so an exception in the
+    middle of a round (a crash of the server) leaves the state of the round's beginning. A run is
+    one phase of a session, and several where its model is narrowed on the way. `open_run` makes
+    one.
 
     Parameters
     ----------
