@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import functools
 import inspect
 from collections.abc import Iterator
 from pathlib import Path

@@ -9,15 +9,15 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from emfed.network import Site
-from emfed.network.masking import Identity
+from emfed.network.masking import SiteIdentity
 from tests.helpers import OPEN
 
 
-def identities(names: Any) -> dict[str, Identity]:
+def identities(names: Any) -> dict[str, SiteIdentity]:
     """Everybody knows everybody."""
     keys = {name: ec.generate_private_key(ec.SECP384R1()) for name in names}
     roster = {name: key.public_key() for name, key in keys.items()}
-    return {name: Identity(name, key, roster) for name, key in keys.items()}
+    return {name: SiteIdentity(name, key, roster) for name, key in keys.items()}
 
 
 def masked_sites(tables: Mapping[str, Any], where: Path, **options: Any) -> dict[str, Site]:

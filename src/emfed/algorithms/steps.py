@@ -216,7 +216,7 @@ def stage_upload(
     targets: FloatArray,
     evaluations: IntArray,
 ) -> Rows:
-    """Delta_i, what V_i lacks of its target, compressed and kept as pending (Algorithm 1, lines 7 and 9).
+    """Delta_i, what V_i lacks of its target, compressed and pending (Algorithm 1, lines 7 to 9).
 
     The target is S_i - S, or whatever else the memories are to follow.
     """
@@ -494,7 +494,7 @@ def advance(
     broadcast: Channel | None = None,
     gauge: bool = False,
 ) -> tuple[ServerState, StepInfo]:
-    """H = V + sum (w_i / p_i) Q_i, S += gamma H, V += sum w_i alpha_i Q_i (Algorithm 1, lines 14 to 16).
+    """H = V + sum (w_i / p_i) Q_i, S += gamma H, V += sum w_i alpha_i Q_i (Algorithm 1, 14-16).
 
     A chosen worker that did not answer counts as not drawn: its term is absent and p_i is not
     corrected. Its memory is where it was on both sides, so the fixed point stays h = 0. V moves

@@ -166,7 +166,7 @@ class Result:
         return make_card(self)
 
     def workers(self) -> dict[str, list[Any]]:
-        """Tell one row for each worker: rows, messages and bytes each way, and fit where it is known.
+        """Tell of each worker: rows, messages and bytes each way, and fit where it is known.
 
         Returns
         -------

@@ -33,7 +33,7 @@ def clip_simplex(p: FloatArray, floor: float) -> FloatArray:
 @stored("family/bernoulli")
 @final
 @dataclass(frozen=True)
-class Bernoulli(Family):
+class BernoulliColumn(Family):
     """0 or 1: the probability of 1."""
 
     name: ClassVar[str] = "bernoulli"

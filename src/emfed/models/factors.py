@@ -38,7 +38,7 @@ from emfed.models.components import (
 from emfed.models.devices import MOST_COMPONENTS, Features, Pass, Ragged, answers, ragged, sweep
 from emfed.models.factor_metric import FactorMetric
 from emfed.models.factor_solver import Penalty, fit_components, fit_factors
-from emfed.models.loadings import FactorParameters, Posterior, rotate
+from emfed.models.loadings import FactorParameters, FactorPosterior, rotate
 from emfed.models.matrices import is_positive_definite, outer, pack, triangle, unpack
 from emfed.models.mixture import blocks, to_numpy
 from emfed.models.parameters import Frame, GaussianParameters, InverseWishart, common_frame
@@ -165,7 +165,7 @@ class FactorMixture(Model):
     # The E-step.
 
     def _joint(
-        self, data: Any, params: FactorParameters, at: Posterior, weights: Any | None = None
+        self, data: Any, params: FactorParameters, at: FactorPosterior, weights: Any | None = None
     ) -> Iterator[tuple[Any, Any, Any, Any]]:
         """Blocks of rows in the frame ``(..., d, m)``, U y - u ``(..., K, r, m)``, logits, weights.
 
@@ -199,7 +199,7 @@ class FactorMixture(Model):
         rows = ragged(data, weights)
         if rows is not None and self.sweeps:
             return self._swept(rows, params)[0][slice(None) if data.ndim == 3 else 0]
-        xp, at = array_namespace(data), Posterior.at(params)
+        xp, at = array_namespace(data), FactorPosterior.at(params)
         sums: dict[str, Any] = dict.fromkeys(("mass", "latent", "factor", "first", "cross"), 0.0)
         sums["squares"] = 0.0
         for y, v, logits, w in self._joint(data, params, at, weights):
@@ -229,7 +229,7 @@ class FactorMixture(Model):
         precision: FloatArray = np.asarray(np.linalg.inv(params.covariances()), dtype=np.float64)
         linear = (precision @ params.means[..., None])[..., 0]
         c = np.log(params.weights) - 0.5 * (
-            Posterior.at(params).log_det
+            FactorPosterior.at(params).log_det
             + (linear * params.means).sum(axis=-1)
             + self.n_features * np.log(2 * np.pi)
         )
@@ -245,7 +245,7 @@ class FactorMixture(Model):
 
         Moments of v = U y - u follow from those of y and y y^T.
         """
-        at, d = Posterior.at(params), self.n_features
+        at, d = FactorPosterior.at(params), self.n_features
         found = sweep(rows, self.as_pass(params), values)
         first, second = found.moments[..., :d], unpack(found.moments[..., d:], d)
         u, across = at.offset, np.swapaxes(at.white, -1, -2)
@@ -283,7 +283,7 @@ class FactorMixture(Model):
             found = [shares for shares, _ in answers(rows, self.as_pass(params))]
             return np.concatenate(found).reshape(*data.shape[:-1], -1)
         parts = []
-        for _, _, logits, _ in self._joint(data, params, Posterior.at(params)):
+        for _, _, logits, _ in self._joint(data, params, FactorPosterior.at(params)):
             joint = to_numpy(logits)
             shares = np.exp(joint - joint.max(axis=-2, keepdims=True))
             parts.append(np.swapaxes(shares / shares.sum(axis=-2, keepdims=True), -1, -2))
@@ -296,7 +296,7 @@ class FactorMixture(Model):
             whole = np.concatenate(found).reshape(data.shape[:-1])
             return np.asarray(whole - np.log(self._frame.scale).sum())
         parts = []
-        for _, _, logits, _ in self._joint(data, params, Posterior.at(params)):
+        for _, _, logits, _ in self._joint(data, params, FactorPosterior.at(params)):
             parts.append(np.logaddexp.reduce(to_numpy(logits), axis=-2))
         return np.asarray(np.concatenate(parts, axis=-1) - np.log(self._frame.scale).sum())
 
@@ -318,7 +318,7 @@ class FactorMixture(Model):
         """E[z | row, component] in the rotation of `to_user`, ``(..., rows, K, r)``."""
         loadings = self.to_user(params).loadings / self._frame.scale[:, None]
         turned = dataclasses.replace(params, loadings=loadings)
-        at = Posterior.at(turned)
+        at = FactorPosterior.at(turned)
         parts = []
         for _, v, _, _ in self._joint(data, turned, at):
             z = at.root @ to_numpy(v)
@@ -586,7 +586,7 @@ def ppca(
     weight_concentration: float = 1.0,
     noise_prior: InverseWishart | None = None,
 ) -> FactorMixture:
-    """Make probabilistic PCA, or a mixture of them: factor analysis with one noise variance for all.
+    """Make probabilistic PCA, or a mixture of them: factors and one noise variance for all.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ def gaussian_mixture(
     second_moment: Literal["constant", "statistic"] = "constant",
     missing: bool = False,
 ) -> GaussianMixture | MissingGaussianMixture:
-    """Make a Gaussian mixture with covariance ``full``, ``diag``, ``spherical``, ``tied`` or ``known``.
+    """Make a Gaussian mixture with one of five types of covariance.
 
     Parameters
     ----------

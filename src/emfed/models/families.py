@@ -270,7 +270,8 @@ class Poisson(Family):
     Examples
     --------
     >>> import emfed
-    >>> emfed.mixed_mixture(2, [emfed.models.Poisson(exposure=1), "exposure"]).describe()["families"]
+    >>> model = emfed.mixed_mixture(2, [emfed.models.Poisson(exposure=1), "exposure"])
+    >>> model.describe()["families"]
     [{'family': 'poisson', 'exposure': 1}, 'exposure']
     """
 

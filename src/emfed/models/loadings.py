@@ -52,7 +52,7 @@ class FactorParameters(Parameters):
 
 
 @dataclass(frozen=True)
-class Posterior:
+class FactorPosterior:
     """z given y is normal with mean R (U y - u) and covariance R R^T: R^-T R^-1 = I + L^T L / psi.
 
     ``white`` is U, ``(..., K, r, d)``; ``offset`` is u, ``(..., K, r)``; ``root`` is R.
@@ -64,7 +64,7 @@ class Posterior:
     log_det: FloatArray
 
     @classmethod
-    def at(cls, params: FactorParameters) -> Posterior:
+    def at(cls, params: FactorParameters) -> FactorPosterior:
         """By the Cholesky root of the r x r precision."""
         scaled = np.swapaxes(params.loadings, -1, -2) / params.noise[..., None, :]
         precision = scaled @ params.loadings + np.eye(params.loadings.shape[-1])

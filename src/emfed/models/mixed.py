@@ -407,10 +407,10 @@ def mixed_mixture(
     n_components : int
         The number of components.
     families : str, sequence or mapping
-        One family for all columns, a list with one for each column, or a dict that names the columns
-        which are not Gaussian: "gaussian", "poisson", "bernoulli", "exponential", "gamma",
-        ``Categorical(n)`` (codes 0 to n - 1), ``Poisson(exposure=column)`` and, for that column,
-        "exposure".
+        One family for all columns, a list with one for each column, or a dict that names the
+        columns which are not Gaussian: "gaussian", "poisson", "bernoulli", "exponential",
+        "gamma", ``Categorical(n)`` (codes 0 to n - 1), ``Poisson(exposure=column)`` and, for that
+        column, "exposure".
     missing : bool
         Whether NaN is a missing value; otherwise it is refused, and the mass of each column need
         not travel.

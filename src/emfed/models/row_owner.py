@@ -40,7 +40,7 @@ from emfed.models.sampling import sample_gaussian
 from emfed.models.sides import Side
 
 
-class Posterior(NamedTuple):
+class RowPosterior(NamedTuple):
     """Factors of the rows of some patterns, and what they follow from; all in the frame."""
 
     stack: Stack
@@ -202,7 +202,7 @@ class RowOwner(FactorOwner):
 
     def _posteriors(
         self, data: Any, params: Loadings, weights: Any | None = None
-    ) -> Iterator[Posterior]:
+    ) -> Iterator[RowPosterior]:
         """Pattern by pattern."""
         frame, k = self._frame, self.rank
         for stack in row_stacks(data, weights, frame.origin, self.layout.size):
@@ -214,7 +214,7 @@ class RowOwner(FactorOwner):
             residuals = values - (loadings[..., k] * seen)[:, None, :]
             score = residuals @ factors / noise
             covariance = np.asarray(np.linalg.inv(precision), dtype=np.float64)
-            yield Posterior(
+            yield RowPosterior(
                 stack, values, residuals, score, score @ covariance, covariance, loadings, noise
             )
 
@@ -229,7 +229,7 @@ class RowOwner(FactorOwner):
             noise.reshape(-1, 1, 1)[owners],
         )
 
-    def _moments(self, at: Posterior) -> FloatArray:
+    def _moments(self, at: RowPosterior) -> FloatArray:
         """Sums over the rows of each pattern, ``(u, q)``."""
         w = np.ones(at.mean.shape[:2]) if at.stack.weights is None else at.stack.weights
         k = self.rank
@@ -246,7 +246,7 @@ class RowOwner(FactorOwner):
             }
         )
 
-    def _densities(self, at: Posterior) -> FloatArray:
+    def _densities(self, at: RowPosterior) -> FloatArray:
         """log p of what was seen in each row, in the user's units, ``(u, m)``."""
         noise = at.noise[..., 0]
         seen = at.stack.seen
@@ -297,7 +297,7 @@ class RowOwner(FactorOwner):
 
     # Missing values.
 
-    def _missing(self, data: FloatArray, params: Loadings) -> Iterator[Posterior]:
+    def _missing(self, data: FloatArray, params: Loadings) -> Iterator[RowPosterior]:
         """The patterns with holes."""
         return (at for at in self._posteriors(data, params) if not at.stack.seen.all())
 

@@ -96,8 +96,8 @@ class SideBySideMetric(Metric):
 class SideBySide(Model):
     """Several models of the same rows, fitted in the same rounds and messages.
 
-    Competing starts and candidate numbers of components are fitted so. The models must have the same
-    summaries.
+    Competing starts and candidate numbers of components are fitted so. The models must have the
+    same summaries.
 
     Parameters
     ----------

@@ -175,8 +175,8 @@ def fedem_bound(
     """Bound the mean over rounds of E|h(S_k)|^2 of FedEM (Theorem 1; with p < 1 Theorem 4).
 
     Memories that do not start at the mean field add the term in G_0 of step 3 of the proofs
-    (Appendices C.4 and D.4). Without compression and with everyone there, the sharper eq. (29) holds
-    up to gamma = 2 v_min / L_W.
+    (Appendices C.4 and D.4). Without compression and with everyone there, the sharper eq. (29)
+    holds up to gamma = 2 v_min / L_W.
 
     Parameters
     ----------
@@ -418,8 +418,9 @@ def fedem_memory_step(
 ) -> float:
     """Bound the error of the memories after a round of FedEM, given that before it.
 
-    This is the recursion of Proposition 11, and with p < 1 of Proposition 15. The latter is printed with omega_p / n in its last term; its proof, and
-    its use in the next step, have (1 + omega_p) / n, which stands here.
+    This is the recursion of Proposition 11, and with p < 1 of Proposition 15. The latter is
+    printed with omega_p / n in its last term; its proof, and its use in the next step, have
+    (1 + omega_p) / n, which stands here.
 
     Parameters
     ----------
@@ -553,7 +554,7 @@ def vr_batch(inner: int, omega: float) -> int:
 
 
 def vr_inner_rounds(samples: int, omega: float) -> int:
-    """Compute the number of inner rounds that minimises K_CE, (1 + omega) sqrt(m / 2) (Appendix E.2).
+    """Compute the inner rounds that minimise K_CE, (1 + omega) sqrt(m / 2) (Appendix E.2).
 
     Parameters
     ----------
@@ -983,9 +984,10 @@ def vr_evaluations(
 ) -> float:
     """Count the conditional expectations that VR-FedEM computes, K_CE.
 
-    They are n m for each outer loop and 2 n b for each inner round (Appendix E.2). In the first inner round of an outer loop both terms of
-    the difference are the same, S_{t,0} = S_{t,-1}: our workers skip it, the paper counts it. With
-    p < 1 a worker makes its full pass at its first active round of an outer loop, if it has one.
+    They are n m for each outer loop and 2 n b for each inner round (Appendix E.2). In the
+    first inner round of an outer loop both terms of the difference are the same, S_{t,0} =
+    S_{t,-1}: our workers skip it, the paper counts it. With p < 1 a worker makes
+    its full pass at its first active round of an outer loop, if it has one.
 
     Parameters
     ----------

@@ -39,8 +39,8 @@ class Problem:
     v_max : float or None
         An upper bound of the spectrum of B (A4); None stands for ``v_min``.
     variance : float or sequence of float
-        The variance sigma_i^2 of a worker's oracle (A7), one number or one for each worker; 0 for full local
-        passes.
+        The variance sigma_i^2 of a worker's oracle (A7), one number or one for each worker; 0
+        for full local passes.
     sample_lipschitz : float or sequence of float, optional
         The root mean square over the rows j of L_ij (A8), which VR-FedEM needs; by default L_i.
     norm : str

@@ -199,7 +199,7 @@ class FederatedKMeans(
         return np.asarray(distances * (1.0 if self.standardised else model.frame.scale[0]))
 
     def score(self, X: Any, y: Any = None, sample_weight: Any | None = None) -> float:
-        """Compute minus the sum of squared distances to the nearest centre, each row with its weight.
+        """Compute minus the weighted sum of squared distances to the nearest centre.
 
         Parameters
         ----------
