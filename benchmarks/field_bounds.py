@@ -21,7 +21,7 @@ from emfed.compressors import Identity
 from emfed.imputation import FieldTable, impute
 from emfed.imputation.bins import Bins
 from emfed.imputation.families import as_family
-from emfed.imputation.table import Grid, Intake, build_table
+from emfed.imputation.table import Grid, IntakeReport, build_table
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 SITES, TIMES, SHARE = 40, 30, 0.4
@@ -62,7 +62,7 @@ def simulate(
     seen[rng.integers(0, sites, times), np.arange(times)] = True
     site, time = np.nonzero(seen)
     grid = Grid([f"s{j}" for j in range(sites)], Bins("year", 1990, times), family)
-    told = Intake(len(site), len(site))
+    told = IntakeReport(len(site), len(site))
     ones = np.ones(len(site))
     workers = [f"w{c}" for c in range(4)]
     return build_table(grid, workers, site % 4, site, time, ones, values[seen], told), mean

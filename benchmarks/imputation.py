@@ -19,7 +19,15 @@ import numpy as np
 from scipy.special import xlogy
 
 import emfed
-from emfed.imputation import FAMILIES, Cells, Columns, FieldTable, Structure, impute, read_records
+from emfed.imputation import (
+    FAMILIES,
+    Cells,
+    ColumnNames,
+    FieldTable,
+    Structure,
+    impute,
+    read_records,
+)
 from emfed.imputation.simulate import simulated_truth
 from emfed.imputation.sweeps import Solver
 
@@ -36,7 +44,7 @@ def tables(family: str = FAMILY, small: bool = True) -> Iterator[tuple[str, Fiel
     folder = Path(os.environ.get("EMFED_DATA", ""))
     if not (folder / "oystercatcher_monthly.csv.gz").exists():
         return
-    columns = Columns(date=("year", "month"), observer=None)
+    columns = ColumnNames(date=("year", "month"), observer=None)
     path = folder / "oystercatcher_monthly.csv.gz"
     yield "oystercatcher", read_records(path, columns, groups=10, family=family)
     yield "wood thrush", _thrush(folder, family, 300 if small else None)
@@ -51,7 +59,7 @@ def _thrush(folder: Path, family: str, routes: int | None) -> FieldTable:
             frame["site"].unique().sort().gather_every(max(1, frame["site"].n_unique() // routes))
         )
         frame = frame.filter(pl.col("site").is_in(names.implode()))
-    return read_records(frame, Columns(date="year"), bins="year", groups=40, family=family)
+    return read_records(frame, ColumnNames(date="year"), bins="year", groups=40, family=family)
 
 
 def counts_of(cells: Cells, family: str) -> np.ndarray:
@@ -184,7 +192,7 @@ def masked_series(
     """A complete series of sites x years with a share masked, early years more if ``growing``."""
     from emfed.imputation.bins import Bins
     from emfed.imputation.families import as_family
-    from emfed.imputation.table import Grid, Intake, build_table
+    from emfed.imputation.table import Grid, IntakeReport, build_table
 
     sites, years = counts.shape
     chance = np.full(years, 1 - share)
@@ -195,7 +203,7 @@ def masked_series(
     site, year = np.nonzero(seen)
     grid = Grid([f"s{j}" for j in range(sites)], Bins("year", 1990, years), as_family(FAMILY))
     ones = np.ones(len(site))
-    told = Intake(len(site), len(site))
+    told = IntakeReport(len(site), len(site))
     return build_table(
         grid, [f"w{k}" for k in range(4)], site % 4, site, year, ones, counts[seen], told
     )

@@ -16,7 +16,7 @@ import polars as pl
 import emfed
 from emfed.network import SiteRules
 from emfed.network.addresses import terminated_as_interrupted
-from emfed.network.masking import Identity
+from emfed.network.masking import SiteIdentity
 from emfed.network.websocket.client import SiteConnection
 
 ANSWER = b"a" * 17
@@ -47,7 +47,7 @@ async def crowd(port: int, folder: Path, names: list[str], real: bool = False) -
 def real(port: int, folder: Path, name: str) -> None:
     """One site that computes."""
     table, rules = pl.read_parquet(folder / f"{name}.parquet"), SiteRules.loosest()
-    identity = Identity.read(folder / f"{name}.key", folder / "keys" / "sites")
+    identity = SiteIdentity.read(folder / f"{name}.key", folder / "keys" / "sites")
     site = emfed.network.Site(table, folder / f"site-{name}", rules=rules, identity=identity)
     log = (folder / f"{name}.steps").open("a", encoding="utf-8", buffering=1)
 

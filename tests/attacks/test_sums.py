@@ -20,8 +20,8 @@ from emfed.core.wire import Kind, decode_refusal
 from emfed.fitting.session import Session
 from emfed.network import LocalTransport, RemoteFederation, Site, SiteRules
 from emfed.network.masking import (
-    Identity,
     RunKeys,
+    SiteIdentity,
     check_set,
     context_of,
     decode_members,
@@ -103,7 +103,7 @@ def test_masks_of_another_set_request_or_run_do_not_cancel(change: str) -> None:
 def test_a_key_that_no_pinned_identity_signed_is_no_peer() -> None:
     """The server substitutes its own key, replays one of another run, or brings its own site."""
     made = run_keys("abc")
-    strange = Identity("b", ec.generate_private_key(ec.SECP384R1()), {})
+    strange = SiteIdentity("b", ec.generate_private_key(ec.SECP384R1()), {})
     own = RunKeys(strange, bytes(32), 7, 101).announcement
     replayed = replace(run_keys("abc", run=8)[1].announcement, instance=101)
     for lie in (own, replayed, replace(own, name="unheard of")):
@@ -147,10 +147,10 @@ def test_an_identity_wants_three_keys_and_its_own_among_them(tmp_path: Path) -> 
 
     for name in "abc":
         make_site_key(tmp_path, name)
-    assert Identity.read(tmp_path / "a.key", tmp_path).name == "a"
+    assert SiteIdentity.read(tmp_path / "a.key", tmp_path).name == "a"
     (tmp_path / "c.pub").unlink()
     with pytest.raises(SettingsError, match="at least 3"):
-        Identity.read(tmp_path / "a.key", tmp_path)
+        SiteIdentity.read(tmp_path / "a.key", tmp_path)
     with pytest.raises(SettingsError):
         SiteRules(smallest_set=2)
 

@@ -15,10 +15,10 @@ from emfed.fitting.session import Session
 from emfed.imputation import Cells, FieldTable, Structure, simulate_table
 from emfed.imputation.bins import Bins
 from emfed.imputation.cells import Observed
-from emfed.imputation.families import Family, as_family
+from emfed.imputation.families import CellFamily, as_family
 from emfed.imputation.fit import QUANTISER_OF_CELLS
 from emfed.imputation.sweeps import Solver
-from emfed.imputation.table import Grid, Intake, build_table
+from emfed.imputation.table import Grid, IntakeReport, build_table
 from emfed.models import CellSums
 from emfed.models.site_owner import COLUMNS
 from emfed.network.inprocess import StackedFederation
@@ -55,7 +55,7 @@ def small_table(
         column,
         np.ones(records),
         values,
-        Intake(records, records),
+        IntakeReport(records, records),
     )
 
 
@@ -64,7 +64,7 @@ def paper_size(records: int, seed: int, family: str = "log1p") -> tuple[FieldTab
     return simulate_table(records, family=family, seed=seed).split(0.1, seed)
 
 
-def error(params: Any, family: Family, held: Cells) -> float:
+def error(params: Any, family: CellFamily, held: Cells) -> float:
     """Root mean deviance of held-out cells: for the Gaussian, their RMSE."""
     theta = params.theta(held.sites, held.times)
     total = family.deviance(theta, held.sums, held.weights).sum()

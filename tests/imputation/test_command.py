@@ -126,7 +126,7 @@ def test_times_may_be_numbers_and_semicolons_part_columns(tmp_path: Path) -> Non
     rows = [f"s{k % 6};{1 + k % 8};{k % 5};{k % 3}" for k in range(60)]
     path = tmp_path / "index.csv"
     path.write_text("\n".join(["site;visit;count;who", *rows]) + "\n")
-    columns = emfed.imputation.Columns(date="visit", observer="who")
+    columns = emfed.imputation.ColumnNames(date="visit", observer="who")
     table = emfed.imputation.read_records(
         path, columns, bins="index", family="poisson", duplicates="keep"
     )

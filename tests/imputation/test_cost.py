@@ -15,7 +15,7 @@ from emfed.imputation.bins import Bins
 from emfed.imputation.cells import Observed
 from emfed.imputation.families import as_family
 from emfed.imputation.sweeps import Solver
-from emfed.imputation.table import Grid, Intake, build_table
+from emfed.imputation.table import Grid, IntakeReport, build_table
 from tests.imputation.tables import observed_run
 
 LARGE = """
@@ -38,7 +38,7 @@ def random_table(sites: int, times: int, records: int, workers: int = 10) -> Fie
         rng.integers(0, times, records),
         np.ones(records),
         rng.normal(size=records),
-        Intake(records, records),
+        IntakeReport(records, records),
     )
 
 

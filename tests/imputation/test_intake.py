@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 import emfed
-from emfed.imputation import Columns, FieldTable, read_records
+from emfed.imputation import ColumnNames, FieldTable, read_records
 
 
 def rows(**changes: Any) -> dict[str, list[Any]]:
@@ -78,7 +78,7 @@ def test_weeks_years_and_bounds() -> None:
     assert some.intake.rows == 2
     named = read_records(
         frame(date=[2004, 2004, 2004, 2004, 2005]).with_columns(month=pl.Series([5, 5, 6, 7, 1])),
-        Columns(date=("date", "month")),
+        ColumnNames(date=("date", "month")),
         duplicates="keep",
     )
     assert named.bins == read_records(frame()).bins
@@ -86,13 +86,13 @@ def test_weeks_years_and_bounds() -> None:
 
 def test_exposure_is_the_weight_of_poisson_counts() -> None:
     data = frame().with_columns(hours=pl.Series([1.0, 0.5, 2.0, 1.5, 1.0]))
-    table = read_records(data, Columns(exposure="hours"), family="poisson")
+    table = read_records(data, ColumnNames(exposure="hours"), family="poisson")
     assert table.pooled.weights.sum() == pytest.approx(6.0)
     with pytest.raises(emfed.SettingsError, match="exposure goes with families of counts"):
-        read_records(data, Columns(exposure="hours"), family="log1p")
+        read_records(data, ColumnNames(exposure="hours"), family="log1p")
     bad = data.with_columns(hours=pl.Series([1.0, 0.0, 2.0, 1.5, 1.0]))
     with pytest.raises(emfed.DataError, match=r"row 1: the exposure is not a number > 0 \(got 0.0"):
-        read_records(bad, Columns(exposure="hours"), family="poisson")
+        read_records(bad, ColumnNames(exposure="hours"), family="poisson")
 
 
 def test_missing_values_are_counted() -> None:
@@ -157,8 +157,8 @@ def test_duplicated_keys_are_refused_or_kept() -> None:
 def test_an_observer_in_two_workers_is_refused() -> None:
     data = frame().with_columns(club=pl.Series(["x", "x", "y", "y", "x"]))
     with pytest.raises(emfed.DataError, match="observer 'ann' is in 2 workers \\('x', 'y'\\)"):
-        read_records(data, Columns(worker="club"))
-    fine = read_records(data, Columns(worker="club", observer=None))
+        read_records(data, ColumnNames(worker="club"))
+    fine = read_records(data, ColumnNames(worker="club", observer=None))
     assert list(fine.workers) == ["x", "y"]
 
 
@@ -217,14 +217,15 @@ def test_a_split_shares_no_cell() -> None:
 
 
 def test_real_tables(data_dir: Path) -> None:
-    birds = read_records(data_dir / "bbs_wood_thrush.csv.gz", Columns(date="year"), bins="year")
+    birds = read_records(data_dir / "bbs_wood_thrush.csv.gz", ColumnNames(date="year"), bins="year")
     assert birds.shape == (3140, 52)
     assert len(birds.workers) == 6129
     assert birds.records == 75_949
     waders = read_records(
-        data_dir / "oystercatcher_monthly.csv.gz", Columns(date=("year", "month"), observer=None)
+        data_dir / "oystercatcher_monthly.csv.gz",
+        ColumnNames(date=("year", "month"), observer=None),
     )
     assert waders.shape == (138, 240)
     assert waders.intake.missing == 33_120 - 13_240
     with pytest.raises(emfed.DataError, match="line 48: the site is missing"):
-        read_records(data_dir / "nz_seabirds_at_sea.csv.gz", Columns(site="site_1deg"))
+        read_records(data_dir / "nz_seabirds_at_sea.csv.gz", ColumnNames(site="site_1deg"))

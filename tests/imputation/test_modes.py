@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import emfed
-from emfed.imputation import Columns, FieldTable, Structure, impute, read_records
+from emfed.imputation import ColumnNames, FieldTable, Structure, impute, read_records
 from emfed.imputation.sweeps import Solver
 from emfed.models.site_owner import COLUMNS, SiteOwner
 from tests.helpers import plain_fit
@@ -143,7 +143,7 @@ def test_site_owner_names_a_site_with_two_owners() -> None:
 def test_oystercatchers_by_site_owners(data_dir: Path) -> None:
     whole = read_records(
         data_dir / "oystercatcher_monthly.csv.gz",
-        Columns(date=("year", "month"), observer=None),
+        ColumnNames(date=("year", "month"), observer=None),
         family="log1p",
     )
     table, held = whole.regroup(10, 0).split(0.1, 0)

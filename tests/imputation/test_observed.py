@@ -13,7 +13,7 @@ import emfed
 from emfed.algorithms.steps import apart, own_rates
 from emfed.core.streams import Purpose, uniforms
 from emfed.core.wire import cells_size, decode_cells, encode_cells, encode_payload
-from emfed.imputation import Columns, Structure, impute, read_records
+from emfed.imputation import ColumnNames, Structure, impute, read_records
 from emfed.imputation.fit import QUANTISER_OF_CELLS
 from emfed.imputation.sweeps import Solver
 from tests.imputation.tables import (
@@ -207,7 +207,7 @@ def test_five_kilobytes_a_worker_at_the_paper_s_size() -> None:
 def test_oystercatchers_reach_the_pooled_error(data_dir: Path) -> None:
     whole = read_records(
         data_dir / "oystercatcher_monthly.csv.gz",
-        Columns(date=("year", "month"), observer=None),
+        ColumnNames(date=("year", "month"), observer=None),
         family="log1p",
     )
     structure = Structure(6, 5.5, 0.1, 0.1, smoothing=10.0, seasonality=30.0)

@@ -12,7 +12,7 @@ from benchmarks.field_bounds import covered, simulate
 import emfed
 from emfed.compressors import Identity
 from emfed.imputation import FAMILIES, Cells, Structure, impute
-from emfed.imputation.families import Moments, NegativeBinomial, ZeroInflated
+from emfed.imputation.families import CellMoments, NegativeBinomialCells, ZeroInflatedCells
 from emfed.imputation.fit import settled_spread
 from emfed.imputation.lowrank import Covariates
 from emfed.imputation.posterior import Posterior
@@ -48,9 +48,9 @@ def test_sure_zeros_are_found_and_do_not_lower_the_mean_of_the_others() -> None:
     site, time = np.indices((30, 30)).reshape(2, -1)
     counts = rng.poisson(4.0, 900) * (rng.random(900) > 0.3) * 1.0
     cells = Cells(site, time, np.ones(900), counts, (30, 30))
-    start = Solver(ZeroInflated(), Structure(0, 1.0, 5.0, 5.0))
+    start = Solver(ZeroInflatedCells(), Structure(0, 1.0, 5.0, 5.0))
     family = settled_spread(start, cells, None)
-    assert isinstance(family, ZeroInflated)
+    assert isinstance(family, ZeroInflatedCells)
     assert abs(family.share - 0.3) < 0.06
     assert family.base.spread < 0.1
     fit = Solver(family, start.structure)
@@ -65,7 +65,7 @@ def test_sure_zeros_are_found_and_do_not_lower_the_mean_of_the_others() -> None:
 @pytest.mark.parametrize("power", [0.0, 0.6, 1.0])
 def test_the_negative_binomial_has_the_derivatives_of_its_loss(power: float) -> None:
     rng = np.random.default_rng(1)
-    family, theta = NegativeBinomial(0.7, power), rng.normal(size=50)
+    family, theta = NegativeBinomialCells(0.7, power), rng.normal(size=50)
     sums, weights = rng.integers(0, 9, 50).astype(float), rng.uniform(0.5, 3, 50)
     step = 1e-5
     up, here, down = (family.loss(theta + d, sums, weights) for d in (step, 0.0, -step))
@@ -82,7 +82,7 @@ def test_count_intervals_are_those_of_the_negative_binomial() -> None:
 
     rng = np.random.default_rng(2)
     mean, variance = np.exp(rng.normal(1, 1.5, 3000)), rng.uniform(0, 2, 3000)
-    at = Moments(np.log(mean), variance, mean, variance * mean**2)
+    at = CellMoments(np.log(mean), variance, mean, variance * mean**2)
     low, high = FAMILIES["poisson"].quantiles(at, 0.5, (0.05, 0.95))
     size = 1 / (0.5 + 1.5 * variance)
     for found, tail in ((low, 0.05), (high, 0.95)):

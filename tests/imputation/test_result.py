@@ -192,7 +192,7 @@ def test_covariates_in_a_fit() -> None:
 def test_wood_thrush_is_ten_percent_better_than_additive(data_dir: Path) -> None:
     birds = read_records(
         data_dir / "bbs_wood_thrush.csv.gz",
-        emfed.imputation.Columns(date="year"),
+        emfed.imputation.ColumnNames(date="year"),
         bins="year",
         groups=40,
         family="log1p",

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from emfed.network import Site
-from emfed.network.masking import Identity
+from emfed.network.masking import SiteIdentity
 from tests.helpers import OPEN
 
 
 def masked_sites(tables: Mapping[str, Any], where: Path, **options: Any) -> dict[str, Site]:
     """One for each table."""
-    known = Identity.everybody(tables)
+    known = SiteIdentity.everybody(tables)
     settings: dict[str, Any] = {"rules": OPEN, **options}
     return {
         name: Site(table, where / name, identity=known[name], **settings)

@@ -90,14 +90,35 @@ _OPERATOR = ChosenDithering()
 @final
 @dataclass(frozen=True)
 class AutoEM(Algorithm):
-    """Everything follows from the data, the number of workers and their participation.
+    """EM for few bytes and without settings: noise, steps and rates follow from what workers see.
 
-    ``follow_em`` takes little noise and no momentum, so that the run ends where pooled EM ends even
-    where optima lie close together: few or small workers, many components. ``batch_size`` replaces
-    full local passes by mini-batches between full passes every ``inner_rounds`` rounds (SPIDER, as
-    in VR-FedEM); a quarter of the rows or more does as well as full passes. ``local_steps`` is how
-    many EM steps a worker makes at most before it answers. The other two fields are filled in by
-    `resolve`.
+    It is what ``algorithm="auto"`` means wherever there are several workers. It leaves Theorem 1:
+    its step is 1, and it has momentum. docs/automatic.md says what it does.
+
+    Parameters
+    ----------
+    follow_em : bool
+        Take little noise, no momentum and no local steps, so that the run ends where pooled EM
+        ends even where optima lie close together: few or small workers, many components.
+    batch_size : int or None
+        The rows of mini-batches between full passes (SPIDER, as in VR-FedEM). None stands for full
+        local passes; a quarter of the rows or more does as well as these.
+    inner_rounds : int
+        The rounds from one full pass to the next, with mini-batches.
+    local_steps : int
+        The most EM steps that a worker makes before it answers; 1 switches local steps off.
+    share : float or None
+        The sum of w_i^2, the weight of one worker were all equal; `resolve` fills it in.
+    incremental : bool or None
+        Whether memories follow s-bar_i, for partial participation; `resolve` fills it in.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=50)
+    >>> model = emfed.gaussian_mixture(2, "tied")
+    >>> emfed.fit(model, data, emfed.AutoEM()).converged
+    True
     """
 
     follow_em: bool = False
@@ -105,9 +126,7 @@ class AutoEM(Algorithm):
     inner_rounds: int = 4
     local_steps: int = 8
     share: float | None = None
-    """sum w_i^2: the weight of one worker, were all equal."""
     incremental: bool | None = None
-    """Whether memories follow s-bar_i, for partial participation."""
 
     name: ClassVar[str] = "auto"
 

@@ -37,17 +37,7 @@ LARGEST_NOISE = 0.01
 
 @dataclass(frozen=True)
 class CompressedEM(Algorithm):
-    """EM in expectation space with compressed uploads and control-variate memories.
-
-    ``step_size`` is gamma, a number or a function of the round; None chooses one from the
-    compression, the participation and the number of workers. ``memory_rate`` is alpha: None
-    means 1 / (1 + omega), 0 switches memories off (the naive method the paper warns of).
-    ``memory_start`` is ``"zero"``, or ``"mean-field"`` for V_i = h_i(S_0) at the cost of one exact
-    upload. ``batch_size`` None means the full local pass; mini-batches are drawn with or without
-    ``replacement``. ``in_metric`` compresses in the metric that the model supplies instead of the
-    Euclidean one. ``broadcast`` compresses the other way too: workers that were there in the last
-    rounds are sent quantised steps, others the statistics in full.
-    """
+    """EM in expectation space with compressed uploads and memories; `FedEM` explains the fields."""
 
     compressor: Compressor = field(default_factory=Identity)
     step_size: steps.StepSize | None = None
@@ -110,10 +100,11 @@ class CompressedEM(Algorithm):
 
         alpha = 1 / (1 + omega), as in the theorems. gamma = min(1, sqrt(n / (2 w (1 + w)))) with
         w = (1 + omega) / p - 1 and n the effective number of workers. This is a rule of thumb: it
-        falls like 1 / w, where the second limit of Theorems 1 and 3, sqrt(n) / ((1 + w) sqrt(w))
-        up to constants, falls like w^(-3/2) and is sqrt((1 + w) / 2) times smaller. The remark on
-        the largest step after the proof of Theorem 1 needs 1 / w for the bound on h, and asks for
-        w^(-3/2) to bound the memories. `emfed reproduce regimes` measures slowdowns like w.
+        falls like 1 / w, where the second limit of Theorems 1 and 4, sqrt(n) / ((1 + w) sqrt(w))
+        up to constants, falls like w^(-3/2) and is sqrt((1 + w) / 2) times smaller. The
+        "Remark on the maximal learning rate" (Appendix C.4) needs 1 / w for the bound on h, and
+        asks for w^(-3/2) to bound the memories. `emfed reproduce regimes` measures slowdowns
+        like w.
         """
         compressor = self.compressor.resolve(layout)
         omega = compressor.omega(layout.size)
@@ -195,7 +186,7 @@ class CompressedEM(Algorithm):
         weights: FloatArray,
         probabilities: FloatArray,
     ) -> tuple[ServerState, StepInfo]:
-        """H, S and V of Algorithm 1."""
+        """H, S and V of Algorithm 1, lines 14 to 16."""
         assert self.step_size is not None
         step = steps.step_at(self.step_size, max(1, state.round))
         return steps.advance(

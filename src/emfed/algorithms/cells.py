@@ -46,9 +46,28 @@ def cells_layout(size: int) -> Layout:
 
 @dataclass(frozen=True)
 class CellEM(Algorithm):
-    """Sums of cells, or with ``residuals`` what is left of them at the parameters told.
+    """Memories and compression of Algorithm 1 for statistics on each worker's own cells.
 
-    ``memory_rate`` None takes that of each innovation, see `emfed.algorithms.steps.own_rates`.
+    `emfed.impute` runs on it in the modes "observed" and "cell".
+
+    Parameters
+    ----------
+    compressor : Compressor
+        The operator that compresses uploads.
+    step_size : float or None
+        The step; None stands for 1.
+    memory_rate : float or None
+        The rate of the memories. None takes that of each innovation, see
+        `emfed.algorithms.steps.own_rates`.
+    residuals : bool
+        Whether workers send what is left of their cells at the parameters that they are told, in
+        place of sums of cells.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> emfed.algorithms.CellEM(emfed.Dithering(levels=3)).describe()["algorithm"]
+    'CellEM'
     """
 
     compressor: Compressor = field(default_factory=Identity)

@@ -29,7 +29,18 @@ _EXACT = steps.Channel(Identity(), memory_rate=0.0, in_metric=False)
 @final
 @dataclass(frozen=True)
 class EM(Algorithm):
-    """S <- sum_i w_i s-bar_i(T(S)). A worker that does not answer leaves its share of S as is."""
+    """EM itself, distributed without compression: S <- sum_i w_i s-bar_i(T(S)).
+
+    A worker that does not answer leaves its share of S as it is.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=50)
+    >>> model = emfed.gaussian_mixture(2, "tied")
+    >>> emfed.fit(model, data, emfed.EM()).converged
+    True
+    """
 
     name: ClassVar[str] = "em"
 

@@ -92,7 +92,7 @@ def _restart(rows: Rows, behind: BoolArray, generation: int) -> Rows:
 
 
 def _settle(rows: Rows, accepted: BoolArray) -> Rows:
-    """V_i += rate * pending where the server accepted it (Algorithm 1, line upV)."""
+    """V_i += rate * pending where the server accepted it (Algorithm 1, line 8)."""
     gain = np.where(accepted, rows["pending_rate"], 0.0)[:, None]
     return rows | {
         "control": rows["control"] + gain * rows["pending"] if gain.any() else rows["control"],

@@ -1,6 +1,6 @@
 """Who takes part in a round.
 
-The theorem on partial participation assumes independent Bernoulli draws (A9); p_i is
+Theorem 4, on partial participation, assumes independent Bernoulli draws (A9); p_i is
 the probability that worker i is included, and H divides by it. A round costs time in proportion
 to the workers drawn, not to those registered.
 """
@@ -24,7 +24,14 @@ _SERVER = np.zeros(1, dtype=np.int64)
 @final
 @dataclass(frozen=True)
 class Everyone(Participation):
-    """All workers, every round."""
+    """All workers take part in every round.
+
+    Examples
+    --------
+    >>> from emfed.algorithms import Everyone
+    >>> Everyone().draw(seed=0, round_=1, n=3)
+    array([0, 1, 2])
+    """
 
     def draw(self, seed: int, round_: int, n: int) -> IntArray:
         return np.arange(n, dtype=np.int64)
@@ -39,7 +46,19 @@ class Everyone(Participation):
 @final
 @dataclass(frozen=True, eq=False)
 class Bernoulli(Participation):
-    """Each worker on its own with probability p, or p_i given one number per worker."""
+    """Each worker takes part on its own with probability p (A9).
+
+    Parameters
+    ----------
+    p : float or sequence of float
+        The probability, one number or one for each worker.
+
+    Examples
+    --------
+    >>> from emfed.algorithms import Bernoulli
+    >>> Bernoulli(0.5).draw(seed=0, round_=1, n=8)
+    array([0, 3, 7])
+    """
 
     p: float | Sequence[float] | FloatArray
 
@@ -97,7 +116,21 @@ def _skip(seed: int, round_: int, n: int, p: float) -> IntArray:
 @final
 @dataclass(frozen=True)
 class FixedSize(Participation):
-    """Exactly ``count`` workers a round, every subset equally likely; p_i = count / n."""
+    """Exactly ``count`` workers take part in a round, every subset equally likely.
+
+    Theorem 4 assumes independent draws (A9), which these are not.
+
+    Parameters
+    ----------
+    count : int
+        The number of workers; p_i = count / n.
+
+    Examples
+    --------
+    >>> from emfed.algorithms import FixedSize
+    >>> len(FixedSize(3).draw(seed=0, round_=1, n=8))
+    3
+    """
 
     count: int
 
@@ -120,10 +153,21 @@ class FixedSize(Participation):
 @final
 @dataclass(frozen=True, eq=False)
 class Schedule(Participation):
-    """Given worker indices per round, repeated from the start when they run out.
+    """Given workers take part in each round; the list is repeated when it runs out.
 
-    ``p`` declares how often each worker is included in the long run (one number or one per
-    worker): H is unbiased only if that is true.
+    Parameters
+    ----------
+    rounds : sequence of sequences of int
+        The workers of each round, counted from 0.
+    p : float or sequence of float
+        How often each worker is included in the long run, one number or one for each worker: H is
+        unbiased only if that is true.
+
+    Examples
+    --------
+    >>> from emfed.algorithms import Schedule
+    >>> Schedule([[0, 1], [2, 3]], p=0.5).draw(seed=0, round_=2, n=4)
+    array([2, 3])
     """
 
     rounds: Sequence[Sequence[int]]

@@ -39,7 +39,7 @@ def estimate(
     replacement: bool,
     inner_rounds: int,
 ) -> tuple[Rows, FloatArray, IntArray]:
-    """S_i of Algorithm 2, line DS:localS, or a full pass where the outer loop is new."""
+    """S_i of Algorithm 2, line 8, or a full pass where the outer loop is new."""
     outer = (request.round - 1) // inner_rounds
     # Where nothing was accepted yet, an answer must follow from the request alone: a worker
     # that lost its disk and is asked again could not know that it had a pair before.

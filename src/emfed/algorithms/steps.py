@@ -42,7 +42,24 @@ _STEP_HINT = "EM itself is step 1; beyond 2 even a linear problem diverges."
 @final
 @dataclass(frozen=True)
 class Decreasing:
-    """gamma_k = first * (offset / (offset + k - 1))**power; online EM takes power in (1/2, 1]."""
+    """A step that falls with the round k: first * (offset / (offset + k - 1)) ** power.
+
+    Parameters
+    ----------
+    first : float
+        The step of the first round.
+    power : float
+        How fast steps fall; online EM takes a power in (1/2, 1].
+    offset : float
+        After about so many rounds steps begin to fall.
+
+    Examples
+    --------
+    >>> from emfed.algorithms import Decreasing
+    >>> step = Decreasing(first=1.0, power=0.5, offset=1.0)
+    >>> step(1), step(4)
+    (1.0, 0.5)
+    """
 
     first: float = 1.0
     power: float = 0.6
@@ -199,7 +216,7 @@ def stage_upload(
     targets: FloatArray,
     evaluations: IntArray,
 ) -> Rows:
-    """Delta_i, what V_i lacks of its target, compressed and kept as pending (Algorithm 1, worker).
+    """Delta_i, what V_i lacks of its target, compressed and pending (Algorithm 1, lines 7 to 9).
 
     The target is S_i - S, or whatever else the memories are to follow.
     """
@@ -477,7 +494,7 @@ def advance(
     broadcast: Channel | None = None,
     gauge: bool = False,
 ) -> tuple[ServerState, StepInfo]:
-    """H = V + sum (w_i / p_i) Q_i, S += gamma H, V += sum w_i alpha_i Q_i (Algorithm 1, server).
+    """H = V + sum (w_i / p_i) Q_i, S += gamma H, V += sum w_i alpha_i Q_i (Algorithm 1, 14-16).
 
     A chosen worker that did not answer counts as not drawn: its term is absent and p_i is not
     corrected. Its memory is where it was on both sides, so the fixed point stays h = 0. V moves

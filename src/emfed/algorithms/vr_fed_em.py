@@ -18,7 +18,46 @@ from emfed.core.protocols import Column, FloatArray, IntArray, Model, Oracle, Re
 @final
 @dataclass(frozen=True)
 class VRFedEM(CompressedEM):
-    """FedEM with variance-reduced local estimates; ``inner_rounds`` is k_in; see `CompressedEM`."""
+    """VR-FedEM, Algorithm 2 of the paper: FedEM with variance-reduced local estimates.
+
+    The paper prints it for full participation and runs it with p = 0.75. A worker of ours that is
+    away keeps its estimate and the parameters that it belongs to, and makes its full pass at its
+    first active round of an outer loop.
+
+    Parameters
+    ----------
+    compressor : Compressor
+        The operator that compresses uploads.
+    step_size : float, callable or None
+        The step gamma, a number or a function of the round, which counts from 1. None chooses one
+        from the compression, the participation and the number of workers: a rule of thumb that is
+        far above the limits of Theorems 1 and 4.
+    memory_rate : float or None
+        The rate alpha of the memories V_i. None stands for 1 / (1 + omega); 0 switches memories
+        off, which is the naive method that the paper warns of.
+    memory_start : {"zero", "mean-field"}
+        Where memories start: at zero, or at V_i = h_i(S_0) at the cost of one exact upload.
+    batch_size : int
+        The number of rows of a mini-batch.
+    replacement : bool
+        Whether a mini-batch is drawn with replacement.
+    in_metric : bool
+        Whether to compress in the metric that the model supplies, not in the Euclidean one.
+    broadcast : Compressor or None
+        The operator that compresses the server's steps too. Workers that were there in the last
+        rounds are sent quantised steps, others the statistics in full.
+    inner_rounds : int
+        The number of inner rounds of an outer loop, k_in.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=50)
+    >>> model = emfed.gaussian_mixture(2, "tied")
+    >>> algorithm = emfed.VRFedEM(step_size=0.5, batch_size=10, inner_rounds=5)
+    >>> emfed.fit(model, data, algorithm, rounds=20).rounds
+    20
+    """
 
     batch_size: int | None = 1
     inner_rounds: int = 10
@@ -43,7 +82,7 @@ class VRFedEM(CompressedEM):
     def estimate(
         self, model: Model, seed: int, rows: Rows, request: Request, oracle: Oracle, fresh: IntArray
     ) -> tuple[Rows, FloatArray, IntArray]:
-        """S_i of Algorithm 2, line DS:localS, or a full pass where the outer loop is new."""
+        """S_i of Algorithm 2, line 8, or a full pass where the outer loop is new."""
         if request.kind == "start":
             return rows, oracle.full(request.params, fresh), oracle.counts[fresh]
         assert self.batch_size is not None

@@ -48,31 +48,64 @@ def criterion(name: str, likelihood: float, entropy: float, rows: float, free: i
 @final
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a run reached. ``params`` are in the user's units; ``model`` knows its data."""
+    """What a fit reached, and what can be asked of it.
+
+    Parameters
+    ----------
+    model : Model
+        The model, bound to the data.
+    params : Parameters
+        The parameters, in the user's units.
+    records : Records
+        One record for each round.
+    stopped : str
+        The limit that was met, "callback" or "interrupted".
+    seed : int
+        The seed of the fit.
+    statistics : array of shape (q,)
+        The statistics S that the parameters are T of.
+    ledger : Ledger
+        Every byte by worker, direction and kind; payload and envelope apart.
+    columns : tuple of str, optional
+        The names of the data's columns, where it had any.
+    worker_weights : array of shape (workers,), optional
+        The weight w_i of each worker; they sum to one.
+    samples : float
+        The rows of all workers together, each counted with its weight.
+    facts : Facts, optional
+        Rows of each worker, settings, versions, date; and the fit of each worker, if asked for.
+    pooled_summary : mapping from str to array, optional
+        What the opening exchange told of all rows together: what `adapt` starts from.
+    confirmed : bool
+        Whether a full pass, or a bold step, found that little was left to gain.
+    uncertainty : array, optional
+        A root R, with R^T R the covariance of the statistics, where the fit asked for it.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=50)
+    >>> result = emfed.fit(emfed.gaussian_mixture(2, "tied"), data, seed=0)
+    >>> result.predict(data.worker(0)).shape
+    (50,)
+    >>> result.converged
+    True
+    """
 
     model: Any
     params: Any
     records: Records
     stopped: str
-    """The limit that was met, ``callback`` or ``interrupted``."""
     seed: int
     statistics: FloatArray
     ledger: Ledger
-    """Every byte by worker, direction and kind; payload and envelope apart."""
     columns: tuple[str, ...] | None = None
-    """Names of the data's columns, where it had any."""
     worker_weights: FloatArray | None = None
-    """w_i of each worker, summing to one."""
     samples: float = 0
-    """Rows of all workers together, each counted with its weight."""
     facts: Facts | None = None
-    """Rows per worker, settings, versions, date; and the fit of each worker, if asked for."""
     pooled_summary: Mapping[str, FloatArray] | None = None
-    """What the opening exchange told of all rows together: what `adapt` starts from."""
     confirmed: bool = True
-    """Whether a full pass, or a bold step, found that little was left to gain."""
     uncertainty: FloatArray | None = None
-    """R with R^T R the covariance of the statistics, where the fit asked for it; see `errors`."""
 
     def __repr__(self) -> str:
         return f"<Result: {self.outcome}>"
@@ -133,7 +166,13 @@ class Result:
         return make_card(self)
 
     def workers(self) -> dict[str, list[Any]]:
-        """One row per worker: rows, messages and bytes each way, and fit where it is known."""
+        """Tell of each worker: rows, messages and bytes each way, and fit where it is known.
+
+        Returns
+        -------
+        dict of lists
+            The columns of the table by name.
+        """
         return worker_table(self.ledger, self.facts)
 
     @property
@@ -145,32 +184,67 @@ class Result:
         return Validation.of(self.workers()["worker"], facts.rows, facts.validation)
 
     def save(self, path: str | Path, *, names: bool = True) -> None:
-        """Write a model file, which `emfed.load` reads; without ``names`` workers are unnamed."""
+        """Write a model file, which `emfed.load` reads.
+
+        Parameters
+        ----------
+        path : str or Path
+            Where it is written.
+        names : bool
+            Whether it holds the names of workers.
+        """
         write_model(path, self, names)
 
     def report(self, path: str | Path, *, title: str | None = None) -> None:
-        """Write the report of the fit: one HTML page that needs no network and no data."""
+        """Write the report of the fit: one HTML page that needs no network and no data.
+
+        Parameters
+        ----------
+        path : str or Path
+            Where it is written.
+        title : str, optional
+            The title of the page.
+        """
         from emfed.artifacts.fits import write_report
 
         write_report(self, path, title)
 
     def plot(self, what: str = "components") -> Any:
-        """A matplotlib figure of the fit.
+        """Draw a matplotlib figure of the fit.
 
-        ``what`` is ``"components"`` (in the model's own principal axes), ``"course"``,
-        ``"selection"`` (numbers of components that were compared), ``"sites"`` (how well each is
-        served) or ``"shares"`` (components by site), where the fit knows of it.
+        Parameters
+        ----------
+        what : {"components", "course", "selection", "sites", "shares"}
+            The components in the model's own principal axes, the course of the fit, the numbers of
+            components that were compared, how well each site is served, or components by site,
+            where the fit knows of it.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            The figure.
         """
         from emfed.artifacts.fits import plot
 
         return plot(self, what)
 
     def adapt(self, data: Any, worth: float = 50.0) -> Result:
-        """This model fitted to the rows of one worker, who alone needs it; nothing is sent.
+        """Fit this model to the rows of one worker, who alone needs it; nothing is sent.
 
-        The common model counts as much as ``worth`` rows of it would: near 0 the worker's own rows
-        decide, and where there are far fewer than ``worth`` of them the common model stays. Records
-        and ledger stay those of the common fit; the card says that it was adapted.
+        Records and ledger stay those of the common fit; the card says that it was adapted.
+
+        Parameters
+        ----------
+        data : table, path or Source
+            The rows, with the columns of the fit; other columns of a data frame are left out.
+        worth : float
+            The common model counts as much as so many rows of it would: near 0 the worker's own
+            rows decide, and where there are far fewer of them the common model stays.
+
+        Returns
+        -------
+        Result
+            The adapted model.
         """
         check_range("worth", worth, 0, np.inf, open_low=True, open_high=True)
         if self.pooled_summary is None:
@@ -188,18 +262,39 @@ class Result:
         return replace(adapted, uncertainty=None)
 
     def with_errors(self, data: Any) -> Result:
-        """The same with its uncertainty, from the rows of the fit in one table; nothing is sent."""
+        """Work out the uncertainty from the rows of the fit in one table; nothing is sent.
+
+        Parameters
+        ----------
+        data : table, path or Source
+            The rows, with the columns of the fit; other columns of a data frame are left out.
+
+        Returns
+        -------
+        Result
+            The same result with its uncertainty.
+        """
         rows, _ = self._inner(data)
         chart = errors.Chart.at(self.model, self.statistics, self.samples)
         told = [self.model.expected_statistics(rows, params) for params in chart.questions()]
         return replace(self, uncertainty=chart.root(np.array(told), self.samples)[0])
 
     def errors_of(self, function: Callable[[Any], Any]) -> tuple[FloatArray, FloatArray]:
-        """A function of the parameters, and the standard error of each number it gives.
+        """Compute a function of the parameters, and the standard error of each number it gives.
 
         Errors are those of the observed information, carried on by the delta method: say,
         ``result.errors_of(lambda params: params.means[1] - params.means[0])``. The fit must have
         asked for them (``errors=True``).
+
+        Parameters
+        ----------
+        function : callable
+            A function from parameters in the user's units to a number or an array.
+
+        Returns
+        -------
+        tuple of two arrays
+            The values, and their standard errors.
         """
         shape = np.shape(function(self.params))
         values, moves = errors.spread(self.model, self.statistics, self._root(), function)
@@ -207,11 +302,21 @@ class Result:
         return values.reshape(shape), found.reshape(shape)
 
     def summary(self, level: float = 0.95) -> errors.Summary:
-        """Every parameter with its standard error, z and confidence bounds: it prints as a table.
+        """Tell every parameter with its standard error, z and confidence bounds, as a table.
 
-        ``summary().table`` holds the columns. Bounds are worked out on the scale of log-odds for
-        shares and of logs for what is positive. Errors are those of the observed information: right
-        where the model is. The fit must have asked for them (``errors=True``).
+        Bounds are worked out on the scale of log-odds for shares and of logs for what is positive.
+        Errors are those of the observed information: right where the model is. The fit must have
+        asked for them (``errors=True``).
+
+        Parameters
+        ----------
+        level : float
+            The probability of the confidence bounds.
+
+        Returns
+        -------
+        Summary
+            It prints as a table; ``table`` holds the columns.
         """
         check_range("level", level, 0, 1, open_low=True, open_high=True)
         return errors.summarise(self, self._root(), level)
@@ -226,17 +331,50 @@ class Result:
         return self.uncertainty
 
     def log_likelihood(self, data: Any) -> float:
-        """The mean log-likelihood of rows, per sample, in the user's units."""
+        """Compute the mean log-likelihood of rows, per sample, in the user's units.
+
+        Parameters
+        ----------
+        data : table, path or Source
+            The rows, with the columns of the fit; other columns of a data frame are left out.
+
+        Returns
+        -------
+        float
+            The mean log-likelihood.
+        """
         return float(self.model.log_likelihood(*self._inner(data)))
 
     def score_samples(self, data: Any) -> FloatArray:
-        """The log-likelihood of each row, in the user's units."""
+        """Compute the log-likelihood of each row, in the user's units.
+
+        Parameters
+        ----------
+        data : table, path or Source
+            The rows, with the columns of the fit; other columns of a data frame are left out.
+
+        Returns
+        -------
+        array of shape (rows,)
+            The log-likelihoods.
+        """
         if not isinstance(self.model, ScoresRows):
             raise self._cannot("score single rows", "log_likelihood() gives their mean")
         return np.asarray(self.model.score_samples(*self._inner(data)))
 
     def predict_proba(self, data: Any) -> FloatArray:
-        """p(component | row)."""
+        """Compute the probability of each component given each row.
+
+        Parameters
+        ----------
+        data : table, path or Source
+            The rows, with the columns of the fit; other columns of a data frame are left out.
+
+        Returns
+        -------
+        array of shape (rows, K)
+            The probabilities.
+        """
         if not isinstance(self.model, AssignsRows):
             raise self._cannot(
                 "predict: it has no components", "fit a mixture or k_means, or use log_likelihood()"
@@ -244,7 +382,18 @@ class Result:
         return np.asarray(self.model.responsibilities(*self._inner(data)))
 
     def predict(self, data: Any) -> IntArray:
-        """The most likely component of each row."""
+        """Find the most likely component of each row.
+
+        Parameters
+        ----------
+        data : table, path or Source
+            The rows, with the columns of the fit; other columns of a data frame are left out.
+
+        Returns
+        -------
+        array of shape (rows,)
+            The components, counted from 0.
+        """
         return np.argmax(self.predict_proba(data), axis=-1).astype(np.int64)
 
     @property
@@ -253,25 +402,71 @@ class Result:
         return free_parameters(self.model)
 
     def aic(self, data: Any) -> float:
-        """Akaike's criterion of the model on these rows; smaller is better."""
+        """Compute Akaike's criterion of the model on these rows; smaller is better.
+
+        Parameters
+        ----------
+        data : table, path or Source
+            The rows, with the columns of the fit; other columns of a data frame are left out.
+
+        Returns
+        -------
+        float
+            The criterion.
+        """
         rows, params = self._inner(data)
         likelihood = float(self.model.log_likelihood(rows, params))
         return criterion("aic", likelihood, 0.0, rows.shape[0], self.free_parameters)
 
     def bic(self, data: Any) -> float:
-        """The Bayesian criterion (Schwarz) of the model on these rows; smaller is better."""
+        """Compute the Bayesian criterion (Schwarz) of the model on these rows; smaller is better.
+
+        Parameters
+        ----------
+        data : table, path or Source
+            The rows, with the columns of the fit; other columns of a data frame are left out.
+
+        Returns
+        -------
+        float
+            The criterion.
+        """
         rows, params = self._inner(data)
         likelihood = float(self.model.log_likelihood(rows, params))
         return criterion("bic", likelihood, 0.0, rows.shape[0], self.free_parameters)
 
     def icl(self, data: Any) -> float:
-        """BIC plus twice the entropy of the rows' components, so that these be distinct."""
+        """Compute BIC plus twice the entropy of the rows' components, so that these be distinct.
+
+        Parameters
+        ----------
+        data : table, path or Source
+            The rows, with the columns of the fit; other columns of a data frame are left out.
+
+        Returns
+        -------
+        float
+            The criterion; smaller is better.
+        """
         rows, params = self._inner(data)
         _, likelihood, spread = self.model.evaluate(rows, params)
         return criterion("icl", float(likelihood), float(spread), len(rows), self.free_parameters)
 
     def sample(self, count: int = 1, seed: int = 0) -> tuple[FloatArray, IntArray]:
-        """Rows that the fitted model draws, in the user's units, and the component of each."""
+        """Draw rows from the fitted model, in the user's units.
+
+        Parameters
+        ----------
+        count : int
+            The number of rows.
+        seed : int
+            The seed.
+
+        Returns
+        -------
+        tuple of two arrays
+            The rows, and the component of each.
+        """
         count, seed = check_count("count", count), check_seed(seed)
         params = self.model.maximize(self.statistics)
         if not isinstance(self.model, DrawsRows):
@@ -282,16 +477,55 @@ class Result:
         return np.asarray(rows), labels
 
     def impute(self, data: Any) -> FloatArray:
-        """Rows with NaN replaced by posterior means (of categories: the likeliest code)."""
+        """Replace NaN by posterior means (of categories: the likeliest code).
+
+        Parameters
+        ----------
+        data : table, path or Source
+            The rows, with the columns of the fit; other columns of a data frame are left out.
+
+        Returns
+        -------
+        array of shape (rows, columns)
+            The rows, filled in.
+        """
         return np.asarray(self._imputable().impute(*self._inner(data)))
 
     def impute_draws(self, data: Any, draws: int = 5, seed: int = 0) -> FloatArray:
-        """Random completions from the posterior, ``(draws, rows, columns)``."""
+        """Draw random completions from the posterior.
+
+        Parameters
+        ----------
+        data : table, path or Source
+            The rows, with the columns of the fit; other columns of a data frame are left out.
+        draws : int
+            The number of completions.
+        seed : int
+            The seed.
+
+        Returns
+        -------
+        array of shape (draws, rows, columns)
+            The completions.
+        """
         draws, seed = check_count("draws", draws), check_seed(seed)
         return np.asarray(self._imputable().draw(*self._inner(data), draws, seed))
 
     def impute_intervals(self, data: Any, level: float = 0.9) -> tuple[FloatArray, FloatArray]:
-        """Lower and upper ends of central predictive intervals of what is NaN."""
+        """Compute central predictive intervals of what is NaN.
+
+        Parameters
+        ----------
+        data : table, path or Source
+            The rows, with the columns of the fit; other columns of a data frame are left out.
+        level : float
+            The probability of an interval.
+
+        Returns
+        -------
+        tuple of two arrays
+            The lower and the upper ends.
+        """
         check_range("level", level, 0, 1, open_low=True, open_high=True)
         return self._imputable().intervals(*self._inner(data), level)
 
@@ -329,6 +563,30 @@ class Result:
 def load(path: str | Path) -> Result:
     """Read a model file: a result that predicts, scores and imputes as the one that was saved.
 
-    Files hold no code. One that is damaged, cut short or something else is a `ModelFileError`.
+    Files hold no code.
+
+    Parameters
+    ----------
+    path : str or Path
+        The path of the file.
+
+    Returns
+    -------
+    Result
+        The result.
+
+    Raises
+    ------
+    ModelFileError
+        If the file is damaged, cut short or something else.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=50)
+    >>> result = emfed.fit(emfed.gaussian_mixture(2, "tied"), data, seed=0)
+    >>> result.save("mixture.emfed")
+    >>> emfed.load("mixture.emfed").rounds == result.rounds
+    True
     """
     return Result(**read_model(path))

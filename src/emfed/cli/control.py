@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from emfed.cli.help import Command, Group, examples
+from emfed.cli.help import Command, CommandGroup, examples
 
 control_app = typer.Typer(
-    cls=Group,
+    cls=CommandGroup,
     help="Tell a run that goes on what to do: pause, finish, more rounds, somebody out.\n\nWhat is "
     "said holds until it is changed, also through a restart of the server.",
     no_args_is_help=True,

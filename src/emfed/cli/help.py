@@ -114,7 +114,7 @@ class Command(TyperCommand):
                 formatter.write_dl(rows)
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """The commands under the headings they were given, each with its whole first sentence."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

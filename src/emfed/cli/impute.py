@@ -18,7 +18,7 @@ from emfed.core.errors import DataError, EmfedWarning, SettingsError
 from emfed.core.records import RoundRecord
 from emfed.imputation import (
     Checklists,
-    Columns,
+    ColumnNames,
     FieldTable,
     Imputation,
     impute,
@@ -38,7 +38,7 @@ class Options:
     data: Path
     out: Path
     filled: Path | None
-    columns: Columns
+    columns: ColumnNames
     ebird: bool
     sampling: Path | None
     species: str | None
@@ -93,10 +93,10 @@ def run_impute(options: Options) -> bool:
 
 def columns_of(
     site: str, date: str, value: str, observer: str, worker: str, exposure: str, effort: str
-) -> Columns:
+) -> ColumnNames:
     """The columns as the command line names them: empty is none, a comma parts year and month."""
     year, _, month = date.partition(",")
-    return Columns(
+    return ColumnNames(
         site=site,
         date=(year.strip(), month.strip()) if month else date,
         value=value,

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from emfed.cli.help import Command, Group, examples
+from emfed.cli.help import Command, CommandGroup, examples
 
 keys_app = typer.Typer(
-    cls=Group,
+    cls=CommandGroup,
     help="Make the keys of a federation and say which sites may join.\n\nThe server's keys are "
     "made at the server, each site's at the site; ca.pem and NAME.pub are what travels.",
     no_args_is_help=True,

@@ -18,7 +18,7 @@ from emfed.cli.help import (
     EXIT_OK,
     EXIT_USAGE,
     Command,
-    Group,
+    CommandGroup,
     examples,
     exit_codes,
     spoken,
@@ -30,7 +30,7 @@ from emfed.core.version import __version__
 
 app = typer.Typer(
     name="emfed",
-    cls=Group,
+    cls=CommandGroup,
     help="Federated Expectation-Maximization: fit latent-variable models on data that may not be "
     "pooled. Workers send statistics of their rows; what keeps rows secret is in "
     "docs/what-the-server-learns.md.",

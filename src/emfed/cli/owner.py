@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from emfed.cli.help import Command, Group, examples
+from emfed.cli.help import Command, CommandGroup, examples
 
 owner_app = typer.Typer(
-    cls=Group,
+    cls=CommandGroup,
     help="Decide and check what a site tells: fits that wait for a word, the journal, erasure.",
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -3,7 +3,7 @@
     Q(x) = |x|_r / s * sign(x) * floor(s |x| / |x|_r + u),     u uniform on [0, 1)^q
 
 on each block (paper, section 2, below A6). One level is the block-p-quantization of
-its supplement; one block of all q numbers is the dithering of QSGD (Alistarh et al. 2017).
+its Appendix B; one block of all q numbers is the dithering of QSGD (Alistarh et al. 2017).
 """
 
 from __future__ import annotations
@@ -95,12 +95,25 @@ def _omega(d: int, s: int, r: float) -> float:
 @final
 @dataclass(frozen=True)
 class Dithering(Compressor):
-    """Random dithering with ``levels`` s >= 1 and norm r >= 1, on blocks.
+    """Random dithering with ``levels`` s >= 1 and a norm r >= 1, on blocks (section 2, below A6).
 
-    ``block`` is ``"all"`` (one block), a size, a tuple of sizes, or taken from the model's layout:
-    ``"field"`` (one block per named statistic) or ``"row"`` (one per component of each). The norms
-    are rounded up to ``scales``, ``"float64"``, ``"float32"`` or ``"bfloat16"``: unbiased all the
-    same, and 8, 4 or 2 bytes a block.
+    Parameters
+    ----------
+    levels : int
+        The number of levels s: more levels mean less noise and more bytes.
+    norm : float
+        The norm r that scales a block; infinity is allowed.
+    block : {"all", "field", "row"}, int or tuple of int
+        One block of all numbers, blocks of one size, of several sizes, or those of the model's
+        layout: one for each named statistic ("field"), or one for each component of it ("row").
+    scales : {"float64", "float32", "bfloat16"}
+        What the norms are rounded up to, 8, 4 or 2 bytes a block. That adds no bias.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> round(emfed.Dithering(levels=4).omega(16), 3)
+    0.25
     """
 
     levels: int = 1
@@ -201,5 +214,28 @@ class Dithering(Compressor):
 
 
 def block_quantization(block: Block, p: float = 2.0, scales: Precision = "float32") -> Dithering:
-    """Block-p-quantization (paper, supplement B): one level. omega = sqrt(block) - 1 for p = 2."""
+    """Make the block-p-quantization of the paper (Appendix B): dithering with one level.
+
+    Its omega is sqrt(block) - 1 for p = 2 (Lemma 5).
+
+    Parameters
+    ----------
+    block : int, tuple of int or str
+        The size of a block, or blocks as in `Dithering`.
+    p : float
+        The norm that scales a block.
+    scales : {"float64", "float32", "bfloat16"}
+        What the norms are rounded up to.
+
+    Returns
+    -------
+    Dithering
+        The operator.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> round(emfed.block_quantization(4).omega(20), 3)
+    1.0
+    """
     return Dithering(levels=1, norm=p, block=block, scales=scales)

@@ -18,10 +18,23 @@ from emfed.core.protocols import Compressed, Compressor, FloatArray, Form, IntAr
 @final
 @dataclass(frozen=True)
 class RandomSparsification(Compressor):
-    """Keeps ``keep`` coordinates (a count, or a fraction below 1), chosen uniformly.
+    """Keep some coordinates, chosen uniformly, and scale them so that there is no bias.
 
-    The support follows from the shared uniforms, so it costs nothing on the wire. What is kept
-    goes through ``then``, the identity or a quantiser: 1 + omega is the product of both.
+    The support follows from the shared uniforms, so it costs nothing on the wire. 1 + omega is the
+    product of those of the choice and of ``then``.
+
+    Parameters
+    ----------
+    keep : int or float
+        How many coordinates are kept: a count, or a fraction below 1.
+    then : Compressor
+        What the kept coordinates go through: the identity or a quantiser.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> emfed.RandomSparsification(5).omega(20)
+    3.0
     """
 
     keep: int | float

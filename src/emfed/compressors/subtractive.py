@@ -22,7 +22,21 @@ from emfed.core.protocols import Compressed, Compressor, FloatArray, Form
 @final
 @dataclass(frozen=True)
 class SubtractiveDithering(Compressor):
-    """Uniform quantisation with a dither that the receiver takes off; ``noise`` is omega."""
+    """Uniform quantisation with a dither that the receiver takes off.
+
+    The noise is chosen, not bounded: E|Q(x) - x|^2 = noise |x|^2 for every x.
+
+    Parameters
+    ----------
+    noise : float
+        The constant omega.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> round(emfed.SubtractiveDithering(0.5).omega(20), 4)
+    0.5
+    """
 
     noise: float = 0.25
 

@@ -27,45 +27,121 @@ from typing import TypeVar
 
 
 class EmfedError(Exception):
-    """Base of every error emfed raises on purpose."""
+    """Base of every error that emfed raises on purpose.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> try:
+    ...     emfed.gaussian_mixture(0)
+    ... except emfed.EmfedError as error:
+    ...     print(type(error).__name__)
+    SettingsError
+    """
 
 
 class DataError(EmfedError, ValueError):
-    """Rows, columns or workers that cannot be used."""
+    """Rows, columns or workers cannot be used; it is also a `ValueError`.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> try:
+    ...     emfed.fit(emfed.gaussian_mixture(2), [[1.0], [float("nan")]])
+    ... except emfed.DataError as error:
+    ...     print("the rows cannot be used")
+    the rows cannot be used
+    """
 
 
 class SettingsError(EmfedError, ValueError):
-    """An option out of its range, or options that contradict each other."""
+    """An option is out of its range, or options contradict each other; it is also a `ValueError`.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> try:
+    ...     emfed.FedEM(step_size=3.0)
+    ... except emfed.SettingsError as error:
+    ...     print(error)
+    step_size must lie in (0, 2); got 3.0. EM itself is step 1; ...
+    """
 
 
 class NumericalError(EmfedError):
-    """An E- or M-step gave a number that is not finite."""
+    """An E- or M-step gave a number that is not finite.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> issubclass(emfed.NumericalError, emfed.EmfedError)
+    True
+    """
 
 
 class CheckpointError(EmfedError):
-    """A checkpoint that cannot be written, read or continued from.
+    """A checkpoint cannot be written, read or continued from.
 
     When a run stops because its checkpoint could not be written, ``result`` holds what the run
     had reached, so nothing computed is lost.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> emfed.CheckpointError("the disk is full").result is None
+    True
     """
 
     result: object | None = None
 
 
 class ModelFileError(EmfedError):
-    """A model file that cannot be written, or is not a whole model file of this release."""
+    """A model file cannot be written, or is not a whole model file of this release.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> try:
+    ...     emfed.load("nothing.emfed")
+    ... except emfed.ModelFileError as error:
+    ...     print("there is no such file")
+    there is no such file
+    """
 
 
 class FederationError(EmfedError):
-    """Processes of a federation that cannot be started, reached or kept alive."""
+    """Processes of a federation cannot be started, reached or kept alive.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> issubclass(emfed.FederationError, emfed.EmfedError)
+    True
+    """
 
 
 class ContractError(EmfedError):
-    """A model does not keep the contract of `emfed.core.protocols.Model`; the message says how."""
+    """A model does not keep the contract of `emfed.core.protocols.Model`; the message says how.
+
+    Examples
+    --------
+    `emfed.testing.check_model` raises it:
+
+    >>> import emfed
+    >>> issubclass(emfed.ContractError, emfed.EmfedError)
+    True
+    """
 
 
 class ParticipationError(EmfedError):
-    """Too few workers joined or answered in time; a run with a checkpoint can be resumed."""
+    """Too few workers joined or answered in time; a run with a checkpoint can be resumed.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> issubclass(emfed.ParticipationError, emfed.EmfedError)
+    True
+    """
 
 
 class MembersChanged(EmfedError):
@@ -81,11 +157,25 @@ class ServerCrash(EmfedError):
 
 
 class WireError(EmfedError, ValueError):
-    """Bytes that are not an emfed message, or not the one expected."""
+    """Bytes are not an emfed message, or not the one expected; it is also a `ValueError`.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> issubclass(emfed.WireError, ValueError)
+    True
+    """
 
 
 class EmfedWarning(UserWarning):
-    """Something works but deserves a look."""
+    """Something works but deserves a look.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> import emfed
+    >>> warnings.simplefilter("ignore", emfed.EmfedWarning)
+    """
 
 
 Told = TypeVar("Told")

@@ -21,10 +21,54 @@ from emfed.core.protocols import FloatArray
 class RoundRecord:
     """Everything a plot or a report needs of one round.
 
-    Round 0 is the opening: summaries, the start S_0, and the memories' start. ``squared_H`` is
-    |H|^2, the server's estimate of the mean field. ``squared_h`` (the
-    true |h(S)|^2 before the step) and ``objective`` (the penalised negative log-likelihood at
-    T(S)) are computed only when asked for: they cost a full pass over all data.
+    Round 0 is the opening: summaries, the start S_0, and the memories' start.
+
+    Parameters
+    ----------
+    round : int
+        The number of the round.
+    generation : int
+        The generation of memories: it grows when a lost memory makes all begin anew.
+    asked : int
+        How many workers were asked.
+    answered : int
+        How many of them answered.
+    squared_H : float or None
+        |H|^2, with H the server's estimate of the mean field.
+    step_size : float
+        The step that was taken.
+    guard_hits : int
+        How often the step was halved to stay where T is defined.
+    bytes_up : int
+        All bytes that workers sent, payload and envelope.
+    bytes_down : int
+        All bytes that workers were sent, payload and envelope.
+    payload_up : int
+        Those of the bytes up that depend on data.
+    payload_down : int
+        Those of the bytes down that depend on data.
+    evaluations : int
+        The conditional expectations computed in this round.
+    epochs : float
+        The conditional expectations computed since the start, in units of all samples.
+    seconds : float
+        The seconds that the round took.
+    squared_h : float or None
+        The true |h(S)|^2 before the step; only a `Monitor` computes it, by a full pass.
+    objective : float or None
+        The penalised negative log-likelihood at T(S); only where it was asked for.
+    gain : float or None
+        What an EM step from here is worth in nats per sample, to second order: |H|^2 / 2 in the
+        model's metric. Only algorithms that work in the metric tell it.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=50)
+    >>> model = emfed.gaussian_mixture(2, "tied")
+    >>> record = emfed.fit(model, data, "em", rounds=3).records[-1]
+    >>> record.round, record.asked, record.answered
+    (3, 4, 4)
     """
 
     round: int
@@ -36,26 +80,36 @@ class RoundRecord:
     guard_hits: int
     bytes_up: int
     bytes_down: int
-    """All bytes, payload and envelope."""
     payload_up: int
     payload_down: int
-    """Bytes that depend on data."""
     evaluations: int
     epochs: float
-    """Conditional expectations computed since the start, in units of all samples."""
     seconds: float
     squared_h: float | None = None
     objective: float | None = None
     gain: float | None = None
-    """What an EM step from here is worth, nats per sample, to second order: |H|^2 / 2 in the
-    model's metric; only of algorithms that work in it."""
 
 
 _FIELDS = {f.name: f.type for f in dataclasses.fields(RoundRecord)}
 
 
 class Records(Sequence[RoundRecord]):
-    """All records of a run, as a sequence and as a typed table."""
+    """All records of a run, as a sequence and as a typed table.
+
+    Parameters
+    ----------
+    records : iterable of RoundRecord
+        The records, in the order of the rounds.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=50)
+    >>> model = emfed.gaussian_mixture(2, "tied")
+    >>> records = emfed.fit(model, data, "em", rounds=3).records
+    >>> len(records), records.column("round")
+    (4, array([0., 1., 2., 3.]))
+    """
 
     def __init__(self, records: Iterable[RoundRecord] = ()) -> None:
         self._records = list(records)

@@ -158,12 +158,38 @@ def register_model(name: str, *, parts: Sequence[type] = ()) -> Callable[[Maker]
 
     Use it as a decorator of the model's class, a dataclass, or of a function that makes the model.
     Its arguments must be the keys of the model's description, apart from the name under
-    ``"model"``. ``parts`` are other dataclasses that the model's fields hold. Every party must have
-    imported the module that does this.
+    ``"model"``. Every party must have imported the module that does this.
+
+    Parameters
+    ----------
+    name : str
+        The name under which the model describes itself.
+    parts : sequence of type
+        Other dataclasses that the model's fields hold.
+
+    Returns
+    -------
+    callable
+        The decorator.
+
+    Raises
+    ------
+    SettingsError
+        If another model has the name.
+
+    Examples
+    --------
+    The example of docs/your-own-model.md begins so::
 
         @emfed.models.register_model("lifetimes")
         @dataclass(frozen=True)
         class Lifetimes(Model): ...
+
+    `MODELS` holds what is registered:
+
+    >>> import emfed
+    >>> "gaussian-mixture" in emfed.models.MODELS
+    True
     """
 
     def add(maker: Maker) -> Maker:

@@ -11,10 +11,30 @@ from emfed.core.errors import DataError
 
 
 def pad_sequences(data: Any) -> Any:
-    """Sequences ``(time, columns)`` of any length as arrays ``(sequences, time, columns)``.
+    """Make sequences of unequal length one array, their ends filled up with NaN.
 
-    ``data`` is a list of arrays (one worker), or a dict or list of such lists, one per worker; what
-    comes back has the same form. Ends are filled up with NaN, to the longest of all.
+    Parameters
+    ----------
+    data : list of arrays, or dict or list of such lists
+        Sequences of shape (time, columns): those of one worker, or those of each.
+
+    Returns
+    -------
+    array, or dict or list of arrays
+        Arrays of shape (sequences, time, columns) in the form of ``data``, all as long as the
+        longest.
+
+    Raises
+    ------
+    DataError
+        If something is not a sequence, or sequences differ in their columns.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import emfed
+    >>> emfed.data.pad_sequences([np.ones((2, 1)), np.ones((4, 1))]).shape
+    (2, 4, 1)
     """
     if isinstance(data, Mapping):
         return dict(zip(data, _padded(list(data.values())), strict=True))

@@ -20,7 +20,21 @@ BLOCK_ELEMENTS = 1 << 21
 
 
 class Source(ABC):
-    """A table of rows that is read in blocks, never as a whole."""
+    """A table of rows that is read in blocks, never as a whole.
+
+    A subclass says its ``shape`` and reads a range of rows with ``read``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import emfed
+    >>> class Squares(emfed.data.Source):
+    ...     shape = (100, 1)
+    ...     def read(self, start, stop):
+    ...         return np.arange(start, stop, dtype=float)[:, None] ** 2
+    >>> emfed.fit(emfed.gaussian_mixture(1), [Squares()]).params.means
+    array([[3283.5]])
+    """
 
     columns: tuple[str, ...] | None = None
 
@@ -121,9 +135,31 @@ def _stamp(path: Path) -> tuple[int, int]:
 class ParquetRows(Source):
     """Columns of a Parquet file, read row group by row group.
 
-    ``ranges`` are the ``(start, stop)`` rows of the file that belong to this worker, all by
-    default. Whole passes read the file once from end to end; mini-batches read the row groups
-    they fall into, so they suit files with small row groups.
+    Whole passes read the file once from end to end; mini-batches read the row groups they fall
+    into, so they suit files with small row groups.
+
+    Parameters
+    ----------
+    path : str or Path
+        The path of the file.
+    columns : sequence of str, optional
+        The columns to read, in this order; all by default.
+    ranges : sequence of pairs of int, optional
+        The rows of the file that belong to this worker, (start, stop) each; all by default.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read, or a column is missing or holds no numbers.
+
+    Examples
+    --------
+    >>> import polars as pl
+    >>> import emfed
+    >>> pl.DataFrame({"a": [1.0, 2.0, 4.0], "b": [1, 3, 5]}).write_parquet("rows.parquet")
+    >>> emfed.data.ParquetRows("rows.parquet", ["a"], ranges=[(1, 3)]).read(0, 2)
+    array([[2.],
+           [4.]])
     """
 
     def __init__(
@@ -223,11 +259,27 @@ class ParquetRows(Source):
 
 @final
 class Stream:
-    """Fresh samples each round, the paper's online setting: ``draw(round)`` gives a table.
+    """Fresh samples in each round, the paper's online setting.
 
-    Round 0 is the opening: its rows set the origin and scale, the start and, in diagnostics, stand
-    for the distribution. ``draw`` may give any positive number of rows; those of round 0 count as
-    the worker's size. A stream has no second pass: algorithms that need one refuse it.
+    A stream has no second pass: algorithms that need one refuse it.
+
+    Parameters
+    ----------
+    draw : callable
+        A function from the round to a table of any positive number of rows. Round 0 is the
+        opening: its rows set the origin and scale and the start, count as the worker's size, and
+        stand for the distribution in diagnostics.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import emfed
+    >>> def draw(round_):
+    ...     return np.sin(np.arange(40.0) + round_).reshape(20, 2)
+    >>> model = emfed.gaussian_mixture(2, "tied", second_moment="statistic")
+    >>> algorithm = emfed.FedEM(step_size=emfed.algorithms.Decreasing())
+    >>> emfed.fit(model, [emfed.data.Stream(draw)], algorithm, rounds=5).rounds
+    5
     """
 
     def __init__(self, draw: Callable[[int], Any]) -> None:

@@ -31,7 +31,31 @@ START = GaussianParameters(
 
 
 def sample_mixture(params: GaussianParameters, size: int, seed: int) -> tuple[FloatArray, IntArray]:
-    """Rows and their components, drawn from a mixture with full, tied or known covariance."""
+    """Draw rows from a Gaussian mixture with full, tied or known covariance.
+
+    Parameters
+    ----------
+    params : GaussianParameters
+        The mixture.
+    size : int
+        The number of rows.
+    seed : int
+        The seed.
+
+    Returns
+    -------
+    tuple of two arrays
+        The rows, of shape (size, d), and the component of each.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import emfed
+    >>> params = emfed.models.GaussianParameters([0.5, 0.5], [[0.0], [9.0]], [[1.0]])
+    >>> rows, labels = emfed.data.sample_mixture(params, 100, seed=0)
+    >>> rows.shape, np.array_equal(labels, (rows[:, 0] > 4.5).astype(int))
+    ((100, 1), True)
+    """
     k, d = params.means.shape
     draw = np.arange(size, dtype=np.int64)
     u = uniforms(seed, 0, Purpose.DATA, draw, 1)[:, 0]
@@ -52,9 +76,31 @@ def synthetic_federation(
     rows_per_worker: int = 100,
     split: Literal["random", "sorted"] = "random",
 ) -> WorkerData:
-    """The paper's synthetic data: N = workers x rows, two components in the plane.
+    """Draw the synthetic data of the paper (section 4): two components in the plane.
 
-    ``split="sorted"`` gives the rows out by component, the most heterogeneous way.
+    The paper prints sizes but no parameters; ours are in `emfed.data.synthetic`.
+
+    Parameters
+    ----------
+    seed : int
+        The seed.
+    workers : int
+        The number of workers.
+    rows_per_worker : int
+        The number of rows of each.
+    split : {"random", "sorted"}
+        Whether rows are given out at random, or by component, the most heterogeneous way.
+
+    Returns
+    -------
+    WorkerData
+        The rows of all workers.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> emfed.data.synthetic_federation(workers=3, rows_per_worker=10).counts
+    array([10, 10, 10])
     """
     if split not in ("random", "sorted"):
         raise SettingsError(f"split must be 'random' or 'sorted'; got {split!r}.")

@@ -67,7 +67,16 @@ def apart(piece: Piece) -> Iterator[Piece]:
 
 
 class Workers(ABC):
-    """The rows of all workers of a simulation."""
+    """The rows of all workers of a simulation; `as_workers` makes one from what a user holds.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import emfed
+    >>> workers = emfed.data.as_workers({"north": np.zeros((3, 2)), "south": np.ones((5, 2))})
+    >>> workers.size, workers.counts, workers.name(1)
+    (2, array([3, 5]), 'south')
+    """
 
     names: Sequence[str] | None
     columns: tuple[str, ...] | None
@@ -177,7 +186,28 @@ class Workers(ABC):
 
 @final
 class WorkerTables(Workers):
-    """One table per worker, each where it is: an array, a `Source` or a `Stream`."""
+    """One table for each worker, each where it is: an array, a `Source` or a `Stream`.
+
+    Parameters
+    ----------
+    tables : sequence
+        The tables.
+    names : sequence of str, optional
+        The names of the workers.
+    columns : tuple of str, optional
+        The names of the columns.
+    row_weights : sequence of arrays, optional
+        How much each row counts, worker by worker.
+    precision : {"double", "fast"}
+        The precision of passes over rows on a device.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from emfed.data import WorkerTables
+    >>> WorkerTables([np.zeros((3, 2)), np.ones((5, 2))]).counts
+    array([3, 5])
+    """
 
     def __init__(
         self,

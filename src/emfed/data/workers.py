@@ -32,7 +32,38 @@ STACK_ROWS = 1 << 16
 @final
 @dataclass(frozen=True, eq=False)
 class WorkerData(Workers):
-    """All rows, worker by worker: worker i holds ``rows[offsets[i]:offsets[i + 1]]``."""
+    """All rows in one array, worker by worker: worker i holds ``rows[offsets[i]:offsets[i + 1]]``.
+
+    Parameters
+    ----------
+    rows : array of shape (rows, ...)
+        The rows of all workers.
+    offsets : array of shape (workers + 1,)
+        Where the rows of each worker begin, and their number at the end.
+    names : sequence of str, optional
+        The names of the workers.
+    columns : tuple of str, optional
+        The names of the columns.
+    row_weights : sequence of arrays, optional
+        How much each row counts, worker by worker.
+    precision : {"double", "fast"}
+        The precision of passes over rows on a device.
+    order : array or range, optional
+        Where all are rows of one table, which row of it each was.
+    first_line : int, optional
+        Where rows came from a text file, the line of the first: messages then speak of lines.
+    left_out : mapping
+        Columns of a file that hold no numbers, and why.
+    memo : dict
+        The rows as kernels take them, with what was found out about them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from emfed.data import WorkerData
+    >>> WorkerData(np.zeros((8, 2)), np.array([0, 3, 8])).counts
+    array([3, 5])
+    """
 
     rows: Any
     offsets: IntArray
@@ -40,13 +71,10 @@ class WorkerData(Workers):
     columns: tuple[str, ...] | None = None
     row_weights: Sequence[FloatArray] | None = None
     precision: Precision = "double"
-    """The precision of passes over rows on a device."""
     order: IntArray | range | None = None
-    """Where all are rows of one table, which row of it each was."""
     first_line: int | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
     memo: dict[str, Any] = field(default_factory=dict, repr=False)
-    """The rows of all workers as kernels take them, with what was found out about them."""
 
     def __post_init__(self) -> None:
         if self.size <= 0:
@@ -332,14 +360,40 @@ def as_workers(
     device: Any | None = None,
     precision: Precision = "double",
 ) -> Workers:
-    """Whatever a user may hold.
+    """Read whatever rows a user may hold.
 
-    A dict or list of tables, or one table, alone or with ``groups``. A table is an array, a data
-    frame, the path of a Parquet file, a `Source` or a `Stream`; with the path of one file,
-    ``groups`` names its column, by which the file is sorted. ``sample_weight`` has the shape of the
-    data: one number per row, or a dict or list of such. With a ``device`` (``"cuda"``) the rows are
-    put there, or streamed to it where they do not fit, and passes over them run there, exact or,
-    with ``precision="fast"``, to six digits.
+    Parameters
+    ----------
+    data : table, path, dict, list or Workers
+        A dict or list of tables, one for each worker, or one table. A table is an array, a data
+        frame, the path of a Parquet file, a `Source` or a `Stream`.
+    groups : array or str, optional
+        The worker of each row of one table: values, or the name of a column. With the path of one
+        file it names a column by which the file is sorted.
+    sample_weight : array or sequence of arrays, optional
+        How much each row counts, in the shape of the data.
+    device : str, optional
+        A device such as "cuda" where the rows are put, or streamed to where they do not fit.
+    precision : {"double", "fast"}
+        Whether passes on the device are exact, or good to six digits.
+
+    Returns
+    -------
+    Workers
+        The rows, worker by worker.
+
+    Raises
+    ------
+    DataError
+        If the data cannot be read, or contradict each other.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import emfed
+    >>> rows = np.arange(10.0).reshape(5, 2)
+    >>> emfed.data.as_workers(rows, groups=["a", "b", "a", "a", "b"]).counts
+    array([3, 2])
     """
     from emfed.data.placing import to_device
 
@@ -380,7 +434,33 @@ def _workers(data: Any, groups: Any | None) -> Workers:
 
 
 def with_columns(workers: Workers, columns: tuple[str, ...]) -> Workers:
-    """The same workers with these columns, in this order; others they may have are left out."""
+    """Pick columns of all workers, in this order; others that they may have are left out.
+
+    Parameters
+    ----------
+    workers : Workers
+        The rows of all workers.
+    columns : tuple of str
+        The names of the columns.
+
+    Returns
+    -------
+    Workers
+        The same workers with these columns.
+
+    Raises
+    ------
+    DataError
+        If the rows have no names of columns, or lack one of these.
+
+    Examples
+    --------
+    >>> import polars as pl
+    >>> import emfed
+    >>> workers = emfed.data.as_workers([pl.DataFrame({"a": [1.0], "b": [2.0]})])
+    >>> emfed.data.with_columns(workers, ("b", "a")).columns
+    ('b', 'a')
+    """
     have = workers.columns
     if have == columns:
         return workers

@@ -580,26 +580,46 @@ def fit(
 ) -> Result:
     """Fit a model on the rows of many workers, in this process or wherever they are.
 
+    Ctrl-C ends the fit after the present round and returns what was reached; an error in mid-run
+    carries that as ``error.result``.
+
     Parameters
     ----------
-    model : a model such as ``gaussian_mixture(3)``, or a function from a number of components to
-        one (with ``n_components``).
-    data : a dict or list of tables, one per worker; one table with ``groups``, the worker of each
-        row (values, or a column of a data frame); one table alone is one worker. Or a `Federation`
-        that has its own data, such as sites elsewhere.
-    algorithm : ``"auto"`` (the default), ``"em"``, ``"FedEM"``, ``"VR-FedEM"``, or an `Algorithm`.
-    sample_weight : how much each row counts, in the shape of the data.
-    federation : ``"stacked"``, ``"loop"`` (one worker at a time) or ``"ray"`` (processes of this
-        machine), for data that are here.
-    callbacks : functions of each `RoundRecord`; one that returns True ends the fit.
-    monitor : records |h|^2 and the objective, at the cost of full passes.
-    checkpoint : a file that the state is written to every ``checkpoint_every`` rounds and at the
-        end; with ``resume=True`` the fit goes on from it, if it is there.
-    threads : of the linear algebra.
-    device, precision : ``"cuda"`` puts the rows on a GPU, or streams them to it where they do not
-        fit: answers agree with numpy's to rounding or, with ``precision="fast"``, to six digits.
-    verbose : whether a bar on stderr shows rounds, bytes and the time that may be left.
-    **settings : all other fields of `FitSettings`: ``n_components``, ``start``, ``n_init``,
+    model : Model or callable
+        A model such as ``gaussian_mixture(3)``, or a function from a number of components to one
+        (with ``n_components``).
+    data : table, dict, list or Federation
+        A dict or list of tables, one for each worker; one table with ``groups``; one table alone,
+        which is one worker; or a `Federation` that has its own data, such as sites elsewhere.
+    algorithm : Algorithm or str, optional
+        "auto" (the default), "em", "FedEM", "VR-FedEM", or an `Algorithm`.
+    groups : array or str, optional
+        The worker of each row of one table: values, or the name of a column of a data frame.
+    sample_weight : array or sequence of arrays, optional
+        How much each row counts, in the shape of the data.
+    federation : {"stacked", "loop", "ray"}
+        How data that are here are driven: many workers at a time, one at a time, or in processes of
+        this machine.
+    callbacks : callable or iterable of callables
+        Functions of each `RoundRecord`; one that returns True ends the fit.
+    monitor : Monitor, optional
+        What records |h|^2 and the objective, at the cost of full passes.
+    checkpoint : str or Path, optional
+        A file that the state is written to.
+    checkpoint_every : int
+        The rounds from one checkpoint to the next; one is written at the end, too.
+    resume : bool
+        Whether the fit goes on from the checkpoint, if it is there.
+    threads : int, optional
+        The threads of the linear algebra.
+    device : str, optional
+        The device of the passes over rows, such as "cuda"; rows that do not fit are streamed to it.
+    precision : {"double", "fast"}
+        Whether answers of the device agree with numpy's to rounding, or to six digits.
+    verbose : bool
+        Whether a bar on stderr shows rounds, bytes and the time that may be left.
+    **settings : object
+        All other fields of `FitSettings`: ``n_components``, ``start``, ``n_init``,
         ``participation``, ``weights``, ``tol``, ``rounds``, ``seed``, ``scores``, ...
 
     Returns
@@ -608,8 +628,12 @@ def fit(
         Parameters in the user's units, records, ledger, predictions. With several numbers of
         components, that of the best; `select_components` gives all.
 
-    Ctrl-C ends the fit after the present round and returns what was reached; an error in mid-run
-    carries that as ``error.result``.
+    Raises
+    ------
+    DataError
+        If rows cannot be used.
+    SettingsError
+        If a setting is unknown or out of range, or settings contradict each other.
 
     Examples
     --------
@@ -671,10 +695,42 @@ def select_components(
 ) -> Selection:
     """Fit a mixture with each number of components in one run, and choose by BIC, ICL or AIC.
 
-    Parameters are those of `fit`. All candidates share the opening exchange, the search for starts
-    and every round: a message holds the statistics of all. Those that will hardly be chosen any
-    more are dropped on the way, unless ``drop=False``, and their fits are those of that moment. At
-    the end everyone is asked once for the log-likelihood and the entropy of each.
+    All candidates share the opening exchange, the search for starts and every round: a message
+    holds the statistics of all. Those that will hardly be chosen any more are dropped on the way,
+    unless ``drop=False``, and their fits are those of that moment. At the end everyone is asked
+    once for the log-likelihood and the entropy of each.
+
+    Parameters
+    ----------
+    model : Model or callable
+        A model of any number of components, or a function from that number to a model.
+    data : table, dict, list or Federation
+        The rows, as in `fit`.
+    n_components : str, int or iterable of int
+        The numbers of components: a range such as "1:8" with both ends, a collection, or one.
+    groups : array or str, optional
+        The worker of each row of one table: values, or the name of a column of a data frame.
+    sample_weight : array or sequence of arrays, optional
+        How much each row counts, in the shape of the data.
+    federation : {"stacked", "loop", "ray"}
+        How data that are here are driven, as in `fit`.
+    callbacks : callable or iterable of callables
+        Functions of each `RoundRecord`; one that returns True ends the fit.
+    threads : int, optional
+        The threads of the linear algebra.
+    device : str, optional
+        The device of the passes over rows, such as "cuda".
+    precision : {"double", "fast"}
+        Whether answers of the device agree with numpy's to rounding, or to six digits.
+    verbose : bool
+        Whether a bar on stderr shows rounds, bytes and the time that may be left.
+    **settings : object
+        All other fields of `FitSettings`: ``criterion``, ``drop``, ``start``, ``seed``, ...
+
+    Returns
+    -------
+    Selection
+        Every fit, and the best by the criterion.
 
     Examples
     --------
@@ -713,10 +769,48 @@ def open_run(
     precision: Precision = "double",
     **settings: Any,
 ) -> Run:
-    """The opening exchange and the start: a `Run` ready for its first round, to drive by hand.
+    """Make the opening exchange and the start: a `Run` ready for its first round, to drive by hand.
 
-    Parameters are those of `fit`; ``count_bytes=False`` leaves the ledger empty.
     ``run.federation.close()`` ends the processes of ``federation="ray"``.
+
+    Parameters
+    ----------
+    model : Model
+        The model.
+    data : table, dict, list or Federation
+        The rows, as in `fit`.
+    algorithm : Algorithm or str, optional
+        The algorithm, as in `fit`.
+    groups : array or str, optional
+        The worker of each row of one table: values, or the name of a column of a data frame.
+    sample_weight : array or sequence of arrays, optional
+        How much each row counts, in the shape of the data.
+    federation : {"stacked", "loop", "ray"}
+        How data that are here are driven, as in `fit`.
+    monitor : Monitor, optional
+        What records |h|^2 and the objective, at the cost of full passes.
+    count_bytes : bool
+        Whether the ledger is kept.
+    device : str, optional
+        The device of the passes over rows, such as "cuda".
+    precision : {"double", "fast"}
+        Whether answers of the device agree with numpy's to rounding, or to six digits.
+    **settings : object
+        All other fields of `FitSettings`.
+
+    Returns
+    -------
+    Run
+        The run, before its first round.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=50)
+    >>> model = emfed.gaussian_mixture(2, "tied")
+    >>> run = emfed.fitting.open_run(model, data, emfed.FedEM(emfed.Dithering(4), step_size=0.5))
+    >>> [run.step().round for _ in range(3)]
+    [1, 2, 3]
     """
     given = FitSettings.read(model, algorithm, **settings)
     with contextlib.ExitStack() as on_error:

@@ -72,7 +72,7 @@ FEW = 4.0
 
 @final
 @dataclass(frozen=True)
-class Plan:
+class PrivatePlan:
     """What a budget buys: how many numbers of which noise, in how many rounds."""
 
     privacy: Privacy
@@ -90,7 +90,7 @@ class Plan:
         return DEVIATION * np.sqrt(self.draws) * asked.step / asked.scales
 
 
-def too_few(rows: float, plan: Plan, needed: float) -> DataError:
+def too_few(rows: float, plan: PrivatePlan, needed: float) -> DataError:
     """A budget that buys nothing useful, in words."""
     privacy = plan.privacy
     return DataError(
@@ -102,7 +102,7 @@ def too_few(rows: float, plan: Plan, needed: float) -> DataError:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Frame:
+class PrivateFrame:
     """(y - origin) matrix'."""
 
     origin: FloatArray
@@ -129,7 +129,13 @@ class PrivateRun(Rounds):
     """
 
     def __init__(
-        self, federation: Federation, model: Any, plan: Plan, rounds: int, seed: int, ledger: Ledger
+        self,
+        federation: Federation,
+        model: Any,
+        plan: PrivatePlan,
+        rounds: int,
+        seed: int,
+        ledger: Ledger,
     ) -> None:
         super().__init__(ledger, 1)
         self.federation, self.model, self.plan, self.seed = federation, model, plan, seed
@@ -223,7 +229,7 @@ class PrivateRun(Rounds):
         """The number of rows, their mean and second moment; then a frame that makes them white."""
         d = len(place)
         one = GaussianParameters(np.ones(1), np.zeros((1, d)), np.eye(d)[None])
-        first = Frame(place, np.diag(1 / scale))
+        first = PrivateFrame(place, np.diag(1 / scale))
         asked = Asked(1.0, 1, None, "full", one, *self._in(first, WIDE * chi_quantile(0.99, d)))
         told = self._last_split(self._ask(asked, "moments", 1, "opening"))
         noise = self._last_split(self.plan.deviation(self._last))
@@ -241,7 +247,7 @@ class PrivateRun(Rounds):
         elif self.kind == "spherical":
             inverse = np.eye(d) / np.sqrt(np.trace(second) / d)
         self.moment = inverse @ second @ inverse.T
-        self.frame = Frame(place + scale * mean, inverse @ np.diag(1 / scale))
+        self.frame = PrivateFrame(place + scale * mean, inverse @ np.diag(1 / scale))
         self.radius = self._radius(d)
 
     def _radius(self, d: int) -> float:
@@ -255,7 +261,7 @@ class PrivateRun(Rounds):
         return 1.1 * chi_quantile(1 - share, d)
 
     @staticmethod
-    def _in(frame: Frame, radius: float) -> tuple[FloatArray, FloatArray, float]:
+    def _in(frame: PrivateFrame, radius: float) -> tuple[FloatArray, FloatArray, float]:
         return frame.origin, frame.matrix, float(radius)
 
     def _last_split(self, values: FloatArray) -> dict[str, FloatArray]:
@@ -532,7 +538,7 @@ def private_run(
     if federation.carries_bytes:
         federation.attach(ledger)
     rounds = ROUNDS if settings.rounds is None else min(ROUNDS, settings.rounds)
-    plan = Plan(privacy, privacy.shares(n, n >= SMALLEST_SET), n)
+    plan = PrivatePlan(privacy, privacy.shares(n, n >= SMALLEST_SET), n)
     run = PrivateRun(federation, model, plan, rounds, settings.seed, ledger)
     run.keep_at(checkpoint, resume)
     run.open(width)

@@ -186,11 +186,43 @@ The pauses of a default deployment are 1, 2, 4 and 8 s an exchange, so both come
 class Run(Rounds):
     """A run in progress: the server's state, who was accepted when, and the records so far.
 
-    `step` makes one round. Everything it changes here it changes at its end, so an exception in
-    the middle of a round (a crash of the server) leaves the state of the round's beginning.
+    `step` makes one round. Everything it changes here it changes at its end, so an exception in the
+    middle of a round (a crash of the server) leaves the state of the round's beginning. A run is
+    one phase of a session, and several where its model is narrowed on the way. `open_run` makes
+    one.
 
-    A run is one phase of a session, and several where its model is narrowed on the way. ``since``
-    is the phase in which its memories began.
+    Parameters
+    ----------
+    session : Session
+        The opened federation.
+    view : View
+        The part of the session's model that the rounds are about.
+    algorithm : Algorithm
+        The algorithm; what it leaves open is filled in.
+    statistics : array of shape (q,)
+        Where the run starts, S_0.
+    participation : Participation, optional
+        Who takes part in a round; by default everyone.
+    purpose : str
+        What the ledger calls the messages of the rounds.
+    seed : int, optional
+        The seed of noise, batches and participation; by default that of the session.
+    retries : int
+        How often a worker that stays silent is asked again in a round.
+    monitor : Monitor, optional
+        What records |h|^2 and the objective, at the cost of full passes.
+    extras : mapping from str to array, optional
+        What the algorithm's server remembers besides S and V.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=50)
+    >>> model = emfed.gaussian_mixture(2, "tied")
+    >>> run = emfed.fitting.open_run(model, data, emfed.FedEM(emfed.Dithering(4), step_size=0.5))
+    >>> record = run.step()
+    >>> run.memory_gap < 1e-12
+    True
     """
 
     def __init__(

@@ -26,16 +26,35 @@ FLOORS = ("covariance_floor", "noise_floor", "floor")
 @final
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The fit of every number of components, and the best by the criterion."""
+    """The fit of every number of components, and the best by the criterion.
+
+    Parameters
+    ----------
+    best : Result
+        The fit that was chosen.
+    n_components : int
+        The number of components of the best.
+    results : mapping from int to Result
+        Every fit; they share records and ledger, as they shared the rounds.
+    table : tuple of dict
+        One row for each number of components: free parameters, log-likelihood per row, aic, bic,
+        icl, and whether a component has ``collapsed`` onto few rows.
+    criterion : str
+        What chose among them: "bic", "aic" or "icl".
+
+    Examples
+    --------
+    >>> import emfed
+    >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=50)
+    >>> model = emfed.gaussian_mixture(2, "tied")
+    >>> emfed.select_components(model, data, "1:2", seed=0).n_components
+    2
+    """
 
     best: Result
     n_components: int
-    """That of the best."""
     results: Mapping[int, Result]
-    """Every fit; they share records and ledger, as they shared the rounds."""
     table: tuple[dict[str, float], ...]
-    """One row per number of components: free parameters, log-likelihood per row, aic, bic, icl,
-    and whether a component has ``collapsed`` onto few rows."""
     criterion: str
 
     def __repr__(self) -> str:

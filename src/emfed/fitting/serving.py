@@ -44,19 +44,38 @@ ADMIT_EVERY = 10
 @final
 @dataclass(frozen=True)
 class Served:
-    """What a run over a network reached."""
+    """What a run over a network reached.
+
+    Parameters
+    ----------
+    fitted : Fitted
+        The fit of the last stage; its records and ledger are those of that stage.
+    stage : int
+        How many stages there were.
+    rounds : int
+        The rounds of all stages together.
+    refusals : mapping from str to str
+        Workers that were refused, refused themselves or left, and why.
+    bytes_up : int
+        The bytes that workers sent, in the ledgers of all stages together.
+    bytes_down : int
+        The bytes that workers were sent, in the ledgers of all stages together.
+
+    Examples
+    --------
+    See `serve`, which returns one:
+
+    >>> from emfed.fitting import Served
+    >>> [name for name in Served.__dataclass_fields__][:3]
+    ['fitted', 'stage', 'rounds']
+    """
 
     fitted: Fitted
-    """The result of the last stage; its records and ledger are that stage's."""
     stage: int
-    """How many stages there were."""
     rounds: int
-    """Rounds of all stages together."""
     refusals: Mapping[str, str]
-    """Workers that were refused, refused themselves or left, and why."""
     bytes_up: int
     bytes_down: int
-    """In the ledgers of all stages together."""
 
     @property
     def result(self) -> Result:
@@ -127,14 +146,59 @@ def serve(
     callbacks: Iterable[Callback] = (),
     **options: Any,
 ) -> Served:
-    """Fit with the workers a transport reaches; called again, go on where it was killed.
+    """Fit with the workers that a transport reaches; called again, go on where it was killed.
 
-    ``model``, ``algorithm`` and ``options`` are those of `fit`; or ``model`` is a `FitSettings`
-    that says it all. ``directory`` is the run's own: a call finds there what an earlier one left.
-    Rounds are those of all stages together. With ``admit`` workers that turn up in mid-run are let
-    in, by a new stage.
-    ``minimum``, ``deadline``, ``attempts`` and ``pause`` are those of `RemoteFederation`; limits of
-    the settings other than on rounds hold for each stage.
+    Limits of the settings other than that on rounds hold for each stage.
+
+    Parameters
+    ----------
+    model : Model or FitSettings
+        The model, as in `fit`; or settings that say it all.
+    algorithm : Algorithm or str or None
+        The algorithm, as in `fit`.
+    transport : Transport
+        What carries messages to the sites.
+    directory : str or Path
+        The folder of the run: a call finds there what an earlier one left.
+    minimum : int
+        The least number of workers that must take part; see `emfed.network.RemoteFederation`.
+    deadline : float
+        The seconds that an exchange waits for answers.
+    attempts : int
+        How often an exchange is tried while fewer than ``minimum`` answer.
+    pause : float
+        The seconds before the second attempt; later pauses grow.
+    admit : bool
+        Whether workers that turn up in mid-run are let in, by a new stage.
+    callbacks : iterable of callables
+        Functions of each `RoundRecord`; one that returns True ends the fit.
+    **options : object
+        All other fields of `FitSettings`.
+
+    Returns
+    -------
+    Served
+        What the run reached.
+
+    Raises
+    ------
+    ParticipationError
+        If too few workers join or answer.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import emfed
+    >>> rows = np.sin(np.arange(120.0)).reshape(40, 3)
+    >>> rules = emfed.network.SiteRules(unmasked=True)
+    >>> sites = {
+    ...     name: emfed.network.Site(part, f"site-{name}", rules=rules)
+    ...     for name, part in (("a", rows[:20]), ("b", rows[20:]))
+    ... }
+    >>> transport = emfed.network.LocalTransport(sites)
+    >>> model = emfed.gaussian_mixture(1, "diag")
+    >>> emfed.fitting.serve(model, "em", transport, "server").result.converged
+    True
     """
     settings = read_settings(model, algorithm, options)
     where = Path(directory)
@@ -277,14 +341,43 @@ def rehearse(
     listed: Sequence[str] | Literal["run"] | None = "run",
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """Every message that a site with these data would send, before any is: what, how large, when.
-
-    ``listed`` are the columns that the owner lists for servers to choose among, None if it lists
-    none; by default those that the run names.
+    """List every message that a site with these data would send, before any is sent.
 
     It is the site's own code, asked by a server in this process, in a folder that is thrown away.
     Alone, a site gets other numbers than in company; kinds, sizes and contents are those of a run
     (compressed uploads differ by a few bytes).
+
+    Parameters
+    ----------
+    model : Model or FitSettings
+        The model, as in `fit`; or settings that say it all.
+    algorithm : Algorithm or str or None
+        The algorithm, as in `fit`.
+    data : table, path or Source
+        The rows of the site.
+    rules : SiteRules, optional
+        The owner's rules.
+    rounds : int
+        How many rounds are rehearsed.
+    listed : sequence of str, "run" or None
+        The columns that the owner lists for servers to choose among, None if it lists none; by
+        default those that the run names.
+    **options : object
+        All other fields of `FitSettings`.
+
+    Returns
+    -------
+    list of dict
+        One entry of the site's journal for each message: what was told, and how large it was.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import emfed
+    >>> rows = np.sin(np.arange(120.0)).reshape(40, 3)
+    >>> told = emfed.fitting.rehearse(emfed.gaussian_mixture(2), "em", rows, rounds=1)
+    >>> len(told) > 2
+    True
     """
     with tempfile.TemporaryDirectory(prefix="emfed-") as folder:
         settings = read_settings(model, algorithm, options)

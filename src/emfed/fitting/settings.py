@@ -40,50 +40,95 @@ STARTS = ("auto", "merge", "k-means", "moments", "points")
 @final
 @dataclass(frozen=True, eq=False)
 class FitSettings:
-    """What is fitted, from where, by what, until when.
+    """What is fitted, from where, by what, until when: every setting of a fit with its default.
 
     Parameters
     ----------
-    model : a model, or a function from a number of components to one.
-    n_components : numbers of components to compare: a number, a collection, or a range ``"2:8"``
-        with both ends; None: as the model says.
-    criterion : what chooses among them: ``"bic"``, ``"aic"`` or ``"icl"``.
-    algorithm : ``"auto"`` (the pooled answer for few bytes; alone, EM with long steps), ``"em"``,
-        ``"FedEM"``, ``"VR-FedEM"``, or an `Algorithm`.
-    follow_em : with ``"auto"``, take little noise and no momentum, and so end where EM ends.
-    start : parameters in the user's units, or how to find them: ``"merge"`` (workers' own clusters
-        are merged), ``"k-means"`` (of all rows, by sums alone), ``"moments"``, ``"points"`` (rows
-        leave their workers), or ``"auto"``: k-means where the model has clusters, against which
-        merged starts compete if ``n_init`` is above 1; else moments.
-    n_init : starts that compete; the best is kept.
-    start_statistics : whether S_0 is the ``"expected"`` statistics at given parameters (the paper)
-        or what ``"parameters"`` imply, which sends nothing.
-    participation : who takes part in a round: None is everyone, a number the probability of each.
-    weights : ``"samples"`` (the pooled optimum), ``"uniform"`` (the paper), or one per worker.
-    tol : nats per row that may be left to gain where a fit has converged; None: 1e-6, of one worker
-        alone 1e-4; 0: rounds are made until another limit is met.
-    field_tol : the same by |H|^2, in three rounds in a row.
-    rounds, epochs, max_bytes, seconds : limits; the first one met ends the fit.
-    seed : of starts, noise, batches and participation.
-    columns : names of the columns to use, in this order; None: all.
-    retries : how often a worker that stays silent is asked again in a round.
-    patience : how often in a row a worker is asked in vain, while others answer, before it is away:
-        the fit goes on with the rows of those who are here, and counts it again once it answers.
-        None: the fit waits for it, with what it told last.
-    accelerate : whether EM that watches its log-likelihood takes long steps.
-    drop : whether candidates that will hardly be chosen leave the run early.
-    scores : whether every worker tells at the end how well the model fits its rows.
-    errors : whether everyone is asked at the end for what standard errors follow from: as many
-        exact statistics as the model has free parameters.
-    validate : whether the fit ends with a validation: models without some of the workers, and rows
-        that each worker holds out (`Result.validation`).
-    masks : whether workers tell sums alone: each rounds to a common lattice and, between machines,
-        masks its numbers, so that the server learns the sum over all and nothing of one. None: so
-        it is between machines with three sites or more, and nowhere else.
-    likelihood : whether everyone is asked at the end for the log-likelihood, if nobody told it.
-    epsilon : what the whole fit may tell of any one row, at most (differential privacy, with one
-        row more or less): 1 is strong, 10 is weak. None: sums are exact. See docs/private-runs.md.
-    delta : the probability with which it may tell more; well below one in the number of rows.
+    model : Model or callable
+        A model, or a function from a number of components to one.
+    n_components : str, int, iterable of int or None
+        Numbers of components to compare: a number, a collection, or a range "2:8" with both ends.
+        None stands for what the model says.
+    criterion : {"bic", "aic", "icl"}
+        What chooses among them.
+    algorithm : Algorithm or str
+        "auto" (the pooled answer for few bytes; alone, EM with long steps), "em", "FedEM",
+        "VR-FedEM", or an `Algorithm`.
+    follow_em : bool
+        Whether "auto" takes little noise and no momentum, and so ends where EM ends.
+    start : str or parameters
+        Parameters in the user's units, or how to find them: "merge" (workers' own clusters are
+        merged), "k-means" (of all rows, by sums alone), "moments", "points" (rows leave their
+        workers), or "auto": k-means where the model has clusters, against which merged starts
+        compete if ``n_init`` is above 1; else moments.
+    n_init : int
+        The number of starts that compete; the best is kept.
+    start_statistics : {"expected", "parameters"} or None
+        Whether S_0 is the expected statistics at given parameters (the paper), or what the
+        parameters imply, which sends nothing.
+    participation : Participation, float or None
+        Who takes part in a round: None is everyone, a number the probability of each.
+    weights : {"samples", "uniform"} or sequence of float
+        What workers count for: their rows (the pooled optimum), all alike (the paper), or one
+        number for each.
+    tol : float or None
+        Nats per row that may be left to gain where a fit has converged. None stands for 1e-6, of
+        one worker alone 1e-4; with 0 rounds are made until another limit is met.
+    field_tol : float or None
+        The same by |H|^2, in three rounds in a row.
+    rounds : int or None
+        The largest number of rounds; the first limit that is met ends the fit.
+    epochs : float or None
+        The most conditional expectations, in units of all rows.
+    max_bytes : int or None
+        The most bytes that all workers send and are sent.
+    seconds : float or None
+        The most seconds of computing.
+    seed : int
+        The seed of starts, noise, batches and participation.
+    columns : sequence of str or None
+        The names of the columns to use, in this order; None stands for all.
+    retries : int
+        How often a worker that stays silent is asked again in a round.
+    patience : int or None
+        How often in a row a worker is asked in vain, while others answer, before it is away: the
+        fit goes on with the rows of those who are here, and counts it again once it answers. With
+        None the fit waits for it, with what it told last.
+    accelerate : bool
+        Whether EM that watches its log-likelihood takes long steps.
+    drop : bool
+        Whether candidates that will hardly be chosen leave the run early.
+    scores : bool
+        Whether every worker tells at the end how well the model fits its rows.
+    errors : bool
+        Whether everyone is asked at the end for what standard errors follow from: as many exact
+        statistics as the model has free parameters.
+    validate : bool
+        Whether the fit ends with a validation: models without some of the workers, and rows that
+        each worker holds out (`Result.validation`).
+    likelihood : bool
+        Whether everyone is asked at the end for the log-likelihood, if nobody told it.
+    masks : bool or None
+        Whether workers tell sums alone: each rounds to a common lattice and, between machines,
+        masks its numbers, so that the server learns the sum over all and nothing of one. With None
+        it is so between machines with three sites or more, and nowhere else.
+    epsilon : float or None
+        What the whole fit may tell of any one row, at most (differential privacy, with one row
+        more or less): 1 is strong, 10 is weak. With None sums are exact. See docs/private-runs.md.
+    delta : float
+        The probability with which it may tell more; well below one in the number of rows.
+
+    Raises
+    ------
+    SettingsError
+        If a setting is out of its range, or settings contradict each other.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> settings = emfed.fitting.FitSettings(emfed.gaussian_mixture(2), n_components="1:3")
+    >>> settings.numbers, settings.but(rounds=5).rounds
+    ((1, 2, 3), 5)
     """
 
     model: Model | Callable[[int], Model]
@@ -116,7 +161,6 @@ class FitSettings:
     epsilon: float | None = None
     delta: float = 1e-6
     numbers: tuple[int, ...] | None = field(init=False, default=None)
-    """The numbers of components, read."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", int(check_seed(self.seed)))

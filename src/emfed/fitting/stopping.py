@@ -38,12 +38,33 @@ class Progress(Protocol):
 @final
 @dataclass(frozen=True)
 class Stop:
-    """When to stop: whichever limit is met first.
+    """When a run stops: at whichever limit is met first.
 
-    ``nats`` bounds what the log-likelihood per sample may still gain, as the last rounds tell it
-    (`remaining`); ``tolerance`` bounds |H|^2 in three rounds in a row without the guard, ``bytes``
-    the traffic of all workers up and down, ``epochs`` the conditional expectations computed in
-    units of all samples.
+    Parameters
+    ----------
+    rounds : int or None
+        The largest number of rounds.
+    epochs : float or None
+        The most conditional expectations that are computed, in units of all samples.
+    tolerance : float or None
+        A bound on |H|^2 in three rounds in a row without the guard.
+    bytes : int or None
+        The most bytes that all workers send and are sent.
+    seconds : float or None
+        The most seconds of computing.
+    nats : float or None
+        A bound on what the log-likelihood per sample may still gain, as the last rounds tell it.
+
+    Raises
+    ------
+    SettingsError
+        If there is no limit on rounds, epochs, bytes or seconds.
+
+    Examples
+    --------
+    >>> from emfed.fitting import Stop
+    >>> Stop(rounds=100, nats=1e-6).left
+    1e-06
     """
 
     rounds: int | None = None
@@ -140,7 +161,26 @@ def _untold(record: RoundRecord) -> bool:
 @final
 @dataclass(frozen=True)
 class Monitor:
-    """Diagnostics of a simulation, each a full pass over all data every so many rounds."""
+    """Diagnostics of a simulation: full passes over all data every so many rounds.
+
+    Parameters
+    ----------
+    every : int
+        The rounds from one look to the next.
+    mean_field : bool
+        Whether to compute |h|^2.
+    objective : bool
+        Whether to compute the penalised negative log-likelihood.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=50)
+    >>> model = emfed.gaussian_mixture(2, "tied")
+    >>> result = emfed.fit(model, data, "em", rounds=3, monitor=emfed.fitting.Monitor())
+    >>> result.records[-1].squared_h < result.records[1].squared_h
+    True
+    """
 
     every: int = 1
     mean_field: bool = True

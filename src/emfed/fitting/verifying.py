@@ -39,7 +39,7 @@ class Verifiable(Protocol):
 
 @final
 @dataclass(frozen=True)
-class Verdict:
+class Verification:
     """What a full pass found."""
 
     left: float
@@ -48,7 +48,7 @@ class Verdict:
     """Statistics of the best point seen; the run may go on from there."""
 
 
-def verify(run: Verifiable, nats: float) -> Verdict:
+def verify(run: Verifiable, nats: float) -> Verification:
     """What EM would still gain from where the run stands, told by exact steps.
 
     Answers of other workers do not compare: where one is missing, much may be left.
@@ -58,7 +58,7 @@ def verify(run: Verifiable, nats: float) -> Verdict:
     return verdict if run.session.missed == missed else replace(verdict, left=inf)
 
 
-def _verdict(run: Verifiable, nats: float) -> Verdict:
+def _verdict(run: Verifiable, nats: float) -> Verification:
     first = run.state.statistics
     points, whites, values = [first], [], [_value(run, run.model.maximize(first))]
     for _ in range(STEPS):
@@ -72,11 +72,11 @@ def _verdict(run: Verifiable, nats: float) -> Verdict:
     left = gained + series.left(min(rate, 1.0) * squares[-1] / 2, rate, series.EXACT)
     there = points[-1] + factor(whites[-1], WORTH * nats) * (points[-1] - points[-2])
     if not (squares[-1] > 0 and run.model.inside(there)):
-        return Verdict(left, points[-1])
+        return Verification(left, points[-1])
     risen = _value(run, run.model.maximize(there)) - values[-1]
     if risen < WORTH * nats / 2:
-        return Verdict(left, points[-1])
-    return Verdict(max(left, gained + risen), there)
+        return Verification(left, points[-1])
+    return Verification(max(left, gained + risen), there)
 
 
 def _ask(run: Verifiable, params: Any) -> FloatArray:

@@ -3,31 +3,31 @@
 from emfed.imputation.choice import Choice, Search
 from emfed.imputation.ebird import Checklists, read_ebird
 from emfed.imputation.effort import Effort
-from emfed.imputation.families import FAMILIES, Family, Gaussian
+from emfed.imputation.families import FAMILIES, CellFamily, GaussianCells
 from emfed.imputation.fit import ImputeSettings, from_result, impute
 from emfed.imputation.index import Index
-from emfed.imputation.intake import Columns, ReadSettings, read_records
+from emfed.imputation.intake import ColumnNames, ReadSettings, read_records
 from emfed.imputation.lowrank import Cells, Structure, TableParameters
 from emfed.imputation.posterior import Posterior
 from emfed.imputation.result import Imputation
 from emfed.imputation.simulate import simulate_table
-from emfed.imputation.table import FieldTable, Grid, Intake
+from emfed.imputation.table import FieldTable, Grid, IntakeReport
 
 __all__ = [
     "FAMILIES",
     "Cells",
     "Checklists",
     "Choice",
-    "Columns",
+    "ColumnNames",
     "Effort",
-    "Family",
+    "CellFamily",
     "FieldTable",
-    "Gaussian",
+    "GaussianCells",
     "Grid",
     "ImputeSettings",
     "Imputation",
     "Index",
-    "Intake",
+    "IntakeReport",
     "Posterior",
     "ReadSettings",
     "Search",

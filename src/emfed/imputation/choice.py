@@ -15,7 +15,7 @@ import numpy as np
 
 from emfed.core.errors import check_count
 from emfed.core.streams import Purpose, uniforms
-from emfed.imputation.families import Family
+from emfed.imputation.families import CellFamily
 from emfed.imputation.lowrank import Cells, Covariates, Structure
 from emfed.imputation.sweeps import Solver
 
@@ -53,7 +53,7 @@ class Search:
     def __init__(
         self,
         cells: Cells,
-        family: Family,
+        family: CellFamily,
         covariates: Covariates | None = None,
         *,
         folds: int = 3,

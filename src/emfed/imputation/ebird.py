@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, final
 
 from emfed.core.errors import DataError, SettingsError
-from emfed.imputation.families import Family, as_family
+from emfed.imputation.families import CellFamily, as_family
 from emfed.imputation.intake import ReadSettings, collect, columns_in, reduce_records, scan
-from emfed.imputation.table import FieldTable, Intake
+from emfed.imputation.table import FieldTable, IntakeReport
 
 _PLACE = ("COUNTRY", "COUNTRY CODE", "STATE", "STATE CODE")
 _EVENT = (
@@ -219,8 +219,8 @@ def _of_species(frame: Any, path: str | Path, species: str | None, region: str |
 
 
 def _observations(
-    frame: Any, family: Family, complete: bool, effort: _EffortOf
-) -> tuple[Any, Any, Intake]:
+    frame: Any, family: CellFamily, complete: bool, effort: _EffortOf
+) -> tuple[Any, Any, IntakeReport]:
     """Rows of one species, each checklist once; all checklists that name it; what was left out."""
     import polars as pl
 
@@ -244,7 +244,7 @@ def _observations(
     else:
         uncounted = int(collect(once.select(pl.col("uncounted").sum())).item())
     kept = once if family.name == "bernoulli" else once.filter(~pl.col("uncounted"))
-    left_out = Intake(
+    left_out = IntakeReport(
         incomplete + beyond + summed + shared + uncounted,
         0,
         uncounted=uncounted,
@@ -281,8 +281,12 @@ def _is_complete() -> Any:
 
 
 def _with_absences(
-    frame: Any, of: tuple[str | Path, str | None], seen: Any, intake: Intake, effort: _EffortOf
-) -> tuple[Any, Intake]:
+    frame: Any,
+    of: tuple[str | Path, str | None],
+    seen: Any,
+    intake: IntakeReport,
+    effort: _EffortOf,
+) -> tuple[Any, IntakeReport]:
     """A zero for each complete checklist that does not name the species, shared ones once."""
     import polars as pl
 

@@ -27,7 +27,7 @@ _LARGEST = 30.0
 """|theta| beyond which a log-intensity or log-odds is taken as this: e^30 is no count."""
 
 
-class Moments(NamedTuple):
+class CellMoments(NamedTuple):
     """What is known of cells: mean and variance of theta, and of the expected record."""
 
     theta: FloatArray
@@ -35,12 +35,12 @@ class Moments(NamedTuple):
     value: FloatArray
     value_variance: FloatArray
 
-    def ravel(self) -> Moments:
+    def ravel(self) -> CellMoments:
         """Each as one axis."""
-        return Moments(*(part.ravel() for part in self))
+        return CellMoments(*(part.ravel() for part in self))
 
 
-class Family(ABC):
+class CellFamily(ABC):
     """psi and what follows from it, entry by entry."""
 
     name: ClassVar[str]
@@ -100,7 +100,7 @@ class Family(ABC):
 
     @abstractmethod
     def quantiles(
-        self, at: Moments, spread: float, tails: tuple[float, float]
+        self, at: CellMoments, spread: float, tails: tuple[float, float]
     ) -> tuple[FloatArray, FloatArray]:
         """Quantiles of a new record, by what is known of its cell."""
 
@@ -137,7 +137,7 @@ class Family(ABC):
 
 
 @final
-class Gaussian(Family):
+class GaussianCells(CellFamily):
     """Values, or log(1 + counts) with ``scale="log1p"``, about theta with a common variance."""
 
     name = "gaussian"
@@ -152,7 +152,7 @@ class Gaussian(Family):
             self.expected = "a number >= 0, for log(1 + count)"
 
     def __repr__(self) -> str:
-        return f"Gaussian({self.scale!r})"
+        return f"GaussianCells({self.scale!r})"
 
     def cumulant(self, theta: FloatArray) -> FloatArray:
         """theta^2 / 2."""
@@ -203,7 +203,7 @@ class Gaussian(Family):
         return np.asarray(above - ndtr(theta / root))
 
     def quantiles(
-        self, at: Moments, spread: float, tails: tuple[float, float]
+        self, at: CellMoments, spread: float, tails: tuple[float, float]
     ) -> tuple[FloatArray, FloatArray]:
         root = np.sqrt(at.variance + spread)
         low, high = (self.backward(at.theta + float(ndtri(tail)) * root) for tail in tails)
@@ -233,7 +233,7 @@ class Gaussian(Family):
         return {"family": self.name, "scale": self.scale}
 
 
-class Counts(Family):
+class Counts(CellFamily):
     """Counts with intensity exp(theta) per unit of exposure."""
 
     counts = True
@@ -241,9 +241,9 @@ class Counts(Family):
     """The share of cells that are zero whatever theta is."""
     expected = "a whole number >= 0"
 
-    def in_chain(self, spread: float, power: float) -> NegativeBinomial | ZeroInflated:
+    def in_chain(self, spread: float, power: float) -> NegativeBinomialCells | ZeroInflatedCells:
         """The likelihood of counts that vary beyond Poisson."""
-        return NegativeBinomial(spread, power)
+        return NegativeBinomialCells(spread, power)
 
     def value(self, theta: FloatArray, spread: float | FloatArray) -> FloatArray:
         return np.asarray((1 - self.share) * self.mean(theta))
@@ -286,7 +286,7 @@ class Counts(Family):
             return ~np.isfinite(values) | (values < 0) | (values != np.rint(values))
 
     def quantiles(
-        self, at: Moments, spread: float, tails: tuple[float, float]
+        self, at: CellMoments, spread: float, tails: tuple[float, float]
     ) -> tuple[FloatArray, FloatArray]:
         """Those of the negative binomial with the mean and variance of the mixture.
 
@@ -329,14 +329,14 @@ class Counts(Family):
 
 
 @final
-class Poisson(Counts):
+class PoissonCells(Counts):
     """Counts fitted by the Poisson likelihood, whose fitted totals are the observed ones."""
 
     name = "poisson"
 
 
 @final
-class NegativeBinomial(Counts):
+class NegativeBinomialCells(Counts):
     """Counts with variance mu + spread mu^2: large ones weigh less than under Poisson.
 
     A cell of weight w has mean w mu and size w^power / spread: with power 1 its records vary one by
@@ -381,20 +381,20 @@ class NegativeBinomial(Counts):
 
     def likeliest(
         self, theta: FloatArray, sums: FloatArray, weights: FloatArray
-    ) -> NegativeBinomial:
+    ) -> NegativeBinomialCells:
         """The same with the likeliest spread where theta is known."""
         from scipy.optimize import minimize_scalar
 
         def value(log: float) -> float:
-            family = NegativeBinomial(float(np.exp(log)))
+            family = NegativeBinomialCells(float(np.exp(log)))
             loss = float(family.loss(theta, sums, weights).sum())
             return loss - family.normaliser(sums, weights)
 
-        return NegativeBinomial(float(np.exp(minimize_scalar(value, bounds=(-10, 4)).x)))
+        return NegativeBinomialCells(float(np.exp(minimize_scalar(value, bounds=(-10, 4)).x)))
 
 
 @final
-class ZeroInflated(Counts):
+class ZeroInflatedCells(Counts):
     """Negative binomial counts, and a share of cells that are zero whatever theta is.
 
     A zero is a sure one with a probability that follows; the others weigh in as counts do (the
@@ -404,13 +404,13 @@ class ZeroInflated(Counts):
     name = "zero-inflated"
 
     def __init__(self, spread: float = 1.0, power: float = 1.0, share: float = 0.1) -> None:
-        self.base, self.share = NegativeBinomial(spread, power), min(max(share, 1e-6), 0.99)
+        self.base, self.share = NegativeBinomialCells(spread, power), min(max(share, 1e-6), 0.99)
 
     def __repr__(self) -> str:
         return f"ZeroInflated({self.base.spread:g}, {self.base.power:g}, {self.share:g})"
 
-    def in_chain(self, spread: float, power: float) -> ZeroInflated:
-        return ZeroInflated(spread, power, self.share)
+    def in_chain(self, spread: float, power: float) -> ZeroInflatedCells:
+        return ZeroInflatedCells(spread, power, self.share)
 
     def _counted(self, theta: FloatArray, sums: FloatArray, weights: FloatArray) -> FloatArray:
         """The probability that a cell is no sure zero."""
@@ -435,12 +435,14 @@ class ZeroInflated(Counts):
     def normaliser(self, sums: FloatArray, weights: FloatArray) -> float:
         return self.base.normaliser(sums, weights)
 
-    def likeliest(self, theta: FloatArray, sums: FloatArray, weights: FloatArray) -> ZeroInflated:
+    def likeliest(
+        self, theta: FloatArray, sums: FloatArray, weights: FloatArray
+    ) -> ZeroInflatedCells:
         """The same with the likeliest spread and share where theta is known."""
         from scipy.optimize import minimize
 
-        def family(point: FloatArray) -> ZeroInflated:
-            return ZeroInflated(float(np.exp(point[0])), 1.0, float(expit(point[1])))
+        def family(point: FloatArray) -> ZeroInflatedCells:
+            return ZeroInflatedCells(float(np.exp(point[0])), 1.0, float(expit(point[1])))
 
         def value(point: FloatArray) -> float:
             one = family(point)
@@ -452,7 +454,7 @@ class ZeroInflated(Counts):
 
 
 @final
-class Bernoulli(Family):
+class BernoulliCells(CellFamily):
     """Whether a record reports the species: its mean is a reporting rate, with log-odds theta.
 
     It is no probability of presence: who is there may go unreported.
@@ -496,7 +498,7 @@ class Bernoulli(Family):
         return (values > 0).astype(np.float64)
 
     def quantiles(
-        self, at: Moments, spread: float, tails: tuple[float, float]
+        self, at: CellMoments, spread: float, tails: tuple[float, float]
     ) -> tuple[FloatArray, FloatArray]:
         low, high = ((at.value > 1 - tail).astype(np.float64) for tail in tails)
         return low, high
@@ -516,13 +518,13 @@ def _log(values: FloatArray) -> FloatArray:
     return np.log(np.maximum(values, 1e-300))
 
 
-FAMILIES: dict[str, Family] = {
-    "gaussian": Gaussian(),
-    "log1p": Gaussian("log1p"),
-    "poisson": Poisson(),
-    "negative-binomial": NegativeBinomial(),
-    "zero-inflated": ZeroInflated(),
-    "bernoulli": Bernoulli(),
+FAMILIES: dict[str, CellFamily] = {
+    "gaussian": GaussianCells(),
+    "log1p": GaussianCells("log1p"),
+    "poisson": PoissonCells(),
+    "negative-binomial": NegativeBinomialCells(),
+    "zero-inflated": ZeroInflatedCells(),
+    "bernoulli": BernoulliCells(),
 }
 """Every family by name; ``log1p`` is the Gaussian on log(1 + count)."""
 
@@ -532,9 +534,9 @@ DEFAULT_FAMILY = "poisson"
 the negative binomial's 655; `python -m benchmarks imputation` compares them on more tables."""
 
 
-def as_family(family: str | Family) -> Family:
+def as_family(family: str | CellFamily) -> CellFamily:
     """A family by its name, or itself."""
-    if isinstance(family, Family):
+    if isinstance(family, CellFamily):
         return family
     if family not in FAMILIES:
         raise SettingsError(f"family must be one of {', '.join(FAMILIES)}; got {family!r}.")

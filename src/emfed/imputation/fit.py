@@ -27,7 +27,7 @@ from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import Callback, Stop
 from emfed.imputation.cells import WARM_SWEEPS, Observed, Proximal
 from emfed.imputation.choice import Choice, Search
-from emfed.imputation.families import Family, NegativeBinomial, ZeroInflated
+from emfed.imputation.families import CellFamily, NegativeBinomialCells, ZeroInflatedCells
 from emfed.imputation.intake import read_records
 from emfed.imputation.lowrank import Cells, Covariates, Structure, TableParameters
 from emfed.imputation.paper import ALPHA, BATCH, EPOCHS, GAMMA, QUANTISER, Batch, PaperRun
@@ -402,10 +402,10 @@ def _observed(
     return _outcome(given, grid, run, stopped, (params, solver, seen, choice))
 
 
-def settled_spread(solver: Solver, cells: Cells, warm: TableParameters | None) -> Family:
+def settled_spread(solver: Solver, cells: Cells, warm: TableParameters | None) -> CellFamily:
     """The family with the likeliest spread of a first fit, where its likelihood has one."""
     family = solver.family
-    if not isinstance(family, (NegativeBinomial, ZeroInflated)):
+    if not isinstance(family, (NegativeBinomialCells, ZeroInflatedCells)):
         return family
     for _ in range(2):
         some = Solver(family, solver.structure, solver.covariates, seed=solver.seed)

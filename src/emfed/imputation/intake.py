@@ -16,8 +16,8 @@ from emfed.core.configuration import check_keys
 from emfed.core.errors import DataError, EmfedWarning, SettingsError
 from emfed.imputation.bins import EPOCH, Bins, Unit, check_unit, ordinal
 from emfed.imputation.effort import Effort, fit_effort
-from emfed.imputation.families import DEFAULT_FAMILY, Family, Gaussian, as_family
-from emfed.imputation.table import FieldTable, Grid, Intake, build_table
+from emfed.imputation.families import DEFAULT_FAMILY, CellFamily, GaussianCells, as_family
+from emfed.imputation.table import FieldTable, Grid, IntakeReport, build_table
 
 logger = logging.getLogger(__name__)
 _MISSING = ("", "NA", "NaN", "nan", "null", "None")
@@ -35,7 +35,7 @@ _REASONS = {
 
 @final
 @dataclass(frozen=True)
-class Columns:
+class ColumnNames:
     """Which columns of a long table say what.
 
     ``date`` is a column of dates (``2004-07-31``, ``2004-07`` or ``2004``), or two columns for
@@ -86,7 +86,7 @@ class ReadSettings:
     effort : coefficients that were fitted elsewhere; left out, they are fitted to these records.
     """
 
-    family: str | Family = DEFAULT_FAMILY
+    family: str | CellFamily = DEFAULT_FAMILY
     bins: Unit = "month"
     since: str | None = None
     until: str | None = None
@@ -110,14 +110,14 @@ class ReadSettings:
         return cls(**options)
 
 
-def read_records(source: Any, columns: Columns | None = None, **options: Any) -> FieldTable:
+def read_records(source: Any, columns: ColumnNames | None = None, **options: Any) -> FieldTable:
     """A long table (observer, site, date, count) as the cells of each worker.
 
     ``source`` is a CSV, TSV (perhaps gzipped) or Parquet file, a polars frame, lazy or not, or a
     pandas frame. Files are read lazily: a table larger than memory streams, and only its cells
     stay. ``options`` are the fields of `ReadSettings`. Rows without a value are counted as missing.
     """
-    columns, settings = columns or Columns(), ReadSettings.read(options)
+    columns, settings = columns or ColumnNames(), ReadSettings.read(options)
     family = as_family(settings.family)
     if columns.exposure is not None and not family.counts:
         raise SettingsError(
@@ -229,7 +229,7 @@ def _from_pandas(source: Any, names: Sequence[str]) -> Any:
 
 
 def reduce_records(
-    frame: Any, settings: ReadSettings, unit: str, extra: Intake | None = None
+    frame: Any, settings: ReadSettings, unit: str, extra: IntakeReport | None = None
 ) -> FieldTable:
     """Checked rows (line, site, date, value, observer, worker, exposure) to a table."""
     import polars as pl
@@ -241,7 +241,7 @@ def reduce_records(
             day = _day(bound, text)
             inside = pl.col("day") >= day if bound == "since" else pl.col("day") <= day
             rows = rows.filter(inside | pl.col("day").is_null())
-    intake = _count(rows, family, settings.bad_rows == "skip", unit, extra or Intake(0, 0))
+    intake = _count(rows, family, settings.bad_rows == "skip", unit, extra or IntakeReport(0, 0))
     good = rows.filter(pl.col("reason").is_null() & ~pl.col("missing"))
     if settings.duplicates == "raise":
         _refuse_duplicates(good, unit)
@@ -398,7 +398,7 @@ def _day(name: str, text: str) -> Any:
         raise SettingsError(f"{name} must be a date like '2004-07-31'; got {text!r}.") from None
 
 
-def _checked(frame: Any, family: Family, unit: Unit) -> Any:
+def _checked(frame: Any, family: CellFamily, unit: Unit) -> Any:
     """Rows with their day, number, whether the value is missing, and why they are bad."""
     import polars as pl
 
@@ -415,7 +415,9 @@ def _checked(frame: Any, family: Family, unit: Unit) -> Any:
     wrong = number.is_null() | ~number.is_finite()
     if family.counts:
         wrong = wrong | (number < 0) | (number != number.round())
-    elif family.name == "bernoulli" or (isinstance(family, Gaussian) and family.scale == "log1p"):
+    elif family.name == "bernoulli" or (
+        isinstance(family, GaussianCells) and family.scale == "log1p"
+    ):
         wrong = wrong | (number < 0)
     day = padded.str.to_date("%Y-%m-%d", strict=False)
     if unit == "index":
@@ -446,19 +448,21 @@ def _checked(frame: Any, family: Family, unit: Unit) -> Any:
     return rows.with_columns(reason=reason)
 
 
-def _forward(family: Family) -> Any:
+def _forward(family: CellFamily) -> Any:
     """A record's value in the family's scale; `Family.forward` as an expression."""
     import polars as pl
 
     number = pl.col("number")
     if family.name == "bernoulli":
         return (number > 0).cast(pl.Float64)
-    if isinstance(family, Gaussian) and family.scale == "log1p":
+    if isinstance(family, GaussianCells) and family.scale == "log1p":
         return number.log1p()
     return number
 
 
-def _count(rows: Any, family: Family, skip: bool, unit: str, intake: Intake) -> Intake:
+def _count(
+    rows: Any, family: CellFamily, skip: bool, unit: str, intake: IntakeReport
+) -> IntakeReport:
     """What became of the rows; raises for bad ones unless they are to be skipped."""
     import polars as pl
 
@@ -496,7 +500,7 @@ def _count(rows: Any, family: Family, skip: bool, unit: str, intake: Intake) -> 
     return replace(intake, bad=counts, examples=examples)
 
 
-def _example(row: dict[str, Any], family: Family, unit: str) -> str:
+def _example(row: dict[str, Any], family: CellFamily, unit: str) -> str:
     reason = row["reason"]
     text = _REASONS[reason].format(expected=family.expected)
     return f"{unit} {row['line']}: {text} (got {row[reason]!r})"

@@ -24,7 +24,7 @@ from scipy.special import gammaincinv, ndtri
 from emfed.core.errors import DataError, check_count
 from emfed.core.protocols import BoolArray, FloatArray, IntArray
 from emfed.core.streams import Purpose, normals, uniforms
-from emfed.imputation.families import Counts, Family, Moments
+from emfed.imputation.families import CellFamily, CellMoments, Counts
 from emfed.imputation.lowrank import Cells, TableParameters
 from emfed.imputation.rows import newton, objective
 from emfed.imputation.sweeps import Solver
@@ -73,7 +73,7 @@ class _State:
     time_ridge: FloatArray
     lags: tuple[tuple[int, Strength], ...]
     power: float = 1.0
-    """The power of the weights in the size of counts; see `NegativeBinomial`."""
+    """The power of the weights in the size of counts; see `NegativeBinomialCells`."""
 
 
 @final
@@ -142,15 +142,15 @@ class Posterior:
             coefficients=self.coefficients[index],
         )
 
-    def moments(self, sites: IntArray, times: IntArray) -> Moments:
+    def moments(self, sites: IntArray, times: IntArray) -> CellMoments:
         """Means and variances over draws at the cells named."""
         return self._moments(lambda params: params.theta(sites, times))
 
-    def dense_moments(self, sites: IntArray) -> Moments:
+    def dense_moments(self, sites: IntArray) -> CellMoments:
         """The same of these sites at all times: ``(len(sites), times)``."""
         return self._moments(lambda params: params.dense(sites))
 
-    def _moments(self, theta_of: Callable[[TableParameters], FloatArray]) -> Moments:
+    def _moments(self, theta_of: Callable[[TableParameters], FloatArray]) -> CellMoments:
         """One draw at a time (Welford).
 
         The mean of the expected record is taken over draws and not from those of theta: where
@@ -176,8 +176,8 @@ class Posterior:
             value = family.value(means[0], spread[0] + self.spread)
             scale = (value + 1) ** 2 * np.expm1(np.minimum(spread[0], 30.0))
             identity = family.widen(np.full(1, 2.0))[0] == 2.0
-            return Moments(means[0], spread[0], value, spread[0] if identity else scale)
-        return Moments(means[0], spread[0], means[1], spread[1])
+            return CellMoments(means[0], spread[0], value, spread[0] if identity else scale)
+        return CellMoments(means[0], spread[0], means[1], spread[1])
 
     def totals(self, sites: IntArray) -> FloatArray:
         """Expected records added over these sites, by draw and time."""
@@ -282,7 +282,7 @@ class _Chain:
             return max(1e-12, float(np.mean(cells.weights * residual**2)))
         return 0.1 if family.counts else 0.0
 
-    def _family(self) -> Family:
+    def _family(self) -> CellFamily:
         """The likelihood that the rows see."""
         family = self.solver.family
         if not isinstance(family, Counts):

@@ -18,7 +18,7 @@ from emfed.core.protocols import BoolArray, FloatArray, IntArray
 from emfed.core.records import Records
 from emfed.core.streams import Purpose, uniforms
 from emfed.imputation.choice import Choice
-from emfed.imputation.families import Moments
+from emfed.imputation.families import CellMoments
 from emfed.imputation.index import Index, index_of, write_frame
 from emfed.imputation.lowrank import Cells, TableParameters
 from emfed.imputation.posterior import Posterior
@@ -119,12 +119,12 @@ class Imputation:
         """Whether estimates are those of the optimum: as printed, cut short, or without a cell."""
         return self.mode == "paper" or self.stopped == "interrupted" or self.cells.size == 0
 
-    def _moments(self, rows: IntArray, columns: IntArray) -> Moments:
+    def _moments(self, rows: IntArray, columns: IntArray) -> CellMoments:
         if not self.plain:
             return self.posterior.moments(rows, columns)
         return self._at(self.params.theta(rows, columns))
 
-    def moments_of(self, sites: IntArray) -> Moments:
+    def moments_of(self, sites: IntArray) -> CellMoments:
         """Means and variances of theta and of the expected record, of these sites at all times."""
         return (
             self._at(self.params.dense(sites))
@@ -132,10 +132,10 @@ class Imputation:
             else self.posterior.dense_moments(sites)
         )
 
-    def _at(self, theta: FloatArray) -> Moments:
+    def _at(self, theta: FloatArray) -> CellMoments:
         """At the optimum, as if it were sure."""
         sure = np.zeros_like(theta)
-        return Moments(theta, sure, self.solver.family.value(theta, self._spread()), sure)
+        return CellMoments(theta, sure, self.solver.family.value(theta, self._spread()), sure)
 
     def theta(self, sites: Any, times: Any) -> FloatArray:
         """The natural parameter at cells named by site and time, or by their indices."""
@@ -186,7 +186,7 @@ class Imputation:
         return self._bounds(self.posterior.moments(*self._indices(sites, times)), level, of)
 
     def _bounds(
-        self, at: Moments, level: float, of: Of | None = None
+        self, at: CellMoments, level: float, of: Of | None = None
     ) -> tuple[FloatArray, FloatArray]:
         family, spread = self.solver.family, self.posterior.spread
         if of not in ("record", "mean", None):

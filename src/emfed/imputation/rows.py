@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from emfed.core.protocols import FloatArray, IntArray
-from emfed.imputation.families import Family
+from emfed.imputation.families import CellFamily
 from emfed.imputation.lowrank import Structure
 from emfed.models.sides import Side, add_up, lags_of
 
@@ -33,7 +33,7 @@ def time_side(
 
 def newton(
     side: Side,
-    family: Family,
+    family: CellFamily,
     rows: FloatArray,
     rest: FloatArray,
     weights: FloatArray,
@@ -66,7 +66,7 @@ def newton(
 
 def objective(
     side: Side,
-    family: Family,
+    family: CellFamily,
     rows: FloatArray,
     theta: FloatArray,
     weights: FloatArray,

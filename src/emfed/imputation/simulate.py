@@ -13,9 +13,9 @@ from emfed.core.errors import check_count
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.core.streams import Purpose, check_seed, normals, uniforms
 from emfed.imputation.bins import Bins
-from emfed.imputation.families import Family, as_family
+from emfed.imputation.families import CellFamily, as_family
 from emfed.imputation.lowrank import TableParameters
-from emfed.imputation.table import FieldTable, Grid, Intake, build_table
+from emfed.imputation.table import FieldTable, Grid, IntakeReport, build_table
 
 PAPER = {"observers": 2465, "sites": 9721, "months": 525}
 """The table of the paper (section 4); 525 months is a size, not a period."""
@@ -52,7 +52,7 @@ def simulate_table(
     sites: int = PAPER["sites"],
     months: int = PAPER["months"],
     groups: int = 10,
-    family: str | Family = "log1p",
+    family: str | CellFamily = "log1p",
     seed: int = 0,
 ) -> FieldTable:
     """Records of observers in random groups, which are the workers."""
@@ -86,7 +86,7 @@ def simulate_table(
         month,
         np.ones(records),
         values,
-        Intake(records, records),
+        IntakeReport(records, records),
     )
     return table.regroup(groups, seed)
 

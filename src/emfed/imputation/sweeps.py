@@ -17,7 +17,7 @@ from scipy.sparse.linalg import svds
 from emfed.core.errors import NumericalError
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.core.streams import Purpose, normals
-from emfed.imputation.families import Family
+from emfed.imputation.families import CellFamily
 from emfed.imputation.lowrank import Cells, Covariates, Structure, TableParameters
 from emfed.imputation.rows import newton, site_side, time_side
 from emfed.models.sides import Side
@@ -31,7 +31,7 @@ class Solver:
 
     def __init__(
         self,
-        family: Family,
+        family: CellFamily,
         structure: Structure,
         covariates: Covariates | None = None,
         *,

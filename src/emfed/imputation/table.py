@@ -20,7 +20,7 @@ from emfed.core.protocols import FloatArray, IntArray, Opening
 from emfed.core.streams import Purpose, check_seed, uniforms
 from emfed.imputation.bins import Bins
 from emfed.imputation.effort import Effort
-from emfed.imputation.families import Family
+from emfed.imputation.families import CellFamily
 from emfed.imputation.lowrank import Cells, Covariates
 from emfed.models.sides import add_up
 
@@ -30,7 +30,7 @@ _ZERO = np.zeros(1, dtype=np.int64)
 
 @final
 @dataclass(frozen=True)
-class Intake:
+class IntakeReport:
     """What became of the rows that were read: nothing is dropped without being counted here."""
 
     rows: int
@@ -68,7 +68,7 @@ class Grid:
 
     sites: Sequence[str]
     bins: Bins
-    family: Family
+    family: CellFamily
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -118,7 +118,7 @@ class FieldTable:
     exposure. Worker c holds ``offsets[c]`` to ``offsets[c + 1]``.
     """
 
-    family: Family
+    family: CellFamily
     sites: Sequence[str]
     bins: Bins
     workers: Sequence[str]
@@ -127,7 +127,7 @@ class FieldTable:
     time: IntArray
     weights: FloatArray
     values: FloatArray
-    intake: Intake
+    intake: IntakeReport
     effort: Effort | None = None
     """The coefficients by which effort entered the weights, where it did."""
 
@@ -251,7 +251,7 @@ def build_table(
     time: IntArray,
     weights: FloatArray,
     values: FloatArray,
-    intake: Intake,
+    intake: IntakeReport,
 ) -> FieldTable:
     """A table from rows ``(worker, site, time, weight, value)``, cells seen twice added up."""
     if len(worker) == 0:
@@ -305,7 +305,7 @@ def known_table(
         keys % times,
         weights,
         values,
-        Intake(records, records),
+        IntakeReport(records, records),
     )
 
 

@@ -65,14 +65,32 @@ build_model = MODELS.build
 
 
 def make_model(kind: str, n_components: int | None = None, **options: Any) -> Model:
-    """The model of this kind: the one way from words to a model.
+    """Make the model of this kind: the one way from words to a model.
 
-    The command line, ``run.toml`` and estimators all come through here. ``kind`` is a name that
-    models describe themselves with, one of `MODELS`, and ``options`` are arguments of the function
-    of that name; what is left out has the default there.
+    The command line, ``run.toml`` and estimators all come through here.
+
+    Parameters
+    ----------
+    kind : str
+        A name that models describe themselves with, one of `MODELS`.
+    n_components : int or None
+        The number of components, for kinds that have them.
+    **options : object
+        Arguments of the function of that name; what is left out has the default there.
+
+    Returns
+    -------
+    Model
+        The model, not bound to data.
+
+    Raises
+    ------
+    SettingsError
+        If the kind or an option is unknown, or the options cannot go together.
 
     Examples
     --------
+    >>> from emfed.models import make_model
     >>> make_model("gaussian-mixture", 3, covariance_type="diag").describe()["n_components"]
     3
     """

@@ -33,7 +33,7 @@ def clip_simplex(p: FloatArray, floor: float) -> FloatArray:
 @stored("family/bernoulli")
 @final
 @dataclass(frozen=True)
-class Bernoulli(Family):
+class BernoulliColumn(Family):
     """0 or 1: the probability of 1."""
 
     name: ClassVar[str] = "bernoulli"
@@ -99,7 +99,19 @@ class Bernoulli(Family):
 @final
 @dataclass(frozen=True)
 class Categorical(Family):
-    """One of ``categories`` codes 0, 1, ...: their probabilities."""
+    """The family of a column that holds one of several codes 0, 1, ...
+
+    Parameters
+    ----------
+    categories : int
+        The number of codes.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> emfed.mixed_mixture(2, ["gaussian", emfed.models.Categorical(3)]).describe()["families"]
+    ['gaussian', {'family': 'categorical', 'categories': 3}]
+    """
 
     categories: int
     name: ClassVar[str] = "categorical"

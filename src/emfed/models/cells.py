@@ -23,9 +23,24 @@ from emfed.models.site_owner import COLUMNS
 @final
 @dataclass(frozen=True)
 class CellSums(Model):
-    """Cells of ``sites`` times ``times``; rows are those of `emfed.models.site_owner.COLUMNS`.
+    """Sums of the cells that each worker observed, of a table that nobody holds.
 
-    With ``centred`` workers tell the mean of their cells' sums in the opening.
+    The rows of a worker have the columns `emfed.models.site_owner.COLUMNS`.
+
+    Parameters
+    ----------
+    sites : int
+        The number of rows of the table: the places where something is counted.
+    times : int
+        The number of columns of the table.
+    centred : bool
+        Whether workers tell the mean of their cells' sums in the opening.
+
+    Examples
+    --------
+    >>> from emfed.models import CellSums
+    >>> CellSums(sites=3, times=4).cells
+    12
     """
 
     sites: int

@@ -39,7 +39,19 @@ TRIALS = 4
 @final
 @dataclass(frozen=True)
 class Centres(Parameters):
-    """The centres of the clusters, ``(K, d)``."""
+    """The centres of the clusters of k-means.
+
+    Parameters
+    ----------
+    centres : array of shape (K, d)
+        The centres, in the user's units in a result.
+
+    Examples
+    --------
+    >>> from emfed.models import Centres
+    >>> Centres([[0.0, 1.0], [2.0, 3.0]]).centres.shape
+    (2, 2)
+    """
 
     centres: FloatArray
 
@@ -51,20 +63,42 @@ class Centres(Parameters):
 @final
 @dataclass(frozen=True, eq=False)
 class Clusters(Model):
-    """k-means in the user's units or, ``standardised``, in those of each column; see `k_means`."""
+    """The model k-means, which has a hard E-step; `emfed.k_means` makes one.
+
+    Parameters
+    ----------
+    n_components : int
+        The number of clusters.
+    standardised : bool
+        Whether distances are in standard deviations of each column, not in the user's units.
+    fill : bool
+        Whether NaN counts as the common mean: rough, but enough to start other models.
+    smallest : int
+        Clusters with fewer of a worker's rows are left out of what it says.
+    frame : Frame or None
+        The common origin and scale, which binding fills in.
+    samples : int
+        The number of rows of all workers, which binding fills in.
+    variance : float
+        The mean squared distance to the common mean, in the frame; binding fills it in.
+    framed : bool
+        Whether the frame is that of another model, which binding leaves as it is.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> emfed.k_means(3).n_components
+    3
+    """
 
     n_components: int
     standardised: bool = False
     fill: bool = False
-    """Whether NaN counts as the common mean: rough, but enough to start other models."""
     smallest: int = 1
-    """Clusters with fewer of a worker's rows are left out of what it says."""
     frame: Frame | None = None
     samples: int = 0
     variance: float = 0.0
-    """The mean squared distance to the common mean, in the frame."""
     framed: bool = False
-    """Whether the frame is that of another model, which binding leaves as it is."""
 
     def __post_init__(self) -> None:
         check_count("n_clusters", self.n_components)
@@ -339,10 +373,30 @@ def _clusters(
 
 
 def k_means(n_clusters: int, *, standardised: bool = False) -> Clusters:
-    """k-means: fit it like any model, by `EM` (Lloyd's algorithm) or compressed.
+    """Make k-means, which is fitted like any model: by `EM` (Lloyd's algorithm) or compressed.
 
-    Distances are in the user's units or, ``standardised``, in standard deviations of each column.
     Only cluster sums and counts leave a worker.
+
+    Parameters
+    ----------
+    n_clusters : int
+        The number of clusters.
+    standardised : bool
+        Whether distances are in standard deviations of each column, not in the user's units.
+
+    Returns
+    -------
+    Clusters
+        The model, not bound to data.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import emfed
+    >>> rows = np.array([[0.0, 1.0], [0.2, 0.8], [0.1, 1.1], [4.0, 5.2], [4.1, 5.0], [4.3, 4.9]])
+    >>> result = emfed.fit(emfed.k_means(2), [rows[::2], rows[1::2]], "em", seed=0)
+    >>> np.sort(result.params.centres[:, 0]).round(2)
+    array([0.1 , 4.13])
     """
     return Clusters(n_clusters, standardised)
 

@@ -22,7 +22,7 @@ from emfed.core.configuration import check_keys
 from emfed.core.errors import DataError, SettingsError
 from emfed.core.protocols import FloatArray, IntArray, Parameters
 from emfed.core.registry import stored
-from emfed.models.categories import Bernoulli, Categorical
+from emfed.models.categories import BernoulliColumn, Categorical
 from emfed.models.durations import Exponential, Gamma
 from emfed.models.families import Family, Gaussian, Poisson
 from emfed.models.mixture import blocks, to_numpy
@@ -32,7 +32,7 @@ from emfed.models.rows import combine_seen, seen_moments, total_weight
 EXPOSURE = "exposure"
 """What a column is called that only says how much a count was exposed to."""
 NAMED: dict[str, Family] = {
-    f.name: f for f in (Gaussian(), Poisson(), Bernoulli(), Exponential(), Gamma())
+    f.name: f for f in (Gaussian(), Poisson(), BernoulliColumn(), Exponential(), Gamma())
 }
 ARRAYS = (*NAMED, Categorical.name)
 
@@ -65,7 +65,7 @@ class ColumnParameters(Parameters):
 
 @final
 @dataclass(frozen=True)
-class Group:
+class FamilyColumns:
     """Columns of one family, and of their exposures; where their parameters and features lie."""
 
     family: Family
@@ -211,7 +211,7 @@ class Columns:
         raise SettingsError(f"Poisson(exposure={column!r}): there is no such column.")
 
     @cached_property
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[FamilyColumns, ...]:
         """Columns that are computed together: by family; categorical ones each alone."""
         found: dict[Any, list[int]] = {}
         for position, family in enumerate(self.families):
@@ -230,7 +230,7 @@ class Columns:
                 exposures = np.array([self._position(e) for e in named if e is not None])
             name = ARRAYS[which]
             columns = np.array(positions, dtype=np.int64)
-            groups.append(Group(family, columns, exposures, name, first[name]))
+            groups.append(FamilyColumns(family, columns, exposures, name, first[name]))
             first[name] += family.size if isinstance(family, Categorical) else len(positions)
         return tuple(groups)
 
@@ -394,7 +394,7 @@ class Columns:
             out[:, own] = group.family.nearest(rows[:, own], self.constants.mean[own])
         return out
 
-    def _placed(self, xp: Any, rows: Any, group: Group) -> tuple[Any, Any, Any, Any]:
+    def _placed(self, xp: Any, rows: Any, group: FamilyColumns) -> tuple[Any, Any, Any, Any]:
         """Raw values, whether seen (True: all), values in the frame, and exposures; ``(c, m)``."""
         known, where = self.constants, device(rows)
         y = _by_column(xp, rows, group.columns)
@@ -449,7 +449,7 @@ class Columns:
 
     def pieces(
         self, mass: FloatArray, moments: FloatArray, observed: FloatArray
-    ) -> Iterator[tuple[int, Group, FloatArray, FloatArray]]:
+    ) -> Iterator[tuple[int, FamilyColumns, FloatArray, FloatArray]]:
         """Each group with its masses ``(..., K, c)`` and moments ``(..., K, c, width)``."""
         at = seen = 0
         for index, (group, partial) in enumerate(zip(self.groups, self.partial, strict=True)):

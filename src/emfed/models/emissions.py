@@ -16,7 +16,7 @@ import numpy as np
 from emfed.core.errors import SettingsError
 from emfed.core.protocols import FloatArray, HeldUp, Layout
 from emfed.models.categories import Categorical
-from emfed.models.columns import ARRAYS, ColumnParameters, Columns, Group
+from emfed.models.columns import ARRAYS, ColumnParameters, Columns, FamilyColumns
 from emfed.models.components import SMALLEST_MASS, held_at
 from emfed.models.families import positive
 
@@ -162,7 +162,7 @@ def begin_at(columns: Columns, centres: FloatArray, variances: FloatArray) -> di
     return _collect(columns, (k,), parts)
 
 
-def _frame(columns: Columns, group: Group) -> tuple[FloatArray, FloatArray]:
+def _frame(columns: Columns, group: FamilyColumns) -> tuple[FloatArray, FloatArray]:
     """Origin and scale of the parameters; rates are per unit of exposure."""
     known = columns.constants
     scale = known.scale[group.columns]

@@ -38,7 +38,7 @@ from emfed.models.components import (
 from emfed.models.devices import MOST_COMPONENTS, Features, Pass, Ragged, answers, ragged, sweep
 from emfed.models.factor_metric import FactorMetric
 from emfed.models.factor_solver import Penalty, fit_components, fit_factors
-from emfed.models.loadings import FactorParameters, Posterior, rotate
+from emfed.models.loadings import FactorParameters, FactorPosterior, rotate
 from emfed.models.matrices import is_positive_definite, outer, pack, triangle, unpack
 from emfed.models.mixture import blocks, to_numpy
 from emfed.models.parameters import Frame, GaussianParameters, InverseWishart, common_frame
@@ -51,7 +51,35 @@ from emfed.models.sampling import entropy, sample_gaussian
 @final
 @dataclass(frozen=True, eq=False)
 class FactorMixture(Model):
-    """Factor analysers, or with ``isotropic`` noise PCAs: see `factor_analysis` and `ppca`."""
+    """A mixture of factor analysers; `emfed.factor_analysis` and `emfed.ppca` make one.
+
+    Parameters
+    ----------
+    n_factors : int
+        The number of factors.
+    n_components : int
+        The number of components.
+    isotropic : bool
+        Whether all columns of a component have one noise variance, as in PCA.
+    noise_floor : float
+        The least noise variance, as a share of the variance of its column.
+    weight_concentration : float
+        The concentration, at least 1, of a symmetric Dirichlet prior on the weights; 1 is none.
+    noise_prior : InverseWishart or None
+        A prior, in one dimension, on each noise variance; its scale is a number.
+    frame : Frame or None
+        The common origin and scale, which binding fills in.
+    samples : int
+        The number of rows of all workers, which binding fills in.
+    second_moment : array
+        The second moment of all rows about the mean, in the frame: all that one analyser needs.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> emfed.factor_analysis(2).isotropic, emfed.ppca(2).isotropic
+    (False, True)
+    """
 
     n_factors: int
     n_components: int = 1
@@ -62,7 +90,6 @@ class FactorMixture(Model):
     frame: Frame | None = None
     samples: int = 0
     second_moment: FloatArray = dataclasses.field(default_factory=lambda: np.empty(0))
-    """One analyser alone needs nothing else of the rows: about the mean, in the frame."""
 
     def __post_init__(self) -> None:
         check_count("n_factors", self.n_factors)
@@ -138,7 +165,7 @@ class FactorMixture(Model):
     # The E-step.
 
     def _joint(
-        self, data: Any, params: FactorParameters, at: Posterior, weights: Any | None = None
+        self, data: Any, params: FactorParameters, at: FactorPosterior, weights: Any | None = None
     ) -> Iterator[tuple[Any, Any, Any, Any]]:
         """Blocks of rows in the frame ``(..., d, m)``, U y - u ``(..., K, r, m)``, logits, weights.
 
@@ -172,7 +199,7 @@ class FactorMixture(Model):
         rows = ragged(data, weights)
         if rows is not None and self.sweeps:
             return self._swept(rows, params)[0][slice(None) if data.ndim == 3 else 0]
-        xp, at = array_namespace(data), Posterior.at(params)
+        xp, at = array_namespace(data), FactorPosterior.at(params)
         sums: dict[str, Any] = dict.fromkeys(("mass", "latent", "factor", "first", "cross"), 0.0)
         sums["squares"] = 0.0
         for y, v, logits, w in self._joint(data, params, at, weights):
@@ -202,7 +229,7 @@ class FactorMixture(Model):
         precision: FloatArray = np.asarray(np.linalg.inv(params.covariances()), dtype=np.float64)
         linear = (precision @ params.means[..., None])[..., 0]
         c = np.log(params.weights) - 0.5 * (
-            Posterior.at(params).log_det
+            FactorPosterior.at(params).log_det
             + (linear * params.means).sum(axis=-1)
             + self.n_features * np.log(2 * np.pi)
         )
@@ -218,7 +245,7 @@ class FactorMixture(Model):
 
         Moments of v = U y - u follow from those of y and y y^T.
         """
-        at, d = Posterior.at(params), self.n_features
+        at, d = FactorPosterior.at(params), self.n_features
         found = sweep(rows, self.as_pass(params), values)
         first, second = found.moments[..., :d], unpack(found.moments[..., d:], d)
         u, across = at.offset, np.swapaxes(at.white, -1, -2)
@@ -256,7 +283,7 @@ class FactorMixture(Model):
             found = [shares for shares, _ in answers(rows, self.as_pass(params))]
             return np.concatenate(found).reshape(*data.shape[:-1], -1)
         parts = []
-        for _, _, logits, _ in self._joint(data, params, Posterior.at(params)):
+        for _, _, logits, _ in self._joint(data, params, FactorPosterior.at(params)):
             joint = to_numpy(logits)
             shares = np.exp(joint - joint.max(axis=-2, keepdims=True))
             parts.append(np.swapaxes(shares / shares.sum(axis=-2, keepdims=True), -1, -2))
@@ -269,7 +296,7 @@ class FactorMixture(Model):
             whole = np.concatenate(found).reshape(data.shape[:-1])
             return np.asarray(whole - np.log(self._frame.scale).sum())
         parts = []
-        for _, _, logits, _ in self._joint(data, params, Posterior.at(params)):
+        for _, _, logits, _ in self._joint(data, params, FactorPosterior.at(params)):
             parts.append(np.logaddexp.reduce(to_numpy(logits), axis=-2))
         return np.asarray(np.concatenate(parts, axis=-1) - np.log(self._frame.scale).sum())
 
@@ -291,7 +318,7 @@ class FactorMixture(Model):
         """E[z | row, component] in the rotation of `to_user`, ``(..., rows, K, r)``."""
         loadings = self.to_user(params).loadings / self._frame.scale[:, None]
         turned = dataclasses.replace(params, loadings=loadings)
-        at = Posterior.at(turned)
+        at = FactorPosterior.at(turned)
         parts = []
         for _, v, _, _ in self._joint(data, turned, at):
             z = at.root @ to_numpy(v)
@@ -517,11 +544,34 @@ def factor_analysis(
     weight_concentration: float = 1.0,
     noise_prior: InverseWishart | None = None,
 ) -> FactorMixture:
-    """Factor analysis, or with ``n_components`` > 1 a mixture of factor analysers.
+    """Make factor analysis, or with ``n_components`` > 1 a mixture of factor analysers.
 
-    No noise variance falls below ``noise_floor`` times the variance of its column.
-    ``weight_concentration`` >= 1 is a Dirichlet prior on the weights, ``noise_prior`` an
-    `InverseWishart` (in one dimension) on each noise variance.
+    Parameters
+    ----------
+    n_factors : int
+        The number of factors, fewer than columns.
+    n_components : int
+        The number of components.
+    noise_floor : float
+        The least noise variance, as a share of the variance of its column.
+    weight_concentration : float
+        The concentration, at least 1, of a symmetric Dirichlet prior on the weights; 1 is none.
+    noise_prior : InverseWishart or None
+        A prior, in one dimension, on each noise variance; its scale is a number.
+
+    Returns
+    -------
+    FactorMixture
+        The model, not bound to data.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import emfed
+    >>> rows = np.sin(np.outer(np.arange(40), [1, 2, 5])) @ [[2, 1, 0], [0, 1, 0], [0, 0, 1]]
+    >>> result = emfed.fit(emfed.factor_analysis(1), [rows[:20], rows[20:]])
+    >>> result.params.loadings.shape
+    (1, 3, 1)
     """
     options = (noise_floor, weight_concentration, InverseWishart.read(noise_prior))
     return FactorMixture(n_factors, n_components, False, *options)
@@ -536,9 +586,31 @@ def ppca(
     weight_concentration: float = 1.0,
     noise_prior: InverseWishart | None = None,
 ) -> FactorMixture:
-    """Probabilistic PCA, or a mixture of them: factor analysis with one noise variance for all.
+    """Make probabilistic PCA, or a mixture of them: factors and one noise variance for all.
 
-    The options are those of `factor_analysis`.
+    Parameters
+    ----------
+    n_factors : int
+        The number of factors, fewer than columns.
+    n_components : int
+        The number of components.
+    noise_floor : float
+        The least noise variance, as a share of the variance of its column.
+    weight_concentration : float
+        The concentration, at least 1, of a symmetric Dirichlet prior on the weights; 1 is none.
+    noise_prior : InverseWishart or None
+        A prior, in one dimension, on each noise variance; its scale is a number.
+
+    Returns
+    -------
+    FactorMixture
+        The model, not bound to data.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> emfed.ppca(2).describe()["model"]
+    'ppca'
     """
     options = (noise_floor, weight_concentration, InverseWishart.read(noise_prior))
     return FactorMixture(n_factors, n_components, True, *options)

@@ -32,18 +32,48 @@ def gaussian_mixture(
     second_moment: Literal["constant", "statistic"] = "constant",
     missing: bool = False,
 ) -> GaussianMixture | MissingGaussianMixture:
-    """A Gaussian mixture with covariance ``full``, ``diag``, ``spherical``, ``tied`` or ``known``.
+    """Make a Gaussian mixture with one of five types of covariance.
 
-    ``known`` needs ``known_covariance``, ``(d, d)`` in the user's units. No eigenvalue of a
-    covariance falls below ``covariance_floor`` times the variance of the columns over all data (0
-    switches that off). ``weight_concentration`` >= 1 is a symmetric Dirichlet prior on the weights,
-    ``covariance_prior`` an `InverseWishart` on the covariances, or a dict of its dof and scale.
+    Parameters
+    ----------
+    n_components : int
+        The number of components.
+    covariance_type : {"full", "diag", "spherical", "tied", "known"}
+        The shape of the covariances.
+    known_covariance : array of shape (d, d) or None
+        The covariance of all components in the user's units; ``known`` needs it.
+    covariance_floor : float
+        No eigenvalue of a covariance falls below this share of the variance of the columns over all
+        data; 0 switches that off.
+    weight_concentration : float
+        The concentration, at least 1, of a symmetric Dirichlet prior on the weights; 1 is none.
+    covariance_prior : InverseWishart, dict or None
+        A prior on the covariances, or a dict of its dof and scale.
+    second_moment : {"constant", "statistic"}
+        For ``tied``, whether the data's second moment is a constant of the opening exchange or a
+        statistic of every message, which streams need.
+    missing : bool
+        Whether NaN is a value missing at random (``full`` and ``diag``). Fit, likelihood and
+        responsibilities then use what was seen, exactly, and a result can `impute`.
 
-    For ``tied``, ``second_moment`` says whether the data's second moment is a ``constant`` of the
-    opening exchange or a ``statistic`` of every message, which streams need.
+    Returns
+    -------
+    GaussianMixture or MissingGaussianMixture
+        The model, not bound to data.
 
-    With ``missing=True`` (``full`` and ``diag``) NaN is a value missing at random, handled exactly:
-    fit, likelihood and responsibilities use what was seen, and a result can `impute`.
+    Raises
+    ------
+    SettingsError
+        If the covariance type is unknown, or options contradict each other.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import emfed
+    >>> rows = np.array([[0.0, 1.0], [0.2, 0.8], [0.1, 1.1], [4.0, 5.2], [4.1, 5.0], [4.3, 4.9]])
+    >>> result = emfed.fit(emfed.gaussian_mixture(2, "spherical"), [rows[::2], rows[1::2]], seed=0)
+    >>> np.sort(result.params.means[:, 0]).round(1)
+    array([0.1, 4.1])
     """
     covariance_prior = InverseWishart.read(covariance_prior)
     if missing:

@@ -260,7 +260,20 @@ class Gaussian(Family):
 @final
 @dataclass(frozen=True)
 class Poisson(Family):
-    """Counts: rate, per unit of the column ``exposure`` (its name or position) if given."""
+    """The family of a column of counts, perhaps per unit of another column.
+
+    Parameters
+    ----------
+    exposure : str, int or None
+        The name or position of the column that holds the exposure; None where there is none.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> model = emfed.mixed_mixture(2, [emfed.models.Poisson(exposure=1), "exposure"])
+    >>> model.describe()["families"]
+    [{'family': 'poisson', 'exposure': 1}, 'exposure']
+    """
 
     exposure: str | int | None = None
     name: ClassVar[str] = "poisson"

@@ -51,7 +51,7 @@ from emfed.models.sampling import covariance_parameters, sample_gaussian
 
 @stored("gaussian-mixture/bound")
 @dataclass(frozen=True, eq=False)
-class Bound:
+class BoundGaussian:
     """What the opening exchange told: the frame, the sample count, the second moment if asked."""
 
     frame: Frame
@@ -61,17 +61,34 @@ class Bound:
 
 @dataclass(frozen=True, eq=False)
 class GaussianMixture(MixtureModel):
-    """What the covariance types share; `emfed.gaussian_mixture` makes one.
+    """A Gaussian mixture: what the covariance types share; `emfed.gaussian_mixture` makes one.
 
-    ``covariance_floor`` is the smallest eigenvalue of a covariance, relative to the variance of
-    the columns; ``weight_concentration`` >= 1 is a symmetric Dirichlet prior on the weights.
+    Parameters
+    ----------
+    n_components : int
+        The number of components.
+    covariance_floor : float
+        The smallest eigenvalue of a covariance, as a share of the variance of the columns.
+    weight_concentration : float
+        The concentration, at least 1, of a symmetric Dirichlet prior on the weights; 1 is none.
+    covariance_prior : InverseWishart or None
+        A prior on the covariances.
+    bound : BoundGaussian or None
+        What the opening exchange told, which binding fills in.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> model = emfed.gaussian_mixture(2, "full")
+    >>> isinstance(model, emfed.models.GaussianMixture), model.bound
+    (True, None)
     """
 
     n_components: int
     covariance_floor: float = 1e-6
     weight_concentration: float = 1.0
     covariance_prior: InverseWishart | None = None
-    bound: Bound | None = None
+    bound: BoundGaussian | None = None
 
     kind: ClassVar[str]
 
@@ -125,7 +142,7 @@ class GaussianMixture(MixtureModel):
     # Binding.
 
     @property
-    def constants(self) -> Bound:
+    def constants(self) -> BoundGaussian:
         """What `bind` was told."""
         return known(self.bound)
 
@@ -185,7 +202,7 @@ class GaussianMixture(MixtureModel):
         moment = moment / (np.outer(frame.scale, frame.scale) if products else frame.scale**2)
         if self.kind != "tied" and self.n_components > 1:
             moment = np.empty(0)  # of no use
-        return dataclasses.replace(self, bound=Bound(frame, samples, moment))
+        return dataclasses.replace(self, bound=BoundGaussian(frame, samples, moment))
 
     # The E-step.
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from emfed.core.protocols import FloatArray
-from emfed.models.categories import Bernoulli, Categorical
+from emfed.models.categories import BernoulliColumn, Categorical
 from emfed.models.columns import Columns
 
 ROUNDING = 1e-12
@@ -22,7 +22,7 @@ def code_shares(
     for _, group, masses, part in columns.pieces(mass, moments, observed):
         if isinstance(group.family, Categorical):
             found.append(part.reshape(*mass.shape[:-1], -1))
-        elif isinstance(group.family, Bernoulli):
+        elif isinstance(group.family, BernoulliColumn):
             both = np.concatenate([part, _rest(masses[..., None], part)], axis=-1)
             found.append(both.reshape(*mass.shape[:-1], -1))
     return np.concatenate(found, axis=-1)
@@ -37,7 +37,7 @@ def seen_shares(columns: Columns, summary: Mapping[str, FloatArray]) -> FloatArr
         if isinstance(group.family, Categorical):
             found.append(seen * summary["extra"][done : done + group.width])
             done += group.width
-        elif isinstance(group.family, Bernoulli):
+        elif isinstance(group.family, BernoulliColumn):
             ones = seen * mean[group.columns]
             found += [ones, _rest(seen, ones)]
         elif group.family.name == "gamma":

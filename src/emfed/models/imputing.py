@@ -9,7 +9,7 @@ import numpy as np
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.core.streams import Purpose, uniforms
 from emfed.models.categories import Categorical
-from emfed.models.columns import ColumnParameters, Columns, Group
+from emfed.models.columns import ColumnParameters, Columns, FamilyColumns
 from emfed.models.families import Family
 from emfed.models.sampling import draw_components
 
@@ -47,7 +47,7 @@ def mixture_quantile(
 
 def _holes(
     columns: Columns, data: FloatArray
-) -> Iterator[tuple[Group, int, int, IntArray, FloatArray]]:
+) -> Iterator[tuple[FamilyColumns, int, int, IntArray, FloatArray]]:
     """Group, position in it, column, rows and exposures of what is missing, column by column."""
     for group in columns.groups:
         for which, column in enumerate(group.columns.tolist()):

@@ -28,7 +28,20 @@ from emfed.models.rows import check_rows, moments
 @final
 @dataclass(frozen=True)
 class Location(Parameters):
-    """theta of a `LinearGaussian`."""
+    """The parameter theta of a `LinearGaussian`.
+
+    Parameters
+    ----------
+    mean : array of shape (d,)
+        The mean of the rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from emfed.models import Location
+    >>> Location(np.zeros(2)).mean
+    array([0., 0.])
+    """
 
     mean: FloatArray
 
@@ -37,7 +50,26 @@ class Location(Parameters):
 @final
 @dataclass(frozen=True)
 class LinearGaussian(Model):
-    """The mean of rows seen through noise; ``kappa`` in (0, 1] is the share of signal in a row."""
+    """The mean of rows seen through noise: a model whose constants are all known.
+
+    The mean field is affine, so it is the yardstick of the theory.
+
+    Parameters
+    ----------
+    kappa : float
+        The share of signal in a row, in (0, 1].
+    n_features : int or None
+        The number of columns, which binding fills in.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import emfed
+    >>> data = [np.array([[1.0], [3.0]]), np.array([[2.0], [4.0]])]
+    >>> result = emfed.fit(emfed.models.LinearGaussian(0.5), data, "em")
+    >>> result.params.mean.round(3)
+    array([2.5])
+    """
 
     kappa: float = 0.5
     n_features: int | None = None

@@ -13,7 +13,28 @@ from emfed.core.protocols import FloatArray, Parameters
 @final
 @dataclass(frozen=True)
 class FactorParameters(Parameters):
-    """Weights ``(K,)``, means ``(K, d)``, loadings ``(K, d, r)`` and noise variances ``(K, d)``."""
+    """The parameters of a mixture of factor analysers.
+
+    Parameters
+    ----------
+    weights : array of shape (K,)
+        The shares of the components.
+    means : array of shape (K, d)
+        Their means.
+    loadings : array of shape (K, d, r)
+        The loadings of the factors.
+    noise : array of shape (K, d)
+        The noise variances of the columns.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from emfed.models import FactorParameters
+    >>> params = FactorParameters([1.0], [[0.0, 0.0]], np.ones((1, 2, 1)), [[0.5, 0.5]])
+    >>> params.covariances()[0]
+    array([[1.5, 1. ],
+           [1. , 1.5]])
+    """
 
     weights: FloatArray
     means: FloatArray
@@ -31,7 +52,7 @@ class FactorParameters(Parameters):
 
 
 @dataclass(frozen=True)
-class Posterior:
+class FactorPosterior:
     """z given y is normal with mean R (U y - u) and covariance R R^T: R^-T R^-1 = I + L^T L / psi.
 
     ``white`` is U, ``(..., K, r, d)``; ``offset`` is u, ``(..., K, r)``; ``root`` is R.
@@ -43,7 +64,7 @@ class Posterior:
     log_det: FloatArray
 
     @classmethod
-    def at(cls, params: FactorParameters) -> Posterior:
+    def at(cls, params: FactorParameters) -> FactorPosterior:
         """By the Cholesky root of the r x r precision."""
         scaled = np.swapaxes(params.loadings, -1, -2) / params.noise[..., None, :]
         precision = scaled @ params.loadings + np.eye(params.loadings.shape[-1])

@@ -42,7 +42,34 @@ BLOCK_ELEMENTS = 1 << 20
 @final
 @dataclass(frozen=True)
 class MarkovParameters(ColumnParameters):
-    """Probabilities ``initial`` ``(K,)`` and ``transitions`` ``(K, K)``, and the columns' own."""
+    """The parameters of a hidden Markov model.
+
+    Parameters
+    ----------
+    gaussian : array of shape (K, c, 2)
+        The means and variances of the Gaussian columns.
+    poisson : array of shape (K, c)
+        The rates of the Poisson columns.
+    bernoulli : array of shape (K, c)
+        The probabilities of 1 of the Bernoulli columns.
+    exponential : array of shape (K, c)
+        The means of the exponential columns.
+    gamma : array of shape (K, c, 2)
+        The shapes and means of the gamma columns.
+    categorical : array of shape (K, n)
+        The probabilities of the categories of all categorical columns, one column after the other.
+    initial : array of shape (K,)
+        The probabilities of the first state.
+    transitions : array of shape (K, K)
+        The probabilities of the next state, one row for each state.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from emfed.models import MarkovParameters
+    >>> MarkovParameters(initial=np.array([0.5, 0.5]), transitions=np.eye(2)).transitions.shape
+    (2, 2)
+    """
 
     initial: FloatArray = dataclasses.field(default_factory=lambda: np.empty(0))
     transitions: FloatArray = dataclasses.field(default_factory=lambda: np.empty(0))
@@ -52,7 +79,29 @@ class MarkovParameters(ColumnParameters):
 @final
 @dataclass(frozen=True, eq=False)
 class HiddenMarkov(Model):
-    """A hidden Markov model; `hidden_markov` makes one."""
+    """A hidden Markov model of sequences; `emfed.hidden_markov` makes one.
+
+    Parameters
+    ----------
+    n_components : int
+        The number of states.
+    columns : Columns
+        The columns of a step and their families.
+    concentration : float
+        The concentration of a Dirichlet prior on initial and transition probabilities; 1 is none.
+    prior_rows : float
+        Steps with the average statistics of all data that are added to every state.
+    samples : int
+        The number of sequences, which binding fills in.
+    length : float
+        The mean length of a sequence, which binding fills in.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> emfed.hidden_markov(2).n_components
+    2
+    """
 
     n_components: int
     columns: Columns
@@ -60,7 +109,6 @@ class HiddenMarkov(Model):
     prior_rows: float = 0.0
     samples: int = 0
     length: float = 0.0
-    """The mean length of a sequence."""
 
     def __post_init__(self) -> None:
         check_count("n_components", self.n_components)
@@ -431,12 +479,35 @@ def hidden_markov(
     concentration: float = 1.0,
     prior_rows: float = 0.0,
 ) -> HiddenMarkov:
-    """A hidden Markov model of sequences ``(sequences, time, columns)``; see `pad_sequences`.
+    """Make a hidden Markov model of sequences of shape (sequences, time, columns).
 
-    ``families`` of the emissions are those of `mixed_mixture`: one for all columns, a list or a
-    dict. ``concentration`` >= 1 is a Dirichlet prior on initial and transition probabilities;
-    ``prior_rows`` adds to every state as many steps with the average statistics of all data.
-    ``floor`` keeps probabilities, variances and rates off zero.
+    Parameters
+    ----------
+    n_components : int
+        The number of states.
+    families : str, sequence or mapping
+        The families of the emissions as in `mixed_mixture`: one for all columns, a list or a dict.
+    floor : float
+        What keeps probabilities, variances and rates off zero, as a share of those of all data.
+    concentration : float
+        The concentration, at least 1, of a Dirichlet prior on initial and transition probabilities.
+    prior_rows : float
+        Steps with the average statistics of all data that are added to every state.
+
+    Returns
+    -------
+    HiddenMarkov
+        The model, not bound to data.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import emfed
+    >>> steps = np.repeat([0.0, 5.0, 0.1, 5.2], 5)[None, :, None]
+    >>> data = [steps, steps + 0.1]  # two workers with one sequence each
+    >>> result = emfed.fit(emfed.hidden_markov(2), data, "em", seed=0, rounds=20)
+    >>> result.params.transitions.shape
+    (2, 2)
     """
     check_range("floor", floor, 0, 0.1)
     return HiddenMarkov(n_components, Columns.of(families, floor), concentration, prior_rows)

@@ -49,7 +49,32 @@ from emfed.models.spreads import ColumnMetric
 @final
 @dataclass(frozen=True)
 class MixedParameters(ColumnParameters):
-    """``weights`` ``(K,)`` of the components, and the parameters of their columns."""
+    """The parameters of a mixture over columns of several families.
+
+    Parameters
+    ----------
+    gaussian : array of shape (K, c, 2)
+        The means and variances of the Gaussian columns.
+    poisson : array of shape (K, c)
+        The rates of the Poisson columns.
+    bernoulli : array of shape (K, c)
+        The probabilities of 1 of the Bernoulli columns.
+    exponential : array of shape (K, c)
+        The means of the exponential columns.
+    gamma : array of shape (K, c, 2)
+        The shapes and means of the gamma columns.
+    categorical : array of shape (K, n)
+        The probabilities of the categories of all categorical columns, one column after the other.
+    weights : array of shape (K,)
+        The shares of the components.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from emfed.models import MixedParameters
+    >>> MixedParameters(weights=np.array([0.4, 0.6])).weights
+    array([0.4, 0.6])
+    """
 
     weights: FloatArray = dataclasses.field(default_factory=lambda: np.empty(0))
 
@@ -58,7 +83,27 @@ class MixedParameters(ColumnParameters):
 @final
 @dataclass(frozen=True, eq=False)
 class MixedMixture(MixtureModel):
-    """A mixture over a table of mixed types; `mixed_mixture` makes one."""
+    """A mixture over a table of mixed types; `emfed.mixed_mixture` makes one.
+
+    Parameters
+    ----------
+    n_components : int
+        The number of components.
+    columns : Columns
+        The columns of a row and their families.
+    weight_concentration : float
+        The concentration, at least 1, of a symmetric Dirichlet prior on the weights; 1 is none.
+    prior_rows : float
+        Rows with the average statistics of all data that are added to every component.
+    samples : int or None
+        The number of rows of all workers, which binding fills in.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> emfed.mixed_mixture(2, "poisson").n_components
+    2
+    """
 
     n_components: int
     columns: Columns
@@ -355,18 +400,42 @@ def mixed_mixture(
     weight_concentration: float = 1.0,
     prior_rows: float = 0.0,
 ) -> MixedMixture:
-    """A mixture over columns that each have a family of their own; NaN is a missing value.
+    """Make a mixture over columns that each have a family of their own; NaN is a missing value.
 
-    ``families`` is one for all columns, a list with one per column, or a dict that names the
-    columns which are not Gaussian:
-    ``"gaussian"``, ``"poisson"``, ``"bernoulli"``, ``"exponential"``, ``"gamma"``,
-    ``Categorical(n)`` (codes 0 to n - 1), ``Poisson(exposure=column)`` and, for that column,
-    ``"exposure"``.
+    Parameters
+    ----------
+    n_components : int
+        The number of components.
+    families : str, sequence or mapping
+        One family for all columns, a list with one for each column, or a dict that names the
+        columns which are not Gaussian: "gaussian", "poisson", "bernoulli", "exponential",
+        "gamma", ``Categorical(n)`` (codes 0 to n - 1), ``Poisson(exposure=column)`` and, for that
+        column, "exposure".
+    missing : bool
+        Whether NaN is a missing value; otherwise it is refused, and the mass of each column need
+        not travel.
+    floor : float
+        What keeps variances, rates and probabilities off zero, as a share of those of all data.
+    weight_concentration : float
+        The concentration, at least 1, of a symmetric Dirichlet prior on the weights; 1 is none.
+    prior_rows : float
+        Rows with the average statistics of all data that are added to every component: the
+        conjugate prior.
 
-    With ``missing=False`` NaN is refused, and the mass of each column need not travel.
-    ``floor`` keeps variances, rates and probabilities off zero, relative to those of all data.
-    ``weight_concentration`` >= 1 is a symmetric Dirichlet prior on the weights; ``prior_rows`` adds
-    to every component as many rows with the average statistics of all data, the conjugate prior.
+    Returns
+    -------
+    MixedMixture
+        The model, not bound to data.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import emfed
+    >>> rows = np.array([[1.0, 0], [1.2, 0], [0.9, 1], [7.0, 1], [7.1, 1], [6.8, np.nan]])
+    >>> model = emfed.mixed_mixture(2, ["gaussian", "bernoulli"], prior_rows=1)
+    >>> result = emfed.fit(model, [rows[::2], rows[1::2]], "em", seed=0, rounds=20)
+    >>> result.params.weights.shape
+    (2,)
     """
     check_range("floor", floor, 0, 0.1)
     columns = Columns.of(families, floor, missing)

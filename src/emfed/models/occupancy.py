@@ -31,7 +31,22 @@ _TINY = 1e-12
 @final
 @dataclass(frozen=True)
 class OccupancyParameters(Parameters):
-    """Coefficients of presence and of detection, the intercept first."""
+    """The coefficients of presence and of detection, the intercept first.
+
+    Parameters
+    ----------
+    presence : array of shape (1 + presence covariates,)
+        The coefficients of the log-odds that a place is occupied.
+    detection : array of shape (1 + detection covariates,)
+        The coefficients of the log-odds that a visit to an occupied place sees it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from emfed.models import OccupancyParameters
+    >>> OccupancyParameters(np.zeros(1), np.zeros(1)).presence
+    array([0.])
+    """
 
     presence: FloatArray
     detection: FloatArray
@@ -43,13 +58,36 @@ class OccupancyParameters(Parameters):
 class Occupancy(Model):
     """Presence and detection from repeat visits, with covariates on both.
 
+    A row is a place: its visits (0, 1 or NaN), its covariates, and those of its visits.
+
     Parameters
     ----------
-    visits : V, the number of columns of visits, which come first.
-    presence_covariates : how many columns of x follow.
-    detection_covariates : how many covariates of visits follow those, V columns each.
-    ridge : half of it times the squared coefficients (but intercepts) is charged, in rows: it keeps
+    visits : int
+        The number of columns of visits, which come first.
+    presence_covariates : int
+        How many columns of covariates of the place follow.
+    detection_covariates : int
+        How many covariates of visits follow those, as many columns each as there are visits.
+    ridge : float
+        Half of it times the squared coefficients (but intercepts) is charged, in rows: it keeps
         coefficients finite where presence is certain.
+    rows : float or None
+        The number of rows, which binding fills in.
+    products : array or None
+        The means of the products of covariates, over places and over visits made; binding fills
+        them in.
+    rates : array or None
+        The share of places where it was seen at all, of visits made, and of visits that saw it;
+        binding fills them in.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import emfed
+    >>> visits = np.array([[1.0, 0, 1], [0, 0, 0], [1, 1, 0], [0, 0, 0], [0, 1, 1], [0, 0, 0]])
+    >>> result = emfed.fit(emfed.models.Occupancy(3), [visits[:3], visits[3:]], "em", rounds=20)
+    >>> result.params.detection.shape
+    (1,)
     """
 
     visits: int
@@ -58,9 +96,7 @@ class Occupancy(Model):
     ridge: float = 0.1
     rows: float | None = None
     products: FloatArray | None = None
-    """Means of the products of (1, x), then of (1, w) over visits made, told in the opening."""
     rates: FloatArray | None = None
-    """The share of places where it was seen at all, of visits made, and of visits that saw it."""
 
     def __post_init__(self) -> None:
         check_count("visits", self.visits)

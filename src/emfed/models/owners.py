@@ -38,7 +38,7 @@ class Loadings(Parameters):
 
 @final
 @dataclass(frozen=True, eq=False)
-class FactorMetric(Metric):
+class OwnerMetric(Metric):
     """The metric in which statistics are compressed, at one set of parameters (no leading axes).
 
     With w_l the loadings of column l, m_l the share seen of it, sigma^2 the noise and N the cells
@@ -233,12 +233,12 @@ class FactorOwner(Model):
         )
 
     @final
-    def metric(self, params: Loadings) -> FactorMetric:
+    def metric(self, params: Loadings) -> OwnerMetric:
         """That of the regressions at these parameters."""
         assert self.mass is not None
         cells = float(self.cells(self.mass[:, None, None] * np.eye(self.width)))
         noise = float(params.variance[0])
-        return FactorMetric(self.layout, params.loadings, noise, self.mass, cells)
+        return OwnerMetric(self.layout, params.loadings, noise, self.mass, cells)
 
 
 def _relative(old: FloatArray, new: FloatArray) -> FloatArray:

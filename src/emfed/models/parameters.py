@@ -21,10 +21,24 @@ ROUNDING = 4e-15
 
 @dataclass(frozen=True)
 class GaussianParameters(Parameters):
-    """Weights ``(K,)``, means ``(K, d)`` and covariances in scikit-learn's shapes.
+    """The parameters of a Gaussian mixture, with covariances in scikit-learn's shapes.
 
-    Covariances: full ``(K, d, d)``, tied and known ``(d, d)``, diag ``(K, d)``, spherical ``(K,)``.
-    All may share leading axes.
+    All arrays may share leading axes.
+
+    Parameters
+    ----------
+    weights : array of shape (K,)
+        The shares of the components.
+    means : array of shape (K, d)
+        Their means.
+    covariances : array
+        Their covariances: full (K, d, d), tied and known (d, d), diag (K, d), spherical (K,).
+
+    Examples
+    --------
+    >>> from emfed.models import GaussianParameters
+    >>> GaussianParameters([0.3, 0.7], [[0.0], [1.0]], [[1.0], [2.0]]).means.shape
+    (2, 1)
     """
 
     weights: FloatArray
@@ -39,10 +53,23 @@ class GaussianParameters(Parameters):
 @stored("inverse-wishart")
 @dataclass(frozen=True)
 class InverseWishart:
-    """The prior exp(-((dof + d + 1) log det S + <scale, S^-1>) / 2) on covariances.
+    """The prior exp(-((dof + d + 1) log det S + <scale, S^-1>) / 2) on covariances S.
 
-    ``scale`` is a number (times the variances of the columns) or a ``(d, d)`` matrix in the
-    user's units. On ``diag`` and ``spherical`` it acts on each variance as in one dimension.
+    On ``diag`` and ``spherical`` it acts on each variance as in one dimension.
+
+    Parameters
+    ----------
+    dof : float
+        The degrees of freedom.
+    scale : float or array of shape (d, d)
+        A number, times the variances of the columns, or a matrix in the user's units.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> prior = emfed.models.InverseWishart(dof=5)
+    >>> emfed.gaussian_mixture(2, covariance_prior=prior).describe()["covariance_prior"]
+    {'dof': 5, 'scale': 1.0}
     """
 
     dof: float

@@ -52,7 +52,25 @@ LEAST_SPREAD = 1e-9
 @final
 @dataclass(frozen=True)
 class RegressionParameters(Parameters):
-    """Weights, intercepts and noise variances ``(K,)``, and coefficients ``(K, p)``."""
+    """The parameters of a mixture of linear regressions.
+
+    Parameters
+    ----------
+    weights : array of shape (K,)
+        The shares of the components.
+    intercepts : array of shape (K,)
+        The intercepts.
+    coefficients : array of shape (K, p)
+        The coefficients of the inputs.
+    noise : array of shape (K,)
+        The noise variances.
+
+    Examples
+    --------
+    >>> from emfed.models import RegressionParameters
+    >>> RegressionParameters([1.0], [0.5], [[2.0]], [0.1]).lines()
+    array([[0.5, 2. ]])
+    """
 
     weights: FloatArray
     intercepts: FloatArray
@@ -147,7 +165,31 @@ class RegressionMetric(Metric):
 @final
 @dataclass(frozen=True, eq=False)
 class RegressionMixture(MixtureModel):
-    """A mixture of linear regressions; `regression_mixture` makes one."""
+    """A mixture of linear regressions; `emfed.regression_mixture` makes one.
+
+    Parameters
+    ----------
+    n_components : int
+        The number of components.
+    target : int
+        The position of the column that is explained.
+    noise_floor : float
+        The least noise variance, as a share of the variance of the target.
+    weight_concentration : float
+        The concentration, at least 1, of a symmetric Dirichlet prior on the weights; 1 is none.
+    ridge : float
+        The strength of a normal prior on the standardised coefficients.
+    noise_prior : InverseWishart or None
+        A prior, in one dimension, on the noise.
+    bound : RegressionBound or None
+        What the opening exchange told, which binding fills in.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> emfed.regression_mixture(2, target=0).target
+    0
+    """
 
     n_components: int
     target: int = -1
@@ -449,12 +491,37 @@ def regression_mixture(
     ridge: float = 0.0,
     noise_prior: InverseWishart | None = None,
 ) -> RegressionMixture:
-    """A mixture of linear regressions of the column at position ``target`` on all others.
+    """Make a mixture of linear regressions of one column on all others.
 
-    No noise variance falls below ``noise_floor`` times the variance of the target.
-    ``weight_concentration`` >= 1 is a Dirichlet prior on the weights; ``ridge`` > 0 puts a normal
-    prior of variance noise / ridge on each standardised coefficient; ``noise_prior`` is an
-    `InverseWishart` (in one dimension) on the noise.
+    Parameters
+    ----------
+    n_components : int
+        The number of components.
+    target : int
+        The position of the column that is explained.
+    noise_floor : float
+        The least noise variance, as a share of the variance of the target.
+    weight_concentration : float
+        The concentration, at least 1, of a symmetric Dirichlet prior on the weights; 1 is none.
+    ridge : float
+        A normal prior of variance noise / ridge on each standardised coefficient; 0 is none.
+    noise_prior : InverseWishart or None
+        A prior, in one dimension, on the noise; its scale is a number.
+
+    Returns
+    -------
+    RegressionMixture
+        The model, not bound to data.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import emfed
+    >>> x = np.arange(12.0)
+    >>> rows = np.column_stack([x, 1 + 2 * x + np.tile([0.1, -0.1], 6)])
+    >>> result = emfed.fit(emfed.regression_mixture(1), [rows[:6], rows[6:]])
+    >>> result.params.coefficients.round(1)
+    array([[2.]])
     """
     options = (noise_floor, weight_concentration, ridge, InverseWishart.read(noise_prior))
     return RegressionMixture(n_components, operator.index(target), *options)

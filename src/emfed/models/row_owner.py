@@ -40,7 +40,7 @@ from emfed.models.sampling import sample_gaussian
 from emfed.models.sides import Side
 
 
-class Posterior(NamedTuple):
+class RowPosterior(NamedTuple):
     """Factors of the rows of some patterns, and what they follow from; all in the frame."""
 
     stack: Stack
@@ -74,10 +74,36 @@ class Posterior(NamedTuple):
 @final
 @dataclass(frozen=True, eq=False)
 class RowOwner(FactorOwner):
-    """Low rank plus noise: ``rank`` factors for each row, which stay with its worker.
+    """Low rank plus noise, with factors for each row which stay with its worker.
 
-    ``ridge`` shrinks the loadings of columns, in units of a row of weight one; ``noise_floor`` is
-    the least noise, in variances of the columns.
+    Parameters
+    ----------
+    rank : int
+        The number of factors of a row.
+    ridge : float
+        How much the loadings of columns are shrunk, in units of a row of weight one.
+    noise_floor : float
+        The least noise, in variances of the columns.
+    frame : Frame or None
+        The common origin and scale, which binding fills in.
+    mass : array or None
+        The share of values seen in each column, which binding fills in.
+    varies : array or None
+        1, but 0 for columns of one single value: they say nothing, and noise must not fill them.
+        Binding fills it in.
+    rows : float
+        The total weight of all rows, which binding fills in.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import emfed
+    >>> table = np.outer(np.arange(1.0, 9), [1.0, 2.0, 3.0])
+    >>> table[2, 1] = np.nan
+    >>> model = emfed.models.RowOwner(1, ridge=0.01)
+    >>> result = emfed.fit(model, [table[:4], table[4:]], "em", rounds=50)
+    >>> float(result.impute(table[:4])[2, 1].round())
+    6.0
     """
 
     rank: int
@@ -86,9 +112,7 @@ class RowOwner(FactorOwner):
     frame: Frame | None = None
     mass: FloatArray | None = None
     varies: FloatArray | None = None
-    """1, but 0 for columns of one single value: they say nothing, and noise must not fill them."""
     rows: float = 0.0
-    """The total weight of all rows."""
 
     def __post_init__(self) -> None:
         check_count("rank", self.rank)
@@ -178,7 +202,7 @@ class RowOwner(FactorOwner):
 
     def _posteriors(
         self, data: Any, params: Loadings, weights: Any | None = None
-    ) -> Iterator[Posterior]:
+    ) -> Iterator[RowPosterior]:
         """Pattern by pattern."""
         frame, k = self._frame, self.rank
         for stack in row_stacks(data, weights, frame.origin, self.layout.size):
@@ -190,7 +214,7 @@ class RowOwner(FactorOwner):
             residuals = values - (loadings[..., k] * seen)[:, None, :]
             score = residuals @ factors / noise
             covariance = np.asarray(np.linalg.inv(precision), dtype=np.float64)
-            yield Posterior(
+            yield RowPosterior(
                 stack, values, residuals, score, score @ covariance, covariance, loadings, noise
             )
 
@@ -205,7 +229,7 @@ class RowOwner(FactorOwner):
             noise.reshape(-1, 1, 1)[owners],
         )
 
-    def _moments(self, at: Posterior) -> FloatArray:
+    def _moments(self, at: RowPosterior) -> FloatArray:
         """Sums over the rows of each pattern, ``(u, q)``."""
         w = np.ones(at.mean.shape[:2]) if at.stack.weights is None else at.stack.weights
         k = self.rank
@@ -222,7 +246,7 @@ class RowOwner(FactorOwner):
             }
         )
 
-    def _densities(self, at: Posterior) -> FloatArray:
+    def _densities(self, at: RowPosterior) -> FloatArray:
         """log p of what was seen in each row, in the user's units, ``(u, m)``."""
         noise = at.noise[..., 0]
         seen = at.stack.seen
@@ -273,7 +297,7 @@ class RowOwner(FactorOwner):
 
     # Missing values.
 
-    def _missing(self, data: FloatArray, params: Loadings) -> Iterator[Posterior]:
+    def _missing(self, data: FloatArray, params: Loadings) -> Iterator[RowPosterior]:
         """The patterns with holes."""
         return (at for at in self._posteriors(data, params) if not at.stack.seen.all())
 

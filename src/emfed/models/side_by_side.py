@@ -94,12 +94,29 @@ class SideBySideMetric(Metric):
 @final
 @dataclass(frozen=True, eq=False)
 class SideBySide(Model):
-    """Models of the same rows, which must have the same summaries (say, other numbers of parts)."""
+    """Several models of the same rows, fitted in the same rounds and messages.
+
+    Competing starts and candidate numbers of components are fitted so. The models must have the
+    same summaries.
+
+    Parameters
+    ----------
+    models : tuple of Model
+        The models.
+    watched : bool
+        Whether the log-likelihoods travel in every round; not where messages are compressed, whose
+        noise would then be that of the largest numbers in them.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> pair = emfed.models.SideBySide((emfed.gaussian_mixture(1), emfed.gaussian_mixture(2)))
+    >>> len(pair.models)
+    2
+    """
 
     models: tuple[Any, ...]
     watched: bool = True
-    """Whether the log-likelihoods travel in every round; not where messages are compressed, whose
-    noise would then be that of the largest numbers in them."""
 
     def __post_init__(self) -> None:
         if not self.models:

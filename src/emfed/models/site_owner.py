@@ -35,10 +35,37 @@ COLUMNS = ("site", "time", "weight", "total")
 @final
 @dataclass(frozen=True)
 class SiteOwner(FactorOwner):
-    """Factors of sites as latent variables; ``rank`` of them for each site.
+    """Low rank of a sites x times table, with factors of sites which stay with their owner.
 
-    ``ridge`` shrinks loadings, ``smoothing`` and ``seasonality`` tie time stamps together, all in
-    units of one observation's weight.
+    `emfed.impute` fits it in the mode "site-owner". The rows of a worker have the columns
+    `emfed.models.site_owner.COLUMNS`.
+
+    Parameters
+    ----------
+    times : int
+        The number of time stamps.
+    rank : int
+        The number of factors of a site.
+    ridge : float
+        How much loadings are shrunk, in units of the weight of one observation.
+    smoothing : float
+        How strongly neighbouring time stamps are tied together, in the same units.
+    seasonality : float
+        How strongly time stamps 12 apart are tied together, in the same units.
+    samples : int or None
+        The number of rows of all workers, which binding fills in.
+    mass : array or None
+        The share of each time stamp, which binding fills in.
+    centre : float
+        The mean of all values, which binding fills in.
+    spread : float
+        The standard deviation of all values, which binding fills in.
+
+    Examples
+    --------
+    >>> from emfed.models import SiteOwner
+    >>> SiteOwner(times=12, rank=2).rank
+    2
     """
 
     times: int

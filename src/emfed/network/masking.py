@@ -68,7 +68,7 @@ _MEMBER = struct.Struct("<IQ")
 
 @final
 @dataclass(frozen=True, eq=False)
-class Identity:
+class SiteIdentity:
     """Who a site is among the others: its name and key, and the public keys that it pinned."""
 
     name: str
@@ -76,7 +76,7 @@ class Identity:
     roster: Mapping[str, PublicKey]
 
     @classmethod
-    def read(cls, key: Path, roster: Path) -> Identity:
+    def read(cls, key: Path, roster: Path) -> SiteIdentity:
         """From the site's NAME.key and a folder of the others' NAME.pub."""
         found = read_roster(roster)
         mine = read_private_key(key)
@@ -219,7 +219,7 @@ class RunKeys:
     site whose disk is gone has another.
     """
 
-    def __init__(self, identity: Identity, secret: bytes, run: int, instance: int) -> None:
+    def __init__(self, identity: SiteIdentity, secret: bytes, run: int, instance: int) -> None:
         self.identity, self._run = identity, run
         seed = _derive(secret, struct.pack("<QQ", run, instance), b"emfed run key")
         self._private = X25519PrivateKey.from_private_bytes(seed)

@@ -97,14 +97,14 @@ from emfed.network.inprocess import (
     narrow,
     plain_rows,
 )
-from emfed.network.masking import Identity, RunKeys, decode_roster, encode_roster
+from emfed.network.masking import RunKeys, SiteIdentity, decode_roster, encode_roster
 from emfed.network.own_clusters import SMALLEST, encode_clusters
 from emfed.network.rules import GuardedRows, Journal, Refusal, SiteRules, counts_named
 from emfed.network.scoring import falls_short, scores_of, scores_width
 from emfed.network.self_check import MISFIT, first_rows, suspicions
 from emfed.network.store import (
     Allowance,
-    Described,
+    DescribedRows,
     Joined,
     Secret,
     SiteStore,
@@ -240,7 +240,7 @@ class Site:
         columns: Sequence[str] | None = None,
         disk: Disk = DISK,
         device: Any | None = None,
-        identity: Identity | None = None,
+        identity: SiteIdentity | None = None,
         simulated: bool = False,
     ) -> None:
         self._simulated = simulated
@@ -249,7 +249,7 @@ class Site:
         self._data, self._listed = read_site(data, columns, device), columns is not None
         self._tally, self._secret = Tally(self.directory, disk), Secret(self.directory, disk)
         self._sums = None if identity is None else SiteSums(identity, self._secret, self.rules)
-        self._described = Described(self.directory, disk)
+        self._described = DescribedRows(self.directory, disk)
         copies = [] if self.rules.second_ledger is None else [Path(self.rules.second_ledger)]
         self._allowance = Allowance(self.directory, disk, copies)
         self._cleared = False

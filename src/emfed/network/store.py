@@ -335,7 +335,7 @@ class Secret:
 
 
 @final
-class Described:
+class DescribedRows:
     """Which rows were described to a server last, as 64 bits each, by a secret of the site.
 
     Where a single row came or went between two runs, the summaries of both tell it, to whoever

@@ -27,9 +27,9 @@ from emfed.core.wire import Reason
 from emfed.models.binding import extra_owners
 from emfed.models.matrices import triangle
 from emfed.network.masking import (
-    Identity,
     Members,
     RunKeys,
+    SiteIdentity,
     check_set,
     context_of,
     decode_members,
@@ -303,7 +303,7 @@ class Ready:
 class SiteSums:
     """The masked answers of a site, over all runs; its folder and its lock are the site's."""
 
-    def __init__(self, identity: Identity, secret: Secret, rules: SiteRules) -> None:
+    def __init__(self, identity: SiteIdentity, secret: Secret, rules: SiteRules) -> None:
         self.identity, self._secret, self._rules = identity, secret, rules
         self.smallest = rules.smallest_set
         self._keys: dict[tuple[int, int], RunKeys] = {}

@@ -5,7 +5,7 @@ Every formula cites the theorem, assumption (A1 to A9) or section of the paper i
 """
 
 from emfed.theory.bounds import (
-    Rounds,
+    RoundsNeeded,
     StepLimit,
     fedem_bound,
     fedem_corollary,
@@ -42,7 +42,7 @@ __all__ = [
     "Omega",
     "Plan",
     "Problem",
-    "Rounds",
+    "RoundsNeeded",
     "StepLimit",
     "estimate_problem",
     "fedem_bound",

@@ -37,16 +37,41 @@ _PATIENCE = 300
 @final
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """Measured constants, and what they are worth: the points and rows they were measured on."""
+    """The constants that were measured, with the points and rows they were measured on.
+
+    Parameters
+    ----------
+    problem : Problem
+        The constants, with full local passes.
+    sample_variance : array of shape (workers,)
+        E|s-bar_ij - s-bar_i|^2 of one row, for each worker: mini-batches have sigma_i^2 = this / b.
+    layout : Layout
+        The layout of the statistics.
+    samples : int
+        The mean number of rows of a worker.
+    memory_error : float
+        The sum of w_i^2 |h_i(S_0)|^2, which is G_0 / n for memories that start at zero.
+    points : int
+        The number of points of EM's path that were looked at.
+    rows : int
+        The number of rows that were looked at.
+    directions : int
+        The number of directions that were looked at.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=25)
+    >>> found = emfed.theory.estimate_problem(emfed.gaussian_mixture(2, "tied"), data)
+    >>> found.samples, found.rows
+    (25, 100)
+    """
 
     problem: Problem
     sample_variance: FloatArray
-    """E|s-bar_ij - s-bar_i|^2 of one row, per worker: mini-batches have sigma_i^2 = this / b."""
     layout: Layout
     samples: int
-    """The mean number of rows of a worker."""
     memory_error: float = 0.0
-    """sum w_i^2 |h_i(S_0)|^2, G_0 / n for memories that start at zero."""
     points: int = 0
     rows: int = 0
     directions: int = 0
@@ -81,12 +106,52 @@ def estimate_problem(
     directions: int = 256,
     seed: int = 0,
 ) -> Estimate:
-    """Measure the theorems' constants along EM's path on (a sample of) the workers' rows.
+    """Measure the constants of the theorems along EM's path on a sample of the workers' rows.
 
-    At most ``rows`` rows of at most 50 workers are looked at, at ``points`` points of the path and
-    in at most ``directions`` directions; other workers are taken to be like these. With
-    ``in_metric`` everything is measured in the norm of the model's metric at the end of the path,
-    the norm in which ``FedEM(in_metric=True)`` compresses.
+    At most 50 workers are looked at; the others are taken to be like these. The constants are
+    local values: they compare settings and tell regimes, and are no guarantee.
+
+    Parameters
+    ----------
+    model : Model
+        The model.
+    data : table, mapping or Workers
+        The rows, in any form that `fit` takes.
+    groups : array or str, optional
+        The worker of each row, as in `fit`.
+    weights : {"samples", "uniform"}
+        Whether workers count by their rows, or all alike as in the paper.
+    start : str or Model parameters
+        Where EM's path starts, as in `fit`.
+    in_metric : bool
+        Whether everything is measured in the norm of the model's metric at the end of the path, the
+        norm in which ``FedEM(in_metric=True)`` compresses.
+    points : int
+        The number of points of the path that are looked at.
+    rows : int
+        The largest number of rows that are looked at.
+    directions : int
+        The largest number of directions that are looked at.
+    seed : int
+        The seed of all draws.
+
+    Returns
+    -------
+    Estimate
+        The constants.
+
+    Raises
+    ------
+    DataError
+        If T is not smooth on the path, because a component has collapsed or a column is constant.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=25)
+    >>> found = emfed.theory.estimate_problem(emfed.gaussian_mixture(2, "tied"), data)
+    >>> emfed.theory.fedem_step_limit(found.problem, omega=1.0).regime
+    'smoothness'
     """
     check_count("points", points)
     whole = as_workers(data, groups)

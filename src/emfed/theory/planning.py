@@ -21,13 +21,42 @@ from emfed.theory.problem import omega_of, participating
 @final
 @dataclass(frozen=True)
 class Advice:
-    """The theory's settings for one algorithm, and what it promises for them.
+    """The settings that the theory advises for one algorithm, and what it promises for them.
 
-    ``rounds`` is a worst-case bound, ``evaluations`` the conditional expectations it costs over all
-    workers; bytes are per worker, envelopes included, with statistics sent down as doubles.
-    ``step_regime`` says what limits the step (``smoothness``: compression is free;
-    ``compression``: it is not), ``noise_regime`` which term of K_opt dominates, ``slowdown`` by
-    which factor compression multiplies the rounds.
+    Parameters
+    ----------
+    algorithm : str
+        The name of the algorithm.
+    step_size : float
+        The step gamma.
+    memory_rate : float
+        The rate alpha.
+    batch_size : int or None
+        The number of rows of a mini-batch; None for full local passes.
+    inner_rounds : int or None
+        The inner rounds of an outer loop of VR-FedEM; None for FedEM.
+    rounds : int
+        The number of rounds, a bound for the worst case.
+    evaluations : float
+        The conditional expectations that these rounds compute, over all workers.
+    bytes_up : float
+        The bytes that a worker sends, envelopes included.
+    bytes_down : float
+        The bytes that a worker receives, envelopes included, with statistics sent as doubles.
+    step_regime : str
+        What limits the step: "smoothness" (compression is free) or "compression" (it is not).
+    noise_regime : str
+        Which term of K_opt dominates, "high noise" or "low noise".
+    slowdown : float
+        The factor by which compression multiplies the rounds.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=25)
+    >>> found = emfed.theory.estimate_problem(emfed.gaussian_mixture(2, "tied"), data)
+    >>> emfed.theory.plan(found, emfed.Dithering(levels=4)).fed_em.algorithm
+    'FedEM'
     """
 
     algorithm: str
@@ -47,7 +76,46 @@ class Advice:
 @final
 @dataclass(frozen=True)
 class Plan:
-    """The theory's advice to reach E|h|^2 <= ``epsilon`` on the mean over rounds."""
+    """The advice of the theory to reach E|h|^2 <= ``epsilon`` on the mean over rounds.
+
+    Parameters
+    ----------
+    epsilon : float
+        The accuracy that is to be reached.
+    workers : int
+        The number of workers.
+    dimension : int
+        The number q of statistics.
+    participation : float
+        The smallest probability that a worker takes part in a round.
+    omega : float
+        The constant of the compression operator.
+    omega_exact : bool
+        Whether omega is exact, or only a bound.
+    norm : str
+        The norm of everything, "euclidean" or "metric".
+    message_bytes : float
+        The payload of one upload, encoded, on average for a vector of normal numbers.
+    default_step : float
+        The step that FedEM takes by itself: a rule of thumb, far above the worst case.
+    memory_start : str
+        Where memories start, "zero" or "mean-field".
+    fed_em : Advice
+        The advice for FedEM.
+    vr_fed_em : Advice
+        The advice for VR-FedEM.
+    notes : tuple of str
+        What the reader of the numbers should know.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=25)
+    >>> found = emfed.theory.estimate_problem(emfed.gaussian_mixture(2, "tied"), data)
+    >>> plan = emfed.theory.plan(found, emfed.Dithering(levels=4))
+    >>> plan.workers, plan.dimension
+    (4, 6)
+    """
 
     epsilon: float
     workers: int
@@ -57,9 +125,7 @@ class Plan:
     omega_exact: bool
     norm: str
     message_bytes: float
-    """Payload of one upload, encoded, on average for a vector of normal numbers."""
     default_step: float
-    """The step that FedEM takes by itself: a rule of thumb, far above the worst case."""
     memory_start: str
     fed_em: Advice
     vr_fed_em: Advice
@@ -79,11 +145,44 @@ def plan(
     epsilon: float = 1e-4,
     memory_start: Literal["zero", "mean-field"] = "zero",
 ) -> Plan:
-    """Settings, rounds and bytes for FedEM and VR-FedEM, from the theorems.
+    """Plan a run of FedEM and of VR-FedEM by the theorems: settings, rounds and bytes.
 
-    ``participation`` is the smallest p_i. ``batch_size`` is FedEM's (None: full local passes);
-    VR-FedEM's batch and inner rounds are those that the theory recommends. Memories that start at
-    ``"zero"`` add a term to the bounds; at the ``"mean-field"``, one exact upload of each worker.
+    VR-FedEM's batch and inner rounds are those that the theory recommends.
+
+    Parameters
+    ----------
+    estimate : Estimate
+        The constants of the model on the data, from `estimate_problem`.
+    compressor : Compressor
+        The compression operator of the uploads.
+    participation : float
+        The smallest probability that a worker takes part in a round.
+    batch_size : int or None
+        The mini-batch of FedEM; None for full local passes.
+    epsilon : float
+        The accuracy: the mean over rounds of E|h|^2 that is to be reached.
+    memory_start : {"zero", "mean-field"}
+        Where memories start. Zero adds a term to the bounds; the mean field costs one exact
+        upload of each worker.
+
+    Returns
+    -------
+    Plan
+        The advice for both algorithms.
+
+    Raises
+    ------
+    SettingsError
+        If a setting is out of range, or the batch is larger than a worker's rows.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=25)
+    >>> found = emfed.theory.estimate_problem(emfed.gaussian_mixture(2, "tied"), data)
+    >>> advice = emfed.theory.plan(found, emfed.Dithering(levels=4), epsilon=1e-2).fed_em
+    >>> advice.rounds > 100
+    True
     """
     check_type("estimate", estimate, Estimate, "estimate_problem(model, data)")
     check_type("compressor", compressor, Compressor, "Dithering(levels=4)")

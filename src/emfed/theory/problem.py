@@ -20,15 +20,38 @@ PerWorker = float | Sequence[float] | FloatArray
 @final
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """L_i, L_W, v_min, v_max, W(S_0) - min W and sigma_i^2, with the weights w_i of the workers.
+    """The constants that the theorems ask for: L_i, L_W, v_min, v_max, the gap and sigma_i^2.
 
-    ``workers`` is their number (the paper's 1/n) or their weights; ``lipschitz`` (L_i, A5),
-    ``variance`` (sigma_i^2 of a worker's oracle, A7; 0 for full local passes) and
-    ``sample_lipschitz`` (the root mean square over j of L_ij, A8; VR-FedEM needs it, by
-    default L_i) are numbers or one per worker. ``smoothness`` is L of the gradient of W, ``v_min``
-    and ``v_max`` bound the spectrum of B (A4), ``gap`` is W(S_0) - min W.
+    All are measured in one norm, that of ``norm``; omega must hold in the same.
 
-    All are measured in one norm, that of `norm`; omega must hold in the same.
+    Parameters
+    ----------
+    workers : int or sequence of float
+        The number of workers, each with the paper's weight 1/n, or their weights.
+    lipschitz : float or sequence of float
+        L_i of A5, one number or one for each worker.
+    smoothness : float
+        The Lipschitz constant L_W of the gradient of W (A4).
+    gap : float
+        W(S_0) - min W.
+    v_min : float
+        A lower bound of the spectrum of B (A4).
+    v_max : float or None
+        An upper bound of the spectrum of B (A4); None stands for ``v_min``.
+    variance : float or sequence of float
+        The variance sigma_i^2 of a worker's oracle (A7), one number or one for each worker; 0
+        for full local passes.
+    sample_lipschitz : float or sequence of float, optional
+        The root mean square over the rows j of L_ij (A8), which VR-FedEM needs; by default L_i.
+    norm : str
+        The norm of all these constants, "euclidean" or "metric".
+
+    Examples
+    --------
+    >>> from emfed.theory import Problem
+    >>> problem = Problem(workers=[1, 1, 2], lipschitz=1.0, smoothness=2.0, gap=1.0)
+    >>> problem.weights
+    array([0.25, 0.25, 0.5 ])
     """
 
     workers: int | Sequence[float] | FloatArray
@@ -105,7 +128,24 @@ class Problem:
 @final
 @dataclass(frozen=True)
 class Omega:
-    """omega of an operator, the norm it holds in, and whether it is exact or a bound."""
+    """The constant omega of an operator (A6), the norm it holds in, and whether it is exact.
+
+    Parameters
+    ----------
+    value : float
+        The number omega.
+    norm : str
+        The norm it holds in, "euclidean" or "metric".
+    exact : bool
+        Whether E|Q(x) - x|^2 = omega |x|^2, or omega is only a bound.
+
+    Examples
+    --------
+    >>> from emfed.compressors import Identity
+    >>> from emfed.theory import omega_of
+    >>> omega_of(Identity(), 10)
+    Omega(value=0.0, norm='euclidean', exact=True)
+    """
 
     value: float
     norm: str
@@ -113,11 +153,31 @@ class Omega:
 
 
 def omega_of(compressor: Compressor, layout: Layout | int, in_metric: bool = False) -> Omega:
-    """omega of the compression assumption (A6) for statistics of this layout or dimension.
+    """Compute omega of the compression assumption (A6) for statistics of this layout or dimension.
 
-    With ``in_metric`` the operator acts on whitened vectors, and omega holds in the metric's norm.
-    It is exact where E|Q(x) - x|^2 = omega |x|^2 for a vector of one coordinate and for one of
-    equal coordinates alike.
+    Omega counts as exact where E|Q(x) - x|^2 = omega |x|^2 for a vector of one coordinate and for
+    one of equal coordinates alike.
+
+    Parameters
+    ----------
+    compressor : Compressor
+        The compression operator.
+    layout : Layout or int
+        The layout of the statistics, or their number q.
+    in_metric : bool
+        Whether the operator acts on whitened vectors; omega then holds in the norm of the metric.
+
+    Returns
+    -------
+    Omega
+        The constant, its norm, and whether it is exact.
+
+    Examples
+    --------
+    >>> from emfed.compressors import block_quantization
+    >>> from emfed.theory import omega_of
+    >>> omega_of(block_quantization(4), 20)
+    Omega(value=1.0000007152557373, norm='euclidean', exact=False)
     """
     q = layout if isinstance(layout, int) else layout.size
     if not isinstance(layout, int):
@@ -129,12 +189,53 @@ def omega_of(compressor: Compressor, layout: Layout | int, in_metric: bool = Fal
 
 
 def participating(omega: float, p: float) -> float:
-    """omega_p = omega + (1 - p)(1 + omega) / p: silence as a further compression (Theorem 3)."""
+    """Compute omega_p = omega + (1 - p)(1 + omega) / p: silence as more compression (Theorem 4).
+
+    Parameters
+    ----------
+    omega : float
+        The constant of the compression operator (A6); 0 for no compression.
+    p : float
+        The probability that a worker takes part in a round.
+
+    Returns
+    -------
+    float
+        The constant omega_p.
+
+    Examples
+    --------
+    >>> from emfed.theory import participating
+    >>> participating(omega=1.0, p=0.5)
+    3.0
+    """
     check_range("omega", omega, 0, np.inf, open_high=True)
     check_range("p", p, 0, 1, open_low=True)
     return (1 + omega) / p - 1
 
 
 def memory_error(weights: FloatArray, mean_fields: FloatArray, memories: Any = 0.0) -> float:
-    """sum w_i^2 |V_i - h_i(S_0)|^2, the paper's G_0 / n: zero for memories started at h_i."""
+    """Compute the error of the first memories, sum w_i^2 |V_i - h_i(S_0)|^2, the paper's G_0 / n.
+
+    Parameters
+    ----------
+    weights : array of shape (workers,)
+        The weights w_i of the workers.
+    mean_fields : array of shape (workers, q)
+        The mean field h_i(S_0) of each worker.
+    memories : array of shape (workers, q) or float
+        The first memories V_i.
+
+    Returns
+    -------
+    float
+        The error; zero for memories that start at h_i.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from emfed.theory import memory_error
+    >>> memory_error(np.array([0.5, 0.5]), np.array([[1.0, 0.0], [0.0, 2.0]]))
+    1.25
+    """
     return float(weights**2 @ ((memories - mean_fields) ** 2).sum(axis=-1))

@@ -157,9 +157,23 @@ class FederatedEstimator(BaseEstimator):
     ) -> Self:
         """Fit the model; nothing but aggregates leaves a worker.
 
-        ``X`` is one table, whose rows belong to the workers that ``groups`` names (values, or a
-        column of a data frame; without it all rows are one worker's), or a dict or list of tables,
-        one per worker. ``sample_weight`` has the same shape. ``y`` is ignored.
+        Parameters
+        ----------
+        X : table, dict, list or Federation
+            One table, whose rows belong to the workers that ``groups`` names; a dict or list of
+            tables, one for each worker; or a federation of sites elsewhere.
+        y : None
+            Ignored.
+        groups : array or str, optional
+            The worker of each row of one table: values, or a column of a data frame. Without it all
+            rows are one worker's.
+        sample_weight : array or sequence of arrays, optional
+            How much each row counts, in the shape of the data.
+
+        Returns
+        -------
+        FederatedEstimator
+            The fitted estimator.
         """
         width = getattr(self, "n_features_in_", None)
         with self._worded():
@@ -310,36 +324,87 @@ class FederatedEstimator(BaseEstimator):
         self._publish(result)
 
     def save(self, path: str | Path, *, names: bool = True) -> None:
-        """Write the fitted model as a file, which `emfed.load` reads; see `emfed.Result.save`."""
+        """Write the fitted model as a file, which `emfed.load` reads.
+
+        Parameters
+        ----------
+        path : str or Path
+            Where it is written.
+        names : bool
+            Whether it holds the names of workers.
+        """
         check_is_fitted(self, "result_")
         self.result_.save(path, names=names)
 
     def summary(self, X: Any = None, level: float = 0.95) -> Any:
-        """Every parameter with its standard error, z and confidence bounds; prints as a table.
+        """Tell every parameter with its standard error, z and confidence bounds, as a table.
 
-        ``X`` are the rows of the fit in one table; not needed where the fit asked for the errors.
+        Parameters
+        ----------
+        X : table, optional
+            The rows of the fit in one table; not needed where the fit asked for the errors.
+        level : float
+            The probability of the confidence bounds.
+
+        Returns
+        -------
+        Summary
+            It prints as a table; ``table`` holds the columns.
         """
         check_is_fitted(self, "result_")
         known = self.result_ if X is None else self.result_.with_errors(self._rows(X))
         return known.summary(level)
 
     def report(self, path: str | Path, *, title: str | None = None) -> None:
-        """Write the report of the fit, one HTML page that needs no network and no data."""
+        """Write the report of the fit, one HTML page that needs no network and no data.
+
+        Parameters
+        ----------
+        path : str or Path
+            Where it is written.
+        title : str, optional
+            The title of the page.
+        """
         check_is_fitted(self, "result_")
         self.result_.report(path, title=title)
 
     def plot(self, what: str = "components") -> Any:
-        """Draw the fit as a matplotlib figure; see `emfed.Result.plot`."""
+        """Draw the fit as a matplotlib figure; see `emfed.Result.plot`.
+
+        Parameters
+        ----------
+        what : {"components", "course", "selection", "sites", "shares"}
+            What is drawn.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            The figure.
+        """
         check_is_fitted(self, "result_")
         return self.result_.plot(what)
 
     def validate(
         self, X: Any, *, groups: Any | None = None, sample_weight: Any | None = None
     ) -> Any:
-        """Whether the fitted model serves each worker of these rows: an `emfed.Validation`.
+        """Find out whether the fitted model serves each worker of these rows.
 
         Models that leave workers out are fitted in shared rounds, and rows are held out at each
-        worker; see docs/judging-a-fit.md. Arguments are those of `fit`. None for one worker alone.
+        worker; see docs/judging-a-fit.md.
+
+        Parameters
+        ----------
+        X : table, dict, list or Federation
+            The rows, as in `fit`.
+        groups : array or str, optional
+            The worker of each row of one table.
+        sample_weight : array or sequence of arrays, optional
+            How much each row counts, in the shape of the data.
+
+        Returns
+        -------
+        Validation or None
+            What the held-out rows say; None for one worker alone.
         """
         check_is_fitted(self, "result_")
         settings, chosen = self._settings(), self.selection_
@@ -363,11 +428,26 @@ class FederatedEstimator(BaseEstimator):
         groups: Any | None = None,
         sample_weight: Any | None = None,
     ) -> Self:
-        """One round of online EM on these rows: S moves by gamma_k towards their statistics.
+        """Make one round of online EM on these rows: S moves by gamma_k towards their statistics.
 
         The first call sets the frame and the start; gamma_k is `step`, k**-0.6 by default, the
-        decreasing steps under which the paper's FedEM converges, where k counts the rounds of an
-        earlier fit too.
+        decreasing steps of online EM, where k counts the rounds of an earlier fit too.
+
+        Parameters
+        ----------
+        X : table, dict or list
+            The rows of this batch, as in `fit`.
+        y : None
+            Ignored.
+        groups : array or str, optional
+            The worker of each row of one table.
+        sample_weight : array or sequence of arrays, optional
+            How much each row counts, in the shape of the data.
+
+        Returns
+        -------
+        FederatedEstimator
+            The estimator, one round further.
         """
         if isinstance(X, Federation):
             raise SettingsError(
@@ -468,15 +548,52 @@ class MixtureMethods:
     result_: Result
 
     def predict(self: Any, X: Any) -> IntArray:
-        """The most likely component of each row."""
+        """Find the most likely component of each row.
+
+        Parameters
+        ----------
+        X : table
+            The rows.
+
+        Returns
+        -------
+        array of shape (rows,)
+            The components, counted from 0.
+        """
         return np.asarray(self._answer("predict", X))
 
     def predict_proba(self: Any, X: Any) -> FloatArray:
-        """p(component | row)."""
+        """Compute the probability of each component given each row.
+
+        Parameters
+        ----------
+        X : table
+            The rows.
+
+        Returns
+        -------
+        array of shape (rows, K)
+            The probabilities.
+        """
         return np.asarray(self._answer("predict_proba", X))
 
     def fit_predict(self: Any, X: Any, y: Any = None, **options: Any) -> Any:
-        """Fit, then the most likely component of each row of X: `labels_`."""
+        """Fit, then find the most likely component of each row of X.
+
+        Parameters
+        ----------
+        X : table, dict or list
+            The rows, as in `fit`.
+        y : None
+            Ignored.
+        **options : object
+            The other arguments of `fit`.
+
+        Returns
+        -------
+        array or list of arrays
+            The components, ``labels_``.
+        """
         return self.fit(X, **options).labels_
 
     def _label(self: Any, X: Any) -> None:
@@ -490,29 +607,98 @@ class MixtureMethods:
             self.labels_ = self.predict(X)
 
     def score_samples(self: Any, X: Any) -> FloatArray:
-        """The log-likelihood of each row."""
+        """Compute the log-likelihood of each row.
+
+        Parameters
+        ----------
+        X : table
+            The rows.
+
+        Returns
+        -------
+        array of shape (rows,)
+            The log-likelihoods.
+        """
         return np.asarray(self._answer("score_samples", X))
 
     def score(self: Any, X: Any, y: Any = None, sample_weight: Any | None = None) -> float:
-        """The mean log-likelihood of the rows, each counted with its weight."""
+        """Compute the mean log-likelihood of the rows, each counted with its weight.
+
+        Parameters
+        ----------
+        X : table
+            The rows.
+        y : None
+            Ignored.
+        sample_weight : array of shape (rows,), optional
+            How much each row counts.
+
+        Returns
+        -------
+        float
+            The mean log-likelihood.
+        """
         return weighted_score(self, X, sample_weight)
 
     def aic(self: Any, X: Any) -> float:
-        """Akaike's criterion on these rows; smaller is better."""
+        """Compute Akaike's criterion on these rows; smaller is better.
+
+        Parameters
+        ----------
+        X : table
+            The rows.
+
+        Returns
+        -------
+        float
+            The criterion.
+        """
         return float(self._answer("aic", X))
 
     def bic(self: Any, X: Any) -> float:
-        """The Bayesian criterion on these rows; smaller is better."""
+        """Compute the Bayesian criterion on these rows; smaller is better.
+
+        Parameters
+        ----------
+        X : table
+            The rows.
+
+        Returns
+        -------
+        float
+            The criterion.
+        """
         return float(self._answer("bic", X))
 
     def icl(self: Any, X: Any) -> float:
-        """BIC plus twice the entropy of the rows' components; smaller is better."""
+        """Compute BIC plus twice the entropy of the rows' components; smaller is better.
+
+        Parameters
+        ----------
+        X : table
+            The rows.
+
+        Returns
+        -------
+        float
+            The criterion.
+        """
         return float(self._answer("icl", X))
 
     def sample(self: Any, n_samples: int = 1) -> tuple[FloatArray, IntArray]:
-        """Rows that the fitted model draws, and the component of each.
+        """Draw rows from the fitted model.
 
         As in scikit-learn, a number as ``random_state`` draws the same rows each time.
+
+        Parameters
+        ----------
+        n_samples : int
+            The number of rows.
+
+        Returns
+        -------
+        tuple of two arrays
+            The rows, and the component of each.
         """
         check_is_fitted(self, "result_")
         rows, labels = self.result_.sample(n_samples, sample_seed(self.random_state))

@@ -24,18 +24,68 @@ class FederatedFactorAnalysis(
 
     Parameters
     ----------
-    n_components : the number of factors, fewer than columns.
-    isotropic : whether all columns have one noise variance: probabilistic PCA.
-    tol, max_iter, algorithm, follow_em, participation, warm_start, random_state, device,
-        precision, verbose : as in `FederatedGaussianMixture`; n_init and start likewise, of the
-        first loadings.
+    n_components : int
+        The number of factors, fewer than columns.
+    isotropic : bool
+        Whether all columns have one noise variance: probabilistic PCA.
+    tol : float or None
+        The log-likelihood per row that a converged fit may still have to gain, in nats; by default
+        1e-4 for one worker, 1e-6 for several.
+    max_iter : int
+        The largest number of rounds.
+    n_init : int
+        The number of starts that compete, of which the best goes on.
+    start : str or parameters
+        "auto", "merge", "k-means", "moments", "points" (rows of the data leave their workers), or
+        parameters of the model.
+    algorithm : str or Algorithm
+        "auto", "em", "FedEM", "VR-FedEM" or an algorithm of emfed.
+    follow_em : bool
+        Whether a compressed run takes little noise and no momentum, to end where pooled EM ends
+        even where optima lie close together.
+    participation : float, Participation or None
+        The probability that a worker takes part in a round, or a participation of emfed; None is
+        everyone.
+    warm_start : bool
+        Whether a second fit goes on from the first.
+    random_state : int, RandomState or None
+        The seed; None is 0 for the fit, and other rows for each `sample`.
+    device : str or None
+        "cuda" puts the rows on a GPU; rows that are CUDA tensors are taken as they are.
+    precision : {"double", "fast"}
+        The precision of passes on a device; "fast" is six digits.
+    verbose : bool
+        Whether a bar on stderr shows rounds, bytes and time left, also of sites elsewhere.
 
     Attributes
     ----------
-    components_ : loadings, ``(factors, columns)``, L^T psi^-1 L diagonal and falling.
-    mean_, noise_variance_ : of each column.
-    converged_, n_iter_, n_rounds_, lower_bound_, records_, bytes_, guard_hits_, result_ : as in
-        `FederatedGaussianMixture`.
+    components_ : array of shape (factors, columns)
+        The loadings L^T, with L^T psi^-1 L diagonal and falling.
+    mean_, noise_variance_ : array of shape (columns,)
+        The mean and the noise variance of each column.
+    converged_ : bool
+        Whether the fit ended because little was left to gain.
+    n_iter_, n_rounds_ : int
+        The number of rounds.
+    lower_bound_ : float
+        The mean log-likelihood of the rows of the fit.
+    bytes_, raw_bytes_ : int
+        The bytes that were sent, both ways, and the size of the rows themselves as doubles.
+    records_ : Records
+        What each round did.
+    guard_hits_ : int
+        How often a step was halved to stay inside the model's domain.
+    result_ : Result
+        The result of the fit.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> from sklearn.datasets import load_iris
+    >>> rows = load_iris().data
+    >>> hospitals = {"north": rows[::2], "south": rows[1::2]}
+    >>> emfed.FederatedFactorAnalysis(2).fit(hospitals).transform(rows).shape
+    (150, 2)
     """
 
     def __init__(
@@ -97,26 +147,80 @@ class FederatedFactorAnalysis(
         self._n_features_out = len(self.components_)
 
     def transform(self, X: Any) -> Any:
-        """The posterior mean of each row's factors; a data frame where X is one."""
+        """Compute the posterior mean of each row's factors.
+
+        Parameters
+        ----------
+        X : table
+            The rows.
+
+        Returns
+        -------
+        array or data frame of shape (rows, factors)
+            The factors; a data frame where X is one.
+        """
         rows = self._rows(X)
         model, statistics = self.result_.model, self.result_.statistics
         found = np.asarray(model.factors(rows, model.maximize(statistics))[:, 0, :])
         return framed(self, X, found, self.get_feature_names_out())
 
     def get_covariance(self) -> FloatArray:
-        """L L^T + psi."""
+        """Compute the covariance of the columns, L L^T + psi.
+
+        Returns
+        -------
+        array of shape (columns, columns)
+            The covariance.
+        """
         check_is_fitted(self, "result_")
         return np.asarray(self.result_.params.covariances()[0])
 
     def score_samples(self, X: Any) -> FloatArray:
-        """The log-likelihood of each row."""
+        """Compute the log-likelihood of each row.
+
+        Parameters
+        ----------
+        X : table
+            The rows.
+
+        Returns
+        -------
+        array of shape (rows,)
+            The log-likelihoods.
+        """
         return np.asarray(self._answer("score_samples", X))
 
     def score(self, X: Any, y: Any = None, sample_weight: Any | None = None) -> float:
-        """The mean log-likelihood of the rows, each counted with its weight."""
+        """Compute the mean log-likelihood of the rows, each counted with its weight.
+
+        Parameters
+        ----------
+        X : table
+            The rows.
+        y : None
+            Ignored.
+        sample_weight : array of shape (rows,), optional
+            How much each row counts.
+
+        Returns
+        -------
+        float
+            The mean log-likelihood.
+        """
         return weighted_score(self, X, sample_weight)
 
     def sample(self, n_samples: int = 1) -> FloatArray:
-        """Rows that the fitted model draws."""
+        """Draw rows from the fitted model.
+
+        Parameters
+        ----------
+        n_samples : int
+            The number of rows.
+
+        Returns
+        -------
+        array of shape (n_samples, columns)
+            The rows.
+        """
         check_is_fitted(self, "result_")
         return self.result_.sample(n_samples, sample_seed(self.random_state))[0]

@@ -20,41 +20,86 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
 
     Parameters
     ----------
-    n_components : number of components, or several to choose from: a range or ``"2:8"``; they are
-        fitted in the same rounds and the best by ``criterion`` is kept.
-    covariance_type : ``"full"``, ``"tied"``, ``"diag"`` or ``"spherical"``.
-    criterion : ``"bic"``, ``"icl"`` or ``"aic"``.
-    tol : log-likelihood per row that a converged fit may still have to gain, in nats; by default
+    n_components : int, str or iterable of int
+        The number of components, or several to choose from: a range or "2:8". They are fitted in
+        the same rounds and the best by ``criterion`` is kept.
+    covariance_type : {"full", "tied", "diag", "spherical"}
+        The shape of the covariances.
+    criterion : {"bic", "icl", "aic"}
+        What chooses among several numbers.
+    tol : float or None
+        The log-likelihood per row that a converged fit may still have to gain, in nats; by default
         1e-4 for one worker, 1e-6 for several.
-    max_iter : rounds at most.
-    n_init : starts that compete, of which the best goes on.
-    start : ``"auto"``, ``"k-means"``, ``"moments"``, ``"points"`` (rows of the data leave their
-        workers) or `emfed.models.GaussianParameters`.
-    algorithm : ``"auto"``, ``"em"``, ``"FedEM"``, ``"VR-FedEM"`` or a `emfed` algorithm.
-    follow_em : whether a compressed run takes little noise and no momentum, to end where pooled EM
-        ends even where optima lie close together.
-    participation : the probability that a worker takes part in a round, or a `emfed` participation;
-        None: everyone does. With several workers and a compressed algorithm.
-    epsilon : what the whole fit may tell of any one row (differential privacy): 1 is strong, 10 is
-        weak; None: sums are exact. delta : the probability with which it may tell more. See
-        docs/private-runs.md.
-    covariance_floor : smallest eigenvalue of a covariance, relative to the columns' variances.
-    missing : whether NaN is a value missing at random (full and diag).
-    warm_start : whether a second fit goes on from the first.
-    random_state : the seed; None is 0 for the fit, and other rows for each `sample`.
-    device : "cuda" puts the rows on a GPU; rows that are CUDA tensors are taken as they are.
-    precision : of passes on a device: "double", or "fast" (six digits).
-    verbose : whether a bar on stderr shows rounds, bytes and time left, also of sites elsewhere.
+    max_iter : int
+        The largest number of rounds.
+    n_init : int
+        The number of starts that compete, of which the best goes on.
+    start : str or parameters
+        "auto", "merge", "k-means", "moments", "points" (rows of the data leave their workers), or
+        parameters of the model.
+    algorithm : str or Algorithm
+        "auto", "em", "FedEM", "VR-FedEM" or an algorithm of emfed.
+    follow_em : bool
+        Whether a compressed run takes little noise and no momentum, to end where pooled EM ends
+        even where optima lie close together.
+    participation : float, Participation or None
+        The probability that a worker takes part in a round, or a participation of emfed; None is
+        everyone.
+    epsilon : float or None
+        What the whole fit may tell of any one row (differential privacy): 1 is strong, 10 is weak;
+        None means that sums are exact. See docs/private-runs.md.
+    delta : float
+        The probability with which it may tell more.
+    covariance_floor : float
+        The smallest eigenvalue of a covariance, as a share of the columns' variances.
+    missing : bool
+        Whether NaN is a value missing at random (full and diag).
+    warm_start : bool
+        Whether a second fit goes on from the first.
+    random_state : int, RandomState or None
+        The seed; None is 0 for the fit, and other rows for each `sample`.
+    device : str or None
+        "cuda" puts the rows on a GPU; rows that are CUDA tensors are taken as they are.
+    precision : {"double", "fast"}
+        The precision of passes on a device; "fast" is six digits.
+    verbose : bool
+        Whether a bar on stderr shows rounds, bytes and time left, also of sites elsewhere.
 
     Attributes
     ----------
-    weights_, means_, covariances_, precisions_, precisions_cholesky_ : as in scikit-learn.
-    n_components_ : the number of components, chosen or given; selection_ : the table it came from.
-    labels_ : the component of each row of X (a list of arrays where X is one table per worker; None
-        where the rows are elsewhere).
-    converged_, n_iter_, n_rounds_, lower_bound_ : how the fit ended.
-    bytes_, raw_bytes_ : what was sent, both ways, and the size of the rows themselves as doubles.
-    records_, guard_hits_, result_ : what the run did, and its `emfed.Result`.
+    weights_, means_, covariances_, precisions_, precisions_cholesky_ : arrays
+        The parameters, as in scikit-learn.
+    n_components_ : int
+        The number of components, chosen or given.
+    selection_ : Selection or None
+        The table that the number was chosen from.
+    labels_ : array or list of arrays
+        The component of each row of X; a list where X is one table for each worker, None where the
+        rows are elsewhere.
+    converged_ : bool
+        Whether the fit ended because little was left to gain.
+    n_iter_, n_rounds_ : int
+        The number of rounds.
+    lower_bound_ : float
+        The mean log-likelihood of the rows of the fit.
+    bytes_, raw_bytes_ : int
+        The bytes that were sent, both ways, and the size of the rows themselves as doubles.
+    records_ : Records
+        What each round did.
+    guard_hits_ : int
+        How often a step was halved to stay inside the model's domain.
+    result_ : Result
+        The result of the fit.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> from sklearn.datasets import load_iris
+    >>> rows = load_iris().data
+    >>> hospitals = {"north": rows[::2], "south": rows[1::2]}
+    >>> mixture = emfed.FederatedGaussianMixture(2, random_state=0).fit(hospitals)
+    >>> mixture.means_.shape, mixture.predict(rows[:3]).shape
+    ((2, 4), (3,))
     """
 
     def __init__(
@@ -141,7 +186,13 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
             self.precisions_ = self.precisions_cholesky_**2
 
     def to_sklearn(self) -> Any:
-        """A fitted `sklearn.mixture.GaussianMixture` with the same parameters and answers."""
+        """Make a fitted `sklearn.mixture.GaussianMixture` with the same parameters and answers.
+
+        Returns
+        -------
+        sklearn.mixture.GaussianMixture
+            The mixture of scikit-learn.
+        """
         from sklearn.mixture import GaussianMixture
 
         check_is_fitted(self, "result_")

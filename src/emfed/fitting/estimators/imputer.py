@@ -29,31 +29,86 @@ PENALTY = 1.0
 
 
 class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimator):
-    """Replaces NaN by its posterior mean under a model of rows that stay with their workers.
+    """Replace NaN by its posterior mean under a model of rows that stay with their workers.
 
     Parameters
     ----------
-    n_components : number of components, or several to choose from: a range or ``"2:8"``.
-    covariance_type : ``"full"`` or ``"diag"``; one component with full covariance is the Gaussian
-        imputation of Little and Rubin.
-    families : None for Gaussian columns; else as in `FederatedMixture`, given the component
-        independent; categories are replaced by the likeliest.
-    rank : None for a mixture. A number, or several to choose from: the table is of this rank plus
-        noise, its columns standardised. It is FedMissEM's mode ``site-owner``: each row has this
-        many factors, which stay with its worker, and workers share those of the columns. Then
+    n_components : int, str or iterable of int
+        The number of components, or several to choose from: a range or "2:8". They are fitted in
+        the same rounds and the best by ``criterion`` is kept.
+    covariance_type : {"full", "diag"}
+        The shape of the covariances; one component with full covariance is the Gaussian imputation
+        of Little and Rubin.
+    families : str, sequence, mapping or None
+        None for Gaussian columns; else as in `FederatedMixture`, given the component independent.
+        Categories are replaced by the likeliest.
+    rank : int, str or None
+        None for a mixture. A number, or several to choose from: the table is of this rank plus
+        noise, its columns standardised. It is FedMissEM's mode "site-owner": each row has this many
+        factors, which stay with its worker, and workers share those of the columns. Then
         n_components is 1, and covariance_type and families do not apply.
-    penalty : with ``rank``, the ridge on the factors of columns, in rows of weight one; None is 1.
-        The factors of a row have penalty sigma^2, the noise of the fit, in ``transform`` too.
-    criterion, tol, max_iter, n_init, start, algorithm, follow_em, participation, covariance_floor,
-        warm_start, random_state, verbose : as in `FederatedGaussianMixture`; with ``rank``, starts
-        are random loadings, and covariance_floor is the least noise.
+    penalty : float or None
+        With ``rank``, the ridge on the factors of columns, in rows of weight one; None is 1. The
+        factors of a row have penalty sigma^2, the noise of the fit, in ``transform`` too.
+    criterion : {"bic", "icl", "aic"}
+        What chooses among several numbers.
+    tol : float or None
+        The log-likelihood per row that a converged fit may still have to gain, in nats; by default
+        1e-4 for one worker, 1e-6 for several.
+    max_iter : int
+        The largest number of rounds.
+    n_init : int
+        The number of starts that compete, of which the best goes on.
+    start : str or parameters
+        Where the fit starts; with ``rank``, random loadings or given parameters.
+    algorithm : str or Algorithm
+        "auto", "em", "FedEM", "VR-FedEM" or an algorithm of emfed.
+    follow_em : bool
+        Whether a compressed run takes little noise and no momentum, to end where pooled EM ends
+        even where optima lie close together.
+    participation : float, Participation or None
+        The probability that a worker takes part in a round, or a participation of emfed; None is
+        everyone.
+    covariance_floor : float
+        The smallest eigenvalue of a covariance, as a share of the columns' variances; with
+        ``rank``, the least noise.
+    warm_start : bool
+        Whether a second fit goes on from the first.
+    random_state : int, RandomState or None
+        The seed; None is 0 for the fit, and other rows for each `sample`.
+    verbose : bool
+        Whether a bar on stderr shows rounds, bytes and time left, also of sites elsewhere.
 
     Attributes
     ----------
-    n_components_, converged_, n_iter_, n_rounds_, lower_bound_, records_, bytes_, guard_hits_,
-    result_ : as in `FederatedGaussianMixture`; ``result_`` also draws multiple imputations and
-        intervals.
-    rank_ : the rank, or None; the loadings are then ``result_.params.loadings[0]``.
+    n_components_ : int
+        The number of components, chosen or given.
+    rank_ : int or None
+        The rank; the loadings are then ``result_.params.loadings[0]``.
+    converged_ : bool
+        Whether the fit ended because little was left to gain.
+    n_iter_, n_rounds_ : int
+        The number of rounds.
+    lower_bound_ : float
+        The mean log-likelihood of the rows of the fit.
+    bytes_, raw_bytes_ : int
+        The bytes that were sent, both ways, and the size of the rows themselves as doubles.
+    records_ : Records
+        What each round did.
+    guard_hits_ : int
+        How often a step was halved to stay inside the model's domain.
+    result_ : Result
+        The result of the fit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import emfed
+    >>> rows = np.sin(np.arange(60.0)).reshape(20, 3)
+    >>> rows[3, 1] = np.nan
+    >>> imputer = emfed.FederatedImputer(random_state=0).fit([rows[:10], rows[10:]])
+    >>> bool(np.isfinite(imputer.transform(rows)).all())
+    True
     """
 
     _REFUSED: ClassVar[dict[str, Any]] = {
@@ -162,11 +217,20 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
         self.rank_ = None if self.rank is None else int(result.model.rank)
 
     def transform(self, X: Any) -> Any:
-        """Rows with NaN replaced; what was seen stays as it is.
+        """Replace NaN; what was seen stays as it is.
 
         With ``rank`` a row's factors are fitted to what was seen of it, by the penalty of the fit;
-        a row of which nothing was seen gets the fitted means of the columns. A data frame comes
-        back as one.
+        a row of which nothing was seen gets the fitted means of the columns.
+
+        Parameters
+        ----------
+        X : table
+            The rows.
+
+        Returns
+        -------
+        array or data frame of shape (rows, columns)
+            The rows, filled in; a data frame where X is one.
         """
         filled = np.asarray(self._answer("impute", X))
         return framed(self, X, filled, self.get_feature_names_out())

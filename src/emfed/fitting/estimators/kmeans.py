@@ -19,21 +19,67 @@ from emfed.models import k_means
 class FederatedKMeans(
     ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, FederatedEstimator
 ):
-    """k-means of rows that stay with their workers: only cluster sums and counts leave them.
+    """Find k-means of rows that stay with their workers: only cluster sums and counts leave them.
 
     Parameters
     ----------
-    n_clusters : the number of clusters.
-    standardised : whether distances are in standard deviations of each column.
-    tol : mean squared distance, in variances of the data, that may still be gained.
-    max_iter, n_init, start, algorithm, warm_start, random_state, device, precision, verbose : as in
-        `FederatedGaussianMixture`; the start never takes raw points unless ``start="points"``.
+    n_clusters : int
+        The number of clusters.
+    standardised : bool
+        Whether distances are in standard deviations of each column.
+    tol : float
+        The mean squared distance, in variances of the data, that may still be gained.
+    max_iter : int
+        The largest number of rounds.
+    n_init : int
+        The number of starts that compete, of which the best goes on.
+    start : str or Centres
+        "auto", "merge", "k-means", "moments", "points" or centres; raw points leave their workers
+        with "points" alone.
+    algorithm : str or Algorithm
+        "em" (Lloyd's algorithm), "auto", "FedEM", "VR-FedEM" or an algorithm of emfed.
+    warm_start : bool
+        Whether a second fit goes on from the first.
+    random_state : int, RandomState or None
+        The seed; None is 0 for the fit, and other rows for each `sample`.
+    device : str or None
+        "cuda" puts the rows on a GPU; rows that are CUDA tensors are taken as they are.
+    precision : {"double", "fast"}
+        The precision of passes on a device; "fast" is six digits.
+    verbose : bool
+        Whether a bar on stderr shows rounds, bytes and time left, also of sites elsewhere.
 
     Attributes
     ----------
-    cluster_centers_ : ``(clusters, columns)``; inertia_ : the sum of squared distances to them.
-    labels_ : the cluster of each row of X (a list of arrays where X is one per worker).
-    converged_, n_iter_, n_rounds_, records_, bytes_, result_ : as in `FederatedGaussianMixture`.
+    cluster_centers_ : array of shape (clusters, columns)
+        The centres.
+    inertia_ : float
+        The sum of squared distances to the nearest centre.
+    labels_ : array or list of arrays
+        The cluster of each row of X; a list where X is one table for each worker, None where the
+        rows are elsewhere.
+    converged_ : bool
+        Whether the fit ended because little was left to gain.
+    n_iter_, n_rounds_ : int
+        The number of rounds.
+    bytes_, raw_bytes_ : int
+        The bytes that were sent, both ways, and the size of the rows themselves as doubles.
+    records_ : Records
+        What each round did.
+    guard_hits_ : int
+        How often a step was halved to stay inside the model's domain.
+    result_ : Result
+        The result of the fit.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> from sklearn.datasets import load_iris
+    >>> rows = load_iris().data
+    >>> hospitals = {"north": rows[::2], "south": rows[1::2]}
+    >>> clusters = emfed.FederatedKMeans(3, random_state=0).fit(hospitals)
+    >>> clusters.cluster_centers_.shape
+    (3, 4)
     """
 
     follow_em = False
@@ -90,7 +136,26 @@ class FederatedKMeans(
         groups: Any | None = None,
         sample_weight: Any | None = None,
     ) -> FederatedKMeans:
-        """Find the centres, then the cluster of each row where it lies."""
+        """Find the centres, then the cluster of each row where it lies.
+
+        Parameters
+        ----------
+        X : table, dict, list or Federation
+            One table, whose rows belong to the workers that ``groups`` names; a dict or list of
+            tables, one for each worker; or a federation of sites elsewhere.
+        y : None
+            Ignored.
+        groups : array or str, optional
+            The worker of each row of one table: values, or a column of a data frame. Without it all
+            rows are one worker's.
+        sample_weight : array or sequence of arrays, optional
+            How much each row counts, in the shape of the data.
+
+        Returns
+        -------
+        FederatedKMeans
+            The fitted estimator.
+        """
         super().fit(X, y, groups=groups, sample_weight=sample_weight)
         scale = self.result_.model.frame.scale[0] ** 2 if not self.standardised else 1.0
         self.inertia_ = -self.lower_bound_ * self.result_.samples * scale
@@ -99,11 +164,33 @@ class FederatedKMeans(
     _label, fit_predict = MixtureMethods._label, MixtureMethods.fit_predict
 
     def predict(self, X: Any) -> IntArray:
-        """The nearest centre of each row."""
+        """Find the nearest centre of each row.
+
+        Parameters
+        ----------
+        X : table
+            The rows.
+
+        Returns
+        -------
+        array of shape (rows,)
+            The clusters, counted from 0.
+        """
         return np.asarray(self._answer("predict", X))
 
     def transform(self, X: Any) -> Any:
-        """The distance of each row to each centre; a data frame where X is one."""
+        """Compute the distance of each row to each centre.
+
+        Parameters
+        ----------
+        X : table
+            The rows.
+
+        Returns
+        -------
+        array or data frame of shape (rows, clusters)
+            The distances; a data frame where X is one.
+        """
         return framed(self, X, self._distances(X), self.get_feature_names_out())
 
     def _distances(self, X: Any) -> FloatArray:
@@ -112,7 +199,22 @@ class FederatedKMeans(
         return np.asarray(distances * (1.0 if self.standardised else model.frame.scale[0]))
 
     def score(self, X: Any, y: Any = None, sample_weight: Any | None = None) -> float:
-        """Minus the sum of squared distances to the nearest centre, each row with its weight."""
+        """Compute minus the weighted sum of squared distances to the nearest centre.
+
+        Parameters
+        ----------
+        X : table
+            The rows.
+        y : None
+            Ignored.
+        sample_weight : array of shape (rows,), optional
+            How much each row counts.
+
+        Returns
+        -------
+        float
+            Minus the inertia.
+        """
         near = self._distances(X).min(axis=1) ** 2
         if sample_weight is None:
             return -float(near.sum())

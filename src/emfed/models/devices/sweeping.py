@@ -143,7 +143,7 @@ def sweep(rows: Ragged, given: Pass, values: bool = False, launch: Any = None) -
     if f.second != "products" and cells <= FUSED_CELLS:
         found = _fused(rows, given, values, launch or fused_launch(rows.fast, cells))
     else:
-        kind = _Matrices if _wide(given) else _Phases
+        kind = _MatrixPhases if _wide(given) else _Phases
         found = _in_two(kind, rows, given, values, *(launch or kind.launches(rows, given)))
     if rows.fast and not all(np.all(np.isfinite(part)) for part in found):
         return sweep(dataclasses.replace(rows, precision="double"), given, values)
@@ -327,7 +327,7 @@ class _Phases:
 
 
 @final
-class _Matrices(_Phases):
+class _MatrixPhases(_Phases):
     """All products of many columns: a matrix for each component instead of a table of products."""
 
     @staticmethod
@@ -443,7 +443,7 @@ def _in_two(
 
 def answers(rows: Ragged, given: Pass) -> Iterator[tuple[Any, Any]]:
     """Responsibilities ``(rows, K)`` and log sums ``(rows,)``, part by part, where the rows are."""
-    kind = _Matrices if _wide(given) else _Phases
+    kind = _MatrixPhases if _wide(given) else _Phases
     at, _ = kind.launches(rows, given)
     phases = kind(rows, given, at.tile)
     for part in phases.parts(rows):

@@ -31,7 +31,7 @@ from emfed.network.deployment.site import (
 from emfed.network.deployment.status import Status
 from emfed.network.deployment.views import SiteView
 from emfed.network.keys import read_private_key, read_seal
-from emfed.network.masking import Identity, roster_digest
+from emfed.network.masking import SiteIdentity, roster_digest
 from emfed.network.site import MORE
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Guest(ABC):
                 f"no roster of the other sites' keys: {bare}. `emfed keys roster` makes one from "
                 "everybody's NAME.pub"
             )
-        found = Identity.read(*self._masks).roster
+        found = SiteIdentity.read(*self._masks).roster
         return (
             f"sums with {', '.join(sorted(found))}; roster digest {roster_digest(found)}, the same "
             "at every site"
@@ -119,7 +119,7 @@ class Guest(ABC):
         if self.roster is not None:
             if self.key is None:
                 raise SettingsError("--roster goes with --key: masks are a site's own.")
-            Identity.read(self.key, self.roster)
+            SiteIdentity.read(self.key, self.roster)
         if self.authority is None:
             check_insecure_site(self.address)
 

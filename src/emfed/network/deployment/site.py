@@ -47,7 +47,7 @@ from emfed.network import Site, SiteRules
 from emfed.network.addresses import alone
 from emfed.network.deployment.approval import check_approved
 from emfed.network.keys import SealedDisk, read_seal
-from emfed.network.masking import Identity
+from emfed.network.masking import SiteIdentity
 from emfed.network.prices import FIRST_QUESTION
 from emfed.network.rules import Journal
 from emfed.network.store import runs_in
@@ -183,7 +183,9 @@ def open_site(folder: Path) -> Site:
         columns=about["columns"],
         device=about["data"].get("device"),
         disk=_disk(about["data"]),
-        identity=None if about.get("masks") is None else Identity.read(*map(Path, about["masks"])),
+        identity=None
+        if about.get("masks") is None
+        else SiteIdentity.read(*map(Path, about["masks"])),
     )
     site.delivered = folder / MODEL
     if site.rules.ask_first:

@@ -41,7 +41,7 @@ from emfed.network.keys import (
     show_fingerprint,
     write_public_key,
 )
-from emfed.network.masking import Identity
+from emfed.network.masking import SiteIdentity
 from emfed.network.rules import SiteRules
 from emfed.network.site import Site
 from emfed.network.websocket.background import Background, SiteLine, Worker, library_logger
@@ -321,7 +321,7 @@ def join_server(
 ) -> None:
     """See `emfed.network.join`."""
     given = name or (directory.name if key is None else key.stem)
-    identity = None if roster is None or key is None else Identity.read(key, roster)
+    identity = None if roster is None or key is None else SiteIdentity.read(key, roster)
     chosen = SiteRules() if rules is None else rules
     chosen = chosen.on_this_machine() if ca is None else chosen
     site = Site(data, directory, rules=chosen, journal=journal, columns=columns, identity=identity)

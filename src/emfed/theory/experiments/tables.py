@@ -15,7 +15,7 @@ from emfed.core.errors import DataError, EmfedWarning, check_count, check_range
 from emfed.core.records import RoundRecord
 from emfed.imputation import (
     Cells,
-    Columns,
+    ColumnNames,
     FieldTable,
     Imputation,
     Structure,
@@ -136,13 +136,13 @@ def load(settings: TableSettings, seed: int) -> FieldTable:
         )
     path = _folder() / FILES[kind]
     if kind == "wood-thrush":
-        return read_records(path, Columns(date="year"), bins="year", **common)
+        return read_records(path, ColumnNames(date="year"), bins="year", **common)
     if kind == "oystercatcher":
-        columns = Columns(date=("year", "month"), observer=None)
+        columns = ColumnNames(date=("year", "month"), observer=None)
         return read_records(path, columns, **common)
     return read_records(
         _seabirds(path),
-        Columns(site="site_1deg"),
+        ColumnNames(site="site_1deg"),
         bad_rows="skip",
         duplicates="keep",
         **common,

@@ -1,0 +1,76 @@
+"""Every public name has a docstring in numpydoc's style, and its example runs."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from numpydoc.validate import validate
+
+import emfed
+
+# What numpydoc may complain of: https://numpydoc.readthedocs.io/en/latest/validation.html. Left out
+# are matters of layout (GL01, GL02, GL03), sections that we do not use (SA, YD, ES01: an extended
+# summary is written where there is more to say), and verbs of summaries (SS05, which takes nouns
+# that end in s for verbs).
+LAYOUT = {"GL01", "GL02", "GL03", "ES01", "SA01", "SS05", "YD01", "GL08"}
+WITHOUT_EXAMPLE = {"EX01"}  # a method's example is that of its class
+ERRORS = {"PR01", "PR02"}  # exceptions are raised by us and made by nobody else
+
+
+def public() -> Iterator[tuple[str, Any]]:
+    """Every public class and function once, by the name under which users import it."""
+    rooms = [emfed, *(getattr(emfed, name) for name in dir(emfed))]
+    seen = set()
+    for room in filter(inspect.ismodule, rooms):
+        for name in room.__all__:
+            what = getattr(room, name)
+            if callable(what) and not inspect.ismethod(what) and id(what) not in seen:
+                seen.add(id(what))
+                yield f"{room.__name__}.{name}", what
+
+
+PUBLIC = dict(public())
+FACES = [name for name in PUBLIC if name.startswith("emfed.Federated") and "Error" not in name]
+METHODS = [
+    f"{name}.{method}"
+    for name in [*FACES, "emfed.Result", "emfed.imputation.Imputation"]
+    for method, _ in inspect.getmembers(PUBLIC[name], inspect.isfunction)
+    if not method.startswith("_") and "emfed" in inspect.getmodule(_).__name__  # type: ignore
+]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_name_says_what_goes_in_and_what_comes_out(name: str) -> None:
+    what = PUBLIC[name]
+    ignored = LAYOUT | (ERRORS if inspect.isclass(what) and issubclass(what, Exception) else set())
+    assert complaints(name, ignored) == []
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_for_users_says_what_goes_in_and_what_comes_out(name: str) -> None:
+    assert complaints(name, LAYOUT | WITHOUT_EXAMPLE) == []
+
+
+def complaints(name: str, ignored: set[str]) -> list[str]:
+    found = validate(name)
+    assert found["docstring"], f"{name} has no docstring"
+    return [f"{code}: {text}" for code, text in found["errors"] if code not in ignored]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_example_of_a_public_name_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    finder = doctest.DocTestFinder(recurse=False)
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
+    for example in finder.find(PUBLIC[name], name, globs={}):
+        report: list[str] = []
+        runner.run(example, out=report.append)
+        assert not runner.failures, "".join(report)
+    assert runner.tries, f"{name} has no example"
