@@ -11,43 +11,35 @@ rules), `emfed.fitting` (settings, runs by hand, `serve`), `emfed.imputation`, `
 `emfed.testing`.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from emfed.algorithms import EM, AutoEM, FedEM, VRFedEM
-from emfed.artifacts.result import Result, load
-from emfed.compressors import (
-    Dithering,
-    Identity,
-    RandomSparsification,
-    SubtractiveDithering,
-    block_quantization,
-)
-from emfed.core.errors import (
-    CheckpointError,
-    ContractError,
-    DataError,
-    EmfedError,
-    EmfedWarning,
-    FederationError,
-    ModelFileError,
-    NumericalError,
-    ParticipationError,
-    SettingsError,
-    WireError,
-)
 from emfed.core.version import __version__
-from emfed.fitting import fit, select_components
-from emfed.models import (
-    factor_analysis,
-    gaussian_mixture,
-    hidden_markov,
-    k_means,
-    mixed_mixture,
-    ppca,
-    regression_mixture,
-)
 
 if TYPE_CHECKING:
+    from emfed.algorithms import EM, AutoEM, FedEM, VRFedEM
+    from emfed.artifacts.result import Result, load
+    from emfed.compressors import (
+        Dithering,
+        Identity,
+        RandomSparsification,
+        SubtractiveDithering,
+        block_quantization,
+    )
+    from emfed.core.errors import (
+        CheckpointError,
+        ContractError,
+        DataError,
+        EmfedError,
+        EmfedWarning,
+        FederationError,
+        ModelFileError,
+        NumericalError,
+        ParticipationError,
+        SettingsError,
+        WireError,
+    )
+    from emfed.fitting import fit, select_components
     from emfed.fitting.estimators import (
         FederatedFactorAnalysis,
         FederatedGaussianMixture,
@@ -56,6 +48,15 @@ if TYPE_CHECKING:
         FederatedMixture,
     )
     from emfed.imputation import impute
+    from emfed.models import (
+        factor_analysis,
+        gaussian_mixture,
+        hidden_markov,
+        k_means,
+        mixed_mixture,
+        ppca,
+        regression_mixture,
+    )
 
 __all__ = [
     "AutoEM",
@@ -111,19 +112,30 @@ _ROOMS = (
 """Subpackages that users import from."""
 
 
+_HOMES = (
+    "core.errors",
+    "compressors",
+    "algorithms",
+    "models",
+    "artifacts.result",
+    "fitting",
+    "fitting.estimators",
+    "imputation",
+)
+"""Where the public names are looked for, in this order: what is quick to import comes first."""
+
+
 def __getattr__(name: str) -> Any:
-    """Names that need more than numpy, imported when they are first asked for."""
-    if name.startswith("Federated"):
-        from emfed.fitting import estimators
-
-        if name in estimators.__all__:
-            return getattr(estimators, name)
-    if name == "impute":
-        from emfed.imputation import impute
-
-        return impute
+    """Import a public name or subpackage when it is first asked for, so that `import emfed` is
+    quick, and `emfed --help` with it.
+    """
     if name in _ROOMS:
-        return __import__(f"emfed.{name}", fromlist=["__all__"])
+        return import_module(f"emfed.{name}")
+    for home in _HOMES if name in __all__ else ():
+        found = getattr(import_module(f"emfed.{home}"), name, None)
+        if found is not None:
+            globals()[name] = found
+            return found
     raise AttributeError(f"module 'emfed' has no attribute {name!r}")
 
 

@@ -35,13 +35,27 @@ def test_the_exception_tree_is_the_one_drawn() -> None:
     assert issubclass(errors.SettingsError, ValueError)
 
 
-def test_heavy_imports_are_lazy() -> None:
-    script = (
-        "import sys, emfed, emfed.cli.main; "
-        "print([m for m in ('scipy', 'sklearn', 'polars', 'pandas', 'matplotlib', 'rich', "
-        "'emfed.theory', 'emfed.testing') if m in sys.modules])"
-    )
-    done = subprocess.run(
+def loaded_by(script: str, *modules: str) -> str:
+    """Which of the modules a new process has loaded after the script."""
+    script = f"import sys; {script}; print([m for m in {modules} if m in sys.modules])"
+    return subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def test_import_and_help_load_nothing_heavy_and_fit_only_what_it_needs() -> None:
+    heavy = ("scipy", "sklearn", "polars", "pandas", "matplotlib", "rich")
+    heavy = (*heavy, "emfed.theory", "emfed.testing")
+    told = loaded_by("import emfed, emfed.cli.main", "numpy", "cryptography", "websockets", *heavy)
+    assert told == "[]"
+    assert loaded_by("import emfed; emfed.fit", *heavy) == "[]"
+
+
+def test_every_room_can_be_the_first_that_is_imported() -> None:
+    script = (
+        "import importlib, sys, emfed\n"
+        "for room in emfed._ROOMS:\n"
+        "    importlib.import_module(f'emfed.{room}')\n"
+        "    for name in [m for m in sys.modules if m.startswith('emfed')]: del sys.modules[name]"
     )
-    assert done.stdout.strip() == "[]"
+    subprocess.run([sys.executable, "-c", script], check=True)
