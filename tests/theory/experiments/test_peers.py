@@ -40,7 +40,7 @@ def test_the_direction_is_the_gradient_over_the_weights_of_the_start(kind: str) 
     for e in np.eye(chart.size) * step:
         ends = [model.log_likelihood(data.rows, chart.parameters(x + s * e)) for s in (1, -1)]
         slopes.append((ends[0] - ends[1]) / (2 * step))
-    k, d = start.means.shape
+    d = start.means.shape[1]
     each = np.repeat(start.weights, d * (d + 1) // 2) if kind == "full" else np.ones(3)
     scale = np.concatenate([start.weights, np.repeat(start.weights, d), each])
     np.testing.assert_allclose(found * scale, slopes, atol=2e-8)
