@@ -32,8 +32,8 @@ WORTH_STOPPING = 1e-9
 """Nats a row: pooled EM that gains less in a step has ended."""
 LOCAL_PASSES = 50
 """EM steps of a local fit that is averaged."""
-THIN = 10
-"""Of the hours of Beijing every tenth is taken, so that all methods and seeds take minutes."""
+THIN = 20
+"""Of the hours of Beijing every twentieth is taken, so that all methods and seeds take minutes."""
 AIR = ("PM2.5", "PM10", "SO2", "NO2", "CO", "O3", "TEMP", "PRES", "DEWP", "WSPM")
 STORM = ("lat", "long", "wind", "pressure")
 Method = Literal[
