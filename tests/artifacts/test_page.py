@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from emfed.artifacts import Figure, Page, Panel, Section, Series, Table, render_page
+from emfed.artifacts import Explorer, Figure, Page, Panel, Section, Series, Table, render_page
 from tests.artifacts.browser import Browser
 
 X = np.linspace(1, 5, 9)
@@ -36,6 +36,56 @@ def test_text_is_escaped_and_nothing_comes_from_outside() -> None:
     assert html.count("data:image/svg+xml") == 3
     assert 'class="holds"' in html
     assert 'class="fails"' in html
+
+
+AWAY = [Series("<b>a</b>", X, 10.0**-X, 9.0**-X, 11.0**-X), Series("dots", X, X, line=False)]
+EXPLORED = Page(
+    "Explored",
+    sections=[
+        Section(
+            "One",
+            figures=FIGURES[:1],
+            explorers=[
+                Explorer(
+                    "Choose.",
+                    ("data", "axis"),
+                    {
+                        data: {axis: Panel(AWAY, axis, "</script>") for axis in ("bytes", "rounds")}
+                        for data in ("near", "far")
+                    },
+                )
+            ],
+        )
+    ],
+)
+CHOOSE = """(() => {
+    const [data, axis] = document.querySelectorAll(".explorer select");
+    const paths = () => document.querySelectorAll(".explorer svg[role] path").length;
+    if (paths() !== 2) return false;
+    axis.value = "rounds";
+    axis.dispatchEvent(new Event("change"));
+    const ticks = document.querySelectorAll(".explorer input");
+    ticks[0].click();
+    const label = document.querySelector(".explorer svg[role]").getAttribute("aria-label");
+    return paths() === 0 && label === "</script> against rounds, near" && ticks.length === 2;
+})()"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_reader_chooses_and_hides(browser: Browser, tmp_path: Path, width: int) -> None:
+    path = tmp_path / "report.html"
+    html = render_page(EXPLORED)
+    assert html.count("<script") == 2  # the numbers, and the one script whose digest is named
+    assert "script-src 'sha256-" in html
+    assert not re.search(r"https?://", re.sub(r"base64,[A-Za-z0-9+/=]+", "", html))
+    path.write_text(html, encoding="utf-8")
+    seen = browser.look(path, width, until=CHOOSE)
+    assert seen["page"] <= width
+    assert seen["console"] == []
+    assert "<b>a</b>" in seen["text"]
+    if width == 390:
+        path.write_text(html.replace("script-src", "img-src"), encoding="utf-8")
+        assert "Choose." not in browser.look(path, width)["text"]  # no script, no empty frame
 
 
 @pytest.mark.parametrize("width", [1280, 375])

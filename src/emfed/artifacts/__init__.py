@@ -13,9 +13,10 @@ from emfed.artifacts.figures import (
     trajectory_panel,
 )
 from emfed.artifacts.fits import fit_page
-from emfed.artifacts.page import Page, Section, Table, render_page
+from emfed.artifacts.page import Explorer, Page, Section, Table, render_page
 
 __all__ = [
+    "Explorer",
     "Figure",
     "Page",
     "Panel",

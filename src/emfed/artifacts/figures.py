@@ -17,8 +17,11 @@ import numpy as np
 from emfed.core.protocols import FloatArray
 from emfed.core.records import Records
 
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
-"""Okabe and Ito's, in an order in which neighbours also differ in grey."""
+PALETTE = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9"),
+    *("#882255", "#7F7F7F", "#8C8C00"),
+)
+"""Okabe and Ito's, in an order in which neighbours also differ in grey, and three more."""
 DASHES: tuple[Any, ...] = (
     "-",
     (0, (6, 2)),
@@ -27,8 +30,13 @@ DASHES: tuple[Any, ...] = (
     (0, (3, 1.5)),
     (0, (6, 1.5, 1, 1.5, 1, 1.5)),
     (0, (10, 2)),
+    (0, (4, 1, 1, 1)),
+    (0, (2, 2)),
+    (0, (8, 1.5, 1, 1.5)),
 )
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", "h")
+MARKS = 8
+"""Points of a long line that are marked."""
 STYLE: Any = {
     "figure.dpi": 150,
     "font.size": 10,
@@ -219,6 +227,7 @@ def _draw_panel(
             )
             handles.setdefault(series.label, bar)
             continue
+        apart = max(1, len(series.x) // MARKS)  # marks of neighbours do not fall together
         (line,) = axis.plot(
             series.x,
             series.y,
@@ -227,6 +236,7 @@ def _draw_panel(
             lw=1.0 if series.reference else 1.5,
             marker=MARKERS[look] if series.points else None,
             ms=4.5,
+            markevery=(look * apart // len(PALETTE), apart),
             label=series.label,
         )
         if series.low is not None and series.high is not None:
@@ -234,9 +244,10 @@ def _draw_panel(
         handles.setdefault(series.label, line)
     if "x" in panel.log:
         axis.set_xscale("log")
+        _mark_short_decades(axis.xaxis, axis.get_xlim())
     if "y" in panel.log:
         axis.set_yscale("log")
-        _mark_short_decades(axis)
+        _mark_short_decades(axis.yaxis, axis.get_ylim())
     if panel.ticks:
         axis.set_xticks(panel.ticks, [f"{tick:g}" for tick in panel.ticks])
         axis.set_xticks([], minor=True)
@@ -256,16 +267,16 @@ def _draw_panel(
     axis.set_title(panel.title)
 
 
-def _mark_short_decades(axis: Any) -> None:
-    """Numbers and grid between powers of ten, where y spans hardly more than one decade."""
+def _mark_short_decades(axis: Any, limits: tuple[float, float]) -> None:
+    """Numbers and grid between powers of ten, where an axis spans hardly more than one decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
-    low, high = axis.get_ylim()
+    low, high = limits
     if high / low < 30:
         short = high / low < 4
-        axis.yaxis.set_major_locator(MaxNLocator(5) if short else LogLocator(subs=(1, 2, 3, 5)))
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+        axis.set_major_locator(MaxNLocator(5) if short else LogLocator(subs=(1, 2, 3, 5)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
 
 
 def _short(name: str) -> str:

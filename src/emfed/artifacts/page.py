@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
+from typing import Any
 
-from emfed.artifacts.figures import Figure, render
+from emfed.artifacts.figures import DASHES, PALETTE, Figure, Panel, Series, render
 
 NUMBER = re.compile(r"[-+−]?[\d,.]+(e[+-]?\d+)?%?( ± [\d,.]+)?$")
 """What a cell of numbers looks like."""
+DASH_ARRAYS = ["" if dash == "-" else " ".join(str(n) for n in dash[1]) for dash in DASHES]
+"""The dashes of figures, as SVG has them."""
 WORDY = 48
 """Characters beyond which a cell is a sentence."""
 
@@ -50,9 +56,22 @@ class Highlight:
     """Whether it is good or bad news; None: neither."""
 
 
+@dataclass(frozen=True, eq=False)
+class Explorer:
+    """Panels among which the reader chooses, and whose series can be hidden.
+
+    Without scripts nothing of it shows: the figures of the section must tell the same.
+    """
+
+    caption: str
+    names: tuple[str, str]
+    """What the reader chooses first, and then."""
+    panels: Mapping[str, Mapping[str, Panel]]
+
+
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands under it, in this order: text, figures, tables, folded tables."""
+    """A heading and what stands under it: text, explorers, figures, tables, folded tables."""
 
     heading: str
     text: Sequence[str] = ()
@@ -62,6 +81,7 @@ class Section:
     """Tables that the reader opens."""
     terms: Mapping[str, str] = field(default_factory=dict)
     """Words and what they mean."""
+    explorers: Sequence[Explorer] = ()
 
 
 @dataclass(frozen=True)
@@ -84,13 +104,22 @@ class Page:
 def render_page(page: Page) -> str:
     """The page as HTML; every text is escaped, every figure is inside."""
     import jinja2
+    import markupsafe
 
-    source = resources.files("emfed.artifacts").joinpath("page.html").read_text(encoding="utf-8")
+    folder = resources.files("emfed.artifacts")
+    source, script = (
+        folder.joinpath(name).read_text(encoding="utf-8") for name in ("page.html", "explorer.js")
+    )
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.filters["svgs"] = _svgs
-    html = environment.from_string(source).render(page=page)
+    environment.filters["numbers"] = _numbers
+    # No script runs but this one, whose digest the page names.
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    explored = any(section.explorers for section in page.sections)
+    told = {"script": markupsafe.Markup(script), "digest": digest} if explored else {}
+    html = environment.from_string(source).render(page=page, **{"script": "", "digest": ""} | told)
     return html.replace("|²", "|\u2060²")  # a square does not leave its norm at the end of a line
 
 
@@ -99,3 +128,40 @@ def _svgs(figure: Figure) -> list[str]:
     parts = [replace(figure, panels=[panel]) for panel in figure.panels]
     drawn = [render(part, "svg") for part in (parts if figure.apart else [figure])]
     return ["data:image/svg+xml;base64," + base64.b64encode(svg).decode() for svg in drawn]
+
+
+def _numbers(explorer: Explorer) -> Any:
+    """The panels as JSON that can stand in a page; colours and marks are those of the figures."""
+    import markupsafe
+
+    flat = [panel for panels in explorer.panels.values() for panel in panels.values()]
+    labels = list(dict.fromkeys(s.label for panel in flat for s in panel.series))
+    dots = {s.label for panel in flat for s in panel.series if not s.line}
+    looks = {
+        label: {
+            "colour": PALETTE[place % len(PALETTE)],
+            "dash": DASH_ARRAYS[place % len(PALETTE)],
+            "dot": label in dots,
+        }
+        for place, label in enumerate(labels)
+    }
+    panels = {
+        first: {
+            second: {"x": panel.x, "y": panel.y, "series": [_curve(s) for s in panel.series]}
+            for second, panel in choices.items()
+        }
+        for first, choices in explorer.panels.items()
+    }
+    text = json.dumps({"names": explorer.names, "looks": looks, "panels": panels})
+    return markupsafe.Markup(text.replace("<", "\\u003c"))
+
+
+def _curve(series: Series) -> dict[str, Any]:
+    """A series in four digits; None where a line has a gap."""
+    parts = {"x": series.x, "y": series.y, "low": series.low, "high": series.high}
+    numbers = {
+        name: [float(f"{v:.4g}") if math.isfinite(v) else None for v in values.tolist()]
+        for name, values in parts.items()
+        if values is not None
+    }
+    return {"label": series.label, "line": series.line, **numbers}

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -146,6 +147,11 @@ class PrivateRun(Rounds):
         self.state = ServerState(1, 0, np.empty(0), np.empty(0))
 
     # Answers.
+
+    @property
+    def answers(self) -> Sequence[IntArray]:
+        """The sums that were told so far."""
+        return self._told
 
     def _ask(self, about: Asked, part: str, count: int, purpose: str) -> FloatArray:
         """The sums over all rows, with noise; the lattice follows from the budget."""

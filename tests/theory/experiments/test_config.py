@@ -39,6 +39,8 @@ def test_levels_override_each_other() -> None:
     assert full.runs["two, levels 4"].step_size == 1.0
     assert full.runs["two, levels 4"].levels == 4
     assert [job.seed for job in full.jobs(7)] == [7] * 4 + [8] * 4
+    own = GOOD.replace("step_size = 1", "vary.step_size = [1.0]\nvary.levels = [2]")
+    assert list(read_config(own, "x", "here").runs)[2:] == ["two, levels 2, step_size 1.0"]
     quick = read_config(GOOD, "x", "here", quick=True)
     assert list(quick.runs) == ["one, levels 4", "two, levels 4"]
     assert quick.seeds == 1

@@ -16,7 +16,7 @@ from tests.artifacts.browser import Browser
 from tests.cli.test_main import emfed_command
 from tests.helpers import first
 
-FIRST = ["synthetic", "parts", "mnist", "memories"]
+FIRST = ["synthetic", "parts", "mnist", "memories", "methods"]
 
 
 @pytest.mark.parametrize("name", first(FIRST + [n for n in NAMES if n not in FIRST], len(FIRST)))

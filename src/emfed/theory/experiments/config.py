@@ -16,6 +16,7 @@ from typing import Any, final
 from emfed.core.configuration import check_keys, read_settings
 from emfed.core.errors import SettingsError, check_count
 from emfed.core.version import __version__
+from emfed.theory.experiments.comparison import MethodSettings
 from emfed.theory.experiments.settings import Settings, as_plain
 from emfed.theory.experiments.tables import TableSettings
 
@@ -26,12 +27,18 @@ ABLATIONS = (
     *("parts", "claims"),
 )
 """What the paper argues in words."""
-NAMES = PAPER + ABLATIONS
-AnySettings = Settings | TableSettings
-TABLES = ("ebird",)
-"""Those whose runs are on sites x time tables."""
+NAMES = (*PAPER, *ABLATIONS, "methods")
+AnySettings = Settings | TableSettings | MethodSettings
+KINDS: Mapping[str, type[AnySettings]] = {"ebird": TableSettings, "methods": MethodSettings}
+"""The settings of those whose runs are not of EM on the paper's mixtures."""
 
 _WORDS = ("title", "about", "shows")
+
+
+def needs_mnist(settings: AnySettings) -> bool:
+    """Whether a run is on MNIST itself."""
+    stands_in = isinstance(settings, MethodSettings) and settings.stand_in
+    return settings.data == "mnist" and not stands_in
 
 
 @final
@@ -58,7 +65,7 @@ class Experiment:
     @property
     def needs_mnist(self) -> bool:
         """Whether any run is on MNIST."""
-        return any(settings.data == "mnist" for settings in self.runs.values())
+        return any(needs_mnist(settings) for settings in self.runs.values())
 
     def jobs(self, seed: int) -> list[Job]:
         """Every run with every seed, from ``seed`` on."""
@@ -88,8 +95,7 @@ class Job:
     def from_json(cls, text: str | bytes) -> Job:
         """What `to_json` wrote."""
         plain = json.loads(text)
-        kind = TableSettings if plain["experiment"] in TABLES else Settings
-        settings = kind(**plain["settings"])
+        settings = KINDS.get(plain["experiment"], Settings)(**plain["settings"])
         return cls(plain["experiment"], plain["run"], settings, plain["seed"])
 
     @property
@@ -112,7 +118,7 @@ def load_experiment(name: str, quick: bool = False, config: Path | None = None) 
     except UnicodeDecodeError:
         raise SettingsError(f"{config} is not a text file.") from None
     other = read_config(text, name, str(config), quick)
-    if name in TABLES:
+    if name == "ebird":
         return replace(other, source=str(config), paper=own.paper)
     bases = {run.split(",")[0] for run in other.runs}  # what varies stands behind a comma
     missing = sorted({run.split(",")[0] for run in own.runs} - bases)
@@ -147,12 +153,14 @@ def read_config(text: str, name: str, where: str, quick: bool = False) -> Experi
     changes = {k: v for k, v in small.items() if k not in ("seeds", "vary")}
     vary = {**_table(table, "vary", where), **_table(small, "vary", f"{where}, quick")}
     runs: dict[str, AnySettings] = {}
-    kind: type[AnySettings] = TableSettings if name in TABLES else Settings
+    kind = KINDS.get(name, Settings)
     for run, own in _table(table, "runs", where).items():
         if not isinstance(own, dict):
             raise SettingsError(f"{where}: runs.{run} must be a table.")
         common = {**_table(table, "settings", where), **own}
-        for label, varied in _grid(vary, where):
+        both = {**vary, **_table(common, "vary", f"{where}, {run}")}
+        common.pop("vary", None)
+        for label, varied in _grid(both, where):
             full_name = f"{run}, {label}" if label else run
             values = {**common, **changes, **varied}
             settings = read_settings(values, f"{where}, {run}", kind)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from emfed.artifacts import Figure, Table
+from emfed.artifacts import Explorer, Figure, Table
 from emfed.core.protocols import FloatArray
 
 
@@ -16,3 +16,4 @@ class Findings:
     measures: Mapping[str, FloatArray]
     figures: Mapping[str, Figure]
     tables: Sequence[Table] = field(default=())
+    explorers: Sequence[Explorer] = field(default=())

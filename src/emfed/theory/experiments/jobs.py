@@ -34,6 +34,7 @@ from emfed.models.covariances import Known
 from emfed.models.parameters import Frame
 from emfed.network.faulty import FaultPlan, FaultyFederation
 from emfed.network.inprocess import StackedFederation
+from emfed.theory.experiments.comparison import MethodSettings, run_method
 from emfed.theory.experiments.config import Job
 from emfed.theory.experiments.settings import Settings
 from emfed.theory.experiments.siblings import SIBLINGS, Move, naive_sum
@@ -133,6 +134,8 @@ def run_job(job: Job, folder: Path, report: Report) -> dict[str, Any]:
         columns, trend = run_table(settings, job.seed, report)
         store(trend, folder / trend_file(job))  # first: the job counts as done with the other
         return columns
+    if isinstance(settings, MethodSettings):
+        return run_method(settings, job.seed, lambda: prepare_mnist(folder), report)
     model, data, start = problem(settings, job.seed, folder)
     network = StackedFederation(data)
     faults = FaultPlan(job.seed, lose_reply=settings.lose_uploads)

@@ -82,6 +82,7 @@ def _section(experiment: Experiment, findings: Findings) -> Section:
         list(findings.figures.values()),
         (*findings.tables, *_printed(experiment)),
         (measures, *_settings(experiment)),
+        explorers=findings.explorers,
     )
 
 

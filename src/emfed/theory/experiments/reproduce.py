@@ -18,7 +18,7 @@ from emfed.core.storage import write_atomic
 from emfed.core.streams import check_seed
 from emfed.core.version import __version__
 from emfed.data.mnist import NO_WRITERS
-from emfed.theory.experiments.config import TABLES, Experiment, load_experiment
+from emfed.theory.experiments.config import Experiment, load_experiment
 from emfed.theory.experiments.findings import Findings
 from emfed.theory.experiments.jobs import prepare_mnist
 from emfed.theory.experiments.report import report_page
@@ -110,7 +110,7 @@ def reproduce(
 
 def _check_data(experiment: Experiment, folder: Path) -> None:
     """Fetch what the experiment needs, or raise."""
-    if experiment.name in TABLES:
+    if experiment.name == "ebird":
         check_loess()
     if not experiment.needs_mnist:
         return

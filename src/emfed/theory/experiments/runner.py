@@ -14,7 +14,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 from emfed.core.errors import EmfedError
-from emfed.theory.experiments.config import Job
+from emfed.theory.experiments.config import Job, needs_mnist
 from emfed.theory.experiments.jobs import prepare_mnist, run_job, store
 
 Notify = Callable[[Job, float], None]
@@ -30,7 +30,7 @@ def run_jobs(jobs: Sequence[Job], folder: Path, processes: int, notify: Notify) 
             notify(job, 1.0)
         else:
             missing.append(job)
-    if any(job.settings.data == "mnist" for job in missing):
+    if any(needs_mnist(job.settings) for job in missing):
         prepare_mnist(folder)
     if processes == 1 or len(missing) < 2:
         for job in missing:

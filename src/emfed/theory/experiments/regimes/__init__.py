@@ -12,7 +12,8 @@ from emfed.theory.experiments.jobs import KAPPA
 from emfed.theory.experiments.settings import Settings
 from emfed.theory.experiments.traces import Trace, Traces, each, ratio
 
-CASES = ("low noise, n = 100", "low noise, n = 10", "high noise, n = 10")
+CASES = ("low noise, n = 100", "low noise, n = 10", "high noise, n = 100", "high noise, n = 10")
+"""The four cells of the paper's table: the noise by the ratio n / omega^3."""
 
 
 def analyse(traces: Traces) -> Findings:
@@ -20,9 +21,10 @@ def analyse(traces: Traces) -> Findings:
     measures: dict[str, FloatArray] = {}
     rows, panels = [], []
     dimension = traces.all[0].settings.dimension
-    kept = [keep for keep in traces.values("keep") if keep < dimension]
-    omegas = [dimension / keep - 1 for keep in kept]
     for case in CASES:
+        tried = dict.fromkeys(trace.settings.keep for trace in traces.of(case))
+        kept = [keep for keep in tried if keep < dimension]
+        omegas = [dimension / keep - 1 for keep in kept]
         free = rounds_needed(traces, case, dimension)
         slow = [ratio(rounds_needed(traces, case, keep), free) for keep in kept]
         settings = traces.of(case)[0].settings

@@ -1,0 +1,173 @@
+"""Methods side by side: how far each is from the pooled optimum, and at what cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from emfed.artifacts import Explorer, Figure, Panel, Series, Table, band
+from emfed.core.protocols import FloatArray
+from emfed.theory.experiments.comparison import MethodSettings
+from emfed.theory.experiments.findings import Findings
+from emfed.theory.experiments.traces import Trace, Traces
+
+METHODS = (
+    *("AutoEM", "FedEM", "VR-FedEM", "private AutoEM", "EM with 32-bit floats"),
+    *("FedEM without memories", "FedAvg", "SCAFFOLD", "averaged local fits", "one-shot merge"),
+)
+"""As in the figures; their looks follow this order."""
+TARGET = 1e-3
+"""Nats a row to which bytes, rounds and passes are counted."""
+CLOSE = 1e-4
+"""Nats a row below which steps count as equally good, and the faster one is taken."""
+FLOOR = 1e-6
+"""Where figures end below: pooled EM was stopped about there."""
+AXES = {
+    "bytes up": ("bytes_up", "bytes up per worker"),
+    "rounds": ("round", "rounds"),
+    "passes over the rows": ("epochs", "passes over all rows"),
+}
+DISTANCE = "nats a row to the pooled optimum"
+
+
+def analyse(traces: Traces) -> Findings:
+    """For each set the best step of every method; figures, the table, and measures."""
+    measures: dict[str, FloatArray] = {}
+    panels: dict[str, dict[str, Panel]] = {}
+    rows = []
+    for data in traces.values("data"):
+        optimum = {t.job.seed: t["log_likelihood"].max() for t in traces.of("pooled EM", data=data)}
+        title = _settings(traces.where(data=data)[0]).title
+        curves = {}
+        for method in METHODS:
+            group = _best(traces, method, data, optimum)
+            curves[method] = [_curve(trace, optimum) for trace in group]
+            reached = {axis: np.array([_reached(c, axis) for c in curves[method]]) for axis in AXES}
+            final = np.array([c["distance"][-1] for c in curves[method]])
+            measures[f"{data}, {method}: final distance"] = final
+            for axis, values in reached.items():
+                measures[f"{data}, {method}: {axis} to {TARGET:g}"] = values
+            rows.append([title, method, _step(group[0]), *_cells(final, reached)])
+        measures |= _ratios(data, measures)
+        panels[title] = {
+            axis: Panel(
+                [_series(method, curves[method], axis) for method in METHODS],
+                label,
+                DISTANCE,
+                title,
+                log="xy",
+                lowest=FLOOR,
+            )
+            for axis, (_, label) in AXES.items()
+        }
+    figures = {
+        axis.split()[0]: Figure(_caption(label), [p[axis] for p in panels.values()], share_y=True)
+        for axis, (_, label) in AXES.items()
+    }
+    table = Table(
+        f"Distance at the end, and bytes up per worker, rounds and passes to {TARGET:g} nats; "
+        "medians over seeds, and at the best of the steps tried. Some seeds never get there: –.",
+        ("data", "method", "step", "distance", "bytes up", "rounds", "passes"),
+        rows,
+    )
+    explorer = Explorer("Choose the data and the axis, and hide methods.", ("data", "axis"), panels)
+    return Findings(measures, figures, (table,), (explorer,))
+
+
+def _settings(trace: Trace) -> MethodSettings:
+    assert isinstance(trace.job.settings, MethodSettings)
+    return trace.job.settings
+
+
+def _curve(trace: Trace, optimum: dict[int, float]) -> dict[str, FloatArray]:
+    """The distance, and what it is drawn against."""
+    distance = optimum[trace.job.seed] - trace["log_likelihood"]
+    bytes_up = trace["bytes_up_sum"] / trace["workers"]
+    axes = {"bytes_up": bytes_up, "round": trace["round"], "epochs": trace["epochs"]}
+    return {"distance": distance, **axes}
+
+
+def _best(traces: Traces, method: str, data: str, optimum: dict[int, float]) -> list[Trace]:
+    """The traces at the step that ends nearest; of those that end close, at the fastest."""
+
+    def worth(step: float) -> tuple[float, float]:
+        curves = [_curve(t, optimum) for t in traces.of(method, data=data, step_size=step)]
+        final = float(np.median([c["distance"][-1] for c in curves]))
+        return max(final, CLOSE), float(np.median([_reached(c, "rounds") for c in curves]))
+
+    tried = dict.fromkeys(_settings(t).step_size for t in traces.of(method, data=data))
+    return traces.of(method, data=data, step_size=min(tried, key=worth))
+
+
+def _reached(curve: dict[str, FloatArray], axis: str) -> float:
+    """Where the distance is first at the target; infinite if never."""
+    there = np.flatnonzero(curve["distance"] <= TARGET)
+    return float(curve[AXES[axis][0]][there[0]]) if len(there) else np.inf
+
+
+def _ratios(data: str, measures: dict[str, FloatArray]) -> dict[str, FloatArray]:
+    """What claims are about: methods relative to each other, seed by seed."""
+
+    def of(method: str, what: str) -> FloatArray:
+        return measures[f"{data}, {method}: {what}"]
+
+    up, final = f"bytes up to {TARGET:g}", "final distance"
+    plain = "EM with 32-bit floats"
+    floored = {method: np.maximum(of(method, final), FLOOR) for method in METHODS}
+    return {
+        f"{data}: bytes of 32-bit EM over those of AutoEM": of(plain, up) / of("AutoEM", up),
+        f"{data}: rounds of AutoEM over those of 32-bit EM": (
+            of("AutoEM", f"rounds to {TARGET:g}") / of(plain, f"rounds to {TARGET:g}")
+        ),
+        f"{data}: distance of FedEM without memories over FedEM's": (
+            floored["FedEM without memories"] / floored["FedEM"]
+        ),
+        f"{data}: distance of FedAvg over SCAFFOLD's": floored["FedAvg"] / floored["SCAFFOLD"],
+        f"{data}: distance of FedAvg over AutoEM's": floored["FedAvg"] / floored["AutoEM"],
+        f"{data}: distance of averaged local fits over that of merging": (
+            floored["averaged local fits"] / floored["one-shot merge"]
+        ),
+    }
+
+
+def _series(method: str, curves: Sequence[dict[str, FloatArray]], axis: str) -> Series:
+    """Quantiles over seeds, on logarithmic axes; of one-shot methods a point."""
+    column, logs = AXES[axis][0], []
+    for curve in curves:
+        known = np.isfinite(curve["distance"])
+        y = np.maximum(curve["distance"][known], FLOOR)
+        end = int(np.argmax(y == FLOOR)) + 1 if y.min() == FLOOR else len(y)
+        logs.append((np.log(curve[column][known][:end]), np.log(y[:end])))
+    once = method in ("averaged local fits", "one-shot merge")
+    if once:
+        x, y = np.transpose([(xs[-1], ys[-1]) for xs, ys in logs])
+        return Series(method, np.exp(x), np.exp(y), points=True, line=False)
+    last = max(float(x[-1]) for x, _ in logs)
+    logs = [(np.append(x, last), np.append(y, y[-1])) for x, y in logs]  # who is there stays there
+    found = band(method, logs, points=60)
+    low, high = (None if end is None else np.exp(end) for end in (found.low, found.high))
+    return replace(found, x=np.exp(found.x), y=np.exp(found.y), low=low, high=high, points=True)
+
+
+def _step(trace: Trace) -> str:
+    used = _settings(trace).used
+    return f"{used['step_size']:g}" if "step_size" in used else ""
+
+
+def _cells(final: FloatArray, reached: dict[str, FloatArray]) -> list[str]:
+    middle = float(np.median(final))
+    cells = [f"below {FLOOR:g}" if middle < FLOOR else f"{middle:.2g}"]
+    for values in reached.values():
+        many = float(np.median(values))
+        cells.append(f"{many:,.0f}" if np.isfinite(many) else "–")
+    return cells
+
+
+def _caption(against: str) -> str:
+    return (
+        f"How many nats a row each method is from the pooled optimum, against {against}; the "
+        f"opening and the start count. What is below {FLOOR:g} is drawn there. Step sizes are the "
+        "best of three for FedEM, VR-FedEM, FedAvg and SCAFFOLD; AutoEM has none to choose."
+    )
