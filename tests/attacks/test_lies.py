@@ -16,7 +16,7 @@ from emfed.core.protocols import WHOLE, Request
 from emfed.core.wire import NEWS, Kind, decode_refusal
 from emfed.fitting.session import Session
 from emfed.network import LocalTransport, RemoteFederation, SiteRules
-from emfed.network.masking import Identity, encode_members, encode_roster
+from emfed.network.masking import SiteIdentity, encode_members, encode_roster
 from emfed.network.sums import add_up, upload_shape
 from tests.network.masked import masked_sites
 
@@ -124,7 +124,7 @@ def test_old_sets_and_answers_are_not_told_again(tmp_path: Path) -> None:
 
 def test_keys_that_the_server_puts_in_the_place_of_a_sites_are_noticed(tmp_path: Path) -> None:
     liar = Liar(tmp_path)
-    roster, strange = liar.federation.members.roster, Identity.everybody(["b", "x"])
+    roster, strange = liar.federation.members.roster, SiteIdentity.everybody(["b", "x"])
     from emfed.network.masking import RunKeys
 
     run = liar.federation.members.run

@@ -49,7 +49,7 @@ def run_keys(names: str, run: int = 7) -> dict[int, RunKeys]:
     """Keys of a run that all members know."""
     made = {
         number: RunKeys(own, bytes([number]) * 32, run, 100 + number)
-        for number, own in enumerate(Identity.everybody(names).values())
+        for number, own in enumerate(SiteIdentity.everybody(names).values())
     }
     roster = encode_roster({number: keys.announcement for number, keys in made.items()})
     for keys in made.values():

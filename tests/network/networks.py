@@ -310,7 +310,7 @@ def draw_case(seed: int, dice: Dice, masks: bool = False) -> Case:
 @lru_cache
 def _known() -> dict[str, Any]:
     """Who is who in masked runs."""
-    return masking.Identity.everybody(f"w{i}" for i in range(5))
+    return masking.SiteIdentity.everybody(f"w{i}" for i in range(5))
 
 
 def try_plan(seed: int, masks: bool = False) -> Outcome:

@@ -94,7 +94,7 @@ class SiteIdentity:
         return cls(key.stem, mine, found)
 
     @classmethod
-    def everybody(cls, names: Iterable[str]) -> dict[str, Identity]:
+    def everybody(cls, names: Iterable[str]) -> dict[str, SiteIdentity]:
         """New keys for all sites of a run in one process; everybody knows everybody's."""
         private = {name: make_private_key() for name in names}
         public = {name: key.public_key() for name, key in private.items()}

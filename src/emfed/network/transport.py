@@ -99,12 +99,12 @@ class LocalTransport(Transport):
         array([[3., 3.]])
         """
         from emfed.network.keys import check_site_name
-        from emfed.network.masking import Identity
+        from emfed.network.masking import SiteIdentity
         from emfed.network.site import Site
 
         where = Path(tempfile.mkdtemp(prefix="emfed-") if directory is None else directory)
         disk = ScratchDisk() if directory is None else DISK
-        known = Identity.everybody(map(check_site_name, tables))
+        known = SiteIdentity.everybody(map(check_site_name, tables))
         transport = cls(
             {
                 name: Site(table, where / name, rules=rules, disk=disk, identity=known[name])
