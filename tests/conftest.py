@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 # Before numpy is imported, here and in the processes of tests: there is one test to a core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell starts what runs in the background deaf to Ctrl-C, and children inherit it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 from hypothesis import HealthCheck, settings
