@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -154,6 +155,17 @@ def test_steps_that_no_round_makes_are_refused(tmp_path: Path) -> None:
     far[server.model.layout.slices["second"]] *= 100.0
     assert "a" not in server.ask(far)
     assert "path" in server.federation.refusals["a"]
+
+
+def test_a_backup_of_a_site_that_is_put_back_does_not_give_its_answers_back(tmp_path: Path) -> None:
+    rules = SiteRules(unmasked=True, largest_rounds=5, second_ledger=str(tmp_path / "elsewhere"))
+    for attempt in range(5):
+        Server({"a": Site(ROWS, tmp_path / "a", rules=rules)}, emfed.gaussian_mixture(1, "diag"))
+        if attempt % 2:
+            shutil.rmtree(tmp_path / "a")  # the oldest backup that there can be
+    site = Site(ROWS, tmp_path / "a", rules=rules)
+    with pytest.raises(emfed.ParticipationError, match="5 messages about the rows"):
+        Server({"a": site}, emfed.gaussian_mixture(1, "diag"))
 
 
 def test_refusals_and_joins_count(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ class SiteRules:
     private runs are then answered, until it is used up (None: any run, as far as the rules above
     allow it). ``colluders``: how many other sites may work together with the server before a row is
     less private than a run says. ``second_ledger``: a folder on another disk that keeps what was
-    given away, too, so that a backup which is put back does not forget it.
+    given away and how many answers were, too, so that a backup which is put back forgets neither.
     """
 
     smallest_rows: int = 10

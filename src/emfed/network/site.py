@@ -247,10 +247,11 @@ class Site:
         self.rules = SiteRules() if rules is None else rules
         self.directory, self.disk = Path(directory), disk
         self._data, self._listed = read_site(data, columns, device), columns is not None
-        self._tally, self._secret = Tally(self.directory, disk), Secret(self.directory, disk)
+        copies = [] if self.rules.second_ledger is None else [Path(self.rules.second_ledger)]
+        self._tally = Tally(self.directory, disk, copies)
+        self._secret = Secret(self.directory, disk)
         self._sums = None if identity is None else SiteSums(identity, self._secret, self.rules)
         self._described = DescribedRows(self.directory, disk)
-        copies = [] if self.rules.second_ledger is None else [Path(self.rules.second_ledger)]
         self._allowance = Allowance(self.directory, disk, copies)
         self._cleared = False
         self._summaries: dict[int, Mapping[str, FloatArray]] = {}

@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -204,27 +204,50 @@ def clear_old(directory: Path, current: Path, disk: Disk = DISK) -> None:
         disk.remove_directory(old)
 
 
+class SpentOnce:
+    """A small file of what was spent, in the site's folder and in every folder of ``copies``.
+
+    The largest that is found counts: a backup that is put back forgets nothing as long as one copy
+    was not. A damaged file is an error, and no reason to begin again at zero.
+    """
+
+    FILE: ClassVar[str]
+
+    def __init__(self, directory: Path, disk: Disk = DISK, copies: Sequence[Path] = ()) -> None:
+        self._paths, self._disk = [folder / self.FILE for folder in (directory, *copies)], disk
+
+    def _found(self) -> list[dict[str, Any]]:
+        """What each copy says that is there."""
+        there = [path for path in self._paths if self._disk.read(path) is not None]
+        return [load_checkpoint(path, self._disk)[1] for path in there]
+
+    def _keep(self, about: dict[str, Any]) -> None:
+        for path in self._paths:
+            self._disk.make_directory(path.parent)
+            save_checkpoint(path, {"none": np.empty(0)}, about, self._disk)
+
+
 @final
-class Tally:
+class Tally(SpentOnce):
     """How often a site looked at its rows for a server, over all runs: a file, kept beforehand.
 
     ``answered`` counts messages, ``chosen`` those at parameters of the server's choice. Counting
     before looking means that refusals count too. A process takes answers from the file in blocks
     that double up to `BLOCK`, so that a long run seldom waits for the disk; those left when it ends
-    are lost to the server. A damaged file is an error, and no reason to begin again at zero.
+    are lost to the server.
     """
 
-    def __init__(self, directory: Path, disk: Disk = DISK) -> None:
-        self._path, self._disk = directory / "answered", disk
+    FILE = "answered"
+
+    def __init__(self, directory: Path, disk: Disk = DISK, copies: Sequence[Path] = ()) -> None:
+        super().__init__(directory, disk, copies)
         self._left = {"answered": 0, "chosen": 0}
         self._block = 1
 
     def read(self) -> dict[str, int]:
         """What was taken so far."""
-        if self._disk.read(self._path) is None:
-            return {"answered": 0, "chosen": 0}
-        about = load_checkpoint(self._path, self._disk)[1]
-        return {name: int(about.get(name, 0)) for name in self._left}
+        found = self._found()
+        return {name: max([0, *(int(a.get(name, 0)) for a in found)]) for name in self._left}
 
     def spend(self, limits: Mapping[str, int | None]) -> str | None:
         """One more of each of these; the name of a limit that is reached, if one is."""
@@ -237,7 +260,7 @@ class Tally:
                     return name
             short = {n: max(b, 0) for n, b in blocks.items() if not self._left[n]}
             about = {name: count + short.get(name, 0) for name, count in taken.items()}
-            save_checkpoint(self._path, {"none": np.empty(0)}, about, self._disk)
+            self._keep(about)
             self._left |= short
             self._block = min(BLOCK, 2 * self._block)
         for name in wanted:
@@ -246,26 +269,20 @@ class Tally:
 
 
 @final
-class Allowance:
+class Allowance(SpentOnce):
     """What a site gave away of its rows' privacy, over all runs: mu squared, which adds up.
 
     A run's whole budget is charged when it joins, before the first word about any row leaves; each
     answer is then charged to the run, and none beyond its budget is given. So whatever the server
-    asks, and however often it or this site is killed, no more than the charged sum is told. The
-    file is written to every folder in ``copies`` too, and what counts is the largest sum found: a
-    backup that is put back forgets nothing as long as one copy was not. A damaged file is an error.
+    asks, and however often it or this site is killed, no more than the charged sum is told.
     """
 
-    def __init__(self, directory: Path, disk: Disk = DISK, copies: Sequence[Path] = ()) -> None:
-        self._paths, self._disk = [folder / "spent" for folder in (directory, *copies)], disk
+    FILE = "spent"
 
     def read(self) -> tuple[float, dict[str, tuple[float, float]]]:
         """Mu squared charged in all; and of each run what it was charged and what it used."""
         total, runs = 0.0, dict[str, tuple[float, float]]()
-        for path in self._paths:
-            if self._disk.read(path) is None:
-                continue
-            about = load_checkpoint(path, self._disk)[1]
+        for about in self._found():
             total = max(total, float(about["charged"]))
             for run, (budget, used) in about["runs"].items():
                 known = runs.get(run, (0.0, 0.0))
@@ -274,10 +291,7 @@ class Allowance:
 
     def _write(self, total: float, runs: Mapping[str, tuple[float, float]]) -> None:
         kept = {run: list(own) for run, own in list(runs.items())[-KEPT_LEDGER:]}
-        about = {"charged": total, "runs": kept}
-        for path in self._paths:
-            self._disk.make_directory(path.parent)
-            save_checkpoint(path, {"none": np.empty(0)}, about, self._disk)
+        self._keep({"charged": total, "runs": kept})
 
     def charge(self, run: str, mu_squared: float, most: float | None) -> bool:
         """Charge a run's whole budget, once; False, and nothing is charged, if it is too much."""
