@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ import emfed
 from emfed.core.errors import ParticipationError
 from emfed.core.privacy import mu_squared_of
 from emfed.network import LocalTransport, RemoteFederation, SiteRules
+from emfed.network.deployment.approval import answer_fit, check_approved, pending_fits
+from emfed.network.deployment.site import MEMORY
+from emfed.network.deployment.views import SiteView
 from emfed.network.store import Allowance
 from tests.network.masked import masked_sites
 from tests.network.processes import real_sites
@@ -124,3 +128,26 @@ def test_a_private_run_over_real_processes(tmp_path: Path) -> None:
         result = emfed.fit(MODEL, federation, epsilon=1.0)
     rows = np.concatenate(list(data.values()))
     assert result.log_likelihood(rows) > emfed.fit(MODEL, rows).log_likelihood(rows) - 0.05
+
+
+def test_a_yes_to_a_private_fit_is_no_yes_to_the_same_fit_without_noise(tmp_path: Path) -> None:
+    sites = masked_sites(tables(3000), tmp_path / "memory")
+    sites["a"].approve = partial(check_approved, tmp_path)
+    impatient = RemoteFederation(LocalTransport(sites), pause=0.0, attempts=2)
+    with pytest.raises(ParticipationError, match="2 workers joined"):
+        emfed.fit(MODEL, impatient, epsilon=1.0)
+    (asked,) = pending_fits(tmp_path)
+    assert "private: epsilon 1, delta 1e-06" in asked["words"]
+    answer_fit(tmp_path, asked["fit"], True)
+    with pytest.raises(ParticipationError, match="2 workers joined"):
+        emfed.fit(MODEL, RemoteFederation(LocalTransport(sites), pause=0.0, attempts=2))
+    (other,) = pending_fits(tmp_path)
+    assert "without noise, not private" in other["words"]
+
+
+def test_the_owners_page_tells_the_epsilon_that_was_given_away(tmp_path: Path) -> None:
+    assert SiteView(tmp_path)()["epsilon"] is None
+    Allowance(tmp_path / MEMORY).charge("run", mu_squared_of(0.5, SiteRules.delta), None)
+    shown = SiteView(tmp_path)()
+    assert shown["epsilon"] == pytest.approx(0.5)
+    assert "epsilon 0.5 given away over all runs" in shown["line"]

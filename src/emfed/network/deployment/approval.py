@@ -1,9 +1,9 @@
 """The owner's word about each fit, where the owner's rules ask for it.
 
-A fit is what a hello names: the model with all its settings, the columns, and whether answers are
-masked. The first hello of a fit puts the question into the site's folder; until the owner has
-answered, the server hears "not now" and asks again later. An answer holds for every later run of
-the same fit, until the owner takes it back.
+A fit is what a hello names: the model with all its settings, the columns, whether answers are
+masked, and the epsilon and delta of a private one. The first hello of a fit puts the question into
+the site's folder; until the owner has answered, the server hears "not now" and asks again later. An
+answer holds for every later run of the same fit, until the owner takes it back.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from emfed.core.storage import write_atomic
 from emfed.core.wire import Reason, as_json
 from emfed.network.addresses import alone, printable
 from emfed.network.rules import Refusal
+from emfed.network.texts import privacy_of
 
 APPROVALS = "approvals.json"
 MOST_PENDING = 20
@@ -34,7 +35,11 @@ def describe_fit(content: Mapping[str, Any]) -> str:
     settings = ", ".join(f"{name} {value}" for name, value in sorted(about.items()))
     which = "all columns" if not columns else f"the columns {', '.join(map(str, columns))}"
     masked = "masked: the server sees sums alone" if content.get("masks") else "not masked"
-    return printable(f"{kind} ({settings}), of {which}; answers are {masked}"[:2000])
+    privacy = privacy_of(content)
+    noise = "without noise, not private"
+    if privacy is not None:
+        noise = f"private: epsilon {privacy.epsilon:g}, delta {privacy.delta:g}"
+    return printable(f"{kind} ({settings}), of {which}; answers are {masked}; {noise}"[:2000])
 
 
 def _read(folder: Path) -> dict[str, dict[str, Any]]:
@@ -76,7 +81,7 @@ def answer_fit(folder: Path, fit: str, answer: bool) -> str:
 
 def check_approved(folder: Path, content: Mapping[str, Any]) -> None:
     """Refuse a fit that the owner has not agreed to; the first time, put the question."""
-    asked = {name: content.get(name) for name in ("model", "columns", "masks")}
+    asked = {name: content.get(name) for name in ("model", "columns", "masks", "privacy")}
     fit = hashlib.sha256(as_json(asked).encode()).hexdigest()[:12]
     with alone(folder / "approvals.lock", 5.0):
         found = _read(folder)

@@ -195,6 +195,7 @@ class _Shown:
             seconds=record.seconds,
             up=status["up"] + record.bytes_up,
             down=status["down"] + record.bytes_down,
+            epsilon=self._config.settings.epsilon,  # charged as a whole when sites join
             **self._details,
         )
         return self._heed()

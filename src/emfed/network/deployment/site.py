@@ -52,7 +52,7 @@ from emfed.network.prices import FIRST_QUESTION
 from emfed.network.rules import Journal
 from emfed.network.store import runs_in
 
-MODEL = "model.emfed"
+MODEL, MEMORY = "model.emfed", "memory"
 JOURNAL, REHEARSAL = "messages.jsonl", "dry-run.jsonl"
 """Every message that left the site; every kind of message that would."""
 
@@ -177,7 +177,7 @@ def open_site(folder: Path) -> Site:
     about = read_about(folder)
     site = Site(
         read_rows(about["data"]),
-        folder / "memory",
+        folder / MEMORY,
         rules=SiteRules(**about["rules"]),
         journal=folder / JOURNAL,
         columns=about["columns"],
@@ -204,7 +204,7 @@ def erase_site(folder: Path) -> int:
     with alone(folder / "join.lock") as mine:
         if not mine:
             raise SettingsError(f"`emfed join` works in {folder}: stop it first.")
-        memory = folder / "memory"
+        memory = folder / MEMORY
         runs = runs_in(memory)
         for path in runs:
             for left in path.iterdir():

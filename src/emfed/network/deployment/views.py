@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any, final
 
 from emfed.core.errors import EmfedError
+from emfed.core.privacy import epsilon_of
 from emfed.network.addresses import alone
 from emfed.network.deployment.approval import pending_fits
 from emfed.network.deployment.console import health, page_address
-from emfed.network.deployment.site import JOURNAL, read_about
+from emfed.network.deployment.site import JOURNAL, MEMORY, read_about
 from emfed.network.deployment.status import LOCK, read_status
+from emfed.network.rules import SiteRules
+from emfed.network.store import Allowance
 
 LAST_MESSAGES = 100
 """Messages that a site's page shows; the journal has them all."""
@@ -106,15 +109,25 @@ class SiteView:
         except (EmfedError, OSError, KeyError):
             rules = {}
         number = sum(row[0] for row in self.kinds.values())
+        epsilon = _given_away(self._folder, rules)
+        given = "" if epsilon is None else f"; epsilon {epsilon:.3g} given away over all runs"
         return {
             "title": self._folder.name,
             "state": "site",
             "time": status.get("time", time.time()),
             "page": page_address(self._folder),
-            "line": f"{status.get('why', '')}; {number} messages left so far",
+            "line": f"{status.get('why', '')}; {number} messages left so far{given}",
+            "epsilon": epsilon,
             "reasons": [f"look at your rows: {words}" for words in self.warnings],
             "traffic": {"up": self.kinds},
             "messages": list(reversed(self._last)),
             "rules": rules,
             "pending": pending_fits(self._folder),
         }
+
+
+def _given_away(folder: Path, rules: Mapping[str, Any]) -> float | None:
+    """Epsilon at the owner's delta over all private runs; None if there was none."""
+    second = rules.get("second_ledger")
+    spent = Allowance(folder / MEMORY, copies=[] if second is None else [Path(second)]).read()[0]
+    return epsilon_of(spent, rules.get("delta", SiteRules.delta)) if spent else None
