@@ -139,8 +139,9 @@ def test_a_yes_to_a_private_fit_is_no_yes_to_the_same_fit_without_noise(tmp_path
     (asked,) = pending_fits(tmp_path)
     assert "private: epsilon 1, delta 1e-06" in asked["words"]
     answer_fit(tmp_path, asked["fit"], True)
+    plain = RemoteFederation(LocalTransport(sites), pause=0.0, attempts=2, minimum=3)
     with pytest.raises(ParticipationError, match="2 workers joined"):
-        emfed.fit(MODEL, RemoteFederation(LocalTransport(sites), pause=0.0, attempts=2))
+        emfed.fit(MODEL, plain)
     (other,) = pending_fits(tmp_path)
     assert "without noise, not private" in other["words"]
 
