@@ -65,6 +65,8 @@ from emfed.core.protocols import (
 )
 
 CAUTION = 24.0
+"""The inverse of the gain of the loop of noise described above. Gains of 1/12 to 1/3 were tried:
+bytes a round fall, rounds grow, and the product is worse (docs/automatic.md)."""
 MANY = 75.0
 """Workers from which on the next two are what they say; fewer are held closer to EM's own path."""
 BUDGET, LEAST_BUDGET = 0.01, 1e-5
@@ -72,6 +74,8 @@ BUDGET, LEAST_BUDGET = 0.01, 1e-5
 NEAR, NEAREST = 0.1, 0.003
 """|H|^2 in the metric below which momentum is worth its risk."""
 MOST_MOMENTUM = 0.8
+"""The largest momentum. Not tuned: nearer to 1 a slow direction is faster and noise is carried on
+for longer."""
 UNLIKE, WALK = 1.0, 2.0
 """The mean of |d_i|^2 in the metric from which on nobody goes on alone; and |d_i| times the local
 steps after the first. Workers of 700 rows of MNIST at random have 0.7, sorted by label 60."""
@@ -84,6 +88,8 @@ COARSEST_STEP = 0.1
 MNIST tied, random, medians to 1e-3 nats: 0.02 takes 31 rounds and 2.7 kB down, 0.1 32 and 1.9 kB,
 0.2 34 and 1.7 kB."""
 LEAST_CURVATURE, MOST_CURVATURE = 0.3, 1e12
+"""Bounds of L^2 as a worker measures it. Not tuned: a smaller first number allows more noise where
+a worker hardly moves; the second stands for what is not finite."""
 _OPERATOR = ChosenDithering()
 
 

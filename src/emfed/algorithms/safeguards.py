@@ -56,6 +56,8 @@ MOST_CAUTION, WARY = 6, 8
 PLAIN = 4
 """Steps that leave the slowest direction alone: on a plateau of storms they then differ by 1e-3."""
 BOLD, JUDGE = PLAIN + 1, PLAIN + 2
+"""The numbers of the bold step and of the round that judges it, counted from the first plain
+step."""
 PURE, PURE_FROM = 2e-3, PLAIN - 1
 """|noise|^2 / |H|^2 in the last plain steps and at the bold one: noise in other directions, made
 long with the rest, would cost more than the bold step is worth."""

@@ -28,6 +28,7 @@ from emfed.fitting.words import read_words
 from emfed.network import StackedFederation
 
 FACTORS = 2
+"""Factors of a factor analysis where the user gives no number."""
 Options = Any
 """What the command line and the configuration said, by the names of the options."""
 

@@ -267,6 +267,8 @@ class Lattice:
 ENERGY_UNIT = 1 / 16
 """Of q step^2: in this unit a worker tells how long its innovation was, with its upload."""
 MOST_ENERGY = 1 << 48
+"""The largest that a worker tells: sums over a million workers stay within 2^68, in whole
+numbers."""
 
 
 @dataclass(frozen=True)

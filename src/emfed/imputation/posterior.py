@@ -37,6 +37,7 @@ _BURN_IN = 60
 _WORK = 4e7
 """Cells times draws that a chain of the default length is worth: about ten minutes of counts."""
 _FEWEST = 40
+"""Draws at least, however large the table: fewer have no quantiles."""
 _NEWTON = 2
 """Damped steps from the last mode to the one that a row is proposed about; three times as many,
 if need be, where rows are tied."""

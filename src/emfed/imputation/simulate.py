@@ -22,7 +22,9 @@ PAPER = {"observers": 2465, "sites": 9721, "months": 525}
 BUZZARD, MALLARD = 5980, 12185
 """Records of its two species."""
 _FIRST = 1977 * 12
+"""The first month, as a number of months."""
 _NOISE = 0.5
+"""The standard deviation of a record about the log-abundance of its cell."""
 
 
 def simulated_truth(sites: int, months: int, seed: int) -> TableParameters:

@@ -37,16 +37,21 @@ BUCKET_BROADCAST = (0.02, 0.1)
 SETTLING = 2
 """Rounds of Lloyd's algorithm on all buckets."""
 BUCKETS_PER_COMPONENT, FEWEST_PER_COMPONENT = 16, 4
+"""Buckets for a component, at most and at least. Not tuned: more describe clusters better and cost
+as many statistics more in each round of the start."""
 NUMBERS = 840
 """Statistics of buckets that are worth their bytes, unless components have too few buckets then."""
 FEWEST = 32
 ROWS_PER_BUCKET = 5
+"""Buckets that are worth their bytes at any number of columns; and rows for a bucket, at least, on
+average. Not tuned."""
 MERGED, MOST_MERGED = 200, 1000
 """Clusters that all workers together tell of their own rows, at least, if a worker need not tell
 more than sixteen for a component; and those of them that the sketch is drawn from."""
 SKETCHED = ("merge", "k-means")
 """Starts that are tried on a sketch."""
 _GOLDEN = 0x9E3779B97F4A7C15
+"""An odd number without pattern (2^64 over the golden ratio): seeds of the searches differ."""
 
 
 @final

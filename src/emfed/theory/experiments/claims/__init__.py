@@ -17,6 +17,7 @@ TARGET = 1e-7
 """The |h|^2 to which rounds and conditional expectations are counted."""
 SIZES = (100, 400, 1600)
 CROWDS = (10, 40, 160)
+"""Rows of a worker, and numbers of workers, that are compared."""
 EPSILONS = (0.05, 0.025, 0.0125)
 """The runs stop at the last. Above the first, the larger steps are below their floor at once."""
 ALPHAS = ("0", "0.1", "1")
