@@ -2,7 +2,7 @@
 
 theta is the mean (Gaussian), the log-intensity (Poisson) or the log-odds (Bernoulli); the paper
 prints psi of the Gaussian with a minus sign and calls theta the intensity and the probability
-(supplement, "Federated missing values imputation"), which are misprints.
+(Appendix F.2), which are misprints.
 
 A cell seen several times has a weight w (how often, or the total exposure) and a sum s of values:
 its log-likelihood is s theta - w psi(theta). The negative binomial, which is no such family in the

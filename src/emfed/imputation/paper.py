@@ -1,4 +1,4 @@
-"""``paper``: FedMissEM as printed (supplement), for the reproduction.
+"""``paper``: FedMissEM as printed (Algorithm 7, Appendix F.2), for the reproduction.
 
 S and every V_c are tables of all cells; they start at zero and fill in where batches fell, so they
 are kept as the cells ever touched. The printed batch is a set of sites times a set of time stamps,

@@ -144,7 +144,7 @@ class Imputation:
         return self
 
     def coefficients(self) -> list[dict[str, Any]]:
-        """Tell the coefficients of covariates of sites and times, standardised, with errors and bounds.
+        """Tell the standardised coefficients of covariates, with errors and bounds.
 
         Returns
         -------
@@ -174,7 +174,7 @@ class Imputation:
         return self._at(self.params.theta(rows, columns))
 
     def moments_of(self, sites: IntArray) -> CellMoments:
-        """Compute means and variances of theta and of the expected record, of these sites at all times.
+        """Compute means and variances of theta and of the expected record, at all times.
 
         Parameters
         ----------
