@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from emfed.artifacts.cards import size
 from emfed.artifacts.fits import served
+from emfed.artifacts.model_card import size
 from emfed.artifacts.result import Result
 from emfed.cli.commands import NAMES
 from emfed.cli.help import spoken

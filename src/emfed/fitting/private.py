@@ -28,7 +28,7 @@ from typing import Any, final
 
 import numpy as np
 
-from emfed.artifacts.cards import Facts
+from emfed.artifacts.model_card import Facts
 from emfed.artifacts.result import Result
 from emfed.core.errors import CheckpointError, DataError, SettingsError
 from emfed.core.ledger import Ledger

@@ -24,6 +24,7 @@ from emfed.core.protocols import FloatArray, HeldUp, IntArray, Layout
 from emfed.core.registry import stored
 from emfed.core.streams import Purpose, normals
 from emfed.models.clusters import Clusters
+from emfed.models.component_summaries import Portrait, normal_portrait
 from emfed.models.components import (
     NEAR_FLOOR,
     SMALLEST_MASS,
@@ -44,7 +45,6 @@ from emfed.models.parameters import (
     check_start,
     common_frame,
 )
-from emfed.models.portraits import Portrait, normal_portrait
 from emfed.models.rows import check_rows, combine_moments, moments
 from emfed.models.sampling import covariance_parameters, sample_gaussian
 

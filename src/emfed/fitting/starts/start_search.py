@@ -27,10 +27,10 @@ FIRST_HEAT, HEAT = 16, 8
 a start says little about where it leads."""
 RACE_NOISE, RACE_BROADCAST = 0.05, 0.01
 """omega of the uploads and steps of competing starts."""
-MANY = 100.0
+MANY_WORKERS = 100.0
 """Workers of equal weight from which on messages of buckets are as coarse as they get."""
 BUCKET_NOISE = (0.002, 2.2)
-"""omega of uploads of buckets: the least, and that of `MANY` workers, whose sum has a hundredth of
+"""omega of uploads of buckets: the least, and that of `MANY_WORKERS`, whose sum has a hundredth of
 it. In between it goes with the square, as few workers have few bytes to save."""
 BUCKET_BROADCAST = (0.02, 0.1)
 """omega of their steps, likewise. Where buckets stand need not be exact, only common."""
@@ -89,7 +89,7 @@ class _Search:
         view = View((part,), clusters=most, smallest=2, seed=session.seed % 2**16)
         growing = session.view(view)
         crowd = session.effective
-        bold = min(1.0, crowd / MANY)
+        bold = min(1.0, crowd / MANY_WORKERS)
         algorithm = FedEM(
             SubtractiveDithering(max(BUCKET_NOISE[0], bold**2 * BUCKET_NOISE[1])),
             step_size=1.0,
