@@ -56,7 +56,7 @@ ALGORITHMS = {
     "batch_size = 10\ninner_rounds = 5\n",
 }
 SERVER = {"websocket": ("serve",), "flower": ("superlink", "superexec", "server app", "serve")}
-SITE = {"websocket": ("join",), "flower": ("supernode", "resident", "join")}
+SITE = {"websocket": ("join",), "flower": ("supernode", "site_process", "join")}
 KILLS = {"websocket": 100, "flower": 20}
 HARMS = ("kill", "stop", "disk", "cut", "slow")
 ROUNDS = {"websocket": 80, "flower": 2}

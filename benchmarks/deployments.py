@@ -38,7 +38,7 @@ AT_SERVER = {
     "superexec": "import superexec",
     "server app": "import serverapp",
 }
-AT_SITE = {"supernode": "flower_supernode", "resident": "emfed.network.flower.resident"}
+AT_SITE = {"supernode": "flower_supernode", "site_process": "emfed.network.flower.site_process"}
 """Processes, and a word of their command lines."""
 
 
@@ -152,7 +152,7 @@ class Deployment:
         return self.join(site) if site else self.serve()
 
     def kill(self, who: str) -> bool:
-        """kill -9 of ``serve``, ``join NAME``, or of a process below them, like ``resident NAME``.
+        """kill -9 of ``serve``, ``join NAME``, or of a process below, like ``site_process NAME``.
 
         The two commands themselves are started again, as an init system would; what is below them
         is their own affair.

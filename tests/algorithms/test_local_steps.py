@@ -78,7 +78,7 @@ def test_who_is_unlike_the_others_takes_fewer_steps(monkeypatch: pytest.MonkeyPa
     run = emfed.fitting.open_run(MODEL, odd, "auto", start="k-means", seed=1)
     for _ in range(2):
         run.step()
-    _, rows = run.federation.worker_rows()
+    _, rows = run.federation.worker_states()
     assert rows["walked"][0] < rows["walked"][1:].min()
 
 
@@ -126,7 +126,7 @@ def test_those_who_follow_em_wear_masks_or_see_other_rows_each_round_take_none()
     run = emfed.fitting.open_run(MODEL, streams, "auto", start="moments")
     for _ in range(4):
         run.step()
-    _, rows = run.federation.worker_rows()
+    _, rows = run.federation.worker_states()
     np.testing.assert_array_equal(rows["walked"], 1)
 
 

@@ -105,11 +105,11 @@ def test_a_curvature_without_bounds_is_no_error() -> None:
     """A worker that measured an infinite L^2 takes the least noise there is."""
     run = opened()
     run.step()
-    workers, rows = run.federation.worker_rows()
+    workers, rows = run.federation.worker_states()
     rows["curvature"][:] = np.inf
-    run.federation.restore_rows(workers, rows)
+    run.federation.restore_states(workers, rows)
     run.step()
-    _, rows = run.federation.worker_rows()
+    _, rows = run.federation.worker_states()
     assert np.isfinite(rows["curvature"]).all()
 
 

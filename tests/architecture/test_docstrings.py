@@ -29,7 +29,7 @@ def public() -> Iterator[tuple[str, Any]]:
     for room in filter(inspect.ismodule, rooms):
         for name in room.__all__:
             what = getattr(room, name)
-            if callable(what) and not inspect.ismethod(what) and id(what) not in seen:
+            if callable(what) and id(what) not in seen:
                 seen.add(id(what))
                 yield f"{room.__name__}.{name}", what
 

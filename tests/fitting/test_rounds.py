@@ -196,9 +196,9 @@ def test_a_thousand_active_of_many_registered() -> None:
     )
     for _ in range(10):
         run.step()
-    workers, state = run.federation.worker_rows()
+    workers, state = run.federation.worker_states()
     assert len(workers) <= 500
-    assert len(state["control"]) == len(workers)
+    assert len(state["memory"]) == len(workers)
     assert run.memory_gap < 1e-12
 
 

@@ -77,7 +77,7 @@ def test_it_equals_the_printed_pseudo_code_entry_by_entry() -> None:
     shape = table.shape
     assert np.abs(theta).max() > 0.1  # it moved
     assert np.allclose(dense(run.statistics, shape), s, atol=1e-9)
-    assert np.allclose(dense(run.control, shape), v, atol=1e-9)
+    assert np.allclose(dense(run.memory, shape), v, atol=1e-9)
     for c, memory in enumerate(run.memories):
         assert np.allclose(dense(memory, shape), v_c[c], atol=1e-9)
     assert np.allclose(run.params.dense(np.arange(shape[0])), theta, atol=1e-8)

@@ -13,8 +13,8 @@ from scipy import optimize, special, stats
 
 import emfed
 from emfed.models.categories import clip_simplex
-from emfed.models.durations import _shape
 from emfed.models.families import log_gamma
+from emfed.models.positive_families import _shape
 from tests.helpers import bind, first, plain_fit
 from tests.tables import FAMILIES, mixed_tables
 

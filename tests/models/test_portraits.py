@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import emfed
-from emfed.models.portraits import Portrait, portray, principal_plane, width_of
+from emfed.models.component_summaries import Portrait, portray, principal_plane, width_of
 from tests.helpers import plain_fit
 from tests.registry import REGISTRY
 

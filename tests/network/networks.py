@@ -21,7 +21,7 @@ from emfed.algorithms import EM, AutoEM, Bernoulli, Everyone, FedEM, VRFedEM
 from emfed.algorithms.memory import gap
 from emfed.compressors import Dithering, Identity, RandomSparsification, SubtractiveDithering
 from emfed.core.errors import EmfedError, ParticipationError
-from emfed.core.protocols import Algorithm, FloatArray, Model, Participation, Rows, View
+from emfed.core.protocols import Algorithm, FloatArray, Model, Participation, View, WorkerStates
 from emfed.core.streams import Purpose, normals, uniforms
 from emfed.data import as_workers
 from emfed.fitting.driver import begin_run, main_view, open_session, start_at
@@ -345,7 +345,7 @@ def undisturbed(case: Case, seed: int) -> FloatArray:
     return run.state.statistics
 
 
-def _rows_in(run: Run, state: State | None) -> Rows | None:
+def _rows_in(run: Run, state: State | None) -> WorkerStates | None:
     """A site's memories in the run's present phase; it may not have heard of it yet."""
     if state is None:
         return None
@@ -468,5 +468,5 @@ class Trial:
         if self.case.masks:  # the server does not know them
             sizes = np.array([len(table) for table in self.case.tables.values()])
             weights = sizes / sizes.sum()
-        found = gap(run.state.control, run.state.generation, run.accepted, weights, workers, rows)
+        found = gap(run.state.memory, run.state.generation, run.accepted, weights, workers, rows)
         self.gap = max(self.gap, found)

@@ -112,8 +112,8 @@ def test_the_plans_find_workers_that_commit_on_sending(monkeypatch: pytest.Monke
 
     def commit(rows: Any, fresh: Any, round_: int, values: Any, rate: Any, *rest: Any) -> Any:
         staged = stage(rows, fresh, round_, values, rate, *rest)
-        control = staged["control"] + np.asarray(rate).reshape(-1, 1) * values
-        return staged | {"control": control, "pending_rate": 0 * staged["pending_rate"]}
+        control = staged["memory"] + np.asarray(rate).reshape(-1, 1) * values
+        return staged | {"memory": control, "pending_rate": 0 * staged["pending_rate"]}
 
     monkeypatch.setattr(memory, "stage", commit)
     assert some_plan_fails()

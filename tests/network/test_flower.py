@@ -67,7 +67,7 @@ def test_three_sites_over_tls_through_a_kill(tmp_path: Path) -> None:
         deployment.join("stranger")
         misled = deployment.join("misled", "--ca", str(folder / "other" / "ca.pem"))
         deployment.wait_for_round(3, 60)
-        assert deployment.kill("resident s1")
+        assert deployment.kill("site_process s1")
         summary = deployment.wait(150)
         assert misled.wait(60) == 1
 

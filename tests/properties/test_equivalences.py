@@ -166,7 +166,7 @@ def test_literal_transcription_of_the_paper(name: str, weights: str, replacement
     for round_ in range(rounds):
         record = run.step()
         np.testing.assert_allclose(run.state.statistics, want["S"][round_], atol=1e-9)
-        np.testing.assert_allclose(run.state.control, want["V"][round_], atol=1e-9)
+        np.testing.assert_allclose(run.state.memory, want["V"][round_], atol=1e-9)
         h = want["H"][round_]
         assert record.squared_H == pytest.approx(float(h @ h), rel=1e-6, abs=1e-12)
     assert d * k + k == run.model.layout.size

@@ -103,9 +103,9 @@ def test_the_check_of_the_invariant_can_fail(monkeypatch: pytest.MonkeyPatch) ->
         rows: Any, fresh: Any, round_: int, values: Any, rate: Any, *rest: Any
     ) -> Any:
         staged = stage(rows, fresh, round_, values, rate, *rest)
-        control = staged["control"].copy()
+        control = staged["memory"].copy()
         control[fresh] += np.reshape(rate, (-1, 1)) * values
-        return staged | {"control": control, "pending_rate": 0 * staged["pending_rate"]}
+        return staged | {"memory": control, "pending_rate": 0 * staged["pending_rate"]}
 
     monkeypatch.setattr(memory, "stage", commit_on_send)
     run = open_faulty(ALGORITHMS["FedEM"], plan)
@@ -141,8 +141,8 @@ def test_repeats_reordering_and_crashes_change_nothing(name: str, federation: st
     for _ in range(30):
         a, b = clean.step(), step_through_crashes(faulty)
         for x, y in zip(
-            (clean.state.statistics, clean.state.control),
-            (faulty.state.statistics, faulty.state.control),
+            (clean.state.statistics, clean.state.memory),
+            (faulty.state.statistics, faulty.state.memory),
             strict=True,
         ):
             np.testing.assert_allclose(x, y, rtol=0, atol=atol)
@@ -209,7 +209,7 @@ def test_a_reply_to_a_closed_round_is_refused() -> None:
         record = run.step()
         assert record.answered == 0
         assert record.bytes_up >= 0
-    assert not run.state.control.any()
+    assert not run.state.memory.any()
     assert run.memory_gap == 0
 
 
@@ -234,9 +234,9 @@ def test_memory_transitions_one_by_one() -> None:
     rows = answer(rows, ask(1, -1), 1.0)
     assert memory.receive(rows, ask(1, -1)).again.tolist() == [0]  # the same round again
     kept = answer(rows, ask(2, 1), 10.0)
-    assert kept["control"].tolist() == [[0.5, 0.5]]  # round 1 was accepted
+    assert kept["memory"].tolist() == [[0.5, 0.5]]  # round 1 was accepted
     dropped = answer(rows, ask(2, -1), 10.0)
-    assert dropped["control"].tolist() == [[0.0, 0.0]]  # it was not
+    assert dropped["memory"].tolist() == [[0.0, 0.0]]  # it was not
     old = memory.receive(kept, ask(1, -1))
     assert not len(old.fresh) + len(old.again) + len(old.lost)  # an old request is ignored
     assert memory.receive(kept, ask(5, 4)).lost.tolist() == [0]  # never sent round 4
@@ -244,4 +244,4 @@ def test_memory_transitions_one_by_one() -> None:
     assert memory.receive(blank, ask(5, 2)).lost.tolist() == [0]  # an empty disk
     fresh = memory.receive(kept, ask(5, -1, generation=1))
     assert fresh.fresh.tolist() == [0]
-    assert fresh.rows["control"].tolist() == [[0.0, 0.0]]  # a new generation starts at zero
+    assert fresh.states["memory"].tolist() == [[0.0, 0.0]]  # a new generation starts at zero

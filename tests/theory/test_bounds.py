@@ -53,7 +53,7 @@ def test_partial_participation_as_printed(c: dict[str, Any], w: float, p: float)
 
 
 @given(constants, omegas, st.integers(1, 200))
-def test_theorem_2_as_printed(c: dict[str, Any], w: float, inner: int) -> None:
+def test_theorem_3_as_printed(c: dict[str, Any], w: float, inner: int) -> None:
     problem, n = Problem(**c), c["workers"]
     assert theory.vr_batch(inner, w) == max(1, int(np.ceil(inner / (1 + w) ** 2 - 1e-9)))
     steep = c["v_max"] / c["smoothness"] * c["lipschitz"] / sqrt(n) * (1 + w)
@@ -196,7 +196,7 @@ def test_the_recursions_hold_for_a_literal_run(p: float) -> None:
 
 
 def test_memories_of_vr_fedem_obey_their_cesaro_bound() -> None:
-    """Algorithm 2 by hand at Theorem 2's settings, 500 copies: the mean of G is below its bound."""
+    """Algorithm 2 by hand at Theorem 3's settings, 500 copies: the mean of G is below its bound."""
     n, m, d, kappa, keep, inner, outer = 5, 16, 8, 0.5, 4, 8, 12
     dice = np.random.default_rng(5)
     omega, copies = d / keep - 1, 500
@@ -330,7 +330,7 @@ def test_theorem_1_holds_in_runs(n: int, p: float, start: Any) -> None:
         assert measured >= bound / 100  # the bound is not empty either
 
 
-def test_theorem_2_holds_in_runs() -> None:
+def test_theorem_3_holds_in_runs() -> None:
     data, _ = _workers(20, 3)
     problem, zero = _problem(data, 0.0)
     inner = theory.vr_inner_rounds(M, 1.0)

@@ -8,10 +8,11 @@ beside them, outside Theorem 1.
   ends know.
 * *Noise that is chosen.* With subtractive dither E|Q(x) - x|^2 = omega |x|^2 is picked, not
   bounded. A worker takes as much as full steps stand. Noise in H moves S, which moves s-bar_i,
-  which must be sent again: omega (1 + omega) = n / (`CAUTION` L^2) keeps the gain of that loop
-  at 1 / `CAUTION` (Theorem 1's limit at step 1 has omega (1 + omega)^2), with L^2 the worker's
-  own squared Lipschitz constant, measured from round to round. While innovations are large, the
-  noise of H is at most `BUDGET` besides, so that it cannot push EM into another basin.
+  which must be sent again: omega (1 + omega) = n / (`INVERSE_LOOP_GAIN` L^2) keeps the gain of
+  that loop at 1 / `INVERSE_LOOP_GAIN` (Theorem 1's limit at step 1 has omega (1 + omega)^2), with
+  L^2 the worker's own squared Lipschitz constant, measured from round to round. While innovations
+  are large, the noise of H is at most `NOISE_NATS` besides, so that it cannot push EM into another
+  basin.
 * *Momentum when close.* Near an optimum EM is gradient descent at step 1 in the metric, its
   Hessian's eigenvalues in (0, 1]. Nesterov's momentum, restarted when it points the wrong way
   (O'Donoghue and Candes, 2015), then needs no constants. Far away plain steps keep EM's basin.
@@ -59,23 +60,29 @@ from emfed.core.protocols import (
     Oracle,
     Replies,
     Request,
-    Rows,
     ServerState,
     StepInfo,
+    WorkerStates,
 )
 
-CAUTION = 24.0
-MANY = 75.0
+# docs/automatic.md says what was tried. A constant without a figure beside it was not tuned: it was
+# set once, and `python -m benchmarks answer` and `right` hold what all of them together reach.
+INVERSE_LOOP_GAIN = 24.0
+"""The inverse of the gain of the loop of noise described above. Gains of 1/12 to 1/3 were tried:
+bytes a round fall, rounds grow, and the product is worse (docs/automatic.md)."""
+MANY_WORKERS = 75.0
 """Workers from which on the next two are what they say; fewer are held closer to EM's own path."""
-BUDGET, LEAST_BUDGET = 0.01, 1e-5
+NOISE_NATS, LEAST_NOISE_NATS = 0.01, 1e-5
 """Nats per sample, about, that noise may cost a step while steps are large."""
-NEAR, NEAREST = 0.1, 0.003
+MOMENTUM_BELOW, LEAST_MOMENTUM_BELOW = 0.1, 0.003
 """|H|^2 in the metric below which momentum is worth its risk."""
 MOST_MOMENTUM = 0.8
-UNLIKE, WALK = 1.0, 2.0
+"""The largest momentum. Not tuned: nearer to 1 a slow direction is faster and noise is carried on
+for longer."""
+LARGEST_DRIFT, DRIFT_TIMES_STEPS = 1.0, 2.0
 """The mean of |d_i|^2 in the metric from which on nobody goes on alone; and |d_i| times the local
 steps after the first. Workers of 700 rows of MNIST at random have 0.7, sorted by label 60."""
-LATE, STALLED = 0.01, 0.75
+LATE_SHARE, STALLED_SHARE = 0.01, 0.75
 """Momentum takes over from local steps where |H|^2 is below this share of the mean of |d_i|^2: the
 less workers differ, the longer local steps are the better ones. And where |H|^2 is more than that
 share of its running mean: it falls by less than a tenth a round."""
@@ -84,6 +91,8 @@ COARSEST_STEP = 0.1
 MNIST tied, random, medians to 1e-3 nats: 0.02 takes 31 rounds and 2.7 kB down, 0.1 32 and 1.9 kB,
 0.2 34 and 1.7 kB."""
 LEAST_CURVATURE, MOST_CURVATURE = 0.3, 1e12
+"""Bounds of L^2 as a worker measures it. Not tuned: a smaller first number allows more noise where
+a worker hardly moves; the second stands for what is not finite."""
 _OPERATOR = ChosenDithering()
 
 
@@ -177,7 +186,7 @@ class AutoEM(Algorithm):
         rule of `_up` comes to at a curvature of 1.
         """
         assert self.share is not None
-        room = 4 / (CAUTION * self.share)
+        room = 4 / (INVERSE_LOOP_GAIN * self.share)
         noise = min(room / (2 * (np.sqrt(1 + room) + 1)), MOST_SHARE)
         noise *= 0.25 ** number(dict(state.extras), "waits")
         return steps.next_lattice(state, workers, noise, self._budget, None)
@@ -195,29 +204,29 @@ class AutoEM(Algorithm):
         return columns if self.batch_size is None else columns | spider.columns(q)
 
     def worker_step(
-        self, model: Model, seed: int, rows: Rows, request: Request, oracle: Oracle
-    ) -> tuple[Rows, Replies]:
+        self, model: Model, seed: int, states: WorkerStates, request: Request, oracle: Oracle
+    ) -> tuple[WorkerStates, Replies]:
         """Evaluate, choose the noise, quantise, keep pending, send."""
-        received = memory.receive(rows, request)
-        rows, fresh = received.rows, received.fresh
+        received = memory.receive(states, request)
+        states, fresh = received.states, received.fresh
         if len(fresh):
-            rows, estimates, cost = self._estimate(model, seed, rows, request, oracle, fresh)
-            anchors = self._anchors(rows, request, fresh)
+            states, estimates, cost = self._estimate(model, seed, states, request, oracle, fresh)
+            anchors = self._anchors(states, request, fresh)
             targets = estimates - anchors
-            curvature = _curvature(model, rows, request, fresh, targets + anchors * self._follows)
-            still = (rows["place"][fresh] == request.statistics).all(axis=1)
-            rows = steps.stage_upload(
+            curvature = _curvature(model, states, request, fresh, targets + anchors * self._follows)
+            still = (states["place"][fresh] == request.statistics).all(axis=1)
+            states = steps.stage_upload(
                 model,
                 self._up(model, request, curvature, still),
                 seed,
-                rows,
+                states,
                 request,
                 fresh,
                 targets,
                 cost,
             )
-            rows = memory.update(
-                rows,
+            states = memory.update(
+                states,
                 fresh,
                 {
                     "place": np.broadcast_to(request.statistics, targets.shape),
@@ -226,7 +235,7 @@ class AutoEM(Algorithm):
                     "anchor": anchors,
                 },
             )
-        return rows, memory.replies(rows, request, received)
+        return states, memory.replies(states, request, received)
 
     @property
     def _follows(self) -> float:
@@ -234,15 +243,21 @@ class AutoEM(Algorithm):
         return 1.0 if self.incremental else 0.0
 
     def _estimate(
-        self, model: Model, seed: int, rows: Rows, request: Request, oracle: Oracle, fresh: IntArray
-    ) -> tuple[Rows, FloatArray, IntArray]:
+        self,
+        model: Model,
+        seed: int,
+        states: WorkerStates,
+        request: Request,
+        oracle: Oracle,
+        fresh: IntArray,
+    ) -> tuple[WorkerStates, FloatArray, IntArray]:
         if self.batch_size is None:
             seen = oracle.full(request.params, fresh)
             if not self._walks:
-                return rows, seen, oracle.counts[fresh]
-            return self._walk(model, rows, request, oracle, fresh, seen)
+                return states, seen, oracle.counts[fresh]
+            return self._walk(model, states, request, oracle, fresh, seen)
         return spider.estimate(
-            model, seed, rows, request, oracle, fresh, self.batch_size, False, self.inner_rounds
+            model, seed, states, request, oracle, fresh, self.batch_size, False, self.inner_rounds
         )
 
     @property
@@ -253,22 +268,24 @@ class AutoEM(Algorithm):
     def _walk(
         self,
         model: Model,
-        rows: Rows,
+        states: WorkerStates,
         request: Request,
         oracle: Oracle,
         fresh: IntArray,
         seen: FloatArray,
-    ) -> tuple[Rows, FloatArray, IntArray]:
+    ) -> tuple[WorkerStates, FloatArray, IntArray]:
         """What each sees at the end of its local steps, the first of which saw ``seen``."""
-        here, place = request.statistics, rows["place"][fresh]
-        drift, walked = rows["drift"][fresh], rows["walked"][fresh]
+        here, place = request.statistics, states["place"][fresh]
+        drift, walked = states["drift"][fresh], states["walked"][fresh]
         still = (place == here).all(axis=1)  # S waits: the same again
-        told = here - place - rows["seen"][fresh]
+        told = here - place - states["seen"][fresh]
         # After a plain round S is the mean of what all saw at one place, up to noise.
         drift = np.where((walked > 1)[:, None], drift, told)
         white = model.metric(request.params).whiten(drift) ** 2
         apart = np.max([white[:, cut].sum(axis=1) for cut in model.regions], axis=0)
-        count = 1 + np.minimum(WALK / np.maximum(apart, 1e-12) ** 0.25, self.local_steps - 1)
+        count = 1 + np.minimum(
+            DRIFT_TIMES_STEPS / np.maximum(apart, 1e-12) ** 0.25, self.local_steps - 1
+        )
         count = np.where(still, walked, count.astype(np.int64))
         # Who missed a round does not know what all saw in it.
         able = (request.accepted[fresh] == request.round - 1) & oracle.lasting
@@ -285,15 +302,15 @@ class AutoEM(Algorithm):
                 break
             seen[on] = oracle.full(model.maximize(there), fresh[on], each=True)
             walked[on] += 1
-        rows = memory.update(rows, fresh, {"drift": drift, "walked": walked})
-        return rows, seen, oracle.counts[fresh] * walked
+        states = memory.update(states, fresh, {"drift": drift, "walked": walked})
+        return states, seen, oracle.counts[fresh] * walked
 
-    def _anchors(self, rows: Rows, request: Request, fresh: IntArray) -> FloatArray:
+    def _anchors(self, states: WorkerStates, request: Request, fresh: IntArray) -> FloatArray:
         """S itself; or what it was when the server first accepted something from a worker."""
         if not self.incremental:
             return np.broadcast_to(request.statistics, (len(fresh), len(request.statistics)))
         new = request.accepted[fresh] < 0
-        return np.where(new[:, None], request.statistics, rows["anchor"][fresh])
+        return np.where(new[:, None], request.statistics, states["anchor"][fresh])
 
     def _up(
         self, model: Model, request: Request, curvature: FloatArray, still: BoolArray
@@ -305,7 +322,7 @@ class AutoEM(Algorithm):
         assert self.share is not None
         stands = safeguards.stands(model, model.metric(request.params))
         budget = min(self._budget, stands * len(request.statistics) / 2)
-        room = 4 / (CAUTION * self.share * curvature)
+        room = 4 / (INVERSE_LOOP_GAIN * self.share * curvature)
         noise = room / (2 * (np.sqrt(1 + room) + 1))
         noise = np.where(still, np.minimum(noise, safeguards.STILL), noise)
         return steps.Channel(ChosenDithering(noise, budget / self.share), None, in_metric=True)
@@ -313,13 +330,17 @@ class AutoEM(Algorithm):
     @property
     def _budget(self) -> float:
         """The size of the noise of H."""
-        return LEAST_BUDGET if self.follow_em else max(LEAST_BUDGET, BUDGET * self._boldness**2)
+        return (
+            LEAST_NOISE_NATS
+            if self.follow_em
+            else max(LEAST_NOISE_NATS, NOISE_NATS * self._boldness**2)
+        )
 
     @property
     def _boldness(self) -> float:
         """1 for many workers, less for few."""
         assert self.share is not None
-        return min(1.0, 1 / (MANY * self.share))
+        return min(1.0, 1 / (MANY_WORKERS * self.share))
 
     def read_upload(
         self, model: Model, seed: int, request: Request, evaluations: int, payload: bytes
@@ -347,7 +368,7 @@ class AutoEM(Algorithm):
     ) -> tuple[ServerState, StepInfo]:
         """H, the momentum, and the step. If nobody answered, S stays."""
         extras = dict(state.extras) | {"missing": np.array(1 - float(weights.sum()))}
-        mean_field = state.control + weights @ replies.values
+        mean_field = state.memory + weights @ replies.values
         if self.incremental:
             extras |= _hear(state, request, replies, weights)
             mean_field = mean_field + extras["anchors"] - extras["heard"] * state.statistics
@@ -364,14 +385,14 @@ class AutoEM(Algorithm):
             complete = number(extras, "missing") < 1e-9
             if self._walks and request.lattice is None and (request.accepted < 0).all():
                 apart = safeguards.apart(seen, replies, weights)
-                extras |= {"local": np.array(apart if apart < UNLIKE else 0.0)}
+                extras |= {"local": np.array(apart if apart < LARGEST_DRIFT else 0.0)}
             moved, extras = self._advance(seen, seed, gain, complete, extras)
         extras |= steps.energy_of(request, replies, state)
         new = ServerState(
             state.round + 1,
             state.generation,
             moved.statistics,
-            state.control + (weights * replies.rates) @ replies.values,
+            state.memory + (weights * replies.rates) @ replies.values,
             extras,
         )
         if self.incremental:  # H tells of those who answered alone; the others' memories cancel
@@ -441,11 +462,11 @@ class AutoEM(Algorithm):
         before = 4 * gain if begins else float(extras.get("energy", 2 * gain))
         energy = 0.7 * before + 0.3 * 2 * gain
         age = number(extras, "age")
-        near = max(NEAREST, NEAR * self._boldness)
+        near = max(LEAST_MOMENTUM_BELOW, MOMENTUM_BELOW * self._boldness)
         calm = energy < near and not self.incremental and not self.follow_em
         if (
-            (local and 2 * gain > STALLED * energy)
-            or energy < LATE * number(extras, "local")
+            (local and 2 * gain > STALLED_SHARE * energy)
+            or energy < LATE_SHARE * number(extras, "local")
             or number(extras, "caution")
         ):
             extras = extras | {"local": np.zeros(())}
@@ -503,14 +524,14 @@ def _hear(
 
 
 def _curvature(
-    model: Model, rows: Rows, request: Request, fresh: IntArray, seen: FloatArray
+    model: Model, states: WorkerStates, request: Request, fresh: IntArray, seen: FloatArray
 ) -> FloatArray:
     """L^2 of each worker: |change of what it sees|^2 / |change of S|^2, a decaying maximum."""
     metric = model.metric(request.params)
-    before = rows["curvature"][fresh]
+    before = states["curvature"][fresh]
     known = before > 0
-    moved = metric.whiten(request.statistics - rows["place"][fresh])
-    changed = metric.whiten(seen - rows["seen"][fresh])
+    moved = metric.whiten(request.statistics - states["place"][fresh])
+    changed = metric.whiten(seen - states["seen"][fresh])
     length = (moved**2).sum(axis=1)
     usable = known & (length > 0)
     ratio = (changed**2).sum(axis=1) / np.where(usable, length, 1.0)

@@ -23,9 +23,9 @@ from emfed.core.protocols import (
     Oracle,
     Replies,
     Request,
-    Rows,
     ServerState,
     StepInfo,
+    WorkerStates,
 )
 
 MOST_SHARE = 0.25
@@ -73,8 +73,14 @@ class CompressedEM(Algorithm):
 
     @abstractmethod
     def estimate(
-        self, model: Model, seed: int, rows: Rows, request: Request, oracle: Oracle, fresh: IntArray
-    ) -> tuple[Rows, FloatArray, IntArray]:
+        self,
+        model: Model,
+        seed: int,
+        states: WorkerStates,
+        request: Request,
+        oracle: Oracle,
+        fresh: IntArray,
+    ) -> tuple[WorkerStates, FloatArray, IntArray]:
         """S_i at the positions ``fresh``: the rows it changes, the estimates, their cost."""
 
     @property
@@ -128,26 +134,26 @@ class CompressedEM(Algorithm):
 
     @final
     def worker_step(
-        self, model: Model, seed: int, rows: Rows, request: Request, oracle: Oracle
-    ) -> tuple[Rows, Replies]:
+        self, model: Model, seed: int, states: WorkerStates, request: Request, oracle: Oracle
+    ) -> tuple[WorkerStates, Replies]:
         """Estimate, subtract S and V_i, compress, keep pending, send."""
-        received = memory.receive(rows, request)
-        rows = received.rows
+        received = memory.receive(states, request)
+        states = received.states
         if len(received.fresh):
-            rows, estimates, cost = self.estimate(
-                model, seed, rows, request, oracle, received.fresh
+            states, estimates, cost = self.estimate(
+                model, seed, states, request, oracle, received.fresh
             )
-            rows = steps.stage_upload(
+            states = steps.stage_upload(
                 model,
                 self._up(),
                 seed,
-                rows,
+                states,
                 request,
                 received.fresh,
                 estimates - request.statistics,
                 cost,
             )
-        return rows, memory.replies(rows, request, received)
+        return states, memory.replies(states, request, received)
 
     def _up(self) -> steps.Channel:
         assert self.memory_rate is not None

@@ -33,9 +33,9 @@ from emfed.core.protocols import (
     Oracle,
     Replies,
     Request,
-    Rows,
     ServerState,
     StepInfo,
+    WorkerStates,
 )
 
 
@@ -119,21 +119,21 @@ class CellEM(Algorithm):
         return steps.Channel(operator, self.memory_rate, in_metric=False, own=True)
 
     def worker_step(
-        self, model: Model, seed: int, rows: Rows, request: Request, oracle: Oracle
-    ) -> tuple[Rows, Replies]:
+        self, model: Model, seed: int, states: WorkerStates, request: Request, oracle: Oracle
+    ) -> tuple[WorkerStates, Replies]:
         """Subtract the memory from all cells, compress, keep pending, send."""
-        received = memory.receive(rows, request)
-        rows, fresh, size = received.rows, received.fresh, rows["control"].shape[1]
+        received = memory.receive(states, request)
+        states, fresh, size = received.states, received.fresh, states["memory"].shape[1]
         if len(fresh):
             data = oracle.take(np.tile(np.arange(size), (len(fresh), 1)), fresh)
             theta = request.statistics
             params = (theta[fresh] if theta.ndim == 2 else theta) if self.residuals else None
             targets = model.expected_statistics(data, params)
             cost = np.full(len(fresh), size)
-            rows = steps.stage_upload(
-                model, self._up(size), seed, rows, request, fresh, targets, cost
+            states = steps.stage_upload(
+                model, self._up(size), seed, states, request, fresh, targets, cost
             )
-        return rows, memory.replies(rows, request, received)
+        return states, memory.replies(states, request, received)
 
     def read_upload(
         self, model: Model, seed: int, request: Request, evaluations: int, payload: bytes
@@ -146,9 +146,9 @@ class CellEM(Algorithm):
         self, state: ServerState, replies: Replies, probabilities: FloatArray
     ) -> tuple[FloatArray, ServerState]:
         """The estimate of the sum of all targets, and the state with the memories moved."""
-        estimate = state.control + (1 / probabilities) @ replies.values
-        control = state.control + replies.rates @ replies.values
-        return estimate, replace(state, round=state.round + 1, control=control)
+        estimate = state.memory + (1 / probabilities) @ replies.values
+        moved = state.memory + replies.rates @ replies.values
+        return estimate, replace(state, round=state.round + 1, memory=moved)
 
     def server_step(
         self,

@@ -18,9 +18,9 @@ from emfed.core.protocols import (
     Oracle,
     Replies,
     Request,
-    Rows,
     ServerState,
     StepInfo,
+    WorkerStates,
 )
 
 _EXACT = steps.Channel(Identity(), memory_rate=0.0, in_metric=False)
@@ -68,17 +68,17 @@ class EM(Algorithm):
         return memory.columns(q)
 
     def worker_step(
-        self, model: Model, seed: int, rows: Rows, request: Request, oracle: Oracle
-    ) -> tuple[Rows, Replies]:
+        self, model: Model, seed: int, states: WorkerStates, request: Request, oracle: Oracle
+    ) -> tuple[WorkerStates, Replies]:
         """Upload s-bar_i(T(S)) - S, exactly."""
-        received = memory.receive(rows, request)
-        fresh, rows = received.fresh, received.rows
+        received = memory.receive(states, request)
+        fresh, states = received.fresh, received.states
         if len(fresh):
             fields = oracle.full(request.params, fresh) - request.statistics
-            rows = steps.stage_upload(
-                model, _EXACT, seed, rows, request, fresh, fields, oracle.counts[fresh]
+            states = steps.stage_upload(
+                model, _EXACT, seed, states, request, fresh, fields, oracle.counts[fresh]
             )
-        return rows, memory.replies(rows, request, received)
+        return states, memory.replies(states, request, received)
 
     def read_upload(
         self, model: Model, seed: int, request: Request, evaluations: int, payload: bytes

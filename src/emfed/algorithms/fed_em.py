@@ -17,8 +17,8 @@ from emfed.core.protocols import (
     Model,
     Oracle,
     Request,
-    Rows,
     SimulatesLatents,
+    WorkerStates,
 )
 from emfed.core.streams import latent_uniforms
 
@@ -79,13 +79,19 @@ class FedEM(CompressedEM):
         return memory.columns(q)
 
     def estimate(
-        self, model: Model, seed: int, rows: Rows, request: Request, oracle: Oracle, fresh: IntArray
-    ) -> tuple[Rows, FloatArray, IntArray]:
+        self,
+        model: Model,
+        seed: int,
+        states: WorkerStates,
+        request: Request,
+        oracle: Oracle,
+        fresh: IntArray,
+    ) -> tuple[WorkerStates, FloatArray, IntArray]:
         """An unbiased estimate of s-bar_i(T(S)): the full pass, or the mean over a mini-batch."""
         own = seed if oracle.own_seed is None else oracle.own_seed
         latent = self._latent(model, own, request)
         if self.batch_size is None or request.kind == "start":
-            return rows, oracle.full(request.params, fresh, latent), oracle.counts[fresh]
+            return states, oracle.full(request.params, fresh, latent), oracle.counts[fresh]
         batch = steps.draw_batch(seed, request, oracle, fresh, self.batch_size, self.replacement)
         if latent is None:
             estimates = model.expected_statistics(batch.data, request.params, batch.weights)
@@ -93,7 +99,7 @@ class FedEM(CompressedEM):
             assert isinstance(model, SimulatesLatents)  # or there would be no uniforms
             u = latent(request.workers[fresh], 0, batch.data.shape[1])
             estimates = model.simulated_statistics(batch.data, request.params, u, batch.weights)
-        return rows, estimates, batch.evaluations
+        return states, estimates, batch.evaluations
 
     def _latent(self, model: Model, seed: int, request: Request) -> Latent | None:
         """The uniforms of a simulated E-step, by worker and row."""

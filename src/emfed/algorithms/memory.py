@@ -1,4 +1,4 @@
-"""Control-variate memories that stay exact under faults.
+"""Memories that stay exact under faults.
 
 A worker keeps its last upload pending and adds it to V_i only when a later request says that the
 server accepted that very round; otherwise it drops it. The server, which moved V by the same
@@ -9,7 +9,7 @@ or crash,
 
 Every transition of that state is in this file. A worker's columns:
 
-``control``          V_i
+``memory``           V_i
 ``pending``          the decoded upload Q(Delta_i) of round ``pending_round``
 ``pending_rate``     the memory rate alpha that goes with it
 ``pending_round``    the last round answered, -1 before the first
@@ -29,13 +29,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emfed.core.protocols import BoolArray, Column, FloatArray, IntArray, Replies, Request, Rows
+from emfed.core.protocols import (
+    BoolArray,
+    Column,
+    FloatArray,
+    IntArray,
+    Replies,
+    Request,
+    WorkerStates,
+)
 
 
 def columns(q: int) -> dict[str, Column]:
     """The columns above."""
     return {
-        "control": Column((q,), np.float64),
+        "memory": Column((q,), np.float64),
         "pending": Column((q,), np.float64),
         "pending_rate": Column((), np.float64),
         "pending_round": Column((), np.int64, -1),
@@ -51,7 +59,7 @@ def columns(q: int) -> dict[str, Column]:
 class Received:
     """How a batch of workers takes a request: positions by what they must do."""
 
-    rows: Rows
+    states: WorkerStates
     """The workers' state with pending uploads committed or dropped, for those in ``fresh``."""
     fresh: IntArray
     """These compute a new upload."""
@@ -61,47 +69,47 @@ class Received:
     """These cannot match what the server accepted: their memory is gone or old."""
 
 
-def receive(rows: Rows, request: Request) -> Received:
+def receive(states: WorkerStates, request: Request) -> Received:
     """Take a request: settle the pending upload, or repeat it, or ignore an old request."""
-    behind = rows["generation"] < request.generation
+    behind = states["generation"] < request.generation
     if behind.any():
-        rows = _restart(rows, behind, request.generation)
-    seen = rows["pending_round"]
+        states = _restart(states, behind, request.generation)
+    seen = states["pending_round"]
     # A new generation forgets what was accepted, not which requests are old.
-    new = (request.round > seen) & (rows["generation"] == request.generation)
+    new = (request.round > seen) & (states["generation"] == request.generation)
     accepted = new & (request.accepted == seen) & (seen >= 0)
-    dropped = new & ~accepted & (request.accepted == rows["committed_round"])
+    dropped = new & ~accepted & (request.accepted == states["committed_round"])
     lost = new & ~accepted & ~dropped
     return Received(
-        _settle(rows, accepted),
+        _settle(states, accepted),
         fresh=np.flatnonzero(accepted | dropped),
         again=np.flatnonzero((request.round == seen) & ~behind),
         lost=np.flatnonzero(lost),
     )
 
 
-def _restart(rows: Rows, behind: BoolArray, generation: int) -> Rows:
+def _restart(states: WorkerStates, behind: BoolArray, generation: int) -> WorkerStates:
     """Memories at zero; the pending upload counts for nothing any more."""
     keep = ~behind
-    return rows | {
-        "control": rows["control"] * keep[:, None],
-        "pending": rows["pending"] * keep[:, None],
-        "committed_round": np.where(behind, -1, rows["committed_round"]),
-        "generation": np.where(behind, generation, rows["generation"]),
+    return states | {
+        "memory": states["memory"] * keep[:, None],
+        "pending": states["pending"] * keep[:, None],
+        "committed_round": np.where(behind, -1, states["committed_round"]),
+        "generation": np.where(behind, generation, states["generation"]),
     }
 
 
-def _settle(rows: Rows, accepted: BoolArray) -> Rows:
+def _settle(states: WorkerStates, accepted: BoolArray) -> WorkerStates:
     """V_i += rate * pending where the server accepted it (Algorithm 1, line 8)."""
-    gain = np.where(accepted, rows["pending_rate"], 0.0)[:, None]
-    return rows | {
-        "control": rows["control"] + gain * rows["pending"] if gain.any() else rows["control"],
-        "committed_round": np.where(accepted, rows["pending_round"], rows["committed_round"]),
+    gain = np.where(accepted, states["pending_rate"], 0.0)[:, None]
+    return states | {
+        "memory": states["memory"] + gain * states["pending"] if gain.any() else states["memory"],
+        "committed_round": np.where(accepted, states["pending_round"], states["committed_round"]),
     }
 
 
 def stage(
-    rows: Rows,
+    states: WorkerStates,
     fresh: IntArray,
     round_: int,
     values: FloatArray,
@@ -109,7 +117,7 @@ def stage(
     evaluations: IntArray,
     sizes: IntArray,
     energies: FloatArray | None = None,
-) -> Rows:
+) -> WorkerStates:
     """Keep new uploads as pending, all at once: what is persisted before a reply leaves."""
     new = {
         "pending": values,
@@ -119,21 +127,21 @@ def stage(
         "pending_bytes": sizes,
         "pending_energy": np.zeros(len(fresh)) if energies is None else energies,
     }
-    return update(rows, fresh, new)
+    return update(states, fresh, new)
 
 
-def update(rows: Rows, positions: IntArray, new: Rows) -> Rows:
+def update(states: WorkerStates, positions: IntArray, new: WorkerStates) -> WorkerStates:
     """Rows with some positions of some columns replaced; the old ones are untouched."""
-    if len(positions) == len(rows["generation"]):
-        return rows | new
-    out = dict(rows)
+    if len(positions) == len(states["generation"]):
+        return states | new
+    out = dict(states)
     for name, value in new.items():
-        out[name] = rows[name].copy()
+        out[name] = states[name].copy()
         out[name][positions] = value
     return out
 
 
-def replies(rows: Rows, request: Request, received: Received) -> Replies:
+def replies(states: WorkerStates, request: Request, received: Received) -> Replies:
     """What the workers send: the pending uploads of this round, new or repeated."""
     again = len(received.again) > 0
     send = np.union1d(received.fresh, received.again) if again else received.fresh
@@ -142,33 +150,37 @@ def replies(rows: Rows, request: Request, received: Received) -> Replies:
     return Replies(
         workers=request.workers[pick],
         rounds=np.full(len(send), request.round),
-        values=rows["pending"][pick],
-        rates=rows["pending_rate"][pick],
-        evaluations=rows["evaluations"][pick],
-        bytes_up=rows["pending_bytes"][pick],
+        values=states["pending"][pick],
+        rates=states["pending_rate"][pick],
+        evaluations=states["evaluations"][pick],
+        bytes_up=states["pending_bytes"][pick],
         lost_memory=request.workers[received.lost],
-        energies=None if request.lattice is None else rows["pending_energy"][pick],
+        energies=None if request.lattice is None else states["pending_energy"][pick],
     )
 
 
 def gap(
-    control: FloatArray,
+    common: FloatArray,
     generation: int,
     accepted: IntArray,
     weights: FloatArray,
     workers: IntArray,
-    rows: Rows,
+    states: WorkerStates,
 ) -> float:
     """The relative violation of the invariant at the top of this file; zero up to rounding.
 
-    ``workers`` and ``rows`` are all workers that have a state, as `Federation.worker_rows` gives.
+    ``workers`` and ``states`` are those of `Federation.worker_states`.
     """
-    current = rows["generation"] == generation
-    taken = current & (accepted[workers] == rows["pending_round"]) & (rows["pending_round"] >= 0)
-    waiting = taken & (rows["committed_round"] != rows["pending_round"])
-    memories = rows["control"] * current[:, None]
-    memories = memories + np.where(waiting, rows["pending_rate"], 0.0)[:, None] * rows["pending"]
+    current = states["generation"] == generation
+    taken = (
+        current & (accepted[workers] == states["pending_round"]) & (states["pending_round"] >= 0)
+    )
+    waiting = taken & (states["committed_round"] != states["pending_round"])
+    memories = states["memory"] * current[:, None]
+    memories = (
+        memories + np.where(waiting, states["pending_rate"], 0.0)[:, None] * states["pending"]
+    )
     total = weights[workers] @ memories
     lengths = np.sqrt((memories * memories).sum(axis=1))
-    size = np.linalg.norm(control) + weights[workers] @ lengths
-    return float(np.linalg.norm(control - total) / size) if size > 0 else 0.0
+    size = np.linalg.norm(common) + weights[workers] @ lengths
+    return float(np.linalg.norm(common - total) / size) if size > 0 else 0.0

@@ -40,6 +40,8 @@ from emfed.core.protocols import (
 
 Extras = dict[str, FloatArray]
 
+# A constant without a figure beside it was not tuned; `python -m benchmarks right` holds that with
+# all of them no fit ends below its start. Smaller numbers wait and undo more, and cost rounds.
 STAND = 0.05
 """|noise of H|^2 in the metric beyond which S waits; `benchmarks answer` stays below."""
 FRAGILE = 0.05
@@ -56,6 +58,8 @@ MOST_CAUTION, WARY = 6, 8
 PLAIN = 4
 """Steps that leave the slowest direction alone: on a plateau of storms they then differ by 1e-3."""
 BOLD, JUDGE = PLAIN + 1, PLAIN + 2
+"""The numbers of the bold step and of the round that judges it, counted from the first plain
+step."""
 PURE, PURE_FROM = 2e-3, PLAIN - 1
 """|noise|^2 / |H|^2 in the last plain steps and at the bold one: noise in other directions, made
 long with the rest, would cost more than the bold step is worth."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from emfed.algorithms import memory, steps
-from emfed.core.protocols import Column, FloatArray, IntArray, Model, Oracle, Request, Rows
+from emfed.core.protocols import Column, FloatArray, IntArray, Model, Oracle, Request, WorkerStates
 
 
 def columns(q: int) -> dict[str, Column]:
@@ -31,19 +31,19 @@ def columns(q: int) -> dict[str, Column]:
 def estimate(
     model: Model,
     seed: int,
-    rows: Rows,
+    states: WorkerStates,
     request: Request,
     oracle: Oracle,
     fresh: IntArray,
     batch_size: int,
     replacement: bool,
     inner_rounds: int,
-) -> tuple[Rows, FloatArray, IntArray]:
+) -> tuple[WorkerStates, FloatArray, IntArray]:
     """S_i of Algorithm 2, line 8, or a full pass where the outer loop is new."""
     outer = (request.round - 1) // inner_rounds
     # Where nothing was accepted yet, an answer must follow from the request alone: a worker
     # that lost its disk and is asked again could not know that it had a pair before.
-    new = (rows["outer"][fresh] != outer) | (request.accepted[fresh] < 0)
+    new = (states["outer"][fresh] != outer) | (request.accepted[fresh] < 0)
     estimates = np.empty((len(fresh), len(request.statistics)))
     cost = np.empty(len(fresh), dtype=np.int64)
     if new.any():
@@ -53,9 +53,9 @@ def estimate(
         old = fresh[~new]
         batch = steps.draw_batch(seed, request, oracle, old, batch_size, replacement)
         now = model.expected_statistics(batch.data, request.params, batch.weights)
-        reference = _references(model, rows, old)
+        reference = _references(model, states, old)
         then = model.expected_statistics(batch.data, reference, batch.weights)
-        estimates[~new] = rows["estimate"][old] + (now - then)
+        estimates[~new] = states["estimate"][old] + (now - then)
         cost[~new] = 2 * batch.evaluations
     pair = {
         "estimate": estimates,
@@ -63,14 +63,14 @@ def estimate(
         "reference_round": np.full(len(fresh), request.round),
         "outer": np.full(len(fresh), outer),
     }
-    return memory.update(rows, fresh, pair), estimates, cost
+    return memory.update(states, fresh, pair), estimates, cost
 
 
-def _references(model: Model, rows: Rows, positions: IntArray) -> Any:
+def _references(model: Model, states: WorkerStates, positions: IntArray) -> Any:
     """theta_ref of each worker; computed once per distinct round, and shared if there is one."""
-    rounds = rows["reference_round"][positions]
+    rounds = states["reference_round"][positions]
     _, first, which = np.unique(rounds, return_index=True, return_inverse=True)
-    references = rows["reference"][positions[first]]
+    references = states["reference"][positions[first]]
     if len(first) == 1:
         return model.maximize(references[0])
     return model.maximize(references).take(which)

@@ -23,9 +23,9 @@ from emfed.core.protocols import (
     Oracle,
     Replies,
     Request,
-    Rows,
     ServerState,
     StepInfo,
+    WorkerStates,
 )
 from emfed.core.streams import Purpose, choose, choose_distinct, uniforms
 from emfed.core.wire import decode_payload, encode_payload, floats_size, payload_sizes
@@ -210,18 +210,18 @@ def stage_upload(
     model: Model,
     channel: Channel,
     seed: int,
-    rows: Rows,
+    states: WorkerStates,
     request: Request,
     fresh: IntArray,
     targets: FloatArray,
     evaluations: IntArray,
-) -> Rows:
+) -> WorkerStates:
     """Delta_i, what V_i lacks of its target, compressed and pending (Algorithm 1, lines 7 to 9).
 
     The target is S_i - S, or whatever else the memories are to follow.
     """
     workers = request.workers[fresh]
-    innovations = targets - rows["control"][fresh]
+    innovations = targets - states["memory"][fresh]
     if not np.isfinite(innovations).all():
         bad = int(workers[~np.isfinite(innovations).all(axis=1)][0])
         raise NumericalError(
@@ -234,10 +234,10 @@ def stage_upload(
         purpose = Purpose.COMPRESSION
         sent = transmit(model, channel, seed, request, purpose, workers, innovations)
     kept = (sent.values, sent.rates, evaluations, sent.sizes, sent.energies)
-    rows = memory.stage(rows, fresh, request.round, *kept)
+    states = memory.stage(states, fresh, request.round, *kept)
     if not request.encode:
-        return rows
-    return rows | {"payload": np.frombuffer(sent.payload, dtype=np.uint8)[None]}
+        return states
+    return states | {"payload": np.frombuffer(sent.payload, dtype=np.uint8)[None]}
 
 
 def to_lattice(
@@ -502,7 +502,7 @@ def advance(
     """
     if request.kind == "start":  # V_i = h_i(S_0); S does not move
         probabilities, step = np.ones(len(weights)), 0.0
-    mean_field = state.control + (weights / probabilities) @ replies.values
+    mean_field = state.memory + (weights / probabilities) @ replies.values
     moved = Moved(state.statistics, 1.0, 0)
     if step:
         moved = move_by(model, seed, state, request, step * mean_field, broadcast)
@@ -510,7 +510,7 @@ def advance(
         state,
         round=state.round + 1,
         statistics=moved.statistics,
-        control=state.control + (weights * replies.rates) @ replies.values,
+        memory=state.memory + (weights * replies.rates) @ replies.values,
         extras={**state.extras, **energy_of(request, replies, state)},
     )
     gain = worth(model, request, mean_field) if gauge and step else None

@@ -12,7 +12,7 @@ from typing import ClassVar, final
 from emfed.algorithms import memory, spider
 from emfed.algorithms.base import CompressedEM
 from emfed.core.errors import SettingsError, check_count
-from emfed.core.protocols import Column, FloatArray, IntArray, Model, Oracle, Request, Rows
+from emfed.core.protocols import Column, FloatArray, IntArray, Model, Oracle, Request, WorkerStates
 
 
 @final
@@ -80,16 +80,22 @@ class VRFedEM(CompressedEM):
         return memory.columns(q) | spider.columns(q)
 
     def estimate(
-        self, model: Model, seed: int, rows: Rows, request: Request, oracle: Oracle, fresh: IntArray
-    ) -> tuple[Rows, FloatArray, IntArray]:
+        self,
+        model: Model,
+        seed: int,
+        states: WorkerStates,
+        request: Request,
+        oracle: Oracle,
+        fresh: IntArray,
+    ) -> tuple[WorkerStates, FloatArray, IntArray]:
         """S_i of Algorithm 2, line 8, or a full pass where the outer loop is new."""
         if request.kind == "start":
-            return rows, oracle.full(request.params, fresh), oracle.counts[fresh]
+            return states, oracle.full(request.params, fresh), oracle.counts[fresh]
         assert self.batch_size is not None
         return spider.estimate(
             model,
             seed,
-            rows,
+            states,
             request,
             oracle,
             fresh,

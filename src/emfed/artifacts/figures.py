@@ -34,6 +34,7 @@ DASHES: tuple[Any, ...] = (
     (0, (2, 2)),
     (0, (8, 1.5, 1, 1.5)),
 )
+"""Dashes of the series of a figure, so that they differ without colour."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", "h")
 MARKS = 8
 """Points of a long line that are marked."""

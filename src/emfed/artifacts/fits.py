@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from emfed.artifacts.cards import size
 from emfed.artifacts.disclosure import disclosure, least_rows
 from emfed.artifacts.figures import Figure, Panel, Series, drawn
+from emfed.artifacts.model_card import size
 from emfed.artifacts.page import Highlight, Page, Section, Table, render_page
 from emfed.artifacts.result import Result
 from emfed.core.errors import SettingsError
 from emfed.core.protocols import BoolArray, FloatArray, IntArray
 from emfed.core.storage import write_atomic
-from emfed.models.portraits import Portrait, portray, principal_plane, width_of
+from emfed.models.component_summaries import Portrait, portray, principal_plane, width_of
 
 MOST_ROWS = 400
 """Rows of a table on the page."""

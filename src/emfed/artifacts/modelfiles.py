@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emfed.artifacts.cards import Facts
+from emfed.artifacts.model_card import Facts
 from emfed.core.errors import EmfedError, ModelFileError
 from emfed.core.ledger import DIRECTIONS, PARTS, Ledger
 from emfed.core.protocols import Model, Parameters

@@ -10,7 +10,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.artifacts import errors
-from emfed.artifacts.cards import Facts, make_card, size, worker_table
+from emfed.artifacts.model_card import Facts, make_card, size, worker_table
 from emfed.artifacts.modelfiles import read_model, write_model
 from emfed.artifacts.validation import Validation
 from emfed.core.errors import SettingsError, check_count, check_range
@@ -29,7 +29,7 @@ from emfed.core.streams import check_seed
 from emfed.data.reading import in_words, match_columns, read_table
 from emfed.data.sources import ParquetRows, Source
 from emfed.models.adapting import adapt
-from emfed.models.portraits import width_of
+from emfed.models.component_summaries import width_of
 
 CRITERIA = ("aic", "bic", "icl")
 

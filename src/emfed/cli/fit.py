@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from emfed.artifacts.cards import size
 from emfed.artifacts.fits import served
+from emfed.artifacts.model_card import size
 from emfed.artifacts.result import Result
 from emfed.cli.commands import NAMES
 from emfed.cli.help import spoken
@@ -28,6 +28,7 @@ from emfed.fitting.words import read_words
 from emfed.network import StackedFederation
 
 FACTORS = 2
+"""Factors of a factor analysis where the user gives no number."""
 Options = Any
 """What the command line and the configuration said, by the names of the options."""
 

@@ -13,6 +13,8 @@ from typer.core import TyperCommand, TyperGroup
 
 EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_UNCONVERGED = 0, 1, 2, 3
 EXIT_INTERRUPTED, EXIT_CLOSED_PIPE = 130, 141
+"""Exit codes: the last two are those of a shell for Ctrl-C (128 + 2) and a closed pipe (128 +
+13)."""
 EXIT_CODES = {
     EXIT_OK: "done",
     EXIT_ERROR: "failed: data, a file, the disk or the numbers",

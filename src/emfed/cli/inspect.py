@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from emfed.artifacts.cards import bullets, card_markdown
+from emfed.artifacts.model_card import bullets, card_markdown
 from emfed.artifacts.result import Result, load
 from emfed.cli.tables import check_output, safe, write_table
 from emfed.core.errors import CheckpointError, ModelFileError
 from emfed.core.storage import load_checkpoint
-from emfed.models.portraits import portray
+from emfed.models.component_summaries import portray
 
 DIGESTS = ("weights", "data", "workers", "start")
 """What a checkpoint recognises without holding it."""

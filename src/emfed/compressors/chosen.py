@@ -20,6 +20,7 @@ from emfed.core.protocols import Compressed, Compressor, FloatArray, Form
 _HALF_STEP = 2.0**0.125
 """Half the distance of neighbours on the grid, as a ratio."""
 LEAST_RATE = 0.1
+"""The smallest memory rate. Not tuned: at 0 a memory under much noise would never move."""
 
 
 @final

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
-Rows = dict[str, NDArray[Any]]
-"""Columns of worker state: name -> array with a leading worker axis."""
+WorkerStates = dict[str, NDArray[Any]]
+"""The states of some workers: the name of a column -> an array with a leading worker axis."""
 
 _ROOTS = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
 GRID: FloatArray = np.array([0.0, *(_ROOTS[j % 4] * 2.0 ** (j // 4 - 44) for j in range(255))])
@@ -267,6 +267,8 @@ class Lattice:
 ENERGY_UNIT = 1 / 16
 """Of q step^2: in this unit a worker tells how long its innovation was, with its upload."""
 MOST_ENERGY = 1 << 48
+"""The largest that a worker tells: sums over a million workers stay within 2^68, in whole
+numbers."""
 
 
 @dataclass(frozen=True)
@@ -445,7 +447,7 @@ class ServerState:
     round: int
     generation: int
     statistics: FloatArray
-    control: FloatArray
+    memory: FloatArray
     extras: Mapping[str, FloatArray] = field(default_factory=dict)
     """What the algorithm adds."""
 

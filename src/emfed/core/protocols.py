@@ -1,7 +1,7 @@
 """The contracts: what a model, a compressor, an algorithm and a federation promise each other.
 
 numpy only. Symbols follow the paper (Dieuleveut, Fort, Moulines, Robin, NeurIPS 2021), cited by
-algorithm and equation; names in code are words: ``statistics`` for S-hat, ``control`` for V,
+algorithm and equation; names in code are words: ``statistics`` for S-hat, ``memory`` for V,
 ``mean_field`` for h and H, ``innovation`` for Delta.
 
 Arrays may carry leading axes: ``(..., samples, features) -> (..., q)``. One worker and a stack of
@@ -36,11 +36,11 @@ from emfed.core.messages import (
     Question,
     Replies,
     Request,
-    Rows,
     ServerState,
     StepInfo,
     Supports,
     View,
+    WorkerStates,
 )
 from emfed.core.metrics import IdentityMetric, Metric
 
@@ -76,7 +76,7 @@ __all__ = [
     "Question",
     "Replies",
     "Request",
-    "Rows",
+    "WorkerStates",
     "ScoresRows",
     "ServerState",
     "SimulatesLatents",
@@ -534,8 +534,8 @@ class Algorithm(ABC):
 
     @abstractmethod
     def worker_step(
-        self, model: Model, seed: int, rows: Rows, request: Request, oracle: Oracle
-    ) -> tuple[Rows, Replies]:
+        self, model: Model, seed: int, rows: WorkerStates, request: Request, oracle: Oracle
+    ) -> tuple[WorkerStates, Replies]:
         """Answer one request for a batch of workers: their new rows, and what they send."""
 
     @abstractmethod
@@ -573,7 +573,7 @@ class Algorithm(ABC):
 
     def forget(self, state: ServerState) -> ServerState:
         """A new generation: all memories start at zero again; see `emfed.algorithms.memory`."""
-        return replace(state, generation=state.generation + 1, control=np.zeros_like(state.control))
+        return replace(state, generation=state.generation + 1, memory=np.zeros_like(state.memory))
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -715,12 +715,12 @@ class Federation(ABC):
         raise SettingsError(f"epsilon: {type(self).__name__} has no private answers.")
 
     @abstractmethod
-    def worker_rows(self) -> tuple[IntArray, Rows]:
+    def worker_states(self) -> tuple[IntArray, WorkerStates]:
         """State of every worker that has one: its index, and its row of each column."""
 
     @abstractmethod
-    def restore_rows(self, workers: IntArray, rows: Rows) -> None:
-        """Put back what `worker_rows` gave."""
+    def restore_states(self, workers: IntArray, rows: WorkerStates) -> None:
+        """Put back what `worker_states` gave."""
 
     def close(self) -> None:  # noqa: B027 (most have nothing to give back)
         """Give back processes and connections, where it has any; a second time does nothing."""

@@ -23,6 +23,7 @@ from emfed.core.errors import SettingsError, check_count
 from emfed.core.protocols import FloatArray, IntArray
 
 _ROUND_BITS = 48
+"""Bits of an address that hold the round; the purpose has those above."""
 
 
 class Purpose(IntEnum):

@@ -27,6 +27,8 @@ from emfed.models.side_by_side import SideBySide
 EARLY = 1e-2
 """Gains above this, in nats per row, are left to EM: long steps could leave its basin."""
 LONGEST = 64.0
+"""The longest step, in steps of EM. Not tuned: the log-likelihood of the next round decides whether
+a step stands, so a longer one costs a round at most."""
 
 
 @final

@@ -17,8 +17,8 @@ from typing import Any, Literal, final
 import numpy as np
 
 from emfed.algorithms import EM, Everyone
-from emfed.artifacts.cards import Facts
 from emfed.artifacts.errors import LEAST, Chart
+from emfed.artifacts.model_card import Facts
 from emfed.artifacts.result import Result
 from emfed.core.errors import (
     CheckpointError,

@@ -28,7 +28,7 @@ from typing import Any, final
 
 import numpy as np
 
-from emfed.artifacts.cards import Facts
+from emfed.artifacts.model_card import Facts
 from emfed.artifacts.result import Result
 from emfed.core.errors import CheckpointError, DataError, SettingsError
 from emfed.core.ledger import Ledger
@@ -55,9 +55,12 @@ START_ROUNDS, ROUNDS = 8, 8
 SKETCHED = 4
 """Components of the sketch for each of the model."""
 SKETCH_ROWS = 20_000
+"""Rows of the sketch that starts are tried on: arithmetic of the server, which spends no budget.
+Not tuned."""
 OCTAVES = (-24, 40)
 """Powers of two between which columns are looked for, on both sides of zero."""
 BINS = 64
+"""Bins of the second look at the range of a column. Not tuned: more are finer and noisier."""
 WIDE = 1.1
 """Where moments are taken, rows are clipped at so many times the radius that 99% of white Gaussian
 rows lie within: real tails are heavier."""

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from emfed.artifacts.cards import size
+from emfed.artifacts.model_card import size
 from emfed.core import series
 from emfed.core.records import RoundRecord
 from emfed.fitting.settings import FitSettings

@@ -260,7 +260,7 @@ class Run(Rounds):
             round=0 if self.algorithm.needs_start_round else 1,
             generation=0,
             statistics=statistics,
-            control=np.zeros(len(statistics)),
+            memory=np.zeros(len(statistics)),
             extras={} if extras is None else extras,
         )
         self._params: Any = None
@@ -311,13 +311,13 @@ class Run(Rounds):
     @property
     def memory_gap(self) -> float:
         """The relative violation of V = sum w_i (V_i + accepted pending): zero up to rounding."""
-        workers, rows = self.federation.worker_rows()
+        workers, rows = self.federation.worker_states()
         supports = self.session.supports
         if supports is not None and rows:
-            spread = {n: supports.spread(workers, rows[n]) for n in ("control", "pending")}
+            spread = {n: supports.spread(workers, rows[n]) for n in ("memory", "pending")}
             rows = rows | spread
         return gap(
-            self.state.control, self.state.generation, self.accepted, self.weights, workers, rows
+            self.state.memory, self.state.generation, self.accepted, self.weights, workers, rows
         )
 
     def move(self, statistics: FloatArray) -> None:
@@ -332,7 +332,7 @@ class Run(Rounds):
         self.state = replace(
             state,
             statistics=state.statistics[places],
-            control=state.control[places],
+            memory=state.memory[places],
             extras=extras,
         )
         self.first = self.first[places]
@@ -409,7 +409,7 @@ class Run(Rounds):
         Replies to closed rounds and second copies are refused. Those who stay silent are asked
         again as often as ``retries`` says, then count as absent.
         """
-        q, missing = len(self.state.control), request
+        q, missing = len(self.state.memory), request
         batches: list[Replies] = []
         for _ in range(1 + self.retries):
             if len(missing.workers) == 0:
@@ -446,7 +446,7 @@ class Run(Rounds):
         While some are missing there is no sum: everyone is asked again, as often as ``patience``
         says and for some minutes, and then those who are missing have left.
         """
-        patience, q = self.session.patience, len(self.state.control)
+        patience, q = self.session.patience, len(self.state.memory)
         began = time.monotonic()
         for attempt in range(1 if patience is None else WAITS * patience):
             if attempt >= (patience or 1) and time.monotonic() - began > WAIT_SECONDS:
@@ -630,10 +630,10 @@ class Run(Rounds):
 
     def save(self, path: str | Path, disk: Disk = DISK, hooks: Sequence[Hook] = ()) -> None:
         """Write a checkpoint, atomically; ``hooks`` are what must go on with the run."""
-        workers, rows = self.federation.worker_rows()
+        workers, rows = self.federation.worker_states()
         arrays = {
             "statistics": self.state.statistics,
-            "control": self.state.control,
+            "memory": self.state.memory,
             "first": self.first,
             "accepted": self.accepted,
             "ledger": self.ledger.counts,
@@ -686,7 +686,7 @@ class Run(Rounds):
             description["round"],
             description["generation"],
             arrays["statistics"],
-            arrays["control"],
+            arrays["memory"],
             under("extras/", arrays),
         )
         self.first = arrays["first"]
@@ -713,7 +713,7 @@ class Run(Rounds):
         self.session.begin(self.view, self.algorithm, self.seed, self.phase, since)
         if self.session.prices is not None:
             self.session.prices.restore(under("prices/", arrays))
-        self.federation.restore_rows(arrays["workers"], under("rows/", arrays))
+        self.federation.restore_states(arrays["workers"], under("rows/", arrays))
 
     @staticmethod
     def recall(path: str | Path, hooks: Sequence[Hook], disk: Disk = DISK) -> None:

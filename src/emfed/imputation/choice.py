@@ -27,6 +27,7 @@ ABOUT = 36
 SHARES = (0.1, 0.2, 0.35, 0.6, 1.0)
 """Penalties of the factors, in units of the largest singular value that noise alone would have."""
 EFFECTS = (0.1, 0.5, 2.0)
+"""Penalties of effects that are tried, for one observation."""
 SMOOTHING = ((0.0, 0.0), (10.0, 0.0), (10.0, 30.0), (30.0, 30.0), (100.0, 100.0))
 """Penalties of effects, and of differences along time (lag 1, lag 12), for one observation."""
 _GAIN = 1e-3
@@ -36,7 +37,21 @@ _GAIN = 1e-3
 @final
 @dataclass(frozen=True)
 class Choice:
-    """The structure chosen, and every one that was tried with its held-out deviance."""
+    """The structure chosen, and every one that was tried with its held-out deviance.
+
+    Parameters
+    ----------
+    structure : Structure
+        The structure with the least held-out deviance.
+    tried : tuple of pairs
+        Each structure that was tried, and its held-out deviance.
+
+    Examples
+    --------
+    >>> from emfed.imputation import Choice, Structure
+    >>> Choice(Structure(rank=1), ((Structure(rank=1), 0.5),)).describe()[0]["deviance"]
+    0.5
+    """
 
     structure: Structure
     tried: tuple[tuple[Structure, float], ...] = field(repr=False)
@@ -48,7 +63,32 @@ class Choice:
 
 @final
 class Search:
-    """Structures of one table, judged by held-out deviance, each once."""
+    """Structures of one table, judged by held-out deviance, each once.
+
+    Parameters
+    ----------
+    cells : Cells
+        The cells of all workers, as the server knows them.
+    family : CellFamily
+        The family of a record.
+    covariates : Covariates, optional
+        What is known of sites and times.
+    folds : int
+        The number of parts of the cross-validation.
+    seed : int
+        The seed of the parts.
+    report : callable, optional
+        A function of what is done, in words, and the share that is done.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> from emfed.imputation import simulate_table
+    >>> table = simulate_table(600, observers=40, sites=12, months=24, groups=4, seed=0)
+    >>> search = emfed.imputation.Search(table.pooled, table.family)
+    >>> search.choose(rank=0, smoothing=0.0, seasonality=0.0).structure.rank
+    0
+    """
 
     def __init__(
         self,

@@ -43,9 +43,28 @@ class Checklists:
     """Which checklists count, by the customary limits of auk, and which effort is fitted.
 
     A limit of None lets everything pass; a limit applies where the download has its column.
-    ``effort`` names what enters as covariates of a record (`COVARIATES`), where it is there: the
-    logarithms of minutes and of observers, log(1 + km), whether one travelled, and the hour of the
-    day as one wave. It goes with counts; under other families records are taken as they are.
+
+    Parameters
+    ----------
+    protocols : tuple of str or None
+        The protocols that count.
+    minutes : float or None
+        The longest duration.
+    km : float or None
+        The longest distance.
+    observers : int or None
+        The most observers.
+    effort : tuple of str
+        What enters as covariates of a record, where it is there: the logarithms of minutes
+        ("duration") and of "observers", log(1 + km) ("distance"), whether one travelled
+        ("protocol"), and the "hour" of the day as one wave. It goes with counts; under other
+        families records are taken as they are.
+
+    Examples
+    --------
+    >>> from emfed.imputation import Checklists
+    >>> Checklists(minutes=120).km
+    5.0
     """
 
     protocols: tuple[str, ...] | None = ("Stationary", "Traveling")
@@ -126,20 +145,53 @@ def read_ebird(
     checklists: Checklists | None = None,
     **options: Any,
 ) -> FieldTable:
-    """A download of the eBird Basic Dataset as the cells of each observer.
+    """Read a download of the eBird Basic Dataset as the cells of each observer.
 
-    ``species`` is a common or scientific name, ``region`` a country or state by name or code
-    (``France``, ``FR``, ``FR-75``). With the ``sampling`` file, complete checklists that do not
-    name the species count as zeros, and incomplete ones, whose absences nobody knows, do not count
-    (``table.intake.incomplete``); ``complete`` True or False asks for that, or against it, with or
-    without the file. Rows of several subspecies on a checklist are added up; then a checklist
-    shared by a group counts once, for the member whose checklist has the smallest identifier among
-    those with a number. ``X``, also of one subspecies among several, is presence under
-    ``family="bernoulli"``; elsewhere it has no number, is left out and counted in
-    ``table.intake.uncounted``. ``checklists`` holds limits of effort, and which effort has fitted
-    coefficients: ``table.intake.filtered`` says what the limits left out, ``table.effort`` holds
-    the coefficients, and estimates are of a checklist of median effort. ``options`` are the fields
-    of `ReadSettings` but ``duplicates``: an observer may keep several checklists of a day.
+    Rows of several subspecies on a checklist are added up; then a checklist shared by a group
+    counts once, for the member whose checklist has the smallest identifier among those with a
+    number. ``X``, also of one subspecies among several, is presence under ``family="bernoulli"``;
+    elsewhere it has no number, is left out and counted in ``table.intake.uncounted``.
+
+    Parameters
+    ----------
+    observations : str or Path
+        The file of observations.
+    sampling : str or Path, optional
+        The file of checklists. With it, complete checklists that do not name the species count as
+        zeros, and incomplete ones, whose absences nobody knows, do not count.
+    species : str, optional
+        A common or scientific name.
+    region : str, optional
+        A country or state by name or code (``France``, ``FR``, ``FR-75``).
+    complete : bool, optional
+        Whether incomplete checklists are left out (``table.intake.incomplete``); by default with
+        the sampling file.
+    checklists : Checklists, optional
+        Limits of effort, and which effort has fitted coefficients: ``table.intake.filtered`` says
+        what the limits left out, ``table.effort`` holds the coefficients, and estimates are of a
+        checklist of median effort.
+    **options : object
+        The fields of `ReadSettings` but ``duplicates``: an observer may keep several checklists of
+        a day.
+
+    Returns
+    -------
+    FieldTable
+        The cells of each observer.
+
+    Raises
+    ------
+    DataError
+        If a file cannot be read, or has no such species or region.
+
+    Examples
+    --------
+    A download is several gigabytes, and comes on request from eBird:
+
+    >>> from emfed.imputation import read_ebird
+    >>> table = read_ebird("ebd_FR.txt", "sampling_FR.txt", species="Mallard")  # doctest: +SKIP
+    >>> callable(read_ebird)
+    True
     """
     known = (f.name for f in fields(ReadSettings) if f.name != "duplicates")
     settings = replace(ReadSettings.read(options, *known), duplicates="keep")

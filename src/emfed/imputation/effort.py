@@ -20,6 +20,8 @@ from emfed.core.protocols import FloatArray, IntArray
 from emfed.models.sides import add_up
 
 _STEPS, _PASSES, _TOLERANCE = 50, 30, 1e-8
+"""Newton steps and passes of scaling at most, and the step that is small enough: limits, reached
+only where something is wrong."""
 _LARGEST = 3.0
 """The longest Newton step, in units of the coefficient: covariates have unit spread."""
 
@@ -27,10 +29,31 @@ _LARGEST = 3.0
 @final
 @dataclass(frozen=True)
 class Effort:
-    """Coefficients of effort, with errors; ``centre`` is the effort that estimates refer to.
+    """The coefficients of effort, with their errors.
 
     Sites of a network that read their own records hand the same one to `read_records`: it is what
     they agree on, like the grid.
+
+    Parameters
+    ----------
+    names : tuple of str
+        The names of the covariates.
+    coefficients : tuple of float
+        Their coefficients.
+    errors : tuple of float
+        Their standard errors.
+    centre : tuple of float
+        The effort that estimates refer to.
+    overdispersion : float
+        The multiple of the Poisson variance, which the errors include.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from emfed.imputation import Effort
+    >>> effort = Effort(("log(minutes)",), (0.5,), (0.1,), (0.0,))
+    >>> effort.exposure(np.log([[1.0], [4.0]]))
+    array([1., 2.])
     """
 
     names: tuple[str, ...]
@@ -38,7 +61,6 @@ class Effort:
     errors: tuple[float, ...]
     centre: tuple[float, ...]
     overdispersion: float = 1.0
-    """The multiple of the Poisson variance, which the errors include."""
 
     def describe(self) -> list[dict[str, Any]]:
         """One row per covariate."""

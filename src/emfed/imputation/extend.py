@@ -16,6 +16,7 @@ from emfed.imputation.sweeps import Solver
 from emfed.imputation.table import FieldTable, Grid, build_table
 
 _STEPS = 20
+"""Newton steps for the rows of new sites: twice what counts need."""
 _FIXED = 1e9
 """The weight with which fitted times hold still while their neighbours follow."""
 

@@ -2,7 +2,7 @@
 
 theta is the mean (Gaussian), the log-intensity (Poisson) or the log-odds (Bernoulli); the paper
 prints psi of the Gaussian with a minus sign and calls theta the intensity and the probability
-(supplement, "Federated missing values imputation"), which are misprints.
+(Appendix F.2), which are misprints.
 
 A cell seen several times has a weight w (how often, or the total exposure) and a sum s of values:
 its log-likelihood is s theta - w psi(theta). The negative binomial, which is no such family in the
@@ -41,7 +41,15 @@ class CellMoments(NamedTuple):
 
 
 class CellFamily(ABC):
-    """psi and what follows from it, entry by entry."""
+    """What a cell holds: an exponential family, entry by entry; `FAMILIES` has them by name.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from emfed.imputation import FAMILIES
+    >>> FAMILIES["poisson"].mean(np.zeros(2))
+    array([1., 1.])
+    """
 
     name: ClassVar[str]
     quadratic: ClassVar[bool] = False
@@ -138,7 +146,20 @@ class CellFamily(ABC):
 
 @final
 class GaussianCells(CellFamily):
-    """Values, or log(1 + counts) with ``scale="log1p"``, about theta with a common variance."""
+    """Values, or the logarithm of counts plus one, about theta with a common variance.
+
+    Parameters
+    ----------
+    scale : {"identity", "log1p"}
+        Whether values are taken as they are, or as log(1 + count).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from emfed.imputation import GaussianCells
+    >>> GaussianCells("log1p").forward(np.array([0.0]))
+    array([0.])
+    """
 
     name = "gaussian"
     quadratic = True

@@ -49,6 +49,8 @@ QUANTISER_OF_COUNTS = Dithering(levels=3, norm=2, block=32, scales="bfloat16")
 QUANTISER_OF_TIMES = Dithering(levels=3, norm=inf, block="row", scales="bfloat16")
 ROUNDS = {"observed": 10, "cell": 200, "site-owner": 100}
 _PILOT_ROUNDS = 5
+"""Rounds after which the server knows cells well enough to choose a structure. Not tuned: the
+choice is made once, and the rounds go on from there."""
 _SWEEPS, _TOLERANCE = 500, 1e-7
 """How T(S) is finished."""
 
@@ -60,23 +62,70 @@ class ImputeSettings:
 
     Parameters
     ----------
-    mode : ``"observed"`` (cell sums by compressed innovations; any family), ``"cell"`` (the paper's
-        statistic with a convergent step; Gaussian), ``"paper"`` (FedMissEM as printed, which hardly
-        leaves its start; Gaussian), or ``"site-owner"`` (each site belongs to one worker, whose
-        factors stay there; Gaussian).
-    structure : rank and penalties; without it they are chosen by cross-validation in ``folds`` on
-        what the server knows; ``site-owner`` takes a default, as its server knows no cells.
-    rank, penalty, smoothing, seasonality : any may be given alone; the others are chosen.
-    site_covariates, time_covariates : ``observed`` only: frames with a column ``site`` or ``time``,
-        or arrays.
-    compressor, participation, step_size, memory_rate : those of the algorithms.
-    batch_size, batch : of ``paper``: ``"grid"`` as printed, ``"observations"`` of the worker's own
-        cells, or those ``"rescaled"`` to be unbiased.
-    folds : of the cross-validation.
-    draws : how many draws of the parameters estimates and bounds rest on; 0 for 200, and fewer
-        where the table is very large.
-    rounds, epochs, field_tol, max_bytes, seconds, seed : as in `FitSettings`. Without a limit,
-        ``observed`` makes 10 rounds, ``cell`` 200, ``site-owner`` 100 and ``paper`` 150 epochs.
+    mode : {"observed", "cell", "paper", "site-owner"}
+        How cells are fitted: "observed" (cell sums by compressed innovations; any family), "cell"
+        (the paper's statistic with a convergent step; Gaussian), "paper" (FedMissEM as printed,
+        which hardly leaves its start; Gaussian), or "site-owner" (each site belongs to one worker,
+        whose factors stay there; Gaussian).
+    structure : Structure or None
+        The rank and the penalties. Without it they are chosen by cross-validation on what the
+        server knows; "site-owner" takes a default, as its server knows no cells.
+    rank : int or None
+        The number of factors; what is not given is chosen.
+    penalty : float or None
+        The penalty of the factors.
+    smoothing : float or None
+        The penalty of differences of neighbouring times.
+    seasonality : float or None
+        The penalty of differences of times 12 apart.
+    site_covariates : data frame or array, optional
+        What is known of sites, in a frame with a column ``site`` or in the order of the grid;
+        "observed" only.
+    time_covariates : data frame or array, optional
+        What is known of times, in a frame with a column ``time`` or in the order of the grid;
+        "observed" only.
+    compressor : Compressor or None
+        The operator that compresses uploads.
+    participation : Participation or None
+        Who takes part in a round; None is everyone.
+    step_size : float or None
+        The step.
+    memory_rate : float or None
+        The rate of the memories.
+    batch_size : int
+        The cells of a mini-batch of "paper".
+    batch : {"grid", "observations", "rescaled"}
+        Which cells a mini-batch of "paper" is drawn from: the whole grid as printed, the worker's
+        own cells, or those rescaled to be unbiased.
+    folds : int
+        The number of parts of the cross-validation.
+    draws : int
+        How many draws of the parameters estimates and bounds rest on; 0 for 200, and fewer where
+        the table is very large.
+    rounds : int or None
+        The largest number of rounds. Without a limit, "observed" makes 10 rounds, "cell" 200,
+        "site-owner" 100 and "paper" 150 epochs.
+    epochs : float or None
+        The most conditional expectations, in units of all cells.
+    field_tol : float or None
+        A bound on |H|^2 in three rounds in a row.
+    max_bytes : int or None
+        The most bytes that all workers send and are sent.
+    seconds : float or None
+        The most seconds of computing.
+    seed : int
+        The seed of all draws.
+
+    Raises
+    ------
+    SettingsError
+        If a setting is out of its range, or the mode has no use for it.
+
+    Examples
+    --------
+    >>> from emfed.imputation import ImputeSettings
+    >>> ImputeSettings("observed", rank=2).stop.rounds
+    10
     """
 
     mode: Mode = "observed"
@@ -218,24 +267,39 @@ def impute(
 
     Parameters
     ----------
-    table : a `FieldTable` (see `read_records`), or anything `read_records` takes; or an open
-        federation, whose workers hold their own cells (`Grid.rows`).
-    mode : ``"observed"``, ``"cell"``, ``"paper"`` or ``"site-owner"``. In the first three the
-        server ends with every worker's sum of every cell: the record, where a cell has one;
-        docs/imputation.md says what it learns in each. ``"paper"`` needs the table in this process.
-    grid : with a federation, what its workers agree on: sites, time bins and family.
-    callbacks : functions of each `RoundRecord`; one that returns True ends the fit.
-    checkpoint, resume : a file that the state is written to, and whether to go on from it.
-    threads : of the linear algebra, whose matrices are tall and thin: one is fastest.
-    progress : a function of what is done after the rounds, in words, and the share that is done.
-    **settings : all other fields of `ImputeSettings`: ``rank``, ``penalty``, ``structure``,
+    table : FieldTable, str, data frame or Federation
+        A `FieldTable`, or anything that `read_records` takes; or an open federation, whose workers
+        hold their own cells (`Grid.rows`).
+    mode : {"observed", "cell", "paper", "site-owner"}
+        How cells are fitted. In the first three the server ends with every worker's sum of every
+        cell: the record, where a cell has one; docs/imputation.md says what it learns in each.
+        "paper" needs the table in this process.
+    grid : Grid, optional
+        With a federation, what its workers agree on: sites, time bins and family.
+    callbacks : callable or iterable of callables
+        Functions of each `RoundRecord`; one that returns True ends the fit.
+    checkpoint : str or Path, optional
+        A file that the state is written to.
+    resume : bool
+        Whether the fit goes on from the checkpoint, if it is there.
+    threads : int
+        The threads of the linear algebra, whose matrices are tall and thin: one is fastest.
+    progress : callable, optional
+        A function of what is done after the rounds, in words, and the share that is done.
+    **settings : object
+        All other fields of `ImputeSettings`: ``rank``, ``penalty``, ``structure``,
         ``participation``, ``rounds``, ``seed``, ...
 
     Returns
     -------
     Imputation
-        Estimates, intervals, draws and the trend. With mode ``site-owner`` and a federation the
+        Estimates, intervals, draws and the trend. With mode "site-owner" and a federation the
         server knows no cell: each owner carries the fit to its own table with ``transform``.
+
+    Raises
+    ------
+    NumericalError
+        If the cells do not determine the fit.
 
     Examples
     --------
@@ -522,10 +586,31 @@ def _site_owner(
 
 
 def from_result(result: Result, table: FieldTable | Grid) -> Imputation:
-    """The table of a fit of mode ``site-owner``, as far as its records are here.
+    """Make the table of a fit of mode "site-owner", as far as its records are here.
 
     The owner of some sites loads the fit (`emfed.load`) and gives its own table; sites without a
     record have the mean of all.
+
+    Parameters
+    ----------
+    result : Result
+        The fit.
+    table : FieldTable or Grid
+        The owner's records, or the grid where there are none.
+
+    Returns
+    -------
+    Imputation
+        The fitted table.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> from emfed.imputation import ColumnNames, from_result, read_records, simulate_table
+    >>> table = simulate_table(600, observers=1, sites=12, months=24, groups=1, seed=0)
+    >>> fit = emfed.impute(table, "site-owner", rank=1, rounds=3)
+    >>> from_result(fit.result, table).params.shape
+    (12, 24)
     """
     known = known_table(table) if isinstance(table, Grid) else table
     model = result.model

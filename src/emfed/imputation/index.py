@@ -28,18 +28,38 @@ ALL = "all"
 """The name of the stratum of all sites."""
 PER_YEAR = {"year": 1.0, "month": 12.0, "week": 365.25 / 7, "index": 1.0}
 _CHUNK = 1 << 20
+"""Cells computed at once."""
 _ZERO = np.zeros(1, dtype=np.int64)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Index:
-    """Totals and index by stratum and time, and the slope of each stratum."""
+    """Totals and index by stratum and time, and the slope of each stratum.
+
+    Parameters
+    ----------
+    table : dict
+        The columns stratum, time, total, total_error, index, error, lower, upper, observed and
+        empty.
+    slopes : list of dict
+        For each stratum the yearly factor (``slope``), its error, bounds at 95%, and the class.
+    base : str
+        The time that is 100.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> from emfed.imputation import simulate_table
+    >>> table = simulate_table(600, observers=40, sites=12, months=24, groups=4, seed=0)
+    >>> fit = emfed.impute(table, rank=1, penalty=3.0, rounds=3, draws=10)
+    >>> index = fit.index()
+    >>> round(float(index.table["index"][0]))
+    100
+    """
 
     table: dict[str, Any]
-    """Columns: stratum, time, total, total_error, index, error, lower, upper, observed, empty."""
     slopes: list[dict[str, Any]]
-    """For each stratum: the yearly factor (``slope``), its error, bounds at 95%, and the class."""
     base: str
 
     def __getitem__(self, column: str) -> Any:

@@ -22,6 +22,7 @@ from emfed.imputation.table import FieldTable, Grid, IntakeReport, build_table
 logger = logging.getLogger(__name__)
 _MISSING = ("", "NA", "NaN", "nan", "null", "None")
 _SHOWN = 5
+"""Bad rows that a message shows."""
 _REASONS = {
     "site": "the site is missing",
     "observer": "the observer is missing",
@@ -38,11 +39,30 @@ _REASONS = {
 class ColumnNames:
     """Which columns of a long table say what.
 
-    ``date`` is a column of dates (``2004-07-31``, ``2004-07`` or ``2004``), or two columns for
-    year and month; with ``bins="index"`` it is a column of whole numbers. ``observer`` may be None.
-    ``worker`` names who holds a record: by default its observer, or its site where there is no
-    observer. ``exposure`` is a known size of each record; ``effort`` are columns of numbers whose
-    coefficients are fitted, ``log(minutes)`` for the logarithm of one.
+    Parameters
+    ----------
+    site : str
+        The column of the site.
+    date : str or pair of str
+        A column of dates (``2004-07-31``, ``2004-07`` or ``2004``), or two columns for year and
+        month; with ``bins="index"`` a column of whole numbers.
+    value : str
+        The column of the value.
+    observer : str or None
+        The column of the observer, if there is one.
+    worker : str or None
+        The column of who holds a record: by default its observer, or its site where there is no
+        observer.
+    exposure : str or None
+        A column with a known size of each record.
+    effort : tuple of str
+        Columns of numbers whose coefficients are fitted, ``log(minutes)`` for the logarithm of one.
+
+    Examples
+    --------
+    >>> from emfed.imputation import ColumnNames
+    >>> ColumnNames(date=("year", "month"), observer=None).names()
+    ['site', 'year', 'month', 'count']
     """
 
     site: str = "site"
@@ -73,17 +93,33 @@ class ReadSettings:
 
     Parameters
     ----------
-    family : ``"poisson"``, ``"negative-binomial"``, ``"zero-inflated"``, ``"log1p"``,
-        ``"gaussian"`` or ``"bernoulli"``.
-    bins : ``"month"``, ``"week"`` or ``"year"``; ``"index"`` where times are whole numbers.
-    since, until : dates, both included.
-    bad_rows : rows that cannot be read raise a `DataError` naming their lines; ``"skip"`` counts
-        them in ``table.intake`` and warns instead.
-    duplicates : a second record of one observer at one site on one day is refused unless
-        ``"keep"``; without an observer, of one worker at one site.
-    groups, seed : puts the workers at random into so many groups (the paper puts 2,465 observers
+    family : str or CellFamily
+        "poisson", "negative-binomial", "zero-inflated", "log1p", "gaussian" or "bernoulli".
+    bins : {"month", "week", "year", "index"}
+        The bins of time; "index" where times are whole numbers.
+    since : str or None
+        The first date that counts.
+    until : str or None
+        The last date that counts.
+    bad_rows : {"raise", "skip"}
+        Whether rows that cannot be read raise a `DataError` naming their lines, or are counted in
+        ``table.intake``, with a warning.
+    duplicates : {"raise", "keep"}
+        Whether a second record of one observer at one site on one day is refused; without an
+        observer, of one worker at one site.
+    groups : int or None
+        The number of groups that workers are put into at random (the paper puts 2,465 observers
         into 10).
-    effort : coefficients that were fitted elsewhere; left out, they are fitted to these records.
+    seed : int
+        The seed of the groups.
+    effort : Effort or None
+        Coefficients that were fitted elsewhere; left out, they are fitted to these records.
+
+    Examples
+    --------
+    >>> from emfed.imputation import ReadSettings
+    >>> ReadSettings(bins="year").family
+    'poisson'
     """
 
     family: str | CellFamily = DEFAULT_FAMILY
@@ -111,11 +147,45 @@ class ReadSettings:
 
 
 def read_records(source: Any, columns: ColumnNames | None = None, **options: Any) -> FieldTable:
-    """A long table (observer, site, date, count) as the cells of each worker.
+    """Read a long table (observer, site, date, count) as the cells of each worker.
 
-    ``source`` is a CSV, TSV (perhaps gzipped) or Parquet file, a polars frame, lazy or not, or a
-    pandas frame. Files are read lazily: a table larger than memory streams, and only its cells
-    stay. ``options`` are the fields of `ReadSettings`. Rows without a value are counted as missing.
+    Files are read lazily: a table larger than memory streams, and only its cells stay. Rows without
+    a value are counted as missing.
+
+    Parameters
+    ----------
+    source : str, Path or data frame
+        A CSV, TSV (perhaps gzipped) or Parquet file, a polars frame, lazy or not, or a pandas
+        frame.
+    columns : ColumnNames, optional
+        Which columns say what.
+    **options : object
+        The fields of `ReadSettings`.
+
+    Returns
+    -------
+    FieldTable
+        The cells of each worker.
+
+    Raises
+    ------
+    DataError
+        If a column is missing, or rows cannot be read.
+
+    Examples
+    --------
+    >>> import polars as pl
+    >>> from emfed.imputation import read_records
+    >>> frame = pl.DataFrame(
+    ...     {
+    ...         "observer": ["ann", "ann", "bob"],
+    ...         "site": ["pond", "pond", "lake"],
+    ...         "date": ["2004-07-31", "2004-08-02", "2004-07-09"],
+    ...         "count": [3, 0, 5],
+    ...     }
+    ... )
+    >>> read_records(frame)
+    <FieldTable of 2 sites x 2 months, 2 workers, 3 cells, 3 records>
     """
     columns, settings = columns or ColumnNames(), ReadSettings.read(options)
     family = as_family(settings.family)

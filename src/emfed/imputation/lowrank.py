@@ -21,12 +21,32 @@ _EMPTY = np.empty((0, 0))
 @final
 @dataclass(frozen=True)
 class Structure:
-    """Rank, and what is penalised how much: half the penalty times the sum of squares.
+    """The rank, and what is penalised how much: half the penalty times the sum of squares.
 
-    ``penalty`` acts on the factors, ``site_penalty`` and ``time_penalty`` on the effects (which
-    ``effects=False`` leaves out, as the paper does). ``smoothing`` acts on differences of
-    neighbouring times, of effects and factors alike, and ``seasonality`` on differences at lag 12.
-    Penalties are in units of one observation's weight.
+    Penalties are in units of the weight of one observation.
+
+    Parameters
+    ----------
+    rank : int
+        The number of factors.
+    penalty : float
+        The penalty of the factors.
+    site_penalty : float
+        The penalty of the effects of sites.
+    time_penalty : float
+        The penalty of the effects of times.
+    smoothing : float
+        The penalty of differences of neighbouring times, of effects and factors alike.
+    seasonality : float
+        The penalty of differences of times 12 apart.
+    effects : bool
+        Whether sites and times have effects; the paper has none.
+
+    Examples
+    --------
+    >>> from emfed.imputation import Structure
+    >>> Structure(rank=2, penalty=5.0).width
+    3
     """
 
     rank: int = 2
@@ -61,7 +81,29 @@ class Structure:
 @final
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """Observed cells, each once, by site and then time: their weights and sums of values."""
+    """Cells of a table, each with its weight and the sum of its values.
+
+    Parameters
+    ----------
+    sites : array of shape (cells,)
+        The site of each cell.
+    times : array of shape (cells,)
+        The time of each cell.
+    weights : array of shape (cells,)
+        How often each was seen, or the exposure.
+    sums : array of shape (cells,)
+        The sums of the values.
+    shape : pair of int
+        The number of sites and of times.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> from emfed.imputation import simulate_table
+    >>> table = simulate_table(600, observers=40, sites=12, months=24, groups=4, seed=0)
+    >>> table.pooled.size <= 12 * 24
+    True
+    """
 
     sites: IntArray
     times: IntArray
@@ -121,9 +163,32 @@ class Covariates:
 @final
 @dataclass(frozen=True, eq=False)
 class TableParameters:
-    """theta as an offset, rows of sites, rows of times and coefficients of covariates.
+    """The parameters theta of a table: factors, effects and coefficients.
 
-    A row holds the factors and, with effects, the effect as its last entry.
+    A row of a site or time holds its factors and, with effects, its effect as the last entry.
+
+    Parameters
+    ----------
+    offset : float
+        What all cells share.
+    sites : array of shape (sites, width)
+        The rows of sites.
+    times : array of shape (times, width)
+        The rows of times.
+    effects : bool
+        Whether rows end in an effect.
+    coefficients : array
+        The coefficients of the covariates of sites, then of times.
+    covariates : Covariates
+        What is known of sites and times beforehand.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from emfed.imputation import TableParameters
+    >>> params = TableParameters(1.0, np.ones((3, 1)), np.ones((4, 1)), effects=False)
+    >>> params.dense(np.array([0])).shape
+    (1, 4)
     """
 
     offset: float

@@ -1,4 +1,4 @@
-"""``paper``: FedMissEM as printed (supplement), for the reproduction.
+"""``paper``: FedMissEM as printed (Algorithm 7, Appendix F.2), for the reproduction.
 
 S and every V_c are tables of all cells; they start at zero and fill in where batches fell, so they
 are kept as the cells ever touched. The printed batch is a set of sites times a set of time stamps,
@@ -103,7 +103,7 @@ class PaperRun(Rounds):
         self.table, self.solver, self.seed = table, solver, seed
         self.compressor, self.gamma, self.alpha = compressor, step_size, memory_rate
         self.batch_size, self.batch = check_count("batch_size", batch_size), batch
-        self.statistics, self.control = Growing(), Growing()
+        self.statistics, self.memory = Growing(), Growing()
         self.memories = [Growing() for _ in table.workers]
         rank, (rows, columns) = solver.structure.rank, table.shape
         self.params = TableParameters(
@@ -126,17 +126,17 @@ class PaperRun(Rounds):
             # S and theta on the batch, which both ends draw from the shared seed.
             self.ledger.add("round", "down", one, floats_size(2 * len(keys)), REQUEST_ENVELOPE)
             self.ledger.add("round", "up", one, size, REPLY_ENVELOPE)
-        for grown in (self.control, self.statistics):
+        for grown in (self.memory, self.statistics):
             grown.widen(uploads.keys)
-        field = self.control.values + uploads.at(self.control.keys)
+        field = self.memory.values + uploads.at(self.memory.keys)
         self.statistics.values = self.statistics.values + self.gamma * field
-        self.control.add(remembered.keys, remembered.values)
+        self.memory.add(remembered.keys, remembered.values)
         self.params = self.maximize()
         self.state = replace(
             self.state,
             round=round_ + 1,
             statistics=self.statistics.values,
-            control=self.control.values,
+            memory=self.memory.values,
         )
         return self._record(
             replace(

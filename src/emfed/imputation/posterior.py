@@ -37,6 +37,7 @@ _BURN_IN = 60
 _WORK = 4e7
 """Cells times draws that a chain of the default length is worth: about ten minutes of counts."""
 _FEWEST = 40
+"""Draws at least, however large the table: fewer have no quantiles."""
 _NEWTON = 2
 """Damped steps from the last mode to the one that a row is proposed about; three times as many,
 if need be, where rows are tied."""
@@ -78,7 +79,37 @@ class _State:
 
 @final
 class Posterior:
-    """Draws of the parameters of a table, as arrays with the draw as their first axis."""
+    """Draws of the parameters of a table, as arrays with the draw as their first axis.
+
+    Parameters
+    ----------
+    solver : Solver
+        What fits cells, with its family and structure.
+    cells : Cells
+        The cells, as the server knows them.
+    params : TableParameters
+        Where the chain begins: the optimum.
+    seed : int
+        The seed.
+    draws : int
+        The number of draws; 0 leaves it to the size of the table.
+    progress : callable, optional
+        A function of what is done, in words, and the share that is done.
+
+    Raises
+    ------
+    DataError
+        If no cell is known here.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> from emfed.imputation import simulate_table
+    >>> table = simulate_table(600, observers=40, sites=12, months=24, groups=4, seed=0)
+    >>> fit = emfed.impute(table, rank=1, penalty=3.0, rounds=3, draws=10)
+    >>> fit.posterior.count
+    10
+    """
 
     def __init__(
         self,

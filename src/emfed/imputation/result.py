@@ -34,11 +34,47 @@ Of = Literal["record", "mean"]
 @final
 @dataclass(frozen=True, eq=False)
 class Imputation:
-    """A fitted table. Estimates are in the user's scale: counts, or reporting rates (Bernoulli).
+    """A fitted table, with estimates in the user's scale: counts, or reporting rates (Bernoulli).
 
-    ``params`` is the optimum that the rounds came to. Estimates and bounds are those of the
-    posterior about it (`Posterior`): an estimate is the mean of what a new record may be, so that
-    estimates add up to totals; medians are there where they are asked for.
+    Estimates and bounds are those of the posterior about the optimum (`Posterior`): an estimate is
+    the mean of what a new record may be, so that estimates add up to totals; medians are there
+    where they are asked for.
+
+    Parameters
+    ----------
+    mode : str
+        The mode of the fit.
+    params : TableParameters
+        The optimum that the rounds came to.
+    solver : Solver
+        What fits cells, with its family and structure.
+    table : FieldTable
+        The table that was fitted.
+    cells : Cells
+        The weights and sums of cells as the server knows them.
+    records : Records
+        One record for each round.
+    ledger : Ledger
+        Every byte by worker, direction and kind.
+    stopped : str
+        The limit that was met, "callback" or "interrupted".
+    seed : int
+        The seed of the fit.
+    choice : Choice or None
+        The structures that were tried, where one was chosen.
+    result : Result or None
+        In mode "site-owner", what a model file for the owners holds; see `from_result`.
+    draw_count : int
+        How many draws estimates and bounds rest on; 0 leaves it to the size of the table.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> from emfed.imputation import simulate_table
+    >>> table = simulate_table(600, observers=40, sites=12, months=24, groups=4, seed=0)
+    >>> fit = emfed.impute(table, rank=1, penalty=3.0, rounds=3, draws=10)
+    >>> fit.predict(["site00", "site01"], 0).shape
+    (2,)
     """
 
     mode: str
@@ -46,16 +82,13 @@ class Imputation:
     solver: Solver
     table: FieldTable
     cells: Cells = field(repr=False)
-    """Weights and sums of cells as the server knows them."""
     records: Records
     ledger: Ledger
     stopped: str
     seed: int
     choice: Choice | None = None
     result: Result | None = None
-    """In mode ``site-owner``, what a model file for the owners holds; see `from_result`."""
     draw_count: int = 0
-    """How many draws estimates and bounds rest on; 0 leaves it to the size of the table."""
 
     def __repr__(self) -> str:
         rows, columns = self.params.shape
@@ -85,9 +118,19 @@ class Imputation:
         return Posterior(self.solver, self.cells, self.params, self.seed, self.draw_count)
 
     def sampled(self, progress: Callable[[str, float], None] | None = None) -> Imputation:
-        """The same with its draws made, and a word on how far they are.
+        """Make the draws, and say how far they are.
 
         Ctrl-C keeps the estimates of the optimum, without bounds.
+
+        Parameters
+        ----------
+        progress : callable, optional
+            A function of what is done, in words, and the share that is done.
+
+        Returns
+        -------
+        Imputation
+            The same with its draws made.
         """
         if self.plain:
             return self
@@ -101,7 +144,13 @@ class Imputation:
         return self
 
     def coefficients(self) -> list[dict[str, Any]]:
-        """Coefficients of covariates of sites and times, standardised, with errors and bounds."""
+        """Tell the standardised coefficients of covariates, with errors and bounds.
+
+        Returns
+        -------
+        list of dict
+            One entry for each covariate.
+        """
         drawn = self.posterior.coefficients
         names = self.params.covariates.names or tuple(map(str, range(drawn.shape[1])))
         low, high = np.quantile(drawn, (0.025, 0.975), axis=0) if drawn.size else ((), ())
@@ -125,7 +174,18 @@ class Imputation:
         return self._at(self.params.theta(rows, columns))
 
     def moments_of(self, sites: IntArray) -> CellMoments:
-        """Means and variances of theta and of the expected record, of these sites at all times."""
+        """Compute means and variances of theta and of the expected record, at all times.
+
+        Parameters
+        ----------
+        sites : array of int
+            The indices of the sites.
+
+        Returns
+        -------
+        CellMoments
+            The means and variances, one row for each site.
+        """
         return (
             self._at(self.params.dense(sites))
             if self.plain
@@ -138,16 +198,42 @@ class Imputation:
         return CellMoments(theta, sure, self.solver.family.value(theta, self._spread()), sure)
 
     def theta(self, sites: Any, times: Any) -> FloatArray:
-        """The natural parameter at cells named by site and time, or by their indices."""
+        """Compute the natural parameter at cells named by site and time, or by their indices.
+
+        Parameters
+        ----------
+        sites : str, int or sequence of these
+            The sites, by name or index.
+        times : str, int or sequence of these
+            The times, by label or index; one for each site, or one for all.
+
+        Returns
+        -------
+        array
+            The natural parameters.
+        """
         return self.params.theta(*self._indices(sites, times))
 
     def predict(
         self, sites: Any, times: Any, statistic: Literal["mean", "median"] = "mean"
     ) -> FloatArray:
-        """The estimate at cells named by site and time, or by their indices.
+        """Estimate cells named by site and time, or by their indices.
 
-        It is the mean of a new record, or its median. For Bernoulli the mean is the reporting rate:
-        how often a record reports the species, not how likely the species is there.
+        Parameters
+        ----------
+        sites : str, int or sequence of these
+            The sites, by name or index.
+        times : str, int or sequence of these
+            The times, by label or index; one for each site, or one for all.
+        statistic : {"mean", "median"}
+            Whether the estimate is the mean of a new record, or its median. For Bernoulli the mean
+            is the reporting rate: how often a record reports the species, not how likely the
+            species is there.
+
+        Returns
+        -------
+        array
+            The estimates.
         """
         if statistic not in ("mean", "median"):
             raise SettingsError(f"statistic must be 'mean' or 'median'; got {statistic!r}.")
@@ -166,9 +252,19 @@ class Imputation:
         return float(np.mean(2 * family.deviance(theta, cells.sums, cells.weights)))
 
     def score(self, held: Cells) -> float:
-        """The root mean squared error of cells that were held out, in the family's scale.
+        """Compute the root mean squared error of cells that were held out, in the family's scale.
 
-        For Poisson and Bernoulli the square root of the mean deviance.
+        For Poisson and Bernoulli it is the square root of the mean deviance.
+
+        Parameters
+        ----------
+        held : Cells
+            The cells that were held out, as `FieldTable.split` gives them.
+
+        Returns
+        -------
+        float
+            The error.
         """
         theta = self.params.theta(held.sites, held.times)
         deviance = self.solver.family.deviance(theta, held.sums, held.weights)
@@ -177,10 +273,24 @@ class Imputation:
     def intervals(
         self, sites: Any, times: Any, level: float = 0.9, of: Of | None = None
     ) -> tuple[FloatArray, FloatArray]:
-        """Where a new record of each cell lies with probability ``level``, or the cell's mean.
+        """Compute where a new record of each cell, or its mean, lies with probability ``level``.
 
-        ``of`` is ``"record"`` or ``"mean"``. Left out it is the record; under Bernoulli, whose
-        records are 0 or 1 and nothing between, the mean.
+        Parameters
+        ----------
+        sites : str, int or sequence of these
+            The sites, by name or index.
+        times : str, int or sequence of these
+            The times, by label or index; one for each site, or one for all.
+        level : float
+            The probability of an interval.
+        of : {"record", "mean"} or None
+            What the interval is of. Left out it is the record; under Bernoulli, whose records are 0
+            or 1 and nothing between, the mean.
+
+        Returns
+        -------
+        tuple of two arrays
+            The lower and the upper ends.
         """
         check_range("level", level, 0, 1, open_low=True, open_high=True)
         return self._bounds(self.posterior.moments(*self._indices(sites, times)), level, of)
@@ -197,9 +307,23 @@ class Imputation:
         return family.value(at.theta - half, spread), family.value(at.theta + half, spread)
 
     def draws(self, sites: Any, times: Any, count: int = 20) -> FloatArray:
-        """Multiple imputation: ``count`` sets of records that these cells might have held.
+        """Draw sets of records that these cells might have held: multiple imputation.
 
         Parameters are taken from the posterior, evenly along its chain, then records are drawn.
+
+        Parameters
+        ----------
+        sites : str, int or sequence of these
+            The sites, by name or index.
+        times : str, int or sequence of these
+            The times, by label or index; one for each site, or one for all.
+        count : int
+            The number of sets.
+
+        Returns
+        -------
+        array of shape (count, cells)
+            The records.
         """
         check_count("count", count)
         rows, columns = self._indices(sites, times)
@@ -221,12 +345,23 @@ class Imputation:
         return seen == 0
 
     def trend(self, draws: int | None = None, level: float = 0.9) -> dict[str, Any]:
-        """The sum of estimates over all sites, and the cells without a record, by time.
+        """Add the estimates up over all sites, and count the cells without a record, by time.
 
-        Bounds ``lower`` and ``upper`` are those of the sum of means; ``draws`` asks for so many
-        draws of the parameters (0 for no bounds). ``empty`` marks times without any record, whose
-        estimates rest on their neighbours alone. Sites are taken some at a time: the table is never
-        there as a whole.
+        Sites are taken some at a time: the table is never there as a whole.
+
+        Parameters
+        ----------
+        draws : int, optional
+            How many draws of the parameters the bounds rest on; 0 for no bounds.
+        level : float
+            The probability of the bounds.
+
+        Returns
+        -------
+        dict
+            The columns time, estimate, missing, ``empty`` (times without any record, whose
+            estimates rest on their neighbours alone), and ``lower`` and ``upper`` of the sum of
+            means.
         """
         check_range("level", level, 0, 1, open_low=True, open_high=True)
         rows, columns = self.params.shape
@@ -247,7 +382,20 @@ class Imputation:
         return out
 
     def site_totals(self, draws: int | None = None, level: float = 0.9) -> dict[str, Any]:
-        """The sum of estimates over the times that have records, by site, with bounds."""
+        """Add the estimates up over the times that have records, by site.
+
+        Parameters
+        ----------
+        draws : int, optional
+            How many draws of the parameters the bounds rest on.
+        level : float
+            The probability of the bounds.
+
+        Returns
+        -------
+        dict
+            The columns site, estimate, lower and upper.
+        """
         check_range("level", level, 0, 1, open_low=True, open_high=True)
         posterior, times = self._with(draws), np.flatnonzero(~self.empty)
         estimate = np.empty(self.params.shape[0])
@@ -266,21 +414,39 @@ class Imputation:
         least: int = 1,
         draws: int | None = None,
     ) -> Index:
-        """Totals in per cent of a base time, as rtrim gives them, with errors and a slope.
+        """Compute totals in per cent of a base time, as rtrim gives them, with errors and a slope.
 
         Parameters
         ----------
-        base : the time that is 100, by its label or number; the first with a record if left out.
-        level : of the bounds.
-        strata : a stratum of each site (a mapping, a list, or a frame with ``site`` and one more
-            column); each has an index of its own beside that of all sites.
-        least : sites with fewer records are left out.
-        draws : how many draws the errors rest on.
+        base : str or int, optional
+            The time that is 100, by its label or number; the first with a record if left out.
+        level : float
+            The probability of the bounds.
+        strata : mapping, sequence or data frame, optional
+            A stratum of each site (a frame has ``site`` and one more column); each has an index of
+            its own beside that of all sites.
+        least : int
+            Sites with fewer records are left out.
+        draws : int, optional
+            How many draws the errors rest on.
+
+        Returns
+        -------
+        Index
+            The totals, the index and the slopes.
         """
         return index_of(self, self._with(draws), base, level, strata, least)
 
     def write_trend(self, paths: Iterable[str | Path], level: float = 0.9) -> None:
-        """The trend as CSV or Parquet, by the ending of each path."""
+        """Write the trend as CSV or Parquet, by the ending of each path.
+
+        Parameters
+        ----------
+        paths : iterable of str or Path
+            Where it is written.
+        level : float
+            The probability of the bounds.
+        """
         import polars as pl
 
         frame = pl.DataFrame(self.trend(level=level))
@@ -300,10 +466,18 @@ class Imputation:
             yield np.arange(start, min(start + size, rows))
 
     def frames(self, level: float | None = None) -> Iterator[Any]:
-        """The filled table as long polars frames, some sites at a time.
+        """Give the filled table as long polars frames, some sites at a time.
 
-        Columns: site, time, records (their number or exposure), observed (their mean), estimate
-        and, with a ``level``, lower and upper of a new record, and those of the mean.
+        Parameters
+        ----------
+        level : float, optional
+            The probability of the bounds; without it there are none.
+
+        Yields
+        ------
+        polars.DataFrame
+            The columns site, time, records (their number or exposure), observed (their mean),
+            estimate and, with a ``level``, lower and upper of a new record, and those of the mean.
         """
         import polars as pl
 
@@ -334,7 +508,15 @@ class Imputation:
             yield pl.DataFrame(data).with_columns(pl.col("observed").fill_nan(None))
 
     def write(self, path: str | Path, level: float | None = None) -> None:
-        """The filled table as CSV or Parquet, streamed: site, time, records, observed, estimate."""
+        """Write the filled table as CSV or Parquet, some sites at a time.
+
+        Parameters
+        ----------
+        path : str or Path
+            Where it is written; its ending says how.
+        level : float, optional
+            The probability of the bounds; without it there are none.
+        """
         path = Path(path)
         if path.suffix == ".csv":
             with path.open("wb") as file:
@@ -363,11 +545,21 @@ class Imputation:
         return {name: index for index, name in enumerate(self.table.bins.labels())}
 
     def transform(self, table: FieldTable) -> Imputation:
-        """The fit carried to other sites or dates, without moving what was fitted.
+        """Carry the fit to other sites or dates, without moving what was fitted.
 
         Sites of ``table`` that the fit has no records of get rows from their own records and the
         fitted times. Dates outside the fit continue it by the penalties along time, which the model
         must have (``smoothing`` or ``seasonality``).
+
+        Parameters
+        ----------
+        table : FieldTable
+            The records of the other sites or dates.
+
+        Returns
+        -------
+        Imputation
+            The fit with these sites and dates.
         """
         from emfed.imputation.extend import extend
 

@@ -22,7 +22,9 @@ PAPER = {"observers": 2465, "sites": 9721, "months": 525}
 BUZZARD, MALLARD = 5980, 12185
 """Records of its two species."""
 _FIRST = 1977 * 12
+"""The first month, as a number of months."""
 _NOISE = 0.5
+"""The standard deviation of a record about the log-abundance of its cell."""
 
 
 def simulated_truth(sites: int, months: int, seed: int) -> TableParameters:
@@ -55,7 +57,36 @@ def simulate_table(
     family: str | CellFamily = "log1p",
     seed: int = 0,
 ) -> FieldTable:
-    """Records of observers in random groups, which are the workers."""
+    """Simulate records of observers in random groups, which are the workers.
+
+    Parameters
+    ----------
+    records : int
+        The number of records.
+    observers : int
+        The number of observers.
+    sites : int
+        The number of sites.
+    months : int
+        The number of months.
+    groups : int
+        The number of groups of observers.
+    family : str or CellFamily
+        The family of a record.
+    seed : int
+        The seed.
+
+    Returns
+    -------
+    FieldTable
+        The cells of each group.
+
+    Examples
+    --------
+    >>> from emfed.imputation import simulate_table
+    >>> simulate_table(600, observers=40, sites=12, months=24, groups=4)
+    <FieldTable of 12 sites x 24 months, 4 workers, 389 cells, 600 records>
+    """
     family = as_family(family)
     for name, number in (
         ("records", records),

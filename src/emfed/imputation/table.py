@@ -31,30 +31,53 @@ _ZERO = np.zeros(1, dtype=np.int64)
 @final
 @dataclass(frozen=True)
 class IntakeReport:
-    """What became of the rows that were read: nothing is dropped without being counted here."""
+    """What became of the rows that were read: nothing is dropped without being counted here.
+
+    Parameters
+    ----------
+    rows : int
+        The rows read, after the filters that were asked for.
+    used : int
+        The rows that are in the table.
+    missing : int
+        The rows without a value.
+    uncounted : int
+        The rows that say present and give no number (eBird's X), where a number is needed.
+    shared : int
+        The rows that repeat a checklist shared by a group (eBird).
+    summed : int
+        The rows of another subspecies, added to the first of their checklist (eBird).
+    incomplete : int
+        The rows of incomplete checklists, left out because their absences are not known (eBird).
+    zeros : int
+        The zeros filled in from complete checklists without the species (eBird).
+    filtered : dict
+        The checklists left out by the filters of effort, by reason (eBird).
+    bad : dict
+        The rows that could not be read, by reason.
+    examples : tuple of str
+        The first of them, with their line numbers.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> from emfed.imputation import simulate_table
+    >>> table = simulate_table(600, observers=40, sites=12, months=24, groups=4, seed=0)
+    >>> table.intake.used
+    600
+    """
 
     rows: int
-    """Rows read, after the filters that were asked for."""
     used: int
-    """Rows that are in the table."""
     missing: int = 0
-    """Rows without a value."""
     uncounted: int = 0
-    """Rows that say present and give no number (eBird's X), where a number is needed."""
     shared: int = 0
-    """Rows that repeat a checklist shared by a group (eBird)."""
     summed: int = 0
-    """Rows of another subspecies, added to the first of their checklist (eBird)."""
     incomplete: int = 0
-    """Rows of incomplete checklists, left out because their absences are not known (eBird)."""
     zeros: int = 0
-    """Zeros filled in from complete checklists without the species (eBird)."""
     filtered: dict[str, int] = field(default_factory=dict)
-    """Checklists left out by the filters of effort, by reason (eBird)."""
     bad: dict[str, int] = field(default_factory=dict)
-    """Rows that could not be read, by reason."""
     examples: tuple[str, ...] = ()
-    """The first of them, with their line numbers."""
 
     def describe(self) -> dict[str, Any]:
         """Plain types."""
@@ -64,7 +87,25 @@ class IntakeReport:
 @final
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """What all workers agree on before a table is fitted: its sites, its time bins, the family."""
+    """What all workers agree on before a table is fitted: its sites, its time bins, the family.
+
+    Parameters
+    ----------
+    sites : sequence of str
+        The names of the sites.
+    bins : Bins
+        The bins of time.
+    family : CellFamily
+        The family of a record.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> from emfed.imputation import simulate_table
+    >>> table = simulate_table(600, observers=40, sites=12, months=24, groups=4, seed=0)
+    >>> table.grid.shape
+    (12, 24)
+    """
 
     sites: Sequence[str]
     bins: Bins
@@ -112,10 +153,42 @@ class Grid:
 @final
 @dataclass(frozen=True, eq=False)
 class FieldTable:
-    """Cells of every worker, worker by worker, each sorted by site and then time.
+    """The cells of every worker, worker by worker, each sorted by site and then time.
 
-    ``values`` are sums over a cell's records in the family's scale, ``weights`` their number or
-    exposure. Worker c holds ``offsets[c]`` to ``offsets[c + 1]``.
+    Worker c holds the cells ``offsets[c]`` to ``offsets[c + 1]``.
+
+    Parameters
+    ----------
+    family : CellFamily
+        The family of a record.
+    sites : sequence of str
+        The names of the sites.
+    bins : Bins
+        The bins of time.
+    workers : sequence of str
+        The names of the workers.
+    offsets : array of shape (workers + 1,)
+        Where the cells of each worker begin, and their number at the end.
+    site : array of shape (cells,)
+        The site of each cell.
+    time : array of shape (cells,)
+        The time of each cell.
+    weights : array of shape (cells,)
+        The number of records of each cell, or their exposure.
+    values : array of shape (cells,)
+        The sums over the records of each cell, in the scale of the family.
+    intake : IntakeReport
+        What became of the rows that were read.
+    effort : Effort or None
+        The coefficients by which effort entered the weights, where it did.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> from emfed.imputation import simulate_table
+    >>> table = simulate_table(600, observers=40, sites=12, months=24, groups=4, seed=0)
+    >>> table.shape, len(table.workers)
+    ((12, 24), 4)
     """
 
     family: CellFamily
@@ -129,7 +202,6 @@ class FieldTable:
     values: FloatArray
     intake: IntakeReport
     effort: Effort | None = None
-    """The coefficients by which effort entered the weights, where it did."""
 
     def __repr__(self) -> str:
         rows, columns = self.shape

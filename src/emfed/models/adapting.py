@@ -21,6 +21,7 @@ from emfed.core.errors import DataError
 from emfed.core.protocols import FloatArray, Model
 
 STEPS = 1000
+"""EM steps at most."""
 LEFT = 1e-6
 """Nats per row that may be left to gain."""
 

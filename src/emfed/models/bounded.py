@@ -39,6 +39,7 @@ and 11 of these make 51, which doubles hold exactly."""
 MOST_ROWS = 1 << 22
 """Rows of a site: so many sums of products have room in 64 bits."""
 LARGEST_RADIUS = 16.0
+"""The largest radius of rows, in the frame of a private fit: what a server may name is bounded."""
 KINDS = ("tied", "full", "diag", "spherical")
 CENTRES = "centres"
 """Tied, without products: of many components, for a sketch."""

@@ -17,9 +17,11 @@ import numpy as np
 from emfed.core.protocols import BoolArray, FloatArray
 
 TINY = 1e-300
+"""The least sum that numbers are divided by."""
 SMALL = 1e-100
 """Where a few steps together have shrunk numbers to this, each step is scaled."""
 SHORTEST_PIECE = 32
+"""Steps of a piece, at least: shorter ones spend their time at their ends."""
 SIDE_BY_SIDE = 1024
 """So many sequences or pieces hide the cost of a loop over time."""
 LONGEST_WALK = 32

@@ -22,6 +22,7 @@ from emfed.core.errors import SettingsError, check_count, check_type, known
 from emfed.core.protocols import FloatArray, IntArray, Layout, Metric, Model, Parameters
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals, uniforms
+from emfed.models.component_summaries import Portrait, centre_portrait
 from emfed.models.components import (
     SMALLEST_MASS,
     check_rows_suffice,
@@ -29,7 +30,6 @@ from emfed.models.components import (
 from emfed.models.devices import MOST_COMPONENTS, Features, Pass, ragged, sweep
 from emfed.models.mixture import blocks, to_numpy
 from emfed.models.parameters import Frame, common_frame
-from emfed.models.portraits import Portrait, centre_portrait
 from emfed.models.rows import check_rows, combine_moments, moments, total_weight
 
 TRIALS = 4

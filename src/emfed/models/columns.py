@@ -23,10 +23,10 @@ from emfed.core.errors import DataError, SettingsError
 from emfed.core.protocols import FloatArray, IntArray, Parameters
 from emfed.core.registry import stored
 from emfed.models.categories import BernoulliColumn, Categorical
-from emfed.models.durations import Exponential, Gamma
 from emfed.models.families import Family, Gaussian, Poisson
 from emfed.models.mixture import blocks, to_numpy
 from emfed.models.naming import column_name, row_name
+from emfed.models.positive_families import Exponential, Gamma
 from emfed.models.rows import combine_seen, seen_moments, total_weight
 
 EXPOSURE = "exposure"

@@ -164,7 +164,7 @@ class _Tied(_Shared):
         return mass, moved @ np.linalg.inv(inverse).T
 
     def covariances_from(self, mass: FloatArray, means: FloatArray, second: Any) -> FloatArray:
-        """The second moment of all data less that of the means (supplement)."""
+        """The second moment of all data less that of the means (Appendix F.1)."""
         whole = self.constants.second_moment if second is None else unpack(second, means.shape[-1])
         inner = whole - np.swapaxes(means * mass[..., None], -1, -2) @ means
         if self.covariance_prior is None:

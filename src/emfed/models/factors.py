@@ -27,6 +27,7 @@ from emfed.core.errors import DataError, SettingsError, check_count, check_range
 from emfed.core.protocols import FloatArray, HeldUp, IntArray, Layout, Model
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
+from emfed.models.component_summaries import Portrait, normal_portrait
 from emfed.models.components import (
     NEAR_FLOOR,
     SMALLEST_MASS,
@@ -42,7 +43,6 @@ from emfed.models.loadings import FactorParameters, FactorPosterior, rotate
 from emfed.models.matrices import is_positive_definite, outer, pack, triangle, unpack
 from emfed.models.mixture import blocks, to_numpy
 from emfed.models.parameters import Frame, GaussianParameters, InverseWishart, common_frame
-from emfed.models.portraits import Portrait, normal_portrait
 from emfed.models.rows import check_rows, combine_moments, moments, total_weight
 from emfed.models.sampling import entropy, sample_gaussian
 

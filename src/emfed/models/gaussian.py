@@ -1,4 +1,4 @@
-"""Gaussian mixtures: what the five covariance types share (supplement, "Gaussian Mixture Model").
+"""Gaussian mixtures: what the five covariance types share (Appendix F.1).
 
 Statistics are ``mass`` (mean responsibilities), ``first`` (responsibility times y) and, except
 for ``known`` and ``tied``, ``second`` (responsibility times the squares or products of y). T
@@ -24,6 +24,7 @@ from emfed.core.protocols import FloatArray, HeldUp, IntArray, Layout
 from emfed.core.registry import stored
 from emfed.core.streams import Purpose, normals
 from emfed.models.clusters import Clusters
+from emfed.models.component_summaries import Portrait, normal_portrait
 from emfed.models.components import (
     NEAR_FLOOR,
     SMALLEST_MASS,
@@ -44,7 +45,6 @@ from emfed.models.parameters import (
     check_start,
     common_frame,
 )
-from emfed.models.portraits import Portrait, normal_portrait
 from emfed.models.rows import check_rows, combine_moments, moments
 from emfed.models.sampling import covariance_parameters, sample_gaussian
 
@@ -344,7 +344,7 @@ class GaussianMixture(MixtureModel):
         return mass, means, self.covariances_from(mass, means, second)
 
     def maximize(self, statistics: FloatArray) -> GaussianParameters:
-        """T(s), supplement, "Gaussian Mixture Model"; weights are normalised, means are ratios."""
+        """T(s), Appendix F.1, "The M step: the map T"; weights are normalised, means are ratios."""
         mass, means, covariances = self._raw(np.asarray(statistics, dtype=np.float64))
         weights = mass + self._pseudo_mass
         weights = weights / weights.sum(axis=-1, keepdims=True)

@@ -21,7 +21,7 @@ from emfed.core.errors import check_range, known
 from emfed.core.protocols import FloatArray, IntArray, Layout, Model, Parameters
 from emfed.core.registry import register_model
 from emfed.core.streams import Purpose, normals
-from emfed.models.portraits import Portrait, normal_portrait
+from emfed.models.component_summaries import Portrait, normal_portrait
 from emfed.models.rows import check_rows, moments
 
 

@@ -27,13 +27,13 @@ from emfed.core.streams import Purpose, normals
 from emfed.models import emissions
 from emfed.models.categories import clip_simplex
 from emfed.models.chains import filtered_log_densities, lengths, smooth
+from emfed.models.column_metric import ColumnMetric
 from emfed.models.columns import ColumnParameters, Columns
+from emfed.models.component_summaries import Portrait, column_portrait
 from emfed.models.components import SMALLEST_MASS, keep_dying
 from emfed.models.families import positive
 from emfed.models.groups import code_shares, seen_shares
 from emfed.models.mixture import to_numpy
-from emfed.models.portraits import Portrait, column_portrait
-from emfed.models.spreads import ColumnMetric
 
 BLOCK_ELEMENTS = 1 << 20
 """Doubles in the features of the sequences that run together."""

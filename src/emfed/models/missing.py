@@ -26,6 +26,7 @@ from emfed.core.errors import DataError
 from emfed.core.protocols import BoolArray, FloatArray, HeldUp, IntArray, Layout, Metric, Model
 from emfed.core.registry import stored
 from emfed.models.clusters import Clusters
+from emfed.models.component_summaries import Portrait
 from emfed.models.gaussian import GaussianMixture
 from emfed.models.imputing import latent_numbers, mixture_quantile, pick
 from emfed.models.matrices import outer, pack, unpack
@@ -33,7 +34,6 @@ from emfed.models.mixture import to_numpy
 from emfed.models.naming import column_name
 from emfed.models.parameters import GaussianParameters
 from emfed.models.patterns import Stack, row_stacks, sizes
-from emfed.models.portraits import Portrait
 from emfed.models.rows import check_seen, combine_seen, seen_moments, total_weight
 from emfed.models.sampling import entropy
 

@@ -24,7 +24,9 @@ from emfed.core.streams import Purpose, normals
 from emfed.models import emissions
 from emfed.models.categories import Categorical
 from emfed.models.clusters import Clusters
+from emfed.models.column_metric import ColumnMetric
 from emfed.models.columns import EXPOSURE, ColumnParameters, Columns
+from emfed.models.component_summaries import Portrait, column_portrait
 from emfed.models.components import (
     SMALLEST_MASS,
     check_rows_suffice,
@@ -41,9 +43,7 @@ from emfed.models.imputing import (
 )
 from emfed.models.mixture import MixtureModel, to_numpy
 from emfed.models.parameters import Frame
-from emfed.models.portraits import Portrait, column_portrait
 from emfed.models.rows import check_table
-from emfed.models.spreads import ColumnMetric
 
 
 @final

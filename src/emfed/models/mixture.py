@@ -41,6 +41,7 @@ from emfed.models.devices import (
 BLOCK_ELEMENTS = 1 << 16
 """Doubles in the features of one block: small enough for the cache, large enough for BLAS."""
 BLOCK_ROWS = 1024
+"""Rows of a block of wide features, at most."""
 FEWEST_ROWS = 256
 """Rows of a block of wide features: as many as fit four times the elements above, within these."""
 

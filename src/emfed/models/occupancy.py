@@ -26,6 +26,7 @@ from emfed.core.streams import Purpose, normals
 from emfed.models.matrices import is_positive_definite, outer, pack, unpack
 
 _TINY = 1e-12
+"""The least number that is divided by."""
 
 
 @final

@@ -23,6 +23,7 @@ from emfed.core.errors import DataError, SettingsError, check_count, check_range
 from emfed.core.protocols import FloatArray, HeldUp, IntArray, Layout, Metric, Parameters
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
+from emfed.models.component_summaries import Portrait
 from emfed.models.components import (
     NEAR_FLOOR,
     SMALLEST_MASS,
@@ -42,7 +43,6 @@ from emfed.models.matrices import (
 )
 from emfed.models.mixture import MixtureModel
 from emfed.models.parameters import Frame, InverseWishart, common_frame
-from emfed.models.portraits import Portrait
 from emfed.models.rows import check_rows, combine_moments, moments
 
 LEAST_SPREAD = 1e-9

@@ -27,6 +27,7 @@ from emfed.core.errors import DataError, SettingsError, check_count, check_range
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.core.registry import register_model
 from emfed.core.streams import Purpose, normals
+from emfed.models.component_summaries import Portrait, normal_portrait
 from emfed.models.imputing import latent_numbers
 from emfed.models.loadings import FactorParameters, rotate
 from emfed.models.mixture import to_numpy
@@ -34,7 +35,6 @@ from emfed.models.naming import column_name
 from emfed.models.owners import FactorOwner, Loadings
 from emfed.models.parameters import Frame, GaussianParameters, common_frame, is_constant
 from emfed.models.patterns import Stack, add_by_owner, row_stacks, sizes
-from emfed.models.portraits import Portrait, normal_portrait
 from emfed.models.rows import check_seen, combine_seen, seen_moments, total_weight
 from emfed.models.sampling import sample_gaussian
 from emfed.models.sides import Side

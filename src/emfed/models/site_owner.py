@@ -27,6 +27,7 @@ from emfed.models.owners import FactorOwner, Loadings
 from emfed.models.sides import Side, add_up, lags_of
 
 _FLOOR = 1e-9
+"""The least variance of all values: of a constant table there would be none."""
 COLUMNS = ("site", "time", "weight", "total")
 """A worker's rows: a cell's site and time as indices, its weight and its sum."""
 

@@ -34,8 +34,8 @@ from emfed.core.protocols import (
     Question,
     Replies,
     Request,
-    Rows,
     View,
+    WorkerStates,
 )
 from emfed.core.version import __version__
 from emfed.data.workers import WorkerData
@@ -422,17 +422,17 @@ class RayFederation(Federation):
         """Those of every actor's workers."""
         return np.concatenate(self._everyone("scores", question))
 
-    def worker_rows(self) -> tuple[IntArray, Rows]:
+    def worker_states(self) -> tuple[IntArray, WorkerStates]:
         """State of every worker that has been active."""
-        parts = self._everyone("worker_rows")
+        parts = self._everyone("worker_states")
         workers = np.concatenate([workers for workers, _ in parts])
         names = parts[0][1]
         return workers, {name: np.concatenate([rows[name] for _, rows in parts]) for name in names}
 
-    def restore_rows(self, workers: IntArray, rows: Rows) -> None:
-        """Put back what `worker_rows` gave."""
+    def restore_states(self, workers: IntArray, rows: WorkerStates) -> None:
+        """Put back what `worker_states` gave."""
         calls = [
             (shard, (workers[positions], {name: array[positions] for name, array in rows.items()}))
             for shard, positions in self._split(workers)
         ]
-        self._ask("restore_rows", calls)
+        self._ask("restore_states", calls)

@@ -33,8 +33,8 @@ from emfed.core.protocols import (
     Question,
     Replies,
     Request,
-    Rows,
     View,
+    WorkerStates,
 )
 from emfed.core.streams import Purpose, check_seed, uniforms
 
@@ -207,7 +207,7 @@ class FaultyFederation(Federation):
                 name: np.full((len(workers), *c.shape), c.fill, dtype=c.dtype)
                 for name, c in self._columns.items()
             }
-            self.inner.restore_rows(workers, blank)
+            self.inner.restore_states(workers, blank)
 
     def _server_crashes(self, now: int) -> bool:
         u = uniforms(self.plan.seed, now, Purpose.CRASHES, _NETWORK, 1)
@@ -259,11 +259,11 @@ class FaultyFederation(Federation):
         self._missed = np.flatnonzero(~there)
         return np.where(there[:, None], self.inner.scores(question), np.nan)
 
-    def worker_rows(self) -> tuple[IntArray, Rows]:
-        return self.inner.worker_rows()
+    def worker_states(self) -> tuple[IntArray, WorkerStates]:
+        return self.inner.worker_states()
 
-    def restore_rows(self, workers: IntArray, rows: Rows) -> None:
-        self.inner.restore_rows(workers, rows)
+    def restore_states(self, workers: IntArray, rows: WorkerStates) -> None:
+        self.inner.restore_states(workers, rows)
 
     def close(self) -> None:
         self.inner.close()

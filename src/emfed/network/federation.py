@@ -37,9 +37,9 @@ from emfed.core.protocols import (
     Question,
     Replies,
     Request,
-    Rows,
     Supports,
     View,
+    WorkerStates,
     at_origin,
 )
 from emfed.core.registry import plain
@@ -862,11 +862,11 @@ class RemoteFederation(Federation):
 
     # Worker state stays with the workers.
 
-    def worker_rows(self) -> tuple[IntArray, Rows]:
+    def worker_states(self) -> tuple[IntArray, WorkerStates]:
         """None: each worker keeps its own."""
         return np.empty(0, dtype=np.int64), {}
 
-    def restore_rows(self, workers: IntArray, rows: Rows) -> None:
+    def restore_states(self, workers: IntArray, rows: WorkerStates) -> None:
         """Nothing to put back."""
         if len(workers):
             raise SettingsError("this checkpoint holds workers' memories: it is not a network's.")

@@ -30,10 +30,10 @@ from emfed.core.protocols import (
     Question,
     Replies,
     Request,
-    Rows,
     SimulatesLatents,
     Supports,
     View,
+    WorkerStates,
 )
 from emfed.core.streams import Purpose, word_source
 from emfed.data.sources import chunks
@@ -54,7 +54,7 @@ ACTIVE_ELEMENTS = 1 << 20
 
 
 @final
-class RowStore:
+class StateStore:
     """Columns of state for every worker that has been active.
 
     A worker gets its place when its rows are first written, so a million registered workers cost
@@ -66,7 +66,9 @@ class RowStore:
         self._places: IntArray = np.full(n, -1, dtype=np.int64)
         self._owners: IntArray = np.empty(0, dtype=np.int64)
         self._room = 0
-        self._arrays: Rows = {name: self._fresh(column, 0) for name, column in columns.items()}
+        self._arrays: WorkerStates = {
+            name: self._fresh(column, 0) for name, column in columns.items()
+        }
         self._complete = False
         """Whether row i of the arrays is worker i."""
 
@@ -77,7 +79,7 @@ class RowStore:
             return np.zeros(shape, dtype=column.dtype)
         return np.full(shape, column.fill, dtype=column.dtype)
 
-    def take(self, workers: IntArray) -> Rows:
+    def take(self, workers: IntArray) -> WorkerStates:
         """Rows of these workers (sorted, each once); treat them as read-only."""
         if self._complete and len(workers) == len(self._places):
             return dict(self._arrays)
@@ -90,7 +92,7 @@ class RowStore:
             out[name][known] = array[places[known]]
         return out
 
-    def put(self, workers: IntArray, rows: Rows) -> None:
+    def put(self, workers: IntArray, rows: WorkerStates) -> None:
         """Write rows back."""
         self._settle(workers)
         whole = self._complete and len(workers) == len(self._places)
@@ -116,7 +118,7 @@ class RowStore:
         self._owners = np.concatenate([self._owners, new])
         self._complete = needed == n and bool(np.all(self._owners[1:] > self._owners[:-1]))
 
-    def export(self) -> tuple[IntArray, Rows]:
+    def export(self) -> tuple[IntArray, WorkerStates]:
         """All rows ever written, with their workers."""
         workers = np.sort(self._owners)
         return workers, {name: array[self._places[workers]] for name, array in self._arrays.items()}
@@ -129,19 +131,19 @@ class OwnStore:
     def __init__(self, columns: dict[str, Column], supports: Supports) -> None:
         self._supports, count = supports, len(supports.sizes)
         self._vectors = {name for name, column in columns.items() if column.shape}
-        self._arrays: Rows = {
+        self._arrays: WorkerStates = {
             name: np.full(
                 len(supports.places) if column.shape else count, column.fill, dtype=column.dtype
             )
             for name, column in columns.items()
         }
 
-    def take(self, workers: IntArray) -> Rows:
+    def take(self, workers: IntArray) -> WorkerStates:
         """Rows of some workers that have as many statistics as each other."""
         at = {True: self._supports.at(workers), False: workers}
         return {name: array[at[name in self._vectors]] for name, array in self._arrays.items()}
 
-    def put(self, workers: IntArray, rows: Rows) -> None:
+    def put(self, workers: IntArray, rows: WorkerStates) -> None:
         """Write them back, vectors stacked or one after the other; empty ones mean zeros."""
         at = self._supports.where(workers)
         for name, array in self._arrays.items():
@@ -150,7 +152,7 @@ class OwnStore:
             else:
                 array[workers] = rows[name]
 
-    def export(self) -> tuple[IntArray, Rows]:
+    def export(self) -> tuple[IntArray, WorkerStates]:
         """Everyone's rows."""
         return np.arange(len(self._supports.sizes), dtype=np.int64), dict(self._arrays)
 
@@ -215,7 +217,7 @@ class WorkerRows(Oracle):
         return self._data.take(self._workers[subset], indices)
 
 
-def narrow(rows: Rows, columns: Mapping[str, Column], places: IntArray) -> Rows:
+def narrow(rows: WorkerStates, columns: Mapping[str, Column], places: IntArray) -> WorkerStates:
     """A state of workers with these of the statistics alone, in every column that has them all."""
     vectors = {name for name, column in columns.items() if column.shape}
     return {n: a[:, places] if n in vectors else a for n, a in rows.items()}
@@ -319,7 +321,7 @@ class InProcessFederation(Federation):
         self._bound: Any = None
         self._model: Any = None
         self._algorithm: Any = None
-        self._store: RowStore | OwnStore = RowStore({}, 0)
+        self._store: StateStore | OwnStore = StateStore({}, 0)
         self._supports: Supports | None = None
         self._begun: tuple[View, int] | None = None
         """The view and the number of the phase."""
@@ -456,7 +458,7 @@ class InProcessFederation(Federation):
         check_suits(self.data, algorithm)
         model = self._bound.view(view)
         before, columns = self._begun, algorithm.columns(model.layout.size)
-        store: RowStore | OwnStore = RowStore(columns, self.size)
+        store: StateStore | OwnStore = StateStore(columns, self.size)
         if self._supports is not None:
             store = OwnStore(columns, self._supports)
         elif before is not None and since is not None and since <= before[1]:
@@ -525,14 +527,14 @@ class InProcessFederation(Federation):
         return scores_of(model, question.params, pieces, self.size)
 
     @final
-    def worker_rows(self) -> tuple[IntArray, Rows]:
+    def worker_states(self) -> tuple[IntArray, WorkerStates]:
         """State of every worker that has been active."""
         places, rows = self._store.export()
         return places + self.first, rows
 
     @final
-    def restore_rows(self, workers: IntArray, rows: Rows) -> None:
-        """Put back what `worker_rows` gave."""
+    def restore_states(self, workers: IntArray, rows: WorkerStates) -> None:
+        """Put back what `worker_states` gave."""
         self._store.put(workers - self.first, rows)
 
 

@@ -24,6 +24,7 @@ SMALLEST = 10
 MOST_ROWS = 5000
 """Rows of a worker that take part, evenly spread."""
 LLOYD_STEPS = 20
+"""Steps of Lloyd's algorithm on a worker's own rows. Not tuned: they cost no message."""
 QUANTISER = SubtractiveDithering(0.05)
 """A twentieth of what is told is noise."""
 

@@ -25,6 +25,7 @@ LARGEST_UPLOAD = 1e15
 """Times (1 + |S|) over a worker's share of the rows. In a frame statistics are about 1, and of a
 worker with a share w at most 1/w; models without a frame have those of the data."""
 ROUNDING = 1e-6
+"""What rounding may add to a share."""
 DOMINANT, FAR = 1000.0, 100.0
 """Rows of one worker over those of all others together; distance of its mean from those of the
 others, in standard deviations: odd, if larger."""

@@ -226,6 +226,7 @@ def of_workers(
 MOST_WORKERS = 1000
 """Workers of a simulation that are looked at."""
 MOST_TOLD = 8
+"""Warnings that are told; the others are counted."""
 
 
 def _changed(own: Moments, others: Moments, column: int, code: bool) -> str | None:

@@ -36,8 +36,8 @@ from emfed.core.protocols import (
     Oracle,
     Question,
     Request,
-    Rows,
     View,
+    WorkerStates,
 )
 from emfed.core.storage import DISK, Disk, write_atomic
 from emfed.core.wire import (
@@ -880,7 +880,7 @@ def _alone(model: Model, count: int, summary: Mapping[str, FloatArray]) -> list[
 
 def _fresh(algorithm: Algorithm, q: int, phase: str) -> State:
     """A worker that has not been asked yet."""
-    rows: Rows = {
+    rows: WorkerStates = {
         name: np.full((1, *column.shape), column.fill, dtype=column.dtype)
         for name, column in algorithm.columns(q).items()
     }

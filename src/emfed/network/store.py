@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emfed.core.errors import CheckpointError
-from emfed.core.protocols import FloatArray, Rows
+from emfed.core.protocols import FloatArray, WorkerStates
 from emfed.core.storage import (
     DISK,
     Disk,
@@ -78,7 +78,7 @@ class Joined:
 class State:
     """What changes in a round."""
 
-    rows: Rows
+    rows: WorkerStates
     round: int
     """The round that ``statistics`` belong to, -1 if none."""
     statistics: FloatArray

@@ -175,8 +175,8 @@ def fedem_bound(
     """Bound the mean over rounds of E|h(S_k)|^2 of FedEM (Theorem 1; with p < 1 Theorem 4).
 
     Memories that do not start at the mean field add the term in G_0 of step 3 of the proofs
-    (Appendices C.4 and D.4). Without compression and with everyone there, the sharper eq. (29)
-    holds up to gamma = 2 v_min / L_W.
+    (Appendices C.4 and D.4). Without compression and with everyone there, the sharper bound of the
+    case omega = 0 holds up to gamma = 2 v_min / L_W.
 
     Parameters
     ----------

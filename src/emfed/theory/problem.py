@@ -104,7 +104,7 @@ class Problem:
 
     @cached_property
     def spread_sample_lipschitz(self) -> float:
-        """The same over samples: L / sqrt(n) of Theorem 2."""
+        """The same over samples: L / sqrt(n) of Theorem 3."""
         if self.sample_lipschitz is None:
             return self.spread_lipschitz
         return float(np.sqrt((self.weights**2 * self._per_worker("sample_lipschitz") ** 2).sum()))

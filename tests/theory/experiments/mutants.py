@@ -58,7 +58,7 @@ def memories_forgotten(patch: Patch) -> None:
 
     def restart(real: Any, self: Any, model: Any, seed: int, state: Any, *rest: Any) -> Any:
         if _loop(rest[0].round) > _loop(rest[0].round - 1):
-            state = replace(state, control=np.zeros_like(state.control))
+            state = replace(state, memory=np.zeros_like(state.memory))
         return real(self, model, seed, state, *rest)
 
     around(patch, CompressedEM, "worker_step", forget)
@@ -75,7 +75,7 @@ def server_forgets(patch: Patch) -> None:
 
     def keep(real: Any, *a: Any, **k: Any) -> Any:
         state, info = real(*a, **k)
-        return (state if a[3].kind == "start" else replace(state, control=a[2].control)), info
+        return (state if a[3].kind == "start" else replace(state, memory=a[2].memory)), info
 
     around(patch, steps, "advance", keep)
 
@@ -102,7 +102,7 @@ def committed_on_send(patch: Patch) -> None:
     ) -> Any:
         rows = real(rows, fresh, round_, values, rate, *a)
         gain = rows["pending_rate"][fresh][:, None] * values
-        return memory.update(rows, fresh, {"control": rows["control"][fresh] + gain})
+        return memory.update(rows, fresh, {"memory": rows["memory"][fresh] + gain})
 
     def settle(real: Any, rows: Any, accepted: Any) -> Any:
         return real(rows | {"pending_rate": np.zeros(len(accepted))}, accepted)
@@ -121,7 +121,7 @@ def wrong_sign(patch: Patch) -> None:
 
     def flip(real: Any, *a: Any) -> Any:
         rows, fresh, targets = a[3], a[5], a[6]
-        return real(*a[:6], targets + 2 * rows["control"][fresh], a[7])
+        return real(*a[:6], targets + 2 * rows["memory"][fresh], a[7])
 
     around(patch, steps, "stage_upload", flip)
 

@@ -23,6 +23,8 @@ from emfed.core.wire.moments import decode_moments
 
 LARGEST_TEXT = 1 << 24
 LARGEST_REASON = 500
+"""Bytes of a text, unpacked, and of the words of a refusal: what hostile bytes can make a receiver
+hold is bounded."""
 NEWS = (Kind.CONSTANTS, Kind.SETTINGS, Kind.ROSTER)
 LARGEST_BUNDLE = len(NEWS)
 """What goes before another message in a bundle, framed: and so what ends it is not."""

@@ -36,17 +36,23 @@ from emfed.core.protocols import FloatArray, IntArray
 CHUNK = 8192
 """Symbols coded at once; keeping what was seen in order costs time with the square of it."""
 PARAMETERS = 64
+"""Values of the parameter of the prior; they are part of the wire format."""
 STRENGTH = 32
 """Observations that the prior is worth, times one more than the mean size of a symbol."""
 CONTEXTS = 8
 _FINE = 32
 _ONE = 1 << 20
+"""Part of the wire format: contexts of a dither, parts that a step is cut into where the prior of a
+context is worked out, and the weight of a symbol 0 before rounding."""
 _SHORT = 1 << 12
 """Histograms of so few cells are not worth picking the empty ones out of."""
 _RATIO_BITS = 24
+"""Bits of the ratio by which weights fall from symbol to symbol: part of the wire format."""
 LONGEST_BITS = 13
 """A larger bound needs uncoded low bits, whatever the parameter: tables stay short."""
 _WINDOW, _LOWEST, _WORD = 128, 1 << 96, 32
+"""Bits of the interval, the width below which it is made longer, and bits that it grows by: part of
+the wire format."""
 _COARSE = 64
 """Beyond this mean size the low bits of symbols are noise, and sent as they are."""
 

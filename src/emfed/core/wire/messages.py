@@ -26,6 +26,7 @@ from emfed.core.wire.payload import decode_floats, encode_numbers
 MAGIC = b"EMFD"
 VERSION = 2
 LARGEST_PAYLOAD = 1 << 28
+"""The version of the message format, and the bytes of the largest message that is read: 256 MB."""
 _HEADER = struct.Struct("<4sBBHQIIQI")
 _CHECKSUM = struct.Struct("<I")
 _SHORT, _WITH_GENERATION, _KINDS = 0x80, 0x40, 0x3F
@@ -76,6 +77,7 @@ ENVELOPE = _HEADER.size + _CHECKSUM.size
 ANSWER_ENVELOPE = 1 + _CHECKSUM.size
 """Bytes around a long message's body, and around that of a worker's answer."""
 REQUEST_ENVELOPE = 4 + _CHECKSUM.size + 1
+"""Bytes of a usual request besides its payload."""
 REPLY_ENVELOPE = ANSWER_ENVELOPE + 1
 """Bytes of a request and of a reply besides the payload: of the usual ones, see
 `request_envelopes` and `reply_envelopes`."""
@@ -84,6 +86,7 @@ REPLY_ENVELOPE = ANSWER_ENVELOPE + 1
 # Counts: seven bits a byte, the lowest first; the high bit says that more follow (LEB128).
 
 _COUNT_ENDS = 1 << 7 * np.arange(1, 9, dtype=np.int64)
+"""Numbers from which on a count takes a byte more: seven bits each."""
 
 
 def encode_count(number: int) -> bytes:

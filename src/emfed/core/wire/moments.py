@@ -31,8 +31,12 @@ FEWEST = 32
 MOST = 1 << 20
 """Numbers up to which it is: a few bytes must not make a receiver take much memory."""
 _FRAME_STEP, _FINEST_STEP = 6, 40
+"""Exponents of the step, as negative powers of two: that of a frame, and the finest."""
 _CODED, _LARGEST = 192, 2**30
+"""The first byte of a rounded summary, and the largest multiple of a step that is told."""
 _MANY, _NARROW = 10, 0.3
+"""Workers from which on their loss is common, and the least variance for which a step is chosen
+then. Not tuned: a larger first number means finer summaries of few workers."""
 LOSS = 1e-6
 """Squared errors that the combined summary may have: about a millionth of a nat, as the tied
 covariances of `python -m benchmarks answer` are half as wide as those of all rows."""

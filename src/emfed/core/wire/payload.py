@@ -20,6 +20,7 @@ from emfed.core.wire.entropy import CHUNK, PARAMETERS, code_sizes, decode_symbol
 
 _WIDTHS = np.array([2, 4, 8, 1], dtype=np.int64)
 _GRID = 3
+"""The format of reals that lie on `GRID`, one byte each."""
 _FORMAT_UNIT = PARAMETERS
 """The first byte is format * 64 + the parameter of the first chunk of symbols."""
 
@@ -141,6 +142,8 @@ def floats_size(count: int, precision: str = "float64") -> int:
 # Statistics that were rounded to multiples of a power of two, so that they take few bytes.
 
 _SMALL, _FINEST, _MOST_BITS = 193, 40, 30
+"""The first byte of numbers told as multiples of a step, the exponent of the finest step, and the
+bits of the largest multiple."""
 
 
 def _small(values: FloatArray) -> tuple[int, int, IntArray] | None:

@@ -38,7 +38,7 @@ from emfed.fitting.selection import with_setting
 from emfed.fitting.session import Session
 from emfed.fitting.settings import FitSettings, read_range
 from emfed.models import Categorical
-from emfed.models.portraits import width_of
+from emfed.models.component_summaries import width_of
 from emfed.network import StackedFederation
 
 SHAPING = ("model", "n_components", "n_factors", "covariance_type", "families")

@@ -16,6 +16,8 @@ import numpy as np
 from emfed.core.protocols import FloatArray
 
 LOW = 2048.0
+"""The low part of a number is stored so many times larger: 2^11 is the precision of the high
+part."""
 SHRINK = 2.0**-10
 """Squares are stored that much smaller: they may reach 6e7, and are known to 1.5e-8."""
 

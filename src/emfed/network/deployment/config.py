@@ -73,6 +73,7 @@ class PrivacySettings:
 
 
 PORT = 9400
+"""The port that a server listens on if nothing is said."""
 
 
 @final

@@ -36,6 +36,7 @@ TICK_SECONDS, BEAT_SECONDS = 0.5, 15.0
 MOST_READERS = 32
 """Pages that are open at once: each is a thread."""
 LARGEST_FORM = 1000
+"""Bytes of what a page may send back."""
 State = Callable[[], Mapping[str, Any]]
 """What is shown, as plain JSON."""
 

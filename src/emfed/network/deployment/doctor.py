@@ -33,6 +33,7 @@ from emfed.network.keys import (
 LEAST_DISK = 200_000_000
 """Free bytes below which a disk is called full: logs, a backup and one large model fit in."""
 PATIENCE_SECONDS = 5.0
+"""Time for a port to answer."""
 
 
 @final

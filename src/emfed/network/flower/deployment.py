@@ -150,11 +150,11 @@ class Node:
             command += ["--auth-supernode-private-key", str(self.key)]
         return self._child("supernode", command)
 
-    def resident(self) -> Child:
+    def site_process(self) -> Child:
         """The process that answers; it speaks with the SuperNode on this machine only."""
-        program = (sys.executable, "-P", "-m", "emfed.network.flower.resident")
+        program = (sys.executable, "-P", "-m", "emfed.network.flower.site_process")
         secret = str(self.folder / "exec.secret")
-        return self._child("resident", [*program, f"127.0.0.1:{self.port}", secret])
+        return self._child("site_process", [*program, f"127.0.0.1:{self.port}", secret])
 
     def _child(self, name: str, command: list[str]) -> Child:
         variables = environment(self.folder / "flower", **self.more)

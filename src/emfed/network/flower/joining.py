@@ -76,14 +76,14 @@ class FlowerGuest(Guest):
         )
         node.release()
         self._node, self._connected = node, None
-        children = [node.supernode(), node.resident()]
+        children = [node.supernode(), node.site_process()]
         for child in children:
             child.start()
         return children
 
     def _watch(self, children: list[Child], report: Report) -> str | None:
         """Until the SuperNode ends; returns why, in words, or None if a dry run is over."""
-        supernode, resident = children
+        supernode, site_process = children
         leave = math.inf
         while supernode.alive and time.monotonic() < leave:
             over = self.dry_run and self.journal.exists()  # it comes as a whole
@@ -92,9 +92,9 @@ class FlowerGuest(Guest):
                 return None
             if self._over and leave == math.inf:
                 leave = time.monotonic() + LINGER_SECONDS
-            if not resident.alive:
-                logger.warning("the site's program ended with code %s", resident.code)
-                resident.start()
+            if not site_process.alive:
+                logger.warning("the site's program ended with code %s", site_process.code)
+                site_process.start()
             self._hear(supernode.news(), report)
             if stands_still(supernode.tail(1), time.time() - supernode.log.stat().st_mtime):
                 self.tell(report)

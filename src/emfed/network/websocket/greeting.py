@@ -32,6 +32,8 @@ from emfed.network.keys import PrivateKey, PublicKey, fingerprint, sign, verify
 HELLO, WELCOME = b"emfed\x01", b"welcome "
 """The last byte of the first is the version of the greeting."""
 NONCE_BYTES, DIGEST_BYTES, PROCESS_BYTES = 32, 32, 8
+"""Bytes of the number that a proof answers, of a digest, and of the number of a process: parts of
+the greeting."""
 LARGEST_MESSAGE = LARGEST_PAYLOAD + (1 << 20)
 """Bytes: the largest payload of the protocol, and room for its envelope."""
 LARGEST_GREETING = 512

@@ -37,7 +37,7 @@ from emfed.network.inprocess import StackedFederation
 from emfed.theory.experiments.comparison import MethodSettings, run_method
 from emfed.theory.experiments.config import Job
 from emfed.theory.experiments.settings import Settings
-from emfed.theory.experiments.siblings import SIBLINGS, Move, naive_sum
+from emfed.theory.experiments.single_worker import SIBLINGS, Move, naive_sum
 from emfed.theory.experiments.tables import TableSettings, run_table
 from emfed.theory.experiments.traces import trend_file
 
@@ -186,10 +186,10 @@ def memory_distance(run: Run, data: WorkerData) -> float:
 
     V_i counts with the upload that the server has accepted and the worker does not know of yet.
     """
-    workers, rows = run.federation.worker_rows()
+    workers, rows = run.federation.worker_states()
     taken = run.accepted[workers] == rows["pending_round"]
     waiting = taken & (rows["committed_round"] != rows["pending_round"])
-    memories = rows["control"] + (waiting * rows["pending_rate"])[:, None] * rows["pending"]
+    memories = rows["memory"] + (waiting * rows["pending_rate"])[:, None] * rows["pending"]
     tables = np.asarray(data.rows).reshape(data.size, -1, data.rows.shape[-1])[workers]
     fields = run.model.expected_statistics(tables, run.params) - run.state.statistics
     return float(((memories - fields) ** 2).sum(axis=1).mean())

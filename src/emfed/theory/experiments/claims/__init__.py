@@ -17,6 +17,7 @@ TARGET = 1e-7
 """The |h|^2 to which rounds and conditional expectations are counted."""
 SIZES = (100, 400, 1600)
 CROWDS = (10, 40, 160)
+"""Rows of a worker, and numbers of workers, that are compared."""
 EPSILONS = (0.05, 0.025, 0.0125)
 """The runs stop at the last. Above the first, the larger steps are below their floor at once."""
 ALPHAS = ("0", "0.1", "1")
@@ -33,10 +34,10 @@ def analyse(traces: Traces) -> Findings:
 
 
 def _bounds(traces: Traces) -> Part:
-    """The mean of |h|^2 over rounds, beside what Theorems 2 and 3 say of it."""
-    reduced, partial = traces.of("Theorem 2"), traces.of("Theorem 3")
+    """The mean of |h|^2 over rounds, beside what Theorems 3 and 4 say of it."""
+    reduced, partial = traces.of("Theorem 3"), traces.of("Theorem 4")
     panels, measures = [], {}
-    for group, bound in ((reduced, _theorem_2), (partial, _theorem_3)):
+    for group, bound in ((reduced, _theorem_3), (partial, _theorem_4)):
         name = group[0].job.run
         means = [_running_mean(t) for t in group]
         known = [bound(t) for t in group]
@@ -56,7 +57,7 @@ def _bounds(traces: Traces) -> Part:
             )
         )
     caption = (
-        "The mean of |h|² over rounds, and the bounds of Theorem 2 (VR-FedEM) and of Theorem 3 "
+        "The mean of |h|² over rounds, and the bounds of Theorem 3 (VR-FedEM) and of Theorem 4 "
         "(FedEM when half of the workers take part), with constants measured on the data."
     )
     return measures, "bounds", Figure(caption, panels, share_y=True)
@@ -67,7 +68,7 @@ def _running_mean(trace: Trace) -> FloatArray:
     return np.asarray(np.cumsum(values) / np.arange(1, len(values) + 1))
 
 
-def _theorem_2(trace: Trace) -> FloatArray:
+def _theorem_3(trace: Trace) -> FloatArray:
     """The bound after each round; not a number where the step is beyond the theorem's."""
     settings, (problem, omega) = trace.settings, constants(trace.settings, trace.job.seed)
     inner, batch = settings.inner_rounds, settings.batch_size
@@ -79,7 +80,7 @@ def _theorem_2(trace: Trace) -> FloatArray:
     return np.asarray(once * inner / rounds)
 
 
-def _theorem_3(trace: Trace) -> FloatArray:
+def _theorem_4(trace: Trace) -> FloatArray:
     """The bound after each round; not a number where the step is beyond the theorem's."""
     settings, (problem, omega) = trace.settings, constants(trace.settings, trace.job.seed)
     step, p = settings.step_size, settings.participation
@@ -103,8 +104,8 @@ def _size(traces: Traces) -> Part:
     )
     caption = (
         f"Conditional expectations that a worker computes to |h|² = {TARGET:g} after the opening, "
-        'with one step for all m. "The complexity increases as √m" (supplement, on computed '
-        "conditional expectations); with full passes it increases as m."
+        'with one step for all m. "The complexity increases as √m" (Appendix E.2); '
+        "with full passes it increases as m."
     )
     panel = Panel(
         [spread(run, SIZES, values) for run, values in work.items()],
@@ -150,7 +151,7 @@ def _epsilon(traces: Traces) -> Part:
     caption = (
         'Rounds until the mean of |h|² is ε. "The complexity K_opt(ε) is decomposed into two '
         'terms scaling respectively as σ²ε⁻² and γ_max⁻¹ε⁻¹" (below Theorem 1): single rows and '
-        'the best of four steps. "K_opt(ε) = O(1/(γε))" (below Theorem 2): one step.'
+        'the best of four steps. "K_opt(ε) = O(1/(γε))" (below Theorem 3): one step.'
     )
     series = [
         spread("FedEM, batches of one row, best step", EPSILONS, best),
@@ -206,7 +207,7 @@ def _memories(traces: Traces) -> Part:
     rounds = [t.at_h("round") for t in group]
     caption = (
         '"The average squared distance between V_i and h_i (i.e., G) converges to 0 in the sense '
-        'of Cesaro" (supplement, on the convergence of the V). Memories start at zero.'
+        'of Cesaro" (below Proposition 26). Memories start at zero.'
     )
     panel = Panel(
         [
@@ -232,8 +233,8 @@ def _silence(traces: Traces) -> Part:
     """Half of the workers, nothing compressed, with memories and without."""
     runs = [f"half take part, {word} memories" for word in ("with", "without")]
     caption = (
-        '"Such an update H^dEM is expected not to be robust to data heterogeneity" (supplement, '
-        "partial participation): half of the workers take part, nothing is compressed, and workers "
+        '"Such an update H^dEM is expected not to be robust to data heterogeneity" '
+        "(Appendix A): half of the workers take part, nothing is compressed, and workers "
         "hold one component each."
     )
     return _stalls(traces, runs, "without memories over with, half take part", "silence", caption)
@@ -245,7 +246,7 @@ def _naive_sum(traces: Traces) -> Part:
     caption = (
         '"Though the later solution may appear more natural, it would actually not only require to '
         "store all values V_{k,i} on the central server, but also impair convergence in the "
-        'heterogeneous setting" (supplement, partial participation).'
+        'heterogeneous setting" (Appendix A).'
     )
     return _stalls(traces, runs, "the naive sum over the paper's", "naive-sum", caption)
 

@@ -14,6 +14,7 @@ from emfed.theory.experiments.settings import Settings
 from emfed.theory.experiments.traces import Traces, each, slope
 
 CURVE = 40
+"""Points of the curve of the bound."""
 
 
 def analyse(traces: Traces) -> Findings:

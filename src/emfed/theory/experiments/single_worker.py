@@ -100,7 +100,7 @@ def naive_sum(
 ) -> Iterator[Move]:
     """FedEM with H = (np)^-1 sum over the active of (V_i + Q(Delta_i)).
 
-    The paper warns of it (supplement, partial participation). The server knows every V_i; they
+    The paper warns of it (Appendix A). The server knows every V_i; they
     start at the mean field, and every worker makes full passes over its table.
     """
     n, q = len(tables), model.layout.size

@@ -13,7 +13,7 @@ import numpy as np
 from emfed.core.ledger import Ledger
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.core.version import __version__
-from emfed.models.portraits import width_of
+from emfed.models.component_summaries import width_of
 from emfed.network.scoring import falls_short
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from emfed.data.synthetic import START, TRUTH
 from emfed.theory.experiments import Job
 from emfed.theory.experiments.jobs import run_job, synthetic_mixture
 from emfed.theory.experiments.settings import Settings
-from emfed.theory.experiments.siblings import SIBLINGS
+from emfed.theory.experiments.single_worker import SIBLINGS
 
 ROWS = 300
 

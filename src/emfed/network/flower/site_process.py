@@ -95,7 +95,7 @@ def answer_one(address: str, token: str, app: Any) -> None:
 
 
 def main() -> None:
-    """``python -m emfed.network.flower.resident ADDRESS SECRET_FILE``."""
+    """``python -m emfed.network.flower.site_process ADDRESS SECRET_FILE``."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     address, secret = sys.argv[1:3]

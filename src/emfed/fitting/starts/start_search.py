@@ -27,26 +27,31 @@ FIRST_HEAT, HEAT = 16, 8
 a start says little about where it leads."""
 RACE_NOISE, RACE_BROADCAST = 0.05, 0.01
 """omega of the uploads and steps of competing starts."""
-MANY = 100.0
+MANY_WORKERS = 100.0
 """Workers of equal weight from which on messages of buckets are as coarse as they get."""
 BUCKET_NOISE = (0.002, 2.2)
-"""omega of uploads of buckets: the least, and that of `MANY` workers, whose sum has a hundredth of
+"""omega of uploads of buckets: the least, and that of `MANY_WORKERS`, whose sum has a hundredth of
 it. In between it goes with the square, as few workers have few bytes to save."""
 BUCKET_BROADCAST = (0.02, 0.1)
 """omega of their steps, likewise. Where buckets stand need not be exact, only common."""
 SETTLING = 2
 """Rounds of Lloyd's algorithm on all buckets."""
 BUCKETS_PER_COMPONENT, FEWEST_PER_COMPONENT = 16, 4
+"""Buckets for a component, at most and at least. Not tuned: more describe clusters better and cost
+as many statistics more in each round of the start."""
 NUMBERS = 840
 """Statistics of buckets that are worth their bytes, unless components have too few buckets then."""
 FEWEST = 32
 ROWS_PER_BUCKET = 5
+"""Buckets that are worth their bytes at any number of columns; and rows for a bucket, at least, on
+average. Not tuned."""
 MERGED, MOST_MERGED = 200, 1000
 """Clusters that all workers together tell of their own rows, at least, if a worker need not tell
 more than sixteen for a component; and those of them that the sketch is drawn from."""
 SKETCHED = ("merge", "k-means")
 """Starts that are tried on a sketch."""
 _GOLDEN = 0x9E3779B97F4A7C15
+"""An odd number without pattern (2^64 over the golden ratio): seeds of the searches differ."""
 
 
 @final
@@ -84,7 +89,7 @@ class _Search:
         view = View((part,), clusters=most, smallest=2, seed=session.seed % 2**16)
         growing = session.view(view)
         crowd = session.effective
-        bold = min(1.0, crowd / MANY)
+        bold = min(1.0, crowd / MANY_WORKERS)
         algorithm = FedEM(
             SubtractiveDithering(max(BUCKET_NOISE[0], bold**2 * BUCKET_NOISE[1])),
             step_size=1.0,
