@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 GPU_PYTHON ?= python3
 
-.PHONY: help setup demo reproduce test long lint types check wheel bench chaos fuzz faults parity gpu gpu-interpreted clean
+.PHONY: help setup demo reproduce test long lint types check wheel release lowest bench chaos fuzz faults parity gpu gpu-interpreted clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
@@ -47,9 +47,27 @@ wheel: setup ## Build the wheel and try it in an empty environment
 
 check: lint types test wheel ## Everything CI runs
 
+release: ## Build twice from the last commit, compare the bits; try the wheel; SBOM; CITATION.cff
+	PYTHON=$(PYTHON) .ci/release
+
+lowest: build/lowest/.installed ## Run a part of the tests with the oldest dependencies allowed
+	build/lowest/bin/python -m pytest -n auto $(LOWEST_TESTS)
+
+LOWEST_TESTS := tests/contracts tests/core tests/data tests/cli tests/artifacts tests/fitting/estimators \
+	tests/network/test_guide.py
+
+build/lowest/.installed: pyproject.toml
+	$(PYTHON) -m venv build/lowest
+	build/lowest/bin/python -m pip install --quiet 'pip>=25.1' uv
+	build/lowest/bin/uv pip install --python build/lowest/bin/python --resolution lowest-direct '.[excel]'
+	build/lowest/bin/uv pip install --python build/lowest/bin/python pytest pytest-xdist hypothesis \
+		array-api-strict dp-accounting hmmlearn pandas statsmodels xlsxwriter
+	@touch $@
+
 bench: setup ## Measure speed, bytes, scale, files, theory and imputation beside peers (installs pfl)
 	$(BIN)/python -m pip install --quiet --group bench
 	$(BIN)/python -m benchmarks --json build/benchmarks.json
+	$(BIN)/python -m benchmarks page
 
 chaos: setup ## Kill processes of a real federation with signal 9, and compare what it finds
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.chaos --json build/chaos.json

@@ -1,6 +1,7 @@
 """``python -m benchmarks [SECTION ...] [--json FILE]``: every figure of the project, one thread.
 
-docs/benchmarks.md says what each figure means.
+docs/benchmarks.md says what each figure means; ``python -m benchmarks page`` writes into it what
+was measured.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ import itertools
 import json
 import os
 import platform
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +36,7 @@ from benchmarks.esteps import bench_esteps
 from benchmarks.estimators import bench_pooled, bench_speed, bench_starts
 from benchmarks.faults import bench_faults
 from benchmarks.field_bounds import bench_field_bounds
+from benchmarks.figure import NATS, SET, bench_figure
 from benchmarks.files import bench_files
 from benchmarks.flower import bench_flower
 from benchmarks.gpu import bench_gpu
@@ -42,17 +47,23 @@ from benchmarks.ledger import bench_ledger, bench_mnist
 from benchmarks.messages import bench_messages
 from benchmarks.models import bench_models
 from benchmarks.network import ANSWER, QUESTION, bench_network
+from benchmarks.page import write_page
 from benchmarks.privacy import EPSILONS, bench_privacy
 from benchmarks.right import bench_right
 from benchmarks.rounds import bench_rounds
 from benchmarks.scale import bench_scale
 from benchmarks.starts import bench_choice, bench_counts, bench_gaps
+from benchmarks.startup import bench_startup
 from benchmarks.theory import bench_theory
+
+TABLES: list[dict[str, Any]] = []
+"""What a section has shown, for the page."""
 
 
 def show(console: Console, title: str, headings: Iterable[str], rows: Iterable[Any]) -> None:
     """A table; columns of words to the left, of numbers to the right."""
-    lines = [[str(cell) for cell in row] for row in rows]
+    headings, lines = list(headings), [[str(cell) for cell in row] for row in rows]
+    TABLES.append({"title": title, "headings": headings, "rows": lines})
     table = Table(title=title)
     for position, heading in enumerate(headings):
         words = any(line[position][:1].isalpha() for line in lines)
@@ -60,6 +71,14 @@ def show(console: Console, title: str, headings: Iterable[str], rows: Iterable[A
     for line in lines:
         table.add_row(*line)
     console.print(table)
+
+
+def startup(console: Console) -> dict[str, float]:
+    """New processes, until they have imported what they need."""
+    found = bench_startup()
+    lines = [(name, f"{seconds:.2f}") for name, seconds in found.items()]
+    show(console, "Seconds of a whole process, the best of many", ("what", "s"), lines)
+    return found
 
 
 def speed(console: Console) -> dict[str, Any]:
@@ -516,6 +535,21 @@ def answer_network(console: Console) -> list[dict[str, Any]]:
     return rows
 
 
+def figure(console: Console) -> list[dict[str, Any]]:
+    """README's figure: all bytes until the pooled answer, from knowing nothing."""
+    rows = bench_figure()
+    if not rows:
+        console.print("README's figure: set EMFED_DATA to the folder of real data.")
+    lines = [
+        (row["run"], row["rounds"] or "-", f"{row['up']:,.0f}", f"{row['down']:,.0f}")
+        for row in rows
+        if row["up"] is not None
+    ]
+    title = f"{SET}: bytes of a worker until within {NATS:g} nats of pooled EM"
+    show(console, title, ("run", "rounds", "up", "down"), lines)
+    return rows
+
+
 def network(console: Console) -> dict[str, Any]:
     """The default engine: rounds, bytes, a thousand connections; beside gRPC."""
     found = bench_network()
@@ -606,6 +640,7 @@ def mistakes(console: Console) -> list[dict[str, Any]]:
 
 
 SECTIONS: dict[str, Callable[[Console], Any]] = {
+    "startup": startup,
     "speed": speed,
     "models": models,
     "bytes": bytes_,
@@ -623,6 +658,7 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "coverage": coverage,
     "mistakes": mistakes,
     "house": house,
+    "figure": figure,
     "answer": answer,
     "answer-network": answer_network,
     "network": network,
@@ -640,7 +676,11 @@ def machine() -> dict[str, Any]:
         names = [x for x in described.read_text().splitlines() if x.startswith("model name")]
         model = names[0].split(":", 1)[1].strip() if names else model
     blas = {pool["internal_api"]: pool.get("version") for pool in threadpool_info()}
+    commit = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": subprocess.run(commit, capture_output=True, text=True).stdout.strip(),
+        "load": round(os.getloadavg()[0], 1),
         "processor": model,
         "cores": os.cpu_count(),
         "system": platform.platform(),
@@ -657,11 +697,14 @@ def machine() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("section", nargs="*", help=f"{', '.join(SECTIONS)}; all if none")
+    words = f"{', '.join(SECTIONS)}; all if none; or page"
+    parser.add_argument("section", nargs="*", help=words)
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     parser.add_argument("--plans", type=int, default=1000, help="fault plans to try")
     parser.add_argument("--first", type=int, default=0, help="the seed of the first fault plan")
     arguments = parser.parse_args()
+    if arguments.section == ["page"]:
+        return write_page(arguments.json or Path("build/benchmarks.json"))
     if arguments.section == ["answer", "network"]:
         arguments.section = ["answer-network"]
     unknown = set(arguments.section) - set(SECTIONS)
@@ -669,13 +712,18 @@ def main() -> None:
         parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
     sections = SECTIONS | {"faults": partial(faults, plans=arguments.plans, first=arguments.first)}
     console = Console(width=110)
-    figures: dict[str, Any] = {"machine": machine()}
+    figures: dict[str, Any] = {"machine": machine(), "tables": {}, "seconds": {}}
     console.print(", ".join(f"{k} {v}" for k, v in figures["machine"].items() if k != "blas"))
     with threadpool_limits(1):
         for name, bench in sections.items():
             if name in (arguments.section or sections):
+                TABLES.clear()
+                began = time.perf_counter()
                 figures[name] = bench(console)
+                figures["seconds"][name] = round(time.perf_counter() - began, 1)
+                figures["tables"][name] = list(TABLES)
     if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 

@@ -115,9 +115,11 @@ def over_the_wire(
     return fitted, wire
 
 
-def followed(model: Any, workers: Any, algorithm: Any, rounds: int, seed: int) -> dict[str, Any]:
+def followed(
+    model: Any, workers: Any, algorithm: Any, rounds: int, seed: int, masks: bool = False
+) -> dict[str, Any]:
     """The same fit in one process: how far it is after each round, and its ledger."""
-    common: dict[str, Any] = {"tol": 0, "seed": seed}
+    common: dict[str, Any] = {"tol": 0, "seed": seed, "masks": masks}
     start = emfed.fit(model, workers, algorithm, rounds=0, **common).params
     pooled = emfed.fit(model, workers, emfed.EM(), start=start, tol=1e-9, rounds=1500)
     target = -pooled.log_likelihood(workers.rows)

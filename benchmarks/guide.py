@@ -12,15 +12,30 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from emfed.network.addresses import free_port
 
 GUIDE = Path(__file__).parent.parent / "docs" / "deployment.md"
 
 
-def blocks(kind: str) -> list[str]:
+def blocks(kind: str, page: Path = GUIDE) -> list[str]:
     """Code blocks of one kind."""
-    return re.findall(rf"```{kind}\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    return re.findall(rf"```{kind}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def shell(text: str, folder: Path, out: Any = subprocess.PIPE) -> subprocess.Popen[str]:
+    """Lines pasted into a shell of their own, in which `emfed` is the one installed here."""
+    scripts = Path(sys.executable).parent
+    return subprocess.Popen(
+        ["bash", "-c", text],
+        cwd=folder,
+        env={**os.environ, "PATH": f"{scripts}:{os.environ['PATH']}"},
+        stdout=out,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        text=True,
+    )
 
 
 def follow_guide(folder: Path, seconds: float = 600) -> dict[str, float]:
@@ -29,23 +44,12 @@ def follow_guide(folder: Path, seconds: float = 600) -> dict[str, float]:
     exec(blocks("python")[0].replace('f"{name}.csv"', f'r"{folder}/" + f"{{name}}.csv"'), {})
     config = blocks("toml")[0].replace('host = "0.0.0.0"', 'host = "127.0.0.1"')
     (folder / "run.toml").write_text(config.replace("9400", port), encoding="utf-8")
-    scripts = Path(sys.executable).parent  # where `emfed` was installed
-    shell = {**os.environ, "PATH": f"{scripts}:{os.environ['PATH']}"}
     first, second = (text.replace("9400", port) for text in blocks("sh")[:2])
     began = time.monotonic()
     terminals = []
     for number, text in enumerate((first, second)):
         with (folder / f"terminal{number}.out").open("wb") as out:
-            terminals.append(
-                subprocess.Popen(
-                    ["bash", "-c", text],
-                    cwd=folder,
-                    env=shell,
-                    stdout=out,
-                    stderr=out,
-                    start_new_session=True,
-                )
-            )
+            terminals.append(shell(text, folder, out))
         if number == 0:
             while not (folder / "keys" / "sites" / "tromso.pub").exists():
                 time.sleep(0.2)

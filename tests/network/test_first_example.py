@@ -14,13 +14,13 @@ import emfed
 from tests.network.processes import make_keys, save_table, start_site
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = (ROOT / "examples" / "iris.py").read_text()
+SCRIPT = (ROOT / "examples" / "quick_start.py").read_text()
 FITS = [line for line in SCRIPT.splitlines() if ".fit(" in line]
 
 
 def played(script: str) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(script, "iris.py", "exec"), names)
+    exec(compile(script, "quick_start.py", "exec"), names)
     return names
 
 
@@ -38,7 +38,7 @@ def test_one_line_takes_the_first_example_to_real_processes(
     same = played(SCRIPT)["mixture"].result_  # on the lattice of masked sums
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    rows = here["iris"].iloc[:, :4]
+    rows = here["rows"]
     names = sorted(set(here["hospital"]))
     make_keys(names, tmp_path)
     (tmp_path / "masked").touch()  # sites have a roster: between machines sums are masked

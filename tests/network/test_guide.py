@@ -1,16 +1,21 @@
-"""What docs/deployment.md and examples/deploy tell an operator to do works as it is written."""
+"""What README, docs/deployment.md and examples/deploy tell people to do works as it is written."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from benchmarks.guide import follow_guide
+from benchmarks.guide import blocks, follow_guide, shell
 
-DEPLOY = Path(__file__).parents[2] / "examples" / "deploy"
+from emfed.network.addresses import free_port
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "examples" / "deploy"
 UNITS = sorted(DEPLOY.glob("*.service"))
 
 
@@ -21,6 +26,24 @@ def test_the_guide_by_the_letter(tmp_path: Path) -> None:
     assert "as tromso" in said
     assert "sent: masked, round 1" in said
     assert said.count("the run ended after") == 3, "sites end by themselves"
+
+
+def test_the_readme_by_the_letter(tmp_path: Path) -> None:
+    """Pasted into an empty folder it ends with the model of the first example, masked."""
+    (text,) = (block for block in blocks("sh", ROOT / "README.md") if "emfed serve" in block)
+    done = shell(text.replace("9400", str(free_port())), tmp_path)
+    said, _ = done.communicate(timeout=120)
+    assert done.returncode == 0, said
+    assert "finished: converged after" in said
+    assert "component,probability" in said, "the last lines predict"
+    assert "rounds (converged); took its model" in said, "and show the end of a site's log"
+    journal = (tmp_path / "site-oslo" / "messages.jsonl").read_text()
+    assert "masked" in journal
+    names: dict[str, object] = {}
+    exec(compile(blocks("python", ROOT / "README.md")[0], "README.md", "exec"), names)
+    here = np.sort(names["mixture"].means_, axis=0)
+    there = json.loads((tmp_path / "model" / "summary.json").read_text())["parameters"]["means"]
+    np.testing.assert_allclose(np.sort(there, axis=0), here, rtol=0.02)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not at hand")

@@ -91,7 +91,7 @@ def say_farewell(transport: Noted, config: Config, status: Status) -> None:
     model = (config.place("output") / MODEL).read_bytes() if sites.deliver else b""
     about = {
         "rounds": status["round"],
-        "stopped": str(status["stopped"]),
+        "stopped": "converged" if status["converged"] else str(status["stopped"]),
         "doubts": status["doubts"] or [],
         "more": config.more,
     }

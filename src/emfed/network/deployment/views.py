@@ -34,18 +34,21 @@ def status_line(status: Mapping[str, Any]) -> str:
         return "the run begins"
     if state not in ("running", "finished"):
         return ""
+    sent = f"{status.get('up', 0) / 1000:.1f} kB up, {status.get('down', 0) / 1000:.1f} kB down"
+    stages = status.get("stages", 1)
+    tail = f", in {stages} stages" if stages > 1 else ""
+    if state == "finished" and status.get("converged") and not status.get("doubts"):
+        # Without |H|²: the last round is often a step that only looked whether more is to be had.
+        rounds = status.get("round", 0)
+        return f"finished: converged after {rounds} rounds, {sent}, start included{tail}"
     squared = status.get("squared_H")
     size = "" if squared is None else f", |H|² {squared:.2e}"
     ended = "finished, but not well" if status.get("doubts") else "finished"
     head = f"{ended}: " if state == "finished" else ""
-    stages = status.get("stages", 1)
-    tail = f", in {stages} stages" if stages > 1 else ""
     asked = status.get("asked")  # not known just after a resumption
     answers = f"{status.get('answered', 0)} of {asked} sites answered, " if asked else ""
-    return (
-        f"{head}round {status.get('round', 0)} of {status.get('rounds', '?')}{size}, {answers}"
-        f"{status.get('up', 0) / 1000:.1f} kB up, {status.get('down', 0) / 1000:.1f} kB down{tail}"
-    )
+    where = f"round {status.get('round', 0)} of {status.get('rounds', '?')}"
+    return f"{head}{where}{size}, {answers}{sent}{tail}"
 
 
 def run_view(folder: Path, title: str = "", **about: Any) -> dict[str, Any]:

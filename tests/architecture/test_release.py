@@ -1,0 +1,43 @@
+"""What a release says about itself in several places is the same everywhere."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import emfed
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def test_the_version_is_told_alike() -> None:
+    assert f"\nversion: {emfed.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    minor = emfed.__version__.rpartition(".")[0]
+    assert f"| {minor}.x" in (ROOT / "SECURITY.md").read_text()
+
+
+def test_only_what_breaks_has_an_upper_bound() -> None:
+    extras = [one for each in PROJECT["optional-dependencies"].values() for one in each]
+    bounded = {
+        re.split(r"[<>=!~\[;]", one)[0]
+        for one in (*PROJECT["dependencies"], *extras)
+        if re.search(r"<|==|~=", one.partition(";")[0])
+    }
+    assert bounded == {"flwr"}, "CONTRIBUTING.md says why, for each"
+    assert all(">=" in one for one in PROJECT["dependencies"]), "make lowest tries them"
+
+
+def test_workflows_try_every_python_that_we_name_and_pin_what_they_use() -> None:
+    tests = (ROOT / ".github" / "workflows" / "tests.yml").read_text()
+    (matrix,) = re.findall(r"python: \[(.*)\]", tests)
+    tried = re.findall(r"3\.\d+", matrix)
+    named = re.findall(r":: (3\.\d+)", " ".join(PROJECT["classifiers"]))
+    assert tried == named
+    assert f">={tried[0]}" == PROJECT["requires-python"]
+    assert len(WORKFLOWS) >= 2
+    for path in WORKFLOWS:
+        for used in re.findall(r"uses: (\S+)", path.read_text()):
+            assert used.startswith("./") or re.search(r"@[0-9a-f]{40}$", used), (path.name, used)
