@@ -12,7 +12,7 @@ from typing import Any, Literal, final
 import numpy as np
 
 from emfed.algorithms import EM, AutoEM, FedEM, VRFedEM
-from emfed.compressors import Dithering, Identity
+from emfed.compressors import Identity, SubtractiveDithering
 from emfed.core.errors import EmfedWarning, SettingsError, check_count, check_range
 from emfed.core.protocols import Algorithm
 from emfed.core.streams import Purpose, normals, uniforms
@@ -83,8 +83,8 @@ class MethodSettings:
     """For FedEM."""
     step_size: float = 1.0
     """For FedEM, VR-FedEM, FedAvg and SCAFFOLD."""
-    levels: int = 4
-    """Of quantisation, for FedEM and VR-FedEM."""
+    noise: float = 0.25
+    """omega of FedEM and VR-FedEM, in the model's metric; the default is the package's own."""
     batch_size: int = 64
     inner_rounds: int = 10
     """For VR-FedEM."""
@@ -100,9 +100,10 @@ class MethodSettings:
 
     def __post_init__(self) -> None:
         """Refuse bad settings at once."""
-        for name in ("levels", "batch_size", "inner_rounds", "local_steps", "rounds"):
+        for name in ("batch_size", "inner_rounds", "local_steps", "rounds"):
             check_count(name, getattr(self, name))
         check_range("step_size", self.step_size, 0, np.inf, open_low=True, open_high=True)
+        check_range("noise", self.noise, 0, np.inf, open_low=True, open_high=True)
         check_range("epsilon", self.epsilon, 0, np.inf, open_low=True, open_high=True)
         if self.data not in SOURCES:
             raise SettingsError(f"data must be one of {', '.join(SOURCES)}; got {self.data!r}.")
@@ -144,7 +145,7 @@ class MethodSettings:
         of = {
             "memories": ("FedEM",),
             "step_size": ("FedEM", "VR-FedEM", "FedAvg", "SCAFFOLD"),
-            "levels": ("FedEM", "VR-FedEM"),
+            "noise": ("FedEM", "VR-FedEM"),
             "batch_size": ("VR-FedEM",),
             "inner_rounds": ("VR-FedEM",),
             "local_steps": ("FedAvg", "SCAFFOLD"),
@@ -158,16 +159,17 @@ class MethodSettings:
 
     def make_algorithm(self) -> Algorithm:
         """The package's; of a peer it only opens the run."""
-        compressor = Dithering(self.levels)
+        compressor = SubtractiveDithering(self.noise)
         rate = None if self.memories else 0.0
         if self.method == "FedEM":
-            return FedEM(compressor, self.step_size, memory_rate=rate)
+            return FedEM(compressor, self.step_size, memory_rate=rate, in_metric=True)
         if self.method == "VR-FedEM":
             return VRFedEM(
                 compressor,
                 self.step_size,
                 batch_size=self.batch_size,
                 inner_rounds=self.inner_rounds,
+                in_metric=True,
             )
         if self.method == "float32 EM":
             return FedEM(Identity("float32"), 1.0)

@@ -81,7 +81,9 @@ class TableSettings:
     def cost(self) -> float:
         """Very roughly, the milliseconds it takes."""
         if self.mode == "paper":
-            return 25.0 * (self.rounds or (self.epochs or 0) * self.records / (100 * self.groups))
+            epochs = np.inf if self.epochs is None else self.epochs
+            rounds = np.inf if self.rounds is None else self.rounds
+            return 25.0 * min(rounds, epochs * self.records / (100 * self.groups))
         return 15_000.0
 
     @property
