@@ -173,8 +173,8 @@ EMPTY = [
 def cross_section() -> list[tuple[str, str, str]]:
     """Every task in memory, by `fit` and by estimators in turn; every other row and column once."""
     in_memory = [c for c in CELLS if c[1] == "memory" and c[0] != "run.toml"]
-    turn = {task: FACES[j % 2] for j, task in enumerate(TASKS)}
-    chosen = [c for c in in_memory if c[0] == turn[c[2]]]
+    turns = [[c for c in in_memory if c[2] == task] for task in TASKS]
+    chosen = [cells[j % len(cells)] for j, cells in enumerate(turns) if cells]
     chosen += [c for c in CELLS if c[0] == "command line"]
     chosen += [("fit", "stacked", "range of components"), ("run.toml", "memory", "k-means start")]
     chosen += [("estimator", "ray", "three starts")]

@@ -104,7 +104,6 @@ class Page:
 def render_page(page: Page) -> str:
     """The page as HTML; every text is escaped, every figure is inside."""
     import jinja2
-    import markupsafe
 
     folder = resources.files("emfed.artifacts")
     source, script = (
@@ -118,7 +117,7 @@ def render_page(page: Page) -> str:
     # No script runs but this one, whose digest the page names.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     explored = any(section.explorers for section in page.sections)
-    told = {"script": markupsafe.Markup(script), "digest": digest} if explored else {}
+    told = {"script": script, "digest": digest} if explored else {}
     html = environment.from_string(source).render(page=page, **{"script": "", "digest": ""} | told)
     return html.replace("|²", "|\u2060²")  # a square does not leave its norm at the end of a line
 
@@ -130,10 +129,8 @@ def _svgs(figure: Figure) -> list[str]:
     return ["data:image/svg+xml;base64," + base64.b64encode(svg).decode() for svg in drawn]
 
 
-def _numbers(explorer: Explorer) -> Any:
+def _numbers(explorer: Explorer) -> str:
     """The panels as JSON that can stand in a page; colours and marks are those of the figures."""
-    import markupsafe
-
     flat = [panel for panels in explorer.panels.values() for panel in panels.values()]
     labels = list(dict.fromkeys(s.label for panel in flat for s in panel.series))
     dots = {s.label for panel in flat for s in panel.series if not s.line}
@@ -153,7 +150,7 @@ def _numbers(explorer: Explorer) -> Any:
         for first, choices in explorer.panels.items()
     }
     text = json.dumps({"names": explorer.names, "looks": looks, "panels": panels})
-    return markupsafe.Markup(text.replace("<", "\\u003c"))
+    return text.replace("<", "\\u003c")
 
 
 def _curve(series: Series) -> dict[str, Any]:
