@@ -33,7 +33,7 @@ STRANGERS = {("compressors", "models"), ("algorithms", "models")}
 """Pairs that never meet although their order would let them."""
 FOREIGN: dict[str, set[str]] = {
     "numpy": set(ORDER),
-    "scipy": {"core", "imputation", "models", "artifacts"},
+    "scipy": {"core", "imputation", "models", "artifacts", "theory.experiments"},
     "array_api_compat": {"models.devices", "models", "data", "network", "testing"},
     "safetensors": {"core"},
     "polars": {"core", "data", "theory.experiments", "imputation", "cli", "fitting"},
