@@ -143,7 +143,7 @@ class CompressedEM(Algorithm):
             states, estimates, cost = self.estimate(
                 model, seed, states, request, oracle, received.fresh
             )
-            states = steps.stage_upload(
+            states = steps.hold_upload(
                 model,
                 self._up(),
                 seed,

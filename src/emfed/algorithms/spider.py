@@ -15,16 +15,24 @@ from typing import Any
 import numpy as np
 
 from emfed.algorithms import memory, steps
-from emfed.core.protocols import Column, FloatArray, IntArray, Model, Oracle, Request, WorkerStates
+from emfed.core.protocols import (
+    FloatArray,
+    IntArray,
+    Model,
+    Oracle,
+    Request,
+    StateField,
+    WorkerStates,
+)
 
 
-def columns(q: int) -> dict[str, Column]:
+def state_fields(q: int) -> dict[str, StateField]:
     """The pair (S_i, theta_ref) with the outer loop it belongs to."""
     return {
-        "estimate": Column((q,), np.float64),
-        "reference": Column((q,), np.float64),
-        "reference_round": Column((), np.int64, -1),
-        "outer": Column((), np.int64, -1),
+        "estimate": StateField((q,), np.float64),
+        "reference": StateField((q,), np.float64),
+        "reference_round": StateField((), np.int64, -1),
+        "outer": StateField((), np.int64, -1),
     }
 
 

@@ -206,7 +206,7 @@ class Sent:
     """What `to_lattice` tells of their lengths."""
 
 
-def stage_upload(
+def hold_upload(
     model: Model,
     channel: Channel,
     seed: int,
@@ -234,7 +234,7 @@ def stage_upload(
         purpose = Purpose.COMPRESSION
         sent = transmit(model, channel, seed, request, purpose, workers, innovations)
     kept = (sent.values, sent.rates, evaluations, sent.sizes, sent.energies)
-    states = memory.stage(states, fresh, request.round, *kept)
+    states = memory.hold(states, fresh, request.round, *kept)
     if not request.encode:
         return states
     return states | {"payload": np.frombuffer(sent.payload, dtype=np.uint8)[None]}
@@ -325,7 +325,7 @@ def read_upload(
     payload: bytes,
     size: int = 0,
 ) -> Replies:
-    """The inverse of `stage_upload` for the one worker of a request: what the server reads.
+    """The inverse of `hold_upload` for the one worker of a request: what the server reads.
 
     ``size`` is the number of its statistics, where they are its own.
     """

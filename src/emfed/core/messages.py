@@ -19,8 +19,9 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 WorkerStates = dict[str, NDArray[Any]]
-"""The states of some workers: the name of a column -> an array with a leading worker axis."""
+"""The states of some workers: the name of a field -> an array with a leading worker axis."""
 
+# 2**0, 2**(1/4), 2**(1/2) and 2**(3/4), written out: powers may round differently elsewhere.
 _ROOTS = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
 GRID: FloatArray = np.array([0.0, *(_ROOTS[j % 4] * 2.0 ** (j // 4 - 44) for j in range(255))])
 """Positive numbers that take one byte: 0 and the powers of 2**(1/4) from 2**-44 to 2**19."""
@@ -470,8 +471,8 @@ class StepInfo:
 
 
 @dataclass(frozen=True)
-class Column:
-    """One column of worker state: its shape per worker, dtype and starting value."""
+class StateField:
+    """One field of a worker's state: its shape, dtype and starting value."""
 
     shape: tuple[int, ...]
     dtype: Any

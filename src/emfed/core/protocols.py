@@ -22,7 +22,6 @@ from emfed.core.messages import (
     ALONE,
     WHOLE,
     BoolArray,
-    Column,
     Compressed,
     Crowd,
     FloatArray,
@@ -37,6 +36,7 @@ from emfed.core.messages import (
     Replies,
     Request,
     ServerState,
+    StateField,
     StepInfo,
     Supports,
     View,
@@ -49,7 +49,7 @@ __all__ = [
     "Algorithm",
     "AssignsRows",
     "BoolArray",
-    "Column",
+    "StateField",
     "Compressed",
     "Compressor",
     "CountsParameters",
@@ -529,7 +529,7 @@ class Algorithm(ABC):
         return Lattice.fine(workers, 0.0)
 
     @abstractmethod
-    def columns(self, q: int) -> dict[str, Column]:
+    def state_fields(self, q: int) -> dict[str, StateField]:
         """The state one worker keeps."""
 
     @abstractmethod
