@@ -147,17 +147,17 @@ class AutoEM(Algorithm):
 
     @property
     def broadcasts_steps(self) -> bool:
-        """Always."""
+        """Steps are always broadcast."""
         return True
 
     @property
     def rounds_opening(self) -> bool:
-        """To a millionth of a nat, unless it is to follow EM."""
+        """Summaries are rounded to a millionth of a nat, unless the run is to follow EM."""
         return not self.follow_em
 
     @property
     def revisits_rows(self) -> bool:
-        """For differences on one batch."""
+        """Mini-batches take differences on the same rows."""
         return self.batch_size is not None
 
     @property
@@ -495,7 +495,7 @@ class AutoEM(Algorithm):
         return bool(number(dict(state.extras), "sure")) if self._guarded else None
 
     def forget(self, state: ServerState) -> ServerState:
-        """With the memories go the anchors."""
+        """The anchors go with the memories."""
         return replace(super().forget(state), extras={})
 
     def describe(self) -> dict[str, Any]:

@@ -86,12 +86,12 @@ class CellEM(Algorithm):
 
     @property
     def broadcasts_steps(self) -> bool:
-        """Never."""
+        """Workers get parameters, or nothing."""
         return False
 
     @property
     def needs_start_round(self) -> bool:
-        """Never: memories start at zero."""
+        """Memories start at zero."""
         return False
 
     @property

@@ -80,7 +80,7 @@ class VRFedEM(CompressedEM):
 
     @property
     def revisits_rows(self) -> bool:
-        """For full passes and for differences on one batch."""
+        """Full passes and differences on one batch look at rows again."""
         return True
 
     def state_fields(self, q: int) -> dict[str, StateField]:

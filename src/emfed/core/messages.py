@@ -266,7 +266,7 @@ class Lattice:
 
 
 ENERGY_UNIT = 1 / 16
-"""Of q step^2: in this unit a worker tells how long its innovation was, with its upload."""
+"""A share of q step^2: in this unit a worker tells how long its innovation was, with its upload."""
 MOST_ENERGY = 1 << 48
 """The largest that a worker tells: sums over a million workers stay within 2^68, in whole
 numbers."""
@@ -324,7 +324,7 @@ class Supports:
 
     @classmethod
     def of(cls, parts: Sequence[tuple[IntArray, FloatArray]]) -> Supports:
-        """From what every worker tells: its cells and their weights."""
+        """Read what every worker tells: its cells and their weights."""
         keys, places = np.unique(np.concatenate([own for own, _ in parts]), return_inverse=True)
         offsets = np.cumsum([0, *(len(own) for own, _ in parts)])
         return cls(keys, offsets, places, np.concatenate([w for _, w in parts]))

@@ -160,7 +160,7 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
         )
 
     def _online_model(self, k: int) -> Model:
-        """For ``tied``, with the second moment among the statistics: batches differ in it."""
+        """Batches differ in their second moment: for ``tied`` it is a statistic."""
         if self.covariance_type != "tied":
             return self._model(k)
         floor = self.covariance_floor

@@ -33,7 +33,7 @@ WORTH_STOPPING = 1e-9
 LOCAL_PASSES = 50
 """EM steps of a local fit that is averaged."""
 THIN = 20
-"""Of the hours of Beijing every twentieth is taken, so that all methods and seeds take minutes."""
+"""Every twentieth hour of Beijing is taken, so that all methods and seeds take minutes."""
 AIR = ("PM2.5", "PM10", "SO2", "NO2", "CO", "O3", "TEMP", "PRES", "DEWP", "WSPM")
 STORM = ("lat", "long", "wind", "pressure")
 Method = Literal[

@@ -42,7 +42,7 @@ from emfed.theory.experiments.tables import TableSettings, run_table
 from emfed.theory.experiments.traces import trend_file
 
 COMPONENTS, DIMENSION = 10, 20
-"""Of the mixture on MNIST, and of the principal components it is fitted on (section 4)."""
+"""Components of the mixture on MNIST, and the principal components it is fitted on (section 4)."""
 KAPPA = 0.5
 """The slope of the linear model: gamma_max without compression is then 1, EM's own step."""
 DIVERGED = 1e12
@@ -276,7 +276,7 @@ def _weights(params: Any) -> FloatArray:
 
 
 def store(columns: dict[str, Any], path: Path) -> None:
-    """As Parquet, atomically."""
+    """Write Parquet, atomically."""
     import polars as pl
 
     buffer = io.BytesIO()

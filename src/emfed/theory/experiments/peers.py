@@ -67,7 +67,7 @@ class Tables:
 
     @cached_property
     def second_moment(self) -> FloatArray:
-        """Of each worker's rows, in the frame."""
+        """The second moment of each worker's rows, in the frame."""
         frame = self.model.constants.frame
         y = (self.rows - frame.origin) / frame.scale * self.mask[..., None]
         return np.asarray(np.swapaxes(y, 1, 2) @ y / self.counts[:, None, None])

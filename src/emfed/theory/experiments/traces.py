@@ -119,7 +119,7 @@ def tracking(trace: Trace) -> float:
 
 
 def read_trace(job: Job, folder: Path) -> Trace:
-    """From the file that the job left."""
+    """Read the file that the job left."""
     import polars as pl
 
     try:
