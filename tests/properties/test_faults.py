@@ -215,7 +215,7 @@ def test_a_reply_to_a_closed_round_is_refused() -> None:
 
 def test_memory_transitions_one_by_one() -> None:
     """A worker commits, drops, repeats, ignores and reports exactly when it should."""
-    columns = memory.columns(2)
+    columns = memory.state_fields(2)
     rows = {n: np.full((1, *c.shape), c.fill, dtype=c.dtype) for n, c in columns.items()}
 
     def ask(round_: int, accepted: int, generation: int = 0) -> emfed.core.protocols.Request:

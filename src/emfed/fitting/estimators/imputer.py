@@ -76,7 +76,7 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
         ``rank``, the least noise.
     warm_start : bool
         Whether a second fit goes on from the first.
-    random_state : int, RandomState or None
+    random_state : int, random state or None
         The seed; None is 0 for the fit, and other rows for each `sample`.
     verbose : bool
         Whether a bar on stderr shows rounds, bytes and time left, also of sites elsewhere.
