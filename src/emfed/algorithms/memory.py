@@ -7,6 +7,9 @@ or crash,
 
     V = sum_i w_i (V_i + rate_i pending_i [the server accepted round_i]).
 
+This is not as printed: Algorithm 1 adds Q(Delta_i) to V_i when it is sent (line 8), which is the
+same where no message is ever lost.
+
 Every transition of that state is in this file. The fields of a worker's state:
 
 ``memory``           V_i

@@ -6,6 +6,11 @@ per round it answers, together with the pending upload, and stands even if that 
 its first active round of an outer loop the worker makes a full pass instead.
 
 theta_ref is kept as the statistics it is T of.
+
+Algorithm 2 has no workers that are away. It makes the full pass at the end of an outer loop (line
+20), and in the next round adds a difference that is zero, because both of its terms are at the same
+parameters (line 8 with S_{t,0} = S_{t,-1}, line 17). Ours makes the pass in that round and leaves
+out the difference: the estimates are the same.
 """
 
 from __future__ import annotations

@@ -499,6 +499,9 @@ def advance(
     A chosen worker that did not answer counts as not drawn: its term is absent and p_i is not
     corrected. Its memory is where it was on both sides, so the fixed point stays h = 0. V moves
     even when the guard shortens the step.
+
+    Not as printed: the paper has w_i = 1/n and one p for all workers, everyone who is drawn
+    answers, and T is defined everywhere (A3), so that it needs no guard.
     """
     if request.kind == "start":  # V_i = h_i(S_0); S does not move
         probabilities, step = np.ones(len(weights)), 0.0

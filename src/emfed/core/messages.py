@@ -276,7 +276,8 @@ numbers."""
 class Request:
     """One round's message from the server to a batch of workers.
 
-    ``params`` is always T(statistics): a wire may send either. ``accepted[r]`` is the last round
+    ``params`` is always T(statistics): a wire may send either (the paper's server sends both, to
+    all workers: Algorithm 1, line 17). ``accepted[r]`` is the last round
     of ``workers[r]`` that the server accepted (-1: none in this generation of memories). A round is
     ``"local"`` where workers may go on by themselves before they answer.
     """
