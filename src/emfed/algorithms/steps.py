@@ -152,6 +152,8 @@ class Channel:
     memory_rate: float | None
     """alpha; None takes the operator's, message by message."""
     in_metric: bool
+    """Whether vectors are compressed in the model's metric; the paper compresses in the Euclidean
+    one."""
     own: bool = False
     """Whether vectors have lengths of their own: then workers' streams keep a distance, and alpha,
     where it is open, is that of `own_rates`."""
