@@ -13,10 +13,9 @@ from numpydoc.validate import validate
 
 import emfed
 
-# What numpydoc may complain of: https://numpydoc.readthedocs.io/en/latest/validation.html. Left out
-# are matters of layout (GL01, GL02, GL03), sections that we do not use (SA, YD, ES01: an extended
-# summary is written where there is more to say), and verbs of summaries (SS05, which takes nouns
-# that end in s for verbs).
+# Complaints of numpydoc that are not ours: layout (GL01, GL02, GL03), sections that we do not use
+# (SA, YD; ES01: an extended summary is written where there is more to say), and verbs of summaries
+# (SS05, which takes nouns that end in s for verbs). GL08, no docstring, is asserted by itself.
 LAYOUT = {"GL01", "GL02", "GL03", "ES01", "SA01", "SS05", "YD01", "GL08"}
 WITHOUT_EXAMPLE = {"EX01"}  # a method's example is that of its class
 ERRORS = {"PR01", "PR02"}  # exceptions are raised by us and made by nobody else
@@ -39,8 +38,8 @@ FACES = [name for name in PUBLIC if name.startswith("emfed.Federated") and "Erro
 METHODS = [
     f"{name}.{method}"
     for name in [*FACES, "emfed.Result", "emfed.imputation.Imputation"]
-    for method, _ in inspect.getmembers(PUBLIC[name], inspect.isfunction)
-    if not method.startswith("_") and "emfed" in inspect.getmodule(_).__name__  # type: ignore
+    for method, function in inspect.getmembers(PUBLIC[name], inspect.isfunction)
+    if not method.startswith("_") and function.__module__.startswith("emfed")
 ]
 
 

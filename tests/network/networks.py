@@ -353,7 +353,7 @@ def _rows_in(run: Run, state: State | None) -> WorkerStates | None:
     if not run.since <= told["phase"] <= run.phase:
         return None
     places = run.session.bound.kept(View.read(told.get("view", {})), run.view)
-    return narrow(state.rows, run.algorithm.columns(len(state.statistics)), places)
+    return narrow(state.rows, run.algorithm.state_fields(len(state.statistics)), places)
 
 
 def _distance(found: FloatArray, right: FloatArray) -> float:
@@ -462,7 +462,7 @@ class Trial:
         if not known:
             return
         workers = np.array(list(known), dtype=np.int64)
-        names = run.algorithm.columns(run.model.layout.size)
+        names = run.algorithm.state_fields(run.model.layout.size)
         rows = {name: np.concatenate([own[name] for own in known.values()]) for name in names}
         weights = run.weights
         if self.case.masks:  # the server does not know them

@@ -108,14 +108,14 @@ def some_plan_fails() -> bool:
 
 
 def test_the_plans_find_workers_that_commit_on_sending(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = memory.stage
+    stage = memory.hold
 
     def commit(rows: Any, fresh: Any, round_: int, values: Any, rate: Any, *rest: Any) -> Any:
         staged = stage(rows, fresh, round_, values, rate, *rest)
         control = staged["memory"] + np.asarray(rate).reshape(-1, 1) * values
         return staged | {"memory": control, "pending_rate": 0 * staged["pending_rate"]}
 
-    monkeypatch.setattr(memory, "stage", commit)
+    monkeypatch.setattr(memory, "hold", commit)
     assert some_plan_fails()
 
 

@@ -97,7 +97,7 @@ def test_invariant_under_a_thousand_fault_plans(chunk: int) -> None:
 def test_the_check_of_the_invariant_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that commit on sending, not on acceptance, drift at the first lost reply."""
     plan = emfed.network.FaultPlan(seed=1, lose_reply=0.3)
-    stage = memory.stage
+    stage = memory.hold
 
     def commit_on_send(
         rows: Any, fresh: Any, round_: int, values: Any, rate: Any, *rest: Any
@@ -107,7 +107,7 @@ def test_the_check_of_the_invariant_can_fail(monkeypatch: pytest.MonkeyPatch) ->
         control[fresh] += np.reshape(rate, (-1, 1)) * values
         return staged | {"memory": control, "pending_rate": 0 * staged["pending_rate"]}
 
-    monkeypatch.setattr(memory, "stage", commit_on_send)
+    monkeypatch.setattr(memory, "hold", commit_on_send)
     run = open_faulty(ALGORITHMS["FedEM"], plan)
     gaps = []
     for _ in range(20):
@@ -215,7 +215,7 @@ def test_a_reply_to_a_closed_round_is_refused() -> None:
 
 def test_memory_transitions_one_by_one() -> None:
     """A worker commits, drops, repeats, ignores and reports exactly when it should."""
-    columns = memory.columns(2)
+    columns = memory.state_fields(2)
     rows = {n: np.full((1, *c.shape), c.fill, dtype=c.dtype) for n, c in columns.items()}
 
     def ask(round_: int, accepted: int, generation: int = 0) -> emfed.core.protocols.Request:
@@ -227,8 +227,8 @@ def test_memory_transitions_one_by_one() -> None:
         got = memory.receive(rows, request)
         assert got.fresh.tolist() == [0]
         one = np.array([1])
-        return memory.stage(
-            got.rows, got.fresh, request.round, np.full((1, 2), value), 0.5, one, one
+        return memory.hold(
+            got.states, got.fresh, request.round, np.full((1, 2), value), 0.5, one, one
         )
 
     rows = answer(rows, ask(1, -1), 1.0)

@@ -50,7 +50,6 @@ from emfed.core.protocols import (
     ALONE,
     Algorithm,
     BoolArray,
-    Column,
     Crowd,
     FloatArray,
     IntArray,
@@ -61,6 +60,7 @@ from emfed.core.protocols import (
     Replies,
     Request,
     ServerState,
+    StateField,
     StepInfo,
     WorkerStates,
 )
@@ -147,17 +147,17 @@ class AutoEM(Algorithm):
 
     @property
     def broadcasts_steps(self) -> bool:
-        """Always."""
+        """Steps are always broadcast."""
         return True
 
     @property
     def rounds_opening(self) -> bool:
-        """To a millionth of a nat, unless it is to follow EM."""
+        """Summaries are rounded to a millionth of a nat, unless the run is to follow EM."""
         return not self.follow_em
 
     @property
     def revisits_rows(self) -> bool:
-        """For differences on one batch."""
+        """Mini-batches take differences on the same rows."""
         return self.batch_size is not None
 
     @property
@@ -191,17 +191,17 @@ class AutoEM(Algorithm):
         noise *= 0.25 ** number(dict(state.extras), "waits")
         return steps.next_lattice(state, workers, noise, self._budget, None)
 
-    def columns(self, q: int) -> dict[str, Column]:
+    def state_fields(self, q: int) -> dict[str, StateField]:
         """The memory's; where the worker was last asked, what it saw there, and L^2; d_i."""
-        columns = memory.columns(q) | {
-            "place": Column((q,), np.float64),
-            "seen": Column((q,), np.float64),
-            "curvature": Column((), np.float64),
-            "anchor": Column((q,), np.float64),
-            "drift": Column((q,), np.float64),
-            "walked": Column((), np.int64, 1),
+        state_fields = memory.state_fields(q) | {
+            "place": StateField((q,), np.float64),
+            "seen": StateField((q,), np.float64),
+            "curvature": StateField((), np.float64),
+            "anchor": StateField((q,), np.float64),
+            "drift": StateField((q,), np.float64),
+            "walked": StateField((), np.int64, 1),
         }
-        return columns if self.batch_size is None else columns | spider.columns(q)
+        return state_fields if self.batch_size is None else state_fields | spider.state_fields(q)
 
     def worker_step(
         self, model: Model, seed: int, states: WorkerStates, request: Request, oracle: Oracle
@@ -215,7 +215,7 @@ class AutoEM(Algorithm):
             targets = estimates - anchors
             curvature = _curvature(model, states, request, fresh, targets + anchors * self._follows)
             still = (states["place"][fresh] == request.statistics).all(axis=1)
-            states = steps.stage_upload(
+            states = steps.hold_upload(
                 model,
                 self._up(model, request, curvature, still),
                 seed,
@@ -495,7 +495,7 @@ class AutoEM(Algorithm):
         return bool(number(dict(state.extras), "sure")) if self._guarded else None
 
     def forget(self, state: ServerState) -> ServerState:
-        """With the memories go the anchors."""
+        """The anchors go with the memories."""
         return replace(super().forget(state), extras={})
 
     def describe(self) -> dict[str, Any]:

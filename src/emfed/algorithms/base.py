@@ -86,7 +86,7 @@ class CompressedEM(Algorithm):
     @property
     @final
     def broadcasts_steps(self) -> bool:
-        """With a broadcast compressor."""
+        """A broadcast compressor makes steps small."""
         return self.broadcast is not None
 
     @property
@@ -97,7 +97,7 @@ class CompressedEM(Algorithm):
     @property
     @final
     def needs_start_round(self) -> bool:
-        """For memories started at the mean field."""
+        """Memories that start at the mean field need it."""
         return self.memory_start == "mean-field" and self.memory_rate != 0
 
     @final
@@ -143,7 +143,7 @@ class CompressedEM(Algorithm):
             states, estimates, cost = self.estimate(
                 model, seed, states, request, oracle, received.fresh
             )
-            states = steps.stage_upload(
+            states = steps.hold_upload(
                 model,
                 self._up(),
                 seed,

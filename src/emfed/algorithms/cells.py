@@ -24,7 +24,6 @@ from emfed.core.errors import check_range, check_type
 from emfed.core.protocols import (
     ALONE,
     Algorithm,
-    Column,
     Compressor,
     Crowd,
     FloatArray,
@@ -34,6 +33,7 @@ from emfed.core.protocols import (
     Replies,
     Request,
     ServerState,
+    StateField,
     StepInfo,
     WorkerStates,
 )
@@ -86,12 +86,12 @@ class CellEM(Algorithm):
 
     @property
     def broadcasts_steps(self) -> bool:
-        """Never."""
+        """Workers get parameters, or nothing."""
         return False
 
     @property
     def needs_start_round(self) -> bool:
-        """Never: memories start at zero."""
+        """Memories start at zero."""
         return False
 
     @property
@@ -111,8 +111,8 @@ class CellEM(Algorithm):
         """Operators follow from each worker's own size."""
         return self
 
-    def columns(self, q: int) -> dict[str, Column]:
-        return memory.columns(q)
+    def state_fields(self, q: int) -> dict[str, StateField]:
+        return memory.state_fields(q)
 
     def _up(self, size: int) -> steps.Channel:
         operator = self.compressor.resolve(cells_layout(size))
@@ -130,7 +130,7 @@ class CellEM(Algorithm):
             params = (theta[fresh] if theta.ndim == 2 else theta) if self.residuals else None
             targets = model.expected_statistics(data, params)
             cost = np.full(len(fresh), size)
-            states = steps.stage_upload(
+            states = steps.hold_upload(
                 model, self._up(size), seed, states, request, fresh, targets, cost
             )
         return states, memory.replies(states, request, received)

@@ -10,7 +10,6 @@ from emfed.compressors import Identity
 from emfed.core.protocols import (
     ALONE,
     Algorithm,
-    Column,
     Crowd,
     FloatArray,
     Layout,
@@ -19,6 +18,7 @@ from emfed.core.protocols import (
     Replies,
     Request,
     ServerState,
+    StateField,
     StepInfo,
     WorkerStates,
 )
@@ -63,9 +63,9 @@ class EM(Algorithm):
         """Nothing depends on the layout."""
         return self
 
-    def columns(self, q: int) -> dict[str, Column]:
+    def state_fields(self, q: int) -> dict[str, StateField]:
         """FedEM's; the memories stay at zero."""
-        return memory.columns(q)
+        return memory.state_fields(q)
 
     def worker_step(
         self, model: Model, seed: int, states: WorkerStates, request: Request, oracle: Oracle
@@ -75,7 +75,7 @@ class EM(Algorithm):
         fresh, states = received.fresh, received.states
         if len(fresh):
             fields = oracle.full(request.params, fresh) - request.statistics
-            states = steps.stage_upload(
+            states = steps.hold_upload(
                 model, _EXACT, seed, states, request, fresh, fields, oracle.counts[fresh]
             )
         return states, memory.replies(states, request, received)

@@ -10,7 +10,6 @@ from emfed.algorithms import memory, steps
 from emfed.algorithms.base import CompressedEM
 from emfed.core.errors import SettingsError, check_count
 from emfed.core.protocols import (
-    Column,
     FloatArray,
     IntArray,
     Latent,
@@ -18,6 +17,7 @@ from emfed.core.protocols import (
     Oracle,
     Request,
     SimulatesLatents,
+    StateField,
     WorkerStates,
 )
 from emfed.core.streams import latent_uniforms
@@ -75,8 +75,8 @@ class FedEM(CompressedEM):
         if self.simulations is not None:
             check_count("simulations", self.simulations)
 
-    def columns(self, q: int) -> dict[str, Column]:
-        return memory.columns(q)
+    def state_fields(self, q: int) -> dict[str, StateField]:
+        return memory.state_fields(q)
 
     def estimate(
         self,

@@ -7,7 +7,10 @@ or crash,
 
     V = sum_i w_i (V_i + rate_i pending_i [the server accepted round_i]).
 
-Every transition of that state is in this file. A worker's columns:
+This is not as printed: Algorithm 1 adds Q(Delta_i) to V_i when it is sent (line 8), which is the
+same where no message is ever lost.
+
+Every transition of that state is in this file. The fields of a worker's state:
 
 ``memory``           V_i
 ``pending``          the decoded upload Q(Delta_i) of round ``pending_round``
@@ -31,27 +34,27 @@ import numpy as np
 
 from emfed.core.protocols import (
     BoolArray,
-    Column,
     FloatArray,
     IntArray,
     Replies,
     Request,
+    StateField,
     WorkerStates,
 )
 
 
-def columns(q: int) -> dict[str, Column]:
+def state_fields(q: int) -> dict[str, StateField]:
     """The columns above."""
     return {
-        "memory": Column((q,), np.float64),
-        "pending": Column((q,), np.float64),
-        "pending_rate": Column((), np.float64),
-        "pending_round": Column((), np.int64, -1),
-        "committed_round": Column((), np.int64, -1),
-        "generation": Column((), np.int64),
-        "evaluations": Column((), np.int64),
-        "pending_bytes": Column((), np.int64),
-        "pending_energy": Column((), np.float64),
+        "memory": StateField((q,), np.float64),
+        "pending": StateField((q,), np.float64),
+        "pending_rate": StateField((), np.float64),
+        "pending_round": StateField((), np.int64, -1),
+        "committed_round": StateField((), np.int64, -1),
+        "generation": StateField((), np.int64),
+        "evaluations": StateField((), np.int64),
+        "pending_bytes": StateField((), np.int64),
+        "pending_energy": StateField((), np.float64),
     }
 
 
@@ -108,7 +111,7 @@ def _settle(states: WorkerStates, accepted: BoolArray) -> WorkerStates:
     }
 
 
-def stage(
+def hold(
     states: WorkerStates,
     fresh: IntArray,
     round_: int,

@@ -6,6 +6,11 @@ per round it answers, together with the pending upload, and stands even if that 
 its first active round of an outer loop the worker makes a full pass instead.
 
 theta_ref is kept as the statistics it is T of.
+
+Algorithm 2 has no workers that are away. It makes the full pass at the end of an outer loop (line
+20), and in the next round adds a difference that is zero, because both of its terms are at the same
+parameters (line 8 with S_{t,0} = S_{t,-1}, line 17). Ours makes the pass in that round and leaves
+out the difference: the estimates are the same.
 """
 
 from __future__ import annotations
@@ -15,16 +20,24 @@ from typing import Any
 import numpy as np
 
 from emfed.algorithms import memory, steps
-from emfed.core.protocols import Column, FloatArray, IntArray, Model, Oracle, Request, WorkerStates
+from emfed.core.protocols import (
+    FloatArray,
+    IntArray,
+    Model,
+    Oracle,
+    Request,
+    StateField,
+    WorkerStates,
+)
 
 
-def columns(q: int) -> dict[str, Column]:
+def state_fields(q: int) -> dict[str, StateField]:
     """The pair (S_i, theta_ref) with the outer loop it belongs to."""
     return {
-        "estimate": Column((q,), np.float64),
-        "reference": Column((q,), np.float64),
-        "reference_round": Column((), np.int64, -1),
-        "outer": Column((), np.int64, -1),
+        "estimate": StateField((q,), np.float64),
+        "reference": StateField((q,), np.float64),
+        "reference_round": StateField((), np.int64, -1),
+        "outer": StateField((), np.int64, -1),
     }
 
 

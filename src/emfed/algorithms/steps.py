@@ -152,6 +152,8 @@ class Channel:
     memory_rate: float | None
     """alpha; None takes the operator's, message by message."""
     in_metric: bool
+    """Whether vectors are compressed in the model's metric; the paper compresses in the Euclidean
+    one."""
     own: bool = False
     """Whether vectors have lengths of their own: then workers' streams keep a distance, and alpha,
     where it is open, is that of `own_rates`."""
@@ -206,7 +208,7 @@ class Sent:
     """What `to_lattice` tells of their lengths."""
 
 
-def stage_upload(
+def hold_upload(
     model: Model,
     channel: Channel,
     seed: int,
@@ -234,7 +236,7 @@ def stage_upload(
         purpose = Purpose.COMPRESSION
         sent = transmit(model, channel, seed, request, purpose, workers, innovations)
     kept = (sent.values, sent.rates, evaluations, sent.sizes, sent.energies)
-    states = memory.stage(states, fresh, request.round, *kept)
+    states = memory.hold(states, fresh, request.round, *kept)
     if not request.encode:
         return states
     return states | {"payload": np.frombuffer(sent.payload, dtype=np.uint8)[None]}
@@ -325,7 +327,7 @@ def read_upload(
     payload: bytes,
     size: int = 0,
 ) -> Replies:
-    """The inverse of `stage_upload` for the one worker of a request: what the server reads.
+    """The inverse of `hold_upload` for the one worker of a request: what the server reads.
 
     ``size`` is the number of its statistics, where they are its own.
     """
@@ -499,6 +501,9 @@ def advance(
     A chosen worker that did not answer counts as not drawn: its term is absent and p_i is not
     corrected. Its memory is where it was on both sides, so the fixed point stays h = 0. V moves
     even when the guard shortens the step.
+
+    Not as printed: the paper has w_i = 1/n and one p for all workers, everyone who is drawn
+    answers, and T is defined everywhere (A3), so that it needs no guard.
     """
     if request.kind == "start":  # V_i = h_i(S_0); S does not move
         probabilities, step = np.ones(len(weights)), 0.0

@@ -12,7 +12,15 @@ from typing import ClassVar, final
 from emfed.algorithms import memory, spider
 from emfed.algorithms.base import CompressedEM
 from emfed.core.errors import SettingsError, check_count
-from emfed.core.protocols import Column, FloatArray, IntArray, Model, Oracle, Request, WorkerStates
+from emfed.core.protocols import (
+    FloatArray,
+    IntArray,
+    Model,
+    Oracle,
+    Request,
+    StateField,
+    WorkerStates,
+)
 
 
 @final
@@ -72,12 +80,12 @@ class VRFedEM(CompressedEM):
 
     @property
     def revisits_rows(self) -> bool:
-        """For full passes and for differences on one batch."""
+        """Full passes and differences on one batch look at rows again."""
         return True
 
-    def columns(self, q: int) -> dict[str, Column]:
+    def state_fields(self, q: int) -> dict[str, StateField]:
         """The memory's, and the pair (S_i, theta_ref) with the outer loop it belongs to."""
-        return memory.columns(q) | spider.columns(q)
+        return memory.state_fields(q) | spider.state_fields(q)
 
     def estimate(
         self,

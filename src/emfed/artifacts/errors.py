@@ -32,10 +32,11 @@ from emfed.models.clusters import Clusters
 from emfed.models.columns import ColumnParameters
 
 STEP = 1e-4
-"""Of central differences, in standard deviations of one complete row: the error is its square."""
+"""The step of central differences, in standard deviations of one complete row: the error is its
+square."""
 ASKED_STEP = 1e-5
-"""Of the parameters that everyone is asked about, one-sided: half as many questions, and an error
-of about 1e-5 of the information."""
+"""The step of the parameters that everyone is asked about, one-sided: half as many questions, and
+an error of about 1e-5 of the information."""
 RANK = 1e-6
 """Singular values below this share of the largest are zero: over all registered models those that
 count are above 2e-2 and the others below 1e-9."""

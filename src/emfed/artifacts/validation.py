@@ -38,7 +38,7 @@ class Validation:
 
     @classmethod
     def of(cls, workers: Sequence[str], rows: IntArray, told: FloatArray) -> Validation:
-        """From what workers told."""
+        """Read what workers told."""
         without, common, adapted, alone = told[:, :4].T
         return cls(workers, rows, without, common, adapted, alone, told[:, 4:])
 
@@ -55,7 +55,7 @@ class Validation:
 
     @property
     def verdicts(self) -> list[str]:
-        """In words, for each worker."""
+        """Say it in words, for each worker."""
         words = []
         for gain, clear, strange in zip(
             self.gains, self.clear, self.common - self.without, strict=True

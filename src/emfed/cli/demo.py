@@ -21,7 +21,7 @@ from emfed.data.synthetic import START, TRUTH, synthetic_federation
 from emfed.fitting.driver import fit
 from emfed.models import gaussian_mixture
 from emfed.theory.experiments import load_experiment
-from emfed.theory.experiments.settings import Settings
+from emfed.theory.experiments.settings import ExperimentSettings
 
 
 def run_demo(
@@ -39,7 +39,7 @@ def run_demo(
     summary: dict[str, Any] = {"seed": seed, "epochs": epochs, "split": split, "algorithms": {}}
     with threadpool_limits(threads), _progress(console) as progress:
         for name, settings in load_experiment("synthetic").runs.items():
-            assert isinstance(settings, Settings)
+            assert isinstance(settings, ExperimentSettings)
             task = progress.add_task(name, total=epochs, detail="")
 
             def show(record: RoundRecord, task: Any = task) -> None:

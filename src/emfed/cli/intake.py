@@ -28,7 +28,7 @@ class Intake:
     workers: Any
     columns: tuple[str, ...]
     families: Mapping[str, Any] = field(default_factory=dict)
-    """Of every column, where some were given."""
+    """The family of every column, where some were given."""
     categories: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Names of categories in the order of their codes."""
 

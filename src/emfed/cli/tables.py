@@ -66,7 +66,7 @@ def _no_formulas(frame: Any) -> Any:
 
 
 def write_table(columns: Mapping[str, Any], path: str) -> None:
-    """To a .csv or .parquet file, whole or not at all; to stdout as CSV for ``-``."""
+    """Write to a .csv or .parquet file, whole or not at all; to stdout as CSV for ``-``."""
     import polars as pl
 
     from emfed.core.storage import write_atomic
@@ -84,7 +84,7 @@ def write_table(columns: Mapping[str, Any], path: str) -> None:
 
 
 def _print(content: bytes) -> None:
-    """To stdout; if whoever read it has gone, that is no error worth words."""
+    """Print to stdout; if whoever read it has gone, that is no error worth words."""
     try:
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()

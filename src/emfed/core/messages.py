@@ -19,8 +19,9 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 WorkerStates = dict[str, NDArray[Any]]
-"""The states of some workers: the name of a column -> an array with a leading worker axis."""
+"""The states of some workers: the name of a field -> an array with a leading worker axis."""
 
+# 2**0, 2**(1/4), 2**(1/2) and 2**(3/4), written out: powers may round differently elsewhere.
 _ROOTS = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
 GRID: FloatArray = np.array([0.0, *(_ROOTS[j % 4] * 2.0 ** (j // 4 - 44) for j in range(255))])
 """Positive numbers that take one byte: 0 and the powers of 2**(1/4) from 2**-44 to 2**19."""
@@ -265,7 +266,7 @@ class Lattice:
 
 
 ENERGY_UNIT = 1 / 16
-"""Of q step^2: in this unit a worker tells how long its innovation was, with its upload."""
+"""A share of q step^2: in this unit a worker tells how long its innovation was, with its upload."""
 MOST_ENERGY = 1 << 48
 """The largest that a worker tells: sums over a million workers stay within 2^68, in whole
 numbers."""
@@ -275,7 +276,8 @@ numbers."""
 class Request:
     """One round's message from the server to a batch of workers.
 
-    ``params`` is always T(statistics): a wire may send either. ``accepted[r]`` is the last round
+    ``params`` is always T(statistics): a wire may send either (the paper's server sends both, to
+    all workers: Algorithm 1, line 17). ``accepted[r]`` is the last round
     of ``workers[r]`` that the server accepted (-1: none in this generation of memories). A round is
     ``"local"`` where workers may go on by themselves before they answer.
     """
@@ -323,7 +325,7 @@ class Supports:
 
     @classmethod
     def of(cls, parts: Sequence[tuple[IntArray, FloatArray]]) -> Supports:
-        """From what every worker tells: its cells and their weights."""
+        """Read what every worker tells: its cells and their weights."""
         keys, places = np.unique(np.concatenate([own for own, _ in parts]), return_inverse=True)
         offsets = np.cumsum([0, *(len(own) for own, _ in parts)])
         return cls(keys, offsets, places, np.concatenate([w for _, w in parts]))
@@ -470,8 +472,8 @@ class StepInfo:
 
 
 @dataclass(frozen=True)
-class Column:
-    """One column of worker state: its shape per worker, dtype and starting value."""
+class StateField:
+    """One field of a worker's state: its shape, dtype and starting value."""
 
     shape: tuple[int, ...]
     dtype: Any

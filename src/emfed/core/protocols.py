@@ -22,7 +22,6 @@ from emfed.core.messages import (
     ALONE,
     WHOLE,
     BoolArray,
-    Column,
     Compressed,
     Crowd,
     FloatArray,
@@ -37,6 +36,7 @@ from emfed.core.messages import (
     Replies,
     Request,
     ServerState,
+    StateField,
     StepInfo,
     Supports,
     View,
@@ -49,7 +49,7 @@ __all__ = [
     "Algorithm",
     "AssignsRows",
     "BoolArray",
-    "Column",
+    "StateField",
     "Compressed",
     "Compressor",
     "CountsParameters",
@@ -139,12 +139,12 @@ class Model(ABC):
         """s-bar(theta): the (weighted) mean over samples of E[s(y, z) | y; theta]."""
 
     def group_shares(self, statistics: FloatArray) -> FloatArray:
-        """Those of the statistics that are shares of rows, ``(..., groups)``: none may be small."""
+        """The statistics that are shares of rows, ``(..., groups)``: none may be small."""
         mass = self.layout.split(statistics).get("mass", statistics[..., :0])
         return mass.reshape(*statistics.shape[:-1], -1)
 
     def summary_shares(self, summary: Mapping[str, FloatArray]) -> FloatArray:
-        """Likewise of one worker's summary, ``(groups,)``."""
+        """The same of one worker's summary, ``(groups,)``."""
         return np.ravel(summary.get("observed", np.ones(1)))
 
     @property
@@ -529,7 +529,7 @@ class Algorithm(ABC):
         return Lattice.fine(workers, 0.0)
 
     @abstractmethod
-    def columns(self, q: int) -> dict[str, Column]:
+    def state_fields(self, q: int) -> dict[str, StateField]:
         """The state one worker keeps."""
 
     @abstractmethod
@@ -635,7 +635,7 @@ class Federation(ABC):
         """
 
     def open_again(self) -> Opening:
-        """With masks: the opening of those alone who are not left out."""
+        """Open again, under masks, with those alone who are not left out."""
         raise ValueError("only a network that is told sums must ask for them again.")
 
     def attach(self, ledger: Any) -> None:

@@ -102,7 +102,7 @@ def principal_components(digits: Digits, count: int) -> Digits:
 
 
 def save_digits(digits: Digits, path: Path) -> None:
-    """As an npz file."""
+    """Write an npz file."""
     writers = np.empty(0, np.int64) if digits.writers is None else digits.writers
     with path.open("wb") as file:
         np.savez(file, rows=digits.rows, labels=digits.labels, writers=writers)

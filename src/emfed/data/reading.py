@@ -193,7 +193,7 @@ def codes(
 
 
 def in_words(table: Any, categories: Categories) -> dict[Any, Sequence[Any]]:
-    """Of a model's categories those that the table tells by name: numbers are codes of words."""
+    """The categories of a model that the table tells by name: numbers are codes of words."""
     return {
         name: values
         for name, values in categories.items()

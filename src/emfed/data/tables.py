@@ -258,7 +258,7 @@ class WorkerTables(Workers):
         return array_namespace(*parts).stack(parts)
 
     def fresh(self, round_: int, workers: IntArray) -> Workers:
-        """With the streams of these workers drawn for this round."""
+        """The tables, with the streams of these workers drawn for this round."""
         if not self.streaming:
             return self
         tables = list(self.tables)

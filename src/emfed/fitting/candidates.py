@@ -94,7 +94,7 @@ class Candidates:
     def __init__(self, by: str, drops: bool = True) -> None:
         self._by, self._drops = by, drops
         self.dropped: dict[int, Dropped] = {}
-        """By their place in the run's model."""
+        """The candidates, by their place in the run's model."""
 
     def attach(self, run: Run) -> None:
         """Watch this run, if its steps tell gains in nats."""
@@ -107,7 +107,7 @@ class Candidates:
 
     @property
     def alive(self) -> tuple[int, ...]:
-        """Those that are left."""
+        """The candidates that are left."""
         return self._run.session.bound.parts_of(self._run.view)
 
     def __call__(self, record: RoundRecord) -> None:

@@ -289,7 +289,7 @@ class PrivateRun(Rounds):
         self.params = self._from_sketch(params)
 
     def _most_components(self) -> int:
-        """As many as have rows enough to be told from noise."""
+        """The most components that have rows enough to be told from noise."""
         asked = Asked(1.0, 1, None, CENTRES, self._unit(1), *self._in(self.frame, self.radius))
         asked = replace(asked, step=self.plan.step(asked.size, "start", START_ROUNDS))
         noise = self.plan.deviation(asked)

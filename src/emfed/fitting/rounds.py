@@ -298,7 +298,7 @@ class Run(Rounds):
 
     @property
     def always_saved(self) -> bool:
-        """Where workers keep their own memories."""
+        """Workers that keep their own memories must not be ahead of the server."""
         return self.federation.carries_bytes
 
     @property
@@ -724,7 +724,7 @@ class Run(Rounds):
 
 
 def remembered(callbacks: Iterable[Callback]) -> list[Any]:
-    """Those of the callbacks that a checkpoint remembers."""
+    """The callbacks that a checkpoint remembers."""
     return [hook for hook in callbacks if isinstance(hook, Hook)]
 
 

@@ -68,7 +68,7 @@ class Attendance:
         return cls(np.ones(n, dtype=np.bool_), nothing, nothing, nothing, nothing)
 
     def asked(self, drawn: IntArray, look: bool) -> IntArray:
-        """Those of the drawn who are here or, if it is time to ``look``, may be back."""
+        """Pick who of the drawn are here or, if it is time to ``look``, may be back."""
         back = look & (self.clock >= self.again[drawn])
         return drawn[self.here[drawn] | back]
 
@@ -102,7 +102,7 @@ class Attendance:
         return replace(now, troubled=True).staying(here)
 
     def without(self, silent: IntArray) -> Attendance:
-        """Likewise where these have not answered a question that needs everyone."""
+        """Do the same where these have not answered a question that needs everyone."""
         here = self.here.copy()
         here[silent] = False
         return self.staying(here)
@@ -112,7 +112,7 @@ class Attendance:
         return replace(self, again=np.where(self.here, self.again, np.iinfo(np.int64).max))
 
     def staying(self, here: BoolArray) -> Attendance:
-        """With only these here, unless there is none of them."""
+        """Keep only these, unless there is none of them."""
         if not here.any():
             return self
         left = self.here & ~here
@@ -122,7 +122,7 @@ class Attendance:
         return replace(self, here=here, leaves=leaves, again=again, troubled=True)
 
     def arrays(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """The arrays of a checkpoint."""
         return {name: np.asarray(value) for name, value in vars(self).items()}
 
     @classmethod

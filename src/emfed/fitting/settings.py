@@ -297,7 +297,7 @@ class FitSettings:
 
     @classmethod
     def read(cls, model: Any, algorithm: Any = None, **options: Any) -> FitSettings:
-        """From keyword arguments; an unknown one is told."""
+        """Read keyword arguments; an unknown one is told."""
         known = [f.name for f in fields(cls) if f.init]
         for name in options:
             if name not in known:

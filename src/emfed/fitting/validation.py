@@ -22,7 +22,8 @@ from emfed.models.side_by_side import SideBySideParameters
 MOST_FOLDS = 10
 """Models that leave workers out: where workers are more, each leaves out a tenth of them."""
 MOST_ROUNDS = 300
-"""Of the folds, which begin where the fit began: as a rule they take as many rounds as it did."""
+"""Rounds of the folds, which begin where the fit began: as a rule they take as many rounds as it
+did."""
 
 
 def with_validation(

@@ -58,7 +58,7 @@ class Observed(CellEM):
 
     solver: Solver
     cells: Cells
-    """Those that somebody observed, with their weights."""
+    """The cells that somebody observed, with their weights."""
 
     def server_step(
         self, model: Model, seed: int, state: ServerState, *told: Any
@@ -117,7 +117,7 @@ class Proximal(CellEM):
     residuals: bool = True
     solver: Solver
     cells: Cells
-    """Those that somebody observed, with their weights."""
+    """The cells that somebody observed, with their weights."""
     offset: float
 
     def __post_init__(self) -> None:

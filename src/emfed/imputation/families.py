@@ -309,7 +309,7 @@ class Counts(CellFamily):
     def quantiles(
         self, at: CellMoments, spread: float, tails: tuple[float, float]
     ) -> tuple[FloatArray, FloatArray]:
-        """Those of the negative binomial with the mean and variance of the mixture.
+        """The quantiles of the negative binomial with the mean and variance of the mixture.
 
         Cells whose logarithms agree to half a percent share one: scipy's quantiles take 7 us each.
         """

@@ -342,7 +342,7 @@ def _imputed(
     watch: Watch,
     progress: Progress | None,
 ) -> Imputation:
-    """By the mode, on a table here or a federation."""
+    """Fit by the mode, on a table here or a federation."""
     over_cells = {"observed": _observed, "cell": _cell}.get(given.mode)
     if isinstance(table, Federation):
         assert grid is not None
@@ -393,7 +393,7 @@ class _Chosen:
 
 
 def _go_on(run: Run, watch: Watch, *hooks: Any) -> None:
-    """From the checkpoint, if there is one to go on from."""
+    """Go on from the checkpoint, if there is one."""
     if watch.goes_on:
         assert watch.checkpoint is not None
         run.restore(watch.checkpoint)

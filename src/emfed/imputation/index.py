@@ -72,7 +72,7 @@ class Index:
         return pl.DataFrame(self.table)
 
     def write(self, paths: str | Path | Iterable[str | Path]) -> None:
-        """As CSV, Parquet or a figure (PNG, SVG, PDF), by the ending of each path."""
+        """Write CSV, Parquet or a figure (PNG, SVG, PDF), by the ending of each path."""
         some = [paths] if isinstance(paths, (str, Path)) else list(paths)
         for path in map(Path, some):
             if path.suffix in (".png", ".svg", ".pdf"):

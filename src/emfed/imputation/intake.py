@@ -141,7 +141,7 @@ class ReadSettings:
 
     @classmethod
     def read(cls, options: Mapping[str, Any], *known: str) -> ReadSettings:
-        """From keyword arguments; an unknown one is told."""
+        """Read keyword arguments; an unknown one is told."""
         check_keys(options, known or (f.name for f in fields(cls)), "reading records")
         return cls(**options)
 

@@ -156,7 +156,7 @@ class Bound:
     def told(
         cls, model: Model, opening: Opening, weights: FloatArray, rounded: bool = False
     ) -> Bound:
-        """From what the opening exchange told."""
+        """Read what the opening exchange told."""
         shapes = {name: values.shape[1:] for name, values in opening.summaries.items()}
         constants, wire = pack_constants(model, opening, weights, LOSS if rounded else 0.0)
         return cls(model, constants, shapes, wire)

@@ -112,7 +112,7 @@ class CellSums(Model):
         return rows[..., 3] if params is None else rows[..., 3] - rows[..., 2] * params
 
     def maximize(self, statistics: FloatArray) -> Any:
-        """No parameters of its own."""
+        """The model has no parameters of its own."""
         return None
 
     def _not_here(self) -> NoReturn:

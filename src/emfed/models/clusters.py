@@ -252,7 +252,7 @@ class Clusters(Model):
         return np.eye(self.n_components)[nearest]
 
     def distances(self, data: Any, params: Centres) -> FloatArray:
-        """From each row to each centre, in the frame, ``(..., rows, K)``.
+        """Distances from each row to each centre, in the frame, ``(..., rows, K)``.
 
         By differences: products would lose half the digits of small distances.
         """

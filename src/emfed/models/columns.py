@@ -122,7 +122,7 @@ class Columns:
 
     @classmethod
     def of(cls, given: Any, floor: float, missing: bool = True) -> Columns:
-        """From a dict of names and families, a list of families, or one for every column.
+        """Read a dict of names and families, a list of families, or one for every column.
 
         What `describe` gives is read too: pairs for a dict, and a family's settings for the family.
         """

@@ -37,7 +37,7 @@ class _Matrices(GaussianMixture):
     """Covariances that are matrices."""
 
     def lift(self, covariances: FloatArray) -> FloatArray:
-        """Eigenvalues below the floor raised to it."""
+        """Eigenvalues below the floor raised to it; the paper has no floor."""
         return raise_eigenvalues(covariances, self.covariance_floor)
 
     def all_positive(self, covariances: FloatArray, slack: float = 0.0) -> bool:

@@ -413,7 +413,7 @@ class FactorMixture(Model):
         return value - pseudo * float(np.log(params.weights).sum())
 
     def metric(self, params: FactorParameters) -> FactorMetric:
-        """That of a regression on the factors."""
+        """The metric is that of a regression on the factors."""
         return FactorMetric.at(params, self.layout, self.samples)
 
     @property
@@ -503,7 +503,7 @@ class FactorMixture(Model):
     def sample(
         self, params: FactorParameters, count: int, seed: int
     ) -> tuple[FloatArray, IntArray]:
-        """From the Gaussian mixture that this is once the factors are integrated out."""
+        """Rows of the Gaussian mixture that this is once the factors are integrated out."""
         user = self.to_user(params)
         whole = GaussianParameters(user.weights, user.means, user.covariances())
         return sample_gaussian(whole, "full", count, seed)
@@ -511,7 +511,7 @@ class FactorMixture(Model):
     def evaluate(
         self, data: Any, params: FactorParameters, weights: Any | None = None
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """In three passes; by a kernel in one."""
+        """Three passes; a kernel makes one."""
         rows = ragged(data, weights)
         if rows is not None and self.sweeps:
             first: Any = slice(None) if data.ndim == 3 else 0

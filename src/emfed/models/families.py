@@ -214,7 +214,7 @@ class Gaussian(Family):
         return np.stack([mean, np.maximum(moments[..., 1] / mass - mean**2, floor)], axis=-1)
 
     def valid(self, mass: FloatArray, moments: FloatArray, floor: float) -> bool:
-        """No variance below minus the floor."""
+        """No variance lies below minus the floor."""
         mean = moments[..., 0] / mass
         return bool(np.all(moments[..., 1] / mass - mean**2 > (-floor or 1e-14)))
 
@@ -362,7 +362,7 @@ class Poisson(Family):
         return theta[..., 0] * exposure
 
     def draw(self, theta: FloatArray, exposure: FloatArray, u: FloatArray) -> FloatArray:
-        """By inversion: the smallest count whose distribution function reaches u."""
+        """Draw by inversion: the smallest count whose distribution function reaches u."""
         from scipy.special import pdtr, pdtrik
 
         rate = theta[..., 0] * exposure

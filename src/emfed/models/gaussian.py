@@ -415,7 +415,7 @@ class GaussianMixture(MixtureModel):
         return GaussianParameters(np.full(k, 1 / k), *self.start_from(draws.reshape(k, d)))
 
     def clusters(self, count: int) -> Clusters:
-        """In the model's own frame."""
+        """k-means in the model's own frame."""
         return Clusters.within(self.constants.frame, count, self.constants.samples)
 
     def start_at(

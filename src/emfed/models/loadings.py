@@ -65,7 +65,7 @@ class FactorPosterior:
 
     @classmethod
     def at(cls, params: FactorParameters) -> FactorPosterior:
-        """By the Cholesky root of the r x r precision."""
+        """Work it out by the Cholesky root of the r x r precision."""
         scaled = np.swapaxes(params.loadings, -1, -2) / params.noise[..., None, :]
         precision = scaled @ params.loadings + np.eye(params.loadings.shape[-1])
         lower = np.linalg.cholesky(precision)

@@ -138,7 +138,8 @@ class HiddenMarkov(Model):
         )
 
     def among(self, names: Sequence[str]) -> Self:
-        """For steps with these columns, of which ``families`` may name the exceptions alone."""
+        """The model for steps with these columns, of which ``families`` may name the exceptions
+        alone."""
         return dataclasses.replace(self, columns=self.columns.among(names))
 
     # The opening exchange.
@@ -259,7 +260,7 @@ class HiddenMarkov(Model):
         return self.layout.join(parts)
 
     def group_shares(self, statistics: FloatArray) -> FloatArray:
-        """As shares of sequences, by state: steps, first steps, what was seen, codes.
+        """Shares of sequences, by state: steps, first steps, what was seen, codes.
 
         Transitions are counted one by one: times the mean length.
         """
@@ -405,7 +406,7 @@ class HiddenMarkov(Model):
         )
 
     def statistics_of(self, params: MarkovParameters) -> FloatArray:
-        """Those of chains of the mean length, as much missing as in the data."""
+        """The statistics of chains of the mean length, as much missing as in the data."""
         now, transitions = params.initial, params.transitions
         mass, pairs = np.zeros_like(now), np.zeros_like(transitions)
         steps = max(2, round(self.length))

@@ -243,7 +243,7 @@ class MissingGaussianMixture(Model):
         return self.inner.inside(statistics)
 
     def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
-        """As in the plain mixture."""
+        """A light component is held as in the plain mixture."""
         return self.inner.protect(before, after)
 
     def held_up(self, params: GaussianParameters) -> tuple[HeldUp, ...]:
@@ -253,7 +253,7 @@ class MissingGaussianMixture(Model):
         return self.inner.start(seed)
 
     def clusters(self, count: int) -> Clusters:
-        """Those of the plain mixture, with NaN for the common mean."""
+        """The clusters of the plain mixture, with NaN for the common mean."""
         return dataclasses.replace(self.inner.clusters(count), fill=True)
 
     def start_at(
@@ -269,7 +269,7 @@ class MissingGaussianMixture(Model):
         return self.inner.rows_at(points)
 
     def statistics_of(self, params: GaussianParameters) -> FloatArray:
-        """Those of complete rows."""
+        """The statistics of complete rows."""
         return self.inner.statistics_of(params)
 
     def metric(self, params: GaussianParameters) -> Metric:
@@ -294,7 +294,7 @@ class MissingGaussianMixture(Model):
     def evaluate(
         self, data: Any, params: GaussianParameters, weights: Any | None = None
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """In three passes."""
+        """Three passes."""
         statistics, likelihood, _ = super().evaluate(data, params, weights)
         return statistics, likelihood, entropy(self.responsibilities(data, params), weights)
 

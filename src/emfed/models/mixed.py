@@ -138,7 +138,8 @@ class MixedMixture(MixtureModel):
         return Layout((*fields, ("observed", (k, masses))) if masses else tuple(fields))
 
     def among(self, names: Sequence[str]) -> Self:
-        """For a table with these columns, of which ``families`` may name the exceptions alone."""
+        """The model for a table with these columns, of which ``families`` may name the exceptions
+        alone."""
         return dataclasses.replace(self, columns=self.columns.among(names))
 
     def check(

@@ -294,7 +294,8 @@ class Occupancy(Model):
         return OccupancyParameters(first, second)
 
     def statistics_of(self, params: OccupancyParameters) -> FloatArray:
-        """Those of the opening's products at a quarter, which T takes to these parameters."""
+        """The statistics of the opening's products at a quarter, which T takes to these
+        parameters."""
         p, d = self._widths
         both = np.split(known(self.products) / 4, [p * (p + 1) // 2])
         out = []

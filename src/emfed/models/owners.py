@@ -234,7 +234,7 @@ class FactorOwner(Model):
 
     @final
     def metric(self, params: Loadings) -> OwnerMetric:
-        """That of the regressions at these parameters."""
+        """The metric of the regressions at these parameters."""
         assert self.mass is not None
         cells = float(self.cells(self.mass[:, None, None] * np.eye(self.width)))
         noise = float(params.variance[0])

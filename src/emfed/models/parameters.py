@@ -106,8 +106,8 @@ class InverseWishart:
 class Frame:
     """The common origin and scale of all workers, from the opening exchange.
 
-    Statistics are moments of (y - origin) / scale: raw second moments would cancel where means
-    are large against spreads.
+    Statistics are moments of (y - origin) / scale. The paper's are raw moments (Appendix F.1),
+    which would cancel where means are large against spreads.
     """
 
     origin: FloatArray

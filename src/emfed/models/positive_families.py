@@ -20,7 +20,7 @@ class _Positive(Family):
     filler: ClassVar[float] = 1.0
 
     def frame(self, mean: FloatArray, scatter: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """No origin, the mean as scale."""
+        """There is no origin; the mean is the scale."""
         return np.zeros_like(mean), np.where(mean > 0, mean, 1.0)
 
     def base(self, xp: Any, y: Any, exposure: Any, scale: Any) -> Any:
@@ -66,7 +66,7 @@ class Exponential(_Positive):
         return positive(means, before)
 
     def valid(self, mass: FloatArray, moments: FloatArray, floor: float) -> bool:
-        """No mean below minus the floor."""
+        """No mean lies below minus the floor."""
         return bool(np.all(moments[..., 0] / mass > (-floor or 1e-14)))
 
     def at_floor(self, theta: FloatArray, floor: float) -> BoolArray:

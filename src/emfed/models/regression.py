@@ -101,7 +101,7 @@ class RegressionBound:
 @final
 @dataclass(frozen=True, eq=False)
 class RegressionMetric(Metric):
-    """That of one column on factors, which are the standardised inputs."""
+    """The metric of one column on factors, which are the standardised inputs."""
 
     layout: Layout
     root: FloatArray
@@ -413,7 +413,7 @@ class RegressionMixture(MixtureModel):
         return RegressionParameters(np.full(k, 1 / k), lines[:, 0], lines[:, 1:], np.ones(k))
 
     def statistics_of(self, params: RegressionParameters) -> FloatArray:
-        """As if every component saw the x of all data."""
+        """Every component is taken to see the x of all data."""
         gram = self._known.products[:-1, :-1]
         lines = params.lines()
         fitted = lines @ gram

@@ -86,7 +86,7 @@ class SideBySideMetric(Metric):
 
     @property
     def lightest(self) -> float:
-        """That of the most fragile part."""
+        """The number of the most fragile part."""
         return min(metric.lightest for metric in self.metrics)
 
 
@@ -124,7 +124,7 @@ class SideBySide(Model):
 
     @cached_property
     def layout(self) -> Layout:
-        """Those of the parts, then ``values`` where they travel."""
+        """The layouts of the parts, then ``values`` where they travel."""
         fields = [
             (f"{position}/{name}", shape)
             for position, model in enumerate(self.models)
@@ -207,7 +207,7 @@ class SideBySide(Model):
     def combine(
         self, summaries: Mapping[str, FloatArray], shares: FloatArray
     ) -> dict[str, FloatArray]:
-        """As the part does whose summary serves all."""
+        """Combine as the part does whose summary serves all."""
         return dict(self.serves_all.combine(summaries, shares))
 
     def bind(

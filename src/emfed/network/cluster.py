@@ -419,7 +419,7 @@ class RayFederation(Federation):
         return np.asarray(sum(self._ask("ask", calls)))
 
     def scores(self, question: Question) -> FloatArray:
-        """Those of every actor's workers."""
+        """The scores of every actor's workers."""
         return np.concatenate(self._everyone("scores", question))
 
     def worker_states(self) -> tuple[IntArray, WorkerStates]:

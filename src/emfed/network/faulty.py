@@ -24,7 +24,6 @@ from emfed.core.errors import (
 from emfed.core.protocols import (
     Algorithm,
     BoolArray,
-    Column,
     Federation,
     FloatArray,
     IntArray,
@@ -33,6 +32,7 @@ from emfed.core.protocols import (
     Question,
     Replies,
     Request,
+    StateField,
     View,
     WorkerStates,
 )
@@ -100,7 +100,7 @@ class FaultyFederation(Federation):
         if inner.carries_bytes:
             raise SettingsError("a network has its faults in its Transport: wrap that instead.")
         self.inner, self.plan = inner, plan
-        self._columns: dict[str, Column] = {}
+        self._columns: dict[str, StateField] = {}
         self._clock = 0
         """Exchanges of all phases."""
         self._missed: IntArray = np.empty(0, dtype=np.int64)
@@ -236,7 +236,7 @@ class FaultyFederation(Federation):
         phase: int = 1,
         since: int | None = None,
     ) -> None:
-        self._columns = algorithm.columns(self._bound.view(view).layout.size)
+        self._columns = algorithm.state_fields(self._bound.view(view).layout.size)
         self._reset()
         self.inner.begin(view, algorithm, seed, phase, since)
 

@@ -185,7 +185,7 @@ class RemoteFederation(Federation):
 
     @property
     def dismissed(self) -> dict[str, str]:
-        """Those of them who are out for good."""
+        """The workers who are out for good."""
         return dict(self._line.refusals)
 
     def reachable(self) -> list[str]:
@@ -194,14 +194,15 @@ class RemoteFederation(Federation):
 
     @property
     def masks_by_default(self) -> bool:
-        """As it was told; or between machines, with three sites or more."""
+        """Masks as it was told; or between machines, with three sites or more."""
         transport = self._line.transport
         if self._wants_masks is not None:
             return self._wants_masks
         return transport.between_machines and len(transport.workers()) >= SMALLEST_SET
 
     def greet(self, keys: Sequence[str]) -> list[str]:
-        """Those of these workers, not in the run, that answer hello as its members did."""
+        """Say hello to workers that are not in the run; tell those that answer hello as its members
+        did."""
         return self._roll.greet(self.members, keys)
 
     @property
@@ -356,7 +357,7 @@ class RemoteFederation(Federation):
 
     @property
     def last_phase(self) -> int:
-        """As it is on disk: written before anyone is told."""
+        """The last phase as it is on disk: written before anyone is told."""
         return self.members.phase
 
     def begin(
@@ -407,7 +408,7 @@ class RemoteFederation(Federation):
 
     @property
     def _familiar(self) -> set[str]:
-        """Those who know the run and their number in it: told in the short form."""
+        """The workers who know the run and their number in it: told in the short form."""
         return {key for key, known in self._knows.items() if Kind.CONSTANTS in known}
 
     def _rejoin(self, keys: Iterable[str]) -> set[int]:

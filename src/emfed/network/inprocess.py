@@ -18,7 +18,6 @@ from emfed.core.errors import DataError, SettingsError
 from emfed.core.privacy import discrete_gaussian
 from emfed.core.protocols import (
     Algorithm,
-    Column,
     Federation,
     FloatArray,
     HasSupports,
@@ -31,6 +30,7 @@ from emfed.core.protocols import (
     Replies,
     Request,
     SimulatesLatents,
+    StateField,
     Supports,
     View,
     WorkerStates,
@@ -61,7 +61,7 @@ class StateStore:
     what the active ones use, and rows written together lie together.
     """
 
-    def __init__(self, columns: dict[str, Column], n: int) -> None:
+    def __init__(self, columns: dict[str, StateField], n: int) -> None:
         self._columns = columns
         self._places: IntArray = np.full(n, -1, dtype=np.int64)
         self._owners: IntArray = np.empty(0, dtype=np.int64)
@@ -73,7 +73,7 @@ class StateStore:
         """Whether row i of the arrays is worker i."""
 
     @staticmethod
-    def _fresh(column: Column, count: int) -> NDArray[Any]:
+    def _fresh(column: StateField, count: int) -> NDArray[Any]:
         shape = (count, *column.shape)
         if column.fill == 0:
             return np.zeros(shape, dtype=column.dtype)
@@ -128,7 +128,7 @@ class StateStore:
 class OwnStore:
     """The state of workers that have statistics of their own: vectors lie one after the other."""
 
-    def __init__(self, columns: dict[str, Column], supports: Supports) -> None:
+    def __init__(self, columns: dict[str, StateField], supports: Supports) -> None:
         self._supports, count = supports, len(supports.sizes)
         self._vectors = {name for name, column in columns.items() if column.shape}
         self._arrays: WorkerStates = {
@@ -217,7 +217,7 @@ class WorkerRows(Oracle):
         return self._data.take(self._workers[subset], indices)
 
 
-def narrow(rows: WorkerStates, columns: Mapping[str, Column], places: IntArray) -> WorkerStates:
+def narrow(rows: WorkerStates, columns: Mapping[str, StateField], places: IntArray) -> WorkerStates:
     """A state of workers with these of the statistics alone, in every column that has them all."""
     vectors = {name for name, column in columns.items() if column.shape}
     return {n: a[:, places] if n in vectors else a for n, a in rows.items()}
@@ -457,13 +457,13 @@ class InProcessFederation(Federation):
         """Fresh state for everyone, or what belongs to the parts that are left."""
         check_suits(self.data, algorithm)
         model = self._bound.view(view)
-        before, columns = self._begun, algorithm.columns(model.layout.size)
+        before, columns = self._begun, algorithm.state_fields(model.layout.size)
         store: StateStore | OwnStore = StateStore(columns, self.size)
         if self._supports is not None:
             store = OwnStore(columns, self._supports)
         elif before is not None and since is not None and since <= before[1]:
             workers, rows = self._store.export()
-            columns = self._algorithm.columns(self._model.layout.size)
+            columns = self._algorithm.state_fields(self._model.layout.size)
             store.put(workers, narrow(rows, columns, self._bound.kept(before[0], view)))
         self._begun, self._store = (view, phase), store
         self._model, self._algorithm, self._seed = model, algorithm, seed

@@ -77,7 +77,7 @@ class SiteIdentity:
 
     @classmethod
     def read(cls, key: Path, roster: Path) -> SiteIdentity:
-        """From the site's NAME.key and a folder of the others' NAME.pub."""
+        """Read the site's NAME.key and a folder of the others' NAME.pub."""
         found = read_roster(roster)
         mine = read_private_key(key)
         known = found.get(key.stem)

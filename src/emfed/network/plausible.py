@@ -49,7 +49,7 @@ def impossible_summary(count: int, summary: Mapping[str, FloatArray], total: flo
 
 
 def _variances(summary: Mapping[str, FloatArray]) -> FloatArray:
-    """Those of the columns, ``(..., columns)``, where a summary tells them; else none."""
+    """The variances of the columns, ``(..., columns)``, where a summary tells them; else none."""
     if not {"mean", "scatter"} <= {*summary}:
         return np.empty(0)
     d, scatter = summary["mean"].shape[-1], summary["scatter"]

@@ -128,7 +128,7 @@ class Moments(NamedTuple):
 
     @classmethod
     def read(cls, summary: Mapping[str, FloatArray]) -> Moments | None:
-        """From a summary, of any model that tells means and second moments about them."""
+        """Read the summary of any model that tells means and second moments about them."""
         if not {"mean", "scatter"} <= {*summary}:
             return None
         mean, scatter = np.ravel(summary["mean"]), np.ravel(summary["scatter"])
@@ -264,7 +264,7 @@ ORIGIN = 30.0
 MOVED = 8.0
 """Spreads between means that a known origin explains: below, people and places differ as much."""
 SCALED = 1.5
-"""Likewise for small factors: skewed columns (incomes, populations) differ by these by nature."""
+"""The same for small factors: skewed columns (incomes, populations) differ by these by nature."""
 
 
 def _large(factors: FloatArray) -> Any:

@@ -825,7 +825,7 @@ class Site:
             return _fresh(phase.algorithm, q, joined.phase)
         bound = _bound(joined.settings, joined.constants.tobytes(), tuple(joined.shapes.items()))
         places = bound.kept(before.view, phase.view)
-        columns = phase.algorithm.columns(len(state.statistics))
+        columns = phase.algorithm.state_fields(len(state.statistics))
         rows = narrow(state.rows, columns, places)
         return State(rows, state.round, state.statistics[places], joined.phase)
 
@@ -882,7 +882,7 @@ def _fresh(algorithm: Algorithm, q: int, phase: str) -> State:
     """A worker that has not been asked yet."""
     rows: WorkerStates = {
         name: np.full((1, *column.shape), column.fill, dtype=column.dtype)
-        for name, column in algorithm.columns(q).items()
+        for name, column in algorithm.state_fields(q).items()
     }
     nothing: FloatArray = np.zeros(q)
     return State(rows, -1, nothing, phase)

@@ -218,7 +218,7 @@ class Opened:
     def of(
         cls, sums: NDArray[Any], shapes: Mapping[str, Sequence[int]], owners: Sequence[int]
     ) -> Opened:
-        """From the sum of what `opening_sums` gives of each site."""
+        """Read the sum of what `opening_sums` gives of each site."""
         sizes, left = _sizes(shapes), [int(x) * EXACT_STEP for x in sums]
 
         def take(count: int) -> list[Fraction]:
@@ -498,7 +498,7 @@ class _History:
         return "this was answered for two sets already." if 0 not in apart and len(told) > 1 else ""
 
     def add(self, ready: Ready, members: Members) -> _History:
-        """With one more answer."""
+        """Remember one more answer."""
         mine, last = sorted(members), [*self.told_for(ready.about), dict(members)]
         told = (ready.about.hex(), last)
         if mine in self._told(ready.subject):

@@ -107,7 +107,7 @@ def committed_on_send(patch: Patch) -> None:
     def settle(real: Any, rows: Any, accepted: Any) -> Any:
         return real(rows | {"pending_rate": np.zeros(len(accepted))}, accepted)
 
-    around(patch, memory, "stage", commit)
+    around(patch, memory, "hold", commit)
     around(patch, memory, "_settle", settle)
 
 
@@ -123,7 +123,7 @@ def wrong_sign(patch: Patch) -> None:
         rows, fresh, targets = a[3], a[5], a[6]
         return real(*a[:6], targets + 2 * rows["memory"][fresh], a[7])
 
-    around(patch, steps, "stage_upload", flip)
+    around(patch, steps, "hold_upload", flip)
 
 
 TRACKS = "VR-FedEM's |H|² tracks |h|²"

@@ -10,7 +10,7 @@ import pytest
 from emfed.core.errors import SettingsError
 from emfed.theory.experiments import NAMES, Job, load_experiment
 from emfed.theory.experiments.config import packaged, read_config
-from emfed.theory.experiments.settings import Settings, as_plain
+from emfed.theory.experiments.settings import ExperimentSettings, as_plain
 
 GOOD = """
 title = "T"
@@ -117,13 +117,13 @@ def test_an_unknown_experiment_is_named(tmp_path: Path) -> None:
 
 
 def test_the_file_of_a_job_depends_on_everything() -> None:
-    job = Job("e", "Run, p 0.1", Settings(rounds=3), 0)
+    job = Job("e", "Run, p 0.1", ExperimentSettings(rounds=3), 0)
     assert Job.from_json(job.to_json()) == job
     others = [
         replace(job, seed=1),
         replace(job, run="Run, p 0.2"),
         replace(job, experiment="f"),
-        replace(job, settings=Settings(rounds=4)),
+        replace(job, settings=ExperimentSettings(rounds=4)),
     ]
     assert len({other.file for other in (job, *others)}) == 5
     assert job.file.startswith("e-run-p-0.1-0-")

@@ -13,15 +13,15 @@ import emfed
 from emfed.core.wire import floats_size
 from emfed.data.workers import WorkerData
 from emfed.theory.experiments import Job
-from emfed.theory.experiments.comparison import MethodSettings, Source, run_method, stand_in
-from emfed.theory.experiments.peers import Chart, Tables, averaged_fits, averaging, matched
+from emfed.theory.experiments.comparison import ComparedData, MethodSettings, run_method, stand_in
+from emfed.theory.experiments.peers import FreeChart, Tables, averaged_fits, averaging, matched
 
 KINDS = ("tied", "full")
 
 
 def opened(kind: str, equal: bool = False) -> tuple[Any, WorkerData, Any]:
     """A bound model, rows of six workers, and parameters to begin at."""
-    data = stand_in(Source("", "", 3, "full", 2, 6), 0, 40)
+    data = stand_in(ComparedData("", "", 3, "full", 2, 6), 0, 40)
     if equal:
         data = WorkerData(np.tile(data.rows[::6], (6, 1)), data.offsets)
     model = emfed.gaussian_mixture(3, kind)
@@ -32,7 +32,7 @@ def opened(kind: str, equal: bool = False) -> tuple[Any, WorkerData, Any]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_direction_is_the_gradient_over_the_weights_of_the_start(kind: str) -> None:
     model, data, start = opened(kind)
-    tables, chart = Tables.of(model, data), Chart(start)
+    tables, chart = Tables.of(model, data), FreeChart(start)
     x = 0.1 * np.cos(np.arange(chart.size))
     own = np.tile(x, (data.size, 1))
     found = tables.shares @ chart.direction(own, tables.moments(chart.parameters(own)))
@@ -58,7 +58,7 @@ def test_where_workers_are_alike_corrections_change_nothing(kind: str) -> None:
     for plain, corrected in itertools.islice(zip(*runs, strict=True), 5):
         np.testing.assert_allclose(plain.params.means, corrected.params.means, atol=1e-6)
         worth.append(float(model.log_likelihood(data.rows, plain.params)))
-        assert plain.bytes_up == floats_size(Chart(start).size, "float32")
+        assert plain.bytes_up == floats_size(FreeChart(start).size, "float32")
     assert np.all(np.diff(worth) > 0)
 
 

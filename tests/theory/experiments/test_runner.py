@@ -16,11 +16,16 @@ from polars.testing import assert_frame_equal
 from emfed.core.errors import EmfedError, SettingsError
 from emfed.theory.experiments import Job, reproduce, runner
 from emfed.theory.experiments.jobs import run_job
-from emfed.theory.experiments.settings import Settings
+from emfed.theory.experiments.settings import ExperimentSettings
 from tests.helpers import first
 
 JOBS = [
-    Job("e", name, Settings(workers=5, rows=20, rounds=30, step_size=step, monitor=5), seed)
+    Job(
+        "e",
+        name,
+        ExperimentSettings(workers=5, rows=20, rounds=30, step_size=step, monitor=5),
+        seed,
+    )
     for seed in (0, 1)
     for name, step in (("half", 0.5), ("full", 1.0))
 ]
@@ -71,7 +76,7 @@ def test_what_is_there_is_not_run_again(alone: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_job_that_fails_is_named(tmp_path: Path, processes: int) -> None:
-    bad = Settings(workers=1, rows=1, rounds=2)  # two components, one row
+    bad = ExperimentSettings(workers=1, rows=1, rounds=2)  # two components, one row
     jobs = [Job("e", f"bad {k}", bad, k) for k in range(2)]
     with pytest.raises(EmfedError, match="use fewer components") as caught:
         runner.run_jobs(jobs, tmp_path, processes, lambda job, share: None)
@@ -81,7 +86,9 @@ def test_a_job_that_fails_is_named(tmp_path: Path, processes: int) -> None:
 
 
 def test_a_process_that_dies_is_named(tmp_path: Path) -> None:
-    slow = [Job("e", f"r{k}", Settings(rounds=10**6, step_size=0.01), k) for k in range(2)]
+    slow = [
+        Job("e", f"r{k}", ExperimentSettings(rounds=10**6, step_size=0.01), k) for k in range(2)
+    ]
 
     def kill_once(job: Job, share: float) -> None:
         import multiprocessing
@@ -95,7 +102,7 @@ def test_a_process_that_dies_is_named(tmp_path: Path) -> None:
 
 
 def test_a_run_that_diverges_ends(tmp_path: Path) -> None:
-    wild = Settings(
+    wild = ExperimentSettings(
         data="linear", workers=1, rows=5, compressor="sparsification", step_size=1.0, rounds=5000,
         monitor=1,
     )  # fmt: skip
@@ -105,7 +112,9 @@ def test_a_run_that_diverges_ends(tmp_path: Path) -> None:
 
 
 def test_a_run_stops_at_its_target(tmp_path: Path) -> None:
-    aim = Settings(data="linear", workers=4, rows=5, step_size=1.0, rounds=500, monitor=1, target=1)
+    aim = ExperimentSettings(
+        data="linear", workers=4, rows=5, step_size=1.0, rounds=500, monitor=1, target=1
+    )
     h = run_job(Job("e", "r", aim, 0), tmp_path, lambda share: None)["squared_h"][1:]
     assert h.mean() <= 1 < h[:-1].mean()
 

@@ -15,7 +15,7 @@ from emfed.core.streams import Purpose, choose, uniforms
 from emfed.data.synthetic import START, TRUTH
 from emfed.theory.experiments import Job
 from emfed.theory.experiments.jobs import run_job, synthetic_mixture
-from emfed.theory.experiments.settings import Settings
+from emfed.theory.experiments.settings import ExperimentSettings
 from emfed.theory.experiments.single_worker import SIBLINGS
 
 ROWS = 300
@@ -81,7 +81,7 @@ def test_they_cost_what_the_papers_say(opened: emfed.fitting.Run) -> None:
 
 
 def test_a_job_counts_the_start_and_all_rounds(tmp_path: Path) -> None:
-    settings = Settings(
+    settings = ExperimentSettings(
         workers=1,
         rows=ROWS,
         algorithm="sem-vr",
@@ -99,7 +99,7 @@ def test_a_job_counts_the_start_and_all_rounds(tmp_path: Path) -> None:
 
 def test_online_em_is_fedem_with_one_worker(tmp_path: Path) -> None:
     """Cappé and Moulines: S += gamma_k (s-bar of a fresh batch - S), written out."""
-    settings = Settings(
+    settings = ExperimentSettings(
         workers=1,
         rows=ROWS,
         batch_size=20,
@@ -125,7 +125,7 @@ def test_the_naive_sum_is_fedem_where_everyone_takes_part(tmp_path: Path) -> Non
     """(np)^-1 sum (V_i + Q) and V + (np)^-1 sum Q differ in who is silent, and in nothing else."""
 
     def path(algorithm: Any, p: float) -> Any:
-        settings = Settings(
+        settings = ExperimentSettings(
             algorithm=algorithm, split="sorted", workers=6, rows=20, compressor="dithering",
             step_size=0.2, rounds=40, monitor=1, participation=p,
         )  # fmt: skip
@@ -139,7 +139,7 @@ def test_the_distance_of_memories_is_what_they_lack(tmp_path: Path) -> None:
     """Memories at zero lack h_i itself; those started at the mean field lack nothing."""
 
     def first(**more: Any) -> float:
-        settings = Settings(
+        settings = ExperimentSettings(
             split="sorted", workers=4, rows=25, step_size=1e-9, rounds=2, monitor=1,
             watch_memories=True, **more,
         )  # fmt: skip

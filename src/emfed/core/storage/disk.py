@@ -114,7 +114,8 @@ class Disk:
 
 @final
 class ScratchDisk(Disk):
-    """For folders that are thrown away: nothing in them must outlive a crash, so nothing syncs."""
+    """A disk for folders that are thrown away: nothing in them must outlive a crash, so nothing
+    syncs."""
 
     def sync(self, path: Path) -> None:
         """Leave it to the system."""

@@ -137,7 +137,7 @@ def seal(header: Header, body: bytes) -> bytes:
 
 
 def checksum(header: Header, body: bytes) -> int:
-    """That of the long form, which both forms end with."""
+    """The checksum of the long form, which both forms end with."""
     return zlib.crc32(_front(header) + body)
 
 
@@ -177,7 +177,8 @@ def is_short(data: bytes) -> bool:
 
 
 def shorten(header: Header, body: bytes) -> bytes:
-    """To a worker that knows the run, its number in it and its own instance."""
+    """Make a message short for a worker that knows the run, its number in it and its own
+    instance."""
     more = encode_count(header.generation) if header.generation else b""
     first = _SHORT | (_WITH_GENERATION if more else 0) | header.kind
     front = bytes([first, header.run & 0xFF])
@@ -192,7 +193,7 @@ class Short:
     run: int
     """The lowest eight bits of it."""
     header: Header
-    """Without run, worker and fingerprint."""
+    """The header without run, worker and fingerprint."""
     body: bytes
     checksum: int
 

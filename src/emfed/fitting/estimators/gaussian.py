@@ -56,7 +56,7 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
         Whether NaN is a value missing at random (full and diag).
     warm_start : bool
         Whether a second fit goes on from the first.
-    random_state : int, RandomState or None
+    random_state : int, random state or None
         The seed; None is 0 for the fit, and other rows for each `sample`.
     device : str or None
         "cuda" puts the rows on a GPU; rows that are CUDA tensors are taken as they are.
@@ -160,7 +160,7 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
         )
 
     def _online_model(self, k: int) -> Model:
-        """For ``tied``, with the second moment among the statistics: batches differ in it."""
+        """Batches differ in their second moment: for ``tied`` it is a statistic."""
         if self.covariance_type != "tied":
             return self._model(k)
         floor = self.covariance_floor

@@ -22,10 +22,12 @@ QUIET: dict[str, Algorithm] = {
     FedEM.name.lower(): FedEM(_NOISE, in_metric=True),
     VRFedEM.name.lower(): VRFedEM(_NOISE, in_metric=True, batch_size=64),
 }
-"""With a rank these take less noise than with a mixture: a row's factors follow the loadings, so
-noise comes back larger than from responsibilities. "auto" measures that, and chooses by itself."""
+"""The named algorithms where there is a rank. They take less noise than with a mixture: a row's
+factors follow the loadings, so noise comes back larger than from responsibilities. "auto" measures
+that, and chooses by itself."""
 PENALTY = 1.0
-"""On the columns' factors, in rows, unless another is given."""
+"""The penalty of the columns' factors, in rows, unless another is given. Not tuned: one row shrinks
+a little and keeps loadings finite."""
 
 
 class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimator):
@@ -74,7 +76,7 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
         ``rank``, the least noise.
     warm_start : bool
         Whether a second fit goes on from the first.
-    random_state : int, RandomState or None
+    random_state : int, random state or None
         The seed; None is 0 for the fit, and other rows for each `sample`.
     verbose : bool
         Whether a bar on stderr shows rounds, bytes and time left, also of sites elsewhere.

@@ -290,7 +290,7 @@ def _codes(estimator: Any, X: Any, name: str) -> FloatArray:
 
 
 def _placed(estimator: Any, workers: Workers) -> Workers:
-    """On the estimator's device; rows that are on one already stay there."""
+    """Put rows on the estimator's device; those that are on one already stay there."""
     device = getattr(estimator, "device", None)
     if device is None and isinstance(workers, WorkerData) and is_here(workers.rows):
         device = workers.rows.device

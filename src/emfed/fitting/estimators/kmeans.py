@@ -40,7 +40,7 @@ class FederatedKMeans(
         "em" (Lloyd's algorithm), "auto", "FedEM", "VR-FedEM" or an algorithm of emfed.
     warm_start : bool
         Whether a second fit goes on from the first.
-    random_state : int, RandomState or None
+    random_state : int, random state or None
         The seed; None is 0 for the fit, and other rows for each `sample`.
     device : str or None
         "cuda" puts the rows on a GPU; rows that are CUDA tensors are taken as they are.

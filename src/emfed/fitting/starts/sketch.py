@@ -22,7 +22,7 @@ from emfed.fitting.selection import debt
 from emfed.models.clusters import lloyd, seed_centres
 
 ROWS = 2000
-"""Of a sketch: so many tell starts apart on all open tables; more cost time."""
+"""Rows of a sketch: so many tell starts apart on all open tables; more cost time."""
 ROWS_PER_BUCKET, MOST_ROWS = 8, 8000
 """Where buckets are many, a sketch has more rows. From 1,000 buckets of MNIST, tied, EM ends at
 -29.767 nats on average where 2,000 rows are drawn, at -29.723 where 8,000 are (three seeds)."""
@@ -41,8 +41,8 @@ WORK = 5e8
 HARDNESS = 0.2
 """First variances over those within clusters: rows then belong almost to the nearest centre."""
 DIGITS = 9
-"""Of log-likelihoods that are ranked: starts that lead to one place are equal, whatever rounding
-says, or it would decide about the order of the components."""
+"""Nats that log-likelihoods are rounded to when they are ranked: starts that lead to one place are
+equal, whatever rounding says, or it would decide about the order of the components."""
 
 
 @final
@@ -51,9 +51,9 @@ class Sketch:
     """Rows that stand for all, in the frame of k-means and as the model reads them."""
 
     points: FloatArray
-    """In the frame; 0 where a value is missing."""
+    """The rows in the frame; 0 where a value is missing."""
     rows: FloatArray
-    """In the user's units."""
+    """The rows in the user's units."""
     weights: FloatArray
 
     def starts(self, models: Sequence[Any], count: int, seed: int) -> list[list[Any]]:

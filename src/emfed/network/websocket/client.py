@@ -67,7 +67,7 @@ a thousand sites do not call in the same moment after a restart of the server.""
 STEADY_SECONDS = 5.0
 """A connection that lasted so long counts as good: the next pause is a first one."""
 OPENING_SECONDS = 30.0
-"""For name, TCP, proxy, TLS and the WebSocket's opening together."""
+"""Time for name, TCP, proxy, TLS and the WebSocket's opening together."""
 Report = Callable[[str, str], None]
 """Called with a kind (``state``, ``sent``) and words."""
 

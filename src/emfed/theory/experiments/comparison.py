@@ -33,7 +33,7 @@ WORTH_STOPPING = 1e-9
 LOCAL_PASSES = 50
 """EM steps of a local fit that is averaged."""
 THIN = 20
-"""Of the hours of Beijing every twentieth is taken, so that all methods and seeds take minutes."""
+"""Every twentieth hour of Beijing is taken, so that all methods and seeds take minutes."""
 AIR = ("PM2.5", "PM10", "SO2", "NO2", "CO", "O3", "TEMP", "PRES", "DEWP", "WSPM")
 STORM = ("lat", "long", "wind", "pressure")
 Method = Literal[
@@ -52,7 +52,7 @@ Method = Literal[
 
 @final
 @dataclass(frozen=True)
-class Source:
+class ComparedData:
     """A set of data: its file, and the mixture that is fitted to it."""
 
     file: str
@@ -65,10 +65,10 @@ class Source:
 
 
 SOURCES = {
-    "mnist": Source("mnist.npz", "MNIST by label", 10, "tied", 20, 100),
-    "beijing": Source("beijing_air_quality.parquet", "Beijing stations", 5, "full", 10, 12),
-    "storms": Source("storms.csv.gz", "Atlantic storms by year", 4, "full", 4, 50),
-    "simulated": Source("", "simulated", 4, "full", 3, 12),
+    "mnist": ComparedData("mnist.npz", "MNIST by label", 10, "tied", 20, 100),
+    "beijing": ComparedData("beijing_air_quality.parquet", "Beijing stations", 5, "full", 10, 12),
+    "storms": ComparedData("storms.csv.gz", "Atlantic storms by year", 4, "full", 4, 50),
+    "simulated": ComparedData("", "simulated", 4, "full", 3, 12),
 }
 
 
@@ -111,7 +111,7 @@ class MethodSettings:
             object.__setattr__(self, "stand_in", not self.source_path.is_file())
 
     @property
-    def source(self) -> Source:
+    def source(self) -> ComparedData:
         """What is fitted to what."""
         return SOURCES[self.data]
 
@@ -202,7 +202,7 @@ def load(settings: MethodSettings, seed: int, digits: Callable[[], Any]) -> Work
     return WorkerData(rows.to_numpy().astype(np.float64)[order], offsets)
 
 
-def stand_in(source: Source, seed: int, rows: int) -> WorkerData:
+def stand_in(source: ComparedData, seed: int, rows: int) -> WorkerData:
     """Rows of a mixture of the same size, of which most workers hold one component or two."""
     k, d, n = source.components, source.columns, source.workers
     means = 2.5 * normals(0, 5, Purpose.DATA, np.arange(k), d)

@@ -17,7 +17,7 @@ from emfed.core.configuration import check_keys, read_settings
 from emfed.core.errors import SettingsError, check_count
 from emfed.core.version import __version__
 from emfed.theory.experiments.comparison import MethodSettings
-from emfed.theory.experiments.settings import Settings, as_plain
+from emfed.theory.experiments.settings import ExperimentSettings, as_plain
 from emfed.theory.experiments.tables import TableSettings
 
 PAPER = ("synthetic", "mnist", "ebird")
@@ -28,7 +28,7 @@ ABLATIONS = (
 )
 """What the paper argues in words."""
 NAMES = (*PAPER, *ABLATIONS, "methods")
-AnySettings = Settings | TableSettings | MethodSettings
+AnySettings = ExperimentSettings | TableSettings | MethodSettings
 KINDS: Mapping[str, type[AnySettings]] = {"ebird": TableSettings, "methods": MethodSettings}
 """The settings of those whose runs are not of EM on the paper's mixtures."""
 
@@ -95,7 +95,7 @@ class Job:
     def from_json(cls, text: str | bytes) -> Job:
         """What `to_json` wrote."""
         plain = json.loads(text)
-        settings = KINDS.get(plain["experiment"], Settings)(**plain["settings"])
+        settings = KINDS.get(plain["experiment"], ExperimentSettings)(**plain["settings"])
         return cls(plain["experiment"], plain["run"], settings, plain["seed"])
 
     @property
@@ -153,7 +153,7 @@ def read_config(text: str, name: str, where: str, quick: bool = False) -> Experi
     changes = {k: v for k, v in small.items() if k not in ("seeds", "vary")}
     vary = {**_table(table, "vary", where), **_table(small, "vary", f"{where}, quick")}
     runs: dict[str, AnySettings] = {}
-    kind = KINDS.get(name, Settings)
+    kind = KINDS.get(name, ExperimentSettings)
     for run, own in _table(table, "runs", where).items():
         if not isinstance(own, dict):
             raise SettingsError(f"{where}: runs.{run} must be a table.")

@@ -36,13 +36,13 @@ from emfed.network.faulty import FaultPlan, FaultyFederation
 from emfed.network.inprocess import StackedFederation
 from emfed.theory.experiments.comparison import MethodSettings, run_method
 from emfed.theory.experiments.config import Job
-from emfed.theory.experiments.settings import Settings
+from emfed.theory.experiments.settings import ExperimentSettings
 from emfed.theory.experiments.single_worker import SIBLINGS, Move, naive_sum
 from emfed.theory.experiments.tables import TableSettings, run_table
 from emfed.theory.experiments.traces import trend_file
 
 COMPONENTS, DIMENSION = 10, 20
-"""Of the mixture on MNIST, and of the principal components it is fitted on (section 4)."""
+"""Components of the mixture on MNIST, and the principal components it is fitted on (section 4)."""
 KAPPA = 0.5
 """The slope of the linear model: gamma_max without compression is then 1, EM's own step."""
 DIVERGED = 1e12
@@ -67,7 +67,7 @@ def _digits(path: Path) -> Digits:
     return read_digits(path)
 
 
-def problem(settings: Settings, seed: int, folder: Path) -> tuple[Model, WorkerData, Any]:
+def problem(settings: ExperimentSettings, seed: int, folder: Path) -> tuple[Model, WorkerData, Any]:
     """Model, data and start. The start on MNIST is one for all seeds, as in the paper."""
     if settings.data == "linear":
         n, m, d = settings.workers, settings.rows, settings.dimension
@@ -195,7 +195,9 @@ def memory_distance(run: Run, data: WorkerData) -> float:
     return float(((memories - fields) ** 2).sum(axis=1).mean())
 
 
-def other_moves(settings: Settings, opened: Run, data: WorkerData) -> Iterator[Move] | None:
+def other_moves(
+    settings: ExperimentSettings, opened: Run, data: WorkerData
+) -> Iterator[Move] | None:
     """The moves of an algorithm that is not the package's; None for those that are."""
     model, start, seed = opened.model, opened.state.statistics, opened.seed
     if settings.algorithm == "naive-sum":
@@ -214,7 +216,7 @@ def follow(
     moves: Iterator[Move],
     opened: Run,
     rows: FloatArray,
-    settings: Settings,
+    settings: ExperimentSettings,
     watch: Callable[[RoundRecord, Any], bool],
 ) -> Records:
     """Records of a sibling algorithm, from where the opening exchange of a run has led."""
@@ -251,7 +253,7 @@ def follow(
     return records
 
 
-def share_done(settings: Settings, record: RoundRecord) -> float:
+def share_done(settings: ExperimentSettings, record: RoundRecord) -> float:
     """How much of the run is behind this record."""
     rounds = record.round / settings.rounds if settings.rounds else 0.0
     epochs = record.epochs / settings.epochs if settings.epochs else 0.0
@@ -274,7 +276,7 @@ def _weights(params: Any) -> FloatArray:
 
 
 def store(columns: dict[str, Any], path: Path) -> None:
-    """As Parquet, atomically."""
+    """Write Parquet, atomically."""
     import polars as pl
 
     buffer = io.BytesIO()

@@ -31,7 +31,7 @@ component that a worker has no rows for would have no covariance."""
 
 @final
 @dataclass(frozen=True, eq=False)
-class Moments:
+class ComponentMoments:
     """Mean responsibilities, and first and second moments by component; leading axes are workers.
 
     Of tied covariances ``second`` is that of all rows, with one component.
@@ -67,24 +67,24 @@ class Tables:
 
     @cached_property
     def second_moment(self) -> FloatArray:
-        """Of each worker's rows, in the frame."""
+        """The second moment of each worker's rows, in the frame."""
         frame = self.model.constants.frame
         y = (self.rows - frame.origin) / frame.scale * self.mask[..., None]
         return np.asarray(np.swapaxes(y, 1, 2) @ y / self.counts[:, None, None])
 
-    def moments(self, params: GaussianParameters) -> Moments:
+    def moments(self, params: GaussianParameters) -> ComponentMoments:
         """Everyone's, each at its own parameters: one pass over all rows."""
         statistics = self.model.expected_statistics(self.rows, params, self.mask)
         found = self.model.layout.split(statistics)
         d = self.rows.shape[-1]
         tied = "second" not in found
         second = self.second_moment[:, None] if tied else unpack(found["second"], d)
-        return Moments(found["mass"], found["first"], second)
+        return ComponentMoments(found["mass"], found["first"], second)
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Chart:
+class FreeChart:
     """Vectors without constraints to mixtures: the start is zero, and its covariances the units."""
 
     start: GaussianParameters
@@ -126,7 +126,7 @@ class Chart:
             covariances = covariances[..., 0, :, :]
         return GaussianParameters(joint / joint.sum(axis=-1, keepdims=True), means, covariances)
 
-    def direction(self, x: FloatArray, moments: Moments) -> FloatArray:
+    def direction(self, x: FloatArray, moments: ComponentMoments) -> FloatArray:
         """The gradient of the mean log-likelihood, divided by the start's weights."""
         _, _, factors = self.parts(x)
         params, one = self.parameters(x), len(self.roots) == 1
@@ -171,7 +171,7 @@ def averaging(
     SCAFFOLD's controls are those of its option II, which the server knows from the parameters that
     are sent; so it sends no more than FedAvg.
     """
-    chart = Chart(start)
+    chart = FreeChart(start)
     n, x = len(tables.rows), np.zeros(chart.size)
     controls, common = np.zeros((n, chart.size)), np.zeros(chart.size)
     upload = floats_size(chart.size, "float32")
@@ -228,7 +228,7 @@ def averaged_fits(tables: Tables, start: GaussianParameters, passes: int) -> Poi
         covariances = np.einsum("n,nij->ij", tables.shares, params.covariances)
     else:
         covariances = np.einsum("nk,nkij->kij", parts, params.covariances[each, order])
-    upload = floats_size(Chart(start).size, "float32")
+    upload = floats_size(FreeChart(start).size, "float32")
     return Point(GaussianParameters(weights, means, covariances), float(passes), upload)
 
 
@@ -237,5 +237,5 @@ def matched(means: FloatArray, start: GaussianParameters) -> IntArray:
     from scipy.optimize import linear_sum_assignment
 
     apart = means[None] - start.means[:, None]
-    turned = np.linalg.inv(Chart(start).roots)[:, None] @ apart[..., None]
+    turned = np.linalg.inv(FreeChart(start).roots)[:, None] @ apart[..., None]
     return np.asarray(linear_sum_assignment((turned[..., 0] ** 2).sum(axis=-1))[1])

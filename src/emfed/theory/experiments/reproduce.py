@@ -23,7 +23,7 @@ from emfed.theory.experiments.findings import Findings
 from emfed.theory.experiments.jobs import prepare_mnist
 from emfed.theory.experiments.report import report_page
 from emfed.theory.experiments.runner import Notify, run_jobs
-from emfed.theory.experiments.settings import Settings, as_plain
+from emfed.theory.experiments.settings import ExperimentSettings, as_plain
 from emfed.theory.experiments.smoothing import check_loess
 from emfed.theory.experiments.traces import Traces, read_trace, write_records
 from emfed.theory.experiments.verdicts import Verdict, finite, judge
@@ -116,7 +116,7 @@ def _check_data(experiment: Experiment, folder: Path) -> None:
         return
     digits = prepare_mnist(folder)
     if digits.writers is None and any(
-        isinstance(s, Settings) and s.sizes == "writers" for s in experiment.runs.values()
+        isinstance(s, ExperimentSettings) and s.sizes == "writers" for s in experiment.runs.values()
     ):
         raise DataError(NO_WRITERS)
 

@@ -15,7 +15,7 @@ from emfed.fitting.stopping import Monitor, Stop
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ExperimentSettings:
     """Everything that decides a run but the seed; the names are the keys of ``config.toml``."""
 
     data: Literal["synthetic", "mnist", "linear"] = "synthetic"

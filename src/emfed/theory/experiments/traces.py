@@ -13,7 +13,7 @@ import numpy as np
 from emfed.core.errors import DataError
 from emfed.core.protocols import FloatArray
 from emfed.theory.experiments.config import Job
-from emfed.theory.experiments.settings import Settings
+from emfed.theory.experiments.settings import ExperimentSettings
 
 
 @final
@@ -27,9 +27,9 @@ class Trace:
     """The trend of a table, by time."""
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> ExperimentSettings:
         """The settings of a run on mixtures."""
-        assert isinstance(self.job.settings, Settings)
+        assert isinstance(self.job.settings, ExperimentSettings)
         return self.job.settings
 
     def __getitem__(self, name: str) -> FloatArray:
@@ -119,7 +119,7 @@ def tracking(trace: Trace) -> float:
 
 
 def read_trace(job: Job, folder: Path) -> Trace:
-    """From the file that the job left."""
+    """Read the file that the job left."""
     import polars as pl
 
     try:

@@ -31,7 +31,7 @@ class Verdict:
     """The measure for every seed: each of them must hold."""
 
     def plain(self) -> dict[str, Any]:
-        """As JSON types; numbers that are not finite become None."""
+        """The verdict as JSON types; numbers that are not finite become None."""
         return {
             **asdict(self),
             "value": finite(self.value),

@@ -9,7 +9,7 @@ from emfed.core.protocols import FloatArray
 from emfed.theory import Problem, fedem_rounds, fedem_step_limit, slowdown
 from emfed.theory.experiments.findings import Findings
 from emfed.theory.experiments.jobs import KAPPA
-from emfed.theory.experiments.settings import Settings
+from emfed.theory.experiments.settings import ExperimentSettings
 from emfed.theory.experiments.traces import Trace, Traces, each, ratio
 
 CASES = ("low noise, n = 100", "low noise, n = 10", "high noise, n = 100", "high noise, n = 10")
@@ -68,7 +68,7 @@ def first_round(trace: Trace) -> float:
     return float(reached[0] + 1) if len(reached) else np.inf
 
 
-def exact_problem(settings: Settings) -> Problem:
+def exact_problem(settings: ExperimentSettings) -> Problem:
     """The linear model's constants: L = L_W = kappa, B = I, |S_0 - S_star|^2 = dimension."""
     gap = 0.5 * KAPPA * settings.dimension
     variance = 0.0
@@ -77,13 +77,15 @@ def exact_problem(settings: Settings) -> Problem:
     return Problem(settings.workers, KAPPA, KAPPA, gap, variance=variance)
 
 
-def promise(settings: Settings, omega: float) -> float:
+def promise(settings: ExperimentSettings, omega: float) -> float:
     """The theory's slowdown."""
     assert settings.target is not None
     return slowdown(exact_problem(settings), settings.target, omega)
 
 
-def _row(case: str, settings: Settings, omega: float, measured: float, bound: float) -> list[str]:
+def _row(
+    case: str, settings: ExperimentSettings, omega: float, measured: float, bound: float
+) -> list[str]:
     assert settings.target is not None
     problem = exact_problem(settings)
     noisy = fedem_rounds(problem, settings.target, omega).regime == "high noise"

@@ -10,7 +10,7 @@ from emfed.data.synthetic import START, synthetic_federation
 from emfed.theory import Problem, estimate_problem, fedem_bound, fedem_step_limit, omega_of
 from emfed.theory.experiments.findings import Findings
 from emfed.theory.experiments.jobs import synthetic_mixture
-from emfed.theory.experiments.settings import Settings
+from emfed.theory.experiments.settings import ExperimentSettings
 from emfed.theory.experiments.traces import Traces, each, slope
 
 CURVE = 40
@@ -47,7 +47,7 @@ def analyse(traces: Traces) -> Findings:
     )
 
 
-def constants(settings: Settings, seed: int) -> tuple[Problem, float]:
+def constants(settings: ExperimentSettings, seed: int) -> tuple[Problem, float]:
     """What the theorem needs to know, measured on this seed's data, and omega."""
     data = synthetic_federation(seed, workers=settings.workers, rows_per_worker=settings.rows)
     found = estimate_problem(synthetic_mixture(), data, weights="uniform", start=START, seed=seed)
@@ -55,7 +55,9 @@ def constants(settings: Settings, seed: int) -> tuple[Problem, float]:
     return found.with_batch(settings.batch_size), omega
 
 
-def bounds(problems: list[tuple[Problem, float]], step: float, settings: Settings) -> FloatArray:
+def bounds(
+    problems: list[tuple[Problem, float]], step: float, settings: ExperimentSettings
+) -> FloatArray:
     """The theorem's bound for each seed."""
     assert settings.rounds is not None
     return np.array([fedem_bound(p, step, settings.rounds, omega) for p, omega in problems])
@@ -67,7 +69,7 @@ def _figure(
     floors: list[FloatArray],
     problems: list[tuple[Problem, float]],
     limits: FloatArray,
-    settings: Settings,
+    settings: ExperimentSettings,
 ) -> Figure:
     limit = float(limits.min())
     allowed = np.geomspace(steps[0], limit, CURVE)

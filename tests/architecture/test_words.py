@@ -1,0 +1,109 @@
+"""One word, one meaning: what of the vocabulary in ARCHITECTURE.md can be counted."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import emfed
+
+SOURCE = Path(emfed.__file__).parent
+ROOT = Path(__file__).parents[2]
+GIVEN_UP = {
+    "Rows": "WorkerStates",
+    "worker_rows": "worker_states",
+    "restore_rows": "restore_states",
+    "Settings": "a name that says whose settings",
+    "CAUTION": "a name that says the quantity",
+    "MANY": "a name that says the quantity",
+    "SEVERAL": "a name that says the quantity",
+    "LASTING": "a name that says the quantity",
+    "NEVER": "a name that says the quantity",
+}
+"""Names that had two meanings or none, and what to write."""
+MODULES = {"portraits", "durations", "spreads", "siblings", "cards", "contest", "resident", "tape"}
+"""Modules whose names could not be guessed."""
+
+
+@cache
+def modules() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")}
+
+
+def test_no_two_classes_have_one_name() -> None:
+    where = defaultdict(list)
+    for path, tree in modules().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                where[node.name].append(f"{path.relative_to(SOURCE)}:{node.lineno}")
+    assert {name: places for name, places in where.items() if len(places) > 1} == {}
+
+
+def test_words_that_were_given_up_do_not_come_back() -> None:
+    found = [
+        f"{path.relative_to(SOURCE)}:{token.start[0]}: {token.string}, write {wanted}"
+        for path in modules()
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline)
+        if token.type == tokenize.NAME and (wanted := GIVEN_UP.get(token.string))
+    ]
+    assert found == []
+    assert not MODULES & {path.stem for path in modules()}
+
+
+def test_every_constant_says_what_it_is() -> None:
+    """Beside a number stands what it does, and what chose it or that nothing did."""
+    bare = []
+    for path, tree in modules().items():
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for node, later in zip(tree.body, [*tree.body[1:], None], strict=True):
+            if not (isinstance(node, ast.Assign) and numeric(node.value) and capital(node)):
+                continue
+            end = node.end_lineno or node.lineno
+            above = lines[node.lineno - 2] if node.lineno > 1 else ""
+            # One docstring may speak of several constants that stand together.
+            beside = isinstance(later, (ast.Expr, ast.Assign)) and later.lineno == end + 1
+            if not (beside or "#" in lines[end - 1] or above.startswith("#")):
+                bare.append(f"{path.relative_to(SOURCE)}:{node.lineno}: {lines[node.lineno - 1]}")
+    assert bare == []
+
+
+def capital(node: ast.Assign) -> bool:
+    names = [n.id for n in ast.walk(node.targets[0]) if isinstance(n, ast.Name)]
+    return bool(names) and all(name.strip("_").isupper() for name in names)
+
+
+def numeric(node: ast.expr) -> bool:
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, (int, float)) and not isinstance(node.value, bool)
+    if isinstance(node, (ast.Tuple, ast.List)):
+        return any(map(numeric, node.elts))
+    return isinstance(node, ast.BinOp) and (numeric(node.left) or numeric(node.right))
+
+
+def test_the_paper_is_cited_as_printed() -> None:
+    """Theorems share their numbers with corollaries and lemmas: 1, Corollary 2, 3, 4, Lemma 5."""
+    allowed = {"Theorem": {"1", "3", "4"}, "Corollary": {"2", "9", "18"}, "Lemma": {"5", "6", "21"}}
+    pages = [*SOURCE.rglob("*.py"), *SOURCE.rglob("*.md"), *SOURCE.rglob("*.toml")]
+    pages += [*(ROOT / "docs").glob("*.md"), ROOT / "ARCHITECTURE.md", ROOT / "README.md"]
+    for path in pages:
+        for what, number in re.findall(
+            r"\b(Theorem|Corollary|Lemma) (\d+)\b", path.read_text(encoding="utf-8")
+        ):
+            assert number in allowed[what], f"{path}: the paper has no {what} {number}"
+
+
+def test_the_vocabulary_names_each_word_once() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    table = text[text.index("## Vocabulary") : text.index("## Three rules")]
+    words = [
+        word.strip()
+        for row in re.findall(r"^\| \*\*(.+?)\*\* \|", table, re.MULTILINE)
+        for word in row.split(",")
+    ]
+    assert len(words) > 40
+    assert len(words) == len(set(words))
