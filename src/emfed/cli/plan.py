@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
+from emfed.cli.help import Options
 from emfed.cli.intake import read_workers
 from emfed.compressors.words import parse_compressor
 from emfed.core.streams import check_seed
@@ -18,56 +19,32 @@ from emfed.theory import Estimate, Plan, estimate_problem, plan
 from emfed.theory.planning import check_goal
 
 
-def run_plan(
-    rows: tuple[Any, ...] | None,
-    n_components: int | None,
-    covariance_type: str | None,
-    compressor: str,
-    participation: float,
-    batch_size: int | None,
-    epsilon: float,
-    in_metric: bool,
-    seed: int,
-    threads: int,
-    json_output: bool,
-) -> None:
+def run_plan(options: Options) -> None:
     """Measure the constants, plan, print."""
-    operator = parse_compressor(compressor)
-    check_goal(participation, epsilon)
-    check_seed(seed)
-    console = Console(quiet=json_output)
-    with threadpool_limits(threads), console.status("measuring the constants on the data"):
-        found = _measure(rows, n_components, covariance_type, in_metric, seed)
-        advice = plan(
-            found, operator, participation=participation, batch_size=batch_size, epsilon=epsilon
-        )
-    if json_output:
-        out = {"seed": seed, "constants": _constants(found), "plan": advice.describe()}
+    operator, share = parse_compressor(options.compressor), options.participation
+    check_goal(share, options.accuracy)
+    check_seed(options.seed)
+    console = Console(quiet=options.json_output)
+    with threadpool_limits(options.threads), console.status("measuring the constants on the data"):
+        found = _measure(options)
+        goal = {"batch_size": options.batch_size, "epsilon": options.accuracy}
+        advice = plan(found, operator, participation=share, **goal)
+    if options.json_output:
+        out = {"seed": options.seed, "constants": _constants(found), "plan": advice.describe()}
         print(json.dumps(out))  # noqa: T201
     else:
-        _print(console, found, advice, seed)
+        _print(console, found, advice, options.seed)
 
 
-def _measure(
-    rows: tuple[Any, ...] | None,
-    n_components: int | None,
-    covariance_type: str | None,
-    in_metric: bool,
-    seed: int,
-) -> Estimate:
-    if rows is not None:
-        model = gaussian_mixture(n_components or 2, covariance_type or "full")
-        workers = read_workers(*rows).workers
-        return estimate_problem(model, workers, in_metric=in_metric, seed=seed)
+def _measure(options: Options) -> Estimate:
+    common: dict[str, Any] = {"in_metric": options.metric, "seed": options.seed}
+    if options.data is not None:
+        model = gaussian_mixture(options.n_components or 2, options.covariance_type or "full")
+        workers = read_workers(options, [str(options.data)]).workers
+        return estimate_problem(model, workers, **common)
     known = gaussian_mixture(2, "known", known_covariance=TRUTH.covariances)
-    return estimate_problem(
-        known,
-        synthetic_federation(seed),
-        start=START,
-        weights="uniform",
-        in_metric=in_metric,
-        seed=seed,
-    )
+    data = synthetic_federation(options.seed)
+    return estimate_problem(known, data, start=START, weights="uniform", **common)
 
 
 def _constants(found: Estimate) -> dict[str, Any]:
