@@ -53,6 +53,7 @@ from emfed.core.protocols import (
     Column,
     Crowd,
     FloatArray,
+    Heard,
     IntArray,
     Lattice,
     Layout,
@@ -357,16 +358,10 @@ class AutoEM(Algorithm):
         return steps.follow(model, channel, seed, round_, statistics, step)
 
     def server_step(
-        self,
-        model: Model,
-        seed: int,
-        state: ServerState,
-        request: Request,
-        replies: Replies,
-        weights: FloatArray,
-        probabilities: FloatArray,
+        self, model: Model, seed: int, state: ServerState, heard: Heard
     ) -> tuple[ServerState, StepInfo]:
         """H, the momentum, and the step. If nobody answered, S stays."""
+        request, replies, weights = heard.request, heard.replies, heard.weights
         extras = dict(state.extras) | {"missing": np.array(1 - float(weights.sum()))}
         mean_field = state.memory + weights @ replies.values
         if self.incremental:

@@ -16,6 +16,7 @@ from emfed.core.protocols import (
     Compressed,
     Compressor,
     FloatArray,
+    Heard,
     IdentityMetric,
     IntArray,
     Lattice,
@@ -486,10 +487,7 @@ def advance(
     model: Model,
     seed: int,
     state: ServerState,
-    request: Request,
-    replies: Replies,
-    weights: FloatArray,
-    probabilities: FloatArray,
+    heard: Heard,
     step: float,
     broadcast: Channel | None = None,
     gauge: bool = False,
@@ -500,6 +498,8 @@ def advance(
     corrected. Its memory is where it was on both sides, so the fixed point stays h = 0. V moves
     even when the guard shortens the step.
     """
+    request, replies, weights = heard.request, heard.replies, heard.weights
+    probabilities = heard.probabilities
     if request.kind == "start":  # V_i = h_i(S_0); S does not move
         probabilities, step = np.ones(len(weights)), 0.0
     mean_field = state.memory + (weights / probabilities) @ replies.values

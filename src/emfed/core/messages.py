@@ -419,6 +419,19 @@ class Replies:
 
 
 @dataclass(frozen=True)
+class Heard:
+    """A round at its end: what was asked, what came, and w_i and p_i of those who answered.
+
+    Each worker is in ``replies`` at most once, and they are sorted.
+    """
+
+    request: Request
+    replies: Replies
+    weights: FloatArray
+    probabilities: FloatArray
+
+
+@dataclass(frozen=True)
 class Opening:
     """The opening exchange: every worker's count and summary."""
 

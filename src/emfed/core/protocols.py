@@ -27,6 +27,7 @@ from emfed.core.messages import (
     Crowd,
     FloatArray,
     Form,
+    Heard,
     HeldUp,
     IntArray,
     Lattice,
@@ -42,7 +43,6 @@ from emfed.core.messages import (
     View,
     WorkerStates,
 )
-from emfed.core.metrics import IdentityMetric, Metric
 
 __all__ = [
     "ALONE",
@@ -61,6 +61,7 @@ __all__ = [
     "Form",
     "HasColumns",
     "HasSupports",
+    "Heard",
     "HeldUp",
     "IdentityMetric",
     "IntArray",
@@ -88,6 +89,37 @@ __all__ = [
     "at_origin",
     "free_parameters",
 ]
+
+
+class Metric(ABC):
+    """An invertible linear map of R^q in which compression acts and omega is measured."""
+
+    @abstractmethod
+    def whiten(self, vectors: FloatArray) -> FloatArray:
+        """``(..., q)`` into the metric's coordinates."""
+
+    @abstractmethod
+    def unwhiten(self, vectors: FloatArray) -> FloatArray:
+        """The inverse of `whiten`."""
+
+    @property
+    def lightest(self) -> float:
+        """How much lighter than the whole its most fragile part is, in (0, 1].
+
+        Noise of variance v in every coordinate moves the parameters of that part by about
+        sqrt(v / lightest) of their own spread.
+        """
+        return 1.0
+
+
+class IdentityMetric(Metric):
+    """The Euclidean metric of R^q, the one of the paper."""
+
+    def whiten(self, vectors: FloatArray) -> FloatArray:
+        """Return the vectors as they are."""
+        return vectors
+
+    unwhiten = whiten
 
 
 class Model(ABC):
@@ -552,16 +584,9 @@ class Algorithm(ABC):
 
     @abstractmethod
     def server_step(
-        self,
-        model: Model,
-        seed: int,
-        state: ServerState,
-        request: Request,
-        replies: Replies,
-        weights: FloatArray,
-        probabilities: FloatArray,
+        self, model: Model, seed: int, state: ServerState, heard: Heard
     ) -> tuple[ServerState, StepInfo]:
-        """Take one round's replies (each worker at most once, sorted) into the server state."""
+        """Take one round's replies into the server state."""
 
     def confirm(self, state: ServerState, nats: float) -> ServerState:
         """A state from which rounds find out whether at most ``nats`` are left; see `sure`."""

@@ -32,6 +32,7 @@ from emfed.core.protocols import (
     Crowd,
     Federation,
     FloatArray,
+    Heard,
     IntArray,
     Participation,
     Replies,
@@ -482,15 +483,8 @@ class Run(Rounds):
         if self.session.attend(request.workers, heard, lost):
             return self._rebind(request, replies, time.perf_counter() - began)
         probabilities = self.participation.probabilities(replies.workers, self.federation.size)
-        new, info = self.algorithm.server_step(
-            self.model,
-            self.seed,
-            state,
-            request,
-            replies,
-            self.weights[replies.workers],
-            probabilities,
-        )
+        told = Heard(request, replies, self.weights[replies.workers], probabilities)
+        new, info = self.algorithm.server_step(self.model, self.seed, state, told)
         if len(lost):  # memories start anew for all; see emfed.algorithms.memory
             new = self.algorithm.forget(new)
         seconds = time.perf_counter() - began
