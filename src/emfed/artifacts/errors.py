@@ -27,7 +27,7 @@ from typing import Any, Self, final
 import numpy as np
 
 from emfed.core.errors import EmfedError, SettingsError
-from emfed.core.protocols import BoolArray, FloatArray, HasSupports, Parameters
+from emfed.core.protocols import BoolArray, FloatArray, HasSupports, Names, Parameters
 from emfed.models.clusters import Clusters
 from emfed.models.columns import ColumnParameters
 
@@ -200,7 +200,7 @@ class Quantity:
     """Not where another quantity says the same."""
 
 
-def quantities(model: Any, params: Any, columns: Sequence[str] | None = None) -> list[Quantity]:
+def quantities(model: Any, params: Any, columns: Names = None) -> list[Quantity]:
     """A name for every number of parameters in the user's units, in the order of `flatten`."""
     found: list[Quantity] = []
     for name, array in params.arrays().items():
@@ -211,9 +211,7 @@ def quantities(model: Any, params: Any, columns: Sequence[str] | None = None) ->
     return found
 
 
-def _of_columns(
-    layout: Any, name: str, array: FloatArray, columns: Sequence[str] | None
-) -> list[Quantity]:
+def _of_columns(layout: Any, name: str, array: FloatArray, columns: Names) -> list[Quantity]:
     """Numbers of the columns of one family, ``(K, columns, numbers)``."""
     names = columns or layout.names or [str(j) for j in range(layout.count)]
     width = int(np.prod(array.shape[1:])) if array.size else 0
@@ -242,9 +240,7 @@ def _kind(name: str, what: str = "") -> str:
     return "positive" if name in POSITIVE or what in POSITIVE else "any"
 
 
-def _of_array(
-    model: Any, name: str, array: FloatArray, columns: Sequence[str] | None
-) -> list[Quantity]:
+def _of_array(model: Any, name: str, array: FloatArray, columns: Names) -> list[Quantity]:
     """Numbers of one array by its axes; of a model that nobody knows, by position."""
     shared = model.describe().get("covariance_type") in ("tied", "known")
     axes = AXES.get(name, "")

@@ -20,6 +20,10 @@ IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 WorkerStates = dict[str, NDArray[Any]]
 """The states of some workers: the name of a column -> an array with a leading worker axis."""
+Summaries = Mapping[str, FloatArray]
+"""What workers say of their rows in the opening: name -> array with a leading worker axis."""
+Names = Sequence[str] | None
+"""Names of columns, where there are any."""
 
 _ROOTS = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
 GRID: FloatArray = np.array([0.0, *(_ROOTS[j % 4] * 2.0 ** (j // 4 - 44) for j in range(255))])

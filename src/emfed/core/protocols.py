@@ -11,7 +11,7 @@ a thousand run the same code.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
@@ -32,6 +32,7 @@ from emfed.core.messages import (
     IntArray,
     Lattice,
     Layout,
+    Names,
     Opening,
     Parameters,
     Question,
@@ -39,6 +40,7 @@ from emfed.core.messages import (
     Request,
     ServerState,
     StepInfo,
+    Summaries,
     Supports,
     View,
     WorkerStates,
@@ -70,6 +72,7 @@ __all__ = [
     "Layout",
     "Metric",
     "Model",
+    "Names",
     "Opening",
     "Oracle",
     "Parameters",
@@ -83,6 +86,7 @@ __all__ = [
     "SimulatesLatents",
     "StartsFromClusters",
     "StepInfo",
+    "Summaries",
     "Supports",
     "View",
     "WHOLE",
@@ -140,9 +144,7 @@ class Model(ABC):
         """Names and shapes of the statistics."""
 
     @abstractmethod
-    def check(
-        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
-    ) -> None:
+    def check(self, data: Any, where: str, columns: Names = None, first: int = 0) -> None:
         """Raise `DataError` naming ``where`` if these rows, from number ``first``, are no good."""
 
     @property
@@ -155,15 +157,11 @@ class Model(ABC):
         """What a worker tells once, in the opening exchange: averages over its samples."""
 
     @abstractmethod
-    def combine(
-        self, summaries: Mapping[str, FloatArray], shares: FloatArray
-    ) -> dict[str, FloatArray]:
+    def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
         """The summary of a union of rows from those of its parts, whose shares sum to one."""
 
     @abstractmethod
-    def bind(
-        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
-    ) -> Self:
+    def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
         """The model with the constants that follow from all workers' summaries."""
 
     @abstractmethod
@@ -175,7 +173,7 @@ class Model(ABC):
         mass = self.layout.split(statistics).get("mass", statistics[..., :0])
         return mass.reshape(*statistics.shape[:-1], -1)
 
-    def summary_shares(self, summary: Mapping[str, FloatArray]) -> FloatArray:
+    def summary_shares(self, summary: Summaries) -> FloatArray:
         """Likewise of one worker's summary, ``(groups,)``."""
         return np.ravel(summary.get("observed", np.ones(1)))
 
@@ -649,9 +647,7 @@ class Federation(ABC):
         return False
 
     @abstractmethod
-    def open(
-        self, model: Model, columns: Sequence[str] | None = None, rounded: bool = False
-    ) -> Opening:
+    def open(self, model: Model, columns: Names = None, rounded: bool = False) -> Opening:
         """Check every worker's data and gather the summaries: a new run begins.
 
         ``columns`` are those that the model works with, in this order; None: all that workers have.
@@ -727,7 +723,7 @@ class Federation(ABC):
         NaN: none came."""
 
     def open_private(
-        self, model: Model, columns: Sequence[str] | None, privacy: Any
+        self, model: Model, columns: Names, privacy: Any
     ) -> tuple[int, tuple[str, ...] | None, Sequence[str] | None]:
         """Everyone joins without a number of its rows: how many columns, their and workers' names.
 

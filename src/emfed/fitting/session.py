@@ -20,7 +20,9 @@ from emfed.core.protocols import (
     FloatArray,
     IntArray,
     Model,
+    Names,
     Question,
+    Summaries,
     View,
 )
 from emfed.core.wire import encode_numbers, is_grid
@@ -150,7 +152,7 @@ class Session:
         federation: Federation,
         *,
         weights: str | Sequence[float] | FloatArray = "samples",
-        columns: Sequence[str] | None = None,
+        columns: Names = None,
         seed: int = 0,
         count_bytes: bool = True,
         masks: bool | None = None,
@@ -231,7 +233,7 @@ class Session:
         self.total = float(self._totals[here].sum())
         """The sum of the rows' weights, their number where they have none."""
         told = {name: values[here] for name, values in opening.summaries.items()}
-        self.summary: Mapping[str, FloatArray] = (
+        self.summary: Summaries = (
             self.model.combine(told, self.weights[here]) if opening.whole is None else opening.whole
         )
         """What the opening exchange told of all rows together."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
-from emfed.core.protocols import FloatArray
+from emfed.core.protocols import FloatArray, Summaries
 from emfed.models.categories import BernoulliColumn, Categorical
 from emfed.models.columns import Columns
 
@@ -22,13 +20,13 @@ def code_shares(
     for _, group, masses, part in columns.pieces(mass, moments, observed):
         if isinstance(group.family, Categorical):
             found.append(part.reshape(*mass.shape[:-1], -1))
-        elif isinstance(group.family, BernoulliColumn):
+        elif isinstance(group.family, Bernoulli):
             both = np.concatenate([part, _rest(masses[..., None], part)], axis=-1)
             found.append(both.reshape(*mass.shape[:-1], -1))
     return np.concatenate(found, axis=-1)
 
 
-def seen_shares(columns: Columns, summary: Mapping[str, FloatArray]) -> FloatArray:
+def seen_shares(columns: Columns, summary: Summaries) -> FloatArray:
     """The share of rows seen in each column, and with each of its codes, of one worker."""
     observed, mean, done = summary["observed"], summary["mean"], 0
     found = [observed]
@@ -37,7 +35,7 @@ def seen_shares(columns: Columns, summary: Mapping[str, FloatArray]) -> FloatArr
         if isinstance(group.family, Categorical):
             found.append(seen * summary["extra"][done : done + group.width])
             done += group.width
-        elif isinstance(group.family, BernoulliColumn):
+        elif isinstance(group.family, Bernoulli):
             ones = seen * mean[group.columns]
             found += [ones, _rest(seen, ones)]
         elif group.family.name == "gamma":

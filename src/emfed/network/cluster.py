@@ -17,7 +17,7 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, final
 
 import numpy as np
@@ -30,6 +30,7 @@ from emfed.core.protocols import (
     HasSupports,
     IntArray,
     Model,
+    Names,
     Opening,
     Question,
     Replies,
@@ -356,9 +357,7 @@ class RayFederation(Federation):
     def _everyone(self, method: str, *given: Any) -> list[Any]:
         return self._ask(method, [(shard, given) for shard in range(len(self._actors))])
 
-    def open(
-        self, model: Model, columns: Sequence[str] | None = None, rounded: bool = False
-    ) -> Opening:
+    def open(self, model: Model, columns: Names = None, rounded: bool = False) -> Opening:
         """Every actor checks its data; summaries of all."""
         if isinstance(model, HasSupports):
             raise SettingsError(

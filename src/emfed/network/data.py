@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from emfed.core.errors import DataError
+from emfed.core.protocols import Names
 from emfed.core.wire import Reason
 from emfed.data import Workers, as_workers, with_columns
 from emfed.data.placing import to_device
 from emfed.network.rules import Refusal
 
 
-def read_site(
-    data: Any, columns: Sequence[str] | None = None, device: Any | None = None
-) -> Workers:
+def read_site(data: Any, columns: Names = None, device: Any | None = None) -> Workers:
     """A table, frame, path, source or stream as the rows of one worker, on a device if asked."""
     return to_device(_read_site(data, columns), device)
 
 
-def _read_site(data: Any, columns: Sequence[str] | None) -> Workers:
+def _read_site(data: Any, columns: Names) -> Workers:
     if isinstance(data, Workers):
         workers = data
     else:

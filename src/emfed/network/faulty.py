@@ -7,7 +7,7 @@ not care: the tests run on it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, final
 
@@ -29,6 +29,7 @@ from emfed.core.protocols import (
     FloatArray,
     IntArray,
     Model,
+    Names,
     Opening,
     Question,
     Replies,
@@ -217,9 +218,7 @@ class FaultyFederation(Federation):
     def size(self) -> int:
         return self.inner.size
 
-    def open(
-        self, model: Model, columns: Sequence[str] | None = None, rounded: bool = False
-    ) -> Opening:
+    def open(self, model: Model, columns: Names = None, rounded: bool = False) -> Opening:
         """The opening exchange is repeated until it is whole: no fault is seen."""
         self._clock = 0
         return self.inner.open(model, columns, rounded)

@@ -33,6 +33,7 @@ from emfed.core.protocols import (
     IntArray,
     Lattice,
     Model,
+    Names,
     Opening,
     Question,
     Replies,
@@ -143,7 +144,7 @@ class RemoteFederation(Federation):
         minimum: int = 1,
         attempts: int = 5,
         pause: float = 1.0,
-        columns: Sequence[str] | None = None,
+        columns: Names = None,
         masks: bool | None = None,
         disk: Disk = DISK,
     ) -> None:
@@ -224,9 +225,7 @@ class RemoteFederation(Federation):
     def _path(self, name: str) -> Path | None:
         return None if self.directory is None else self.directory / name
 
-    def open(
-        self, model: Model, columns: Sequence[str] | None = None, rounded: bool = False
-    ) -> Opening:
+    def open(self, model: Model, columns: Names = None, rounded: bool = False) -> Opening:
         """Say hello to everyone who can be reached; or go on with those of before a crash."""
         description = plain(model.describe())
         path, traffic = self._path("members"), self._line.begin()
@@ -260,7 +259,7 @@ class RemoteFederation(Federation):
         return replace(self.members.opening, supports=self._supports)
 
     def open_private(
-        self, model: Model, columns: Sequence[str] | None, privacy: Privacy
+        self, model: Model, columns: Names, privacy: Privacy
     ) -> tuple[int, tuple[str, ...] | None, Sequence[str] | None]:
         self.masks, self._roll.privacy = True, privacy
         try:

@@ -25,6 +25,7 @@ from emfed.core.protocols import (
     IntArray,
     Latent,
     Model,
+    Names,
     Opening,
     Oracle,
     Question,
@@ -353,9 +354,7 @@ class InProcessFederation(Federation):
         return np.arange(self.size, dtype=np.int64)
 
     @final
-    def open(
-        self, model: Model, columns: Sequence[str] | None = None, rounded: bool = False
-    ) -> Opening:
+    def open(self, model: Model, columns: Names = None, rounded: bool = False) -> Opening:
         """Check the data and gather the summaries."""
         self._begun = None
         if columns is not None:
@@ -411,7 +410,7 @@ class InProcessFederation(Federation):
 
     @final
     def open_private(
-        self, model: Model, columns: Sequence[str] | None, privacy: Any
+        self, model: Model, columns: Names, privacy: Any
     ) -> tuple[int, tuple[str, ...] | None, Sequence[str] | None]:
         if columns is not None:
             self.data = with_columns(self.data, tuple(columns))

@@ -19,6 +19,7 @@ from emfed.core.protocols import (
     HasSupports,
     IntArray,
     Model,
+    Names,
     Opening,
     Question,
     Replies,
@@ -69,9 +70,7 @@ class Prices:
         self._knows_constants: BoolArray = np.zeros(workers, dtype=np.bool_)
         self._knows_settings: BoolArray = np.zeros(workers, dtype=np.bool_)
 
-    def open(
-        self, model: Model, opening: Opening, bound: Bound, asked: Sequence[str] | None
-    ) -> None:
+    def open(self, model: Model, opening: Opening, bound: Bound, asked: Names) -> None:
         """Hello to everyone, and everyone joins."""
         workers = None if opening.sizes is None else len(self._everyone)
         hello = encode_text(texts.hello(plain(model.describe()), asked, workers, self._masks))

@@ -33,9 +33,11 @@ from emfed.core.protocols import (
     HasSupports,
     Lattice,
     Model,
+    Names,
     Oracle,
     Question,
     Request,
+    Summaries,
     View,
     WorkerStates,
 )
@@ -237,7 +239,7 @@ class Site:
         *,
         rules: SiteRules | None = None,
         journal: str | Path | None = None,
-        columns: Sequence[str] | None = None,
+        columns: Names = None,
         disk: Disk = DISK,
         device: Any | None = None,
         identity: SiteIdentity | None = None,
@@ -858,7 +860,7 @@ class Site:
         return State(rows, request.round, request.statistics, state.phase), replies
 
 
-def _of_one(summaries: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
+def _of_one(summaries: Summaries) -> dict[str, FloatArray]:
     """The summary of the only worker here."""
     return {name: values[0] for name, values in summaries.items()}
 
@@ -868,7 +870,7 @@ def _secret_words(count: int) -> NDArray[np.uint64]:
     return np.frombuffer(os.urandom(8 * count), dtype=np.uint64).copy()
 
 
-def _alone(model: Model, count: int, summary: Mapping[str, FloatArray]) -> list[Model]:
+def _alone(model: Model, count: int, summary: Summaries) -> list[Model]:
     """The candidates of a run, bound to this site's rows alone, as far as these can have them."""
     found = []
     for candidate in candidates_of(model):

@@ -7,7 +7,7 @@ from typing import Any
 
 from emfed.core.errors import WireError
 from emfed.core.privacy import Privacy
-from emfed.core.protocols import Algorithm, View
+from emfed.core.protocols import Algorithm, Names, View
 from emfed.core.registry import plain
 from emfed.core.version import __version__
 from emfed.core.wire import read_json, worker_loss
@@ -15,7 +15,7 @@ from emfed.core.wire import read_json, worker_loss
 
 def hello(
     description: Any,
-    columns: Sequence[str] | None,
+    columns: Names,
     workers: int | None = None,
     masks: bool = False,
     privacy: Privacy | None = None,
@@ -31,7 +31,7 @@ def hello(
 
 
 def join_about(
-    columns: Sequence[str] | None,
+    columns: Names,
     shapes: Mapping[str, Sequence[int]],
     weighted: bool,
     cells: bool = False,
