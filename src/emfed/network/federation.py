@@ -637,6 +637,31 @@ class RemoteFederation(Federation):
         if asked.remembers:
             asked.lost |= lost
 
+    def _collect(
+        self,
+        purpose: str,
+        messages: Mapping[str, Message],
+        take: Callable[[str, Kind, bytes], bool],
+        waits: Collection[Reason | None] = (None, Reason.OLD),
+    ) -> list[str]:
+        """Deliver, and offer answers to ``take`` until it has taken one of each worker.
+
+        ``waits`` are refusals after which a worker may still answer. Returns those who know
+        nothing of the run.
+        """
+        strangers: list[str] = []
+        waiting = set(messages)
+        for key, kind, body in self._line.deliver(purpose, messages, self._familiar):
+            if kind is Kind.REFUSAL:
+                reason = self._line.heed(key, body)
+                strangers += [key] if reason in STRANGERS else []
+                waiting -= {key} if reason not in waits else set()
+            elif key in waiting and take(key, kind, body):
+                waiting.discard(key)
+            if not waiting:
+                break
+        return strangers
+
     def _take_ready(
         self,
         purpose: str,
@@ -645,27 +670,19 @@ class RemoteFederation(Federation):
         lost: set[int],
     ) -> list[str]:
         """Who is ready, by its fresh number; returns those who know nothing of the run."""
-        strangers: list[str] = []
-        waiting = set(messages)
-        for key, kind, body in self._line.deliver(purpose, messages, self._familiar):
-            number = self._numbers[key]
-            if kind is Kind.REFUSAL:
-                reason = self._line.heed(key, body)
-                if reason in STRANGERS:
-                    strangers.append(key)
-                if reason not in (None, Reason.OLD):
-                    waiting.discard(key)
-            elif kind is Kind.LOST_MEMORY:
-                lost.add(number)
-                waiting.discard(key)
+
+        def take(key: str, kind: Kind, body: bytes) -> bool:
+            if kind is Kind.LOST_MEMORY:
+                lost.add(self._numbers[key])
             elif kind is Kind.READY and len(body) == 8:
-                fresh[number] = int.from_bytes(body, "little")
-                told = messages[key][0].kind is Kind.BUNDLE
-                self._knows[key] |= {*self._news_of(messages[key])} if told else set()
-                waiting.discard(key)
-            if not waiting:
-                break
-        return strangers
+                fresh[self._numbers[key]] = int.from_bytes(body, "little")
+                if messages[key][0].kind is Kind.BUNDLE:
+                    self._knows[key] |= {*self._news_of(messages[key])}
+            else:
+                return False
+            return True
+
+        return self._collect(purpose, messages, take)
 
     @staticmethod
     def _news_of(message: Message) -> list[Kind]:
@@ -677,18 +694,16 @@ class RemoteFederation(Federation):
         """Masked answers of a set, by number: of all of it, or of those who still answer."""
         answers: dict[int, bytes] = {}
         body, keys = encode_members(members), self.members.keys
+
+        def take(key: str, kind: Kind, told: bytes) -> bool:
+            if kind is Kind.MASKED:
+                answers[self._numbers[key]] = told
+            return True
+
         for _ in self._line.tries():
             missing = [n for n in members if n not in answers and keys[n] not in self.refusals]
             messages = {keys[n]: (replace(ready[n][0], kind=Kind.SET), body) for n in missing}
-            waiting = set(messages)
-            for key, kind, told in self._line.deliver(purpose, messages, self._familiar):
-                if kind is Kind.REFUSAL:
-                    self._line.heed(key, told)
-                elif kind is Kind.MASKED:
-                    answers[self._numbers[key]] = told
-                waiting.discard(key)
-                if not waiting:
-                    break
+            self._collect(purpose, messages, take, waits=())
             if len(answers) == len(members):
                 break
         return answers
@@ -704,28 +719,17 @@ class RemoteFederation(Federation):
         self, request: Request, asked: dict[str, Message], found: dict[int, Replies], lost: set[int]
     ) -> list[str]:
         """Take what comes; returns those who know nothing of the run."""
-        strangers: list[str] = []
-        waiting = set(asked)
-        for key, kind, body in self._line.deliver(request.purpose, asked, self._familiar):
-            number = self._numbers[key]
-            if kind is Kind.REFUSAL:
-                reason = self._line.heed(key, body)
-                if reason in STRANGERS:
-                    strangers.append(key)
-                if reason not in (None, Reason.OLD):
-                    waiting.discard(key)
-            elif kind is Kind.LOST_MEMORY:
+
+        def take(key: str, kind: Kind, body: bytes) -> bool:
+            number, reply = self._numbers[key], None
+            if kind is Kind.LOST_MEMORY:
                 lost.add(number)
-                waiting.discard(key)
-            elif kind is Kind.REPLY and number not in found:
-                reply = self._read(request, number, body)
-                if reply is not None:
-                    found[number] = reply
-                    self._knows[key] |= {*NEWS}
-                    waiting.discard(key)
-            if not waiting:
-                break
-        return strangers
+            elif kind is Kind.REPLY and (reply := self._read(request, number, body)) is not None:
+                found[number] = reply
+                self._knows[key] |= {*NEWS}
+            return kind is Kind.LOST_MEMORY or reply is not None
+
+        return self._collect(request.purpose, asked, take)
 
     def _read(self, request: Request, number: int, body: bytes) -> Replies | None:
         """A worker's upload, None if it cannot be read."""
@@ -803,35 +807,29 @@ class RemoteFederation(Federation):
         found: dict[int, FloatArray],
     ) -> list[str]:
         """Take answers to a question; returns those who know nothing of the run."""
-        strangers: list[str] = []
-        waiting = set(messages)
         assert self._bound is not None
         model = self._bound.view(question.view)
-        for key, kind, body in self._line.deliver(question.purpose, messages, self._familiar):
-            number = self._numbers[key]
-            if kind is Kind.REFUSAL:
-                if self._line.heed(key, body) in STRANGERS:
-                    strangers.append(key)
-                waiting.discard(key)
-            elif kind is Kind.ANSWER and key in waiting:
-                try:
-                    if isinstance(model, Buckets):
-                        told = np.append(decode_clusters(body, model, number), len(body))
-                    else:
-                        told = decode_floats(body, width)
-                    exact = question.kind == "statistics"
-                    if why := impossible_statistics(model, told) if exact else "":
-                        self._line.dismiss(key, why)
-                    else:
-                        found[number] = told
-                except WireError as error:
-                    logger.warning("the answer of %s cannot be read: %s", key, error)
-                    continue
-                self._knows[key].add(Kind.CONSTANTS)
-                waiting.discard(key)
-            if not waiting:
-                break
-        return strangers
+
+        def take(key: str, kind: Kind, body: bytes) -> bool:
+            if kind is not Kind.ANSWER:
+                return False
+            try:
+                if isinstance(model, Buckets):
+                    told = decode_clusters(body, model, self._numbers[key])
+                    told = np.append(told, len(body))
+                else:
+                    told = decode_floats(body, width)
+            except WireError as error:
+                logger.warning("the answer of %s cannot be read: %s", key, error)
+                return False
+            if why := impossible_statistics(model, told) if question.kind == "statistics" else "":
+                self._line.dismiss(key, why)
+            else:
+                found[self._numbers[key]] = told
+            self._knows[key].add(Kind.CONSTANTS)
+            return True
+
+        return self._collect(question.purpose, messages, take, waits=())
 
     def ask(self, question: Question, weights: FloatArray) -> FloatArray:
         """Everyone is asked; those who do not answer after some attempts are left out."""
