@@ -240,15 +240,20 @@ def _kind(name: str, what: str = "") -> str:
     return "positive" if name in POSITIVE or what in POSITIVE else "any"
 
 
-def _of_array(model: Any, name: str, array: FloatArray, columns: Names) -> list[Quantity]:
-    """Numbers of one array by its axes; of a model that nobody knows, by position."""
+def _axes_of(model: Any, name: str, count: int) -> str:
+    """A letter for each axis of an array: components, columns, inputs, or not known."""
     shared = model.describe().get("covariance_type") in ("tied", "known")
     axes = AXES.get(name, "")
     if name == "covariances":
-        axes = {1: "k", 3: "kcc"}.get(array.ndim, "cc" if shared else "kc")
+        axes = {1: "k", 3: "kcc"}.get(count, "cc" if shared else "kc")
     elif name == "noise":
-        axes = "kc" if array.ndim == 2 else "k"
-    axes = axes if len(axes) == array.ndim else "?" * array.ndim
+        axes = "kc" if count == 2 else "k"
+    return axes if len(axes) == count else "?" * count
+
+
+def _of_array(model: Any, name: str, array: FloatArray, columns: Names) -> list[Quantity]:
+    """Numbers of one array by its axes; of a model that nobody knows, by position."""
+    axes = _axes_of(model, name, array.ndim)
     inputs = None if columns is None else list(columns)
     if inputs is not None and "i" in axes:
         inputs.pop(model.target)

@@ -16,7 +16,7 @@ from emfed.core.streams import check_seed
 from emfed.data.synthetic import START, TRUTH, synthetic_federation
 from emfed.models import gaussian_mixture
 from emfed.theory import Estimate, Plan, estimate_problem, plan
-from emfed.theory.planning import check_goal
+from emfed.theory.planning import Advice, check_goal
 
 
 def run_plan(options: Options) -> None:
@@ -92,22 +92,26 @@ def _print(console: Console, found: Estimate, advice: Plan, seed: int) -> None:
     table.add_column("")
     for title in ("FedEM", "VR-FedEM"):
         table.add_column(title, justify="right")
-    both = (advice.fed_em, advice.vr_fed_em)
-    rows: dict[str, list[str]] = {
-        "step size": [f"{a.step_size:.3g}" for a in both],
-        "memory rate": [f"{a.memory_rate:.3g}" for a in both],
-        "batch size": ["all rows" if a.batch_size is None else str(a.batch_size) for a in both],
-        "inner rounds": ["-" if a.inner_rounds is None else str(a.inner_rounds) for a in both],
-        "rounds": [f"{a.rounds:.3g}" if a.rounds > 1e6 else f"{a.rounds:,}" for a in both],
-        "conditional expectations": [f"{a.evaluations:.2g}" for a in both],
-        "MB up, per worker": [f"{a.bytes_up / 1e6:.3g}" for a in both],
-        "MB down, per worker": [f"{a.bytes_down / 1e6:.3g}" for a in both],
-        "step limited by": [a.step_regime for a in both],
-        "noise": [a.noise_regime for a in both],
-        "rounds, against no compression": [f"x {a.slowdown:.2f}" for a in both],
-    }
-    for name, cells in rows.items():
-        table.add_row(name, *cells)
+    first, second = _promises(advice.fed_em), _promises(advice.vr_fed_em)
+    for name, words in first.items():
+        table.add_row(name, words, second[name])
     console.print(table)
     for note in advice.notes:
         console.print(f"- {note}")
+
+
+def _promises(a: Advice) -> dict[str, str]:
+    """What the theorems say of one algorithm, in words."""
+    return {
+        "step size": f"{a.step_size:.3g}",
+        "memory rate": f"{a.memory_rate:.3g}",
+        "batch size": "all rows" if a.batch_size is None else str(a.batch_size),
+        "inner rounds": "-" if a.inner_rounds is None else str(a.inner_rounds),
+        "rounds": f"{a.rounds:.3g}" if a.rounds > 1e6 else f"{a.rounds:,}",
+        "conditional expectations": f"{a.evaluations:.2g}",
+        "MB up, per worker": f"{a.bytes_up / 1e6:.3g}",
+        "MB down, per worker": f"{a.bytes_down / 1e6:.3g}",
+        "step limited by": a.step_regime,
+        "noise": a.noise_regime,
+        "rounds, against no compression": f"x {a.slowdown:.2f}",
+    }

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
+from math import inf, prod
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -167,32 +167,29 @@ class View:
     @classmethod
     def read(cls, description: Any) -> View:
         """The inverse of `describe`; raises ValueError for anything else."""
-        if not isinstance(description, Mapping) or not {*description} <= {
-            f.name for f in dataclasses.fields(cls)
-        }:
-            names = ", ".join(f.name for f in dataclasses.fields(cls))
-            raise ValueError(f"a view is described by {names}.")
-        parts = description.get("parts")
+        names = [f.name for f in dataclasses.fields(cls)]
+        if not isinstance(description, Mapping) or not {*description} <= {*names}:
+            raise ValueError(f"a view is described by {', '.join(names)}.")
+        view, parts = cls(**description), description.get("parts")
         if parts is not None and not (
             isinstance(parts, (list, tuple))
             and 0 < len(parts) <= MOST_PARTS
-            and all(type(j) is int and 0 <= j < MOST_PARTS for j in parts)
+            and all(_counts(j, 0, MOST_PARTS) for j in parts)
         ):
             raise ValueError("the parts of a view are a list of positions.")
-        clusters, smallest = description.get("clusters"), description.get("smallest", 1)
-        watched, folds = description.get("watched", False), description.get("folds", False)
-        seed = description.get("seed", 0)
-        if type(seed) is not int or not 0 <= seed < 1 << 64:
+        if not _counts(view.seed, 0, 1 << 64):
             raise ValueError("the seed of a view is a number of 64 bits.")
-        numbers = (smallest, 1 if clusters is None else clusters)
-        if not (type(watched) is type(folds) is bool) or not all(
-            type(n) is int and n >= 1 for n in numbers
-        ):
+        counts = _counts(view.smallest, 1) and (view.clusters is None or _counts(view.clusters, 1))
+        if not (type(view.watched) is type(view.folds) is bool and counts):
             raise ValueError("watched and folds are true or false, clusters and smallest counts.")
-        if folds and (parts is None or watched or clusters is not None):
+        if view.folds and (parts is None or view.watched or view.clusters is not None):
             raise ValueError("folds are parts of a view, and nothing else.")
-        parts = None if parts is None else tuple(parts)
-        return cls(parts, watched, clusters, smallest, seed, folds)
+        return dataclasses.replace(view, parts=None if parts is None else tuple(parts))
+
+
+def _counts(value: Any, least: int, end: float = inf) -> bool:
+    """Whether it is a whole number of that range; True and False are none."""
+    return type(value) is int and least <= value < end
 
 
 WHOLE = View()

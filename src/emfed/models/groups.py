@@ -20,7 +20,7 @@ def code_shares(
     for _, group, masses, part in columns.pieces(mass, moments, observed):
         if isinstance(group.family, Categorical):
             found.append(part.reshape(*mass.shape[:-1], -1))
-        elif isinstance(group.family, Bernoulli):
+        elif isinstance(group.family, BernoulliColumn):
             both = np.concatenate([part, _rest(masses[..., None], part)], axis=-1)
             found.append(both.reshape(*mass.shape[:-1], -1))
     return np.concatenate(found, axis=-1)
@@ -35,7 +35,7 @@ def seen_shares(columns: Columns, summary: Summaries) -> FloatArray:
         if isinstance(group.family, Categorical):
             found.append(seen * summary["extra"][done : done + group.width])
             done += group.width
-        elif isinstance(group.family, Bernoulli):
+        elif isinstance(group.family, BernoulliColumn):
             ones = seen * mean[group.columns]
             found += [ones, _rest(seen, ones)]
         elif group.family.name == "gamma":
