@@ -17,14 +17,6 @@ from emfed.core.protocols import FloatArray, IntArray, Model, Summaries
 from emfed.core.records import Records, RoundRecord
 from emfed.core.storage import write_atomic
 from emfed.core.streams import Purpose, choose_distinct, uniforms
-from emfed.data.mnist import (
-    Digits,
-    deal,
-    load_mnist,
-    principal_components,
-    read_digits,
-    save_digits,
-)
 from emfed.data.synthetic import START, TRUTH, linear_federation, synthetic_federation
 from emfed.data.workers import WorkerData
 from emfed.fitting.driver import open_run
@@ -36,6 +28,14 @@ from emfed.network.faulty import FaultPlan, FaultyFederation
 from emfed.network.inprocess import StackedFederation
 from emfed.theory.experiments.comparison import MethodSettings, run_method
 from emfed.theory.experiments.config import Job
+from emfed.theory.experiments.digits import (
+    Digits,
+    deal,
+    load_mnist,
+    principal_components,
+    read_digits,
+    save_digits,
+)
 from emfed.theory.experiments.settings import Settings
 from emfed.theory.experiments.single_worker import SIBLINGS, Move, naive_sum
 from emfed.theory.experiments.tables import TableSettings, run_table
