@@ -49,11 +49,7 @@ def read_workers(options: Options, paths: Sequence[str], types: str | None = Non
     first = next(iter(frames.values()))
     wanted = chosen or [name for name in first.columns if name != groups]
     _check_names(wanted, first.columns, groups, given, paths[0])
-    categories = {
-        name: levels([text_of(f[name]) for f in frames.values() if name in f.columns])
-        for name, family in given.items()
-        if family == "categorical"
-    }
+    categories = _categories(given, list(frames.values()))
     tables = {
         name: _table(frame, wanted, path, categories, form)
         for (name, frame), path in zip(frames.items(), paths, strict=True)
@@ -67,6 +63,15 @@ def read_workers(options: Options, paths: Sequence[str], types: str | None = Non
         workers = of_file(workers, FIRST_LINE)
     families = _families(wanted, given, categories) if given else {}
     return Intake(workers, tuple(wanted), families, categories)
+
+
+def _categories(given: Mapping[str, str], frames: Sequence[Any]) -> dict[str, Any]:
+    """The words of every categorical column, of all files together."""
+    return {
+        name: levels([text_of(frame[name]) for frame in frames if name in frame.columns])
+        for name, family in given.items()
+        if family == "categorical"
+    }
 
 
 def parse_types(types: str | None) -> dict[str, str]:

@@ -599,20 +599,11 @@ class RemoteFederation(Federation):
         who are missing would tell of them, beside the sums before: who comes or goes is for the
         session to decide, once and for good.
         """
-        ready: dict[int, Message] = {}
-        fresh: dict[int, int] = {}
-        keys, answers = self.members.keys, dict[int, bytes]()
-        self._line.objections = {}
-        for _ in self._line.tries():
-            missing = [n for n in asked.numbers if n not in fresh and n not in asked.lost]
-            messages = asked.messages([n for n in missing if keys[n] not in self.refusals])
-            self._rejoin_masked(self._take_ready(purpose, messages, fresh, asked.lost), asked)
-            ready |= {self._numbers[k]: m for k, m in messages.items() if self._numbers[k] in fresh}
-            if all(n in fresh or n in asked.lost or keys[n] in self.refusals for n in missing):
-                break
+        ready, fresh = self._await_ready(purpose, asked)
+        answers, told = dict[int, bytes](), {*fresh}
         if len(fresh) == len(asked.numbers):
             answers = self._take_masked(purpose, ready, fresh)
-        told = answers if len(fresh) == len(asked.numbers) else fresh
+            told = {*answers}
         gone = [n for n in asked.numbers if n not in told and n not in asked.lost]
         self._missed = np.array(gone, dtype=np.int64)
         if len(answers) == len(asked.numbers):
@@ -631,11 +622,24 @@ class RemoteFederation(Federation):
             )
         return [], []
 
-    def _rejoin_masked(self, strangers: list[str], asked: _Asked) -> None:
-        """Hello again; those who lost their disk have other keys now, and no memory."""
-        lost = self._rejoin(strangers)
-        if asked.remembers:
-            asked.lost |= lost
+    def _await_ready(
+        self, purpose: str, asked: _Asked
+    ) -> tuple[dict[int, Message], dict[int, int]]:
+        """The messages of those who are ready, and the fresh number that each named."""
+        ready: dict[int, Message] = {}
+        fresh: dict[int, int] = {}
+        keys = self.members.keys
+        self._line.objections = {}
+        for _ in self._line.tries():
+            missing = [n for n in asked.numbers if n not in fresh and n not in asked.lost]
+            messages = asked.messages([n for n in missing if keys[n] not in self.refusals])
+            lost = self._rejoin(self._take_ready(purpose, messages, fresh, asked.lost))
+            if asked.remembers:  # who lost its disk has other keys now, and no memory
+                asked.lost |= lost
+            ready |= {self._numbers[k]: m for k, m in messages.items() if self._numbers[k] in fresh}
+            if all(n in fresh or n in asked.lost or keys[n] in self.refusals for n in missing):
+                break
+        return ready, fresh
 
     def _collect(
         self,
@@ -769,26 +773,19 @@ class RemoteFederation(Federation):
     def _hear(self, question: Question, width: int) -> dict[int, FloatArray]:
         """Everyone's answer, by number; raises unless enough came."""
         assert self._bound is not None
-        view, values = question.view.describe(), told_parameters(question)
-        informed = set() if question.informed is None else {*question.informed.tolist()}
-        whole, short = (encode_question(question.kind, view, v) for v in (values, values[:0]))
         self._question += 1
         found: dict[int, FloatArray] = {}
         members = {k: n for k, n in self._numbers.items() if n not in self._out}
         enough = len(members) if question.everyone else min(self.minimum, len(members))
         for attempt in self._line.tries():
-            messages = {}
-            for key, number in members.items():
-                if number not in found and key not in self.refusals:
-                    header = self._header(Kind.QUESTION, number, self._question)
-                    body = short if number in informed and not attempt else whole
-                    messages[key] = self._with_news((header, body), (Kind.CONSTANTS,))
+            left = {k: n for k, n in members.items() if n not in found and k not in self.refusals}
+            messages = self._questions(question, left, again=attempt > 0)
             self._line.ahead = {}
             self._rejoin(self._take_answers(question, messages, width, found))
             if self._catch_up(len(messages)):
                 self.bind(self._bound)
-            left = [n for key, n in members.items() if key not in self.refusals]
-            if all(n in found for n in left) or (attempt and len(found) >= enough):
+            all_said = all(n in found or k in self.refusals for k, n in members.items())
+            if all_said or (attempt and len(found) >= enough):
                 break
         if len(found) < enough:
             raise ParticipationError(
@@ -798,6 +795,20 @@ class RemoteFederation(Federation):
             )
         self._missed = np.setdiff1d(np.arange(self.size), list(found))
         return found
+
+    def _questions(
+        self, question: Question, members: Mapping[str, int], again: bool
+    ) -> dict[str, Message]:
+        """A question to some; those who know the parameters are not told them, the first time."""
+        view, values = question.view.describe(), told_parameters(question)
+        whole, short = (encode_question(question.kind, view, v) for v in (values, values[:0]))
+        informed = () if again or question.informed is None else question.informed.tolist()
+        messages = {}
+        for key, number in members.items():
+            header = self._header(Kind.QUESTION, number, self._question)
+            body = short if number in informed else whole
+            messages[key] = self._with_news((header, body), (Kind.CONSTANTS,))
+        return messages
 
     def _take_answers(
         self,

@@ -237,24 +237,21 @@ class RollCall:
             )
         # Numbers follow the transport's order: a run does not depend on who answered first.
         members = [key for key in keys if key in joins]
-        totals = [joins[key].total for key in members]
+        own = [joins[key] for key in members]
+        known = {number: announced(join) for number, join in enumerate(own)}
         gathered = Members(
             run,
             keys=members,
             settings=[told[key] for key in members],
-            instances=[joins[key].instance for key in members],
-            counts=np.array([joins[key].count for key in members], dtype=np.int64),
+            instances=[join.instance for join in own],
+            counts=np.array([join.count for join in own], dtype=np.int64),
             values=np.stack([summaries[key] for key in members]),
-            totals=None if ways else np.array(totals, dtype=np.float64),
+            totals=None if ways else np.array([join.total for join in own], dtype=np.float64),
             shapes=common,
-            columns=columns_of(joins[members[0]]),
+            columns=columns_of(own[0]),
             description=description,
-            cells=[joins[key].cells for key in members if joins[key].cells],
-            roster={
-                number: own
-                for number, key in enumerate(members)
-                if (own := announced(joins[key])) is not None
-            },
+            cells=[join.cells for join in own if join.cells],
+            roster={number: key for number, key in known.items() if key is not None},
         )
         if gathered.roster:
             return gathered
