@@ -257,9 +257,8 @@ class AutoEM(Algorithm):
             if not self._walks:
                 return states, seen, oracle.counts[fresh]
             return self._walk(model, states, request, oracle, fresh, seen)
-        return spider.estimate(
-            model, seed, states, request, oracle, fresh, self.batch_size, False, self.inner_rounds
-        )
+        loops = spider.Loops(self.batch_size, False, self.inner_rounds)
+        return spider.estimate(model, seed, states, request, oracle, fresh, loops)
 
     @property
     def _walks(self) -> bool:

@@ -44,9 +44,13 @@ def no_division_by_p(patch: Patch) -> None:
     patch.setattr(Bernoulli, "probabilities", lambda self, workers, n: np.ones(len(workers)))
 
 
+def endless(loops: spider.Loops) -> spider.Loops:
+    return loops._replace(inner_rounds=NEVER)
+
+
 def never_refreshed(patch: Patch) -> None:
     """The first outer loop of VR-FedEM has no end."""
-    around(patch, spider, "estimate", lambda real, *a: real(*a[:-1], NEVER))
+    around(patch, spider, "estimate", lambda real, *a: real(*a[:-1], endless(a[-1])))
 
 
 def memories_forgotten(patch: Patch) -> None:
