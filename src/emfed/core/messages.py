@@ -180,7 +180,8 @@ class View:
         if not _counts(view.seed, 0, 1 << 64):
             raise ValueError("the seed of a view is a number of 64 bits.")
         counts = _counts(view.smallest, 1) and (view.clusters is None or _counts(view.clusters, 1))
-        if not (type(view.watched) is type(view.folds) is bool and counts):
+        flags = [description.get(name, False) for name in ("watched", "folds")]
+        if not counts or any(type(flag) is not bool for flag in flags):
             raise ValueError("watched and folds are true or false, clusters and smallest counts.")
         if view.folds and (parts is None or view.watched or view.clusters is not None):
             raise ValueError("folds are parts of a view, and nothing else.")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -77,6 +77,7 @@ __all__ = [
     "Oracle",
     "Parameters",
     "Participation",
+    "Phase",
     "Question",
     "Replies",
     "Request",
@@ -603,6 +604,19 @@ class Algorithm(ABC):
         """What was chosen, as plain JSON types."""
 
 
+@dataclass(frozen=True)
+class Phase:
+    """Rounds of one model and algorithm: what both ends must know of them."""
+
+    view: View
+    algorithm: Algorithm
+    seed: int
+    number: int = 1
+    """Numbers of phases only grow."""
+    since: int = 0
+    """The phase whose memories it goes on with; 0: they start anew."""
+
+
 class Participation(ABC):
     """Who is asked in a round, and with which probability each worker is included."""
 
@@ -668,18 +682,11 @@ class Federation(ABC):
         """Give every worker what binds its model, an `emfed.models.binding.Bound`."""
 
     @abstractmethod
-    def begin(
-        self,
-        view: View,
-        algorithm: Algorithm,
-        seed: int,
-        phase: int = 1,
-        since: int | None = None,
-    ) -> None:
-        """Rounds of this model and algorithm follow, with a fresh state for every worker.
+    def begin(self, phase: Phase) -> None:
+        """Rounds of this phase follow, with a fresh state for every worker.
 
-        Phases have numbers that only grow. Where a phase goes on with the memories of an earlier
-        one, ``since``, workers keep what belongs to its parts, and rounds count on.
+        Where it goes on with the memories of an earlier one, workers keep what belongs to its
+        parts, and rounds count on.
         """
 
     @property

@@ -14,13 +14,13 @@ from emfed.algorithms.steps import rounded_statistics
 from emfed.core.errors import MembersChanged, ParticipationError, SettingsError
 from emfed.core.ledger import Ledger
 from emfed.core.protocols import (
-    Algorithm,
     BoolArray,
     Federation,
     FloatArray,
     IntArray,
     Model,
     Names,
+    Phase,
     Question,
     Summaries,
     View,
@@ -326,14 +326,12 @@ class Session:
         with columns_named(self.columns):
             return self.bound.view(view)
 
-    def begin(
-        self, view: View, algorithm: Algorithm, seed: int, phase: int, since: int | None = None
-    ) -> None:
-        """A phase: rounds of this model and algorithm follow."""
-        self.federation.begin(view, algorithm, seed, phase, since)
-        self.phase = max(self.phase, phase)
+    def begin(self, phase: Phase) -> None:
+        """Rounds of this phase follow."""
+        self.federation.begin(phase)
+        self.phase = max(self.phase, phase.number)
         if self.prices is not None:
-            self.prices.begin(view, algorithm, seed, phase, phase if since is None else since)
+            self.prices.begin(phase)
 
     def ask(
         self,

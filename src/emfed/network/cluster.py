@@ -18,13 +18,13 @@ import socket
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any, final
 
 import numpy as np
 
 from emfed.core.errors import DataError, FederationError, SettingsError, check_count, check_range
 from emfed.core.protocols import (
-    Algorithm,
     Federation,
     FloatArray,
     HasSupports,
@@ -32,10 +32,10 @@ from emfed.core.protocols import (
     Model,
     Names,
     Opening,
+    Phase,
     Question,
     Replies,
     Request,
-    View,
     WorkerStates,
 )
 from emfed.core.version import __version__
@@ -219,7 +219,7 @@ class RayFederation(Federation):
         portions = divide(data, groups, actors, sample_weight)
         self._edges, self._names, self._size = portions.edges, portions.names, portions.size
         self._bound: Any = None
-        self._begun: list[Any] = []
+        self._begun: Phase | None = None
         self._columns: tuple[str, ...] | None = None
         self._actors: list[Any] = []
         self._processes = [0] * len(portions.parts)
@@ -319,8 +319,8 @@ class RayFederation(Federation):
         self._first_word(shard)
         if self._bound is not None:
             self._wait(self._send(shard, "bind", self._bound))
-        if self._begun:
-            self._wait(self._send(shard, "begin", *self._begun))
+        if self._begun is not None:
+            self._wait(self._send(shard, "begin", replace(self._begun, since=0)))
 
     def _send(self, shard: int, method: str, *arguments: Any) -> Any:
         return self._actors[shard].call.remote(method, *arguments)
@@ -370,7 +370,7 @@ class RayFederation(Federation):
             for name in parts[0].summaries
         }
         counts = np.concatenate([part.counts for part in parts])
-        self._bound, self._begun = None, []
+        self._bound, self._begun = None, None
         told = [part.totals for part in parts if part.totals is not None]
         totals = np.concatenate(told) if told else None
         opening = Opening(counts, summaries, parts[0].columns, self._names, totals)
@@ -378,20 +378,13 @@ class RayFederation(Federation):
 
     def bind(self, bound: Any) -> None:
         """Every actor builds its models from the same constants."""
-        self._bound, self._begun = bound, []
+        self._bound, self._begun = bound, None
         self._everyone("bind", bound)
 
-    def begin(
-        self,
-        view: View,
-        algorithm: Algorithm,
-        seed: int,
-        phase: int = 1,
-        since: int | None = None,
-    ) -> None:
+    def begin(self, phase: Phase) -> None:
         """Fresh state for everyone, or what belongs to the parts that are left."""
-        self._begun = [view, algorithm, seed, phase]
-        self._everyone("begin", view, algorithm, seed, phase, since)
+        self._begun = phase
+        self._everyone("begin", phase)
 
     def exchange(self, request: Request) -> Replies:
         """Every actor drives those of its workers that are asked."""

@@ -22,7 +22,6 @@ from emfed.core.errors import (
     check_type,
 )
 from emfed.core.protocols import (
-    Algorithm,
     BoolArray,
     Column,
     Federation,
@@ -31,10 +30,10 @@ from emfed.core.protocols import (
     Model,
     Names,
     Opening,
+    Phase,
     Question,
     Replies,
     Request,
-    View,
     WorkerStates,
 )
 from emfed.core.streams import Purpose, check_seed, uniforms
@@ -227,17 +226,10 @@ class FaultyFederation(Federation):
         self._bound = bound
         self.inner.bind(bound)
 
-    def begin(
-        self,
-        view: View,
-        algorithm: Algorithm,
-        seed: int,
-        phase: int = 1,
-        since: int | None = None,
-    ) -> None:
-        self._columns = algorithm.columns(self._bound.view(view).layout.size)
+    def begin(self, phase: Phase) -> None:
+        self._columns = phase.algorithm.columns(self._bound.view(phase.view).layout.size)
         self._reset()
-        self.inner.begin(view, algorithm, seed, phase, since)
+        self.inner.begin(phase)
 
     def ask(self, question: Question, weights: FloatArray) -> FloatArray:
         there = self._there(np.arange(self.size))

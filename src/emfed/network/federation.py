@@ -26,7 +26,6 @@ from emfed.core.errors import (
 )
 from emfed.core.privacy import Privacy
 from emfed.core.protocols import (
-    WHOLE,
     Algorithm,
     Federation,
     FloatArray,
@@ -35,11 +34,11 @@ from emfed.core.protocols import (
     Model,
     Names,
     Opening,
+    Phase,
     Question,
     Replies,
     Request,
     Supports,
-    View,
     WorkerStates,
     at_origin,
 )
@@ -164,7 +163,6 @@ class RemoteFederation(Federation):
         self._algorithm: Algorithm | None = None
         self._supports: Supports | None = None
         self._seed, self._phase, self._settings = 0, 0, b""
-        self._view = WHOLE
         self._numbers: dict[str, int] = {}
         self._knows: dict[str, set[Kind]] = {}
         self._steps: dict[int, bytes] = {}
@@ -358,24 +356,15 @@ class RemoteFederation(Federation):
         """As it is on disk: written before anyone is told."""
         return self.members.phase
 
-    def begin(
-        self,
-        view: View,
-        algorithm: Algorithm,
-        seed: int,
-        phase: int = 1,
-        since: int | None = None,
-    ) -> None:
+    def begin(self, phase: Phase) -> None:
         """Settings go with the first request; a worker's state is its own affair."""
         assert self._bound is not None
-        if phase > self.members.phase:
-            self.members.phase = phase
+        if phase.number > self.members.phase:
+            self.members.phase = phase.number
             self._keep_members()
-        self._model, self._algorithm = self._bound.view(view), algorithm
-        self._view = view
-        self._seed, self._phase = seed, phase
-        told = texts.settings(view, algorithm, seed, phase, phase if since is None else since)
-        self._settings = encode_text(told)
+        self._model, self._algorithm = self._bound.view(phase.view), phase.algorithm
+        self._seed, self._phase = phase.seed, phase.number
+        self._settings = encode_text(texts.settings(phase))
         self._steps = {}
         for known in self._knows.values():
             known.discard(Kind.SETTINGS)

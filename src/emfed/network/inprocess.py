@@ -28,12 +28,12 @@ from emfed.core.protocols import (
     Names,
     Opening,
     Oracle,
+    Phase,
     Question,
     Replies,
     Request,
     SimulatesLatents,
     Supports,
-    View,
     WorkerStates,
 )
 from emfed.core.streams import Purpose, word_source
@@ -324,8 +324,7 @@ class InProcessFederation(Federation):
         self._algorithm: Any = None
         self._store: StateStore | OwnStore = StateStore({}, 0)
         self._supports: Supports | None = None
-        self._begun: tuple[View, int] | None = None
-        """The view and the number of the phase."""
+        self._begun: Phase | None = None
 
     @abstractmethod
     def batches(self, workers: IntArray) -> Iterator[IntArray]:
@@ -433,7 +432,7 @@ class InProcessFederation(Federation):
         data = fresh_rows(self._model, self.data, request.round, places)
         lasting = not self.data.streaming
         rows = WorkerRows(self._model, data, places, self.pieces, request.workers, lasting)
-        folds = self._begun is not None and self._begun[0].folds
+        folds = self._begun is not None and self._begun.view.folds
         return LeftOut(rows, self._model, request) if folds else rows
 
     def _where(self, place: int) -> str:
@@ -445,27 +444,20 @@ class InProcessFederation(Federation):
         self._bound = bound
 
     @final
-    def begin(
-        self,
-        view: View,
-        algorithm: Algorithm,
-        seed: int,
-        phase: int = 1,
-        since: int | None = None,
-    ) -> None:
+    def begin(self, phase: Phase) -> None:
         """Fresh state for everyone, or what belongs to the parts that are left."""
-        check_suits(self.data, algorithm)
-        model = self._bound.view(view)
-        before, columns = self._begun, algorithm.columns(model.layout.size)
+        check_suits(self.data, phase.algorithm)
+        model = self._bound.view(phase.view)
+        before, columns = self._begun, phase.algorithm.columns(model.layout.size)
         store: StateStore | OwnStore = StateStore(columns, self.size)
         if self._supports is not None:
             store = OwnStore(columns, self._supports)
-        elif before is not None and since is not None and since <= before[1]:
+        elif before is not None and 0 < phase.since <= before.number:
             workers, rows = self._store.export()
             columns = self._algorithm.columns(self._model.layout.size)
-            store.put(workers, narrow(rows, columns, self._bound.kept(before[0], view)))
-        self._begun, self._store = (view, phase), store
-        self._model, self._algorithm, self._seed = model, algorithm, seed
+            store.put(workers, narrow(rows, columns, self._bound.kept(before.view, phase.view)))
+        self._begun, self._store = phase, store
+        self._model, self._algorithm, self._seed = model, phase.algorithm, phase.seed
 
     @final
     def exchange(self, request: Request) -> Replies:

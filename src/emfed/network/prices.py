@@ -14,17 +14,16 @@ import numpy as np
 
 from emfed.core.ledger import Ledger
 from emfed.core.protocols import (
-    Algorithm,
     BoolArray,
     HasSupports,
     IntArray,
     Model,
     Names,
     Opening,
+    Phase,
     Question,
     Replies,
     Request,
-    View,
 )
 from emfed.core.registry import plain
 from emfed.core.wire import (
@@ -132,10 +131,9 @@ class Prices:
         self._knows_constants, self._knows_settings = state["constants"], state["settings"]
         self._knows_roster = state.get("roster", self._knows_roster)
 
-    def begin(self, view: View, algorithm: Algorithm, seed: int, phase: int, since: int) -> None:
+    def begin(self, phase: Phase) -> None:
         """A phase whose settings nobody knows yet."""
-        told = texts.settings(view, algorithm, seed, phase, since)
-        self._settings = len(encode_text(told))
+        self._settings = len(encode_text(texts.settings(phase)))
         self._knows_settings[:] = False
 
     def _news(self, workers: IntArray, settings: bool, constants: bool = True) -> None:

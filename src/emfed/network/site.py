@@ -14,7 +14,7 @@ import logging
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -35,6 +35,7 @@ from emfed.core.protocols import (
     Model,
     Names,
     Oracle,
+    Phase,
     Question,
     Request,
     Summaries,
@@ -172,25 +173,13 @@ def _bound(
     return Bound(unbound, np.frombuffer(constants), dict(shapes))
 
 
-@final
-@dataclass(frozen=True)
-class _Phase:
-    """The settings of some rounds."""
-
-    number: int
-    since: int
-    """The phase whose memories it goes on with; itself where they start anew."""
-    view: View
-    algorithm: Algorithm
-    seed: int
-
-
 @lru_cache(maxsize=16)
-def _phase(text: str) -> _Phase:
+def _phase(text: str) -> Phase:
     content = read_json(text)
     number, since, seed = (_count(content, name) for name in ("phase", "since", "seed"))
     algorithm = build_algorithm(content.get("algorithm"))
-    return _Phase(number, since, _view(content.get("view", {})), algorithm, seed)
+    since = 0 if since == number else since
+    return Phase(_view(content.get("view", {})), algorithm, seed, number, since)
 
 
 def _count(content: Mapping[str, Any], name: str) -> int:
@@ -824,7 +813,7 @@ class Site:
         if state is not None and state.phase == joined.phase:
             return state
         before = None if state is None else _phase(state.phase)
-        if state is None or before is None or before.number < phase.since:
+        if state is None or before is None or not 0 < phase.since <= before.number:
             return _fresh(phase.algorithm, q, joined.phase)
         bound = _bound(joined.settings, joined.constants.tobytes(), tuple(joined.shapes.items()))
         places = bound.kept(before.view, phase.view)
@@ -836,7 +825,7 @@ class Site:
         self,
         run: int,
         model: Model,
-        phase: _Phase,
+        phase: Phase,
         state: State,
         request: Request,
         data: Workers,
@@ -861,7 +850,7 @@ class Site:
         return State(rows, request.round, request.statistics, state.phase), replies
 
 
-def _told(body: RequestBody, state: State, model: Model, phase: _Phase) -> FloatArray | None:
+def _told(body: RequestBody, state: State, model: Model, phase: Phase) -> FloatArray | None:
     """S of a request: as it came, or by steps from the last round's; None: that is lost."""
     if body.statistics is not None:
         if len(body.statistics) or not phase.algorithm.tells_statistics:
