@@ -76,7 +76,7 @@ NEW = {
         imputation/ebird.py:Checklists,_EffortOf imputation/intake.py:_effort,_with_effort""",
     "starts from sketches and sites' own clusters": """fitting/starts/sketch.py
         network/own_clusters.py models/clusters.py:BucketParameters,BucketMetric,Buckets
-        fitting/starts/contest.py:_own_sketch,sketches,merged,buckets
+        fitting/starts/start_search.py:_own_sketch,sketches,merged,buckets
         fitting/session.py:own_clusters network/site.py:_own_clusters""",
     "a ledger of a simulation that is a network's": "network/prices.py network/texts.py",
     "few bytes in the opening": "core/wire/moments.py models/binding.py:rounded_opening",
@@ -227,13 +227,11 @@ def since(
         for place in places.split():
             where, _, names = place.partition(":")
             inside = [p for p in texts if (package / where) in (p, *p.parents)]
-            if not inside:
-                raise LookupError(
-                    f"{feature}: there is no {where}; mend NEW in benchmarks/house.py"
-                )
             for path in inside:
                 some = spans(trees[path], names.split(",")) if names else None
                 total += kinds(texts[path], trees[path], some)
+            if not inside:
+                raise LookupError(f"there is no {where}: mend NEW in benchmarks/house.py")
         found[feature] = total
     return found
 
@@ -241,11 +239,14 @@ def since(
 def spans(tree: ast.Module, names: Iterable[str]) -> set[int]:
     """The lines of functions, methods and classes of these names, with their decorators."""
     numbers: set[int] = set()
+    defined = [n for n in ast.walk(tree) if isinstance(n, (*FUNCTIONS, ast.ClassDef))]
     for name in names:
-        for node in ast.walk(tree):
-            if isinstance(node, (*FUNCTIONS, ast.ClassDef)) and node.name == name:
-                first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-                numbers |= set(range(first, (node.end_lineno or first) + 1))
+        found = [node for node in defined if node.name == name]
+        if not found:
+            raise LookupError(f"nothing is called {name}: mend NEW in benchmarks/house.py")
+        for node in found:
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            numbers |= set(range(first, (node.end_lineno or first) + 1))
     return numbers
 
 
