@@ -32,12 +32,11 @@ from rich.console import Console
 from tests.network.doors import Door
 
 from benchmarks.__main__ import show
-from benchmarks.deployments import Deployment, difference, mixture_tables
+from benchmarks.deployments import FEDEM, MIXTURE, Deployment, difference, mixture_tables
 from benchmarks.guide import follow_guide
 from emfed.models.site_owner import COLUMNS
 
 SITES = 3
-MIXTURE = '[model]\nkind = "gaussian-mixture"\nn_components = 2\n'
 COMMON = """
 [fit]
 tol = 0.0
@@ -51,9 +50,8 @@ deadline = {deadline}
 attempts = 40
 """
 ALGORITHMS = {
-    "FedEM": '[algorithm]\nkind = "FedEM"\ncompressor = "dithering:4"\nstep_size = 0.5\n',
-    "VR-FedEM": '[algorithm]\nkind = "VR-FedEM"\ncompressor = "dithering:4"\nstep_size = 0.5\n'
-    "batch_size = 10\ninner_rounds = 5\n",
+    "FedEM": FEDEM,
+    "VR-FedEM": FEDEM.replace("FedEM", "VR-FedEM") + "batch_size = 10\ninner_rounds = 5\n",
 }
 SERVER = {"websocket": ("serve",), "flower": ("superlink", "superexec", "server app", "serve")}
 SITE = {"websocket": ("join",), "flower": ("supernode", "site_process", "join")}

@@ -32,6 +32,9 @@ from emfed.network.keys import add_site, make_server_keys, make_site_key
 from emfed.network.masking import SMALLEST_SET, pin_keys
 from emfed.network.store import SiteStore
 
+MIXTURE = '[model]\nkind = "gaussian-mixture"\nn_components = 2\n'
+"""What a run.toml of a trial begins with."""
+FEDEM = '[algorithm]\nkind = "FedEM"\ncompressor = "dithering:4"\nstep_size = 0.5\n'
 COMMAND = [sys.executable, "-c", "from emfed.cli.main import main; main()"]
 AT_SERVER = {
     "superlink": "emfed.network.flower.superlink",

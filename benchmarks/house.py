@@ -14,9 +14,10 @@ import tarfile
 import tempfile
 import tokenize
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
+PACKAGE = "emfed"
 MARKS = ("<!-- house -->", "<!-- end of house -->")
 FIRST = "32c9187"
 """The first complete version."""
@@ -24,6 +25,73 @@ MOST_PARAMETERS, MOST_PATHS, SMALL = 8, 15, 125
 """Parameters of a function, its cyclomatic complexity, lines of a module that only one imports."""
 HOSPITAL = ("theory", "testing", "experiments")
 """Rooms that a hospital does not need."""
+NEW = {
+    "rows on a GPU": """models/devices data/placing.py
+        models/mixture.py:as_pass,sweeps,folded,tables,carried,_pass,_swept,_answers,_completed
+        models/mixture.py:carried_whole
+        models/gaussian.py:pass_features,sweeps,as_pass,carried,carried_whole,_second_moments
+        models/factors.py:sweeps,as_pass,_swept models/clusters.py:sweeps,_swept
+        models/mixed.py:sweeps,as_pass,tables,carried,carried_whole
+        models/covariances.py:sweeps,as_pass,folded
+        fitting/estimators/intake.py:on_device,_read_tensor""",
+    "masked sums": """network/masking.py network/sums.py cli/keys.py:roster
+        network/federation.py:MasksDiffer,_Asked,masks_by_default,_add_up_opening,open_again
+        network/federation.py:_exchange_masked,_ask_all,_everyone,_add_up,_await_ready,_take_ready
+        network/federation.py:_news_of,_take_masked
+        network/site.py:_keys,_set,_ready,_opening,_share,_upload
+        algorithms/steps.py:to_lattice,from_lattice,lattice_size,energy_of,next_lattice
+        core/messages.py:Lattice fitting/rounds.py:gather_sum network/membership.py:announced""",
+    "privacy of rows (epsilon)": """core/privacy.py fitting/private.py models/bounded.py
+        network/site.py:_charge,_private,_check_open,_secret_words network/store.py:Allowance
+        network/inprocess.py:open_private,release network/federation.py:open_private,release
+        core/protocols.py:open_private,release fitting/driver.py:private_fit
+        fitting/settings.py:_check_private,privacy network/rules.py:check_privacy,largest_cost""",
+    "the WebSocket engine": """network/websocket network/deployment/hosting.py:WebSocketHost
+        network/deployment/joining.py:WebSocketGuest""",
+    "a page, health, orders, doctor, approval": """network/deployment/console.py cli/owner.py
+        network/deployment/views.py network/deployment/orders.py network/deployment/doctor.py
+        network/deployment/approval.py cli/control.py cli/federate.py:_watch,_tables,doctor
+        network/deployment/site.py:erase_site,_overwrite,look_first""",
+    "keys that rotate, files that are sealed": """cli/keys.py:rotate,seal
+        network/keys.py:rotate_site_key,take_rotation,make_seal,read_seal,SealedDisk
+        network/keys.py:check_certificate,days_left network/deployment/site.py:_sealed,_disk""",
+    "owners' rules against single rows": """network/rules.py:GuardedRows,Journal,check_journal,link
+        network/rules.py:gives_away,check_columns,check_statistics,check_spare,check_change
+        network/rules.py:check_step,_head,_link_of,_small models/groups.py
+        network/store.py:Tally,DescribedRows,_digests,Secret""",
+    "mistakes in rows, and answers that no rows give": """network/self_check.py
+        network/plausible.py network/site.py:_compare,_warn""",
+    "sites that leave and come back": """fitting/session.py:Attendance,_open_again,attend,_changed
+        fitting/session.py:rebind,restore fitting/rounds.py:_rebind network/membership.py:greet
+        network/federation.py:_catch_up,greet,_note_changes fitting/serving.py:_Change,rehearse""",
+    "standard errors": """artifacts/errors.py fitting/driver.py:with_errors,_exact
+        artifacts/result.py:with_errors,errors_of,summary,_root artifacts/fits.py:_errors
+        fitting/estimators/base.py:summary""",
+    "validation across sites": """artifacts/validation.py network/validation.py
+        fitting/validation.py artifacts/fits.py:_validation artifacts/result.py:validation
+        fitting/estimators/base.py:validate""",
+    "draws, indices and effort of field counts": """imputation/posterior.py imputation/index.py
+        imputation/effort.py imputation/report.py models/occupancy.py
+        imputation/families.py:NegativeBinomialCells,ZeroInflatedCells
+        imputation/ebird.py:Checklists,_EffortOf imputation/intake.py:_effort,_with_effort""",
+    "starts from sketches and sites' own clusters": """fitting/starts/sketch.py
+        network/own_clusters.py models/clusters.py:BucketParameters,BucketMetric,Buckets
+        fitting/starts/start_search.py:_own_sketch,sketches,merged,buckets
+        fitting/session.py:own_clusters network/site.py:_own_clusters""",
+    "a ledger of a simulation that is a network's": "network/prices.py network/texts.py",
+    "few bytes in the opening": "core/wire/moments.py models/binding.py:rounded_opening",
+    "steps that are verified, undone, or local": """algorithms/safeguards.py fitting/verifying.py
+        algorithms/auto.py:_walk,_walks,_anchors,confirm,sure fitting/rounds.py:settle,_confirm""",
+    "optima in closed form": """models/factor_solver.py models/factors.py:closed_form
+        models/gaussian.py:closed_form models/regression.py:closed_form
+        models/side_by_side.py:closed_form fitting/driver.py:settled""",
+    "Excel, encodings, decimal commas, words": """data/files.py:TextForm,_read_sheet,_unpacked
+        data/files.py:_decoded,_check_lengths,_marked,NotNumbers
+        data/reading.py:levels,codes,in_words,_order""",
+}
+"""What came since the first complete version, and where it is: modules, or ``module:name`` for
+functions, classes and methods of others. What a feature adds inside other functions stays with the
+old ones, so these are bounded from below and what is left from above."""
 BY_NAME = {"cli", "estimators", "kernels"}
 """Whose functions are called by name alone: by options, by scikit-learn, by Triton's launcher."""
 ROUND = """
@@ -67,6 +135,8 @@ def measure(source: Path) -> dict[str, int | str]:
     lines = {path: kinds(text, trees[path]) for path, text in texts.items()}
     total = sum(lines.values(), Counter[str]())
     installed = [p for p in texts if not set(p.relative_to(package).parts) & set(HOSPITAL)]
+    hospital = sum((lines[p] for p in installed), Counter[str]())
+    new = sum(since(package, texts, trees).values(), Counter[str]())
     functions = [n for tree in trees.values() for n in ast.walk(tree) if isinstance(n, FUNCTIONS)]
     classes = Counter(
         node.name
@@ -84,9 +154,12 @@ def measure(source: Path) -> dict[str, int | str]:
     return {
         "files": len(texts),
         "lines": sum(text.count("\n") for text in texts.values()),
-        "lines without theory, experiments and testing": sum(
-            texts[path].count("\n") for path in installed
-        ),
+        "lines that a hospital installs (no theory, experiments, testing)": hospital["all"],
+        "of these for the features of 32c9187": hospital["all"] - new["all"],
+        "of these for features since": new["all"],
+        "lines of code that a hospital installs": hospital["code"],
+        "of these code for the features of 32c9187": hospital["code"] - new["code"],
+        "of these code for features since": new["code"],
         "lines of code": total["code"],
         "lines of comments": total["comment"],
         "lines of docstrings": total["docstring"],
@@ -123,8 +196,8 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.Assert)
 
 
-def kinds(text: str, tree: ast.Module) -> Counter[str]:
-    """How many lines are code, comments, docstrings; a line is what most of it is."""
+def kinds(text: str, tree: ast.Module, among: Set[int] | None = None) -> Counter[str]:
+    """How many lines are code, comments, docstrings, of all or of these; a line is one of them."""
     strings = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str):
@@ -137,8 +210,44 @@ def kinds(text: str, tree: ast.Module) -> Counter[str]:
         elif token.type not in dull:
             code |= set(range(token.start[0], token.end[0] + 1))
     code -= strings
-    alone = len(comments - code)
-    return Counter(code=len(code), comment=alone, docstring=len(strings))
+    some = set(range(1, text.count("\n") + 1)) if among is None else among
+    found = {"all": some, "code": code, "comment": comments - code, "docstring": strings}
+    return Counter({kind: len(numbers & some) for kind, numbers in found.items()})
+
+
+def since(
+    package: Path, texts: dict[Path, str], trees: dict[Path, ast.Module]
+) -> dict[str, Counter[str]]:
+    """Lines of each feature of `NEW`; in the first version, of none."""
+    if package.name != PACKAGE:
+        return {}
+    found = {}
+    for feature, places in NEW.items():
+        total = Counter[str]()
+        for place in places.split():
+            where, _, names = place.partition(":")
+            inside = [p for p in texts if (package / where) in (p, *p.parents)]
+            for path in inside:
+                some = spans(trees[path], names.split(",")) if names else None
+                total += kinds(texts[path], trees[path], some)
+            if not inside:
+                raise LookupError(f"there is no {where}: mend NEW in benchmarks/house.py")
+        found[feature] = total
+    return found
+
+
+def spans(tree: ast.Module, names: Iterable[str]) -> set[int]:
+    """The lines of functions, methods and classes of these names, with their decorators."""
+    numbers: set[int] = set()
+    defined = [n for n in ast.walk(tree) if isinstance(n, (*FUNCTIONS, ast.ClassDef))]
+    for name in names:
+        found = [node for node in defined if node.name == name]
+        if not found:
+            raise LookupError(f"nothing is called {name}: mend NEW in benchmarks/house.py")
+        for node in found:
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            numbers |= set(range(first, (node.end_lineno or first) + 1))
+    return numbers
 
 
 def exported(tree: ast.Module) -> list[str]:

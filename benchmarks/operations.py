@@ -21,19 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.deployments import Deployment, mixture_tables
+from benchmarks.deployments import FEDEM, MIXTURE, Deployment, mixture_tables
 from emfed import fit, gaussian_mixture, load
 from emfed.network.deployment.orders import change_orders
 from emfed.network.keys import add_site, remove_site, rotate_site_key, take_rotation
 
-CONFIG = """
-[model]
-kind = "gaussian-mixture"
-n_components = 2
-[algorithm]
-kind = "FedEM"
-compressor = "dithering:4"
-step_size = 0.5
+CONFIG = (
+    MIXTURE
+    + FEDEM
+    + """
 [fit]
 tol = 0.0
 rounds = 100000
@@ -48,6 +44,7 @@ attempts = 40
 deliver = true
 farewell = 5.0
 """
+)
 RULES = (
     "unmasked = true\nlargest_rounds = false\nlargest_choices = false\nlargest_changes = false\n"
 )

@@ -37,7 +37,7 @@ FOREIGN: dict[str, set[str]] = {
     "array_api_compat": {"models.devices", "models", "data", "network", "testing"},
     "safetensors": {"core"},
     "polars": {"core", "data", "theory.experiments", "imputation", "cli", "fitting"},
-    "sklearn": {"data", "fitting.estimators"},
+    "sklearn": {"theory.experiments", "fitting.estimators"},
     "matplotlib": {"artifacts"},
     "jinja2": {"artifacts"},
     "skmisc": {"theory.experiments"},

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from emfed import ParticipationError
-from emfed.core.protocols import WHOLE, Algorithm, FloatArray, Model, Question, Request, View
+from emfed.core.protocols import WHOLE, Algorithm, FloatArray, Model, Phase, Question, Request, View
 from emfed.fitting.session import Session
 from emfed.network import LocalTransport, RemoteFederation, Site
 
@@ -29,7 +29,7 @@ class Server:
         """A new phase."""
         self.model, self.seed = self.session.view(view), seed
         self.algorithm = algorithm.resolve(self.model.layout)
-        self.session.begin(view, self.algorithm, seed, self.session.phase + 1)
+        self.session.begin(Phase(view, self.algorithm, seed, self.session.phase + 1))
         self.round, self.accepted = 0, np.full(self.federation.size, -1)
 
     def ask(self, statistics: FloatArray) -> dict[str, FloatArray]:

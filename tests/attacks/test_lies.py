@@ -12,7 +12,7 @@ import pytest
 
 import emfed
 from emfed.core.messages import Lattice
-from emfed.core.protocols import WHOLE, Request
+from emfed.core.protocols import WHOLE, Phase, Request
 from emfed.core.wire import NEWS, Kind, decode_refusal
 from emfed.fitting.session import Session
 from emfed.network import LocalTransport, RemoteFederation, SiteRules
@@ -33,7 +33,7 @@ class Liar:
         self.federation = RemoteFederation(LocalTransport(sites), attempts=1, pause=0.0)
         self.session = Session(emfed.gaussian_mixture(2, "diag"), self.federation, masks=True)
         self.model = self.session.view(WHOLE)
-        self.session.begin(WHOLE, emfed.EM().resolve(self.model.layout), 0, 1)
+        self.session.begin(Phase(WHOLE, emfed.EM().resolve(self.model.layout), 0))
         self.statistics = self.model.statistics_of(self.model.start(0))
 
     def request(self, **lies: Any) -> Request:

@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 
 import emfed
+from emfed.cli.help import Options
 from emfed.cli.intake import read_workers
 from emfed.cli.tables import listed, read_cells
 from emfed.data.files import numbers
@@ -170,20 +171,24 @@ def test_a_range_is_cut_to_what_the_rows_can_have(emfed_shell: Shell) -> None:
     assert told["remarks"][0].startswith("5 rows cannot have 6, 7, 8 components")
 
 
+def options(groups: str | None = None) -> Options:
+    return Options(groups=groups, columns=None, separator=None, decimal=".", encoding="utf-8")
+
+
 def test_workers_keep_their_names_and_rows_without_one_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("site,a\n007,1\n7,2\nNA,3\n")
-    intake = read_workers([str(path)], "site", None, None)
+    intake = read_workers(options(groups="site"), [str(path)])
     assert sorted(intake.workers.names) == ["007", "7", "NA"]
     path.write_text("site,a\n007,1\n,2\n")
     with pytest.raises(emfed.DataError, match="line 3: no worker"):
-        read_workers([str(path)], "site", None, None)
+        read_workers(options(groups="site"), [str(path)])
 
 
 def test_families_of_columns(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("a,stays,days,w\n1,2,3,10\n2,1,2,9\n0,0,1,NA\n")
-    intake = read_workers([str(path)], None, None, "stays=poisson:days,w=categorical")
+    intake = read_workers(options(), [str(path)], "stays=poisson:days,w=categorical")
     kinds: Any = intake.families
     assert list(kinds) == ["a", "stays", "days", "w"]
     assert kinds["stays"] == emfed.models.Poisson(exposure="days")

@@ -10,7 +10,7 @@ import pytest
 
 import emfed
 from emfed.compressors import COMPRESSORS
-from emfed.core.protocols import Compressed
+from emfed.core.protocols import Compressed, Phase
 from emfed.core.registry import plain
 from emfed.core.streams import Purpose, uniforms
 from emfed.core.wire import (
@@ -120,7 +120,7 @@ def test_the_opening_is_charged() -> None:
     assert opening["up"]["payload"] + opening["up"]["envelope"] == sent
     assert opening["up"]["payload"] == N * (1 + 1 + floats_size(told))
     hello = seal(header, encode_text(texts.hello(plain(make_model("tied").describe()), None)))
-    rules = texts.settings(run.view, run.algorithm, run.seed, run.phase, run.phase)
+    rules = texts.settings(Phase(run.view, run.algorithm, run.seed, run.phase))
     news = encode_bundle(
         [
             (Kind.CONSTANTS, encode_count(0) + run.session.bound.wire),

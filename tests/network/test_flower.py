@@ -9,20 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
-from benchmarks.deployments import Deployment, difference, mixture_tables
+from benchmarks.deployments import FEDEM, MIXTURE, Deployment, difference, mixture_tables
 
 from emfed.network.keys import make_server_keys, make_site_key
 
-CONFIG = """
-[model]
-kind = "gaussian-mixture"
-n_components = 2
-
-[algorithm]
-kind = "FedEM"
-compressor = "dithering:4"
-step_size = 0.5
-
+CONFIG = (
+    MIXTURE
+    + FEDEM
+    + """
 [fit]
 tol = 0.0
 start = "moments"
@@ -34,6 +28,7 @@ expected = 3
 minimum = 3
 deadline = 60.0
 """
+)
 
 
 def status_of(deployment: Deployment, path: str, **headers: str) -> int:

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import polars as pl
 import pytest
-from benchmarks.deployments import Deployment, mixture_tables
+from benchmarks.deployments import FEDEM, MIXTURE, Deployment, mixture_tables
 
 from emfed import fit, gaussian_mixture, load
 from emfed.cli.main import main
@@ -55,14 +55,10 @@ from emfed.network.websocket.client import SiteConnection
 from tests.artifacts.browser import Browser
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="these tests read /proc")
-CONFIG = """
-[model]
-kind = "gaussian-mixture"
-n_components = 2
-[algorithm]
-kind = "FedEM"
-compressor = "dithering:4"
-step_size = 0.5
+CONFIG = (
+    MIXTURE
+    + FEDEM
+    + """
 [fit]
 tol = 0.0
 rounds = {rounds}
@@ -73,6 +69,7 @@ minimum = 2
 deliver = true
 farewell = 2.0
 """
+)
 
 
 def configured(rounds: int = 3, sites: int = 2, more: str = "") -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.deployments import COMMAND, Deployment, difference, mixture_tables
+from benchmarks.deployments import COMMAND, FEDEM, MIXTURE, Deployment, difference, mixture_tables
 
 from emfed import Dithering, FedEM, fit, gaussian_mixture
 from emfed.fitting import RoundRecord
@@ -26,16 +26,10 @@ from emfed.network.keys import make_server_keys, make_site_key, remove_site
 from tests.network.processes import real_sites
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="these tests read /proc")
-CONFIG = """
-[model]
-kind = "gaussian-mixture"
-n_components = 2
-
-[algorithm]
-kind = "FedEM"
-compressor = "dithering:4"
-step_size = 0.5
-
+CONFIG = (
+    MIXTURE
+    + FEDEM
+    + """
 [fit]
 tol = 0.0
 rounds = {rounds}
@@ -47,6 +41,7 @@ minimum = 3
 deadline = 20.0
 attempts = 20
 """
+)
 LARGEST_SITE = 200_000_000
 """Bytes of memory that a site's process may take."""
 

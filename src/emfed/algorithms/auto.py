@@ -52,6 +52,7 @@ from emfed.core.protocols import (
     BoolArray,
     Crowd,
     FloatArray,
+    Heard,
     IntArray,
     Lattice,
     Layout,
@@ -256,9 +257,8 @@ class AutoEM(Algorithm):
             if not self._walks:
                 return states, seen, oracle.counts[fresh]
             return self._walk(model, states, request, oracle, fresh, seen)
-        return spider.estimate(
-            model, seed, states, request, oracle, fresh, self.batch_size, False, self.inner_rounds
-        )
+        loops = spider.Loops(self.batch_size, False, self.inner_rounds)
+        return spider.estimate(model, seed, states, request, oracle, fresh, loops)
 
     @property
     def _walks(self) -> bool:
@@ -357,16 +357,10 @@ class AutoEM(Algorithm):
         return steps.follow(model, channel, seed, round_, statistics, step)
 
     def server_step(
-        self,
-        model: Model,
-        seed: int,
-        state: ServerState,
-        request: Request,
-        replies: Replies,
-        weights: FloatArray,
-        probabilities: FloatArray,
+        self, model: Model, seed: int, state: ServerState, heard: Heard
     ) -> tuple[ServerState, StepInfo]:
         """H, the momentum, and the step. If nobody answered, S stays."""
+        request, replies, weights = heard.request, heard.replies, heard.weights
         extras = dict(state.extras) | {"missing": np.array(1 - float(weights.sum()))}
         mean_field = state.memory + weights @ replies.values
         if self.incremental:

@@ -16,6 +16,7 @@ from emfed.core.protocols import (
     Compressor,
     Crowd,
     FloatArray,
+    Heard,
     IntArray,
     Lattice,
     Layout,
@@ -183,30 +184,12 @@ class CompressedEM(Algorithm):
 
     @final
     def server_step(
-        self,
-        model: Model,
-        seed: int,
-        state: ServerState,
-        request: Request,
-        replies: Replies,
-        weights: FloatArray,
-        probabilities: FloatArray,
+        self, model: Model, seed: int, state: ServerState, heard: Heard
     ) -> tuple[ServerState, StepInfo]:
         """H, S and V of Algorithm 1, lines 14 to 16."""
         assert self.step_size is not None
         step = steps.step_at(self.step_size, max(1, state.round))
-        return steps.advance(
-            model,
-            seed,
-            state,
-            request,
-            replies,
-            weights,
-            probabilities,
-            step,
-            self._down(),
-            gauge=self.in_metric,
-        )
+        return steps.advance(model, seed, state, heard, step, self._down(), gauge=self.in_metric)
 
     @final
     def describe(self) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from emfed.core.protocols import (
     Compressor,
     Crowd,
     FloatArray,
+    Heard,
     Layout,
     Model,
     Oracle,
@@ -142,26 +143,18 @@ class CellEM(Algorithm):
         channel = self._up(evaluations)
         return steps.read_upload(model, channel, seed, request, evaluations, payload, evaluations)
 
-    def gathered(
-        self, state: ServerState, replies: Replies, probabilities: FloatArray
-    ) -> tuple[FloatArray, ServerState]:
+    def gathered(self, state: ServerState, heard: Heard) -> tuple[FloatArray, ServerState]:
         """The estimate of the sum of all targets, and the state with the memories moved."""
-        estimate = state.memory + (1 / probabilities) @ replies.values
+        replies = heard.replies
+        estimate = state.memory + (1 / heard.probabilities) @ replies.values
         moved = state.memory + replies.rates @ replies.values
         return estimate, replace(state, round=state.round + 1, memory=moved)
 
     def server_step(
-        self,
-        model: Model,
-        seed: int,
-        state: ServerState,
-        request: Request,
-        replies: Replies,
-        weights: FloatArray,
-        probabilities: FloatArray,
+        self, model: Model, seed: int, state: ServerState, heard: Heard
     ) -> tuple[ServerState, StepInfo]:
         """H = sum D_c + sum Q(y_c - D_c) / p_c - S, S += gamma H."""
-        estimate, state = self.gathered(state, replies, probabilities)
+        estimate, state = self.gathered(state, heard)
         step, mean_field = self.step_size or 1.0, estimate - state.statistics
         state = replace(state, statistics=state.statistics + step * mean_field)
         return state, StepInfo(float(mean_field @ mean_field), step, 0)

@@ -11,7 +11,7 @@ from emfed.core.protocols import (
     ALONE,
     Algorithm,
     Crowd,
-    FloatArray,
+    Heard,
     Layout,
     Model,
     Oracle,
@@ -86,19 +86,10 @@ class EM(Algorithm):
         return steps.read_upload(model, _EXACT, seed, request, evaluations, payload)
 
     def server_step(
-        self,
-        model: Model,
-        seed: int,
-        state: ServerState,
-        request: Request,
-        replies: Replies,
-        weights: FloatArray,
-        probabilities: FloatArray,
+        self, model: Model, seed: int, state: ServerState, heard: Heard
     ) -> tuple[ServerState, StepInfo]:
         """A full step."""
-        return steps.advance(
-            model, seed, state, request, replies, weights, probabilities, 1.0, gauge=True
-        )
+        return steps.advance(model, seed, state, heard, 1.0, gauge=True)
 
     def describe(self) -> dict[str, Any]:
         return {"algorithm": self.name}

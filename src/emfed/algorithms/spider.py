@@ -15,7 +15,7 @@ out the difference: the estimates are the same.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,6 +41,14 @@ def state_fields(q: int) -> dict[str, StateField]:
     }
 
 
+class Loops(NamedTuple):
+    """Rows of a mini-batch, whether they may repeat, and rounds between two full passes, k_in."""
+
+    batch_size: int
+    replacement: bool
+    inner_rounds: int
+
+
 def estimate(
     model: Model,
     seed: int,
@@ -48,12 +56,10 @@ def estimate(
     request: Request,
     oracle: Oracle,
     fresh: IntArray,
-    batch_size: int,
-    replacement: bool,
-    inner_rounds: int,
+    loops: Loops,
 ) -> tuple[WorkerStates, FloatArray, IntArray]:
     """S_i of Algorithm 2, line 8, or a full pass where the outer loop is new."""
-    outer = (request.round - 1) // inner_rounds
+    outer = (request.round - 1) // loops.inner_rounds
     # Where nothing was accepted yet, an answer must follow from the request alone: a worker
     # that lost its disk and is asked again could not know that it had a pair before.
     new = (states["outer"][fresh] != outer) | (request.accepted[fresh] < 0)
@@ -64,7 +70,7 @@ def estimate(
         cost[new] = oracle.counts[fresh[new]]
     if not new.all():
         old = fresh[~new]
-        batch = steps.draw_batch(seed, request, oracle, old, batch_size, replacement)
+        batch = steps.draw_batch(seed, request, oracle, old, *loops[:2])
         now = model.expected_statistics(batch.data, request.params, batch.weights)
         reference = _references(model, states, old)
         then = model.expected_statistics(batch.data, reference, batch.weights)

@@ -16,6 +16,7 @@ from emfed.core.protocols import (
     Compressed,
     Compressor,
     FloatArray,
+    Heard,
     IdentityMetric,
     IntArray,
     Lattice,
@@ -488,10 +489,7 @@ def advance(
     model: Model,
     seed: int,
     state: ServerState,
-    request: Request,
-    replies: Replies,
-    weights: FloatArray,
-    probabilities: FloatArray,
+    heard: Heard,
     step: float,
     broadcast: Channel | None = None,
     gauge: bool = False,
@@ -505,6 +503,8 @@ def advance(
     Not as printed: the paper has w_i = 1/n and one p for all workers, everyone who is drawn
     answers, and T is defined everywhere (A3), so that it needs no guard.
     """
+    request, replies, weights = heard.request, heard.replies, heard.weights
+    probabilities = heard.probabilities
     if request.kind == "start":  # V_i = h_i(S_0); S does not move
         probabilities, step = np.ones(len(weights)), 0.0
     mean_field = state.memory + (weights / probabilities) @ replies.values

@@ -100,14 +100,5 @@ class VRFedEM(CompressedEM):
         if request.kind == "start":
             return states, oracle.full(request.params, fresh), oracle.counts[fresh]
         assert self.batch_size is not None
-        return spider.estimate(
-            model,
-            seed,
-            states,
-            request,
-            oracle,
-            fresh,
-            self.batch_size,
-            self.replacement,
-            self.inner_rounds,
-        )
+        loops = spider.Loops(self.batch_size, self.replacement, self.inner_rounds)
+        return spider.estimate(model, seed, states, request, oracle, fresh, loops)

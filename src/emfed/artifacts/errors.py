@@ -27,7 +27,7 @@ from typing import Any, Self, final
 import numpy as np
 
 from emfed.core.errors import EmfedError, SettingsError
-from emfed.core.protocols import BoolArray, FloatArray, HasSupports, Parameters
+from emfed.core.protocols import BoolArray, FloatArray, HasSupports, Names, Parameters
 from emfed.models.clusters import Clusters
 from emfed.models.columns import ColumnParameters
 
@@ -201,7 +201,7 @@ class Quantity:
     """Not where another quantity says the same."""
 
 
-def quantities(model: Any, params: Any, columns: Sequence[str] | None = None) -> list[Quantity]:
+def quantities(model: Any, params: Any, columns: Names = None) -> list[Quantity]:
     """A name for every number of parameters in the user's units, in the order of `flatten`."""
     found: list[Quantity] = []
     for name, array in params.arrays().items():
@@ -212,9 +212,7 @@ def quantities(model: Any, params: Any, columns: Sequence[str] | None = None) ->
     return found
 
 
-def _of_columns(
-    layout: Any, name: str, array: FloatArray, columns: Sequence[str] | None
-) -> list[Quantity]:
+def _of_columns(layout: Any, name: str, array: FloatArray, columns: Names) -> list[Quantity]:
     """Numbers of the columns of one family, ``(K, columns, numbers)``."""
     names = columns or layout.names or [str(j) for j in range(layout.count)]
     width = int(np.prod(array.shape[1:])) if array.size else 0
@@ -243,17 +241,20 @@ def _kind(name: str, what: str = "") -> str:
     return "positive" if name in POSITIVE or what in POSITIVE else "any"
 
 
-def _of_array(
-    model: Any, name: str, array: FloatArray, columns: Sequence[str] | None
-) -> list[Quantity]:
-    """Numbers of one array by its axes; of a model that nobody knows, by position."""
+def _axes_of(model: Any, name: str, count: int) -> str:
+    """A letter for each axis of an array: components, columns, inputs, or not known."""
     shared = model.describe().get("covariance_type") in ("tied", "known")
     axes = AXES.get(name, "")
     if name == "covariances":
-        axes = {1: "k", 3: "kcc"}.get(array.ndim, "cc" if shared else "kc")
+        axes = {1: "k", 3: "kcc"}.get(count, "cc" if shared else "kc")
     elif name == "noise":
-        axes = "kc" if array.ndim == 2 else "k"
-    axes = axes if len(axes) == array.ndim else "?" * array.ndim
+        axes = "kc" if count == 2 else "k"
+    return axes if len(axes) == count else "?" * count
+
+
+def _of_array(model: Any, name: str, array: FloatArray, columns: Names) -> list[Quantity]:
+    """Numbers of one array by its axes; of a model that nobody knows, by position."""
+    axes = _axes_of(model, name, array.ndim)
     inputs = None if columns is None else list(columns)
     if inputs is not None and "i" in axes:
         inputs.pop(model.target)

@@ -217,32 +217,7 @@ def _draw_panel(
         axis.figure.colorbar(shown, ax=axis)
         axis.grid(visible=False)
     for series in panel.series:
-        cycle, look = divmod(labels.index(series.label), len(PALETTE))
-        colour = "0.45" if series.reference else PALETTE[look]
-        dash = DASHES[(look + cycle) % len(DASHES)]
-        if series.bars:
-            left = series.low if series.low is not None else np.zeros_like(series.x)
-            hatch = ("", "///", "...", "xxx", "---")[cycle % 5]
-            bar = axis.barh(
-                series.y, series.x - left, 0.72, left, color=colour, hatch=hatch, label=series.label
-            )
-            handles.setdefault(series.label, bar)
-            continue
-        apart = max(1, len(series.x) // MARKS)  # marks of neighbours do not fall together
-        (line,) = axis.plot(
-            series.x,
-            series.y,
-            color=colour,
-            ls=dash if series.line else "none",
-            lw=1.0 if series.reference else 1.5,
-            marker=MARKERS[look] if series.points else None,
-            ms=4.5,
-            markevery=(look * apart // len(PALETTE), apart),
-            label=series.label,
-        )
-        if series.low is not None and series.high is not None:
-            axis.fill_between(series.x, series.low, series.high, color=colour, alpha=0.18, lw=0)
-        handles.setdefault(series.label, line)
+        handles.setdefault(series.label, _draw_series(axis, series, labels.index(series.label)))
     if "x" in panel.log:
         axis.set_xscale("log")
         _mark_short_decades(axis.xaxis, axis.get_xlim())
@@ -266,6 +241,33 @@ def _draw_panel(
     if not bare:
         axis.set_ylabel(panel.y)
     axis.set_title(panel.title)
+
+
+def _draw_series(axis: Any, series: Series, number: int) -> Any:
+    """Bars, or a line with its band; returns what stands in the legend."""
+    cycle, look = divmod(number, len(PALETTE))
+    colour = "0.45" if series.reference else PALETTE[look]
+    if series.bars:
+        left = series.low if series.low is not None else np.zeros_like(series.x)
+        hatch = ("", "///", "...", "xxx", "---")[cycle % 5]
+        return axis.barh(
+            series.y, series.x - left, 0.72, left, color=colour, hatch=hatch, label=series.label
+        )
+    apart = max(1, len(series.x) // MARKS)  # marks of neighbours do not fall together
+    (line,) = axis.plot(
+        series.x,
+        series.y,
+        color=colour,
+        ls=DASHES[(look + cycle) % len(DASHES)] if series.line else "none",
+        lw=1.0 if series.reference else 1.5,
+        marker=MARKERS[look] if series.points else None,
+        ms=4.5,
+        markevery=(look * apart // len(PALETTE), apart),
+        label=series.label,
+    )
+    if series.low is not None and series.high is not None:
+        axis.fill_between(series.x, series.low, series.high, color=colour, alpha=0.18, lw=0)
+    return line
 
 
 def _mark_short_decades(axis: Any, limits: tuple[float, float]) -> None:

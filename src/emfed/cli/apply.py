@@ -9,32 +9,24 @@ from typing import Any
 import numpy as np
 
 from emfed.artifacts.result import Result, load
-from emfed.cli.tables import PIPE, check_output, read_cells, write_table
+from emfed.cli.help import Options
+from emfed.cli.tables import PIPE, check_output, form_of, read_cells, write_table
 from emfed.core.errors import DataError, SettingsError
 from emfed.core.protocols import AssignsRows, FillsRows, FloatArray
-from emfed.data.files import PLAIN, TextForm, numbers, text_of
+from emfed.data.files import numbers, text_of
 from emfed.fitting.driver import threads_of
 from emfed.models.markov import HiddenMarkov
 
 
-def run_predict(
-    model: str,
-    data: str,
-    out: str,
-    keep: bool,
-    proba: bool,
-    threads: int | None,
-    quiet: bool,
-    as_json: bool,
-    form: TextForm = PLAIN,
-) -> None:
+def run_predict(options: Options) -> None:
     """Component, its probability and the log-likelihood of every row."""
-    _check_streams(out, as_json, [model, data])
+    model, data, out = options.model, options.data, options.out
+    _check_streams(out, options.json_output, [model, data])
     result = load(model)
     if not isinstance(result.model, AssignsRows):
         raise SettingsError(f"{model} has no components to tell: {result.model.describe()}.")
-    frame, rows = _read(result, data, form)
-    with threads_of(threads):
+    frame, rows = _read(result, options)
+    with threads_of(options.threads):
         shares, scores = result.predict_proba(rows), result.score_samples(rows)
     best = np.argmax(shares, axis=1)
     told: dict[str, Any] = {
@@ -42,10 +34,10 @@ def run_predict(
         "probability": shares[np.arange(len(best)), best],
         "log_likelihood": scores,
     }
-    if proba:
+    if options.proba:
         told |= {f"probability_{k}": shares[:, k] for k in range(shares.shape[1])}
-    write_table(_beside(frame, told) if keep else told, out)
-    if as_json:
+    write_table(_beside(frame, told) if options.keep else told, out)
+    if options.json_output:
         summary = {
             "model": model,
             "seed": result.seed,
@@ -55,89 +47,71 @@ def run_predict(
             "out": out,
         }
         print(json.dumps(summary, allow_nan=False))  # noqa: T201
-    elif not quiet and out != PIPE:
+    elif not options.quiet and out != PIPE:
         print(f"The components of {len(best)} rows are in {out}.")  # noqa: T201
 
 
-def run_adapt(
-    model: str,
-    data: str,
-    out: str,
-    worth: float,
-    threads: int | None,
-    quiet: bool,
-    as_json: bool,
-    form: TextForm = PLAIN,
-) -> None:
+def run_adapt(options: Options) -> None:
     """The model fitted to one worker's rows, in a file of its own."""
+    model, data, out = options.model, options.data, options.out
     check_output(out, "--out", suffixes=(), keep=[model, data])
     if out == PIPE:
         raise SettingsError("--out must be a file: a model is not text.")
     result = load(model)
-    _, rows = _read(result, data, form)
-    with threads_of(threads):
-        adapted = result.adapt(rows, worth)
+    _, rows = _read(result, options)
+    with threads_of(options.threads):
+        adapted = result.adapt(rows, options.worth)
         before, after = result.log_likelihood(rows), adapted.log_likelihood(rows)
     adapted.save(out)
-    if as_json:
+    if options.json_output:
         summary = {
             "model": model,
             "rows": len(rows),
-            "worth": worth,
+            "worth": options.worth,
             "log_likelihood_before": before,
             "log_likelihood": after,
             "out": out,
         }
         print(json.dumps(summary, allow_nan=False))  # noqa: T201
-    elif not quiet:
+    elif not options.quiet:
         print(  # noqa: T201
             f"log-likelihood of {len(rows)} rows: {before:.6g} before, {after:.6g} now, per row\n"
             f"The adapted model is {out}."
         )
 
 
-def run_fill(
-    model: str,
-    data: str,
-    out: str,
-    draws: int,
-    intervals: bool,
-    level: float,
-    seed: int,
-    threads: int | None,
-    as_json: bool,
-    form: TextForm = PLAIN,
-) -> None:
+def run_fill(options: Options) -> None:
     """A table with its empty cells filled in by a fitted model."""
-    _check_streams(out, as_json, [model, data], "--filled")
-    if draws and intervals:
+    model, out, draws = options.model, options.filled or PIPE, options.draws
+    _check_streams(out, options.json_output, [model, options.data], "--filled")
+    if draws and options.intervals:
         raise SettingsError("--draws and --intervals do not go together: draws are the intervals.")
     result = load(model)
     if not isinstance(result.model, FillsRows):
         raise SettingsError(f"{model} knows no missing values: fit it with --missing or --types.")
-    frame, rows = _read(result, data, form)
+    frame, rows = _read(result, options)
     names = _columns_of(result, frame)
-    with threads_of(threads):
+    with threads_of(options.threads):
         if draws:
-            each = result.impute_draws(rows, draws, seed)
+            each = result.impute_draws(rows, draws, options.seed)
             tables = [_filled(result, frame, names, one) for one in each]
             told: dict[str, Any] = {"draw": np.repeat(np.arange(draws), len(rows))}
             for name in tables[0]:
                 told[name] = [value for table in tables for value in table[name]]
         else:
             told = _filled(result, frame, names, result.impute(rows))
-            if intervals:
-                low, high = result.impute_intervals(rows, level)
+            if options.intervals:
+                low, high = result.impute_intervals(rows, options.level)
                 for j, name in enumerate(names):
                     told |= {f"{name}_low": low[:, j], f"{name}_high": high[:, j]}
     write_table(told, out)
-    if as_json:
+    if options.json_output:
         summary = {
             "model": model,
             "rows": len(rows),
             "filled": int(np.isnan(rows).sum()),
             "draws": draws,
-            "seed": seed,
+            "seed": options.seed,
             "out": out,
         }
         print(json.dumps(summary, allow_nan=False))  # noqa: T201
@@ -153,10 +127,11 @@ def _columns_of(result: Result, frame: Any) -> Sequence[str]:
     return result.columns if result.columns is not None else list(frame.columns)
 
 
-def _read(result: Result, data: str, form: TextForm) -> tuple[Any, FloatArray]:
+def _read(result: Result, options: Options) -> tuple[Any, FloatArray]:
     """All cells, and the columns that the model knows as numbers."""
     if isinstance(result.model, HiddenMarkov):
         raise SettingsError("a hidden Markov model reads sequences: use emfed.load in Python.")
+    data, form = options.data, form_of(options)
     frame = read_cells(data, form)
     known = {} if result.facts is None else result.facts.settings.get("categories", {})
     where = "the input" if data == PIPE else data

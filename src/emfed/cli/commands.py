@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+import difflib
+import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Annotated, Any
 
 import typer
 
-from emfed.cli.config import read_config
-from emfed.cli.help import EXIT_INTERRUPTED, EXIT_UNCONVERGED, Command, examples
+from emfed.cli.help import (
+    EXIT_INTERRUPTED,
+    EXIT_UNCONVERGED,
+    OUTPUT,
+    RUN,
+    Command,
+    Json,
+    Options,
+    Quiet,
+    Threads,
+    examples,
+    option,
+    switch,
+)
 from emfed.cli.tables import Decimal, Encoding, Separator
+from emfed.core.errors import SettingsError
 
 PANEL = "Fit and use models"
-DATA, MODEL = "Data", "Model"
-ALGORITHM, LIMITS, OUTPUT, RUN = "Algorithm", "Limits (the first one met)", "Output", "Run"
-Json = Annotated[
-    bool, typer.Option("--json", help="Print the summary as JSON.", rich_help_panel=OUTPUT)
-]
-Device = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Compute on a GPU: cuda.", rich_help_panel=RUN),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=1, help="Threads of the linear algebra.", rich_help_panel=RUN),
-]
-
-
+DATA, MODEL, ALGORITHM, LIMITS = "Data", "Model", "Algorithm", "Limits (the first one met)"
+ModelFile = Annotated[str, typer.Argument(metavar="MODEL", help="A model file.")]
+Title = Annotated[str | None, option("Report title.", OUTPUT, "TEXT")]
 NAMES = {
     "model": ("gaussian-mixture", "mixed-mixture", "factor-analysis", "ppca", "regression-mixture"),
     "covariance_type": ("full", "diag", "spherical", "tied"),
@@ -42,6 +44,43 @@ def _complete(option: str) -> Any:
     return lambda: list(NAMES[option])
 
 
+def _read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """The callback of ``--config``: what the file says becomes the default of each option."""
+    if path is None or context.resilient_parsing:
+        return path
+    try:
+        options = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} is not TOML: {error}.") from None
+    names = _names(context)
+    found: dict[str, Any] = {}
+    for key, value in options.items():
+        name = names.get(key.replace("_", "-"))
+        if name is None or isinstance(value, dict):
+            near = difflib.get_close_matches(key.replace("_", "-"), names, 1, 0.5)
+            hint = (
+                f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(names))}."
+            )
+            raise SettingsError(f"{path}: there is no option {key!r}; {hint}")
+        found[name] = value
+    context.default_map = {**(context.default_map or {}), **found}
+    return path
+
+
+def _names(context: typer.Context) -> dict[str, str]:
+    """Long options and arguments of the command, as a file writes them, to their parameters."""
+    names: dict[str, str] = {}
+    for param in context.command.params:
+        if param.name in ("config", "help"):
+            continue
+        if param.param_type_name == "argument":
+            names[param.name] = param.name
+        for said in param.opts:
+            if said.startswith("--"):
+                names[said.removeprefix("--")] = param.name
+    return names
+
+
 def fit(
     context: typer.Context,
     data: Annotated[
@@ -52,303 +91,223 @@ def fit(
         ),
     ],
     out: Annotated[
-        str,
-        typer.Option("--out", "-o", metavar="FILE", help="The model file.", rich_help_panel=OUTPUT),
+        str, option("The model file.", OUTPUT, "FILE", names="--out -o")
     ] = "model.emfed",
     report: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="Also write the report here, .html.", rich_help_panel=OUTPUT
-        ),
+        str | None, option("Also write the report here, .html.", OUTPUT, "FILE")
     ] = None,
-    title: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="Report title.", rich_help_panel=OUTPUT),
-    ] = None,
+    title: Title = None,
     groups: Annotated[
-        str | None,
-        typer.Option(
-            "--groups", "-g", metavar="COLUMN", help="The column of workers.", rich_help_panel=DATA
-        ),
+        str | None, option("The column of workers.", DATA, "COLUMN", names="--groups -g")
     ] = None,
     columns: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST",
-            help="Columns to use, as in age,weight; all if left out.",
-            rich_help_panel=DATA,
-        ),
+        str | None, option("Columns to use, as in age,weight; all if left out.", DATA, "LIST")
     ] = None,
     types: Annotated[
         str | None,
-        typer.Option(
-            metavar="LIST",
-            help="Families of columns, as in stays=poisson:days,ward=categorical: gaussian, "
-            "poisson (with an exposure), bernoulli, categorical, exponential, gamma.",
-            rich_help_panel=DATA,
+        option(
+            "Families of columns, as in stays=poisson:days,ward=categorical: gaussian, poisson "
+            "(with an exposure), bernoulli, categorical, exponential, gamma.",
+            DATA,
+            "LIST",
         ),
     ] = None,
     missing: Annotated[
-        bool,
-        typer.Option("--missing", help="Empty cells are missing at random.", rich_help_panel=DATA),
+        bool, switch("--missing", "Empty cells are missing at random.", DATA)
     ] = False,
     separator: Separator = None,
     decimal: Decimal = ".",
     encoding: Encoding = "utf-8",
     n_components: Annotated[
         str,
-        typer.Option(
-            "--n-components",
-            "-k",
-            metavar="K",
-            help="A number, or a range like 2:8 to choose from by BIC.",
-            rich_help_panel=MODEL,
+        option(
+            "A number, or a range like 2:8 to choose from by BIC.",
+            MODEL,
+            "K",
+            names="--n-components -k",
         ),
     ] = "2",
     model: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="gaussian-mixture, mixed-mixture (columns of any type), factor-analysis, ppca or "
+        option(
+            "gaussian-mixture, mixed-mixture (columns of any type), factor-analysis, ppca or "
             "regression-mixture.",
+            MODEL,
+            "NAME",
             autocompletion=_complete("model"),
-            rich_help_panel=MODEL,
         ),
     ] = "gaussian-mixture",
     covariance_type: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="For gaussian-mixture: full (if left out), diag, spherical or tied.",
+        option(
+            "For gaussian-mixture: full (if left out), diag, spherical or tied.",
+            MODEL,
+            "NAME",
             autocompletion=_complete("covariance_type"),
-            rich_help_panel=MODEL,
         ),
     ] = None,
     covariance_floor: Annotated[
         float | None,
-        typer.Option(
-            metavar="X",
+        option(
+            "For gaussian-mixture: the least variance in any direction, relative to that of the "
+            "columns; 1e-6 if left out.",
+            MODEL,
+            "X",
             min=0.0,
-            help="For gaussian-mixture: the least variance in any direction, relative to that of "
-            "the columns; 1e-6 if left out.",
-            rich_help_panel=MODEL,
         ),
     ] = None,
     factors: Annotated[
-        int | None,
-        typer.Option(
-            metavar="R",
-            min=1,
-            help="For factor-analysis and ppca; 2 if left out.",
-            rich_help_panel=MODEL,
-        ),
+        int | None, option("For factor-analysis and ppca; 2 if left out.", MODEL, "R", min=1)
     ] = None,
     target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="For regression-mixture: the column to explain.",
-            rich_help_panel=MODEL,
-        ),
+        str | None, option("For regression-mixture: the column to explain.", MODEL, "COLUMN")
     ] = None,
     algorithm: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="auto, em, FedEM or VR-FedEM.",
-            autocompletion=_complete("algorithm"),
-            rich_help_panel=ALGORITHM,
+        option(
+            "auto, em, FedEM or VR-FedEM.", ALGORITHM, "NAME", autocompletion=_complete("algorithm")
         ),
     ] = "auto",
     follow_em: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--follow-em",
-            help="For auto: take little noise and no momentum, to end where pooled EM ends.",
-            rich_help_panel=ALGORITHM,
+            "For auto: take little noise and no momentum, to end where pooled EM ends.",
+            ALGORITHM,
         ),
     ] = False,
     epsilon: Annotated[
         float | None,
-        typer.Option(
-            metavar="NUMBER",
-            help="Fit privately: what the fit may tell of any one row (1 is strong, 10 is weak).",
-            rich_help_panel=ALGORITHM,
+        option(
+            "Fit privately: what the fit may tell of any one row (1 is strong, 10 is weak).",
+            ALGORITHM,
+            "NUMBER",
         ),
     ] = None,
     delta: Annotated[
         float,
-        typer.Option(
-            metavar="P",
-            help="With --epsilon: the probability with which the fit may tell more of a row.",
-            rich_help_panel=ALGORITHM,
+        option(
+            "With --epsilon: the probability with which the fit may tell more of a row.",
+            ALGORITHM,
+            "P",
         ),
     ] = 1e-6,
     compressor: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="For FedEM and VR-FedEM: none, dithering:LEVELS, block:SIZE, subtractive:NOISE, "
+        option(
+            "For FedEM and VR-FedEM: none, dithering:LEVELS, block:SIZE, subtractive:NOISE, "
             "sparse:SHARE.",
-            rich_help_panel=ALGORITHM,
+            ALGORITHM,
+            "NAME",
         ),
     ] = None,
     participation: Annotated[
         float,
-        typer.Option(
-            "--participation",
-            "-p",
-            metavar="P",
+        option(
+            "The probability that a worker takes part in a round.",
+            ALGORITHM,
+            "P",
             min=0.0,
             max=1.0,
-            help="The probability that a worker takes part in a round.",
-            rich_help_panel=ALGORITHM,
+            names="--participation -p",
         ),
     ] = 1.0,
     batch_size: Annotated[
         int | None,
-        typer.Option(
-            metavar="ROWS",
-            min=1,
-            help="Rows that a worker uses in a round, if not all; not for em.",
-            rich_help_panel=ALGORITHM,
+        option(
+            "Rows that a worker uses in a round, if not all; not for em.", ALGORITHM, "ROWS", min=1
         ),
     ] = None,
     weights: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="samples (every row counts alike) or uniform (every worker).",
+        option(
+            "samples (every row counts alike) or uniform (every worker).",
+            ALGORITHM,
+            "NAME",
             autocompletion=_complete("weights"),
-            rich_help_panel=ALGORITHM,
         ),
     ] = "samples",
     start: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="merge (clusters of each worker's own rows), k-means (cluster sums and counts), "
+        option(
+            "merge (clusters of each worker's own rows), k-means (cluster sums and counts), "
             "moments (the spread of all data), or auto: k-means where the model can, and merge "
             "beside it where several starts compete. None chooses rows.",
+            ALGORITHM,
+            "NAME",
             autocompletion=_complete("start"),
-            rich_help_panel=ALGORITHM,
         ),
     ] = "auto",
     n_init: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Number of starts that compete; the best goes on.",
-            rich_help_panel=ALGORITHM,
-        ),
+        int, option("Number of starts that compete; the best goes on.", ALGORITHM, "N", min=1)
     ] = 1,
-    rounds: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=0, help="At most; 1000 if left out.", rich_help_panel=LIMITS),
-    ] = None,
+    rounds: Annotated[int | None, option("At most; 1000 if left out.", LIMITS, "N", min=0)] = None,
     tol: Annotated[
         float | None,
-        typer.Option(
-            metavar="X",
+        option(
+            "Nats per row that may be left to gain when the fit has converged; 1e-6 if left out, "
+            "of one worker alone 1e-4; 0 makes all rounds.",
+            LIMITS,
+            "X",
             min=0.0,
-            help="Nats per row that may be left to gain when the fit has converged; 1e-6 if left "
-            "out, of one worker alone 1e-4; 0 makes all rounds.",
-            rich_help_panel=LIMITS,
         ),
     ] = None,
     field_tol: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X",
-            min=0.0,
-            help="The same by |H|², in three rounds in a row.",
-            rich_help_panel=LIMITS,
-        ),
+        float | None, option("The same by |H|², in three rounds in a row.", LIMITS, "X", min=0.0)
     ] = None,
     max_bytes: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Stop after this many bytes of all workers, up and down.",
-            rich_help_panel=LIMITS,
-        ),
+        option("Stop after this many bytes of all workers, up and down.", LIMITS, "N", min=0),
     ] = None,
     seconds: Annotated[
-        float | None,
-        typer.Option(
-            metavar="S",
-            min=0.0,
-            help="Stop after this many seconds of computing.",
-            rich_help_panel=LIMITS,
-        ),
+        float | None, option("Stop after this many seconds of computing.", LIMITS, "S", min=0.0)
     ] = None,
     checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Keep the state here, to go on later.", rich_help_panel=RUN
-        ),
+        Path | None, option("Keep the state here, to go on later.", RUN, "FILE")
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the checkpoint.", rich_help_panel=RUN)
-    ] = False,
+    resume: Annotated[bool, switch("--resume", "Go on from the checkpoint.", RUN)] = False,
     curve: Annotated[
         bool,
-        typer.Option(
-            help="Compute the log-likelihood along the way, for the report: up to 64 more passes.",
-            rich_help_panel=RUN,
+        option(
+            "Compute the log-likelihood along the way, for the report: up to 64 more passes.", RUN
         ),
     ] = True,
     errors: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--errors",
-            help="Work out standard errors, which `emfed inspect` shows: one more exchange.",
-            rich_help_panel=RUN,
+            "Work out standard errors, which `emfed inspect` shows: one more exchange.",
+            RUN,
         ),
     ] = False,
     validate: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--validate",
-            help="Hold rows out and leave workers out: does the model serve each worker?",
-            rich_help_panel=RUN,
+            "Hold rows out and leave workers out: does the model serve each worker?",
+            RUN,
         ),
     ] = False,
-    names: Annotated[
-        bool, typer.Option(help="Keep the workers' names.", rich_help_panel=OUTPUT)
-    ] = True,
+    names: Annotated[bool, option("Keep the workers' names.", OUTPUT)] = True,
     seed: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Seed for the starting point and all random noise.",
-            rich_help_panel=RUN,
-        ),
+        int, option("Seed for the starting point and all random noise.", RUN, "N", min=0)
     ] = 0,
     threads: Threads = None,
-    device: Device = None,
-    precision: Annotated[
-        str,
-        typer.Option(help="On a device: double, or fast (six digits).", rich_help_panel=RUN),
-    ] = "double",
+    device: Annotated[str | None, option("Compute on a GPU: cuda.", RUN, "NAME")] = None,
+    precision: Annotated[str, option("On a device: double, or fast (six digits).", RUN)] = "double",
     config: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="A TOML file with any of these options; the command line has the last word.",
+        option(
+            "A TOML file with any of these options; the command line has the last word.",
+            RUN,
+            "FILE",
             exists=True,
             dir_okay=False,
             is_eager=True,
-            callback=read_config,
-            rich_help_panel=RUN,
+            callback=_read_config,
         ),
     ] = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print nothing.", rich_help_panel=OUTPUT)
-    ] = False,
+    quiet: Quiet = False,
     json_output: Json = False,
 ) -> None:
     """Fit a model on the data of many workers and write a model file.
@@ -358,7 +317,7 @@ def fit(
     """
     from emfed.cli.fit import run_fit
 
-    interrupted, converged = run_fit(SimpleNamespace(**context.params))
+    interrupted, converged = run_fit(Options(**context.params))
     if interrupted:
         typer.echo(f"emfed: interrupted; what was reached is in {out}", err=True)
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -368,95 +327,67 @@ def fit(
 
 
 def predict(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model file.")],
+    context: typer.Context,
+    model: ModelFile,
     data: Annotated[
         str, typer.Argument(metavar="DATA", help="CSV, TSV, Excel or Parquet, or - for a pipe.")
     ],
     out: Annotated[
-        str,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help=".csv or .parquet; - prints CSV.",
-            rich_help_panel=OUTPUT,
-        ),
+        str, option(".csv or .parquet; - prints CSV.", OUTPUT, "FILE", names="--out -o")
     ] = "-",
-    keep: Annotated[
-        bool,
-        typer.Option("--keep", help="Put the input's columns before.", rich_help_panel=OUTPUT),
-    ] = False,
+    keep: Annotated[bool, switch("--keep", "Put the input's columns before.", OUTPUT)] = False,
     separator: Separator = None,
     decimal: Decimal = ".",
     encoding: Encoding = "utf-8",
-    proba: Annotated[
-        bool,
-        typer.Option("--proba", help="Add the probability of each.", rich_help_panel=OUTPUT),
-    ] = False,
+    proba: Annotated[bool, switch("--proba", "Add the probability of each.", OUTPUT)] = False,
     threads: Threads = None,
-    quiet: Annotated[
-        bool,
-        typer.Option("--quiet", "-q", help="Print nothing but the table.", rich_help_panel=OUTPUT),
-    ] = False,
+    quiet: Annotated[bool, switch("--quiet -q", "Print nothing but the table.", OUTPUT)] = False,
     json_output: Json = False,
 ) -> None:
     """Tell the component of each row, its probability and the row's log-likelihood."""
     from emfed.cli.apply import run_predict
-    from emfed.data.files import TextForm
 
-    form = TextForm(separator, decimal, encoding)
-    run_predict(model, data, out, keep, proba, threads, quiet, json_output, form)
+    run_predict(Options(**context.params))
 
 
 def adapt(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model file.")],
+    context: typer.Context,
+    model: ModelFile,
     data: Annotated[
         str,
         typer.Argument(metavar="DATA", help="One worker's rows: a file, or - for a pipe."),
     ],
     out: Annotated[
-        str,
-        typer.Option("--out", "-o", metavar="FILE", help="The new model.", rich_help_panel=OUTPUT),
+        str, option("The new model.", OUTPUT, "FILE", names="--out -o")
     ] = "adapted.emfed",
     separator: Separator = None,
     decimal: Decimal = ".",
     encoding: Encoding = "utf-8",
     worth: Annotated[
-        float,
-        typer.Option(
-            metavar="ROWS", help="How many rows the common model counts for.", rich_help_panel=MODEL
-        ),
+        float, option("How many rows the common model counts for.", MODEL, "ROWS")
     ] = 50.0,
     threads: Threads = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print nothing.", rich_help_panel=OUTPUT)
-    ] = False,
+    quiet: Quiet = False,
     json_output: Json = False,
 ) -> None:
     """Fit the common model to the rows of one worker, where they are. Nothing is sent."""
     from emfed.cli.apply import run_adapt
-    from emfed.data.files import TextForm
 
-    form = TextForm(separator, decimal, encoding)
-    run_adapt(model, data, out, worth, threads, quiet, json_output, form)
+    run_adapt(Options(**context.params))
 
 
 def inspect(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A model file or a checkpoint.")],
     workers: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write the table of workers here, .csv or .parquet; - prints it alone.",
-            rich_help_panel=OUTPUT,
+        option(
+            "Write the table of workers here, .csv or .parquet; - prints it alone.", OUTPUT, "FILE"
         ),
     ] = None,
     params: Annotated[
         bool,
-        typer.Option(
-            "--params",
-            help="Print the fitted parameters: shares, and means of each column.",
-            rich_help_panel=OUTPUT,
+        switch(
+            "--params", "Print the fitted parameters: shares, and means of each column.", OUTPUT
         ),
     ] = False,
     json_output: Json = False,
@@ -472,17 +403,11 @@ def inspect(
 
 
 def report(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model file.")],
+    model: ModelFile,
     out: Annotated[
-        str,
-        typer.Option(
-            "--out", "-o", metavar="FILE", help="The page, .html.", rich_help_panel=OUTPUT
-        ),
+        str, option("The page, .html.", OUTPUT, "FILE", names="--out -o")
     ] = "report.html",
-    title: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="Report title.", rich_help_panel=OUTPUT),
-    ] = None,
+    title: Title = None,
     json_output: Json = False,
 ) -> None:
     """Draw the report of a fit: its course, its bytes, its workers, and what left each site.

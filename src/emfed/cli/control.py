@@ -7,14 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from emfed.cli.help import Command, CommandGroup, examples
+from emfed.cli.help import Command, examples, group, option
 
-control_app = typer.Typer(
-    cls=CommandGroup,
-    help="Tell a run that goes on what to do: pause, finish, more rounds, somebody out.\n\nWhat is "
-    "said holds until it is changed, also through a restart of the server.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+control_app = group(
+    "Tell a run that goes on what to do: pause, finish, more rounds, somebody out.\n\nWhat is "
+    "said holds until it is changed, also through a restart of the server."
 )
 Where = Annotated[Path, typer.Argument(help="The server's configuration or its folder.")]
 Site = Annotated[str, typer.Argument(help="The site's name.")]
@@ -67,7 +64,7 @@ def extend(
 def expel(
     where: Where,
     site: Site,
-    why: Annotated[str, typer.Option(help="Words for the log and for people.")] = "",
+    why: Annotated[str, option("Words for the log and for people.")] = "",
 ) -> None:
     """Take a site out: from the next round on its rows do not count."""
     from emfed.network.deployment.orders import read_orders

@@ -12,13 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from emfed.cli.control import folder_of
-from emfed.cli.help import Command, examples
+from emfed.cli.help import Command, examples, option, switch
 from emfed.cli.tables import Decimal, Encoding, Separator, listed
 
 BETWEEN = "A federation between machines"
-JsonLogs = Annotated[
-    bool, typer.Option("--json-logs", help="Write the log as lines of JSON, for collectors.")
-]
+JsonLogs = Annotated[bool, switch("--json-logs", "Write the log as lines of JSON, for collectors.")]
 
 
 def serve(
@@ -28,22 +26,19 @@ def serve(
             metavar="CONFIG...", help="What to fit, as TOML; several, one after the other."
         ),
     ],
-    host: Annotated[
-        str | None, typer.Option(help="The address to listen on; the file's if left out.")
-    ] = None,
-    port: Annotated[int | None, typer.Option(help="The port; the file's if left out.")] = None,
+    host: Annotated[str | None, option("The address to listen on; the file's if left out.")] = None,
+    port: Annotated[int | None, option("The port; the file's if left out.")] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="No TLS, no keys: on this machine only, for trials.")
+        bool, switch("--insecure", "No TLS, no keys: on this machine only, for trials.")
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Read the configuration, say what it means, and stop.")
+        bool, switch("--check", "Read the configuration, say what it means, and stop.")
     ] = False,
     app_folder: Annotated[
-        Path | None,
-        typer.Option("--app", help="Write a Flower app for `flwr run` here, and stop."),
+        Path | None, option("Write a Flower app for `flwr run` here, and stop.", names="--app")
     ] = None,
     json_output: Annotated[
-        bool, typer.Option("--json", help="Print each change of state as a line of JSON.")
+        bool, switch("--json", "Print each change of state as a line of JSON.")
     ] = False,
     json_logs: JsonLogs = False,
 ) -> None:
@@ -151,63 +146,52 @@ def refusal_lines(status: dict[str, Any]) -> list[str]:
 
 def join(
     address: Annotated[str, typer.Argument(help="The server's, like em.example.org:9400.")],
-    data: Annotated[Path, typer.Option(help="This site's rows: .csv, .tsv, .xlsx or .parquet.")],
-    ca: Annotated[Path, typer.Option(help="The server's ca.pem, got by a way you trust.")] = Path(
-        "ca.pem"
-    ),
+    data: Annotated[Path, option("This site's rows: .csv, .tsv, .xlsx or .parquet.")],
+    ca: Annotated[Path, option("The server's ca.pem, got by a way you trust.")] = Path("ca.pem"),
     key: Annotated[
-        Path | None, typer.Option(help="This site's private key, of `emfed keys site NAME`.")
+        Path | None, option("This site's private key, of `emfed keys site NAME`.")
     ] = None,
-    columns: Annotated[
-        str | None, typer.Option(help="Columns to use, 'age,height'; all if left out.")
-    ] = None,
+    columns: Annotated[str | None, option("Columns to use, 'age,height'; all if left out.")] = None,
     rules: Annotated[
-        Path | None, typer.Option(help="This site's own rules, as TOML; docs/deployment.md.")
+        Path | None, option("This site's own rules, as TOML; docs/deployment.md.")
     ] = None,
     roster: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of everybody's NAME.pub (`emfed keys roster`), so that all answers are "
-            "masked; 'roster' if there is one."
+        option(
+            "Folder of everybody's NAME.pub (`emfed keys roster`), so that all answers are masked; "
+            "'roster' if there is one.",
         ),
     ] = None,
     folder: Annotated[
-        Path | None,
-        typer.Option(help="Where this site keeps memory and logs; site-NAME if left out."),
+        Path | None, option("Where this site keeps memory and logs; site-NAME if left out.")
     ] = None,
     dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Show what would be sent, send nothing but a refusal."),
+        bool, switch("--dry-run", "Show what would be sent, send nothing but a refusal.")
     ] = False,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="No TLS, no key: to this machine only, for trials.")
+        bool, switch("--insecure", "No TLS, no key: to this machine only, for trials.")
     ] = False,
     separator: Separator = None,
     decimal: Decimal = ".",
     encoding: Encoding = "utf-8",
     categories: Annotated[
         str,
-        typer.Option(
-            help="Columns of words, each with its words in the order that all sites agreed on: "
-            "ward=icu|surgery,sex=f|m. The run's family is then categorical."
+        option(
+            "Columns of words, each with its words in the order that all sites agreed on: "
+            "ward=icu|surgery,sex=f|m. The run's family is then categorical.",
         ),
     ] = "",
     device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Compute on this site's GPU: cuda.")
+        str | None, option("Compute on this site's GPU: cuda.", metavar="NAME")
     ] = None,
     seal: Annotated[
-        Path | None,
-        typer.Option(help="Encrypt this site's files with a secret of `emfed keys seal`."),
+        Path | None, option("Encrypt this site's files with a secret of `emfed keys seal`.")
     ] = None,
-    page: Annotated[
-        int, typer.Option(min=0, max=65535, help="The page's port on this machine; 0: any.")
-    ] = 0,
+    page: Annotated[int, option("The page's port on this machine; 0: any.", min=0, max=65535)] = 0,
     json_logs: JsonLogs = False,
-    stay: Annotated[
-        bool, typer.Option("--stay", help="Wait for the next run when one is over.")
-    ] = False,
+    stay: Annotated[bool, switch("--stay", "Wait for the next run when one is over.")] = False,
     engine: Annotated[
-        str, typer.Option(help="websocket; or flower, where the server's run.toml says so.")
+        str, option("websocket; or flower, where the server's run.toml says so.")
     ] = "websocket",
 ) -> None:
     """Take part with this site's rows: masked sums of statistics leave, under the owner's rules.
@@ -274,9 +258,9 @@ def status(
     where: Annotated[
         Path, typer.Argument(help="The server's configuration or folder, or a site's folder.")
     ] = Path("run"),
-    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_output: Annotated[bool, switch("--json", "Print JSON.")] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C or the end.")
+        bool, switch("--watch", "Show it again and again, until Ctrl-C or the end.")
     ] = False,
 ) -> None:
     """Say where a run stands, or what left a site.
@@ -415,9 +399,9 @@ def doctor(
     where: Annotated[
         str, typer.Argument(help="At the server its run.toml; at a site the server's address.")
     ] = "run.toml",
-    ca: Annotated[Path, typer.Option(help="The server's ca.pem, at a site.")] = Path("ca.pem"),
-    key: Annotated[Path | None, typer.Option(help="The site's private key.")] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    ca: Annotated[Path, option("The server's ca.pem, at a site.")] = Path("ca.pem"),
+    key: Annotated[Path | None, option("The site's private key.")] = None,
+    json_output: Annotated[bool, switch("--json", "Print JSON.")] = False,
 ) -> None:
     """Say what is wrong at this end of a federation, and how to mend it.
 

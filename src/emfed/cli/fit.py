@@ -13,11 +13,10 @@ from emfed.artifacts.fits import served
 from emfed.artifacts.model_card import size
 from emfed.artifacts.result import Result
 from emfed.cli.commands import NAMES
-from emfed.cli.help import spoken
+from emfed.cli.help import Options, spoken
 from emfed.cli.intake import Intake, read_workers
 from emfed.cli.tables import PIPE, check_output
 from emfed.core.errors import SettingsError
-from emfed.data.files import TextForm
 from emfed.data.placing import to_device
 from emfed.fitting.driver import Watch, threads_of
 from emfed.fitting.driver import run_fit as drive
@@ -29,15 +28,12 @@ from emfed.network import StackedFederation
 
 FACTORS = 2
 """Factors of a factor analysis where the user gives no number."""
-Options = Any
-"""What the command line and the configuration said, by the names of the options."""
 
 
 def run_fit(options: Options) -> tuple[bool, bool]:
     """Read, fit, write, print; returns whether it was interrupted and whether it converged."""
     _check(options)
-    form = TextForm(options.separator, options.decimal, options.encoding)
-    intake = read_workers(options.data, options.groups, options.columns, options.types, form)
+    intake = read_workers(options, options.data, options.types)
     _check_holes(intake, options)
     settings = make_settings(options, intake)
     path = None if options.checkpoint is None else Path(options.checkpoint)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import inspect
 import typing
-from typing import Any
+from types import SimpleNamespace
+from typing import Annotated, Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_UNCONVERGED = 0, 1, 2, 3
@@ -23,6 +25,32 @@ EXIT_CODES = {
     EXIT_INTERRUPTED: "interrupted by Ctrl-C; what was reached is kept",
     EXIT_CLOSED_PIPE: "whoever read the output has gone",
 }
+
+
+Options = SimpleNamespace
+"""What the command line and the configuration said, by the names of the options."""
+
+
+def option(words: str, panel: str | None = None, metavar: str | None = None, **more: Any) -> Any:
+    """An option: what it does, the heading it stands under, what its value is called."""
+    names = more.pop("names", "").split()
+    return typer.Option(*names, help=words, rich_help_panel=panel, metavar=metavar, **more)
+
+
+def switch(names: str, words: str, panel: str | None = None, **more: Any) -> Any:
+    """An option without a value, which is off if left out."""
+    return option(words, panel, names=names, **more)
+
+
+def group(words: str) -> typer.Typer:
+    """A command that has commands below it."""
+    return typer.Typer(cls=CommandGroup, help=words, no_args_is_help=True, rich_markup_mode=None)
+
+
+OUTPUT, RUN = "Output", "Run"
+Json = Annotated[bool, switch("--json", "Print the summary as JSON.", OUTPUT)]
+Quiet = Annotated[bool, switch("--quiet -q", "Print nothing.", OUTPUT)]
+Threads = Annotated[int | None, option("Threads of the linear algebra.", RUN, "N", min=1)]
 
 
 def examples(*lines: str, before: str = "") -> str:
@@ -63,11 +91,11 @@ def spoken(message: str) -> str:
     for words, here in ELSEWHERE.items():
         message = message.replace(words, here)
 
-    def option(name: str, value: str | None) -> str:
+    def typed(name: str, value: str | None) -> str:
         flag = value is None or value == "True"
         return f"--{name}" if flag else f"--{name} {value}".replace("'", "")
 
-    return reworded(message, OPTIONS, option)
+    return reworded(message, OPTIONS, typed)
 
 
 def exit_codes() -> str:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from emfed.algorithms import Bernoulli, Everyone
+from emfed.cli.help import Options
 from emfed.compressors.words import parse_compressor
 from emfed.core.errors import DataError, EmfedWarning, SettingsError
 from emfed.core.records import RoundRecord
@@ -25,54 +25,14 @@ from emfed.imputation import (
     read_ebird,
     read_records,
 )
-from emfed.imputation.bins import Unit
 from emfed.imputation.ebird import COVARIATES
-from emfed.imputation.fit import ROUNDS, Mode
+from emfed.imputation.fit import ROUNDS
 from emfed.imputation.report import write_report
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the command line said."""
-
-    data: Path
-    out: Path
-    filled: Path | None
-    columns: ColumnNames
-    ebird: bool
-    sampling: Path | None
-    species: str | None
-    region: str | None
-    family: str
-    bins: str
-    since: str | None
-    until: str | None
-    groups: int | None
-    skip: bool
-    keep: bool
-    mode: str
-    rank: int | None
-    penalty: float | None
-    smoothing: float | None
-    seasonality: float | None
-    site_covariates: Path | None
-    time_covariates: Path | None
-    strata: Path | None
-    base: str | None
-    least: int
-    draws: int
-    limits: Checklists | None
-    rounds: int | None
-    participation: float
-    compressor: str | None
-    level: float
-    seed: int
-    json_output: bool
 
 
 def run_impute(options: Options) -> bool:
     """Read, fit, write, print; returns whether Ctrl-C cut it short."""
-    if options.filled is not None and options.filled.suffix not in (".csv", ".parquet"):
+    if options.filled is not None and Path(options.filled).suffix not in (".csv", ".parquet"):
         raise SettingsError(f"--filled must end in .csv or .parquet; got {options.filled}.")
     console = Console(stderr=True, quiet=options.json_output)
     with warnings.catch_warnings(record=True) as caught:
@@ -82,7 +42,6 @@ def run_impute(options: Options) -> bool:
         result = _fit(table, options, console)
     remarks = [str(w.message) for w in caught if issubclass(w.category, EmfedWarning)]
     summary = _summary(result, options, remarks)
-    options.out.mkdir(parents=True, exist_ok=True)
     _write(result, summary, options)
     if options.json_output:
         print(json.dumps(summary))  # noqa: T201
@@ -91,38 +50,38 @@ def run_impute(options: Options) -> bool:
     return result.stopped == "interrupted"
 
 
-def columns_of(
-    site: str, date: str, value: str, observer: str, worker: str, exposure: str, effort: str
-) -> ColumnNames:
+def _columns(options: Options) -> ColumnNames:
     """The columns as the command line names them: empty is none, a comma parts year and month."""
-    year, _, month = date.partition(",")
+    year, _, month = options.date.partition(",")
     return ColumnNames(
-        site=site,
-        date=(year.strip(), month.strip()) if month else date,
-        value=value,
-        observer=observer or None,
-        worker=worker or None,
-        exposure=exposure or None,
-        effort=_listed(effort),
+        site=options.site,
+        date=(year.strip(), month.strip()) if month else options.date,
+        value=options.value,
+        observer=options.observer or None,
+        worker=options.worker or None,
+        exposure=options.exposure or None,
+        effort=_listed(options.effort),
     )
 
 
-def limits_of(protocols: str, minutes: float, km: float, observers: int, effort: str) -> Checklists:
+def _checklists(options: Options) -> Checklists:
     """Which checklists of eBird count, and which effort is fitted."""
-    some = () if effort == "none" else _listed(effort) or COVARIATES
-    return Checklists(_listed(protocols) or None, minutes, km, observers, some)
+    some = () if options.effort == "none" else _listed(options.effort) or COVARIATES
+    limits = options.max_minutes, options.max_km, options.max_observers
+    return Checklists(_listed(options.protocols) or None, *limits, some)
 
 
 def _listed(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _frame(path: Path | None) -> Any:
+def _frame(file: str | None) -> Any:
     """A small table of covariates or strata."""
-    if path is None:
+    if file is None:
         return None
     import polars as pl
 
+    path = Path(file)
     if not path.is_file():
         raise DataError(f"{path}: there is no such file.")
     if path.suffix == ".parquet":
@@ -133,30 +92,23 @@ def _frame(path: Path | None) -> Any:
 
 
 def _read(options: Options) -> FieldTable:
-    bins = cast(Unit, options.bins)
-    common: dict[str, Any] = {
-        "family": options.family,
-        "bins": bins,
-        "since": options.since,
-        "until": options.until,
-        "bad_rows": "skip" if options.skip else "raise",
-        "groups": options.groups,
-        "seed": options.seed,
-    }
+    data = Path(options.data)
+    common = {name: getattr(options, name) for name in ("bins", "since", "until", "groups", "seed")}
+    common["family"] = options.family or ("poisson" if options.mode == "observed" else "log1p")
+    common["bad_rows"] = "skip" if options.skip_bad else "raise"
     if options.ebird:
-        return read_ebird(
-            options.data,
-            options.sampling,
-            species=options.species,
-            region=options.region,
-            checklists=options.limits,
-            **common,
-        )
+        common |= {"species": options.species, "region": options.region}
+        sampling = None if options.sampling is None else Path(options.sampling)
+        return read_ebird(data, sampling, checklists=_checklists(options), **common)
     for name in ("sampling", "species", "region"):
         if getattr(options, name) is not None:
             raise SettingsError(f"--{name} goes with --ebird.")
-    duplicates: Any = "keep" if options.keep else "raise"
-    return read_records(options.data, options.columns, duplicates=duplicates, **common)
+    duplicates: Any = "keep" if options.keep_duplicates else "raise"
+    return read_records(data, _columns(options), duplicates=duplicates, **common)
+
+
+SETTINGS = (*("mode", "rank", "penalty", "smoothing", "seasonality", "draws", "rounds", "seed"),)
+"""Options that `impute` takes under the same name."""
 
 
 def _fit(table: FieldTable, options: Options, console: Console) -> Imputation:
@@ -185,18 +137,11 @@ def _fit(table: FieldTable, options: Options, console: Console) -> Imputation:
 
         result = impute(
             table,
-            mode=cast(Mode, options.mode),
-            rank=options.rank,
-            penalty=options.penalty,
-            smoothing=options.smoothing,
-            seasonality=options.seasonality,
+            **{name: getattr(options, name) for name in SETTINGS},
             site_covariates=_frame(options.site_covariates),
             time_covariates=_frame(options.time_covariates),
-            draws=options.draws,
-            rounds=options.rounds,
             participation=Everyone() if share == 1 else Bernoulli(share),
             compressor=None if chosen is None else parse_compressor(chosen),
-            seed=options.seed,
             callbacks=[show],
             progress=stage,
         )
@@ -231,7 +176,8 @@ def _summary(result: Imputation, options: Options, remarks: list[str]) -> dict[s
 
 
 def _write(result: Imputation, summary: dict[str, Any], options: Options) -> None:
-    out = options.out
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
     result.write_trend([out / "trend.csv", out / "trend.parquet"], level=options.level)
     index = None
     if not result.plain and result.solver.family.describe() != {
@@ -242,12 +188,14 @@ def _write(result: Imputation, summary: dict[str, Any], options: Options) -> Non
         index = result.index(options.base, options.level, strata=strata, least=options.least)
         index.write([out / "index.csv", out / "index.parquet", out / "index.png"])
         summary["slopes"] = index.slopes
-    write_report(result, out / "report.html", options.level, index=index, title=options.data.name)
+    write_report(
+        result, out / "report.html", options.level, index=index, title=Path(options.data).name
+    )
     result.records.to_csv(out / "records.csv")
     result.records.to_parquet(out / "records.parquet")
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     if options.filled is not None:
-        result.write(options.filled, options.level)
+        result.write(Path(options.filled), options.level)
 
 
 def _print(console: Console, result: Imputation, summary: dict[str, Any], options: Options) -> None:

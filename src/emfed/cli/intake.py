@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from emfed.cli.tables import PIPE, listed, read_cells
+from emfed.cli.help import Options
+from emfed.cli.tables import PIPE, form_of, listed, read_cells
 from emfed.core.errors import DataError, SettingsError
-from emfed.data.files import FIRST_LINE, PLAIN, TextForm, file_format, numbers, text_of
+from emfed.data.files import FIRST_LINE, TextForm, file_format, numbers, text_of
 from emfed.data.reading import levels
 from emfed.data.sources import ParquetRows, parquet_schema
 from emfed.data.workers import as_workers, of_file
@@ -33,19 +34,14 @@ class Intake:
     """Names of categories in the order of their codes."""
 
 
-def read_workers(
-    paths: Sequence[str],
-    groups: str | None,
-    columns: str | None,
-    types: str | None,
-    form: TextForm = PLAIN,
-) -> Intake:
+def read_workers(options: Options, paths: Sequence[str], types: str | None = None) -> Intake:
     """One file with a column of workers, or one worker per file."""
+    groups, form = options.groups, form_of(options)
     if len(paths) > 1 and (groups is not None or PIPE in paths):
         raise SettingsError(
             "several files are one worker each: leave --groups out, and pipe only one table."
         )
-    chosen = None if columns is None else listed(columns)
+    chosen = None if options.columns is None else listed(options.columns)
     given = parse_types(types)
     if all(Path(p).suffix.lower() == ".parquet" for p in paths) and not given:
         return _parquet(paths, groups, chosen)
@@ -53,11 +49,7 @@ def read_workers(
     first = next(iter(frames.values()))
     wanted = chosen or [name for name in first.columns if name != groups]
     _check_names(wanted, first.columns, groups, given, paths[0])
-    categories = {
-        name: levels([text_of(f[name]) for f in frames.values() if name in f.columns])
-        for name, family in given.items()
-        if family == "categorical"
-    }
+    categories = _categories(given, list(frames.values()))
     tables = {
         name: _table(frame, wanted, path, categories, form)
         for (name, frame), path in zip(frames.items(), paths, strict=True)
@@ -71,6 +63,15 @@ def read_workers(
         workers = of_file(workers, FIRST_LINE)
     families = _families(wanted, given, categories) if given else {}
     return Intake(workers, tuple(wanted), families, categories)
+
+
+def _categories(given: Mapping[str, str], frames: Sequence[Any]) -> dict[str, Any]:
+    """The words of every categorical column, of all files together."""
+    return {
+        name: levels([text_of(frame[name]) for frame in frames if name in frame.columns])
+        for name, family in given.items()
+        if family == "categorical"
+    }
 
 
 def parse_types(types: str | None) -> dict[str, str]:

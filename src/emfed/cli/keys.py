@@ -7,16 +7,13 @@ from typing import Annotated
 
 import typer
 
-from emfed.cli.help import Command, CommandGroup, examples
+from emfed.cli.help import Command, examples, group, option, switch
 
-keys_app = typer.Typer(
-    cls=CommandGroup,
-    help="Make the keys of a federation and say which sites may join.\n\nThe server's keys are "
-    "made at the server, each site's at the site; ca.pem and NAME.pub are what travels.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+keys_app = group(
+    "Make the keys of a federation and say which sites may join.\n\nThe server's keys are "
+    "made at the server, each site's at the site; ca.pem and NAME.pub are what travels."
 )
-Folder = Annotated[Path, typer.Option("--keys", help="The server's folder of keys.")]
+Folder = Annotated[Path, option("The server's folder of keys.", names="--keys")]
 
 
 @keys_app.command(
@@ -29,7 +26,7 @@ Folder = Annotated[Path, typer.Option("--keys", help="The server's folder of key
 def server(
     host: Annotated[
         list[str] | None,
-        typer.Option(help="A name or address by which sites reach the server; may be repeated."),
+        option("A name or address by which sites reach the server; may be repeated."),
     ] = None,
     keys: Folder = Path("keys"),
 ) -> None:
@@ -45,7 +42,7 @@ def server(
 @keys_app.command(cls=Command, epilog=examples("emfed keys site oslo"))
 def site(
     name: Annotated[str, typer.Argument(help="The site's name; it names its files and log lines.")],
-    out: Annotated[Path, typer.Option(help="Folder for the two files.")] = Path(),
+    out: Annotated[Path, option("Folder for the two files.")] = Path(),
 ) -> None:
     """Make a site's key pair; the private half stays at the site."""
     from emfed.network.keys import fingerprint, make_site_key, read_public_key, show_fingerprint
@@ -62,7 +59,7 @@ def add(
     public: Annotated[list[Path], typer.Argument(help="Public keys, named after their sites.")],
     keys: Folder = Path("keys"),
     replace: Annotated[
-        bool, typer.Option("--replace", help="Take the new key of a site whose old one is there.")
+        bool, switch("--replace", "Take the new key of a site whose old one is there.")
     ] = False,
 ) -> None:
     """Let sites join: a server that runs sees them within seconds."""
@@ -122,15 +119,12 @@ def roster(
     public: Annotated[
         list[Path] | None, typer.Argument(help="Public keys, each got by a way you trust.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="The site's folder of everybody's keys.")] = Path(
-        "roster"
-    ),
+    out: Annotated[Path, option("The site's folder of everybody's keys.")] = Path("roster"),
     digest: Annotated[
-        str | None,
-        typer.Option(help="The digest that another site read to you: pin nothing else."),
+        str | None, option("The digest that another site read to you: pin nothing else.")
     ] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Take the new key of a site whose old one is pinned.")
+        bool, switch("--replace", "Take the new key of a site whose old one is pinned.")
     ] = False,
 ) -> None:
     """Pin everybody's keys at a site that masks what it tells, or show what is pinned.

@@ -19,9 +19,12 @@ from emfed.cli.help import (
     EXIT_USAGE,
     Command,
     CommandGroup,
+    Options,
     examples,
     exit_codes,
+    option,
     spoken,
+    switch,
 )
 from emfed.cli.keys import keys_app
 from emfed.cli.owner import owner_app
@@ -57,14 +60,15 @@ def _version(show: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+        bool, switch("--version", "Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     pass
 
 
 commands.register(app)
+OnlyJson = Annotated[bool, switch("--json", "Print the summary as JSON, and nothing else.")]
+OneThread = Annotated[int, option("Threads of the linear algebra.", min=1)]
 PAPER, WITH_MODEL = "The theory and the paper", "With a fitted model"
 
 
@@ -74,20 +78,14 @@ PAPER, WITH_MODEL = "The theory and the paper", "With a fitted model"
     epilog=examples("emfed demo", "emfed demo --epochs 50 --seed 7 --out /tmp/demo --json"),
 )
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for figure, tables and summary.")] = Path(
-        "demo"
-    ),
-    epochs: Annotated[
-        float, typer.Option(min=0.1, help="Passes over all data, for each algorithm.")
-    ] = 500.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of data and algorithms.")] = 0,
+    out: Annotated[Path, option("Folder for figure, tables and summary.")] = Path("demo"),
+    epochs: Annotated[float, option("Passes over all data, for each algorithm.", min=0.1)] = 500.0,
+    seed: Annotated[int, option("Seed of data and algorithms.", min=0)] = 0,
     split: Annotated[
-        str, typer.Option(help="How rows are spread over workers: 'random' or 'sorted'.")
+        str, option("How rows are spread over workers: 'random' or 'sorted'.")
     ] = "random",
-    threads: Annotated[int, typer.Option(min=1, help="Threads of the linear algebra.")] = 1,
-    json_output: Annotated[
-        bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")
-    ] = False,
+    threads: OneThread = 1,
+    json_output: OnlyJson = False,
 ) -> None:
     """Run FedEM and VR-FedEM side by side on the paper's synthetic mixture.
 
@@ -112,82 +110,56 @@ def demo(
     ),
 )
 def plan(
+    context: typer.Context,
     data: Annotated[
         Path | None,
         typer.Argument(help="CSV or Parquet; without it, the paper's synthetic mixture."),
     ] = None,
     groups: Annotated[
-        str | None,
-        typer.Option("--groups", "-g", help="The column that names the worker of a row."),
+        str | None, option("The column that names the worker of a row.", names="--groups -g")
     ] = None,
     columns: Annotated[
-        str | None, typer.Option(help="Columns to use, as in age,weight; all if left out.")
+        str | None, option("Columns to use, as in age,weight; all if left out.")
     ] = None,
     separator: Separator = None,
     decimal: Decimal = ".",
     encoding: Encoding = "utf-8",
     n_components: Annotated[
         int | None,
-        typer.Option(
-            "--n-components", "-k", min=1, help="Mixture components of DATA; 2 if left out."
-        ),
+        option("Mixture components of DATA; 2 if left out.", min=1, names="--n-components -k"),
     ] = None,
     covariance_type: Annotated[
         str | None,
-        typer.Option(
-            help="Covariance type of DATA: full, diag, spherical or tied; full if left out."
-        ),
+        option("Covariance type of DATA: full, diag, spherical or tied; full if left out."),
     ] = None,
     compressor: Annotated[
-        str,
-        typer.Option(help="none, dithering:LEVELS, block:SIZE, subtractive:NOISE or sparse:SHARE."),
+        str, option("none, dithering:LEVELS, block:SIZE, subtractive:NOISE or sparse:SHARE.")
     ] = "block:4",
     participation: Annotated[
         float,
-        typer.Option(
-            "--participation", "-p", help="The probability that a worker takes part in a round."
-        ),
+        option("The probability that a worker takes part in a round.", names="--participation -p"),
     ] = 1.0,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="FedEM's mini-batch; all rows if left out.")
+        int | None, option("FedEM's mini-batch; all rows if left out.", min=1)
     ] = None,
-    accuracy: Annotated[float, typer.Option(help="The mean |h|² to reach.")] = 1e-4,
-    metric: Annotated[
-        bool, typer.Option("--metric", help="Compress in the model's metric.")
-    ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the start and the sample.")] = 0,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of the linear algebra.")] = 1,
-    json_output: Annotated[
-        bool, typer.Option("--json", help="Print everything as JSON, and nothing else.")
-    ] = False,
+    accuracy: Annotated[float, option("The mean |h|² to reach.")] = 1e-4,
+    metric: Annotated[bool, switch("--metric", "Compress in the model's metric.")] = False,
+    seed: Annotated[int, option("Seed of the start and the sample.", min=0)] = 0,
+    threads: OneThread = 1,
+    json_output: OnlyJson = False,
 ) -> None:
     """Say what the theory promises for a data set: steps, batches, rounds, bytes, regime.
 
     Measures the constants of the paper's theorems along EM's path on a sample of the rows.
     """
     from emfed.cli.plan import run_plan
-    from emfed.data.files import TextForm
 
-    form = TextForm(separator, decimal, encoding)
-    rows = None if data is None else ([str(data)], groups, columns, None, form)
     given = (groups, columns, n_components, covariance_type)
     if data is None and any(value is not None for value in given):
         raise typer.BadParameter(
             "--groups, --columns, --n-components and --covariance-type go with DATA: give DATA too."
         )
-    run_plan(
-        rows,
-        n_components,
-        covariance_type,
-        compressor,
-        participation,
-        batch_size,
-        accuracy,
-        metric,
-        seed,
-        threads,
-        json_output,
-    )
+    run_plan(Options(**context.params))
 
 
 @app.command(
@@ -207,21 +179,18 @@ def reproduce(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for report, figures and records; reproduction/NAME if left out."),
+        option("Folder for report, figures and records; reproduction/NAME if left out."),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A small version, in seconds.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="The first of the seeds.")] = 0,
+    quick: Annotated[bool, switch("--quick", "A small version, in seconds.")] = False,
+    seed: Annotated[int, option("The first of the seeds.", min=0)] = 0,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes; as many as there are cores if left out.")
+        int | None, option("Processes; as many as there are cores if left out.", min=1)
     ] = None,
     config: Annotated[
-        Path | None,
-        typer.Option(help="Your own config.toml in place of the experiment's.", exists=True),
+        Path | None, option("Your own config.toml in place of the experiment's.", exists=True)
     ] = None,
-    show_list: Annotated[bool, typer.Option("--list", help="Name the experiments.")] = False,
-    json_output: Annotated[
-        bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")
-    ] = False,
+    show_list: Annotated[bool, switch("--list", "Name the experiments.")] = False,
+    json_output: OnlyJson = False,
 ) -> None:
     """Redo the paper's experiments, and ablations of what it argues in words.
 
@@ -257,6 +226,7 @@ def reproduce(
     ),
 )
 def impute(
+    context: typer.Context,
     data: Annotated[
         str,
         typer.Argument(
@@ -265,149 +235,121 @@ def impute(
         ),
     ],
     model: Annotated[
-        str | None,
-        typer.Option(
-            help="Fill the empty cells of DATA by this model file.", rich_help_panel=WITH_MODEL
-        ),
+        str | None, option("Fill the empty cells of DATA by this model file.", WITH_MODEL)
     ] = None,
     draws: Annotated[
         int,
-        typer.Option(
+        option(
+            "With --model, so many random completions, one below the other; else the draws that "
+            "estimates and bounds rest on (200 if left out).",
             min=0,
-            help="With --model, so many random completions, one below the other; else the draws "
-            "that estimates and bounds rest on (200 if left out).",
         ),
     ] = 0,
     intervals: Annotated[
-        bool,
-        typer.Option(
-            "--intervals",
-            help="Add the ends of predictive intervals, at --level.",
-            rich_help_panel=WITH_MODEL,
-        ),
+        bool, switch("--intervals", "Add the ends of predictive intervals, at --level.", WITH_MODEL)
     ] = False,
     threads: Annotated[
-        int | None,
-        typer.Option(min=1, help="Threads of the linear algebra.", rich_help_panel=WITH_MODEL),
+        int | None, option("Threads of the linear algebra.", WITH_MODEL, min=1)
     ] = None,
     separator: Separator = None,
     decimal: Decimal = ".",
     encoding: Encoding = "utf-8",
-    out: Annotated[Path, typer.Option(help="Folder for trend, records and summary.")] = Path(
-        "imputed"
-    ),
+    out: Annotated[Path, option("Folder for trend, records and summary.")] = Path("imputed"),
     filled: Annotated[
         str | None,
-        typer.Option(
-            help="Write every cell of the table here, .csv or .parquet: it may be large. With "
-            "--model, - prints it, which is the default."
+        option(
+            "Write every cell of the table here, .csv or .parquet: it may be large. With --model, "
+            "- prints it, which is the default.",
         ),
     ] = None,
-    site: Annotated[str, typer.Option(help="The column of sites.")] = "site",
-    date: Annotated[str, typer.Option(help="The column of dates, or two: 'year,month'.")] = "date",
-    value: Annotated[str, typer.Option(help="The column of counts or values.")] = "count",
-    observer: Annotated[
-        str, typer.Option(help="The column of observers; '' if none.")
-    ] = "observer",
+    site: Annotated[str, option("The column of sites.")] = "site",
+    date: Annotated[str, option("The column of dates, or two: 'year,month'.")] = "date",
+    value: Annotated[str, option("The column of counts or values.")] = "count",
+    observer: Annotated[str, option("The column of observers; '' if none.")] = "observer",
     worker: Annotated[
-        str, typer.Option(help="The column of workers, if not the observer (or the site).")
+        str, option("The column of workers, if not the observer (or the site).")
     ] = "",
-    exposure: Annotated[str, typer.Option(help="The column of exposures (counts).")] = "",
+    exposure: Annotated[str, option("The column of exposures (counts).")] = "",
     effort: Annotated[
         str,
-        typer.Option(
-            help="Columns of effort whose coefficients are fitted (counts): 'log(minutes),km'. "
-            "With --ebird some of duration, distance, observers, protocol, hour; 'none' for none."
+        option(
+            "Columns of effort whose coefficients are fitted (counts): 'log(minutes),km'. With "
+            "--ebird some of duration, distance, observers, protocol, hour; 'none' for none.",
         ),
     ] = "",
     ebird: Annotated[
-        bool, typer.Option("--ebird", help="DATA is in the eBird Basic Dataset's format.")
+        bool, switch("--ebird", "DATA is in the eBird Basic Dataset's format.")
     ] = False,
-    sampling: Annotated[
-        Path | None, typer.Option(help="eBird's sampling events, for zeros.")
-    ] = None,
-    species: Annotated[str | None, typer.Option(help="eBird: common or scientific name.")] = None,
-    region: Annotated[
-        str | None, typer.Option(help="eBird: country or state, name or code.")
-    ] = None,
-    max_minutes: Annotated[float, typer.Option(help="eBird: the longest checklist.")] = 300.0,
-    max_km: Annotated[float, typer.Option(help="eBird: the farthest checklist.")] = 5.0,
-    max_observers: Annotated[int, typer.Option(help="eBird: the largest party.")] = 10,
+    sampling: Annotated[Path | None, option("eBird's sampling events, for zeros.")] = None,
+    species: Annotated[str | None, option("eBird: common or scientific name.")] = None,
+    region: Annotated[str | None, option("eBird: country or state, name or code.")] = None,
+    max_minutes: Annotated[float, option("eBird: the longest checklist.")] = 300.0,
+    max_km: Annotated[float, option("eBird: the farthest checklist.")] = 5.0,
+    max_observers: Annotated[int, option("eBird: the largest party.")] = 10,
     protocols: Annotated[
-        str, typer.Option(help="eBird: protocols that count; '' for all.")
+        str, option("eBird: protocols that count; '' for all.")
     ] = "Stationary,Traveling",
     family: Annotated[
         str | None,
-        typer.Option(
-            help="poisson (the default of mode observed), negative-binomial, zero-inflated, log1p "
-            "(of the other modes), gaussian or bernoulli."
+        option(
+            "poisson (the default of mode observed), negative-binomial, zero-inflated, log1p (of "
+            "the other modes), gaussian or bernoulli.",
         ),
     ] = None,
     bins: Annotated[
-        str, typer.Option(help="month, week, year, or index for times that are whole numbers.")
+        str, option("month, week, year, or index for times that are whole numbers.")
     ] = "month",
-    since: Annotated[str | None, typer.Option(help="The first day, like 2004-07-31.")] = None,
-    until: Annotated[str | None, typer.Option(help="The last day.")] = None,
+    since: Annotated[str | None, option("The first day, like 2004-07-31.")] = None,
+    until: Annotated[str | None, option("The last day.")] = None,
     groups: Annotated[
-        int | None, typer.Option(min=1, help="Put the workers at random into so many groups.")
+        int | None, option("Put the workers at random into so many groups.", min=1)
     ] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave bad rows out and count them.")
-    ] = False,
+    skip_bad: Annotated[bool, switch("--skip-bad", "Leave bad rows out and count them.")] = False,
     keep_duplicates: Annotated[
-        bool,
-        typer.Option("--keep-duplicates", help="Take repeated keys as records of their own."),
+        bool, switch("--keep-duplicates", "Take repeated keys as records of their own.")
     ] = False,
     mode: Annotated[
         str,
-        typer.Option(
-            help="observed, cell, paper or site-owner. In the first three the server ends with "
-            "every worker's count of every cell; site-owner tells it less."
+        option(
+            "observed, cell, paper or site-owner. In the first three the server ends with every "
+            "worker's count of every cell; site-owner tells it less.",
         ),
     ] = "observed",
-    rank: Annotated[int | None, typer.Option(min=0, help="Chosen if left out.")] = None,
-    penalty: Annotated[float | None, typer.Option(min=0, help="Chosen if left out.")] = None,
+    rank: Annotated[int | None, option("Chosen if left out.", min=0)] = None,
+    penalty: Annotated[float | None, option("Chosen if left out.", min=0)] = None,
     smoothing: Annotated[
-        float | None,
-        typer.Option(min=0, help="Smooth neighbouring times so strongly; chosen if left out."),
+        float | None, option("Smooth neighbouring times so strongly; chosen if left out.", min=0)
     ] = None,
     seasonality: Annotated[
-        float | None,
-        typer.Option(min=0, help="Smooth months a year apart so strongly; chosen if left out."),
+        float | None, option("Smooth months a year apart so strongly; chosen if left out.", min=0)
     ] = None,
     site_covariates: Annotated[
-        Path | None, typer.Option(help="CSV or Parquet: a column 'site', and numbers.")
+        Path | None, option("CSV or Parquet: a column 'site', and numbers.")
     ] = None,
     time_covariates: Annotated[
-        Path | None, typer.Option(help="CSV or Parquet: a column 'time', and numbers.")
+        Path | None, option("CSV or Parquet: a column 'time', and numbers.")
     ] = None,
     strata: Annotated[
-        Path | None,
-        typer.Option(help="CSV or Parquet: a column 'site' and its stratum, for the index."),
+        Path | None, option("CSV or Parquet: a column 'site' and its stratum, for the index.")
     ] = None,
     base: Annotated[
-        str | None, typer.Option(help="The time whose index is 100; the first if left out.")
+        str | None, option("The time whose index is 100; the first if left out.")
     ] = None,
-    least: Annotated[
-        int, typer.Option(min=0, help="Sites with fewer records are not in the index.")
-    ] = 1,
+    least: Annotated[int, option("Sites with fewer records are not in the index.", min=0)] = 1,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Rounds; as many as the mode needs if left out.")
+        int | None, option("Rounds; as many as the mode needs if left out.", min=1)
     ] = None,
     participation: Annotated[
-        float, typer.Option("--participation", "-p", help="Share of workers in a round.")
+        float, option("Share of workers in a round.", names="--participation -p")
     ] = 1.0,
     compressor: Annotated[
-        str | None,
-        typer.Option(help="none, dithering:LEVELS, block:SIZE, subtractive:NOISE, sparse:SHARE."),
+        str | None, option("none, dithering:LEVELS, block:SIZE, subtractive:NOISE, sparse:SHARE.")
     ] = None,
     level: Annotated[
-        float, typer.Option(min=0.01, max=0.999, help="Probability that an interval covers.")
+        float, option("Probability that an interval covers.", min=0.01, max=0.999)
     ] = 0.9,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of groups and algorithm.")] = 0,
-    json_output: Annotated[
-        bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")
-    ] = False,
+    seed: Annotated[int, option("Seed of groups and algorithm.", min=0)] = 0,
+    json_output: OnlyJson = False,
 ) -> None:
     """Fill a table: empty cells by a fitted model, or sites x time from records of many observers.
 
@@ -415,55 +357,18 @@ def impute(
     Without, DATA holds records of sites and times; rank and penalties are chosen by
     cross-validation on what the server knows, and a trend is drawn.
     """
+    options = Options(**context.params)
     if model is not None:
         from emfed.cli.apply import run_fill
-        from emfed.data.files import TextForm
 
-        form, to = TextForm(separator, decimal, encoding), filled or "-"
-        run_fill(model, data, to, draws, intervals, level, seed, threads, json_output, form)
+        run_fill(options)
         return
     if intervals or threads or separator or (decimal, encoding) != (".", "utf-8"):
         raise typer.BadParameter(
             "--intervals, --threads, --separator, --decimal and --encoding go with --model."
         )
-    from emfed.cli.impute import Options, columns_of, limits_of, run_impute
+    from emfed.cli.impute import run_impute
 
-    columns = columns_of(site, date, value, observer, worker, exposure, "" if ebird else effort)
-    options = Options(
-        data=Path(data),
-        out=out,
-        filled=None if filled is None else Path(filled),
-        columns=columns,
-        ebird=ebird,
-        sampling=sampling,
-        species=species,
-        region=region,
-        family=family or ("poisson" if mode == "observed" else "log1p"),
-        bins=bins,
-        since=since,
-        until=until,
-        groups=groups,
-        skip=skip_bad,
-        keep=keep_duplicates,
-        mode=mode,
-        rank=rank,
-        penalty=penalty,
-        smoothing=smoothing,
-        seasonality=seasonality,
-        site_covariates=site_covariates,
-        time_covariates=time_covariates,
-        strata=strata,
-        base=base,
-        least=least,
-        draws=draws,
-        limits=limits_of(protocols, max_minutes, max_km, max_observers, effort) if ebird else None,
-        rounds=rounds,
-        participation=participation,
-        compressor=compressor,
-        level=level,
-        seed=seed,
-        json_output=json_output,
-    )
     if run_impute(options):
         typer.echo(f"emfed: interrupted; what was reached is in {out}/", err=True)
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -8,13 +8,10 @@ from typing import Annotated
 
 import typer
 
-from emfed.cli.help import Command, CommandGroup, examples
+from emfed.cli.help import Command, examples, group, switch
 
-owner_app = typer.Typer(
-    cls=CommandGroup,
-    help="Decide and check what a site tells: fits that wait for a word, the journal, erasure.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+owner_app = group(
+    "Decide and check what a site tells: fits that wait for a word, the journal, erasure."
 )
 Folder = Annotated[Path, typer.Argument(help="The site's folder, like site-oslo.")]
 
@@ -26,7 +23,7 @@ Folder = Annotated[Path, typer.Argument(help="The site's folder, like site-oslo.
 def approve(
     folder: Folder,
     fit: Annotated[str, typer.Argument(help="The fit's number, or its beginning.")] = "",
-    no: Annotated[bool, typer.Option("--no", help="Do not take part in it.")] = False,
+    no: Annotated[bool, switch("--no", "Do not take part in it.")] = False,
 ) -> None:
     """Answer for a fit that waits, or list all that the owner was asked about.
 

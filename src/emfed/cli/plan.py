@@ -9,65 +9,42 @@ from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
+from emfed.cli.help import Options
 from emfed.cli.intake import read_workers
 from emfed.compressors.words import parse_compressor
 from emfed.core.streams import check_seed
 from emfed.data.synthetic import START, TRUTH, synthetic_federation
 from emfed.models import gaussian_mixture
 from emfed.theory import Estimate, Plan, estimate_problem, plan
-from emfed.theory.planning import check_goal
+from emfed.theory.planning import Advice, check_goal
 
 
-def run_plan(
-    rows: tuple[Any, ...] | None,
-    n_components: int | None,
-    covariance_type: str | None,
-    compressor: str,
-    participation: float,
-    batch_size: int | None,
-    epsilon: float,
-    in_metric: bool,
-    seed: int,
-    threads: int,
-    json_output: bool,
-) -> None:
+def run_plan(options: Options) -> None:
     """Measure the constants, plan, print."""
-    operator = parse_compressor(compressor)
-    check_goal(participation, epsilon)
-    check_seed(seed)
-    console = Console(quiet=json_output)
-    with threadpool_limits(threads), console.status("measuring the constants on the data"):
-        found = _measure(rows, n_components, covariance_type, in_metric, seed)
-        advice = plan(
-            found, operator, participation=participation, batch_size=batch_size, epsilon=epsilon
-        )
-    if json_output:
-        out = {"seed": seed, "constants": _constants(found), "plan": advice.describe()}
+    operator, share = parse_compressor(options.compressor), options.participation
+    check_goal(share, options.accuracy)
+    check_seed(options.seed)
+    console = Console(quiet=options.json_output)
+    with threadpool_limits(options.threads), console.status("measuring the constants on the data"):
+        found = _measure(options)
+        goal = {"batch_size": options.batch_size, "epsilon": options.accuracy}
+        advice = plan(found, operator, participation=share, **goal)
+    if options.json_output:
+        out = {"seed": options.seed, "constants": _constants(found), "plan": advice.describe()}
         print(json.dumps(out))  # noqa: T201
     else:
-        _print(console, found, advice, seed)
+        _print(console, found, advice, options.seed)
 
 
-def _measure(
-    rows: tuple[Any, ...] | None,
-    n_components: int | None,
-    covariance_type: str | None,
-    in_metric: bool,
-    seed: int,
-) -> Estimate:
-    if rows is not None:
-        model = gaussian_mixture(n_components or 2, covariance_type or "full")
-        workers = read_workers(*rows).workers
-        return estimate_problem(model, workers, in_metric=in_metric, seed=seed)
+def _measure(options: Options) -> Estimate:
+    common: dict[str, Any] = {"in_metric": options.metric, "seed": options.seed}
+    if options.data is not None:
+        model = gaussian_mixture(options.n_components or 2, options.covariance_type or "full")
+        workers = read_workers(options, [str(options.data)]).workers
+        return estimate_problem(model, workers, **common)
     known = gaussian_mixture(2, "known", known_covariance=TRUTH.covariances)
-    return estimate_problem(
-        known,
-        synthetic_federation(seed),
-        start=START,
-        weights="uniform",
-        in_metric=in_metric,
-        seed=seed,
-    )
+    data = synthetic_federation(options.seed)
+    return estimate_problem(known, data, start=START, weights="uniform", **common)
 
 
 def _constants(found: Estimate) -> dict[str, Any]:
@@ -115,22 +92,26 @@ def _print(console: Console, found: Estimate, advice: Plan, seed: int) -> None:
     table.add_column("")
     for title in ("FedEM", "VR-FedEM"):
         table.add_column(title, justify="right")
-    both = (advice.fed_em, advice.vr_fed_em)
-    rows: dict[str, list[str]] = {
-        "step size": [f"{a.step_size:.3g}" for a in both],
-        "memory rate": [f"{a.memory_rate:.3g}" for a in both],
-        "batch size": ["all rows" if a.batch_size is None else str(a.batch_size) for a in both],
-        "inner rounds": ["-" if a.inner_rounds is None else str(a.inner_rounds) for a in both],
-        "rounds": [f"{a.rounds:.3g}" if a.rounds > 1e6 else f"{a.rounds:,}" for a in both],
-        "conditional expectations": [f"{a.evaluations:.2g}" for a in both],
-        "MB up, per worker": [f"{a.bytes_up / 1e6:.3g}" for a in both],
-        "MB down, per worker": [f"{a.bytes_down / 1e6:.3g}" for a in both],
-        "step limited by": [a.step_regime for a in both],
-        "noise": [a.noise_regime for a in both],
-        "rounds, against no compression": [f"x {a.slowdown:.2f}" for a in both],
-    }
-    for name, cells in rows.items():
-        table.add_row(name, *cells)
+    first, second = _promises(advice.fed_em), _promises(advice.vr_fed_em)
+    for name, words in first.items():
+        table.add_row(name, words, second[name])
     console.print(table)
     for note in advice.notes:
         console.print(f"- {note}")
+
+
+def _promises(a: Advice) -> dict[str, str]:
+    """What the theorems say of one algorithm, in words."""
+    return {
+        "step size": f"{a.step_size:.3g}",
+        "memory rate": f"{a.memory_rate:.3g}",
+        "batch size": "all rows" if a.batch_size is None else str(a.batch_size),
+        "inner rounds": "-" if a.inner_rounds is None else str(a.inner_rounds),
+        "rounds": f"{a.rounds:.3g}" if a.rounds > 1e6 else f"{a.rounds:,}",
+        "conditional expectations": f"{a.evaluations:.2g}",
+        "MB up, per worker": f"{a.bytes_up / 1e6:.3g}",
+        "MB down, per worker": f"{a.bytes_down / 1e6:.3g}",
+        "step limited by": a.step_regime,
+        "noise": a.noise_regime,
+        "rounds, against no compression": f"x {a.slowdown:.2f}",
+    }

@@ -9,28 +9,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from emfed.cli.help import EXIT_CLOSED_PIPE
+from emfed.cli.help import EXIT_CLOSED_PIPE, Options, option
 from emfed.core.errors import DataError, SettingsError
 
 PIPE = "-"
 READ = "How text files are written"
 Separator = Annotated[
     str | None,
-    typer.Option(
-        metavar="CHAR",
-        help="Between columns: ';', tab, ...; a comma if left out, in .tsv files a tab.",
-        rich_help_panel=READ,
+    option(
+        "Between columns: ';', tab, ...; a comma if left out, in .tsv files a tab.", READ, "CHAR"
     ),
 ]
-Decimal = Annotated[
-    str, typer.Option(metavar="CHAR", help="In numbers: . or , (a comma).", rich_help_panel=READ)
-]
-Encoding = Annotated[
-    str,
-    typer.Option(metavar="NAME", help="utf-8, latin-1, cp1252, ...", rich_help_panel=READ),
-]
+Decimal = Annotated[str, option("In numbers: . or , (a comma).", READ, "CHAR")]
+Encoding = Annotated[str, option("utf-8, latin-1, cp1252, ...", READ, "NAME")]
+
+
+def form_of(options: Options) -> Any:
+    """How text files are written, as those three options say."""
+    from emfed.data.files import TextForm
+
+    return TextForm(options.separator, options.decimal, options.encoding)
 
 
 def read_cells(path: str, form: Any = None) -> Any:

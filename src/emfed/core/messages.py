@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
+from math import inf, prod
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -20,6 +20,10 @@ IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 WorkerStates = dict[str, NDArray[Any]]
 """The states of some workers: the name of a field -> an array with a leading worker axis."""
+Summaries = Mapping[str, FloatArray]
+"""What workers say of their rows in the opening: name -> array with a leading worker axis."""
+Names = Sequence[str] | None
+"""Names of columns, where there are any."""
 
 # 2**0, 2**(1/4), 2**(1/2) and 2**(3/4), written out: powers may round differently elsewhere.
 _ROOTS = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
@@ -164,32 +168,30 @@ class View:
     @classmethod
     def read(cls, description: Any) -> View:
         """The inverse of `describe`; raises ValueError for anything else."""
-        if not isinstance(description, Mapping) or not {*description} <= {
-            f.name for f in dataclasses.fields(cls)
-        }:
-            names = ", ".join(f.name for f in dataclasses.fields(cls))
-            raise ValueError(f"a view is described by {names}.")
-        parts = description.get("parts")
+        names = [f.name for f in dataclasses.fields(cls)]
+        if not isinstance(description, Mapping) or not {*description} <= {*names}:
+            raise ValueError(f"a view is described by {', '.join(names)}.")
+        view, parts = cls(**description), description.get("parts")
         if parts is not None and not (
             isinstance(parts, (list, tuple))
             and 0 < len(parts) <= MOST_PARTS
-            and all(type(j) is int and 0 <= j < MOST_PARTS for j in parts)
+            and all(_counts(j, 0, MOST_PARTS) for j in parts)
         ):
             raise ValueError("the parts of a view are a list of positions.")
-        clusters, smallest = description.get("clusters"), description.get("smallest", 1)
-        watched, folds = description.get("watched", False), description.get("folds", False)
-        seed = description.get("seed", 0)
-        if type(seed) is not int or not 0 <= seed < 1 << 64:
+        if not _counts(view.seed, 0, 1 << 64):
             raise ValueError("the seed of a view is a number of 64 bits.")
-        numbers = (smallest, 1 if clusters is None else clusters)
-        if not (type(watched) is type(folds) is bool) or not all(
-            type(n) is int and n >= 1 for n in numbers
-        ):
+        counts = _counts(view.smallest, 1) and (view.clusters is None or _counts(view.clusters, 1))
+        flags = [description.get(name, False) for name in ("watched", "folds")]
+        if not counts or any(type(flag) is not bool for flag in flags):
             raise ValueError("watched and folds are true or false, clusters and smallest counts.")
-        if folds and (parts is None or watched or clusters is not None):
+        if view.folds and (parts is None or view.watched or view.clusters is not None):
             raise ValueError("folds are parts of a view, and nothing else.")
-        parts = None if parts is None else tuple(parts)
-        return cls(parts, watched, clusters, smallest, seed, folds)
+        return dataclasses.replace(view, parts=None if parts is None else tuple(parts))
+
+
+def _counts(value: Any, least: int, end: float = inf) -> bool:
+    """Whether it is a whole number of that range; True and False are none."""
+    return type(value) is int and least <= value < end
 
 
 WHOLE = View()
@@ -418,6 +420,19 @@ class Replies:
         """No replies."""
         none = np.empty(0, dtype=np.int64)
         return cls(none, none, np.empty((0, q)), np.empty(0), none, none)
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A round at its end: what was asked, what came, and w_i and p_i of those who answered.
+
+    Each worker is in ``replies`` at most once, and they are sorted.
+    """
+
+    request: Request
+    replies: Replies
+    weights: FloatArray
+    probabilities: FloatArray
 
 
 @dataclass(frozen=True)

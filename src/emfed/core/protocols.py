@@ -11,8 +11,8 @@ a thousand run the same code.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -26,10 +26,12 @@ from emfed.core.messages import (
     Crowd,
     FloatArray,
     Form,
+    Heard,
     HeldUp,
     IntArray,
     Lattice,
     Layout,
+    Names,
     Opening,
     Parameters,
     Question,
@@ -38,11 +40,11 @@ from emfed.core.messages import (
     ServerState,
     StateField,
     StepInfo,
+    Summaries,
     Supports,
     View,
     WorkerStates,
 )
-from emfed.core.metrics import IdentityMetric, Metric
 
 __all__ = [
     "ALONE",
@@ -61,6 +63,7 @@ __all__ = [
     "Form",
     "HasColumns",
     "HasSupports",
+    "Heard",
     "HeldUp",
     "IdentityMetric",
     "IntArray",
@@ -69,10 +72,12 @@ __all__ = [
     "Layout",
     "Metric",
     "Model",
+    "Names",
     "Opening",
     "Oracle",
     "Parameters",
     "Participation",
+    "Phase",
     "Question",
     "Replies",
     "Request",
@@ -82,12 +87,44 @@ __all__ = [
     "SimulatesLatents",
     "StartsFromClusters",
     "StepInfo",
+    "Summaries",
     "Supports",
     "View",
     "WHOLE",
     "at_origin",
     "free_parameters",
 ]
+
+
+class Metric(ABC):
+    """An invertible linear map of R^q in which compression acts and omega is measured."""
+
+    @abstractmethod
+    def whiten(self, vectors: FloatArray) -> FloatArray:
+        """``(..., q)`` into the metric's coordinates."""
+
+    @abstractmethod
+    def unwhiten(self, vectors: FloatArray) -> FloatArray:
+        """The inverse of `whiten`."""
+
+    @property
+    def lightest(self) -> float:
+        """How much lighter than the whole its most fragile part is, in (0, 1].
+
+        Noise of variance v in every coordinate moves the parameters of that part by about
+        sqrt(v / lightest) of their own spread.
+        """
+        return 1.0
+
+
+class IdentityMetric(Metric):
+    """The Euclidean metric of R^q, the one of the paper."""
+
+    def whiten(self, vectors: FloatArray) -> FloatArray:
+        """Return the vectors as they are."""
+        return vectors
+
+    unwhiten = whiten
 
 
 class Model(ABC):
@@ -108,9 +145,7 @@ class Model(ABC):
         """Names and shapes of the statistics."""
 
     @abstractmethod
-    def check(
-        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
-    ) -> None:
+    def check(self, data: Any, where: str, columns: Names = None, first: int = 0) -> None:
         """Raise `DataError` naming ``where`` if these rows, from number ``first``, are no good."""
 
     @property
@@ -123,15 +158,11 @@ class Model(ABC):
         """What a worker tells once, in the opening exchange: averages over its samples."""
 
     @abstractmethod
-    def combine(
-        self, summaries: Mapping[str, FloatArray], shares: FloatArray
-    ) -> dict[str, FloatArray]:
+    def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
         """The summary of a union of rows from those of its parts, whose shares sum to one."""
 
     @abstractmethod
-    def bind(
-        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
-    ) -> Self:
+    def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
         """The model with the constants that follow from all workers' summaries."""
 
     @abstractmethod
@@ -143,7 +174,7 @@ class Model(ABC):
         mass = self.layout.split(statistics).get("mass", statistics[..., :0])
         return mass.reshape(*statistics.shape[:-1], -1)
 
-    def summary_shares(self, summary: Mapping[str, FloatArray]) -> FloatArray:
+    def summary_shares(self, summary: Summaries) -> FloatArray:
         """The same of one worker's summary, ``(groups,)``."""
         return np.ravel(summary.get("observed", np.ones(1)))
 
@@ -552,16 +583,9 @@ class Algorithm(ABC):
 
     @abstractmethod
     def server_step(
-        self,
-        model: Model,
-        seed: int,
-        state: ServerState,
-        request: Request,
-        replies: Replies,
-        weights: FloatArray,
-        probabilities: FloatArray,
+        self, model: Model, seed: int, state: ServerState, heard: Heard
     ) -> tuple[ServerState, StepInfo]:
-        """Take one round's replies (each worker at most once, sorted) into the server state."""
+        """Take one round's replies into the server state."""
 
     def confirm(self, state: ServerState, nats: float) -> ServerState:
         """A state from which rounds find out whether at most ``nats`` are left; see `sure`."""
@@ -578,6 +602,19 @@ class Algorithm(ABC):
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """What was chosen, as plain JSON types."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Rounds of one model and algorithm: what both ends must know of them."""
+
+    view: View
+    algorithm: Algorithm
+    seed: int
+    number: int = 1
+    """Numbers of phases only grow."""
+    since: int = 0
+    """The phase whose memories it goes on with; 0: they start anew."""
 
 
 class Participation(ABC):
@@ -624,9 +661,7 @@ class Federation(ABC):
         return False
 
     @abstractmethod
-    def open(
-        self, model: Model, columns: Sequence[str] | None = None, rounded: bool = False
-    ) -> Opening:
+    def open(self, model: Model, columns: Names = None, rounded: bool = False) -> Opening:
         """Check every worker's data and gather the summaries: a new run begins.
 
         ``columns`` are those that the model works with, in this order; None: all that workers have.
@@ -647,18 +682,11 @@ class Federation(ABC):
         """Give every worker what binds its model, an `emfed.models.binding.Bound`."""
 
     @abstractmethod
-    def begin(
-        self,
-        view: View,
-        algorithm: Algorithm,
-        seed: int,
-        phase: int = 1,
-        since: int | None = None,
-    ) -> None:
-        """Rounds of this model and algorithm follow, with a fresh state for every worker.
+    def begin(self, phase: Phase) -> None:
+        """Rounds of this phase follow, with a fresh state for every worker.
 
-        Phases have numbers that only grow. Where a phase goes on with the memories of an earlier
-        one, ``since``, workers keep what belongs to its parts, and rounds count on.
+        Where it goes on with the memories of an earlier one, workers keep what belongs to its
+        parts, and rounds count on.
         """
 
     @property
@@ -702,7 +730,7 @@ class Federation(ABC):
         NaN: none came."""
 
     def open_private(
-        self, model: Model, columns: Sequence[str] | None, privacy: Any
+        self, model: Model, columns: Names, privacy: Any
     ) -> tuple[int, tuple[str, ...] | None, Sequence[str] | None]:
         """Everyone joins without a number of its rows: how many columns, their and workers' names.
 

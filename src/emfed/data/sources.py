@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emfed.core.errors import DataError, check_count
-from emfed.core.protocols import IntArray
+from emfed.core.protocols import IntArray, Names
 
 BLOCK_ELEMENTS = 1 << 21
 """Numbers read at once: 16 MB as doubles."""
@@ -165,7 +165,7 @@ class ParquetRows(Source):
     def __init__(
         self,
         path: str | Path,
-        columns: Sequence[str] | None = None,
+        columns: Names = None,
         ranges: Sequence[tuple[int, int]] | IntArray | None = None,
     ) -> None:
         import polars as pl

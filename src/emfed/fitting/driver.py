@@ -134,13 +134,57 @@ def run_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY
         return private_fit(settings, federation, watch)
     remarks: list[str] = []
     session, parts = open_session(settings, federation, remarks)
-    algorithm = settings.method(federation.size)
+    course = _make_rounds(settings, session, parts, watch, remarks)
+    fitted = _finished(settings, session, course, parts, remarks)
+    run, stopped, tolerance = course.run, course.stopped, course.tolerance
+    place, result = _place(fitted.selection, settings, parts), fitted.result
+    if settings.validate and stopped != "interrupted":
+        first = _start_of(place, course.begun, session.view(course.view), parts, result)
+        result = with_validation(result, session, place, first, tolerance or TOL, remarks)
+    if course.curve is not None and stopped != "interrupted":
+        result = course.curve.drawn(result, session, place)
+    thrown_off, short = guard_ridden(run), shortfall(run, stopped, course.stop, tolerance)
+    remarks += [*floor_remarks(result), *run_remarks(run, stopped)]
+    remarks += [thrown_off] if thrown_off else []
+    told = [*remarks, *([short] if short else [])]
+    result = with_setting(result, "remarks", told) if told else result
+    return replace(
+        fitted, result=result, remarks=tuple(remarks), shortfall=short, thrown_off=thrown_off
+    )
+
+
+@final
+@dataclass(frozen=True)
+class _Course:
+    """The rounds of a fit: where they began and ended, and who looked on."""
+
+    run: Run
+    view: View
+    begun: FloatArray | None
+    """S_0; None where the fit went on from a checkpoint."""
+    stop: Stop
+    stopped: str
+    tolerance: float
+    climb: Climb | None
+    candidates: Candidates
+    curve: Curve | None
+
+
+def _make_rounds(
+    settings: FitSettings,
+    session: Session,
+    parts: tuple[int, ...],
+    watch: Watch,
+    remarks: list[str],
+) -> _Course:
+    """Find a start, and make rounds from it until a limit is met or little is left to gain."""
+    size = session.federation.size
+    algorithm, tolerance = settings.method(size), settings.tolerance(size)
     watched = watches(settings, algorithm)
     view = main_view(session, parts, watched)
     begun = None if watch.goes_on else start_at(settings, session, parts, view)
     run = begin_run(settings, session, view, begun, watch.monitor)
-    stop = settings.stop(algorithm, federation.size)
-    tolerance = settings.tolerance(federation.size)
+    stop = settings.stop(algorithm, size)
     climb = Climb(tolerance, settings.long_steps) if watched else None
     drops = settings.drop and not watched and settings.tol != 0
     candidates = Candidates(settings.criterion, drops)
@@ -161,24 +205,7 @@ def run_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY
             "the run ended worse than it began, so the start is kept: its noise was too much for "
             "this model. Use algorithm='auto', a finer compressor, or a smaller step_size."
         )
-    fitted = _finished(settings, session, run, parts, stopped, candidates, climb, remarks)
-    place = _place(fitted.selection, settings, parts)
-    if settings.validate and stopped != "interrupted":
-        first = _start_of(place, begun, session.view(view), parts, fitted.result)
-        checked = with_validation(fitted.result, session, place, first, tolerance or TOL, remarks)
-        fitted = replace(fitted, result=checked)
-    if curve is not None and stopped != "interrupted":
-        fitted = replace(fitted, result=curve.drawn(fitted.result, session, place))
-    remarks += floor_remarks(fitted.result)
-    remarks += run_remarks(run, stopped)
-    thrown_off = guard_ridden(run)
-    remarks += [thrown_off] if thrown_off else []
-    short = shortfall(run, stopped, stop, tolerance)
-    told = [*remarks, *([short] if short else [])]
-    kept = with_setting(fitted.result, "remarks", told) if told else fitted.result
-    return replace(
-        fitted, result=kept, remarks=tuple(remarks), shortfall=short, thrown_off=thrown_off
-    )
+    return _Course(run, view, begun, stop, stopped, tolerance, climb, candidates, curve)
 
 
 def private_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY) -> Fitted:
@@ -365,38 +392,20 @@ def _until(run: Run, stop: Stop, hooks: Sequence[Callback], watch: Watch) -> str
 def _finished(
     settings: FitSettings,
     session: Session,
-    run: Run,
+    course: _Course,
     parts: tuple[int, ...],
-    stopped: str,
-    candidates: Candidates,
-    climb: Climb | None,
     remarks: list[str],
 ) -> Fitted:
     """The model, or the best candidate after one more question about all that are left."""
-    whole = result_of(run, stopped, settings)
+    run, climb, candidates = course.run, course.climb, course.candidates
+    result = whole = result_of(run, course.stopped, settings)
     selection, likelihood = None, None
     if len(parts) > 1:
-        assert settings.numbers is not None
-        told = run.ask("values")
-        results, values = {}, {}
-        for j in parts:
-            k = settings.numbers[j]
-            if j in candidates.dropped:
-                left = candidates.dropped[j]
-                results[k] = part_of(whole, session, j, left.statistics)
-                values[k] = candidates.values(j)
-            else:
-                place = run.view.parts.index(j) if run.view.parts is not None else j
-                own = run.state.statistics[run.model.cuts[place]]
-                results[k], values[k] = part_of(whole, session, j, own), told[place]
-        selection = choose(results, values, settings.criterion, remarks)
+        selection, likelihood = _chosen(settings, session, course, whole, remarks)
         result = selection.best
-        likelihood = float(values[selection.n_components][0])
     elif isinstance(run.model, SideBySide):
         result = part_of(whole, session, parts[0], run.state.statistics[run.model.cuts[0]])
         likelihood = climb.likelihoods[0] if climb is not None and climb.parts else None
-    else:
-        result = whole
     place = _place(selection, settings, parts)
     if place in candidates.dropped:
         result = replace(result, confirmed=False)
@@ -417,6 +426,27 @@ def _finished(
         view = main_view(session, (place,), False)
         likelihood = float(session.ask("values", view, result.statistics, "closing")[0, 0])
     return Fitted(result, selection, likelihood)
+
+
+def _chosen(
+    settings: FitSettings, session: Session, course: _Course, whole: Result, remarks: list[str]
+) -> tuple[Selection, float]:
+    """All candidates as results of their own, with the best among them and its log-likelihood."""
+    assert settings.numbers is not None
+    run, dropped = course.run, course.candidates.dropped
+    told, results, values = run.ask("values"), {}, {}
+    kept = run.view.parts
+    for j in course.view.parts or ():
+        k = settings.numbers[j]
+        if j in dropped:
+            results[k] = part_of(whole, session, j, dropped[j].statistics)
+            values[k] = course.candidates.values(j)
+        else:
+            place = kept.index(j) if kept is not None else j
+            own = run.state.statistics[run.model.cuts[place]]
+            results[k], values[k] = part_of(whole, session, j, own), told[place]
+    selection = choose(results, values, settings.criterion, remarks)
+    return selection, float(values[selection.n_components][0])
 
 
 def _place(selection: Selection | None, settings: FitSettings, parts: tuple[int, ...]) -> int:

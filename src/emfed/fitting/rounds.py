@@ -32,8 +32,10 @@ from emfed.core.protocols import (
     Crowd,
     Federation,
     FloatArray,
+    Heard,
     IntArray,
     Participation,
+    Phase,
     Replies,
     Request,
     ServerState,
@@ -270,7 +272,7 @@ class Run(Rounds):
         """Whether a full pass, or a bold step, has found that little is left to gain."""
         self._verify_from = 0
         self.phase = self.since = session.phase + 1
-        session.begin(view, self.algorithm, self.seed, self.phase)
+        self._begin_phase()
         self._step_sizes: list[int] = []
         """Bytes of each round's quantised step."""
         self._followed = 0
@@ -278,6 +280,9 @@ class Run(Rounds):
         if not self.algorithm.needs_start_round:
             self._step_sizes.append(0)
             self._record(opening_record(n, session.evaluations))
+
+    def _begin_phase(self, since: int = 0) -> None:
+        self.session.begin(Phase(self.view, self.algorithm, self.seed, self.phase, since))
 
     def _resolved(self) -> Algorithm:
         """The algorithm with everything that was left open filled in."""
@@ -340,7 +345,7 @@ class Run(Rounds):
         self.algorithm = self._resolved()
         self.phase = self.session.phase + 1
         self._followed = state.round
-        self.session.begin(view, self.algorithm, self.seed, self.phase, self.since)
+        self._begin_phase(self.since)
 
     def ask(self, kind: Literal["statistics", "values"], purpose: str = "question") -> FloatArray:
         """What everyone says at T(S): exact statistics, or values of each part."""
@@ -482,15 +487,8 @@ class Run(Rounds):
         if self.session.attend(request.workers, heard, lost):
             return self._rebind(request, replies, time.perf_counter() - began)
         probabilities = self.participation.probabilities(replies.workers, self.federation.size)
-        new, info = self.algorithm.server_step(
-            self.model,
-            self.seed,
-            state,
-            request,
-            replies,
-            self.weights[replies.workers],
-            probabilities,
-        )
+        told = Heard(request, replies, self.weights[replies.workers], probabilities)
+        new, info = self.algorithm.server_step(self.model, self.seed, state, told)
         if len(lost):  # memories start anew for all; see emfed.algorithms.memory
             new = self.algorithm.forget(new)
         seconds = time.perf_counter() - began
@@ -547,7 +545,7 @@ class Run(Rounds):
         self.phase = self.since = self.session.phase + 1
         self._followed = state.round
         self._step_sizes.append(0)
-        self.session.begin(self.view, self.algorithm, self.seed, self.phase)
+        self._begin_phase()
         nothing = opening_record(len(request.workers), int(replies.evaluations.sum()))
         return self._record(
             replace(
@@ -709,8 +707,7 @@ class Run(Rounds):
             ],
             dtype=np.int64,
         )
-        since = None if self.since == self.phase else self.since
-        self.session.begin(self.view, self.algorithm, self.seed, self.phase, since)
+        self._begin_phase(0 if self.since == self.phase else self.since)
         if self.session.prices is not None:
             self.session.prices.restore(under("prices/", arrays))
         self.federation.restore_states(arrays["workers"], under("rows/", arrays))

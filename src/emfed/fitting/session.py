@@ -14,13 +14,15 @@ from emfed.algorithms.steps import rounded_statistics
 from emfed.core.errors import MembersChanged, ParticipationError, SettingsError
 from emfed.core.ledger import Ledger
 from emfed.core.protocols import (
-    Algorithm,
     BoolArray,
     Federation,
     FloatArray,
     IntArray,
     Model,
+    Names,
+    Phase,
     Question,
+    Summaries,
     View,
 )
 from emfed.core.wire import encode_numbers, is_grid
@@ -150,7 +152,7 @@ class Session:
         federation: Federation,
         *,
         weights: str | Sequence[float] | FloatArray = "samples",
-        columns: Sequence[str] | None = None,
+        columns: Names = None,
         seed: int = 0,
         count_bytes: bool = True,
         masks: bool | None = None,
@@ -231,7 +233,7 @@ class Session:
         self.total = float(self._totals[here].sum())
         """The sum of the rows' weights, their number where they have none."""
         told = {name: values[here] for name, values in opening.summaries.items()}
-        self.summary: Mapping[str, FloatArray] = (
+        self.summary: Summaries = (
             self.model.combine(told, self.weights[here]) if opening.whole is None else opening.whole
         )
         """What the opening exchange told of all rows together."""
@@ -324,14 +326,12 @@ class Session:
         with columns_named(self.columns):
             return self.bound.view(view)
 
-    def begin(
-        self, view: View, algorithm: Algorithm, seed: int, phase: int, since: int | None = None
-    ) -> None:
-        """A phase: rounds of this model and algorithm follow."""
-        self.federation.begin(view, algorithm, seed, phase, since)
-        self.phase = max(self.phase, phase)
+    def begin(self, phase: Phase) -> None:
+        """Rounds of this phase follow."""
+        self.federation.begin(phase)
+        self.phase = max(self.phase, phase.number)
         if self.prices is not None:
-            self.prices.begin(view, algorithm, seed, phase, phase if since is None else since)
+            self.prices.begin(phase)
 
     def ask(
         self,

@@ -16,7 +16,7 @@ from emfed.artifacts.result import CRITERIA
 from emfed.compressors import SubtractiveDithering
 from emfed.core.errors import SettingsError, check_count, check_range, check_type
 from emfed.core.privacy import Privacy
-from emfed.core.protocols import Algorithm, FloatArray, IntArray, Model, Participation
+from emfed.core.protocols import Algorithm, FloatArray, IntArray, Model, Names, Participation
 from emfed.core.registry import MODELS
 from emfed.core.streams import check_seed
 from emfed.fitting.stopping import Stop
@@ -148,7 +148,7 @@ class FitSettings:
     max_bytes: int | None = None
     seconds: float | None = None
     seed: int = 0
-    columns: Sequence[str] | None = None
+    columns: Names = None
     retries: int = 0
     patience: int | None = PATIENCE
     accelerate: bool = True

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -35,10 +35,9 @@ from emfed.algorithms import CellEM
 from emfed.core.errors import SettingsError
 from emfed.core.protocols import (
     FloatArray,
+    Heard,
     IntArray,
     Model,
-    Replies,
-    Request,
     ServerState,
     StepInfo,
 )
@@ -61,10 +60,10 @@ class Observed(CellEM):
     """The cells that somebody observed, with their weights."""
 
     def server_step(
-        self, model: Model, seed: int, state: ServerState, *told: Any
+        self, model: Model, seed: int, state: ServerState, heard: Heard
     ) -> tuple[ServerState, StepInfo]:
         """S += gamma H, and sweeps on from the parameters of the round before."""
-        state, info = super().server_step(model, seed, state, *told)
+        state, info = super().server_step(model, seed, state, heard)
         cells, warm = self.seen(state), self.params(state)
         guarded = int(np.count_nonzero(cells.sums != state.statistics))
         params = self.solver.start(cells) if warm is None else warm
@@ -151,17 +150,10 @@ class Proximal(CellEM):
         return {**pairs, "momentum": np.array(momentum), "theta": theta}
 
     def server_step(
-        self,
-        model: Model,
-        seed: int,
-        state: ServerState,
-        request: Request,
-        replies: Replies,
-        weights: FloatArray,
-        probabilities: FloatArray,
+        self, model: Model, seed: int, state: ServerState, heard: Heard
     ) -> tuple[ServerState, StepInfo]:
         """Residuals at the extrapolated theta, a step of 1 / w, the leading factors, momentum."""
-        estimate, state = self.gathered(state, replies, probabilities)
+        estimate, state = self.gathered(state, heard)
         cells, told = self.cells, state.extras
         move = csr_array((estimate / self.weight, (cells.sites, cells.times)), shape=cells.shape)
         now: Pair = (told["sites"], told["times"])

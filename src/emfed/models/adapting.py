@@ -11,14 +11,13 @@ log-likelihood under the common model. It holds for every model of the contract.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from emfed.core import series
 from emfed.core.errors import DataError
-from emfed.core.protocols import FloatArray, Model
+from emfed.core.protocols import FloatArray, Model, Summaries
 
 STEPS = 1000
 """EM steps at most."""
@@ -29,7 +28,7 @@ LEFT = 1e-6
 def adapt(
     model: Model,
     statistics: FloatArray,
-    summary: Mapping[str, FloatArray],
+    summary: Summaries,
     rows: Any,
     worth: float,
 ) -> tuple[Model, FloatArray]:

@@ -15,7 +15,16 @@ from typing import Any, final
 import numpy as np
 
 from emfed.core.errors import SettingsError, WireError
-from emfed.core.protocols import FloatArray, IntArray, Model, Opening, Parameters, Question, View
+from emfed.core.protocols import (
+    FloatArray,
+    IntArray,
+    Model,
+    Opening,
+    Parameters,
+    Question,
+    Summaries,
+    View,
+)
 from emfed.core.wire import (
     LOSS,
     decode_constants,
@@ -77,7 +86,7 @@ def bind_constants(model: Model, constants: FloatArray, shapes: Shapes) -> Model
     return model.bind(whole, np.array([int(rows)]), np.ones(1))
 
 
-def flatten(summary: Mapping[str, FloatArray]) -> FloatArray:
+def flatten(summary: Summaries) -> FloatArray:
     """Arrays as one vector, by name."""
     return np.concatenate([np.empty(0), *(np.ravel(summary[name]) for name in sorted(summary))])
 

@@ -7,14 +7,13 @@ sums are fitted by is the server's affair (`emfed.imputation`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self, final
 
 import numpy as np
 
 from emfed.core.errors import DataError, SettingsError, check_count
-from emfed.core.protocols import FloatArray, IntArray, Layout, Model
+from emfed.core.protocols import FloatArray, IntArray, Layout, Model, Names, Summaries
 from emfed.core.registry import register_model, stored
 from emfed.models.site_owner import COLUMNS
 
@@ -72,9 +71,7 @@ class CellSums(Model):
             )
         return keys, rows[:, 2]
 
-    def check(
-        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
-    ) -> None:
+    def check(self, data: Any, where: str, columns: Names = None, first: int = 0) -> None:
         """Four columns of finite numbers, cells inside the table, positive weights."""
         rows = np.asarray(data)
         if rows.ndim != 2 or rows.shape[1] != len(COLUMNS) or not np.isfinite(rows).all():
@@ -94,15 +91,11 @@ class CellSums(Model):
         real = np.ones_like(sums) if weights is None else np.asarray(weights)
         return {"mean": ((sums * real).sum(axis=-1) / real.sum(axis=-1))[..., None]}
 
-    def combine(
-        self, summaries: Mapping[str, FloatArray], shares: FloatArray
-    ) -> dict[str, FloatArray]:
+    def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
         """The mean over all."""
         return {name: shares @ values for name, values in summaries.items()}
 
-    def bind(
-        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
-    ) -> Self:
+    def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
         """Workers need nothing of the others."""
         return self
 

@@ -19,7 +19,16 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from emfed.core.errors import SettingsError, check_count, check_type, known
-from emfed.core.protocols import FloatArray, IntArray, Layout, Metric, Model, Parameters
+from emfed.core.protocols import (
+    FloatArray,
+    IntArray,
+    Layout,
+    Metric,
+    Model,
+    Names,
+    Parameters,
+    Summaries,
+)
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals, uniforms
 from emfed.models.component_summaries import Portrait, centre_portrait
@@ -116,9 +125,7 @@ class Clusters(Model):
         k, d = self.n_components, self.n_features
         return Layout((("mass", (k,)), ("first", (k, d))))
 
-    def check(
-        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
-    ) -> None:
+    def check(self, data: Any, where: str, columns: Names = None, first: int = 0) -> None:
         check_rows(data, where, columns, None if self.frame is None else self.n_features, first)
 
     def evaluate(
@@ -137,15 +144,11 @@ class Clusters(Model):
         mean, scatter = moments(data, weights, full=False)
         return {"mean": mean, "scatter": scatter}
 
-    def combine(
-        self, summaries: Mapping[str, FloatArray], shares: FloatArray
-    ) -> dict[str, FloatArray]:
+    def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
         """Mean and variances of a union."""
         return combine_moments(summaries, shares)
 
-    def bind(
-        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
-    ) -> Self:
+    def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
         """Common origin and scale: one for all columns unless they are standardised."""
         if self.framed:
             return self
@@ -495,22 +498,16 @@ class Buckets(Model):
         """The same, with no word about buckets that hold fewer of a worker's rows."""
         return dataclasses.replace(self, inner=self.inner.silent_below(rows))
 
-    def check(
-        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
-    ) -> None:
+    def check(self, data: Any, where: str, columns: Names = None, first: int = 0) -> None:
         self.inner.check(data, where, columns, first)
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
         return self.inner.summary(data, weights)
 
-    def combine(
-        self, summaries: Mapping[str, FloatArray], shares: FloatArray
-    ) -> dict[str, FloatArray]:
+    def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
         return self.inner.combine(summaries, shares)
 
-    def bind(
-        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
-    ) -> Self:
+    def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
         return dataclasses.replace(self, inner=self.inner.bind(summaries, counts, weights))
 
     def expected_statistics(

@@ -20,7 +20,7 @@ from array_api_compat import array_namespace, device
 
 from emfed.core.configuration import check_keys
 from emfed.core.errors import DataError, SettingsError
-from emfed.core.protocols import FloatArray, IntArray, Parameters
+from emfed.core.protocols import FloatArray, IntArray, Names, Parameters, Summaries
 from emfed.core.registry import stored
 from emfed.models.categories import BernoulliColumn, Categorical
 from emfed.models.families import Family, Gaussian, Poisson
@@ -243,7 +243,7 @@ class Columns:
 
     # The opening exchange.
 
-    def check(self, data: Any, where: str, columns: Sequence[str] | None, first: int) -> None:
+    def check(self, data: Any, where: str, columns: Names, first: int) -> None:
         """Raise `DataError` unless every entry is NaN or one its family can give."""
         if columns is not None and self.names is not None and tuple(columns) != self.names:
             raise DataError(
@@ -311,9 +311,7 @@ class Columns:
             owners.append(np.repeat(group.columns, per))
         return np.concatenate(owners)
 
-    def combine(
-        self, summaries: Mapping[str, FloatArray], shares: FloatArray
-    ) -> dict[str, FloatArray]:
+    def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
         """The summary of a union: means are weighted by what was seen."""
         out = combine_seen(summaries, shares)
         if "extra" in summaries:
@@ -322,7 +320,7 @@ class Columns:
             out["extra"] = (seen * summaries["extra"]).sum(axis=0) / total
         return out
 
-    def bind(self, summaries: Mapping[str, FloatArray], weights: FloatArray) -> Columns:
+    def bind(self, summaries: Summaries, weights: FloatArray) -> Columns:
         """Origin and scale of each column, and typical statistics."""
         whole = self.combine(summaries, weights)
         never = [j for j in range(self.count) if whole["observed"][j] <= 0]

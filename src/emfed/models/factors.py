@@ -15,7 +15,7 @@ the largest loading of each factor is positive; the statistics keep the rotation
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self, final
@@ -24,7 +24,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
-from emfed.core.protocols import FloatArray, HeldUp, IntArray, Layout, Model
+from emfed.core.protocols import FloatArray, HeldUp, IntArray, Layout, Model, Names, Summaries
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models.component_summaries import Portrait, normal_portrait
@@ -124,9 +124,7 @@ class FactorMixture(Model):
             )
         )
 
-    def check(
-        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
-    ) -> None:
+    def check(self, data: Any, where: str, columns: Names = None, first: int = 0) -> None:
         """Finite numbers, and more columns than factors."""
         expected = None if self.frame is None else self.n_features
         check_rows(data, where, columns, expected, first)
@@ -142,15 +140,11 @@ class FactorMixture(Model):
         mean, scatter = moments(data, weights, full=products)
         return {"mean": mean, "scatter": scatter}
 
-    def combine(
-        self, summaries: Mapping[str, FloatArray], shares: FloatArray
-    ) -> dict[str, FloatArray]:
+    def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
         """Mean and variances of a union."""
         return combine_moments(summaries, shares)
 
-    def bind(
-        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
-    ) -> Self:
+    def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
         """Common origin and scale: one scale for all columns where the noise is isotropic."""
         samples = check_rows_suffice(self.n_components, counts)
         whole = self.combine(summaries, weights)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -20,7 +20,7 @@ import numpy as np
 from array_api_compat import device
 
 from emfed.core.errors import SettingsError, check_count, check_range, check_type, known
-from emfed.core.protocols import FloatArray, HeldUp, IntArray, Layout
+from emfed.core.protocols import FloatArray, HeldUp, IntArray, Layout, Names, Summaries
 from emfed.core.registry import stored
 from emfed.core.streams import Purpose, normals
 from emfed.models.clusters import Clusters
@@ -160,9 +160,7 @@ class GaussianMixture(MixtureModel):
             fields.append(("second", (k, *second)))
         return Layout(tuple(fields))
 
-    def check(
-        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
-    ) -> None:
+    def check(self, data: Any, where: str, columns: Names = None, first: int = 0) -> None:
         """Raise `DataError` where rows are missing, misshapen or not finite."""
         expected = None if self.bound is None else self.n_features
         check_rows(data, where, columns, expected, first)
@@ -181,15 +179,11 @@ class GaussianMixture(MixtureModel):
         alone = self.kind == "full" and self.n_components == 1
         return alone and (self.bound is None or self.bound.second_moment.ndim == 2)
 
-    def combine(
-        self, summaries: Mapping[str, FloatArray], shares: FloatArray
-    ) -> dict[str, FloatArray]:
+    def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
         """Mean and second moments about it, of all parts together."""
         return combine_moments(summaries, shares)
 
-    def bind(
-        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
-    ) -> Self:
+    def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
         """Common origin and scale, the constants of T, and what they rule out."""
         samples = check_rows_suffice(self.n_components, counts)
         whole = self.combine(summaries, weights)

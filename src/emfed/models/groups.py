@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
-from emfed.core.protocols import FloatArray
+from emfed.core.protocols import FloatArray, Summaries
 from emfed.models.categories import BernoulliColumn, Categorical
 from emfed.models.columns import Columns
 
@@ -28,7 +26,7 @@ def code_shares(
     return np.concatenate(found, axis=-1)
 
 
-def seen_shares(columns: Columns, summary: Mapping[str, FloatArray]) -> FloatArray:
+def seen_shares(columns: Columns, summary: Summaries) -> FloatArray:
     """The share of rows seen in each column, and with each of its codes, of one worker."""
     observed, mean, done = summary["observed"], summary["mean"], 0
     found = [observed]

@@ -10,7 +10,7 @@ W(s) = kappa |s - mean of y|^2 / 2 + constant, B(s) = I, v_min = v_max = 1, L = 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self, final
 
@@ -18,7 +18,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from emfed.core.errors import check_range, known
-from emfed.core.protocols import FloatArray, IntArray, Layout, Model, Parameters
+from emfed.core.protocols import FloatArray, IntArray, Layout, Model, Names, Parameters, Summaries
 from emfed.core.registry import register_model
 from emfed.core.streams import Purpose, normals
 from emfed.models.component_summaries import Portrait, normal_portrait
@@ -81,23 +81,17 @@ class LinearGaussian(Model):
     def layout(self) -> Layout:
         return Layout((("mean", (known(self.n_features),)),))
 
-    def check(
-        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
-    ) -> None:
+    def check(self, data: Any, where: str, columns: Names = None, first: int = 0) -> None:
         check_rows(data, where, columns, self.n_features, first)
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
         """Nothing that T needs; the width of the mean tells the dimension."""
         return {"mean": moments(data, weights, full=False)[0]}
 
-    def combine(
-        self, summaries: Mapping[str, FloatArray], shares: FloatArray
-    ) -> dict[str, FloatArray]:
+    def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
         return {"mean": shares @ summaries["mean"]}
 
-    def bind(
-        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
-    ) -> Self:
+    def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
         return dataclasses.replace(self, n_features=summaries["mean"].shape[-1])
 
     def expected_statistics(

@@ -21,7 +21,7 @@ from typing import Any, Self, final
 import numpy as np
 
 from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
-from emfed.core.protocols import FloatArray, HeldUp, IntArray, Layout, Model
+from emfed.core.protocols import FloatArray, HeldUp, IntArray, Layout, Model, Names, Summaries
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models import emissions
@@ -144,9 +144,7 @@ class HiddenMarkov(Model):
 
     # The opening exchange.
 
-    def check(
-        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
-    ) -> None:
+    def check(self, data: Any, where: str, columns: Names = None, first: int = 0) -> None:
         """Sequences in which something was seen, each entry NaN or one its family can give."""
         if data.ndim != 3 or 0 in data.shape:
             raise DataError(
@@ -181,9 +179,7 @@ class HiddenMarkov(Model):
         mean = (length * w).sum(axis=-1) / w.sum(axis=-1)
         return {"length": mean[..., None], **told}
 
-    def combine(
-        self, summaries: Mapping[str, FloatArray], shares: FloatArray
-    ) -> dict[str, FloatArray]:
+    def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
         """The summary of a union: steps count, not sequences."""
         length = summaries["length"][:, 0]
         steps = shares * length
@@ -191,9 +187,7 @@ class HiddenMarkov(Model):
         whole = columns.combine(summaries, steps / steps.sum())
         return {"length": np.array([steps.sum()]), **whole}
 
-    def bind(
-        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
-    ) -> Self:
+    def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
         """The frame of the columns, the mean length and the number of sequences."""
         length = float(weights @ summaries["length"][:, 0])
         if length <= 1:
@@ -271,7 +265,7 @@ class HiddenMarkov(Model):
         flat = [part.reshape(*lead, -1) for part in (*counted, parts["transitions"] * self.length)]
         return np.concatenate([*flat, code_shares(self.columns, *found)], axis=-1)
 
-    def summary_shares(self, summary: Mapping[str, FloatArray]) -> FloatArray:
+    def summary_shares(self, summary: Summaries) -> FloatArray:
         """What was seen of each column, and how often each code."""
         return seen_shares(self.columns, summary)
 

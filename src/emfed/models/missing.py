@@ -16,14 +16,24 @@ T, domain, metric and units are those of the plain mixture, which this model hol
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, final
 
 import numpy as np
 
 from emfed.core.errors import DataError
-from emfed.core.protocols import BoolArray, FloatArray, HeldUp, IntArray, Layout, Metric, Model
+from emfed.core.protocols import (
+    BoolArray,
+    FloatArray,
+    HeldUp,
+    IntArray,
+    Layout,
+    Metric,
+    Model,
+    Names,
+    Summaries,
+)
 from emfed.core.registry import stored
 from emfed.models.clusters import Clusters
 from emfed.models.component_summaries import Portrait
@@ -76,9 +86,7 @@ class MissingGaussianMixture(Model):
 
     # The opening exchange.
 
-    def check(
-        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
-    ) -> None:
+    def check(self, data: Any, where: str, columns: Names = None, first: int = 0) -> None:
         """Numbers of at most 1e140 in size, or NaN."""
         expected = None if self.inner.bound is None else self.inner.n_features
         check_seen(data, where, columns, expected, first)
@@ -88,15 +96,11 @@ class MissingGaussianMixture(Model):
         observed, mean, scatter = seen_moments(data, weights)
         return {"observed": observed, "mean": mean, "scatter": scatter}
 
-    def combine(
-        self, summaries: Mapping[str, FloatArray], shares: FloatArray
-    ) -> dict[str, FloatArray]:
+    def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
         """Parts count by what they saw."""
         return combine_seen(summaries, shares)
 
-    def bind(
-        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
-    ) -> Self:
+    def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
         """The plain mixture's frame, from what was seen."""
         whole = self.combine(summaries, weights)
         if np.any(whole["observed"] <= 0):

@@ -18,7 +18,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from emfed.core.errors import SettingsError, check_count, check_range, check_type, known
-from emfed.core.protocols import FloatArray, HeldUp, IntArray, Layout
+from emfed.core.protocols import FloatArray, HeldUp, IntArray, Layout, Names, Summaries
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models import emissions
@@ -142,9 +142,7 @@ class MixedMixture(MixtureModel):
         alone."""
         return dataclasses.replace(self, columns=self.columns.among(names))
 
-    def check(
-        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
-    ) -> None:
+    def check(self, data: Any, where: str, columns: Names = None, first: int = 0) -> None:
         """Every entry is NaN or one that its family can give."""
         check_table(data, where, self.columns.width)
         self.columns.fit_to(data.shape[-1]).check(data, where, columns, first)
@@ -153,15 +151,11 @@ class MixedMixture(MixtureModel):
         """Shares of values seen, means, variances and frequencies."""
         return self.columns.fit_to(data.shape[-1]).summary(data, weights)
 
-    def combine(
-        self, summaries: Mapping[str, FloatArray], shares: FloatArray
-    ) -> dict[str, FloatArray]:
+    def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
         """Weighted by what was seen."""
         return self.columns.fit_to(summaries["mean"].shape[-1]).combine(summaries, shares)
 
-    def bind(
-        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
-    ) -> Self:
+    def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
         """The frame of the columns, and the number of samples."""
         samples = check_rows_suffice(self.n_components, counts)
         columns = self.columns.fit_to(summaries["mean"].shape[-1]).bind(summaries, weights)
@@ -246,7 +240,7 @@ class MixedMixture(MixtureModel):
         codes = code_shares(self.columns, mass, moments, observed)
         return np.concatenate([mass, seen, codes], axis=-1)
 
-    def summary_shares(self, summary: Mapping[str, FloatArray]) -> FloatArray:
+    def summary_shares(self, summary: Summaries) -> FloatArray:
         """What was seen of each column, and how often each code."""
         return seen_shares(self.columns, summary)
 

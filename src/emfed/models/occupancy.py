@@ -13,14 +13,13 @@ E omega is tanh(psi / 2) / (2 psi).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, final
 
 import numpy as np
 
 from emfed.core.errors import DataError, check_count, check_range, known
-from emfed.core.protocols import FloatArray, IntArray, Layout, Model, Parameters
+from emfed.core.protocols import FloatArray, IntArray, Layout, Model, Names, Parameters, Summaries
 from emfed.core.registry import register_model
 from emfed.core.streams import Purpose, normals
 from emfed.models.matrices import is_positive_definite, outer, pack, unpack
@@ -129,9 +128,7 @@ class Occupancy(Model):
     def allows_missing(self) -> bool:
         return True
 
-    def check(
-        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
-    ) -> None:
+    def check(self, data: Any, where: str, columns: Names = None, first: int = 0) -> None:
         """Visits are 0, 1 or missing, covariates finite or missing."""
         array = np.asarray(data, dtype=np.float64)
         if array.ndim != 2 or array.shape[1] != self.n_features:
@@ -180,14 +177,10 @@ class Occupancy(Model):
         told = {"products": _average(products, weights), "rates": _average(rates, weights)}
         return told
 
-    def combine(
-        self, summaries: Mapping[str, FloatArray], shares: FloatArray
-    ) -> dict[str, FloatArray]:
+    def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
         return {name: shares @ values for name, values in summaries.items()}
 
-    def bind(
-        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
-    ) -> Self:
+    def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
         return dataclasses.replace(
             self,
             rows=float(np.sum(counts)),

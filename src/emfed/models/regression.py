@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self, final
@@ -20,7 +20,16 @@ import numpy as np
 from array_api_compat import device
 
 from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
-from emfed.core.protocols import FloatArray, HeldUp, IntArray, Layout, Metric, Parameters
+from emfed.core.protocols import (
+    FloatArray,
+    HeldUp,
+    IntArray,
+    Layout,
+    Metric,
+    Names,
+    Parameters,
+    Summaries,
+)
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models.component_summaries import Portrait
@@ -232,9 +241,7 @@ class RegressionMixture(MixtureModel):
         """The columns of x, then that of y."""
         return np.append(np.delete(np.arange(d), self.target), self.target % d).astype(np.int64)
 
-    def check(
-        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
-    ) -> None:
+    def check(self, data: Any, where: str, columns: Names = None, first: int = 0) -> None:
         """Finite numbers in at least two columns, one of them the target."""
         expected = None if self.bound is None else self.n_inputs + 1
         check_rows(data, where, columns, expected, first)
@@ -249,15 +256,11 @@ class RegressionMixture(MixtureModel):
         mean, scatter = moments(data, weights, full=True)
         return {"mean": mean, "scatter": scatter}
 
-    def combine(
-        self, summaries: Mapping[str, FloatArray], shares: FloatArray
-    ) -> dict[str, FloatArray]:
+    def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
         """Mean and second moments of a union."""
         return combine_moments(summaries, shares)
 
-    def bind(
-        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
-    ) -> Self:
+    def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
         """Origin and scale of every column, and the products of all data."""
         samples = check_rows_suffice(self.n_components, counts)
         whole = self.combine(summaries, weights)

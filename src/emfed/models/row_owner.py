@@ -16,7 +16,7 @@ and for new ones alike.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple, Self, final
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Self, final
 import numpy as np
 
 from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
-from emfed.core.protocols import FloatArray, IntArray
+from emfed.core.protocols import FloatArray, IntArray, Names, Summaries
 from emfed.core.registry import register_model
 from emfed.core.streams import Purpose, normals
 from emfed.models.component_summaries import Portrait, normal_portrait
@@ -151,9 +151,7 @@ class RowOwner(FactorOwner):
 
     # The opening exchange.
 
-    def check(
-        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
-    ) -> None:
+    def check(self, data: Any, where: str, columns: Names = None, first: int = 0) -> None:
         expected = None if self.frame is None else self.n_features
         check_seen(data, where, columns, expected, first)
 
@@ -165,15 +163,11 @@ class RowOwner(FactorOwner):
         each = np.asarray(count / total)[..., None]
         return {"observed": observed, "mean": mean, "scatter": scatter, "rows": each}
 
-    def combine(
-        self, summaries: Mapping[str, FloatArray], shares: FloatArray
-    ) -> dict[str, FloatArray]:
+    def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
         """Parts count by what they saw."""
         return {**combine_seen(summaries, shares), "rows": shares @ summaries["rows"]}
 
-    def bind(
-        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
-    ) -> Self:
+    def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
         """Origin and scale of the columns, how much of each was seen, and the total weight."""
         whole, n = self.combine(summaries, weights), int(counts.sum())
         empty, d = np.flatnonzero(whole["observed"] <= 0), len(whole["observed"])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace, device
 
 from emfed.core.errors import DataError
-from emfed.core.protocols import FloatArray
+from emfed.core.protocols import FloatArray, Names, Summaries
 from emfed.models.devices import Ragged
 from emfed.models.matrices import pack
 from emfed.models.mixture import blocks, to_numpy
@@ -35,7 +34,7 @@ def check_table(data: Any, where: str, expected: int | None = None) -> None:
 def check_rows(
     data: Any,
     where: str,
-    columns: Sequence[str] | None = None,
+    columns: Names = None,
     expected: int | None = None,
     first: int = 0,
 ) -> None:
@@ -66,7 +65,7 @@ def check_rows(
 def check_seen(
     data: Any,
     where: str,
-    columns: Sequence[str] | None = None,
+    columns: Names = None,
     expected: int | None = None,
     first: int = 0,
 ) -> None:
@@ -113,9 +112,7 @@ def moments(data: Any, weights: Any | None, full: bool) -> tuple[FloatArray, Flo
     return to_numpy(mean), pack(spread) if full else spread
 
 
-def combine_moments(
-    summaries: Mapping[str, FloatArray], shares: FloatArray
-) -> dict[str, FloatArray]:
+def combine_moments(summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
     """``mean`` and ``scatter`` (squares or packed products) of a union from those of its parts.
 
     The scatter within the parts, and that of their means about the common one.
@@ -162,7 +159,7 @@ def seen_moments(data: Any, weights: Any | None) -> tuple[FloatArray, FloatArray
     return shares, to_numpy(mean), to_numpy(squares / some)
 
 
-def combine_seen(summaries: Mapping[str, FloatArray], shares: FloatArray) -> dict[str, FloatArray]:
+def combine_seen(summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
     """``observed``, ``mean`` and ``scatter`` of a union: parts count by what they saw."""
     seen = shares[:, None] * summaries["observed"]
     total = seen.sum(axis=0)

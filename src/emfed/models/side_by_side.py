@@ -25,7 +25,9 @@ from emfed.core.protocols import (
     Layout,
     Metric,
     Model,
+    Names,
     Parameters,
+    Summaries,
     free_parameters,
 )
 from emfed.core.registry import MODELS, register_model, stored
@@ -186,9 +188,7 @@ class SideBySide(Model):
         """If some part has constants of the data."""
         return any(model.fixed_data for model in self.models)
 
-    def check(
-        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
-    ) -> None:
+    def check(self, data: Any, where: str, columns: Names = None, first: int = 0) -> None:
         self.models[0].check(data, where, columns, first)
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
@@ -199,20 +199,16 @@ class SideBySide(Model):
         pieces = zip(self.models, self.cuts, strict=True)
         return np.concatenate([m.group_shares(statistics[..., cut]) for m, cut in pieces], axis=-1)
 
-    def summary_shares(self, summary: Mapping[str, FloatArray]) -> FloatArray:
+    def summary_shares(self, summary: Summaries) -> FloatArray:
         """The summary of the part that serves all."""
         shares: FloatArray = self.serves_all.summary_shares(summary)
         return shares
 
-    def combine(
-        self, summaries: Mapping[str, FloatArray], shares: FloatArray
-    ) -> dict[str, FloatArray]:
+    def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
         """Combine as the part does whose summary serves all."""
         return dict(self.serves_all.combine(summaries, shares))
 
-    def bind(
-        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
-    ) -> Self:
+    def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
         bound = tuple(model.bind(summaries, counts, weights) for model in self.models)
         return dataclasses.replace(self, models=bound)
 

@@ -13,14 +13,13 @@ factors. It is an ordinary `emfed.core.protocols.Model`, so `emfed.fit` runs it 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, final
 
 import numpy as np
 
 from emfed.core.errors import DataError, check_count, known
-from emfed.core.protocols import FloatArray, IntArray
+from emfed.core.protocols import FloatArray, IntArray, Names, Summaries
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models.owners import FactorOwner, Loadings
@@ -83,9 +82,7 @@ class SiteOwner(FactorOwner):
         check_count("rank", self.rank)
         check_count("times", self.times)
 
-    def check(
-        self, data: Any, where: str, columns: Sequence[str] | None = None, first: int = 0
-    ) -> None:
+    def check(self, data: Any, where: str, columns: Names = None, first: int = 0) -> None:
         """Four columns of finite numbers, times inside the table, positive weights."""
         rows = np.asarray(data)
         if rows.shape[0] == 0:
@@ -109,15 +106,11 @@ class SiteOwner(FactorOwner):
             "square": np.array([(total**2 / safe).sum() / count]),
         }
 
-    def combine(
-        self, summaries: Mapping[str, FloatArray], shares: FloatArray
-    ) -> dict[str, FloatArray]:
+    def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
         """All of them are means over cells."""
         return {name: shares @ values for name, values in summaries.items()}
 
-    def bind(
-        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
-    ) -> Self:
+    def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
         """Centre, spread and the share of each time stamp."""
         mass = weights @ summaries["mass"]
         centre = float(weights @ summaries["total"][:, 0]) / float(mass.sum())

@@ -17,24 +17,25 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any, final
 
 import numpy as np
 
 from emfed.core.errors import DataError, FederationError, SettingsError, check_count, check_range
 from emfed.core.protocols import (
-    Algorithm,
     Federation,
     FloatArray,
     HasSupports,
     IntArray,
     Model,
+    Names,
     Opening,
+    Phase,
     Question,
     Replies,
     Request,
-    View,
     WorkerStates,
 )
 from emfed.core.version import __version__
@@ -218,7 +219,7 @@ class RayFederation(Federation):
         portions = divide(data, groups, actors, sample_weight)
         self._edges, self._names, self._size = portions.edges, portions.names, portions.size
         self._bound: Any = None
-        self._begun: list[Any] = []
+        self._begun: Phase | None = None
         self._columns: tuple[str, ...] | None = None
         self._actors: list[Any] = []
         self._processes = [0] * len(portions.parts)
@@ -318,8 +319,8 @@ class RayFederation(Federation):
         self._first_word(shard)
         if self._bound is not None:
             self._wait(self._send(shard, "bind", self._bound))
-        if self._begun:
-            self._wait(self._send(shard, "begin", *self._begun))
+        if self._begun is not None:
+            self._wait(self._send(shard, "begin", replace(self._begun, since=0)))
 
     def _send(self, shard: int, method: str, *arguments: Any) -> Any:
         return self._actors[shard].call.remote(method, *arguments)
@@ -356,9 +357,7 @@ class RayFederation(Federation):
     def _everyone(self, method: str, *given: Any) -> list[Any]:
         return self._ask(method, [(shard, given) for shard in range(len(self._actors))])
 
-    def open(
-        self, model: Model, columns: Sequence[str] | None = None, rounded: bool = False
-    ) -> Opening:
+    def open(self, model: Model, columns: Names = None, rounded: bool = False) -> Opening:
         """Every actor checks its data; summaries of all."""
         if isinstance(model, HasSupports):
             raise SettingsError(
@@ -371,7 +370,7 @@ class RayFederation(Federation):
             for name in parts[0].summaries
         }
         counts = np.concatenate([part.counts for part in parts])
-        self._bound, self._begun = None, []
+        self._bound, self._begun = None, None
         told = [part.totals for part in parts if part.totals is not None]
         totals = np.concatenate(told) if told else None
         opening = Opening(counts, summaries, parts[0].columns, self._names, totals)
@@ -379,20 +378,13 @@ class RayFederation(Federation):
 
     def bind(self, bound: Any) -> None:
         """Every actor builds its models from the same constants."""
-        self._bound, self._begun = bound, []
+        self._bound, self._begun = bound, None
         self._everyone("bind", bound)
 
-    def begin(
-        self,
-        view: View,
-        algorithm: Algorithm,
-        seed: int,
-        phase: int = 1,
-        since: int | None = None,
-    ) -> None:
+    def begin(self, phase: Phase) -> None:
         """Fresh state for everyone, or what belongs to the parts that are left."""
-        self._begun = [view, algorithm, seed, phase]
-        self._everyone("begin", view, algorithm, seed, phase, since)
+        self._begun = phase
+        self._everyone("begin", phase)
 
     def exchange(self, request: Request) -> Replies:
         """Every actor drives those of its workers that are asked."""

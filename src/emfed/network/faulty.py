@@ -7,7 +7,7 @@ not care: the tests run on it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, final
 
@@ -22,18 +22,18 @@ from emfed.core.errors import (
     check_type,
 )
 from emfed.core.protocols import (
-    Algorithm,
     BoolArray,
     Federation,
     FloatArray,
     IntArray,
     Model,
+    Names,
     Opening,
+    Phase,
     Question,
     Replies,
     Request,
     StateField,
-    View,
     WorkerStates,
 )
 from emfed.core.streams import Purpose, check_seed, uniforms
@@ -217,9 +217,7 @@ class FaultyFederation(Federation):
     def size(self) -> int:
         return self.inner.size
 
-    def open(
-        self, model: Model, columns: Sequence[str] | None = None, rounded: bool = False
-    ) -> Opening:
+    def open(self, model: Model, columns: Names = None, rounded: bool = False) -> Opening:
         """The opening exchange is repeated until it is whole: no fault is seen."""
         self._clock = 0
         return self.inner.open(model, columns, rounded)
@@ -228,17 +226,10 @@ class FaultyFederation(Federation):
         self._bound = bound
         self.inner.bind(bound)
 
-    def begin(
-        self,
-        view: View,
-        algorithm: Algorithm,
-        seed: int,
-        phase: int = 1,
-        since: int | None = None,
-    ) -> None:
-        self._columns = algorithm.state_fields(self._bound.view(view).layout.size)
+    def begin(self, phase: Phase) -> None:
+        self._columns = phase.algorithm.state_fields(self._bound.view(phase.view).layout.size)
         self._reset()
-        self.inner.begin(view, algorithm, seed, phase, since)
+        self.inner.begin(phase)
 
     def ask(self, question: Question, weights: FloatArray) -> FloatArray:
         there = self._there(np.arange(self.size))

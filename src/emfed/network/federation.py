@@ -26,19 +26,19 @@ from emfed.core.errors import (
 )
 from emfed.core.privacy import Privacy
 from emfed.core.protocols import (
-    WHOLE,
     Algorithm,
     Federation,
     FloatArray,
     IntArray,
     Lattice,
     Model,
+    Names,
     Opening,
+    Phase,
     Question,
     Replies,
     Request,
     Supports,
-    View,
     WorkerStates,
     at_origin,
 )
@@ -143,7 +143,7 @@ class RemoteFederation(Federation):
         minimum: int = 1,
         attempts: int = 5,
         pause: float = 1.0,
-        columns: Sequence[str] | None = None,
+        columns: Names = None,
         masks: bool | None = None,
         disk: Disk = DISK,
     ) -> None:
@@ -163,7 +163,6 @@ class RemoteFederation(Federation):
         self._algorithm: Algorithm | None = None
         self._supports: Supports | None = None
         self._seed, self._phase, self._settings = 0, 0, b""
-        self._view = WHOLE
         self._numbers: dict[str, int] = {}
         self._knows: dict[str, set[Kind]] = {}
         self._steps: dict[int, bytes] = {}
@@ -225,9 +224,7 @@ class RemoteFederation(Federation):
     def _path(self, name: str) -> Path | None:
         return None if self.directory is None else self.directory / name
 
-    def open(
-        self, model: Model, columns: Sequence[str] | None = None, rounded: bool = False
-    ) -> Opening:
+    def open(self, model: Model, columns: Names = None, rounded: bool = False) -> Opening:
         """Say hello to everyone who can be reached; or go on with those of before a crash."""
         description = plain(model.describe())
         path, traffic = self._path("members"), self._line.begin()
@@ -261,7 +258,7 @@ class RemoteFederation(Federation):
         return replace(self.members.opening, supports=self._supports)
 
     def open_private(
-        self, model: Model, columns: Sequence[str] | None, privacy: Privacy
+        self, model: Model, columns: Names, privacy: Privacy
     ) -> tuple[int, tuple[str, ...] | None, Sequence[str] | None]:
         self.masks, self._roll.privacy = True, privacy
         try:
@@ -360,24 +357,15 @@ class RemoteFederation(Federation):
         """The last phase as it is on disk: written before anyone is told."""
         return self.members.phase
 
-    def begin(
-        self,
-        view: View,
-        algorithm: Algorithm,
-        seed: int,
-        phase: int = 1,
-        since: int | None = None,
-    ) -> None:
+    def begin(self, phase: Phase) -> None:
         """Settings go with the first request; a worker's state is its own affair."""
         assert self._bound is not None
-        if phase > self.members.phase:
-            self.members.phase = phase
+        if phase.number > self.members.phase:
+            self.members.phase = phase.number
             self._keep_members()
-        self._model, self._algorithm = self._bound.view(view), algorithm
-        self._view = view
-        self._seed, self._phase = seed, phase
-        told = texts.settings(view, algorithm, seed, phase, phase if since is None else since)
-        self._settings = encode_text(told)
+        self._model, self._algorithm = self._bound.view(phase.view), phase.algorithm
+        self._seed, self._phase = phase.seed, phase.number
+        self._settings = encode_text(texts.settings(phase))
         self._steps = {}
         for known in self._knows.values():
             known.discard(Kind.SETTINGS)
@@ -601,20 +589,11 @@ class RemoteFederation(Federation):
         who are missing would tell of them, beside the sums before: who comes or goes is for the
         session to decide, once and for good.
         """
-        ready: dict[int, Message] = {}
-        fresh: dict[int, int] = {}
-        keys, answers = self.members.keys, dict[int, bytes]()
-        self._line.objections = {}
-        for _ in self._line.tries():
-            missing = [n for n in asked.numbers if n not in fresh and n not in asked.lost]
-            messages = asked.messages([n for n in missing if keys[n] not in self.refusals])
-            self._rejoin_masked(self._take_ready(purpose, messages, fresh, asked.lost), asked)
-            ready |= {self._numbers[k]: m for k, m in messages.items() if self._numbers[k] in fresh}
-            if all(n in fresh or n in asked.lost or keys[n] in self.refusals for n in missing):
-                break
+        ready, fresh = self._await_ready(purpose, asked)
+        answers, told = dict[int, bytes](), {*fresh}
         if len(fresh) == len(asked.numbers):
             answers = self._take_masked(purpose, ready, fresh)
-        told = answers if len(fresh) == len(asked.numbers) else fresh
+            told = {*answers}
         gone = [n for n in asked.numbers if n not in told and n not in asked.lost]
         self._missed = np.array(gone, dtype=np.int64)
         if len(answers) == len(asked.numbers):
@@ -633,11 +612,49 @@ class RemoteFederation(Federation):
             )
         return [], []
 
-    def _rejoin_masked(self, strangers: list[str], asked: _Asked) -> None:
-        """Hello again; those who lost their disk have other keys now, and no memory."""
-        lost = self._rejoin(strangers)
-        if asked.remembers:
-            asked.lost |= lost
+    def _await_ready(
+        self, purpose: str, asked: _Asked
+    ) -> tuple[dict[int, Message], dict[int, int]]:
+        """The messages of those who are ready, and the fresh number that each named."""
+        ready: dict[int, Message] = {}
+        fresh: dict[int, int] = {}
+        keys = self.members.keys
+        self._line.objections = {}
+        for _ in self._line.tries():
+            missing = [n for n in asked.numbers if n not in fresh and n not in asked.lost]
+            messages = asked.messages([n for n in missing if keys[n] not in self.refusals])
+            lost = self._rejoin(self._take_ready(purpose, messages, fresh, asked.lost))
+            if asked.remembers:  # who lost its disk has other keys now, and no memory
+                asked.lost |= lost
+            ready |= {self._numbers[k]: m for k, m in messages.items() if self._numbers[k] in fresh}
+            if all(n in fresh or n in asked.lost or keys[n] in self.refusals for n in missing):
+                break
+        return ready, fresh
+
+    def _collect(
+        self,
+        purpose: str,
+        messages: Mapping[str, Message],
+        take: Callable[[str, Kind, bytes], bool],
+        waits: Collection[Reason | None] = (None, Reason.OLD),
+    ) -> list[str]:
+        """Deliver, and offer answers to ``take`` until it has taken one of each worker.
+
+        ``waits`` are refusals after which a worker may still answer. Returns those who know
+        nothing of the run.
+        """
+        strangers: list[str] = []
+        waiting = set(messages)
+        for key, kind, body in self._line.deliver(purpose, messages, self._familiar):
+            if kind is Kind.REFUSAL:
+                reason = self._line.heed(key, body)
+                strangers += [key] if reason in STRANGERS else []
+                waiting -= {key} if reason not in waits else set()
+            elif key in waiting and take(key, kind, body):
+                waiting.discard(key)
+            if not waiting:
+                break
+        return strangers
 
     def _take_ready(
         self,
@@ -647,27 +664,19 @@ class RemoteFederation(Federation):
         lost: set[int],
     ) -> list[str]:
         """Who is ready, by its fresh number; returns those who know nothing of the run."""
-        strangers: list[str] = []
-        waiting = set(messages)
-        for key, kind, body in self._line.deliver(purpose, messages, self._familiar):
-            number = self._numbers[key]
-            if kind is Kind.REFUSAL:
-                reason = self._line.heed(key, body)
-                if reason in STRANGERS:
-                    strangers.append(key)
-                if reason not in (None, Reason.OLD):
-                    waiting.discard(key)
-            elif kind is Kind.LOST_MEMORY:
-                lost.add(number)
-                waiting.discard(key)
+
+        def take(key: str, kind: Kind, body: bytes) -> bool:
+            if kind is Kind.LOST_MEMORY:
+                lost.add(self._numbers[key])
             elif kind is Kind.READY and len(body) == 8:
-                fresh[number] = int.from_bytes(body, "little")
-                told = messages[key][0].kind is Kind.BUNDLE
-                self._knows[key] |= {*self._news_of(messages[key])} if told else set()
-                waiting.discard(key)
-            if not waiting:
-                break
-        return strangers
+                fresh[self._numbers[key]] = int.from_bytes(body, "little")
+                if messages[key][0].kind is Kind.BUNDLE:
+                    self._knows[key] |= {*self._news_of(messages[key])}
+            else:
+                return False
+            return True
+
+        return self._collect(purpose, messages, take)
 
     @staticmethod
     def _news_of(message: Message) -> list[Kind]:
@@ -679,18 +688,16 @@ class RemoteFederation(Federation):
         """Masked answers of a set, by number: of all of it, or of those who still answer."""
         answers: dict[int, bytes] = {}
         body, keys = encode_members(members), self.members.keys
+
+        def take(key: str, kind: Kind, told: bytes) -> bool:
+            if kind is Kind.MASKED:
+                answers[self._numbers[key]] = told
+            return True
+
         for _ in self._line.tries():
             missing = [n for n in members if n not in answers and keys[n] not in self.refusals]
             messages = {keys[n]: (replace(ready[n][0], kind=Kind.SET), body) for n in missing}
-            waiting = set(messages)
-            for key, kind, told in self._line.deliver(purpose, messages, self._familiar):
-                if kind is Kind.REFUSAL:
-                    self._line.heed(key, told)
-                elif kind is Kind.MASKED:
-                    answers[self._numbers[key]] = told
-                waiting.discard(key)
-                if not waiting:
-                    break
+            self._collect(purpose, messages, take, waits=())
             if len(answers) == len(members):
                 break
         return answers
@@ -706,28 +713,17 @@ class RemoteFederation(Federation):
         self, request: Request, asked: dict[str, Message], found: dict[int, Replies], lost: set[int]
     ) -> list[str]:
         """Take what comes; returns those who know nothing of the run."""
-        strangers: list[str] = []
-        waiting = set(asked)
-        for key, kind, body in self._line.deliver(request.purpose, asked, self._familiar):
-            number = self._numbers[key]
-            if kind is Kind.REFUSAL:
-                reason = self._line.heed(key, body)
-                if reason in STRANGERS:
-                    strangers.append(key)
-                if reason not in (None, Reason.OLD):
-                    waiting.discard(key)
-            elif kind is Kind.LOST_MEMORY:
+
+        def take(key: str, kind: Kind, body: bytes) -> bool:
+            number, reply = self._numbers[key], None
+            if kind is Kind.LOST_MEMORY:
                 lost.add(number)
-                waiting.discard(key)
-            elif kind is Kind.REPLY and number not in found:
-                reply = self._read(request, number, body)
-                if reply is not None:
-                    found[number] = reply
-                    self._knows[key] |= {*NEWS}
-                    waiting.discard(key)
-            if not waiting:
-                break
-        return strangers
+            elif kind is Kind.REPLY and (reply := self._read(request, number, body)) is not None:
+                found[number] = reply
+                self._knows[key] |= {*NEWS}
+            return kind is Kind.LOST_MEMORY or reply is not None
+
+        return self._collect(request.purpose, asked, take)
 
     def _read(self, request: Request, number: int, body: bytes) -> Replies | None:
         """A worker's upload, None if it cannot be read."""
@@ -767,26 +763,19 @@ class RemoteFederation(Federation):
     def _hear(self, question: Question, width: int) -> dict[int, FloatArray]:
         """Everyone's answer, by number; raises unless enough came."""
         assert self._bound is not None
-        view, values = question.view.describe(), told_parameters(question)
-        informed = set() if question.informed is None else {*question.informed.tolist()}
-        whole, short = (encode_question(question.kind, view, v) for v in (values, values[:0]))
         self._question += 1
         found: dict[int, FloatArray] = {}
         members = {k: n for k, n in self._numbers.items() if n not in self._out}
         enough = len(members) if question.everyone else min(self.minimum, len(members))
         for attempt in self._line.tries():
-            messages = {}
-            for key, number in members.items():
-                if number not in found and key not in self.refusals:
-                    header = self._header(Kind.QUESTION, number, self._question)
-                    body = short if number in informed and not attempt else whole
-                    messages[key] = self._with_news((header, body), (Kind.CONSTANTS,))
+            left = {k: n for k, n in members.items() if n not in found and k not in self.refusals}
+            messages = self._questions(question, left, again=attempt > 0)
             self._line.ahead = {}
             self._rejoin(self._take_answers(question, messages, width, found))
             if self._catch_up(len(messages)):
                 self.bind(self._bound)
-            left = [n for key, n in members.items() if key not in self.refusals]
-            if all(n in found for n in left) or (attempt and len(found) >= enough):
+            all_said = all(n in found or k in self.refusals for k, n in members.items())
+            if all_said or (attempt and len(found) >= enough):
                 break
         if len(found) < enough:
             raise ParticipationError(
@@ -797,6 +786,20 @@ class RemoteFederation(Federation):
         self._missed = np.setdiff1d(np.arange(self.size), list(found))
         return found
 
+    def _questions(
+        self, question: Question, members: Mapping[str, int], again: bool
+    ) -> dict[str, Message]:
+        """A question to some; those who know the parameters are not told them, the first time."""
+        view, values = question.view.describe(), told_parameters(question)
+        whole, short = (encode_question(question.kind, view, v) for v in (values, values[:0]))
+        informed = () if again or question.informed is None else question.informed.tolist()
+        messages = {}
+        for key, number in members.items():
+            header = self._header(Kind.QUESTION, number, self._question)
+            body = short if number in informed else whole
+            messages[key] = self._with_news((header, body), (Kind.CONSTANTS,))
+        return messages
+
     def _take_answers(
         self,
         question: Question,
@@ -805,35 +808,29 @@ class RemoteFederation(Federation):
         found: dict[int, FloatArray],
     ) -> list[str]:
         """Take answers to a question; returns those who know nothing of the run."""
-        strangers: list[str] = []
-        waiting = set(messages)
         assert self._bound is not None
         model = self._bound.view(question.view)
-        for key, kind, body in self._line.deliver(question.purpose, messages, self._familiar):
-            number = self._numbers[key]
-            if kind is Kind.REFUSAL:
-                if self._line.heed(key, body) in STRANGERS:
-                    strangers.append(key)
-                waiting.discard(key)
-            elif kind is Kind.ANSWER and key in waiting:
-                try:
-                    if isinstance(model, Buckets):
-                        told = np.append(decode_clusters(body, model, number), len(body))
-                    else:
-                        told = decode_floats(body, width)
-                    exact = question.kind == "statistics"
-                    if why := impossible_statistics(model, told) if exact else "":
-                        self._line.dismiss(key, why)
-                    else:
-                        found[number] = told
-                except WireError as error:
-                    logger.warning("the answer of %s cannot be read: %s", key, error)
-                    continue
-                self._knows[key].add(Kind.CONSTANTS)
-                waiting.discard(key)
-            if not waiting:
-                break
-        return strangers
+
+        def take(key: str, kind: Kind, body: bytes) -> bool:
+            if kind is not Kind.ANSWER:
+                return False
+            try:
+                if isinstance(model, Buckets):
+                    told = decode_clusters(body, model, self._numbers[key])
+                    told = np.append(told, len(body))
+                else:
+                    told = decode_floats(body, width)
+            except WireError as error:
+                logger.warning("the answer of %s cannot be read: %s", key, error)
+                return False
+            if why := impossible_statistics(model, told) if question.kind == "statistics" else "":
+                self._line.dismiss(key, why)
+            else:
+                found[self._numbers[key]] = told
+            self._knows[key].add(Kind.CONSTANTS)
+            return True
+
+        return self._collect(question.purpose, messages, take, waits=())
 
     def ask(self, question: Question, weights: FloatArray) -> FloatArray:
         """Everyone is asked; those who do not answer after some attempts are left out."""

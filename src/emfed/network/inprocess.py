@@ -24,15 +24,16 @@ from emfed.core.protocols import (
     IntArray,
     Latent,
     Model,
+    Names,
     Opening,
     Oracle,
+    Phase,
     Question,
     Replies,
     Request,
     SimulatesLatents,
     StateField,
     Supports,
-    View,
     WorkerStates,
 )
 from emfed.core.streams import Purpose, word_source
@@ -323,8 +324,7 @@ class InProcessFederation(Federation):
         self._algorithm: Any = None
         self._store: StateStore | OwnStore = StateStore({}, 0)
         self._supports: Supports | None = None
-        self._begun: tuple[View, int] | None = None
-        """The view and the number of the phase."""
+        self._begun: Phase | None = None
 
     @abstractmethod
     def batches(self, workers: IntArray) -> Iterator[IntArray]:
@@ -353,9 +353,7 @@ class InProcessFederation(Federation):
         return np.arange(self.size, dtype=np.int64)
 
     @final
-    def open(
-        self, model: Model, columns: Sequence[str] | None = None, rounded: bool = False
-    ) -> Opening:
+    def open(self, model: Model, columns: Names = None, rounded: bool = False) -> Opening:
         """Check the data and gather the summaries."""
         self._begun = None
         if columns is not None:
@@ -411,7 +409,7 @@ class InProcessFederation(Federation):
 
     @final
     def open_private(
-        self, model: Model, columns: Sequence[str] | None, privacy: Any
+        self, model: Model, columns: Names, privacy: Any
     ) -> tuple[int, tuple[str, ...] | None, Sequence[str] | None]:
         if columns is not None:
             self.data = with_columns(self.data, tuple(columns))
@@ -434,7 +432,7 @@ class InProcessFederation(Federation):
         data = fresh_rows(self._model, self.data, request.round, places)
         lasting = not self.data.streaming
         rows = WorkerRows(self._model, data, places, self.pieces, request.workers, lasting)
-        folds = self._begun is not None and self._begun[0].folds
+        folds = self._begun is not None and self._begun.view.folds
         return LeftOut(rows, self._model, request) if folds else rows
 
     def _where(self, place: int) -> str:
@@ -446,27 +444,20 @@ class InProcessFederation(Federation):
         self._bound = bound
 
     @final
-    def begin(
-        self,
-        view: View,
-        algorithm: Algorithm,
-        seed: int,
-        phase: int = 1,
-        since: int | None = None,
-    ) -> None:
+    def begin(self, phase: Phase) -> None:
         """Fresh state for everyone, or what belongs to the parts that are left."""
-        check_suits(self.data, algorithm)
-        model = self._bound.view(view)
-        before, columns = self._begun, algorithm.state_fields(model.layout.size)
+        check_suits(self.data, phase.algorithm)
+        model = self._bound.view(phase.view)
+        before, columns = self._begun, phase.algorithm.state_fields(model.layout.size)
         store: StateStore | OwnStore = StateStore(columns, self.size)
         if self._supports is not None:
             store = OwnStore(columns, self._supports)
-        elif before is not None and since is not None and since <= before[1]:
+        elif before is not None and 0 < phase.since <= before.number:
             workers, rows = self._store.export()
             columns = self._algorithm.state_fields(self._model.layout.size)
-            store.put(workers, narrow(rows, columns, self._bound.kept(before[0], view)))
-        self._begun, self._store = (view, phase), store
-        self._model, self._algorithm, self._seed = model, algorithm, seed
+            store.put(workers, narrow(rows, columns, self._bound.kept(before.view, phase.view)))
+        self._begun, self._store = phase, store
+        self._model, self._algorithm, self._seed = model, phase.algorithm, phase.seed
 
     @final
     def exchange(self, request: Request) -> Replies:

@@ -225,35 +225,11 @@ class RollCall:
         content = texts.hello(description, columns, among, self.masks, self.privacy)
         joins, told = self.hello(run, keys, content)
         if columns is None and joins:
-            columns = most_common([columns_of(join) for _, join in sorted(joins.items())])
-            others = [key for key, join in joins.items() if columns_of(join) != columns]
-            if columns is not None and others:
-                again, said = self.hello(run, others, content | {"columns": list(columns)})
-                joins = {k: j for k, j in joins.items() if k not in others} | again
-                told |= said
-            for key in [k for k, join in joins.items() if columns_of(join) != columns]:
-                del joins[key]
-                line.dismiss(key, f"its columns are not those of the others, {columns}.")
-        found = {key: summary_of(join) for key, join in joins.items()}
-        known = [tuple(sorted(s[0].items())) for s in found.values() if s is not None]
-        common = dict(most_common(known)) if known else {}
+            joins, said = self._in_common_columns(run, joins, content)
+            told |= said
         ways = most_common([j.total is None for j in joins.values()]) if joins else True
-        summaries = {}
-        for key, join in list(joins.items()):
-            summary = found[key]
-            if (
-                summary is None
-                or summary[0] != common
-                or (join.total is None) is not ways
-                or not fits(join, model)
-            ):
-                del joins[key]
-                line.dismiss(key, f"its summary has not the shapes of the others', {common}.")
-            elif why := impossible(join, summary):
-                del joins[key]
-                line.dismiss(key, why)
-            else:
-                summaries[key] = summary[1]
+        common, summaries = self._of_common_shapes(joins, ways, model)
+        joins = {key: joins[key] for key in summaries}
         if len(joins) < minimum:
             why = "".join(f"\n  {key}: {text}" for key, text in sorted(line.refusals.items()))
             raise ParticipationError(
@@ -261,24 +237,21 @@ class RollCall:
             )
         # Numbers follow the transport's order: a run does not depend on who answered first.
         members = [key for key in keys if key in joins]
-        totals = [joins[key].total for key in members]
+        own = [joins[key] for key in members]
+        known = {number: announced(join) for number, join in enumerate(own)}
         gathered = Members(
             run,
             keys=members,
             settings=[told[key] for key in members],
-            instances=[joins[key].instance for key in members],
-            counts=np.array([joins[key].count for key in members], dtype=np.int64),
+            instances=[join.instance for join in own],
+            counts=np.array([join.count for join in own], dtype=np.int64),
             values=np.stack([summaries[key] for key in members]),
-            totals=None if ways else np.array(totals, dtype=np.float64),
+            totals=None if ways else np.array([join.total for join in own], dtype=np.float64),
             shapes=common,
-            columns=columns_of(joins[members[0]]),
+            columns=columns_of(own[0]),
             description=description,
-            cells=[joins[key].cells for key in members if joins[key].cells],
-            roster={
-                number: own
-                for number, key in enumerate(members)
-                if (own := announced(joins[key])) is not None
-            },
+            cells=[join.cells for join in own if join.cells],
+            roster={number: key for number, key in known.items() if key is not None},
         )
         if gathered.roster:
             return gathered
@@ -286,6 +259,42 @@ class RollCall:
         for key, words in oddities(members, opening.counts, opening.summaries).items():
             logger.warning("%s is odd: %s", key, words)
         return gathered
+
+    def _in_common_columns(
+        self, run: int, joins: dict[str, Join], content: dict[str, Any]
+    ) -> tuple[dict[str, Join], dict[str, str]]:
+        """Those with the columns that most have, after others were asked for these, and settings.
+
+        Whoever does not have them is out.
+        """
+        told: dict[str, str] = {}
+        columns = most_common([columns_of(join) for _, join in sorted(joins.items())])
+        others = [key for key, join in joins.items() if columns_of(join) != columns]
+        if columns is not None and others:
+            again, told = self.hello(run, others, content | {"columns": list(columns)})
+            joins = {k: j for k, j in joins.items() if k not in others} | again
+        for key in [k for k, join in joins.items() if columns_of(join) != columns]:
+            self.line.dismiss(key, f"its columns are not those of the others, {columns}.")
+        return {k: j for k, j in joins.items() if columns_of(j) == columns}, told
+
+    def _of_common_shapes(
+        self, joins: Mapping[str, Join], weightless: bool, model: Any
+    ) -> tuple[dict[str, tuple[int, ...]], dict[str, FloatArray]]:
+        """The shapes that most summaries have, and the summaries that have them and can be."""
+        found = {key: summary_of(join) for key, join in joins.items()}
+        known = [tuple(sorted(s[0].items())) for s in found.values() if s is not None]
+        common, kept = dict(most_common(known)) if known else {}, {}
+        for key, join in joins.items():
+            summary, alike = found[key], (join.total is None) is weightless and fits(join, model)
+            if summary is None or summary[0] != common or not alike:
+                why = f"its summary has not the shapes of the others', {common}."
+            else:
+                why = impossible(join, summary)
+            if summary is None or why:
+                self.line.dismiss(key, why)
+            else:
+                kept[key] = summary[1]
+        return common, kept
 
     def hello(
         self,

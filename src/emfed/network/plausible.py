@@ -8,12 +8,12 @@ all others, one worker with nearly all of the rows) is a warning in the log.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from emfed.core.protocols import FloatArray, IntArray, Model
+from emfed.core.protocols import FloatArray, IntArray, Model, Summaries
 from emfed.models.clusters import Clusters
 from emfed.models.side_by_side import SideBySide
 
@@ -31,7 +31,7 @@ DOMINANT, FAR = 1000.0, 100.0
 others, in standard deviations: odd, if larger."""
 
 
-def impossible_summary(count: int, summary: Mapping[str, FloatArray], total: float | None) -> str:
+def impossible_summary(count: int, summary: Summaries, total: float | None) -> str:
     """What no rows can say of themselves in a join, in words; empty if rows could."""
     if not 0 < count < MOST_ROWS:
         return f"it says that it has {count} rows, which no worker has."
@@ -48,7 +48,7 @@ def impossible_summary(count: int, summary: Mapping[str, FloatArray], total: flo
     return ""
 
 
-def _variances(summary: Mapping[str, FloatArray]) -> FloatArray:
+def _variances(summary: Summaries) -> FloatArray:
     """The variances of the columns, ``(..., columns)``, where a summary tells them; else none."""
     if not {"mean", "scatter"} <= {*summary}:
         return np.empty(0)
@@ -88,9 +88,7 @@ def impossible_upload(values: Any, statistics: FloatArray, share: float) -> str:
     return f"its upload holds {largest:.2g}, which no rows give." if largest > limit else ""
 
 
-def oddities(
-    keys: Sequence[str], counts: IntArray, summaries: Mapping[str, FloatArray]
-) -> dict[str, str]:
+def oddities(keys: Sequence[str], counts: IntArray, summaries: Summaries) -> dict[str, str]:
     """Workers that stand out from all others, and by what."""
     found: dict[str, str] = {}
     if len(keys) < 2:

@@ -14,16 +14,16 @@ import numpy as np
 
 from emfed.core.ledger import Ledger
 from emfed.core.protocols import (
-    Algorithm,
     BoolArray,
     HasSupports,
     IntArray,
     Model,
+    Names,
     Opening,
+    Phase,
     Question,
     Replies,
     Request,
-    View,
 )
 from emfed.core.registry import plain
 from emfed.core.wire import (
@@ -69,9 +69,7 @@ class Prices:
         self._knows_constants: BoolArray = np.zeros(workers, dtype=np.bool_)
         self._knows_settings: BoolArray = np.zeros(workers, dtype=np.bool_)
 
-    def open(
-        self, model: Model, opening: Opening, bound: Bound, asked: Sequence[str] | None
-    ) -> None:
+    def open(self, model: Model, opening: Opening, bound: Bound, asked: Names) -> None:
         """Hello to everyone, and everyone joins."""
         workers = None if opening.sizes is None else len(self._everyone)
         hello = encode_text(texts.hello(plain(model.describe()), asked, workers, self._masks))
@@ -133,10 +131,9 @@ class Prices:
         self._knows_constants, self._knows_settings = state["constants"], state["settings"]
         self._knows_roster = state.get("roster", self._knows_roster)
 
-    def begin(self, view: View, algorithm: Algorithm, seed: int, phase: int, since: int) -> None:
+    def begin(self, phase: Phase) -> None:
         """A phase whose settings nobody knows yet."""
-        told = texts.settings(view, algorithm, seed, phase, since)
-        self._settings = len(encode_text(told))
+        self._settings = len(encode_text(texts.settings(phase)))
         self._knows_settings[:] = False
 
     def _news(self, workers: IntArray, settings: bool, constants: bool = True) -> None:

@@ -14,12 +14,12 @@ of the means in units of the spread where they differ in that alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from emfed.core.protocols import FloatArray, Opening
+from emfed.core.protocols import FloatArray, Names, Opening, Summaries
 from emfed.data.tables import Workers, gather
 from emfed.models.matrices import unpack
 from emfed.models.mixture import to_numpy
@@ -127,7 +127,7 @@ class Moments(NamedTuple):
     variance: FloatArray
 
     @classmethod
-    def read(cls, summary: Mapping[str, FloatArray]) -> Moments | None:
+    def read(cls, summary: Summaries) -> Moments | None:
         """Read the summary of any model that tells means and second moments about them."""
         if not {"mean", "scatter"} <= {*summary}:
             return None
@@ -161,11 +161,11 @@ def divergence(
 
 
 def suspicions(
-    summary: Mapping[str, FloatArray],
+    summary: Summaries,
     whole: Mapping[str, FloatArray],
     share: float,
     rows: Any,
-    columns: Sequence[str] | None = None,
+    columns: Names = None,
 ) -> list[str]:
     """What the operator of a site should look at, in words; nothing if all is well.
 

@@ -14,7 +14,7 @@ import logging
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -33,9 +33,12 @@ from emfed.core.protocols import (
     HasSupports,
     Lattice,
     Model,
+    Names,
     Oracle,
+    Phase,
     Question,
     Request,
+    Summaries,
     View,
     WorkerStates,
 )
@@ -47,6 +50,7 @@ from emfed.core.wire import (
     Kind,
     Message,
     Reason,
+    RequestBody,
     as_json,
     decode_bundle,
     decode_constants,
@@ -72,7 +76,8 @@ from emfed.core.wire import (
     seal_answer,
     seal_refusal,
 )
-from emfed.data import Workers
+from emfed.data import Workers, as_workers, with_columns
+from emfed.data.placing import to_device
 from emfed.models import build_model
 from emfed.models.binding import (
     Bound,
@@ -87,7 +92,6 @@ from emfed.models.bounded import Asked, to_integers, whole_sums
 from emfed.models.clusters import Buckets, Clusters
 from emfed.network import texts
 from emfed.network.addresses import printable
-from emfed.network.data import arrange, read_site
 from emfed.network.inprocess import (
     LoopFederation,
     WorkerRows,
@@ -169,25 +173,13 @@ def _bound(
     return Bound(unbound, np.frombuffer(constants), dict(shapes))
 
 
-@final
-@dataclass(frozen=True)
-class _Phase:
-    """The settings of some rounds."""
-
-    number: int
-    since: int
-    """The phase whose memories it goes on with; itself where they start anew."""
-    view: View
-    algorithm: Algorithm
-    seed: int
-
-
 @lru_cache(maxsize=16)
-def _phase(text: str) -> _Phase:
+def _phase(text: str) -> Phase:
     content = read_json(text)
     number, since, seed = (_count(content, name) for name in ("phase", "since", "seed"))
     algorithm = build_algorithm(content.get("algorithm"))
-    return _Phase(number, since, _view(content.get("view", {})), algorithm, seed)
+    since = 0 if since == number else since
+    return Phase(_view(content.get("view", {})), algorithm, seed, number, since)
 
 
 def _count(content: Mapping[str, Any], name: str) -> int:
@@ -237,7 +229,7 @@ class Site:
         *,
         rules: SiteRules | None = None,
         journal: str | Path | None = None,
-        columns: Sequence[str] | None = None,
+        columns: Names = None,
         disk: Disk = DISK,
         device: Any | None = None,
         identity: SiteIdentity | None = None,
@@ -246,7 +238,7 @@ class Site:
         self._simulated = simulated
         self.rules = SiteRules() if rules is None else rules
         self.directory, self.disk = Path(directory), disk
-        self._data, self._listed = read_site(data, columns, device), columns is not None
+        self._data, self._listed = _read_site(data, columns, device), columns is not None
         copies = [] if self.rules.second_ledger is None else [Path(self.rules.second_ledger)]
         self._tally = Tally(self.directory, disk, copies)
         self._secret = Secret(self.directory, disk)
@@ -374,6 +366,58 @@ class Site:
     def _hello(self, header: Header, body: bytes) -> tuple[Kind, bytes, str]:
         """Say who this is and describe the data, or say why not."""
         content = decode_text(body)
+        model, masked = self._admitted(content), content.get("masks") is True
+        columns = content.get("columns")
+        wanted = None if columns is None else tuple(map(str, columns))
+        settings, before = inflate(body), self._store(header.run).joined()
+        if before is None or before.settings != settings:  # else it is the same answer again
+            self._spend(chosen=False)
+            self._described.check(self._data, self._secret, self.rules)
+        if not self._listed:
+            self.rules.check_columns(wanted, self._data.columns)
+        data = _arranged(self._data, wanted)
+        opening = LoopFederation(data).open(model)
+        count, supports = int(opening.counts[0]), opening.supports
+        summary = _of_one(opening.summaries)
+        self.rules.check_opening(count, model.summary_shares(summary))
+        own = supports is not None
+        if masked and own:
+            raise Refusal(
+                Reason.REFUSED,
+                "sites tell their own cells in this mode, which masks do not cover: use mode "
+                "'site-owner', or ask every owner to allow a run without (unmasked = true).",
+            )
+        if masked:
+            summary = _of_one(with_weight(opening.summaries, opening.totals, opening.counts))
+        alone = [] if own else _alone(model, count, summary)
+        self.rules.check_statistics(count, alone, own, masked)
+        shapes = {name: values.shape for name, values in summary.items()}
+        new = Joined(settings, 0, count, shapes, data.columns)
+        joined = self._join(header.run, new, texts.privacy_of(content))
+        cells = b""
+        if supports is not None:
+            assert isinstance(model, HasSupports)
+            self.rules.check_cells(supports.weights)
+            cells = encode_cells(supports.keys, supports.weights, model.cells)
+        self._summaries = {header.run: summary}
+        weighted = opening.totals is not None and not masked  # masked, it is in the sum
+        about = texts.join_about(data.columns, joined.shapes, weighted, own)
+        if masked:
+            mine = encode_roster({0: self._keys(header.run, joined).announcement})
+            note = "its columns and its key for masks: no number of any row"
+            join = Join(joined.instance, about | {"key": True}, 1, mine)
+            return Kind.JOIN, encode_join(join), note
+        values = flatten(summary)
+        numbers = encode_moments(values, rounded_columns(joined.shapes), _loss(content))
+        total = None if opening.totals is None else float(opening.totals[0])
+        note = f"{count} rows; {', '.join(sorted(summary))}: {len(values)} numbers over all of them"
+        if cells:
+            note += f"; which {count} cells were observed, and how often"
+        join = Join(joined.instance, about, count, numbers, total, cells)
+        return Kind.JOIN, encode_join(join), note
+
+    def _admitted(self, content: Mapping[str, Any]) -> Model:
+        """The model of a hello, if the owner's rules let this site take part at all."""
         description = content.get("model")
         named = isinstance(description, Mapping) and str(description.get("model"))
         if named:
@@ -382,7 +426,7 @@ class Site:
             self.rules.check_size(counts_named(description) * self._width, self._cells)
         if self.approve is not None:
             self.approve(content)
-        model = build_model(description)
+        model: Model = build_model(description)
         masked, privacy = content.get("masks") is True, texts.privacy_of(content)
         self.rules.check_privacy(privacy)
         if privacy is not None and not masked:
@@ -396,71 +440,28 @@ class Site:
             )
         if masked and self._sums is None:
             raise Refusal(Reason.REFUSED, NO_ROSTER)
-        columns = content.get("columns")
-        wanted = None if columns is None else tuple(map(str, columns))
-        store, settings = self._store(header.run), inflate(body)
-        joined = store.joined()
-        if joined is None or joined.settings != settings:  # else it is the same answer again
-            self._spend(chosen=False)
-            self._described.check(self._data, self._secret, self.rules)
-        if not self._listed:
-            self.rules.check_columns(wanted, self._data.columns)
-        data = arrange(self._data, wanted)
-        opening = LoopFederation(data).open(model)
-        count = int(opening.counts[0])
-        summary = _of_one(opening.summaries)
-        self.rules.check_opening(count, model.summary_shares(summary))
-        own = opening.supports is not None
-        if masked and own:
-            raise Refusal(
-                Reason.REFUSED,
-                "sites tell their own cells in this mode, which masks do not cover: use mode "
-                "'site-owner', or ask every owner to allow a run without (unmasked = true).",
-            )
-        if masked:
-            summary = _of_one(with_weight(opening.summaries, opening.totals, opening.counts))
-        self.rules.check_statistics(
-            count, [] if own else _alone(model, count, summary), own, masked
-        )
-        if joined is not None and joined.number >= 0 and joined.settings != settings:
-            raise Refusal(Reason.REFUSED, "this run began with other settings.")
-        if joined is None:
-            store.forget()  # what is left of another instance
-        if privacy is not None and (joined is None or joined.settings != settings):
-            self._charge(header.run, privacy)
-        if joined is None or joined.settings != settings:
-            instance = (
-                int.from_bytes(os.urandom(8), "little") if joined is None else joined.instance
-            )
-            shapes = {name: values.shape for name, values in summary.items()}
-            joined = Joined(settings, instance, count, shapes, data.columns)
-            store.join(joined)
-            clear_old(self.directory, store.directory, self.disk)
-        elif joined.count != count:
-            raise Refusal(Reason.REFUSED, "its data changed since the run began.")
-        else:
+        return model
+
+    def _join(self, run: int, new: Joined, privacy: Privacy | None) -> Joined:
+        """Keep what this site joins with, under the instance that it has in the run."""
+        store = self._store(run)
+        before = store.joined()
+        if before is not None and before.settings == new.settings:
+            if before.count != new.count:
+                raise Refusal(Reason.REFUSED, "its data changed since the run began.")
             store.settle("joined")
-        cells, supports = b"", opening.supports
-        if supports is not None:
-            assert isinstance(model, HasSupports)
-            self.rules.check_cells(supports.weights)
-            cells = encode_cells(supports.keys, supports.weights, model.cells)
-        self._summaries = {header.run: summary}
-        weighted = opening.totals is not None and not masked  # masked, it is in the sum
-        about = texts.join_about(data.columns, joined.shapes, weighted, supports is not None)
-        if masked:
-            mine = encode_roster({0: self._keys(header.run, joined).announcement})
-            note = "its columns and its key for masks: no number of any row"
-            join = Join(joined.instance, about | {"key": True}, 1, mine)
-            return Kind.JOIN, encode_join(join), note
-        values, columns = flatten(summary), rounded_columns(joined.shapes)
-        numbers = encode_moments(values, columns, _loss(content))
-        total = None if opening.totals is None else float(opening.totals[0])
-        note = f"{count} rows; {', '.join(sorted(summary))}: {len(values)} numbers over all of them"
-        if cells:
-            note += f"; which {count} cells were observed, and how often"
-        join = Join(joined.instance, about, count, numbers, total, cells)
-        return Kind.JOIN, encode_join(join), note
+            return before
+        if before is not None and before.number >= 0:
+            raise Refusal(Reason.REFUSED, "this run began with other settings.")
+        if before is None:
+            store.forget()  # what is left of another instance
+        if privacy is not None:
+            self._charge(run, privacy)
+        instance = int.from_bytes(os.urandom(8), "little") if before is None else before.instance
+        new = replace(new, instance=instance)
+        store.join(new)
+        clear_old(self.directory, store.directory, self.disk)
+        return new
 
     def _charge(self, run: int, privacy: Privacy) -> None:
         """Take a run's whole budget off what the owner gives away, before anything is told."""
@@ -620,7 +621,7 @@ class Site:
 
     def _rows(self, joined: Joined) -> Workers:
         """The data, in the columns of the run."""
-        data: Workers = arrange(self._data, joined.columns)
+        data = _arranged(self._data, joined.columns)
         if int(data.counts[0]) != joined.count:
             raise Refusal(Reason.REFUSED, "its data changed since the run began.")
         return data
@@ -741,7 +742,7 @@ class Site:
         if header.phase < phase.number:
             raise _old(joined, f"phase {header.phase} is over.")
         self.rules.check_algorithm(phase.algorithm.rows_at_once)
-        model, algorithm, seed = self._model(joined, phase.view), phase.algorithm, phase.seed
+        model, algorithm = self._model(joined, phase.view), phase.algorithm
         self.rules.check_size(counts_named(algorithm.describe()), self._cells)
         own = isinstance(model, HasSupports)
         q = joined.count if own else model.layout.size
@@ -755,18 +756,9 @@ class Site:
         lost = Kind.LOST_MEMORY, b"", "memory lost: no content"
         if header.round < state.round:
             raise _old(joined, f"round {header.round} is over; round {state.round} was next.")
-        statistics = body.statistics
-        if statistics is not None and told and not len(statistics):
-            statistics = model.origin()
-            if statistics is None:
-                raise WireError("a request has no statistics, and nothing to derive them from.")
-        elif statistics is None:
-            if state.round < body.accepted:
-                return lost
-            steps = body.steps[state.round - body.accepted :]
-            statistics = state.statistics
-            for number, step in enumerate(steps, state.round):
-                statistics = algorithm.follow(model, seed, number, statistics, step)
+        statistics = _told(body, state, model, phase)
+        if statistics is None:
+            return lost
         if state.round >= 0:
             self.rules.check_step(state.statistics, statistics)
         data = self._rows(joined)
@@ -821,7 +813,7 @@ class Site:
         if state is not None and state.phase == joined.phase:
             return state
         before = None if state is None else _phase(state.phase)
-        if state is None or before is None or before.number < phase.since:
+        if state is None or before is None or not 0 < phase.since <= before.number:
             return _fresh(phase.algorithm, q, joined.phase)
         bound = _bound(joined.settings, joined.constants.tobytes(), tuple(joined.shapes.items()))
         places = bound.kept(before.view, phase.view)
@@ -833,7 +825,7 @@ class Site:
         self,
         run: int,
         model: Model,
-        phase: _Phase,
+        phase: Phase,
         state: State,
         request: Request,
         data: Workers,
@@ -858,7 +850,40 @@ class Site:
         return State(rows, request.round, request.statistics, state.phase), replies
 
 
-def _of_one(summaries: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
+def _told(body: RequestBody, state: State, model: Model, phase: Phase) -> FloatArray | None:
+    """S of a request: as it came, or by steps from the last round's; None: that is lost."""
+    if body.statistics is not None:
+        if len(body.statistics) or not phase.algorithm.tells_statistics:
+            return body.statistics
+        origin = model.origin()
+        if origin is None:
+            raise WireError("a request has no statistics, and nothing to derive them from.")
+        return origin
+    if state.round < body.accepted:
+        return None
+    statistics = state.statistics
+    for number, step in enumerate(body.steps[state.round - body.accepted :], state.round):
+        statistics = phase.algorithm.follow(model, phase.seed, number, statistics, step)
+    return statistics
+
+
+def _arranged(workers: Workers, columns: tuple[str, ...] | None) -> Workers:
+    """The same worker with these columns, in this order; others it may have are left out."""
+    try:
+        return workers if columns is None else with_columns(workers, columns)
+    except DataError as error:
+        raise Refusal(Reason.REFUSED, str(error)) from None
+
+
+def _read_site(data: Any, columns: Names, device: Any | None) -> Workers:
+    """A table, frame, path, source or stream as the rows of one worker, on a device if asked."""
+    workers: Workers = data if isinstance(data, Workers) else as_workers({"site": data})
+    if workers.size != 1:
+        raise DataError(f"a site is one worker; these are the data of {workers.size}.")
+    return to_device(workers if columns is None else with_columns(workers, tuple(columns)), device)
+
+
+def _of_one(summaries: Summaries) -> dict[str, FloatArray]:
     """The summary of the only worker here."""
     return {name: values[0] for name, values in summaries.items()}
 
@@ -868,7 +893,7 @@ def _secret_words(count: int) -> NDArray[np.uint64]:
     return np.frombuffer(os.urandom(8 * count), dtype=np.uint64).copy()
 
 
-def _alone(model: Model, count: int, summary: Mapping[str, FloatArray]) -> list[Model]:
+def _alone(model: Model, count: int, summary: Summaries) -> list[Model]:
     """The candidates of a run, bound to this site's rows alone, as far as these can have them."""
     found = []
     for candidate in candidates_of(model):

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from emfed.core.errors import CheckpointError, SettingsError, WireError
 from emfed.core.messages import Lattice
-from emfed.core.protocols import FloatArray, Model, Opening, View
+from emfed.core.protocols import FloatArray, Model, Opening, Summaries, View
 from emfed.core.storage import load_checkpoint, save_checkpoint
 from emfed.core.wire import Reason
 from emfed.models.binding import extra_owners
@@ -174,9 +174,7 @@ def _exact(values: Any) -> list[Fraction]:
     return [Fraction(float(x)) for x in np.ravel(values)]
 
 
-def opening_sums(
-    summary: Mapping[str, FloatArray], count: int, total: float, owners: Sequence[int]
-) -> Block:
+def opening_sums(summary: Summaries, count: int, total: float, owners: Sequence[int]) -> Block:
     """Rows, their weight and its square, steps, and the raw moments of one site, as integers of
     `EXACT_STEP`; ``owners`` are the columns that ``extra`` is about."""
     mean, scatter = _exact(summary.get("mean", ())), _exact(summary.get("scatter", ()))
@@ -252,7 +250,7 @@ class Opened:
 
 
 def with_weight(
-    summaries: Mapping[str, FloatArray], totals: FloatArray | None, counts: Any
+    summaries: Summaries, totals: FloatArray | None, counts: Any
 ) -> dict[str, FloatArray]:
     """Summaries of workers, with the mean weight of their rows where these have any."""
     if totals is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from emfed.core.errors import WireError
 from emfed.core.privacy import Privacy
-from emfed.core.protocols import Algorithm, View
+from emfed.core.protocols import Names, Phase
 from emfed.core.registry import plain
 from emfed.core.version import __version__
 from emfed.core.wire import read_json, worker_loss
@@ -15,7 +15,7 @@ from emfed.core.wire import read_json, worker_loss
 
 def hello(
     description: Any,
-    columns: Sequence[str] | None,
+    columns: Names,
     workers: int | None = None,
     masks: bool = False,
     privacy: Privacy | None = None,
@@ -31,7 +31,7 @@ def hello(
 
 
 def join_about(
-    columns: Sequence[str] | None,
+    columns: Names,
     shapes: Mapping[str, Sequence[int]],
     weighted: bool,
     cells: bool = False,
@@ -46,17 +46,14 @@ def join_about(
     return about | {name: True for name, value in said.items() if value}
 
 
-def settings(view: View, algorithm: Algorithm, seed: int, phase: int, since: int) -> dict[str, Any]:
-    """What a worker must know of a phase, whose number is in the envelope.
-
-    ``since`` is the phase whose memories it goes on with, itself if they start anew.
-    """
-    described = dict(algorithm.describe())
+def settings(phase: Phase) -> dict[str, Any]:
+    """What a worker must know of a phase, whose number is in the envelope."""
+    described = dict(phase.algorithm.describe())
     if "step_size" in described:  # the server's affair, and perhaps a function
         described["step_size"] = None
-    told = {"algorithm": plain(described), "seed": seed}
-    told |= {} if since == phase else {"since": since}
-    return told | ({"view": view.describe()} if view.describe() else {})
+    told = {"algorithm": plain(described), "seed": phase.seed}
+    told |= {"since": phase.since} if phase.since else {}
+    return told | ({"view": view} if (view := phase.view.describe()) else {})
 
 
 def privacy_of(content: Mapping[str, Any]) -> Privacy | None:

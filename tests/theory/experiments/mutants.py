@@ -44,9 +44,13 @@ def no_division_by_p(patch: Patch) -> None:
     patch.setattr(Bernoulli, "probabilities", lambda self, workers, n: np.ones(len(workers)))
 
 
+def endless(loops: spider.Loops) -> spider.Loops:
+    return loops._replace(inner_rounds=NEVER)
+
+
 def never_refreshed(patch: Patch) -> None:
     """The first outer loop of VR-FedEM has no end."""
-    around(patch, spider, "estimate", lambda real, *a: real(*a[:-1], NEVER))
+    around(patch, spider, "estimate", lambda real, *a: real(*a[:-1], endless(a[-1])))
 
 
 def memories_forgotten(patch: Patch) -> None:
@@ -56,10 +60,10 @@ def memories_forgotten(patch: Patch) -> None:
         # A new generation of memories is how the real code starts them anew.
         return real(self, model, seed, rows, replace(request, generation=_loop(request.round)), o)
 
-    def restart(real: Any, self: Any, model: Any, seed: int, state: Any, *rest: Any) -> Any:
-        if _loop(rest[0].round) > _loop(rest[0].round - 1):
+    def restart(real: Any, self: Any, model: Any, seed: int, state: Any, heard: Any) -> Any:
+        if _loop(heard.request.round) > _loop(heard.request.round - 1):
             state = replace(state, memory=np.zeros_like(state.memory))
-        return real(self, model, seed, state, *rest)
+        return real(self, model, seed, state, heard)
 
     around(patch, CompressedEM, "worker_step", forget)
     around(patch, CompressedEM, "server_step", restart)
@@ -75,7 +79,8 @@ def server_forgets(patch: Patch) -> None:
 
     def keep(real: Any, *a: Any, **k: Any) -> Any:
         state, info = real(*a, **k)
-        return (state if a[3].kind == "start" else replace(state, memory=a[2].memory)), info
+        keeps = a[3].request.kind != "start"
+        return (replace(state, memory=a[2].memory) if keeps else state), info
 
     around(patch, steps, "advance", keep)
 

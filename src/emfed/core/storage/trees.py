@@ -95,21 +95,25 @@ def fits(value: Any, hint: Any) -> bool:
         return any(fits(value, one) for one in inner)
     if origin is Literal:
         return value in inner
-    if origin is np.ndarray:
-        wanted = get_args(inner[1])[0]
-        return isinstance(value, np.ndarray) and (
-            wanted is Any or np.issubdtype(value.dtype, wanted)
-        )
-    if origin is tuple:
-        if len(inner) == 2 and inner[1] is Ellipsis:
-            return isinstance(value, tuple) and all(fits(v, inner[0]) for v in value)
-        return (
-            isinstance(value, tuple) and len(value) == len(inner) and all(map(fits, value, inner))
-        )
-    if origin is not None:  # list[...], Sequence[...] and the like: what encode makes of them
-        return isinstance(value, (tuple, list))
+    if origin is not None:
+        return _fits_generic(value, origin, inner)
     if hint in (int, float) and isinstance(value, bool):
         return False
     if hint is float:
         return isinstance(value, (int, float))
     return value is None if hint in (None, type(None)) else isinstance(value, hint)
+
+
+def _fits_generic(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
+    """The same for NDArray[...], tuple[...], and what else takes types in brackets."""
+    if origin is np.ndarray:
+        wanted = get_args(inner[1])[0]
+        known = isinstance(value, np.ndarray)
+        return known and (wanted is Any or np.issubdtype(value.dtype, wanted))
+    if origin is not tuple:  # list[...], Sequence[...] and the like: what encode makes of them
+        return isinstance(value, (tuple, list))
+    if not isinstance(value, tuple):
+        return False
+    if len(inner) == 2 and inner[1] is Ellipsis:
+        return all(fits(v, inner[0]) for v in value)
+    return len(value) == len(inner) and all(map(fits, value, inner))

@@ -223,18 +223,25 @@ def read_workers(
     X = _at_hand(X)
     if reset:
         estimator.groups_column_ = None
-    if not is_tables(X):
+    if is_tables(X):
+        if groups is not None:
+            raise DataError("groups go with one table; a dict or list says whose rows are whose.")
+        rows: Any = _read_tables(estimator, X, reset, missing)
+        if sample_weight is not None and not isinstance(X, Mapping):
+            sample_weight = dict(zip(rows, sample_weight, strict=True))
+    else:
         if is_frame(X):
             check_columns_differ(list(X.columns), "X")
         if isinstance(groups, str):
             X, groups = _split_groups(estimator, X, groups)
         estimator._read_families([X], reset)
         rows = read_rows(estimator, X, reset=reset, missing=missing)
-        workers = as_workers(rows, groups, sample_weight)
-        workers = _placed(estimator, workers)
-        return _named(estimator, workers, missing=reset and missing)
-    if groups is not None:
-        raise DataError("groups go with one table; a dict or list says whose rows are whose.")
+    workers = _placed(estimator, as_workers(rows, groups, sample_weight))
+    return _named(estimator, workers, missing=reset and missing)
+
+
+def _read_tables(estimator: Any, X: Any, reset: bool, missing: bool) -> dict[Any, Any]:
+    """The rows of each table, in the columns of the first; errors name the worker."""
     tables = tables_of(X)
     if not tables:
         raise DataError("a federation needs at least one worker; got none.")
@@ -258,10 +265,7 @@ def read_workers(
         except ValueError as error:  # scikit-learn's words, which know no workers
             told = str(error)
             raise DataError(told if told.startswith(where) else f"{where}: {told}") from error
-    if sample_weight is not None and not isinstance(X, Mapping):
-        sample_weight = dict(zip(labels, sample_weight, strict=True))
-    workers = _placed(estimator, as_workers(rows, None, sample_weight))
-    return _named(estimator, workers, missing=reset and missing)
+    return rows
 
 
 def framed(estimator: Any, X: Any, values: FloatArray, names: Sequence[str]) -> Any:

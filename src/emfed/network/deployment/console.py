@@ -39,6 +39,8 @@ LARGEST_FORM = 1000
 """Bytes of what a page may send back."""
 State = Callable[[], Mapping[str, Any]]
 """What is shown, as plain JSON."""
+Answer = Callable[[str, bool], object]
+"""Takes the owner's word about a fit."""
 
 
 @final
@@ -50,17 +52,16 @@ class Console:
         folder: Path,
         port: int,
         state: State,
-        answer: Callable[[str, bool], object] | None = None,
+        answer: Answer | None = None,
     ) -> None:
         path = folder / "page.secret"
         if not path.exists():
             write_private(path, secrets.token_urlsafe(24).encode())
         self._secret = path.read_text(encoding="ascii")
-        handler = _handler(self._secret, state, answer)
         try:
-            self._server = _Server(("127.0.0.1", port), handler)
+            self._server = _Server(port, self._secret, state, answer)
         except OSError:  # another run's page has it
-            self._server = _Server(("127.0.0.1", 0), handler)
+            self._server = _Server(0, self._secret, state, answer)
         self.port = int(self._server.server_address[1])
         (folder / "page.port").write_text(str(self.port), encoding="ascii")
         logger.info("the page listens on 127.0.0.1:%d; `emfed status` shows its address", self.port)
@@ -88,113 +89,109 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(self, port: int, secret: str, state: State, answer: Answer | None) -> None:
+        self.secret, self.state, self.answer = secret, state, answer
         self.closing, self.readers = threading.Event(), threading.Semaphore(MOST_READERS)
-        super().__init__(address, handler)
+        super().__init__(("127.0.0.1", port), _Handler)
 
 
-def _handler(
-    secret: str, state: State, answer: Callable[[str, bool], object] | None
-) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        server: _Server
-        server_version, sys_version = "emfed", ""
-        timeout = 60
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    server_version, sys_version = "emfed", ""
+    timeout = 60
 
-        def _path(self) -> str | None:
-            """The path below the secret one, None if this request is not to be answered."""
-            port = self.server.server_address[1]
-            hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")}
-            shown, _, rest = self.path.lstrip("/").partition("/")
-            if self.headers.get("Host") not in hosts:
-                self._say(421, "text/plain", "this page answers to this machine's name only\n")
-            elif not secrets.compare_digest(shown.encode(), secret.encode()):
-                self._say(404, "text/plain", "nothing here: the address is in page.secret\n")
-            else:
-                return rest.partition("?")[0]
-            return None
+    def _path(self) -> str | None:
+        """The path below the secret one, None if this request is not to be answered."""
+        port = self.server.server_address[1]
+        hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")}
+        shown, _, rest = self.path.lstrip("/").partition("/")
+        if self.headers.get("Host") not in hosts:
+            self._say(421, "text/plain", "this page answers to this machine's name only\n")
+        elif not secrets.compare_digest(shown.encode(), self.server.secret.encode()):
+            self._say(404, "text/plain", "nothing here: the address is in page.secret\n")
+        else:
+            return rest.partition("?")[0]
+        return None
 
-        def do_GET(self) -> None:
-            path = self._path()
-            if path is None:
-                return
-            if path in FILES:
-                name, kind = FILES[path]
-                text = (Path(__file__).parent / name).read_text(encoding="utf-8")
-                self._say(200, kind, text)
-            elif path == "state":
-                self._say(200, "application/json", json.dumps(state()))
-            elif path == "events":
-                self._tell()
-            elif path == "metrics":
-                self._say(200, "text/plain; version=0.0.4", metrics(state()))
-            elif path == "health":
-                good, reasons = health(state())
-                words = json.dumps({"healthy": good, "reasons": reasons}) + "\n"
-                self._say(200 if good else 503, "application/json", words)
-            else:
-                self._say(404, "text/plain", "nothing here\n")
+    def do_GET(self) -> None:
+        path = self._path()
+        if path is None:
+            return
+        if path in FILES:
+            name, kind = FILES[path]
+            text = (Path(__file__).parent / name).read_text(encoding="utf-8")
+            self._say(200, kind, text)
+        elif path == "state":
+            self._say(200, "application/json", json.dumps(self.server.state()))
+        elif path == "events":
+            self._tell()
+        elif path == "metrics":
+            self._say(200, "text/plain; version=0.0.4", metrics(self.server.state()))
+        elif path == "health":
+            good, reasons = health(self.server.state())
+            words = json.dumps({"healthy": good, "reasons": reasons}) + "\n"
+            self._say(200 if good else 503, "application/json", words)
+        else:
+            self._say(404, "text/plain", "nothing here\n")
 
-        def do_POST(self) -> None:
-            path = self._path()
-            if path is None:
-                return
-            here = f"http://{self.headers.get('Host')}"
-            length = self.headers.get("Content-Length", "")
-            if path != "answer" or answer is None or self.headers.get("Origin") != here:
-                self._say(403, "text/plain", "this page changes nothing\n")
-            elif not length.isdigit() or int(length) > LARGEST_FORM:
-                self._say(413, "text/plain", "too large\n")
-            else:
-                form = parse_qs(self.rfile.read(int(length)).decode(errors="replace"))
-                answer(form.get("fit", [""])[0], form.get("answer") == ["yes"])
-                self._say(303, "text/plain", "", Location="./")
+    def do_POST(self) -> None:
+        path, answer = self._path(), self.server.answer
+        if path is None:
+            return
+        here = f"http://{self.headers.get('Host')}"
+        length = self.headers.get("Content-Length", "")
+        if path != "answer" or answer is None or self.headers.get("Origin") != here:
+            self._say(403, "text/plain", "this page changes nothing\n")
+        elif not length.isdigit() or int(length) > LARGEST_FORM:
+            self._say(413, "text/plain", "too large\n")
+        else:
+            form = parse_qs(self.rfile.read(int(length)).decode(errors="replace"))
+            answer(form.get("fit", [""])[0], form.get("answer") == ["yes"])
+            self._say(303, "text/plain", "", Location="./")
 
-        def _say(self, status: int, kind: str, text: str, **more: str) -> None:
-            body = text.encode()
-            self.send_response(status)
-            headers = {
-                "Content-Type": kind if "version" in kind else f"{kind}; charset=utf-8",
-                "Content-Length": str(len(body)),
-                "Content-Security-Policy": POLICY,
-                "X-Content-Type-Options": "nosniff",
-                "Referrer-Policy": "no-referrer",
-                "Cache-Control": "no-store",
-                "Cross-Origin-Resource-Policy": "same-origin",
-                **more,
-            }
-            for name, value in headers.items():
-                self.send_header(name, value)
+    def _say(self, status: int, kind: str, text: str, **more: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        headers = {
+            "Content-Type": kind if "version" in kind else f"{kind}; charset=utf-8",
+            "Content-Length": str(len(body)),
+            "Content-Security-Policy": POLICY,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-store",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            **more,
+        }
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _tell(self) -> None:
+        """Server-sent events: the state whenever it has changed."""
+        if not self.server.readers.acquire(blocking=False):
+            self._say(503, "text/plain", "too many pages are open\n")
+            return
+        try:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Cache-Control", "no-store")
             self.end_headers()
-            self.wfile.write(body)
+            last, beat = "", time.monotonic()
+            while not self.server.closing.is_set():
+                text = json.dumps(self.server.state())
+                if text != last or time.monotonic() - beat > BEAT_SECONDS:
+                    self.wfile.write(f"data: {text}\n\n".encode())
+                    self.wfile.flush()
+                    last, beat = text, time.monotonic()
+                self.server.closing.wait(TICK_SECONDS)
+        except OSError:  # the page was closed
+            return
+        finally:
+            self.server.readers.release()
 
-        def _tell(self) -> None:
-            """Server-sent events: the state whenever it has changed."""
-            if not self.server.readers.acquire(blocking=False):
-                self._say(503, "text/plain", "too many pages are open\n")
-                return
-            try:
-                self.send_response(200)
-                self.send_header("Content-Type", "text/event-stream")
-                self.send_header("Cache-Control", "no-store")
-                self.end_headers()
-                last, beat = "", time.monotonic()
-                while not self.server.closing.is_set():
-                    text = json.dumps(state())
-                    if text != last or time.monotonic() - beat > BEAT_SECONDS:
-                        self.wfile.write(f"data: {text}\n\n".encode())
-                        self.wfile.flush()
-                        last, beat = text, time.monotonic()
-                    self.server.closing.wait(TICK_SECONDS)
-            except OSError:  # the page was closed
-                return
-            finally:
-                self.server.readers.release()
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Requests are not worth a line; the address holds the secret."""
-
-    return Handler
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not worth a line; the address holds the secret."""
 
 
 SILENT_SECONDS = 60.0

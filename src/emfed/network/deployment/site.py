@@ -17,6 +17,7 @@ import numpy as np
 from emfed.algorithms import AutoEM
 from emfed.core.configuration import check_keys
 from emfed.core.errors import DataError, SettingsError
+from emfed.core.protocols import FloatArray
 from emfed.core.storage import DISK, Disk, write_atomic
 from emfed.core.wire import (
     Kind,
@@ -112,21 +113,27 @@ def prepare(
     if not parts:
         raise DataError(f"{data}: no column holds numbers: {next(iter(left.values()))}.")
     rows, names = np.concatenate(parts, axis=1), [name for name in wanted if name not in left]
-    path, beside = (folder / "rows.npy").resolve(), folder / ".rows.npy.new"
+    path = (folder / "rows.npy").resolve()
+    _write_rows(path, rows, seal)
+    about = {"rows": str(path), "columns": names, "left_out": left}
+    return about | {"first_line": FIRST_LINE} | _sealed(seal)
+
+
+def _write_rows(path: Path, rows: FloatArray, seal: Path | None) -> None:
+    """The site's copy of its rows, whole or not at all, and encrypted where there is a secret."""
     if seal is not None:
         buffer = io.BytesIO()
         np.save(buffer, rows)
         write_atomic(path, buffer.getvalue(), SealedDisk(read_seal(seal)))
-    else:
-        with beside.open("wb") as file:  # rows may be many: no second copy in memory
-            if os.name == "posix":
-                os.fchmod(file.fileno(), 0o600)
-            np.save(file, rows)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    about = {"rows": str(path), "columns": names, "left_out": left}
-    return about | {"first_line": FIRST_LINE} | _sealed(seal)
+        return
+    beside = path.with_name(".rows.npy.new")
+    with beside.open("wb") as file:  # rows may be many: no second copy in memory
+        if os.name == "posix":
+            os.fchmod(file.fileno(), 0o600)
+        np.save(file, rows)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
 
 
 def _sealed(seal: Path | None) -> dict[str, str]:

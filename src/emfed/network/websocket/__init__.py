@@ -12,7 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from emfed.core.errors import EmfedError, SettingsError, check_count
+from emfed.network.addresses import alone, split_address, terminated_as_interrupted
+from emfed.network.masking import SiteIdentity
 from emfed.network.rules import SiteRules
+from emfed.network.site import Site
 
 if TYPE_CHECKING:
     from emfed.network.websocket.server import WebSocketTransport
@@ -52,9 +56,22 @@ def listen(
     ...     transport.workers()
     []
     """
-    from emfed.network.websocket.server import open_transport
+    from emfed.network.websocket.server import WebSocketTransport
 
-    return open_transport(address, keys, insecure, expected, wait)
+    check_count("expected", expected, 0)
+    if (keys is None) != insecure:
+        raise SettingsError(
+            "give the folder of the server's keys (made by `emfed keys server`), or insecure=True "
+            "to try things out on this machine without any; one of the two."
+        )
+    place = split_address(address, smallest_port=0)
+    transport = WebSocketTransport(*place, None if keys is None else Path(keys))
+    try:
+        transport.wait_for(expected, wait)
+    except BaseException:
+        transport.close()
+        raise
+    return transport
 
 
 def join(
@@ -99,19 +116,29 @@ def join(
         Called with ``"state"`` and words when the connection changes, and with ``"warning"`` and
         words where the site's rows look mistaken beside the others' (the server is not told).
     """
-    from emfed.network.websocket.client import join_server
+    from emfed.network.websocket.client import SiteConnection
 
-    join_server(
-        address,
-        data,
-        Path(directory),
-        key=None if key is None else Path(key),
-        ca=None if ca is None else Path(ca),
-        rules=rules,
-        journal=journal,
-        columns=columns,
-        name=name,
-        roster=None if roster is None else Path(roster),
-        stop=stop,
-        report=report,
-    )
+    folder, private = Path(directory), None if key is None else Path(key)
+    identity = None
+    if roster is not None and private is not None:
+        identity = SiteIdentity.read(private, Path(roster))
+    chosen = SiteRules() if rules is None else rules
+    chosen = chosen.on_this_machine() if ca is None else chosen
+    site = Site(data, folder, rules=chosen, journal=journal, columns=columns, identity=identity)
+
+    def answer(message: bytes) -> bytes:
+        before = len(site.warnings)
+        reply = site.step(message)
+        for words in site.warnings[before:]:
+            if report is not None:
+                report("warning", words)
+        return reply
+
+    given = name or (folder.name if private is None else private.stem)
+    authority = None if ca is None else Path(ca)
+    connection = SiteConnection(address, answer, key=private, authority=authority, name=given)
+    folder.mkdir(parents=True, exist_ok=True)
+    with alone(folder / "join.lock") as mine, terminated_as_interrupted():
+        if not mine:
+            raise EmfedError(f"another process answers from {folder}: stop it first.")
+        connection.run(stop, report)

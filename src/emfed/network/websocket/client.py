@@ -10,10 +10,10 @@ import secrets
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import wait
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Literal, final
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import (
@@ -26,11 +26,9 @@ from websockets.exceptions import (
 
 from emfed.core.errors import EmfedError, SettingsError
 from emfed.network.addresses import (
-    alone,
     check_insecure_site,
     printable,
     split_address,
-    terminated_as_interrupted,
 )
 from emfed.network.keys import (
     NEXT,
@@ -41,9 +39,6 @@ from emfed.network.keys import (
     show_fingerprint,
     write_public_key,
 )
-from emfed.network.masking import SiteIdentity
-from emfed.network.rules import SiteRules
-from emfed.network.site import Site
 from emfed.network.websocket.background import Background, SiteLine, Worker, library_logger
 from emfed.network.websocket.greeting import (
     EXPLANATIONS,
@@ -302,41 +297,3 @@ def _explain_certificate(error: ssl.SSLCertVerificationError, fatal: bool) -> st
     if fatal:
         raise EmfedError(f"{words}.")
     return words
-
-
-def join_server(
-    address: str,
-    data: Any,
-    directory: Path,
-    *,
-    key: Path | None,
-    ca: Path | None,
-    rules: SiteRules | None,
-    journal: str | Path | None,
-    columns: Sequence[str] | None,
-    name: str | None,
-    roster: Path | None,
-    stop: threading.Event | None,
-    report: Report | None,
-) -> None:
-    """See `emfed.network.join`."""
-    given = name or (directory.name if key is None else key.stem)
-    identity = None if roster is None or key is None else SiteIdentity.read(key, roster)
-    chosen = SiteRules() if rules is None else rules
-    chosen = chosen.on_this_machine() if ca is None else chosen
-    site = Site(data, directory, rules=chosen, journal=journal, columns=columns, identity=identity)
-
-    def answer(message: bytes) -> bytes:
-        before = len(site.warnings)
-        reply = site.step(message)
-        for words in site.warnings[before:]:
-            if report is not None:
-                report("warning", words)
-        return reply
-
-    connection = SiteConnection(address, answer, key=key, authority=ca, name=given)
-    directory.mkdir(parents=True, exist_ok=True)
-    with alone(directory / "join.lock") as mine, terminated_as_interrupted():
-        if not mine:
-            raise EmfedError(f"another process answers from {directory}: stop it first.")
-        connection.run(stop, report)

@@ -25,8 +25,8 @@ from typing import final
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
-from emfed.core.errors import EmfedError, ParticipationError, SettingsError, check_count
-from emfed.network.addresses import check_insecure_server, join_address, split_address
+from emfed.core.errors import EmfedError, ParticipationError, SettingsError
+from emfed.network.addresses import check_insecure_server, join_address
 from emfed.network.keys import KeyRing, check_certificate, check_site_name, show_fingerprint
 from emfed.network.transport import Transport
 from emfed.network.websocket.background import Background, ServerLine, library_logger
@@ -433,28 +433,3 @@ class WebSocketTransport(Transport):
         if kind not in self._said and len(self._said) < MOST_STRANGERS:
             self._said[kind] = now
             logger.warning("%s", words)
-
-
-def open_transport(
-    address: str,
-    keys: str | Path | None,
-    insecure: bool,
-    expected: int,
-    wait: float | None,
-) -> WebSocketTransport:
-    """See `emfed.network.listen`."""
-    check_count("expected", expected, 0)
-    if (keys is None) != insecure:
-        raise SettingsError(
-            "give the folder of the server's keys (made by `emfed keys server`), or insecure=True "
-            "to try things out on this machine without any; one of the two."
-        )
-    transport = WebSocketTransport(
-        *split_address(address, smallest_port=0), None if keys is None else Path(keys)
-    )
-    try:
-        transport.wait_for(expected, wait)
-    except BaseException:
-        transport.close()
-        raise
-    return transport

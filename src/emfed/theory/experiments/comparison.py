@@ -16,7 +16,6 @@ from emfed.compressors import Identity, SubtractiveDithering
 from emfed.core.errors import EmfedWarning, SettingsError, check_count, check_range
 from emfed.core.protocols import Algorithm
 from emfed.core.streams import Purpose, normals, uniforms
-from emfed.data.mnist import VARIABLE, deal
 from emfed.data.workers import WorkerData
 from emfed.fitting.driver import open_run
 from emfed.fitting.private import private_run
@@ -24,6 +23,7 @@ from emfed.fitting.settings import FitSettings
 from emfed.models import gaussian_mixture
 from emfed.network.inprocess import StackedFederation
 from emfed.network.sums import private_shape, shape_size
+from emfed.theory.experiments.digits import VARIABLE, deal
 from emfed.theory.experiments.peers import Point, Tables, averaged_fits, averaging
 
 OPENING = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -13,18 +13,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from emfed.core.protocols import FloatArray, IntArray, Model
+from emfed.core.protocols import FloatArray, IntArray, Model, Summaries
 from emfed.core.records import Records, RoundRecord
 from emfed.core.storage import write_atomic
 from emfed.core.streams import Purpose, choose_distinct, uniforms
-from emfed.data.mnist import (
-    Digits,
-    deal,
-    load_mnist,
-    principal_components,
-    read_digits,
-    save_digits,
-)
 from emfed.data.synthetic import START, TRUTH, linear_federation, synthetic_federation
 from emfed.data.workers import WorkerData
 from emfed.fitting.driver import open_run
@@ -36,6 +28,14 @@ from emfed.network.faulty import FaultPlan, FaultyFederation
 from emfed.network.inprocess import StackedFederation
 from emfed.theory.experiments.comparison import MethodSettings, run_method
 from emfed.theory.experiments.config import Job
+from emfed.theory.experiments.digits import (
+    Digits,
+    deal,
+    load_mnist,
+    principal_components,
+    read_digits,
+    save_digits,
+)
 from emfed.theory.experiments.settings import ExperimentSettings
 from emfed.theory.experiments.single_worker import SIBLINGS, Move, naive_sum
 from emfed.theory.experiments.tables import TableSettings, run_table
@@ -100,9 +100,7 @@ class _PaperUnits(Known):
     spread. |h|^2 and the compressed vectors are then other numbers than the paper's.
     """
 
-    def bind(
-        self, summaries: Mapping[str, FloatArray], counts: IntArray, weights: FloatArray
-    ) -> Self:
+    def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
         bound = super().bind(summaries, counts, weights)
         d = bound.n_features
         return replace(bound, bound=replace(bound.constants, frame=Frame(np.zeros(d), np.ones(d))))

@@ -17,8 +17,8 @@ from emfed.core.errors import DataError, SettingsError, check_count
 from emfed.core.storage import write_atomic
 from emfed.core.streams import check_seed
 from emfed.core.version import __version__
-from emfed.data.mnist import NO_WRITERS
 from emfed.theory.experiments.config import Experiment, load_experiment
+from emfed.theory.experiments.digits import NO_WRITERS
 from emfed.theory.experiments.findings import Findings
 from emfed.theory.experiments.jobs import prepare_mnist
 from emfed.theory.experiments.report import report_page

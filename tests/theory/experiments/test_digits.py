@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from emfed.core.errors import DataError, SettingsError
-from emfed.data.mnist import (
+from emfed.theory.experiments.digits import (
     Digits,
     deal,
     load_mnist,
