@@ -72,7 +72,7 @@ def test_workers_that_differ_make_the_very_rounds_they_made_before() -> None:
 
 
 def test_who_is_unlike_the_others_takes_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "UNLIKE", 10.0)
+    monkeypatch.setattr(auto, "LARGEST_DRIFT", 10.0)
     odd = tables(alike=True, workers=12)
     odd[0] = odd[0][odd[0][:, 1] > 1.5]
     run = emfed.fitting.open_run(MODEL, odd, "auto", start="k-means", seed=1)
@@ -132,8 +132,8 @@ def test_those_who_follow_em_wear_masks_or_see_other_rows_each_round_take_none()
 
 def test_local_steps_cannot_leave_the_domain(monkeypatch: pytest.MonkeyPatch) -> None:
     """With any number of steps, even where workers differ, the run ends no worse than it began."""
-    monkeypatch.setattr(auto, "UNLIKE", np.inf)
-    monkeypatch.setattr(auto, "WALK", np.inf)
+    monkeypatch.setattr(auto, "LARGEST_DRIFT", np.inf)
+    monkeypatch.setattr(auto, "DRIFT_TIMES_STEPS", np.inf)
     data = tables(alike=False)
     rows = np.concatenate(data)
     result, start = fitted(data), fitted(data, rounds=0)
