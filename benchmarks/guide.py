@@ -1,4 +1,4 @@
-"""docs/deployment.md, "On one machine, in two terminals", done as it says, by the letter."""
+"""The lesson docs/between-machines.md, done as it says, by the letter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from emfed.network.addresses import free_port
 
-GUIDE = Path(__file__).parent.parent / "docs" / "deployment.md"
+GUIDE = Path(__file__).parent.parent / "docs" / "between-machines.md"
 
 
 def blocks(kind: str) -> list[str]:
@@ -27,8 +27,8 @@ def follow_guide(folder: Path, seconds: float = 600) -> dict[str, float]:
     """What a newcomer types, in two shells; the port alone is another, in case 9400 is in use."""
     port = str(free_port())
     exec(blocks("python")[0].replace('f"{name}.csv"', f'r"{folder}/" + f"{{name}}.csv"'), {})
-    config = blocks("toml")[0].replace('host = "0.0.0.0"', 'host = "127.0.0.1"')
-    (folder / "run.toml").write_text(config.replace("9400", port), encoding="utf-8")
+    config = blocks("toml")[0].replace("9400", port)
+    (folder / "run.toml").write_text(config, encoding="utf-8")
     scripts = Path(sys.executable).parent  # where `emfed` was installed
     shell = {**os.environ, "PATH": f"{scripts}:{os.environ['PATH']}"}
     first, second = (text.replace("9400", port) for text in blocks("sh")[:2])

@@ -1,4 +1,4 @@
-"""What docs/deployment.md and examples/deploy tell an operator to do works as it is written."""
+"""What docs/between-machines.md and examples/deploy tell an operator to do works as written."""
 
 from __future__ import annotations
 
