@@ -32,7 +32,7 @@ extensions = [
 
 exclude_patterns = ["templates", "generated/vocabulary.md", "generated/gallery/**/*.ipynb"]
 nitpicky = True
-myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["colon_fence", "dollarmath", "tasklist"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
 
@@ -53,6 +53,7 @@ sphinx_gallery_conf = {
     "abort_on_example_error": True,
     "download_all_examples": False,
     "show_signature": False,
+    "write_computation_times": False,  # its table loads scripts from elsewhere
     "remove_config_comments": True,
     "image_srcset": ["2x"],
 }

@@ -26,7 +26,7 @@ ROOMS = (
     *("emfed.data", "emfed.network", "emfed.imputation", "emfed.theory", "emfed.testing"),
     "emfed.core.protocols",
 )
-"""Where users import from, in the order of the page; what stands in two is documented in the first."""
+"""Where users import from; what stands in two of them is documented in the first."""
 
 
 def _catalogue() -> dict[str, list[str]]:
@@ -190,7 +190,7 @@ def write_pages(app: Any, config: Any) -> None:
 
 
 def escape_docstring(app: Any, what: str, name: str, thing: Any, options: Any, lines: Any) -> None:
-    """Let |H|² and weights_ in docstrings mean themselves; reStructuredText has uses for both marks."""
+    """Let |H|² and weights_ in docstrings mean themselves, which reStructuredText does not."""
     literal = False
     for number, line in enumerate(lines):
         indented = line.startswith("    ")

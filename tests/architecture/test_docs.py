@@ -145,7 +145,7 @@ def test_every_page_is_reached_from_the_index() -> None:
         path = DOCS / f"{name}.md"
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         for block in re.findall(r"^```\{toctree\}\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-            inner = [line for line in block.split() if not line.startswith(":")]
+            inner = re.findall(r"^(?:[^:].* <)?([\w/.-]+)>?$", block, re.MULTILINE)
             waiting += [name for name in inner if name not in reached]
     assert {page.stem for page in SITE_PAGES} - reached == set()
 
