@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,10 +122,10 @@ def _paragraphs(text: str) -> str:
     for part in re.split(r"\n\s*\n", inspect.cleandoc(text or "")):
         plain = part.strip("\n")
         if plain.startswith("\b"):
-            shown = inspect.cleandoc(plain.removeprefix("\b").strip("\n"))
+            shown = textwrap.dedent(plain.removeprefix("\b").strip("\n"))
             parts.append(f"```text\n{shown}\n```")
         else:
-            parts.append(_escaped(plain))
+            parts.append(re.sub(r"docs/([\w-]+)\.md", r"[\1](../\1.md)", _escaped(plain)))
     return "\n\n".join(parts)
 
 
@@ -139,7 +140,7 @@ def _command_page(context: Any, level: int = 2) -> str:
         recorder = _Recorder()
         command.format_options(context, recorder)
         for heading, rows in recorder.sections:
-            lines += [f"**{_escaped(heading)}**", "", "| | |", "| --- | --- |"]
+            lines += [f"**{_escaped(heading)}**", "", "| name | meaning |", "| --- | --- |"]
             lines += [f"| `{term}` | {_escaped(words)} |" for term, words in rows] + [""]
     if command.epilog:
         lines += [_paragraphs(command.epilog), ""]
@@ -190,7 +191,7 @@ def write_pages(app: Any, config: Any) -> None:
 
 
 def escape_docstring(app: Any, what: str, name: str, thing: Any, options: Any, lines: Any) -> None:
-    """Let |H|² and weights_ in docstrings mean themselves, which reStructuredText does not."""
+    """Let |H|² and weights_ in docstrings mean themselves, and link the pages that they name."""
     literal = False
     for number, line in enumerate(lines):
         indented = line.startswith("    ")
@@ -200,6 +201,7 @@ def escape_docstring(app: Any, what: str, name: str, thing: Any, options: Any, l
             parts = re.split(r"(`+[^`]*`+)", line.removeprefix(head))
             for k in range(0, len(parts), 2):
                 parts[k] = re.sub(r"\||(?<=\w)_(?!\w)", lambda mark: "\\" + mark[0], parts[k])
+                parts[k] = re.sub(r"\bdocs/([\w-]+)\.md", r":doc:`/\1`", parts[k])
             lines[number] = head + "".join(parts)
         literal = literal or line.endswith("::")
 
