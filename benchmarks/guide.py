@@ -64,7 +64,8 @@ def follow_guide(folder: Path, seconds: float = 600) -> dict[str, float]:
     return {
         "seconds": time.monotonic() - began,
         "rounds": summary["rounds"],
-        "squared_H": summary["squared_H"],
+        "converged": summary["converged"],
+        "components": len(summary["parameters"]["weights"]),
     }
 
 
