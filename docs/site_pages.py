@@ -3,7 +3,7 @@
 - A page for every public name and one for each subpackage, by autodoc.
 - The command line as ``emfed --help`` prints it, by the very functions that print it.
 - Names in text (`emfed.fit`, `FedEM`) become links where they are documented.
-- Formulas are MathML, which browsers draw by themselves: no script from elsewhere.
+- Formulas are MathML, which browsers draw by themselves, and no page loads anything from elsewhere.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 from docutils import nodes
 from docutils.utils.math import latex2mathml
 from sphinx import addnodes
+from sphinx.errors import ExtensionError
 from sphinx.util.nodes import make_refnode
 
 ROOMS = (
@@ -239,6 +240,24 @@ def find_reference(app: Any, env: Any, node: Any, content: Any) -> Any:
     return content if "generated/" in node["refdoc"] else None
 
 
+FOREIGN = re.compile(
+    r"""<(?:script|img|iframe|link|source)\b[^>]*?(?:src|href)="(?:https?:)?//[^"]*"""
+    r"""|url\(['"]?https?://[^)]*"""
+)
+"""What would make a reader's browser call somebody else."""
+
+
+def check_resources(app: Any, exception: Exception | None) -> None:
+    """Refuse pages that load anything from elsewhere: they are read behind firewalls, too."""
+    if exception is not None:
+        return
+    made = Path(app.outdir)
+    for path in (*made.rglob("*.html"), *made.rglob("*.css")):
+        found = FOREIGN.search(path.read_text(encoding="utf-8"))
+        if found:
+            raise ExtensionError(f"{path} loads from elsewhere: {found[0]}")
+
+
 def _visit_math(self: Any, node: Any) -> None:
     self.body.append(latex2mathml.tex2mathml(node.astext()))
     raise nodes.SkipNode
@@ -256,4 +275,5 @@ def setup(app: Any) -> dict[str, bool]:
     app.connect("autodoc-process-docstring", escape_docstring, priority=400)  # before numpydoc
     app.connect("doctree-read", link_names)
     app.connect("missing-reference", find_reference)
+    app.connect("build-finished", check_resources)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
