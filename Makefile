@@ -2,9 +2,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS := $(VENV)/.installed-docs
 GPU_PYTHON ?= python3
 
-.PHONY: help setup demo reproduce test long lint types check wheel release lowest bench chaos fuzz faults parity gpu gpu-interpreted clean
+.PHONY: help setup demo reproduce test long lint types check wheel docs docs-quick release lowest bench chaos fuzz faults parity gpu gpu-interpreted clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
@@ -64,6 +65,21 @@ build/lowest/.installed: pyproject.toml
 		array-api-strict dp-accounting hmmlearn pandas statsmodels xlsxwriter
 	@touch $@
 
+SITE = $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --jobs auto docs build/site
+
+docs: $(DOCS) ## Build the site in build/site; run its examples, draw its figures, check its links
+	$(BIN)/python docs/draw.py
+	$(BIN)/python -m pytest -n auto -m 'long or not long' tests/architecture/test_docs.py
+	$(SITE)
+	@echo "the site is build/site/index.html"
+
+docs-quick: $(DOCS) ## Build the site with its links checked, but without running anything
+	EMFED_DOCS_QUICK=1 $(SITE)
+
+$(DOCS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --group docs
+	@touch $(DOCS)
+
 bench: setup ## Measure speed, bytes, scale, files, theory and imputation beside peers (installs pfl)
 	$(BIN)/python -m pip install --quiet --group bench
 	$(BIN)/python -m benchmarks --json build/benchmarks.json
@@ -99,4 +115,4 @@ build/gpu-venv/.installed: pyproject.toml
 	@touch $@
 
 clean: ## Remove what the targets made
-	rm -rf $(VENV) dist build demo reproduction .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) dist build docs/generated demo reproduction .mypy_cache .ruff_cache .pytest_cache .hypothesis

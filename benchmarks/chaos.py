@@ -113,7 +113,7 @@ def by_hand(folder: Path, engine: str) -> list[dict[str, Any]]:
     place = folder / "by-hand"
     place.mkdir()
     if engine == "websocket":
-        return [{**nothing, "run": "docs/deployment.md, two terminals", **follow_guide(place)}]
+        return [{**nothing, "run": "docs/between-machines.md", **follow_guide(place)}]
     from benchmarks.stock import run_stock
 
     return [{**nothing, "run": "flwr run, stock SuperNodes", "rounds": 4, **run_stock(place)}]

@@ -1,4 +1,4 @@
-"""docs/deployment.md, "On one machine, in two terminals", done as it says, by the letter."""
+"""The lesson docs/between-machines.md, done as it says, by the letter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from emfed.network.addresses import free_port
 
-GUIDE = Path(__file__).parent.parent / "docs" / "deployment.md"
+GUIDE = Path(__file__).parent.parent / "docs" / "between-machines.md"
 
 
 def blocks(kind: str, page: Path = GUIDE) -> list[str]:
@@ -68,7 +68,8 @@ def follow_guide(folder: Path, seconds: float = 600) -> dict[str, float]:
     return {
         "seconds": time.monotonic() - began,
         "rounds": summary["rounds"],
-        "squared_H": summary["squared_H"],
+        "converged": summary["converged"],
+        "components": len(summary["parameters"]["weights"]),
     }
 
 

@@ -1,21 +1,42 @@
-"""What the README shows is run."""
+"""What README and pages show is run, where they point to is there, and every page can be found."""
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+
+from emfed.cli.main import app
+from emfed.network.deployment.config import read_config
+from emfed.network.deployment.site import read_rules
 
 ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 
 
-def blocks(path: Path) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)
+def blocks(path: Path, kinds: str = "python") -> list[tuple[str, str]]:
+    """Kind and text of the code blocks of these kinds, in the order of the page."""
+    text = path.read_text(encoding="utf-8")
+    return re.findall(rf"^```({kinds})\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-EXAMPLES = [(page.name, code) for page in PAGES for code in blocks(page)]
+SITE_PAGES = sorted(DOCS.glob("*.md"))
+PAGES = [*sorted(ROOT.glob("*.md")), *SITE_PAGES, *sorted((DOCS / "templates").glob("*.md"))]
+LESSONS = [DOCS / "first-fit.md", DOCS / "first-imputation.md"]
+"""Pages whose blocks go on from each other; elsewhere each block stands alone."""
+EXAMPLES = [
+    (page.name, code)
+    for page in (ROOT / "README.md", *SITE_PAGES)
+    if page not in LESSONS
+    for _, code in blocks(page)
+]
 
 
 def test_there_are_examples() -> None:
@@ -30,8 +51,107 @@ def test_example_runs(
     exec(compile(code, name, "exec"), {"__name__": "__main__"})
 
 
+def play(page: Path, kinds: str) -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    shell = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for kind, code in blocks(page, kinds):
+        if kind == "python":
+            exec(compile(code, page.name, "exec"), names)
+        else:
+            subprocess.run(["bash", "-e", "-c", code], env=shell, check=True)
+
+
+@pytest.mark.parametrize("page", LESSONS, ids=lambda page: page.stem)
+def test_lesson_runs_from_its_beginning_to_its_end(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    play(page, "python")
+
+
+@pytest.mark.long  # `make docs` runs them; commands that the suite runs anyway take seconds each
+@pytest.mark.parametrize("page", LESSONS, ids=lambda page: page.stem)
+def test_commands_of_a_lesson_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    play(page, "python|sh")
+
+
+COMMANDS = sorted(
+    {
+        (page.name, line.removeprefix("$ ").split("#")[0].strip())
+        for page in PAGES
+        for _, code in blocks(page, "sh|text|")
+        for line in code.replace("\\\n", " ").splitlines()
+        if re.match(r"(\$ )?emfed [a-z]", line) and "..." not in line and "NAME" not in line
+    }
+)
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS)
+def test_commands_and_their_options_exist(page: str, line: str) -> None:
+    words = shlex.split(line.rstrip("&"))[1:]
+    command: Any = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        assert words[0] in command.commands, line
+        command = command.commands[words.pop(0)]
+    options = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
+    given = {word.split("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+    assert given <= options | {"--help"}, line
+
+
+def test_files_of_settings_are_understood(tmp_path: Path) -> None:
+    path = tmp_path / "file.toml"
+    model = '[model]\nkind = "gaussian-mixture"\nn_components = 3\n[sites]\nexpected = 3\n'
+    texts = [text for page in (ROOT / "README.md", *SITE_PAGES) for _, text in blocks(page, "toml")]
+    texts = [text for text in texts if "data = " not in text]  # options of `emfed fit`
+    assert len(texts) >= 5
+    for text in texts:
+        path.write_text(model + text if text.startswith("[privacy]") else text)
+        (read_config if "[" in text.split("=")[0] else read_rules)(path)
+
+
+def anchors(path: Path) -> set[str]:
+    """What links may name: headings as MyST and the usual hosts turn them into anchors."""
+    text = path.read_text(encoding="utf-8")
+    for name in re.findall(r"^```\{include\} (\S+)", text, re.MULTILINE):
+        text += (path.parent / name).read_text(encoding="utf-8")
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    plain = [re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading).lower().strip() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    wrong = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", text)):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name) if name else page
+        if re.match(r"[a-z]+:", link) or name.startswith("generated/"):
+            continue  # Sphinx checks what it generates; nothing here needs a network
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            wrong.append(link)
+    assert wrong == []
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    reached, waiting = set(), ["index"]
+    while waiting:
+        name = waiting.pop()
+        reached.add(name)
+        path = DOCS / f"{name}.md"
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        for block in re.findall(r"^```\{toctree\}\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            inner = re.findall(r"^(?:[^:].* <)?([\w/.-]+)>?$", block, re.MULTILINE)
+            waiting += [name for name in inner if name not in reached]
+    assert {page.stem for page in SITE_PAGES} - reached == set()
+
+
 def test_the_first_example_is_ten_lines() -> None:
-    assert len(blocks(ROOT / "README.md")[0].strip().splitlines()) <= 10
+    assert len(blocks(ROOT / "README.md")[0][1].strip().splitlines()) <= 10
 
 
 def test_make_targets_of_the_readme_exist() -> None:
@@ -41,7 +161,7 @@ def test_make_targets_of_the_readme_exist() -> None:
 
 
 def test_your_own_model_takes_less_than_sixty_lines() -> None:
-    code = blocks(ROOT / "docs" / "your-own-model.md")[0]
+    code = blocks(DOCS / "your-own-model.md")[0][1]
     model = code[: code.index("rng = ")]
     assert "class Lifetimes(Model)" in model
     assert len(model.strip().splitlines()) < 70
