@@ -121,7 +121,7 @@ from emfed.network.store import (
 from emfed.network.sums import (
     PRIVATE_BITS,
     WEIGHT,
-    Block,
+    NumberBlock,
     SiteSums,
     decode_lattice,
     encode_lattice,
@@ -133,6 +133,8 @@ from emfed.network.sums import (
 from emfed.network.validation import LeftOut, validation_of
 
 logger = logging.getLogger(__name__)
+StateReport = Callable[[str, str], None]
+"""Called with a kind (``state``, ``sent``) and words."""
 NOBODY = Header(Kind.REFUSAL, 0, 0, 0, 0)
 LARGEST_STATISTICS = LARGEST_PAYLOAD // 8
 """A model with more could only be named to use up a site's memory."""
@@ -489,7 +491,7 @@ class Site:
         asked, run = Asked.read(described, decode_floats(numbers)), f"{header.run:016x}"
         about = b"private" + struct.pack("<Q", header.run) + body
         waiting = self._sums.waiting(store)
-        told: list[Block] = []
+        told: list[NumberBlock] = []
         if waiting is None or waiting.about != hashlib.sha256(about).digest():
             self.rules.check_size(asked.size, self._cells)
             data = self._rows(joined)
@@ -526,7 +528,7 @@ class Site:
         return Kind.MASKED, words, f"{len(words)} bytes, masked: a part of the sum of {size} sites"
 
     def _ready(
-        self, header: Header, about: bytes, subject: bytes, blocks: Sequence[Block], note: str
+        self, header: Header, about: bytes, subject: bytes, blocks: Sequence[NumberBlock], note: str
     ) -> tuple[Kind, bytes, str]:
         """Keep an answer until the server has named a set."""
         assert self._sums is not None
@@ -803,7 +805,7 @@ class Site:
         subject = round_subject(_phase(joined.phase).view, state.statistics)
         subject = hashlib.sha256(joined.constants.tobytes() + subject).digest()
         about = b"round" + encode_lattice(lattice) + subject + state.phase.encode()
-        blocks: list[Block] = [(told[:-1], lattice.bits), (told[-1:], 64)]
+        blocks: list[NumberBlock] = [(told[:-1], lattice.bits), (told[-1:], 64)]
         note = f"{len(told) - 1} statistics, to be added up"
         return self._ready(header, about, subject, blocks, note)
 
