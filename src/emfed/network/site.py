@@ -216,12 +216,38 @@ def _view(description: Any) -> View:
 class Site:
     """One worker's end of any number of runs.
 
-    ``data`` is a table, a frame, the path of a Parquet file, a `Source` or a `Stream`;
-    ``directory`` is where the site keeps what it must not lose, and belongs to it alone;
-    ``rules`` are the owner's; every message sent is a line of ``journal``. With an ``identity`` the
-    site takes part in masked sums; in other runs it does only if its rules say so. Which rows a
-    mini-batch holds follows from a secret on the site's disk; ``simulated`` takes the run's seed
-    instead, which the server knows: for comparisons with a simulation.
+    Which rows a mini-batch holds follows from a secret on the site's disk.
+
+    Parameters
+    ----------
+    data : table, str, Path, Source or Stream
+        The rows: a table, a frame, the path of a Parquet file, a `Source` or a `Stream`.
+    directory : str or Path
+        Where the site keeps what it must not lose; it belongs to this site alone.
+    rules : SiteRules, optional
+        The owner's rules.
+    journal : str or Path, optional
+        A file that gets a line for every message sent.
+    columns : sequence of str, optional
+        The columns that servers may choose among.
+    disk : Disk
+        What writes files; tests put in one that fails.
+    device : str, optional
+        The device of the passes over rows, such as "cuda".
+    identity : SiteIdentity, optional
+        The keys with which the site takes part in masked sums; in other runs it does only if its
+        rules say so.
+    simulated : bool
+        Whether the run's seed, which the server knows, takes the place of the site's secret: for
+        comparisons with a simulation.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from emfed.network import Site, SiteRules
+    >>> site = Site(np.zeros((20, 2)), "north", rules=SiteRules(smallest_rows=20))
+    >>> site.rules.smallest_rows
+    20
     """
 
     def __init__(
