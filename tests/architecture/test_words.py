@@ -24,6 +24,8 @@ GIVEN_UP = {
     "SEVERAL": "a name that says the quantity",
     "LASTING": "a name that says the quantity",
     "NEVER": "a name that says the quantity",
+    "Host": "ServerSupervisor",
+    "Guest": "SiteSupervisor",
 }
 """Names that had two meanings or none, and what to write."""
 MODULES = {"portraits", "durations", "spreads", "siblings", "cards", "contest", "resident", "tape"}
@@ -35,12 +37,19 @@ def modules() -> dict[Path, ast.Module]:
     return {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")}
 
 
-def test_no_two_classes_have_one_name() -> None:
+def test_no_two_classes_or_types_have_one_name() -> None:
     where = defaultdict(list)
     for path, tree in modules().items():
+        if "cli" in path.parts:  # types of options are those of a command alone
+            continue
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 where[node.name].append(f"{path.relative_to(SOURCE)}:{node.lineno}")
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and not isinstance(node.value, ast.Call):
+                for name in node.targets:
+                    if isinstance(name, ast.Name) and re.match("[A-Z].*[a-z]", name.id):
+                        where[name.id].append(f"{path.relative_to(SOURCE)}:{node.lineno}")
     assert {name: places for name, places in where.items() if len(places) > 1} == {}
 
 

@@ -40,7 +40,7 @@ from emfed.data.files import TextForm
 from emfed.network import LocalTransport, RemoteFederation, SiteRules, Transport, keys
 from emfed.network.addresses import alone, split_address
 from emfed.network.deployment.config import read_config
-from emfed.network.deployment.joining import Guest
+from emfed.network.deployment.joining import SiteSupervisor
 from emfed.network.deployment.serving import serve_run
 from emfed.network.deployment.site import look_first, open_site, prepare, read_rules, write_site
 from emfed.network.deployment.status import Noted, Status
@@ -500,13 +500,13 @@ def test_a_second_join_leaves_the_first_ones_files_alone(command: Command, tmp_p
 def test_a_rehearsal_has_a_folder_of_its_own(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Guest] = []
+    seen: list[SiteSupervisor] = []
 
-    def stopped(guest: Guest, report: Any) -> None:
+    def stopped(guest: SiteSupervisor, report: Any) -> None:
         seen.append(guest)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Guest, "run", stopped)
+    monkeypatch.setattr(SiteSupervisor, "run", stopped)
     TABLE.write_csv(tmp_path / "rows.csv")
     join = ["join", "127.0.0.1:1", "--data", "rows.csv", "--insecure"]
     assert "messages.jsonl" in command(*join)[2]

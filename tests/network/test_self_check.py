@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import emfed
-from emfed.network.deployment.joining import WebSocketGuest
+from emfed.network.deployment.joining import WebSocketSiteSupervisor
 from emfed.network.self_check import suspicions
 from tests.helpers import BARE
 
@@ -157,7 +157,7 @@ def test_a_site_that_the_model_does_not_fit_hears_of_it(tmp_path: Path) -> None:
 
 
 def test_the_output_of_join_shows_what_its_operator_should_look_at(tmp_path: Path) -> None:
-    guest = WebSocketGuest("localhost:1", tmp_path, tmp_path / "rows.csv")
+    guest = WebSocketSiteSupervisor("localhost:1", tmp_path, tmp_path / "rows.csv")
     entries = [
         {"kind": "warning", "round": 0, "bytes": 0, "content": "column 'kg': it looks wrong"},
         {"kind": "join", "round": 0, "bytes": 90, "content": "5 rows"},

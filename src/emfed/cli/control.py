@@ -14,7 +14,7 @@ control_app = group(
     "said holds until it is changed, also through a restart of the server."
 )
 Where = Annotated[Path, typer.Argument(help="The server's configuration or its folder.")]
-Site = Annotated[str, typer.Argument(help="The site's name.")]
+SiteName = Annotated[str, typer.Argument(help="The site's name.")]
 
 
 def folder_of(where: Path) -> Path:
@@ -63,7 +63,7 @@ def extend(
 )
 def expel(
     where: Where,
-    site: Site,
+    site: SiteName,
     why: Annotated[str, option("Words for the log and for people.")] = "",
 ) -> None:
     """Take a site out: from the next round on its rows do not count."""
@@ -75,7 +75,7 @@ def expel(
 
 
 @control_app.command(cls=Command, epilog=examples("emfed control readmit run.toml oslo"))
-def readmit(where: Where, site: Site) -> None:
+def readmit(where: Where, site: SiteName) -> None:
     """Let a site that was expelled take part again."""
     from emfed.network.deployment.orders import read_orders
 

@@ -51,7 +51,7 @@ def serve(
     from emfed.core.errors import SettingsError
     from emfed.network.addresses import terminated_as_interrupted
     from emfed.network.deployment.config import read_config
-    from emfed.network.deployment.hosting import Host, WebSocketHost
+    from emfed.network.deployment.hosting import ServerSupervisor, WebSocketServerSupervisor
     from emfed.network.deployment.status import logging_to, read_status
 
     runs = []
@@ -74,11 +74,11 @@ def serve(
             typer.echo(json.dumps(_described(run), indent=1))
         return
     for run in runs:
-        kind: type[Host] = WebSocketHost
+        kind: type[ServerSupervisor] = WebSocketServerSupervisor
         if run.server.engine == "flower":
-            from emfed.network.flower.hosting import FlowerHost
+            from emfed.network.flower.hosting import FlowerServerSupervisor
 
-            kind = FlowerHost
+            kind = FlowerServerSupervisor
         server = kind(run, insecure=insecure)
         with (
             logging_to(run.place("folder") / "logs" / "serve.log", json_logs),
@@ -203,15 +203,15 @@ def join(
     from emfed.core.errors import SettingsError
     from emfed.data.files import TextForm
     from emfed.network.addresses import terminated_as_interrupted
-    from emfed.network.deployment.joining import Guest, WebSocketGuest
+    from emfed.network.deployment.joining import SiteSupervisor, WebSocketSiteSupervisor
     from emfed.network.deployment.site import read_rules
     from emfed.network.deployment.status import logging_to
 
-    kind: type[Guest] = WebSocketGuest
+    kind: type[SiteSupervisor] = WebSocketSiteSupervisor
     if engine == "flower":
-        from emfed.network.flower.joining import FlowerGuest
+        from emfed.network.flower.joining import FlowerSiteSupervisor
 
-        kind = FlowerGuest
+        kind = FlowerSiteSupervisor
     elif engine != "websocket":
         raise SettingsError(f"--engine must be websocket or flower; got {engine!r}.")
     where = folder or Path(f"site-{(data if key is None else key).stem}")

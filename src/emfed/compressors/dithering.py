@@ -16,15 +16,15 @@ from typing import Any, Literal, final
 
 import numpy as np
 
-from emfed.compressors.precision import ULP, Precision, check_precision, round_up
+from emfed.compressors.precision import ULP, FloatPrecision, check_precision, round_up
 from emfed.core.errors import SettingsError, check_count, check_range
 from emfed.core.protocols import Compressed, Compressor, FloatArray, Form, IntArray, Layout
 
-Block = int | tuple[int, ...] | Literal["all", "field", "row"]
+BlockSizes = int | tuple[int, ...] | Literal["all", "field", "row"]
 
 
 @lru_cache(maxsize=256)
-def _edges(block: Block, q: int) -> tuple[IntArray, IntArray]:
+def _edges(block: BlockSizes, q: int) -> tuple[IntArray, IntArray]:
     """Start and size of each block of a q-vector."""
     if block in ("field", "row"):
         raise SettingsError(f"block={block!r} needs a layout: call resolve() first.")
@@ -118,8 +118,8 @@ class Dithering(Compressor):
 
     levels: int = 1
     norm: float = 2.0
-    block: Block = "all"
-    scales: Precision = "float32"
+    block: BlockSizes = "all"
+    scales: FloatPrecision = "float32"
 
     def __post_init__(self) -> None:
         check_precision("scales", self.scales)
@@ -213,7 +213,9 @@ class Dithering(Compressor):
         yield cls(levels=2, norm=inf, block=3, scales="bfloat16")
 
 
-def block_quantization(block: Block, p: float = 2.0, scales: Precision = "float32") -> Dithering:
+def block_quantization(
+    block: BlockSizes, p: float = 2.0, scales: FloatPrecision = "float32"
+) -> Dithering:
     """Make the block-p-quantization of the paper (Appendix B): dithering with one level.
 
     Its omega is sqrt(block) - 1 for p = 2 (Lemma 5).

@@ -8,7 +8,7 @@ from typing import Any, final
 
 import numpy as np
 
-from emfed.compressors.precision import ULP, Precision, check_precision, round_randomly
+from emfed.compressors.precision import ULP, FloatPrecision, check_precision, round_randomly
 from emfed.core.protocols import Compressed, Compressor, FloatArray, Form
 
 
@@ -31,7 +31,7 @@ class Identity(Compressor):
     True
     """
 
-    precision: Precision = "float64"
+    precision: FloatPrecision = "float64"
 
     def __post_init__(self) -> None:
         check_precision("precision", self.precision)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from emfed.core.errors import SettingsError
 from emfed.core.protocols import FloatArray
 
-Precision = Literal["float64", "float32", "bfloat16"]
+FloatPrecision = Literal["float64", "float32", "bfloat16"]
 ULP: dict[str, float] = {"float64": 0.0, "float32": 2.0**-23, "bfloat16": 2.0**-7}
 """The largest relative distance of neighbouring numbers."""
 _STEP = {"float32": np.uint32(1), "bfloat16": np.uint32(1 << 16)}
@@ -45,7 +45,7 @@ def _in_range(size: FloatArray) -> NDArray[np.bool_]:
     return (size > 1e-37) & (size < 1e38)
 
 
-def round_up(scales: FloatArray, precision: Precision) -> FloatArray:
+def round_up(scales: FloatArray, precision: FloatPrecision) -> FloatArray:
     """The smallest number of the precision that is not below each scale (scales are >= 0)."""
     if precision == "float64":
         return scales
@@ -55,7 +55,9 @@ def round_up(scales: FloatArray, precision: Precision) -> FloatArray:
     return np.where(normal, _value(low + (_value(low) < size) * _STEP[precision]), scales)
 
 
-def round_randomly(values: FloatArray, precision: Precision, uniforms: FloatArray) -> FloatArray:
+def round_randomly(
+    values: FloatArray, precision: FloatPrecision, uniforms: FloatArray
+) -> FloatArray:
     """One of the two neighbours of the precision, with each value as the mean."""
     if precision == "float64":
         return values

@@ -77,7 +77,30 @@ class Registry(Mapping[str, Callable[..., Made]], Generic[Made]):
         _add(self._makers, name, maker, f"there is another {self.what} {name!r}")
 
     def build(self, description: Any) -> Made:
-        """The object that describes itself so."""
+        """Make the object that describes itself so.
+
+        Parameters
+        ----------
+        description : mapping
+            What the object's ``describe`` gave: its name, and its settings as plain JSON types.
+
+        Returns
+        -------
+        object
+            The object.
+
+        Raises
+        ------
+        SettingsError
+            If the name or a setting is unknown, or what is made describes itself otherwise.
+
+        Examples
+        --------
+        >>> import emfed
+        >>> description = emfed.Dithering(levels=4).describe()
+        >>> emfed.compressors.build_compressor(description) == emfed.Dithering(levels=4)
+        True
+        """
         if not isinstance(description, Mapping) or not isinstance(description.get(self.what), str):
             raise SettingsError(
                 f"a description of a {self.what} names it under {self.what!r}; got none."

@@ -56,7 +56,7 @@ from emfed.models.side_by_side import MOST_PARTS, SideBySide, SideBySideParamete
 from emfed.network import FEDERATIONS, InProcessFederation, RayFederation, RemoteFederation
 from emfed.network.self_check import of_workers
 
-Place = Literal["stacked", "loop", "ray"] | Federation
+FederationName = Literal["stacked", "loop", "ray"] | Federation
 """Where the workers of a table run."""
 NUMBERS_AT_ONCE = 1 << 20
 """Statistics in one answer to a question about many parameters: 8 MB."""
@@ -596,7 +596,7 @@ def fit(
     *,
     groups: Any | None = None,
     sample_weight: Any | None = None,
-    federation: Place = "stacked",
+    federation: FederationName = "stacked",
     callbacks: Iterable[Callback] | Callback = (),
     monitor: Monitor | None = None,
     checkpoint: str | Path | None = None,
@@ -715,7 +715,7 @@ def select_components(
     *,
     groups: Any | None = None,
     sample_weight: Any | None = None,
-    federation: Place = "stacked",
+    federation: FederationName = "stacked",
     callbacks: Iterable[Callback] | Callback = (),
     threads: int | None = None,
     device: Any | None = None,
@@ -792,7 +792,7 @@ def open_run(
     *,
     groups: Any | None = None,
     sample_weight: Any | None = None,
-    federation: Place = "stacked",
+    federation: FederationName = "stacked",
     monitor: Monitor | None = None,
     count_bytes: bool = True,
     device: Any | None = None,

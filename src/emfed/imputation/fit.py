@@ -30,7 +30,7 @@ from emfed.imputation.choice import Choice, Search
 from emfed.imputation.families import CellFamily, NegativeBinomialCells, ZeroInflatedCells
 from emfed.imputation.intake import read_records
 from emfed.imputation.lowrank import Cells, Covariates, Structure, TableParameters
-from emfed.imputation.paper import ALPHA, BATCH, EPOCHS, GAMMA, QUANTISER, Batch, PaperRun
+from emfed.imputation.paper import ALPHA, BATCH, EPOCHS, GAMMA, QUANTISER, BatchKind, PaperRun
 from emfed.imputation.result import Imputation
 from emfed.imputation.sweeps import Solver
 from emfed.imputation.table import FieldTable, Grid, known_table
@@ -40,7 +40,7 @@ from emfed.models.site_owner import COLUMNS, SiteOwner
 from emfed.network import LoopFederation, StackedFederation
 
 Mode = Literal["observed", "cell", "paper", "site-owner"]
-Progress = Callable[[str, float], None]
+ProgressFunction = Callable[[str, float], None]
 QUANTISER_OF_CELLS = Dithering(levels=3, norm=3, block=128, scales="bfloat16")
 """Three levels either side of zero, and two bytes of scale for 128 cells. The 3-norm of so many
 cells, a third of which is one level, is about six standard deviations: 1.5 bits a cell."""
@@ -141,7 +141,7 @@ class ImputeSettings:
     step_size: float | None = None
     memory_rate: float | None = None
     batch_size: int = BATCH
-    batch: Batch = "grid"
+    batch: BatchKind = "grid"
     folds: int = 3
     draws: int = 0
     rounds: int | None = None
@@ -260,7 +260,7 @@ def impute(
     checkpoint: str | Path | None = None,
     resume: bool = False,
     threads: int = 1,
-    progress: Progress | None = None,
+    progress: ProgressFunction | None = None,
     **settings: Any,
 ) -> Imputation:
     """Fill a sites x time table from the records of many workers, without pooling them.
@@ -340,7 +340,7 @@ def _imputed(
     table: Federation | FieldTable,
     grid: Grid | None,
     watch: Watch,
-    progress: Progress | None,
+    progress: ProgressFunction | None,
 ) -> Imputation:
     """Fit by the mode, on a table here or a federation."""
     over_cells = {"observed": _observed, "cell": _cell}.get(given.mode)
@@ -425,7 +425,7 @@ def _observed(
     network: Federation,
     grid: Grid,
     watch: Watch,
-    progress: Progress | None,
+    progress: ProgressFunction | None,
 ) -> Imputation:
     seed = given.seed
     covariates = grid.covariates(given.site_covariates, given.time_covariates)
@@ -483,7 +483,7 @@ def _cell(
     network: Federation,
     grid: Grid,
     watch: Watch,
-    progress: Progress | None,
+    progress: ProgressFunction | None,
 ) -> Imputation:
     family, seed, limits = grid.family, given.seed, given.stop
     pilot = given.shape(2, 1.0, effects=False)

@@ -33,7 +33,7 @@ from emfed.imputation.lowrank import TableParameters
 from emfed.imputation.sweeps import Solver, leading
 from emfed.imputation.table import FieldTable
 
-Batch = Literal["grid", "observations", "rescaled"]
+BatchKind = Literal["grid", "observations", "rescaled"]
 GAMMA, ALPHA, BATCH, EPOCHS = 1e-4, 1e-3, 100, 150
 """The settings of the paper (section 4)."""
 QUANTISER = block_quantization(4)
@@ -85,13 +85,13 @@ class PaperRun(Rounds):
         step_size: float = GAMMA,
         memory_rate: float = ALPHA,
         batch_size: int = BATCH,
-        batch: Batch = "grid",
+        batch: BatchKind = "grid",
     ) -> None:
         check_range("step_size", step_size, 0, 2, open_low=True, open_high=True)
         check_range("memory_rate", memory_rate, 0, 1)
-        if batch not in get_args(Batch):
+        if batch not in get_args(BatchKind):
             raise SettingsError(
-                f"batch must be one of {', '.join(get_args(Batch))}; got {batch!r}."
+                f"batch must be one of {', '.join(get_args(BatchKind))}; got {batch!r}."
             )
         if not solver.family.quadratic or solver.structure.effects or solver.structure.smooth:
             raise SettingsError(

@@ -45,10 +45,10 @@ BLOCK_ROWS = 1024
 FEWEST_ROWS = 256
 """Rows of a block of wide features: as many as fit four times the elements above, within these."""
 
-Block = tuple[Any, Any | None]
+RowBlock = tuple[Any, Any | None]
 
 
-def blocks(data: Any, weights: Any | None, width: int) -> Iterator[Block]:
+def blocks(data: Any, weights: Any | None, width: int) -> Iterator[RowBlock]:
     """Cut ``(..., samples, features)`` along samples so that a block has a bounded size.
 
     Weights may come as numpy; they leave on the namespace and device of the data.
@@ -351,7 +351,7 @@ class MixtureModel(Model):
             parts.append(np.swapaxes(shares / shares.sum(axis=-2, keepdims=True), -1, -2))
         return np.concatenate(parts, axis=-2)
 
-    def _log_densities(self, data: Any, params: Any, weights: Any | None) -> Iterator[Block]:
+    def _log_densities(self, data: Any, params: Any, weights: Any | None) -> Iterator[RowBlock]:
         """log p(y; theta) of each row, block by block, beside the block's weights."""
         xp = array_namespace(data)
         logits = self._logits(xp, data, params)

@@ -187,16 +187,44 @@ def _release(user: object, actors: list[Any]) -> None:
 class RayFederation(Federation):
     """Workers packed into Ray actors, each a stacked federation over its shard.
 
-    ``data``, ``groups`` and ``sample_weight`` are as in `fit`; of a list or dict of paths, and of a
-    memory-mapped array, each actor opens its own files. ``address`` None starts a Ray on this
-    machine, or uses the one this process is connected to; else it is that of a running cluster, as
-    in ``ray.init``.
-    ``actors`` are processes of one thread each. An actor that says nothing for ``deadline`` seconds
-    (None: for ever) counts as dead; one that cannot be placed within ``start_timeout`` seconds is
-    an error.
-
     Close it, or use it as a context: then no process stays behind. ``fit(..., federation="ray")``
     does so by itself.
+
+    Parameters
+    ----------
+    data : table, dict or list
+        The rows, as in `fit`; of a list or dict of paths, and of a memory-mapped array, each actor
+        opens its own files.
+    groups : array or str, optional
+        The worker of each row of one table, as in `fit`.
+    sample_weight : array or sequence of arrays, optional
+        How much each row counts, in the shape of the data.
+    actors : int
+        The number of processes, of one thread each.
+    address : str, optional
+        The address of a running cluster, as in ``ray.init``; None starts a Ray on this machine, or
+        uses the one that this process is connected to.
+    deadline : float, optional
+        An actor that says nothing for so many seconds counts as dead; None waits for ever.
+    start_timeout : float
+        An actor that cannot be placed within so many seconds is an error.
+
+    Raises
+    ------
+    FederationError
+        If actors cannot be started or kept.
+
+    Examples
+    --------
+    It starts processes, which takes seconds:
+
+    >>> import numpy as np
+    >>> import emfed
+    >>> rows = [np.zeros((20, 2)), np.ones((20, 2))]
+    >>> with emfed.network.RayFederation(rows) as federation:  # doctest: +SKIP
+    ...     emfed.fit(emfed.gaussian_mixture(1), federation)
+    >>> issubclass(emfed.network.RayFederation, emfed.core.protocols.Federation)
+    True
     """
 
     def __init__(

@@ -42,16 +42,56 @@ from emfed.core.streams import Purpose, check_seed, uniforms
 @final
 @dataclass(frozen=True)
 class FaultPlan:
-    """Probabilities per message or, for ``crash_server``, per exchange; all from one seed."""
+    """What goes wrong in a simulated network, and how often; all of it follows from one seed.
+
+    Probabilities are those of a message or, for ``crash_server``, of an exchange.
+
+    Parameters
+    ----------
+    seed : int
+        The seed.
+    lose_request : float
+        The probability that a request is lost.
+    delay_request : float
+        The probability that a request is delayed.
+    repeat_request : float
+        The probability that a request arrives twice.
+    crash_before_answer : float
+        The probability that the worker dies before anything is persisted: as if it had never been
+        asked.
+    crash_after_persist : float
+        The probability that the worker dies between persisting its upload and sending it.
+    lose_reply : float
+        The probability that a reply is lost.
+    delay_reply : float
+        The probability that a reply is delayed.
+    repeat_reply : float
+        The probability that a reply arrives twice.
+    lose_disk : float
+        The probability that the worker loses its disk.
+    crash_server : float
+        The probability that the server dies in an exchange.
+    reorder : bool
+        Whether replies arrive in another order.
+    longest_delay : int
+        The longest delay, in exchanges.
+    away : mapping from int to pairs
+        Workers that are not there from one exchange of the whole fit (they count from 1) until
+        another; with None they never come back.
+
+    Examples
+    --------
+    >>> from emfed.network import FaultPlan
+    >>> FaultPlan(seed=1, lose_reply=0.1).lose_reply
+    0.1
+    """
 
     seed: int = 0
     lose_request: float = 0.0
     delay_request: float = 0.0
     repeat_request: float = 0.0
     crash_before_answer: float = 0.0
-    """The worker dies before anything is persisted: as if it had never been asked."""
     crash_after_persist: float = 0.0
-    """The worker dies between persisting its upload and sending it."""
     lose_reply: float = 0.0
     delay_reply: float = 0.0
     repeat_reply: float = 0.0
@@ -60,8 +100,6 @@ class FaultPlan:
     reorder: bool = False
     longest_delay: int = 3
     away: Mapping[int, tuple[int, int | None]] = field(default_factory=dict)
-    """Workers that are not there from one exchange of the whole fit (they count from 1) until
-    another; None: they never come back."""
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
@@ -92,7 +130,25 @@ _PER_WORKER = (
 
 @final
 class FaultyFederation(Federation):
-    """Another federation behind a faulty network."""
+    """Another federation behind a faulty network.
+
+    Parameters
+    ----------
+    inner : Federation
+        The federation whose messages are lost, delayed and repeated.
+    plan : FaultPlan
+        What goes wrong, and how often.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=50)
+    >>> model = emfed.gaussian_mixture(2, "tied")
+    >>> inner = emfed.network.StackedFederation(data)
+    >>> faulty = emfed.network.FaultyFederation(inner, emfed.network.FaultPlan(lose_reply=0.2))
+    >>> emfed.fit(model, faulty, "FedEM", rounds=20).rounds
+    20
+    """
 
     def __init__(self, inner: Federation, plan: FaultPlan) -> None:
         check_type("inner", inner, Federation, "StackedFederation(as_workers(data))")

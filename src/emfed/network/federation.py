@@ -122,16 +122,47 @@ class _Asked:
 
 @final
 class RemoteFederation(Federation):
-    """Workers elsewhere.
+    """Workers elsewhere, which a transport reaches.
 
-    ``directory`` is where the server keeps who is in the run; with it, and a checkpoint of the
-    `Run` written every round, a server that was killed goes on where it was. A message is answered
-    within ``deadline`` seconds or counts as lost. A round needs ``minimum`` answers (or all, if
-    fewer are asked): those missing are asked again, ``attempts`` times in all, with ``pause``
-    seconds between the first two and twice as long each time; then `ParticipationError` ends the
-    run, which can be resumed. ``columns`` are those every worker must have, by default those of
-    most workers. ``masks`` holds for fits that do not say: None is masks between machines with
-    three sites or more.
+    With a ``directory``, and a checkpoint of the `Run` written every round, a server that was
+    killed goes on where it was.
+
+    Parameters
+    ----------
+    transport : Transport
+        What carries messages to the sites.
+    directory : str or Path, optional
+        Where the server keeps who is in the run.
+    deadline : float
+        A message is answered within so many seconds or counts as lost.
+    minimum : int
+        The answers that a round needs (or all, if fewer are asked): those missing are asked again.
+    attempts : int
+        How often they are asked in all; then `ParticipationError` ends the run, which can be
+        resumed.
+    pause : float
+        The seconds between the first two attempts; each pause is twice as long as the one before.
+    columns : sequence of str, optional
+        The columns that every worker must have, by default those of most workers.
+    masks : bool, optional
+        Whether fits that do not say mask their sums; None is masks between machines with three
+        sites or more.
+    disk : Disk
+        What writes files; tests put in one that fails.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import emfed
+    >>> rows = np.sin(np.arange(120.0)).reshape(40, 3)
+    >>> rules = emfed.network.SiteRules(unmasked=True)
+    >>> sites = {
+    ...     "a": emfed.network.Site(rows[:20], "site-a", rules=rules),
+    ...     "b": emfed.network.Site(rows[20:], "site-b", rules=rules),
+    ... }
+    >>> with emfed.network.RemoteFederation(emfed.network.LocalTransport(sites)) as federation:
+    ...     emfed.fit(emfed.gaussian_mixture(1, "diag"), federation).converged
+    True
     """
 
     def __init__(

@@ -311,10 +311,23 @@ def _summaries(
 
 
 class InProcessFederation(Federation):
-    """All workers' data and state in this process.
+    """A federation whose workers' data and state are all in this process.
 
-    The worker of row 0 is number ``first``: a shard of a larger federation keeps its workers'
-    numbers, and with them their random numbers.
+    Parameters
+    ----------
+    data : Workers
+        The rows of all workers.
+    first : int
+        The number of the first worker: a shard of a larger federation keeps its workers' numbers,
+        and with them their random numbers.
+
+    Examples
+    --------
+    `LoopFederation` and `StackedFederation` are its two kinds:
+
+    >>> from emfed.network import FEDERATIONS, InProcessFederation
+    >>> all(issubclass(kind, InProcessFederation) for kind in FEDERATIONS.values())
+    True
     """
 
     def __init__(self, data: Workers, first: int = 0) -> None:
@@ -531,9 +544,26 @@ class InProcessFederation(Federation):
 
 @final
 class LoopFederation(InProcessFederation):
-    """The readable twin: one worker after the other, as a network would run them.
+    """A federation that drives one worker after the other, as a network would run them.
 
-    Slow, simple, and it names the worker that fails.
+    It is slow and simple, and names the worker that fails: the readable twin of
+    `StackedFederation`.
+
+    Parameters
+    ----------
+    data : Workers
+        The rows of all workers.
+    first : int
+        The number of the first worker: a shard of a larger federation keeps its workers' numbers,
+        and with them their random numbers.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=50)
+    >>> model = emfed.gaussian_mixture(2, "tied")
+    >>> emfed.fit(model, emfed.network.LoopFederation(data), "em", rounds=2).rounds
+    2
     """
 
     def batches(self, workers: IntArray) -> Iterator[IntArray]:
@@ -548,7 +578,24 @@ class LoopFederation(InProcessFederation):
 
 @final
 class StackedFederation(InProcessFederation):
-    """Vectorised over the active workers; any number of rows per worker."""
+    """A federation that drives many workers at once, whatever their numbers of rows.
+
+    Parameters
+    ----------
+    data : Workers
+        The rows of all workers.
+    first : int
+        The number of the first worker: a shard of a larger federation keeps its workers' numbers,
+        and with them their random numbers.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=50)
+    >>> model = emfed.gaussian_mixture(2, "tied")
+    >>> emfed.fit(model, emfed.network.StackedFederation(data), "em", rounds=2).rounds
+    2
+    """
 
     def batches(self, workers: IntArray) -> Iterator[IntArray]:
         """All at once, up to a bound on memory."""

@@ -192,11 +192,11 @@ def decode_roster(body: bytes) -> dict[int, Announcement]:
     return found
 
 
-Members = Mapping[int, int]
+SetMembers = Mapping[int, int]
 """Who is in a sum, by number of worker, each with the fresh number that it was ready with."""
 
 
-def encode_members(members: Members) -> bytes:
+def encode_members(members: SetMembers) -> bytes:
     """The set that a server names."""
     return b"".join(_MEMBER.pack(number, fresh) for number, fresh in sorted(members.items()))
 
@@ -246,11 +246,13 @@ class RunKeys:
                 peers[number] = self._private.exchange(known)
         self._roster, self._peers = roster, peers
 
-    def strangers(self, members: Members, me: int) -> list[int]:
+    def strangers(self, members: SetMembers, me: int) -> list[int]:
         """Members of a set other than this site whose keys nobody whom it knows has signed."""
         return [number for number in members if number != me and number not in self._peers]
 
-    def masked(self, words: Words, bits: int, me: int, members: Members, context: bytes) -> Words:
+    def masked(
+        self, words: Words, bits: int, me: int, members: SetMembers, context: bytes
+    ) -> Words:
         """The words with the masks of this set, modulo 2^bits."""
         total = words.copy()
         for number in members:
@@ -262,7 +264,7 @@ class RunKeys:
         return total & _ones(bits)
 
 
-def context_of(about: bytes, members: Members) -> bytes:
+def context_of(about: bytes, members: SetMembers) -> bytes:
     """What the masks of one sum depend on: everything that was agreed about it, and who is in."""
     return hashlib.sha256(struct.pack("<I", len(about)) + about + encode_members(members)).digest()
 
@@ -355,7 +357,7 @@ def unpack_words(data: bytes, count: int, bits: int) -> Words:
 
 
 def check_set(
-    members: Members, me: int, fresh: int, smallest: int, before: Sequence[Members]
+    members: SetMembers, me: int, fresh: int, smallest: int, before: Sequence[SetMembers]
 ) -> str:
     """Why a site does not answer for this set, in words; empty if it does.
 

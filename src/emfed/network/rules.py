@@ -49,34 +49,74 @@ def counts_named(description: Any) -> int:
 @final
 @dataclass(frozen=True)
 class SiteRules:
-    """What the owner of the data insists on; the server cannot change it, and is told no more than
-    which rule it met. The defaults hold where the owner says nothing.
+    """What the owner of the data insists on.
 
-    ``smallest_rows``: no answer at all from fewer rows, and none where fewer rows changed since the
-    site joined last. ``spare_rows``: so many rows more than a message has statistics (None: any
-    number); with fewer, the statistics are equations that have the rows as their solution. With
-    masks the values of all sites' rows count. ``models``: names of the models that may be fitted
-    (None: all that tell how many rows stand behind each number). ``any_columns``: whether the
-    server may choose among columns that the owner did not list. ``mini_batches``: whether it may
-    ask about a few rows at a time. ``largest_rounds``: how many messages that look at the rows are
-    answered in all, over all runs in one folder: joins, rounds, questions, and refusals of these.
-    ``largest_choices``: how many of them may be at parameters that the server chose freely, which
-    are the first round of every phase and all questions. ``largest_step``: how far S may move
-    between two rounds of a phase, as a multiple of its length. ``smallest_group``: see
-    `GuardedRows`. ``largest_model``: numbers that a model or algorithm may need here, by the counts
-    that its description names; None: 4 million, or 16 for each number of the site's own data.
-    ``unmasked``: whether the site takes part in runs without masks, where the server follows the
-    statistics of each site. ``smallest_set``: how many sites a masked sum has at least that this
-    one takes part in. ``largest_changes``: how often, over all runs, the sites that it adds up with
-    may change.
-    ``ask_first``: whether `emfed join` asks the owner about each fit before it answers a server.
-    ``own_clusters``: whether the site tells clusters of its own rows, with ``smallest_group`` rows
-    each or 10, where a run without masks merges everybody's for its start.
-    ``largest_epsilon``: what the owner gives away of any one row over all runs, at ``delta``; only
-    private runs are then answered, until it is used up (None: any run, as far as the rules above
-    allow it). ``colluders``: how many other sites may work together with the server before a row is
-    less private than a run says. ``second_ledger``: a folder on another disk that keeps what was
-    given away and how many answers were, too, so that a backup which is put back forgets neither.
+    The server cannot change it, and is told no more than which rule it met. The defaults hold where
+    the owner says nothing.
+
+    Parameters
+    ----------
+    smallest_rows : int
+        No answer at all from fewer rows, and none where fewer rows changed since the site joined
+        last.
+    spare_rows : int or None
+        So many rows more than a message has statistics; None is any number. With fewer, the
+        statistics are equations that have the rows as their solution. With masks the values of all
+        sites' rows count.
+    models : sequence of str or None
+        The names of the models that may be fitted; None is all that tell how many rows stand behind
+        each number.
+    any_columns : bool
+        Whether the server may choose among columns that the owner did not list.
+    mini_batches : bool
+        Whether the server may ask about a few rows at a time.
+    largest_rounds : int or None
+        How many messages that look at the rows are answered in all, over all runs in one folder:
+        joins, rounds, questions, and refusals of these.
+    largest_choices : int or None
+        How many of them may be at parameters that the server chose freely, which are the first
+        round of every phase and all questions.
+    largest_step : float or None
+        How far S may move between two rounds of a phase, as a multiple of its length.
+    smallest_group : int or None
+        The fewest rows behind any number that is told; see `GuardedRows`.
+    largest_model : int or None
+        The numbers that a model or algorithm may need here, by the counts that its description
+        names; None is 4 million, or 16 for each number of the site's own data.
+    unmasked : bool
+        Whether the site takes part in runs without masks, where the server follows the statistics
+        of each site.
+    smallest_set : int
+        How many sites a masked sum has at least that this one takes part in.
+    largest_changes : int or None
+        How often, over all runs, the sites that it adds up with may change.
+    ask_first : bool
+        Whether `emfed join` asks the owner about each fit before it answers a server.
+    own_clusters : bool
+        Whether the site tells clusters of its own rows, with ``smallest_group`` rows each or 10,
+        where a run without masks merges everybody's for its start.
+    largest_epsilon : float or None
+        What the owner gives away of any one row over all runs, at ``delta``; only private runs are
+        then answered, until it is used up. None is any run, as far as the other rules allow it.
+    delta : float
+        The probability with which a private run may tell more.
+    colluders : int
+        How many other sites may work together with the server before a row is less private than a
+        run says.
+    second_ledger : str or None
+        A folder on another disk that keeps what was given away, too, so that a backup which is put
+        back does not forget it.
+
+    Raises
+    ------
+    SettingsError
+        If a rule is out of its range.
+
+    Examples
+    --------
+    >>> from emfed.network import SiteRules
+    >>> SiteRules(models=["gaussian-mixture"], largest_rounds=500).models
+    ('gaussian-mixture',)
     """
 
     smallest_rows: int = 10

@@ -121,7 +121,7 @@ from emfed.network.store import (
 from emfed.network.sums import (
     PRIVATE_BITS,
     WEIGHT,
-    Block,
+    NumberBlock,
     SiteSums,
     decode_lattice,
     encode_lattice,
@@ -133,6 +133,8 @@ from emfed.network.sums import (
 from emfed.network.validation import LeftOut, validation_of
 
 logger = logging.getLogger(__name__)
+StateReport = Callable[[str, str], None]
+"""Called with a kind (``state``, ``sent``) and words."""
 NOBODY = Header(Kind.REFUSAL, 0, 0, 0, 0)
 LARGEST_STATISTICS = LARGEST_PAYLOAD // 8
 """A model with more could only be named to use up a site's memory."""
@@ -214,12 +216,38 @@ def _view(description: Any) -> View:
 class Site:
     """One worker's end of any number of runs.
 
-    ``data`` is a table, a frame, the path of a Parquet file, a `Source` or a `Stream`;
-    ``directory`` is where the site keeps what it must not lose, and belongs to it alone;
-    ``rules`` are the owner's; every message sent is a line of ``journal``. With an ``identity`` the
-    site takes part in masked sums; in other runs it does only if its rules say so. Which rows a
-    mini-batch holds follows from a secret on the site's disk; ``simulated`` takes the run's seed
-    instead, which the server knows: for comparisons with a simulation.
+    Which rows a mini-batch holds follows from a secret on the site's disk.
+
+    Parameters
+    ----------
+    data : table, str, Path, Source or Stream
+        The rows: a table, a frame, the path of a Parquet file, a `Source` or a `Stream`.
+    directory : str or Path
+        Where the site keeps what it must not lose; it belongs to this site alone.
+    rules : SiteRules, optional
+        The owner's rules.
+    journal : str or Path, optional
+        A file that gets a line for every message sent.
+    columns : sequence of str, optional
+        The columns that servers may choose among.
+    disk : Disk
+        What writes files; tests put in one that fails.
+    device : str, optional
+        The device of the passes over rows, such as "cuda".
+    identity : SiteIdentity, optional
+        The keys with which the site takes part in masked sums; in other runs it does only if its
+        rules say so.
+    simulated : bool
+        Whether the run's seed, which the server knows, takes the place of the site's secret: for
+        comparisons with a simulation.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from emfed.network import Site, SiteRules
+    >>> site = Site(np.zeros((20, 2)), "north", rules=SiteRules(smallest_rows=20))
+    >>> site.rules.smallest_rows
+    20
     """
 
     def __init__(
@@ -489,7 +517,7 @@ class Site:
         asked, run = Asked.read(described, decode_floats(numbers)), f"{header.run:016x}"
         about = b"private" + struct.pack("<Q", header.run) + body
         waiting = self._sums.waiting(store)
-        told: list[Block] = []
+        told: list[NumberBlock] = []
         if waiting is None or waiting.about != hashlib.sha256(about).digest():
             self.rules.check_size(asked.size, self._cells)
             data = self._rows(joined)
@@ -526,7 +554,7 @@ class Site:
         return Kind.MASKED, words, f"{len(words)} bytes, masked: a part of the sum of {size} sites"
 
     def _ready(
-        self, header: Header, about: bytes, subject: bytes, blocks: Sequence[Block], note: str
+        self, header: Header, about: bytes, subject: bytes, blocks: Sequence[NumberBlock], note: str
     ) -> tuple[Kind, bytes, str]:
         """Keep an answer until the server has named a set."""
         assert self._sums is not None
@@ -803,7 +831,7 @@ class Site:
         subject = round_subject(_phase(joined.phase).view, state.statistics)
         subject = hashlib.sha256(joined.constants.tobytes() + subject).digest()
         about = b"round" + encode_lattice(lattice) + subject + state.phase.encode()
-        blocks: list[Block] = [(told[:-1], lattice.bits), (told[-1:], 64)]
+        blocks: list[NumberBlock] = [(told[:-1], lattice.bits), (told[-1:], 64)]
         note = f"{len(told) - 1} statistics, to be added up"
         return self._ready(header, about, subject, blocks, note)
 

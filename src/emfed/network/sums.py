@@ -27,8 +27,8 @@ from emfed.core.wire import Reason
 from emfed.models.binding import extra_owners
 from emfed.models.matrices import triangle
 from emfed.network.masking import (
-    Members,
     RunKeys,
+    SetMembers,
     SiteIdentity,
     check_set,
     context_of,
@@ -42,7 +42,7 @@ from emfed.network.masking import (
 from emfed.network.rules import Refusal, SiteRules
 from emfed.network.store import Secret, SiteStore
 
-Block = tuple[NDArray[Any], int]
+NumberBlock = tuple[NDArray[Any], int]
 """Signed integers, and the bits that each takes modulo a power of two."""
 Shape = Sequence[tuple[int, int]]
 """How many integers each block has, of how many bits."""
@@ -52,7 +52,7 @@ MOST_FIXED = 2.0**52
 """The largest of them: a thousand sites have room, and 1e6 nats of a mean row."""
 EXACT_BITS, EXACT_STEP = 256, Fraction(1, 2**96)
 """Sums of an opening: so wide that raw second moments lose nothing to cancellation."""
-CHECK: Block = (np.zeros(1, dtype=np.int64), 64)
+CHECK: NumberBlock = (np.zeros(1, dtype=np.int64), 64)
 """A word that is zero in every answer: its sum is zero if the masks were those of one set."""
 _LATTICE = struct.Struct("<dBQd")
 
@@ -126,7 +126,7 @@ def _split(answer: bytes, shape: Shape) -> list[NDArray[Any]]:
     return out
 
 
-def to_fixed(values: FloatArray, weight: float) -> Block:
+def to_fixed(values: FloatArray, weight: float) -> NumberBlock:
     """An answer in fixed point, weighted, with its weight.
 
     What has no room is cut: a refusal would tell that some row is far from all that was expected.
@@ -174,7 +174,9 @@ def _exact(values: Any) -> list[Fraction]:
     return [Fraction(float(x)) for x in np.ravel(values)]
 
 
-def opening_sums(summary: Summaries, count: int, total: float, owners: Sequence[int]) -> Block:
+def opening_sums(
+    summary: Summaries, count: int, total: float, owners: Sequence[int]
+) -> NumberBlock:
     """Rows, their weight and its square, steps, and the raw moments of one site, as integers of
     `EXACT_STEP`; ``owners`` are the columns that ``extra`` is about."""
     mean, scatter = _exact(summary.get("mean", ())), _exact(summary.get("scatter", ()))
@@ -318,7 +320,7 @@ class SiteSums:
         store: SiteStore,
         about: bytes,
         subject: bytes,
-        blocks: Sequence[Block],
+        blocks: Sequence[NumberBlock],
         least: int = 0,
     ) -> int:
         """Write down an answer; gives the fresh number that the server is to name it by."""
@@ -407,7 +409,7 @@ class SiteSums:
             out.append(pack_words(keys.masked(words, bits, me, members, own), bits))
         return b"".join(out), len(members)
 
-    def _names(self, keys: RunKeys, me: int, members: Members) -> list[str]:
+    def _names(self, keys: RunKeys, me: int, members: SetMembers) -> list[str]:
         """The names of a set's members, by verified keys."""
         return sorted({self.identity.name, *(keys.names[n] for n in members if n != me)})
 
@@ -487,7 +489,7 @@ class _History:
         found = np.unique(self._which[self._subjects == np.uint64(subject)])
         return [self._sets[int(j)] for j in found]
 
-    def objection(self, subject: int, members: Members, smallest: int) -> str:
+    def objection(self, subject: int, members: SetMembers, smallest: int) -> str:
         """Why not for this set, where the same was answered in another round; empty if it may."""
         told, mine = self._told(subject), set(members)
         apart = [len(mine ^ set(other)) for other in told]
@@ -495,7 +497,7 @@ class _History:
             return "this was answered for a set that hardly differs: the difference would tell."
         return "this was answered for two sets already." if 0 not in apart and len(told) > 1 else ""
 
-    def add(self, ready: Ready, members: Members) -> _History:
+    def add(self, ready: Ready, members: SetMembers) -> _History:
         """Remember one more answer."""
         mine, last = sorted(members), [*self.told_for(ready.about), dict(members)]
         told = (ready.about.hex(), last)

@@ -18,11 +18,17 @@ if TYPE_CHECKING:
 
 
 class Transport(ABC):
-    """Between a server and workers elsewhere; it knows workers by their keys, and nothing else.
+    """What brings messages to workers elsewhere, and their answers back.
 
-    It may lose, delay, repeat and reorder, and give back answers to what was sent long ago: above
-    it nothing cares. What it must do is say who an answer is from, and not let one worker speak
-    for another.
+    It knows workers by their keys, and nothing else. It may lose, delay, repeat and reorder, and
+    give back answers to what was sent long ago: above it nothing cares. What it must do is say who
+    an answer is from, and not let one worker speak for another.
+
+    Examples
+    --------
+    >>> from emfed.network import LocalTransport, Transport
+    >>> isinstance(LocalTransport({}), Transport)
+    True
     """
 
     sent: int = 0
@@ -59,7 +65,20 @@ class Transport(ABC):
 
 @final
 class LocalTransport(Transport):
-    """Workers in this process, one after the other: for tests, and to try a run out."""
+    """Sites in this process, one after the other: for tests, and to try a run out.
+
+    Parameters
+    ----------
+    sites : mapping from str to Site
+        The sites by their keys.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from emfed.network import LocalTransport, Site
+    >>> LocalTransport({"north": Site(np.zeros((20, 2)), "north")}).workers()
+    ['north']
+    """
 
     def __init__(self, sites: Mapping[str, Site]) -> None:
         self.sites = dict(sites)

@@ -387,7 +387,21 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
 @final
 @dataclass(frozen=True)
 class Report:
-    """What `check_model` found: the promises kept, and the broken ones in words."""
+    """What `check_model` found.
+
+    Parameters
+    ----------
+    kept : tuple of str
+        The promises that are kept.
+    broken : dict from str to str
+        The broken ones, in words.
+
+    Examples
+    --------
+    >>> from emfed.testing import Report
+    >>> print(Report(("settings_travel",), {}))
+      ok      settings_travel
+    """
 
     kept: tuple[str, ...]
     broken: dict[str, str]
@@ -399,11 +413,36 @@ class Report:
 
 
 def check_model(model: Any, data: Any, *, seed: int = 0, raises: bool = True) -> Report:
-    """Check that ``model`` keeps the contract of `emfed.core.protocols.Model` on these data.
+    """Check that a model keeps the contract of `emfed.core.protocols.Model` on these data.
 
-    ``data`` is whatever `emfed.fit` takes: a few dozen rows, of the kind the model is for, do.
-    Raises a `ContractError` that says in words what is broken; with ``raises=False`` the report
-    says it. A check is one of `CHECKS`.
+    Parameters
+    ----------
+    model : Model
+        The model.
+    data : table, dict or list
+        Whatever `emfed.fit` takes: a few dozen rows, of the kind that the model is for, do.
+    seed : int
+        The seed of starts and draws.
+    raises : bool
+        Whether a broken promise is raised; otherwise the report says it.
+
+    Returns
+    -------
+    Report
+        The promises kept, and the broken ones in words; each is one of `CHECKS`.
+
+    Raises
+    ------
+    ContractError
+        If a promise is broken; the message says how.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> rows = emfed.data.synthetic_federation(workers=2, rows_per_worker=20)
+    >>> report = emfed.testing.check_model(emfed.gaussian_mixture(2, "diag"), rows)
+    >>> report.broken
+    {}
     """
     check_type("model", model, Model, "gaussian_mixture(3)")
     on = Subject.open(model, data, seed)

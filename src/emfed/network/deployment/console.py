@@ -37,7 +37,7 @@ MOST_READERS = 32
 """Pages that are open at once: each is a thread."""
 LARGEST_FORM = 1000
 """Bytes of what a page may send back."""
-State = Callable[[], Mapping[str, Any]]
+StateFunction = Callable[[], Mapping[str, Any]]
 """What is shown, as plain JSON."""
 Answer = Callable[[str, bool], object]
 """Takes the owner's word about a fit."""
@@ -51,7 +51,7 @@ class Console:
         self,
         folder: Path,
         port: int,
-        state: State,
+        state: StateFunction,
         answer: Answer | None = None,
     ) -> None:
         path = folder / "page.secret"
@@ -89,7 +89,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, port: int, secret: str, state: State, answer: Answer | None) -> None:
+    def __init__(self, port: int, secret: str, state: StateFunction, answer: Answer | None) -> None:
         self.secret, self.state, self.answer = secret, state, answer
         self.closing, self.readers = threading.Event(), threading.Semaphore(MOST_READERS)
         super().__init__(("127.0.0.1", port), _Handler)

@@ -16,7 +16,7 @@ from emfed.network.deployment.config import Config
 from emfed.network.deployment.console import Console
 from emfed.network.deployment.orders import read_orders
 from emfed.network.deployment.serving import serve_run
-from emfed.network.deployment.status import HOST_LOCK, LOCK, Report, Status, read_status
+from emfed.network.deployment.status import HOST_LOCK, LOCK, Status, StatusReport, read_status
 from emfed.network.deployment.views import run_view
 from emfed.network.keys import check_certificate, days_left
 
@@ -25,7 +25,7 @@ HANDOVER_SECONDS = 5.0
 """Time that another `emfed serve` in our folder has to end."""
 
 
-class Host(ABC):
+class ServerSupervisor(ABC):
     """The server's side of a deployment, from start to end; started again, it goes on."""
 
     def __init__(self, config: Config, *, insecure: bool = False) -> None:
@@ -38,7 +38,7 @@ class Host(ABC):
             check_certificate(self.keys / "server.pem")
 
     @final
-    def run(self, report: Report) -> None:
+    def run(self, report: StatusReport) -> None:
         """Work until the model is there; raises `EmfedError` if that cannot be."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)  # what sites said of their rows is in there
@@ -78,15 +78,15 @@ class Host(ABC):
         return run_view(self.folder, self.config.path.name, **about)
 
     @abstractmethod
-    def work(self, report: Report) -> None:
+    def work(self, report: StatusReport) -> None:
         """Do it; the folder is ours alone."""
 
 
 @final
-class WebSocketHost(Host):
+class WebSocketServerSupervisor(ServerSupervisor):
     """The server in this process, over WebSockets."""
 
-    def work(self, report: Report) -> None:
+    def work(self, report: StatusReport) -> None:
         """Listen, and serve the run."""
         from emfed.network.websocket.server import WebSocketTransport
 

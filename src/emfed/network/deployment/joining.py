@@ -6,7 +6,6 @@ import json
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,15 +31,13 @@ from emfed.network.deployment.status import Status
 from emfed.network.deployment.views import SiteView
 from emfed.network.keys import read_private_key, read_seal
 from emfed.network.masking import SiteIdentity, roster_digest
-from emfed.network.site import MORE
+from emfed.network.site import MORE, StateReport
 
 logger = logging.getLogger(__name__)
-Report = Callable[[str, str], None]
-"""Called with a kind (``state``, ``sent``) and words."""
 
 
 @dataclass
-class Guest(ABC):
+class SiteSupervisor(ABC):
     """A site's side of a deployment."""
 
     address: str
@@ -124,7 +121,7 @@ class Guest(ABC):
             check_insecure_site(self.address)
 
     @final
-    def run(self, report: Report) -> None:
+    def run(self, report: StateReport) -> None:
         """Answer until interrupted; raises `EmfedError` for what trying again cannot mend."""
         self.check()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -159,11 +156,11 @@ class Guest(ABC):
                 self.work(tell)
 
     @abstractmethod
-    def work(self, report: Report) -> None:
+    def work(self, report: StateReport) -> None:
         """Do it; the folder is ours alone, and what a site needs is in it."""
 
     @final
-    def tell(self, report: Report) -> None:
+    def tell(self, report: StateReport) -> None:
         """Show lines that were added to the journal."""
         journal = self.journal
         if not journal.exists() or journal.stat().st_size <= self._told:
@@ -188,10 +185,10 @@ class Guest(ABC):
 
 
 @final
-class WebSocketGuest(Guest):
+class WebSocketSiteSupervisor(SiteSupervisor):
     """The site in this process, over WebSockets."""
 
-    def work(self, report: Report) -> None:
+    def work(self, report: StateReport) -> None:
         """Stay connected and answer; a rehearsal ends when it has shown its messages."""
         from emfed.network.websocket.client import SiteConnection
 

@@ -26,14 +26,14 @@ LONGEST_LOG = 5_000_000
 """Bytes after which a log begins anew."""
 OLDER_LOGS = 3
 """Older parts of a log that are kept."""
-Report = Callable[[dict[str, Any]], None]
+StatusReport = Callable[[dict[str, Any]], None]
 
 
 @final
 class Status:
     """Where the run stands, in a file that is always whole; ``emfed status`` reads it."""
 
-    def __init__(self, folder: Path, report: Report | None = None) -> None:
+    def __init__(self, folder: Path, report: StatusReport | None = None) -> None:
         self._path, self._report = folder / STATUS, report
         self._content: dict[str, Any]
         before = read_status(folder)

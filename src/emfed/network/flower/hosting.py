@@ -16,8 +16,8 @@ from emfed.core.errors import EmfedError
 from emfed.network.addresses import alone, split_address
 from emfed.network.deployment.config import Config
 from emfed.network.deployment.console import SILENT_SECONDS
-from emfed.network.deployment.hosting import Host
-from emfed.network.deployment.status import LOCK, Report, read_status
+from emfed.network.deployment.hosting import ServerSupervisor
+from emfed.network.deployment.status import LOCK, StatusReport, read_status
 from emfed.network.flower.deployment import Link
 from emfed.network.flower.processes import (
     Child,
@@ -47,7 +47,7 @@ def write_app(folder: Path) -> None:
 
 
 @final
-class FlowerHost(Host):
+class FlowerServerSupervisor(ServerSupervisor):
     """The server under Flower, through any number of crashes of Flower's processes."""
 
     def __init__(self, config: Config, *, insecure: bool = False) -> None:
@@ -60,7 +60,7 @@ class FlowerHost(Host):
         self._run, self._submitted, self._seen, self._up = 0, 0.0, 0.0, False
         self._deaths, self._last_round = 0, -1
 
-    def work(self, report: Report) -> None:
+    def work(self, report: StatusReport) -> None:
         """Start Flower's processes, and see to them until the run is over."""
         try:
             self._start()
@@ -130,7 +130,7 @@ class FlowerHost(Host):
                 child.start()
             child.trim()
 
-    def _look(self, report: Report) -> bool:
+    def _look(self, report: StatusReport) -> bool:
         """See to the processes once; True when the run is over."""
         self._keep_alive()
         status = read_status(self.folder)

@@ -13,7 +13,7 @@ from typing import final
 
 from emfed.core.errors import EmfedError
 from emfed.network.addresses import free_port
-from emfed.network.deployment.joining import Guest, Report
+from emfed.network.deployment.joining import SiteSupervisor, StateReport
 from emfed.network.flower.client import DRY_RUN, FOLDER
 from emfed.network.flower.deployment import Node
 from emfed.network.flower.processes import Child, stop_all
@@ -31,7 +31,7 @@ _NUMBER = re.compile(r"SuperNode ID: (\d+)")
 
 @final
 @dataclass
-class FlowerGuest(Guest):
+class FlowerSiteSupervisor(SiteSupervisor):
     """A site under Flower."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class FlowerGuest(Guest):
     _node: Node | None = field(default=None, init=False)
     _connected: bool | None = field(default=None, init=False)
 
-    def work(self, report: Report) -> None:
+    def work(self, report: StateReport) -> None:
         """Keep a SuperNode and the site's program alive."""
         secret = self.folder / "exec.secret"
         if not secret.exists():
@@ -81,7 +81,7 @@ class FlowerGuest(Guest):
             child.start()
         return children
 
-    def _watch(self, children: list[Child], report: Report) -> str | None:
+    def _watch(self, children: list[Child], report: StateReport) -> str | None:
         """Until the SuperNode ends; returns why, in words, or None if a dry run is over."""
         supernode, site_process = children
         leave = math.inf
@@ -107,7 +107,7 @@ class FlowerGuest(Guest):
             return None
         return explain(supernode.words(), supernode.code)
 
-    def _hear(self, words: str, report: Report) -> None:
+    def _hear(self, words: str, report: StateReport) -> None:
         """Tell when the connection comes and goes."""
         assert self._node is not None
         if found := _NUMBER.search(words):

@@ -38,16 +38,26 @@ def listen(
 
     Parameters
     ----------
-    address
+    address : str
         Where to listen, ``host:port``; port 0 takes a free one (``transport.port``).
-    keys
+    keys : str or Path, optional
         The folder that ``emfed keys server`` made; its ``sites`` are let in.
-    expected
-        Wait until so many sites are connected.
-    wait
-        Give up after so many seconds with a `ParticipationError`; None waits for ever.
-    insecure
-        Without TLS and keys, on this machine only, for trials.
+    expected : int
+        How many sites must be connected before it returns.
+    wait : float, optional
+        The seconds after which it gives up; None waits for ever.
+    insecure : bool
+        Whether there is no TLS and no keys: on this machine only, for trials.
+
+    Returns
+    -------
+    WebSocketTransport
+        The transport.
+
+    Raises
+    ------
+    ParticipationError
+        If too few sites connect in time.
 
     Examples
     --------
@@ -97,24 +107,53 @@ def join(
 
     Parameters
     ----------
-    address
-        The server's, like ``em.example.org:9400``. HTTPS_PROXY is heeded.
-    data, directory, rules, journal, columns
-        Those of `Site`.
-    key, ca
-        The site's ``NAME.key`` and the server's ``ca.pem``. Without both there is no TLS, and the
-        server must be on this machine: for trials, in which there are no masks.
-    name
+    address : str
+        The address of the server, like ``em.example.org:9400``. HTTPS_PROXY is heeded.
+    data : table, str, Path, Source or Stream
+        The rows, as in `Site`.
+    directory : str or Path
+        Where the site keeps what it must not lose, as in `Site`.
+    key : str or Path, optional
+        The site's ``NAME.key``. Without ``key`` and ``ca`` there is no TLS, and the server must be
+        on this machine: for trials, in which there are no masks.
+    ca : str or Path, optional
+        The server's ``ca.pem``.
+    rules : SiteRules, optional
+        The owner's rules, as in `Site`.
+    journal : str or Path, optional
+        A file that gets a line for every message sent, as in `Site`.
+    columns : sequence of str, optional
+        The columns that servers may choose among, as in `Site`.
+    name : str, optional
         How the site calls itself where it has no key.
-    roster
+    roster : str or Path, optional
         A folder of everybody's ``NAME.pub``, each got by a way that the owner trusts: the site
         masks what it tells. Without one it takes part in unmasked runs alone, and in these only if
         its rules say so.
-    stop
-        Set it, from another thread, to end.
-    report
-        Called with ``"state"`` and words when the connection changes, and with ``"warning"`` and
-        words where the site's rows look mistaken beside the others' (the server is not told).
+    stop : threading.Event, optional
+        An event to set, from another thread, to end.
+    report : callable, optional
+        A function that is called with "state" and words when the connection changes, and with
+        "warning" and words where the site's rows look mistaken beside the others' (the server is
+        not told).
+
+    Examples
+    --------
+    >>> import threading
+    >>> import numpy as np
+    >>> from emfed.network import join, listen
+    >>> stop = threading.Event()
+    >>> with listen("127.0.0.1:0", insecure=True) as transport:
+    ...     options = {"name": "north", "stop": stop}
+    ...     place = f"127.0.0.1:{transport.port}", np.zeros((20, 2)), "north"
+    ...     site = threading.Thread(target=join, args=place, kwargs=options)
+    ...     site.start()
+    ...     while not transport.workers():
+    ...         _ = stop.wait(0.01)
+    ...     print(transport.workers())
+    ...     stop.set()
+    ...     site.join()
+    ['north']
     """
     from emfed.network.websocket.client import SiteConnection
 

@@ -39,6 +39,7 @@ from emfed.network.keys import (
     show_fingerprint,
     write_public_key,
 )
+from emfed.network.site import StateReport
 from emfed.network.websocket.background import Background, SiteLine, Worker, library_logger
 from emfed.network.websocket.greeting import (
     EXPLANATIONS,
@@ -63,8 +64,6 @@ STEADY_SECONDS = 5.0
 """A connection that lasted so long counts as good: the next pause is a first one."""
 OPENING_SECONDS = 30.0
 """Time for name, TCP, proxy, TLS and the WebSocket's opening together."""
-Report = Callable[[str, str], None]
-"""Called with a kind (``state``, ``sent``) and words."""
 
 
 @final
@@ -114,7 +113,7 @@ class SiteConnection:
         self._welcomed = False
         """Whether this server has let us in before: then nothing it does later makes us end."""
 
-    def run(self, stop: threading.Event | None = None, report: Report | None = None) -> None:
+    def run(self, stop: threading.Event | None = None, report: StateReport | None = None) -> None:
         """Answer until ``stop`` is set; raises `EmfedError` for what trying again cannot mend."""
         background = Background("emfed-site")
         try:
@@ -135,7 +134,7 @@ class SiteConnection:
         if self._line is not None:
             await self._line.close(1001)
 
-    async def _stay(self, report: Report) -> None:
+    async def _stay(self, report: StateReport) -> None:
         """Call, answer, and call again."""
         loop, worker = asyncio.get_running_loop(), Worker(self._step)
         failures = 0
@@ -155,7 +154,7 @@ class SiteConnection:
         finally:
             worker.end()
 
-    async def _call(self, worker: Worker, report: Report) -> str:
+    async def _call(self, worker: Worker, report: StateReport) -> str:
         """One connection, from its opening to its end; why it ended, in words."""
         scheme = "ws" if self._context is None else "wss"
         try:

@@ -80,21 +80,21 @@ class MethodSettings:
     data: Literal["mnist", "beijing", "storms", "simulated"] = "simulated"
     method: Method = "AutoEM"
     memories: bool = True
-    """For FedEM."""
+    """Whether FedEM has memories."""
     step_size: float = 1.0
-    """For FedEM, VR-FedEM, FedAvg and SCAFFOLD."""
+    """The step of FedEM, VR-FedEM, FedAvg and SCAFFOLD."""
     noise: float = 0.25
     """omega of FedEM and VR-FedEM, in the model's metric; the default is the package's own."""
     batch_size: int = 64
     inner_rounds: int = 10
-    """For VR-FedEM."""
+    """Both are those of VR-FedEM."""
     local_steps: int = 5
     """Passes between two rounds of FedAvg and SCAFFOLD."""
     epsilon: float = 1.0
-    """For private AutoEM."""
+    """The epsilon of private AutoEM."""
     rounds: int = 100
     rows: int | None = None
-    """Of each worker, at most; all if left out."""
+    """Rows of each worker, at most; all if left out."""
     stand_in: bool | None = None
     """Whether rows are simulated because the data are not here: found out if left out."""
 
@@ -222,7 +222,7 @@ class Place:
 
     exchanges: int
     bytes_up: float
-    """Of all workers together."""
+    """Bytes of all workers together."""
     epochs: float
     model: Any
     params: Any

@@ -48,7 +48,7 @@ KAPPA = 0.5
 DIVERGED = 1e12
 """A run whose |h|^2 is beyond this is over."""
 CACHE = "mnist-components.npz"
-Report = Callable[[float], None]
+ShareReport = Callable[[float], None]
 """Called with the share of a job that is done."""
 
 
@@ -122,7 +122,7 @@ def start_from_rows(rows: FloatArray, seed: int) -> GaussianParameters:
     return GaussianParameters(np.full(COMPONENTS, 1 / COMPONENTS), rows[chosen], covariance)
 
 
-def run_job(job: Job, folder: Path, report: Report) -> dict[str, Any]:
+def run_job(job: Job, folder: Path, report: ShareReport) -> dict[str, Any]:
     """Columns of the records, with the mixture's weights where |h|^2 is computed.
 
     Raises KeyboardInterrupt after Ctrl-C: a job is whole or absent.

@@ -21,7 +21,7 @@ CROWDS = (10, 40, 160)
 EPSILONS = (0.05, 0.025, 0.0125)
 """The runs stop at the last. Above the first, the larger steps are below their floor at once."""
 ALPHAS = ("0", "0.1", "1")
-Part = tuple[dict[str, FloatArray], str, Figure]
+ClaimPart = tuple[dict[str, FloatArray], str, Figure]
 """Measures, and a figure with its name."""
 
 
@@ -33,7 +33,7 @@ def analyse(traces: Traces) -> Findings:
     return Findings(measures, {name: figure for _, name, figure in parts})
 
 
-def _bounds(traces: Traces) -> Part:
+def _bounds(traces: Traces) -> ClaimPart:
     """The mean of |h|^2 over rounds, beside what Theorems 3 and 4 say of it."""
     reduced, partial = traces.of("Theorem 3"), traces.of("Theorem 4")
     panels, measures = [], {}
@@ -90,7 +90,7 @@ def _theorem_4(trace: Trace) -> FloatArray:
     return np.array([fedem_bound(problem, step, int(k), omega, p) for k in rounds])
 
 
-def _size(traces: Traces) -> Part:
+def _size(traces: Traces) -> ClaimPart:
     """Rounds and conditional expectations to the target, beside those of full passes."""
     rounds, work = {}, {}
     for run in ("VR-FedEM", "full passes"):
@@ -135,7 +135,7 @@ def expectations(trace: Trace) -> float:
     return (trace.first_below(TARGET, "epochs") - trace["epochs"][0]) * trace.settings.rows
 
 
-def _epsilon(traces: Traces) -> Part:
+def _epsilon(traces: Traces) -> ClaimPart:
     """Rounds at the best step until the mean of |h|^2 over rounds is epsilon."""
     noisy = [t for t in traces.all if t.job.run.startswith("FedEM, step ")]
     steps = list(dict.fromkeys(t.job.run for t in noisy))
@@ -175,7 +175,7 @@ def _reached(group: Sequence[Trace], epsilon: float) -> FloatArray:
     return np.array([float(there[0] + 1) if len(there) else np.inf for there in below])
 
 
-def _crowd(traces: Traces) -> Part:
+def _crowd(traces: Traces) -> ClaimPart:
     """FedEM's floor, as a power of n."""
     floors = [each(traces.of(f"n = {n}"), lambda t: t.floor) for n in CROWDS]
     law = float(np.median(floors[0])) * CROWDS[0] / np.array(CROWDS)
@@ -199,7 +199,7 @@ def _crowd(traces: Traces) -> Part:
     )
 
 
-def _memories(traces: Traces) -> Part:
+def _memories(traces: Traces) -> ClaimPart:
     """G, and its mean over rounds."""
     group = traces.of("memories of VR-FedEM")
     errors = [t.at_h("memory_error") for t in group]
@@ -229,7 +229,7 @@ def _memories(traces: Traces) -> Part:
     )
 
 
-def _silence(traces: Traces) -> Part:
+def _silence(traces: Traces) -> ClaimPart:
     """Half of the workers, nothing compressed, with memories and without."""
     runs = [f"half take part, {word} memories" for word in ("with", "without")]
     caption = (
@@ -240,7 +240,7 @@ def _silence(traces: Traces) -> Part:
     return _stalls(traces, runs, "without memories over with, half take part", "silence", caption)
 
 
-def _naive_sum(traces: Traces) -> Part:
+def _naive_sum(traces: Traces) -> ClaimPart:
     """The two ways to put H together."""
     runs = ["V + sum Q / np", "sum (V_i + Q) / np"]
     caption = (
@@ -251,7 +251,7 @@ def _naive_sum(traces: Traces) -> Part:
     return _stalls(traces, runs, "the naive sum over the paper's", "naive-sum", caption)
 
 
-def _stalls(traces: Traces, runs: Sequence[str], name: str, file: str, caption: str) -> Part:
+def _stalls(traces: Traces, runs: Sequence[str], name: str, file: str, caption: str) -> ClaimPart:
     """Two runs, of which the second is to end far above the first."""
     good, bad = (each(traces.of(run), lambda t: t.final_h) for run in runs)
     curves = [band(r, [(t["round"], t["squared_h"]) for t in traces.of(r)]) for r in runs]
@@ -264,7 +264,7 @@ def _stalls(traces: Traces, runs: Sequence[str], name: str, file: str, caption: 
     )
 
 
-def _no_role(traces: Traces) -> Part:
+def _no_role(traces: Traces) -> ClaimPart:
     """Without compression, |h|^2 does not depend on alpha."""
     groups = [traces.of(f"no compression, alpha = {a}") for a in ALPHAS]
     paths = np.array([[t.at_h("squared_h") for t in g] for g in groups])
