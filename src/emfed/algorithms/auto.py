@@ -57,12 +57,12 @@ from emfed.core.protocols import (
     Lattice,
     Layout,
     Model,
-    Oracle,
     Replies,
     Request,
     ServerState,
     StateField,
     StepInfo,
+    Task,
     WorkerStates,
 )
 
@@ -204,28 +204,19 @@ class AutoEM(Algorithm):
         }
         return state_fields if self.batch_size is None else state_fields | spider.state_fields(q)
 
-    def worker_step(
-        self, model: Model, seed: int, states: WorkerStates, request: Request, oracle: Oracle
-    ) -> tuple[WorkerStates, Replies]:
+    def worker_step(self, task: Task) -> tuple[WorkerStates, Replies]:
         """Evaluate, choose the noise, quantise, keep pending, send."""
-        received = memory.receive(states, request)
+        model, request = task.model, task.request
+        received = memory.receive(task.states, request)
         states, fresh = received.states, received.fresh
         if len(fresh):
-            states, estimates, cost = self._estimate(model, seed, states, request, oracle, fresh)
+            states, estimates, cost = self._estimate(replace(task, states=states), fresh)
             anchors = self._anchors(states, request, fresh)
             targets = estimates - anchors
             curvature = _curvature(model, states, request, fresh, targets + anchors * self._follows)
             still = (states["place"][fresh] == request.statistics).all(axis=1)
-            states = steps.hold_upload(
-                model,
-                self._up(model, request, curvature, still),
-                seed,
-                states,
-                request,
-                fresh,
-                targets,
-                cost,
-            )
+            task, up = replace(task, states=states), self._up(model, request, curvature, still)
+            states = steps.hold_upload(task, up, fresh, targets, cost)
             states = memory.update(
                 states,
                 fresh,
@@ -243,22 +234,14 @@ class AutoEM(Algorithm):
         """1 where memories follow s-bar_i, 0 where they follow h_i."""
         return 1.0 if self.incremental else 0.0
 
-    def _estimate(
-        self,
-        model: Model,
-        seed: int,
-        states: WorkerStates,
-        request: Request,
-        oracle: Oracle,
-        fresh: IntArray,
-    ) -> tuple[WorkerStates, FloatArray, IntArray]:
+    def _estimate(self, task: Task, fresh: IntArray) -> tuple[WorkerStates, FloatArray, IntArray]:
         if self.batch_size is None:
-            seen = oracle.full(request.params, fresh)
+            seen = task.oracle.full(task.request.params, fresh)
             if not self._walks:
-                return states, seen, oracle.counts[fresh]
-            return self._walk(model, states, request, oracle, fresh, seen)
+                return task.states, seen, task.oracle.counts[fresh]
+            return self._walk(task, fresh, seen)
         loops = spider.Loops(self.batch_size, False, self.inner_rounds)
-        return spider.estimate(model, seed, states, request, oracle, fresh, loops)
+        return spider.estimate(task, fresh, loops)
 
     @property
     def _walks(self) -> bool:
@@ -266,15 +249,10 @@ class AutoEM(Algorithm):
         return self._guarded and self.local_steps > 1 and not self.follow_em
 
     def _walk(
-        self,
-        model: Model,
-        states: WorkerStates,
-        request: Request,
-        oracle: Oracle,
-        fresh: IntArray,
-        seen: FloatArray,
+        self, task: Task, fresh: IntArray, seen: FloatArray
     ) -> tuple[WorkerStates, FloatArray, IntArray]:
         """What each sees at the end of its local steps, the first of which saw ``seen``."""
+        model, states, request, oracle = task.model, task.states, task.request, task.oracle
         here, place = request.statistics, states["place"][fresh]
         drift, walked = states["drift"][fresh], states["walked"][fresh]
         still = (place == here).all(axis=1)  # S waits: the same again

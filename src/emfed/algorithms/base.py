@@ -21,11 +21,11 @@ from emfed.core.protocols import (
     Lattice,
     Layout,
     Model,
-    Oracle,
     Replies,
     Request,
     ServerState,
     StepInfo,
+    Task,
     WorkerStates,
 )
 
@@ -73,15 +73,7 @@ class CompressedEM(Algorithm):
         """Check what the algorithm adds."""
 
     @abstractmethod
-    def estimate(
-        self,
-        model: Model,
-        seed: int,
-        states: WorkerStates,
-        request: Request,
-        oracle: Oracle,
-        fresh: IntArray,
-    ) -> tuple[WorkerStates, FloatArray, IntArray]:
+    def estimate(self, task: Task, fresh: IntArray) -> tuple[WorkerStates, FloatArray, IntArray]:
         """S_i at the positions ``fresh``: the rows it changes, the estimates, their cost."""
 
     @property
@@ -134,26 +126,15 @@ class CompressedEM(Algorithm):
         return steps.next_lattice(state, workers, omega, LARGEST_NOISE, self.memory_rate)
 
     @final
-    def worker_step(
-        self, model: Model, seed: int, states: WorkerStates, request: Request, oracle: Oracle
-    ) -> tuple[WorkerStates, Replies]:
+    def worker_step(self, task: Task) -> tuple[WorkerStates, Replies]:
         """Estimate, subtract S and V_i, compress, keep pending, send."""
-        received = memory.receive(states, request)
-        states = received.states
-        if len(received.fresh):
-            states, estimates, cost = self.estimate(
-                model, seed, states, request, oracle, received.fresh
-            )
-            states = steps.hold_upload(
-                model,
-                self._up(),
-                seed,
-                states,
-                request,
-                received.fresh,
-                estimates - request.statistics,
-                cost,
-            )
+        request = task.request
+        received = memory.receive(task.states, request)
+        fresh, states = received.fresh, received.states
+        if len(fresh):
+            states, estimates, cost = self.estimate(replace(task, states=states), fresh)
+            task, targets = replace(task, states=states), estimates - request.statistics
+            states = steps.hold_upload(task, self._up(), fresh, targets, cost)
         return states, memory.replies(states, request, received)
 
     def _up(self) -> steps.Channel:

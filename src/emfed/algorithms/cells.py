@@ -30,12 +30,12 @@ from emfed.core.protocols import (
     Heard,
     Layout,
     Model,
-    Oracle,
     Replies,
     Request,
     ServerState,
     StateField,
     StepInfo,
+    Task,
     WorkerStates,
 )
 
@@ -119,22 +119,18 @@ class CellEM(Algorithm):
         operator = self.compressor.resolve(cells_layout(size))
         return steps.Channel(operator, self.memory_rate, in_metric=False, own=True)
 
-    def worker_step(
-        self, model: Model, seed: int, states: WorkerStates, request: Request, oracle: Oracle
-    ) -> tuple[WorkerStates, Replies]:
+    def worker_step(self, task: Task) -> tuple[WorkerStates, Replies]:
         """Subtract the memory from all cells, compress, keep pending, send."""
-        received = memory.receive(states, request)
-        states, fresh, size = received.states, received.fresh, states["memory"].shape[1]
+        received, theta = memory.receive(task.states, task.request), task.request.statistics
+        states, fresh = received.states, received.fresh
         if len(fresh):
-            data = oracle.take(np.tile(np.arange(size), (len(fresh), 1)), fresh)
-            theta = request.statistics
+            size = states["memory"].shape[1]
+            data = task.oracle.take(np.tile(np.arange(size), (len(fresh), 1)), fresh)
             params = (theta[fresh] if theta.ndim == 2 else theta) if self.residuals else None
-            targets = model.expected_statistics(data, params)
-            cost = np.full(len(fresh), size)
-            states = steps.hold_upload(
-                model, self._up(size), seed, states, request, fresh, targets, cost
-            )
-        return states, memory.replies(states, request, received)
+            targets = task.model.expected_statistics(data, params)
+            task, cost = replace(task, states=states), np.full(len(fresh), size)
+            states = steps.hold_upload(task, self._up(size), fresh, targets, cost)
+        return states, memory.replies(states, task.request, received)
 
     def read_upload(
         self, model: Model, seed: int, request: Request, evaluations: int, payload: bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, final
 
 from emfed.algorithms import memory, steps
@@ -14,12 +14,12 @@ from emfed.core.protocols import (
     Heard,
     Layout,
     Model,
-    Oracle,
     Replies,
     Request,
     ServerState,
     StateField,
     StepInfo,
+    Task,
     WorkerStates,
 )
 
@@ -67,17 +67,15 @@ class EM(Algorithm):
         """FedEM's; the memories stay at zero."""
         return memory.state_fields(q)
 
-    def worker_step(
-        self, model: Model, seed: int, states: WorkerStates, request: Request, oracle: Oracle
-    ) -> tuple[WorkerStates, Replies]:
+    def worker_step(self, task: Task) -> tuple[WorkerStates, Replies]:
         """Upload s-bar_i(T(S)) - S, exactly."""
-        received = memory.receive(states, request)
+        request, oracle = task.request, task.oracle
+        received = memory.receive(task.states, request)
         fresh, states = received.fresh, received.states
         if len(fresh):
-            fields = oracle.full(request.params, fresh) - request.statistics
-            states = steps.hold_upload(
-                model, _EXACT, seed, states, request, fresh, fields, oracle.counts[fresh]
-            )
+            fields, cost = oracle.full(request.params, fresh), oracle.counts[fresh]
+            task = replace(task, states=states)
+            states = steps.hold_upload(task, _EXACT, fresh, fields - request.statistics, cost)
         return states, memory.replies(states, request, received)
 
     def read_upload(

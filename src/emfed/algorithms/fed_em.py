@@ -14,10 +14,10 @@ from emfed.core.protocols import (
     IntArray,
     Latent,
     Model,
-    Oracle,
     Request,
     SimulatesLatents,
     StateField,
+    Task,
     WorkerStates,
 )
 from emfed.core.streams import latent_uniforms
@@ -78,28 +78,21 @@ class FedEM(CompressedEM):
     def state_fields(self, q: int) -> dict[str, StateField]:
         return memory.state_fields(q)
 
-    def estimate(
-        self,
-        model: Model,
-        seed: int,
-        states: WorkerStates,
-        request: Request,
-        oracle: Oracle,
-        fresh: IntArray,
-    ) -> tuple[WorkerStates, FloatArray, IntArray]:
+    def estimate(self, task: Task, fresh: IntArray) -> tuple[WorkerStates, FloatArray, IntArray]:
         """An unbiased estimate of s-bar_i(T(S)): the full pass, or the mean over a mini-batch."""
-        own = seed if oracle.own_seed is None else oracle.own_seed
+        model, request, oracle = task.model, task.request, task.oracle
+        own = task.seed if oracle.own_seed is None else oracle.own_seed
         latent = self._latent(model, own, request)
         if self.batch_size is None or request.kind == "start":
-            return states, oracle.full(request.params, fresh, latent), oracle.counts[fresh]
-        batch = steps.draw_batch(seed, request, oracle, fresh, self.batch_size, self.replacement)
+            return task.states, oracle.full(request.params, fresh, latent), oracle.counts[fresh]
+        batch = steps.draw_batch(task, fresh, self.batch_size, self.replacement)
         if latent is None:
             estimates = model.expected_statistics(batch.data, request.params, batch.weights)
         else:
             assert isinstance(model, SimulatesLatents)  # or there would be no uniforms
             u = latent(request.workers[fresh], 0, batch.data.shape[1])
             estimates = model.simulated_statistics(batch.data, request.params, u, batch.weights)
-        return states, estimates, batch.evaluations
+        return task.states, estimates, batch.evaluations
 
     def _latent(self, model: Model, seed: int, request: Request) -> Latent | None:
         """The uniforms of a simulated E-step, by worker and row."""

@@ -24,9 +24,8 @@ from emfed.core.protocols import (
     FloatArray,
     IntArray,
     Model,
-    Oracle,
-    Request,
     StateField,
+    Task,
     WorkerStates,
 )
 
@@ -50,15 +49,10 @@ class Loops(NamedTuple):
 
 
 def estimate(
-    model: Model,
-    seed: int,
-    states: WorkerStates,
-    request: Request,
-    oracle: Oracle,
-    fresh: IntArray,
-    loops: Loops,
+    task: Task, fresh: IntArray, loops: Loops
 ) -> tuple[WorkerStates, FloatArray, IntArray]:
     """S_i of Algorithm 2, line 8, or a full pass where the outer loop is new."""
+    model, states, request, oracle = task.model, task.states, task.request, task.oracle
     outer = (request.round - 1) // loops.inner_rounds
     # Where nothing was accepted yet, an answer must follow from the request alone: a worker
     # that lost its disk and is asked again could not know that it had a pair before.
@@ -70,7 +64,7 @@ def estimate(
         cost[new] = oracle.counts[fresh[new]]
     if not new.all():
         old = fresh[~new]
-        batch = steps.draw_batch(seed, request, oracle, old, *loops[:2])
+        batch = steps.draw_batch(task, old, *loops[:2])
         now = model.expected_statistics(batch.data, request.params, batch.weights)
         reference = _references(model, states, old)
         then = model.expected_statistics(batch.data, reference, batch.weights)

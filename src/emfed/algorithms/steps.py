@@ -21,11 +21,11 @@ from emfed.core.protocols import (
     IntArray,
     Lattice,
     Model,
-    Oracle,
     Replies,
     Request,
     ServerState,
     StepInfo,
+    Task,
     WorkerStates,
 )
 from emfed.core.streams import Purpose, choose, choose_distinct, uniforms
@@ -116,12 +116,11 @@ class Batch:
     evaluations: IntArray
 
 
-def draw_batch(
-    seed: int, request: Request, oracle: Oracle, positions: IntArray, size: int, replacement: bool
-) -> Batch:
+def draw_batch(task: Task, positions: IntArray, size: int, replacement: bool) -> Batch:
     """Local rows drawn at random; without replacement, a worker with too few takes them all."""
+    request, oracle = task.request, task.oracle
     workers, counts = request.workers[positions], oracle.counts[positions]
-    seed = seed if oracle.own_seed is None else oracle.own_seed
+    seed = task.seed if oracle.own_seed is None else oracle.own_seed
     indices, weights = batch_indices(seed, request.round, workers, counts, size, replacement)
     cost = np.full(len(counts), size) if replacement else np.minimum(counts, size)
     return Batch(oracle.take(indices, positions), weights, cost)
@@ -210,21 +209,15 @@ class Sent:
 
 
 def hold_upload(
-    model: Model,
-    channel: Channel,
-    seed: int,
-    states: WorkerStates,
-    request: Request,
-    fresh: IntArray,
-    targets: FloatArray,
-    evaluations: IntArray,
+    task: Task, channel: Channel, fresh: IntArray, targets: FloatArray, evaluations: IntArray
 ) -> WorkerStates:
     """Delta_i, what V_i lacks of its target, compressed and pending (Algorithm 1, lines 7 to 9).
 
     The target is S_i - S, or whatever else the memories are to follow.
     """
+    model, seed, request = task.model, task.seed, task.request
     workers = request.workers[fresh]
-    innovations = targets - states["memory"][fresh]
+    innovations = targets - task.states["memory"][fresh]
     if not np.isfinite(innovations).all():
         bad = int(workers[~np.isfinite(innovations).all(axis=1)][0])
         raise NumericalError(
@@ -237,7 +230,7 @@ def hold_upload(
         purpose = Purpose.COMPRESSION
         sent = transmit(model, channel, seed, request, purpose, workers, innovations)
     kept = (sent.values, sent.rates, evaluations, sent.sizes, sent.energies)
-    states = memory.hold(states, fresh, request.round, *kept)
+    states = memory.hold(task.states, fresh, request.round, *kept)
     if not request.encode:
         return states
     return states | {"payload": np.frombuffer(sent.payload, dtype=np.uint8)[None]}

@@ -15,10 +15,8 @@ from emfed.core.errors import SettingsError, check_count
 from emfed.core.protocols import (
     FloatArray,
     IntArray,
-    Model,
-    Oracle,
-    Request,
     StateField,
+    Task,
     WorkerStates,
 )
 
@@ -87,18 +85,11 @@ class VRFedEM(CompressedEM):
         """The memory's, and the pair (S_i, theta_ref) with the outer loop it belongs to."""
         return memory.state_fields(q) | spider.state_fields(q)
 
-    def estimate(
-        self,
-        model: Model,
-        seed: int,
-        states: WorkerStates,
-        request: Request,
-        oracle: Oracle,
-        fresh: IntArray,
-    ) -> tuple[WorkerStates, FloatArray, IntArray]:
+    def estimate(self, task: Task, fresh: IntArray) -> tuple[WorkerStates, FloatArray, IntArray]:
         """S_i of Algorithm 2, line 8, or a full pass where the outer loop is new."""
-        if request.kind == "start":
-            return states, oracle.full(request.params, fresh), oracle.counts[fresh]
+        if task.request.kind == "start":
+            exact = task.oracle.full(task.request.params, fresh)
+            return task.states, exact, task.oracle.counts[fresh]
         assert self.batch_size is not None
         loops = spider.Loops(self.batch_size, self.replacement, self.inner_rounds)
-        return spider.estimate(model, seed, states, request, oracle, fresh, loops)
+        return spider.estimate(task, fresh, loops)

@@ -89,6 +89,7 @@ __all__ = [
     "StepInfo",
     "Summaries",
     "Supports",
+    "Task",
     "View",
     "WHOLE",
     "at_origin",
@@ -505,6 +506,17 @@ class Oracle(ABC):
         """Local rows ``(len(subset), b, ...)`` at ``indices`` ``(len(subset), b)``."""
 
 
+@dataclass(frozen=True)
+class Task:
+    """What a batch of workers is to do in a round: what is asked, their states, and their rows."""
+
+    model: Model
+    seed: int
+    states: WorkerStates
+    request: Request
+    oracle: Oracle
+
+
 class Algorithm(ABC):
     """Server and worker as pure state machines; a federation drives them and owns the rows."""
 
@@ -564,10 +576,8 @@ class Algorithm(ABC):
         """The state one worker keeps."""
 
     @abstractmethod
-    def worker_step(
-        self, model: Model, seed: int, rows: WorkerStates, request: Request, oracle: Oracle
-    ) -> tuple[WorkerStates, Replies]:
-        """Answer one request for a batch of workers: their new rows, and what they send."""
+    def worker_step(self, task: Task) -> tuple[WorkerStates, Replies]:
+        """Answer one request for a batch of workers: their new states, and what they send."""
 
     @abstractmethod
     def read_upload(

@@ -34,6 +34,7 @@ from emfed.core.protocols import (
     SimulatesLatents,
     StateField,
     Supports,
+    Task,
     WorkerStates,
 )
 from emfed.core.streams import Purpose, word_source
@@ -483,10 +484,8 @@ class InProcessFederation(Federation):
                 part = replace(part, statistics=supports.take(places, request.statistics))
             rows = self._store.take(places)
             try:
-                oracle = self.oracle(part)
-                rows, replies = self._algorithm.worker_step(
-                    self._model, self._seed, rows, part, oracle
-                )
+                task = Task(self._model, self._seed, rows, part, self.oracle(part))
+                rows, replies = self._algorithm.worker_step(task)
             except Exception as error:
                 if len(positions) == 1:
                     error.add_note(f"while driving {self._where(int(places[0]))}")

@@ -39,6 +39,7 @@ from emfed.core.protocols import (
     Question,
     Request,
     Summaries,
+    Task,
     View,
     WorkerStates,
 )
@@ -872,7 +873,8 @@ class Site:
             oracle = GuardedRows(oracle, model, request.params, self.rules.smallest_group)
         if phase.view.folds:
             oracle = LeftOut(oracle, model, request)
-        rows, replies = phase.algorithm.worker_step(model, phase.seed, state.rows, request, oracle)
+        task = Task(model, phase.seed, state.rows, request, oracle)
+        rows, replies = phase.algorithm.worker_step(task)
         if again and len(replies.workers):
             return state, replies
         return State(rows, request.round, request.statistics, state.phase), replies

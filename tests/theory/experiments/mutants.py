@@ -56,9 +56,10 @@ def never_refreshed(patch: Patch) -> None:
 def memories_forgotten(patch: Patch) -> None:
     """V_i and V are zero again at the beginning of every outer loop."""
 
-    def forget(real: Any, self: Any, model: Any, seed: int, rows: Any, request: Any, o: Any) -> Any:
+    def forget(real: Any, self: Any, task: Any) -> Any:
         # A new generation of memories is how the real code starts them anew.
-        return real(self, model, seed, rows, replace(request, generation=_loop(request.round)), o)
+        request = replace(task.request, generation=_loop(task.request.round))
+        return real(self, replace(task, request=request))
 
     def restart(real: Any, self: Any, model: Any, seed: int, state: Any, heard: Any) -> Any:
         if _loop(heard.request.round) > _loop(heard.request.round - 1):
@@ -124,9 +125,8 @@ def without_replacement(patch: Patch) -> None:
 def wrong_sign(patch: Patch) -> None:
     """Delta_i = S_i - S + V_i."""
 
-    def flip(real: Any, *a: Any) -> Any:
-        rows, fresh, targets = a[3], a[5], a[6]
-        return real(*a[:6], targets + 2 * rows["memory"][fresh], a[7])
+    def flip(real: Any, task: Any, channel: Any, fresh: Any, targets: Any, cost: Any) -> Any:
+        return real(task, channel, fresh, targets + 2 * task.states["memory"][fresh], cost)
 
     around(patch, steps, "hold_upload", flip)
 
