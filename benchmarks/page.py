@@ -44,7 +44,7 @@ MAIN: dict[str, tuple[str, Callable[[Any], float]]] = {
         "speed",
         lambda f: f["pass_seconds"]["full"]["scikit-learn"] / f["pass_seconds"]["full"]["emfed"],
     ),
-    "MNIST by label to the pooled answer, bytes of a site": (
+    "air quality to the pooled answer, bytes of a station": (
         "figure",
         lambda f: _both(_named(f, run="emfed")),
     ),
