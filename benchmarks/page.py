@@ -44,7 +44,7 @@ MAIN: dict[str, tuple[str, Callable[[Any], float]]] = {
         "speed",
         lambda f: f["pass_seconds"]["full"]["scikit-learn"] / f["pass_seconds"]["full"]["emfed"],
     ),
-    "MNIST by label to the pooled answer, bytes of a site": (
+    "air quality to the pooled answer, bytes of a station": (
         "figure",
         lambda f: _both(_named(f, run="emfed")),
     ),
@@ -123,7 +123,7 @@ def history_table(history: list[Any]) -> str:
         known = [entry for entry in history if name in entry["figures"]][-COLUMNS:]
         told = [f"{e['figures'][name]:g} ({e['date']}, {e['commit']})" for e in known]
         rows.append([name, *[""] * (COLUMNS - len(told)), *told])
-    first = max(1, min((sum(not cell for cell in row[1:]) for row in rows), default=0) + 1)
+    first = min(COLUMNS, min(sum(not cell for cell in row[1:]) for row in rows) + 1)
     headings = ["figure", *["before"] * (COLUMNS - first), "last"]
     return table(headings, [[row[0], *row[first:]] for row in rows])
 

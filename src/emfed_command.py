@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from typing import Any
+
+COMPLETION = "_EMFED_COMPLETE"
+"""Set where a shell asks for completions, which like help need no numpy."""
 
 
 def main() -> None:
@@ -22,6 +26,9 @@ def main() -> None:
     if heard:
         signal.signal(signal.SIGINT, leave)
     from emfed.cli.main import main as command
+
+    if not {"-h", "--help", "--version"}.intersection(sys.argv) and COMPLETION not in os.environ:
+        import emfed.fitting  # noqa: F401 (what commands are about to import, numpy with it)
 
     if heard:
         signal.signal(signal.SIGINT, signal.default_int_handler)

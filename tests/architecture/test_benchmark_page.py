@@ -32,8 +32,6 @@ def test_the_page_is_what_the_command_makes_of_the_files() -> None:
     latest, history = (json.loads(path.read_text()) for path in (LATEST, HISTORY))
     text = PAGE.read_text(encoding="utf-8")
     assert page(text, latest, history) == text, "run `python -m benchmarks page`"
-    assert set(latest) >= {section for section, _ in MAIN.values()}
-    assert {name for entry in history for name in entry["figures"]} >= set(MAIN)
     assert len(MAIN) == 10
 
 

@@ -132,8 +132,11 @@ def test_ctrl_c_keeps_what_was_reached(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "trajectories.png").exists()
 
 
-@pytest.mark.parametrize("module", ["emfed.core.version", "typer"])
-def test_ctrl_c_during_imports_is_one_line(module: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "word"),
+    [("emfed.core.version", "--version"), ("typer", "--version"), ("numpy", "demo")],
+)
+def test_ctrl_c_during_imports_is_one_line(module: str, word: str) -> None:
     script = f"""
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -148,6 +151,6 @@ from emfed_command import main
 main()
 """
     done = subprocess.run(
-        [sys.executable, "-c", script, "--version"], capture_output=True, text=True, check=False
+        [sys.executable, "-c", script, word], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "emfed: interrupted\n")

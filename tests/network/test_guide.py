@@ -30,7 +30,7 @@ def test_the_guide_by_the_letter(tmp_path: Path) -> None:
 
 
 def test_the_readme_by_the_letter(tmp_path: Path) -> None:
-    """Pasted into an empty folder it ends with the model of the first example, masked."""
+    """What is pasted ends with the model of the first example, masked."""
     (text,) = (block for block in blocks("sh", ROOT / "README.md") if "emfed serve" in block)
     done = shell(text.replace("9400", str(free_port())), tmp_path)
     said, _ = done.communicate(timeout=120)
@@ -38,12 +38,13 @@ def test_the_readme_by_the_letter(tmp_path: Path) -> None:
     assert "finished: converged after" in said
     assert "component,probability" in said, "the last lines predict"
     assert "rounds (converged); took its model" in said, "and show the end of a site's log"
-    journal = (tmp_path / "site-oslo" / "messages.jsonl").read_text()
+    trial = tmp_path / "trial"
+    journal = (trial / "site-oslo" / "messages.jsonl").read_text()
     assert "masked" in journal
     names: dict[str, object] = {}
     exec(compile(blocks("python", ROOT / "README.md")[0], "README.md", "exec"), names)
     here = np.sort(names["mixture"].means_, axis=0)
-    there = json.loads((tmp_path / "model" / "summary.json").read_text())["parameters"]["means"]
+    there = json.loads((trial / "model" / "summary.json").read_text())["parameters"]["means"]
     np.testing.assert_allclose(np.sort(there, axis=0), here, rtol=0.02)
 
 

@@ -58,7 +58,7 @@ def _no_formulas(frame: Any) -> Any:
     import polars as pl
     from polars import selectors
 
-    text = selectors.string()
+    text = selectors.string().as_expr()
     formula = text.str.contains(r"^[=+\-@\t\r]") & text.cast(pl.Float64, strict=False).is_null()
     return frame.with_columns(pl.when(formula).then("'" + text).otherwise(text).name.keep())
 

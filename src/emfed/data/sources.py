@@ -254,7 +254,7 @@ class ParquetRows(Source):
         frame = scan.select(wanted).cast(kind).collect(engine="streaming")
         if _stamp(self.path) != self._stamp or frame.height != count:
             raise DataError(f"{self.path} was changed while it was being read: start anew.")
-        return frame.select(self.columns).fill_null(float("nan")).to_numpy()
+        return frame[list(self.columns)].fill_null(float("nan")).to_numpy()
 
 
 @final
