@@ -13,11 +13,12 @@ from typing import final
 
 from emfed.core.errors import EmfedError
 from emfed.network.addresses import free_port
-from emfed.network.deployment.joining import SiteSupervisor, StateReport
+from emfed.network.deployment.joining import SiteSupervisor
 from emfed.network.flower.client import DRY_RUN, FOLDER
 from emfed.network.flower.deployment import Node
 from emfed.network.flower.processes import Child, stop_all
 from emfed.network.keys import write_private
+from emfed.network.site import StateReport
 
 logger = logging.getLogger(__name__)
 RETRY = (2.0, 15.0)
