@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 import emfed
-from tests.helpers import first
+from emfed.models.components import as_copies
+from emfed.network import LocalTransport, RemoteFederation, Site
+from tests.helpers import OPEN, first
 from tests.registry import REGISTRY
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
@@ -242,8 +244,8 @@ def table_with_nothing_for_three(name: str) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", ["full", "tied", "spherical", "factors"])
 @pytest.mark.parametrize("name", ["constant", "one constant column", "equal columns", "two values"])
-def test_a_component_without_rows_is_named(name: str, kind: str) -> None:
-    """Noise alone says where it is, so its mean may be anywhere; the others' are in the data."""
+def test_a_component_without_rows_is_named_and_stands_in_the_data(name: str, kind: str) -> None:
+    """Noise alone says where it is, so it becomes a copy of another, without weight."""
     rows = table_with_nothing_for_three(name)
     own = emfed.factor_analysis(1, n_components=3) if kind == "factors" else None
     model: Any = own or emfed.gaussian_mixture(3, kind)
@@ -253,11 +255,92 @@ def test_a_component_without_rows_is_named(name: str, kind: str) -> None:
     low, high = rows.min(axis=0), rows.max(axis=0)
     slack = 0.1 * (high - low) + 1e-3
     empty = np.flatnonzero(ours.params.weights * len(rows) < 0.5)
-    means = np.delete(ours.params.means, empty, axis=0)
+    means = ours.params.means
     assert np.all((means > low - slack) & (means < high + slack))
     words = [str(w.message) for w in told if "no row belongs" in str(w.message)]
     assert len(words) == (1 if len(empty) else 0)
     assert all(str(k) in words[0] for k in empty)
+
+
+def test_copies_change_neither_the_density_nor_what_em_makes_of_it() -> None:
+    """The second of three components has no row; it stands where the heaviest does."""
+    rows = np.random.default_rng(0).normal(size=(400, 2)) * [1.0, 3.0]
+    bound = emfed.fit(emfed.gaussian_mixture(3, "full"), rows, rounds=3, seed=1)
+    model, mass = bound.model, bound.model.layout.slices["mass"]
+    two = bound.statistics.copy()
+    empty = np.array([False, True, False])
+    told = as_copies(model.layout, two, empty)
+    here, weights = model.maximize(told), told[mass]
+    assert weights[1] < 1e-8
+    assert np.allclose(here.means[1], here.means[[0, 2][int(weights[2] > weights[0])]])
+    after = model.maximize(model.expected_statistics(rows, here))
+    assert np.allclose(after.means[1], after.means[[0, 2][int(weights[2] > weights[0])]])
+
+
+def test_means_of_a_spherical_mixture_are_as_fine_as_each_column() -> None:
+    """One spread for all columns is wide beside a narrow column; years stay years all the same."""
+    rng = np.random.default_rng(0)
+    people = rng.lognormal(16, 1.5, 600)
+    rows = np.column_stack([rng.integers(1952, 2008, 600).astype(float), people])
+    ours = emfed.FederatedGaussianMixture(4, covariance_type="spherical", random_state=0)
+    ours.fit(rows, groups=np.arange(600) % 5)
+    inside = (ours.means_ >= rows.min(axis=0)) & (ours.means_ <= rows.max(axis=0))
+    assert inside.all()
+    labels = emfed.FederatedKMeans(4, random_state=0).fit(rows, groups=np.arange(600) % 5)
+    assert np.all((labels.cluster_centers_ > 1952)[:, 0] & (labels.cluster_centers_ < 2008)[:, 0])
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("kind", ["full", "tied", "diag", "spherical", "k-means"])
+def test_a_component_that_starts_without_rows_is_put_to_use(kind: str, workers: int) -> None:
+    """Three groups, two components in the midst of them, and the third far from all rows."""
+    rng = np.random.default_rng(2)
+    rows = np.concatenate([rng.normal(c, 0.3, (60, 2)) for c in (-2.0, 0.0, 2.0)])
+    centres = np.array([[-1.5, -1.5], [1.5, 1.5], [20.0, -20.0]])
+    shape = {"full": np.eye(2), "diag": np.ones(2), "spherical": 1.0}.get(kind, np.eye(2))
+    shapes = shape if kind == "tied" else np.stack([shape] * 3)
+    start: Any = emfed.models.GaussianParameters([0.4999, 0.4999, 0.0002], centres, shapes)
+    model: Any = emfed.models.k_means(3) if kind == "k-means" else emfed.gaussian_mixture(3, kind)
+    if kind == "k-means":
+        start = emfed.models.Centres(centres)
+    options: Any = {"start": start, "start_statistics": "parameters", "seed": 1}
+    ours = emfed.fit(model, rows, groups=np.arange(180) % workers, **options)
+    assert ours.converged
+    assert np.bincount(ours.predict(rows), minlength=3).min() > 5
+
+
+def test_sites_elsewhere_follow_a_component_that_is_put_to_use(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    rows = np.concatenate([rng.normal(c, 0.3, (60, 2)) for c in (-2.0, 0.0, 2.0)])
+    data = {name: rows[j::3] for j, name in enumerate("abc")}
+    centres = np.array([[-1.5, -1.5], [1.5, 1.5], [20.0, -20.0]])
+    start = emfed.models.GaussianParameters([0.4999, 0.4999, 0.0002], centres, np.ones((3, 2)))
+    model = emfed.gaussian_mixture(3, "diag")
+    options: Any = {"start": start, "start_statistics": "parameters", "seed": 1}
+    here = emfed.fit(model, data, **options)
+    sites = {name: Site(table, tmp_path / name, rules=OPEN) for name, table in data.items()}
+    there = emfed.fit(model, RemoteFederation(LocalTransport(sites)), **options)
+    np.testing.assert_allclose(here.statistics, there.statistics, atol=1e-9)
+    assert there.params.weights.min() > 0.1
+    assert there.bytes_up == here.bytes_up
+
+
+def test_columns_with_few_values_do_not_stop_a_tied_mixture() -> None:
+    """The common covariance is far narrower than all rows: their second moment is told finely."""
+    rng = np.random.default_rng(0)
+    which = rng.integers(3, size=500)
+    rows = np.column_stack([np.eye(3)[which], which % 2, rng.normal(size=(500, 5))])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours = emfed.fit(
+            emfed.gaussian_mixture(4, "tied"), rows, groups=np.arange(500) % 5, seed=0, rounds=400
+        )
+    assert ours.converged
+    bound, here = ours.model, ours.statistics
+    for _ in range(100):
+        here = bound.protect(here, bound.expected_statistics(rows, bound.maximize(here)))
+    more = float(bound.log_likelihood(rows, bound.maximize(here))) - ours.log_likelihood(rows)
+    assert more < 1e-3
 
 
 def test_tied_parameters_of_other_rows_are_a_start() -> None:

@@ -250,11 +250,11 @@ class ParquetRows(Source):
 
         kind = pl.Float32 if self.dtype == np.float32 else pl.Float64
         scan = pl.scan_parquet(self.path, glob=False).slice(start, count)
-        wanted = selectors.by_name(*(self.columns or ()))
-        frame = scan.select(wanted).cast(kind).collect(engine="streaming")
+        names = list(self.columns or ())
+        frame = scan.select(selectors.by_name(*names)).cast(kind).collect(engine="streaming")
         if _stamp(self.path) != self._stamp or frame.height != count:
             raise DataError(f"{self.path} was changed while it was being read: start anew.")
-        return frame[list(self.columns)].fill_null(float("nan")).to_numpy()
+        return frame[names].fill_null(float("nan")).to_numpy()
 
 
 @final
