@@ -231,7 +231,7 @@ class Deployment:
         weights = worker_weights(self.config.settings.weights, counts)
         workers = np.arange(len(states))
         return gap(
-            arrays["control"], about["generation"], arrays["accepted"], weights, workers, rows
+            arrays["memory"], about["generation"], arrays["accepted"], weights, workers, rows
         )
 
     def here(self) -> Result:
