@@ -742,10 +742,10 @@ def shown(
         yield replace(watch, callbacks=(show, *watch.callbacks))
 
 
-def warned(fitted: Fitted, stacklevel: int = 3) -> Fitted:
+def warned(fitted: Fitted) -> Fitted:
     """The same, after a warning for each remark."""
     for remark in (*fitted.remarks, *([fitted.shortfall] if fitted.shortfall else [])):
-        warnings.warn(remark, EmfedWarning, stacklevel=stacklevel)
+        warnings.warn(remark, EmfedWarning, stacklevel=3)
     return fitted
 
 

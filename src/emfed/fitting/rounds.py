@@ -720,9 +720,9 @@ class Run(Rounds):
         self.federation.restore_states(arrays["workers"], under("rows/", arrays))
 
     @staticmethod
-    def recall(path: str | Path, hooks: Sequence[Hook], disk: Disk = DISK) -> None:
+    def recall(path: str | Path, hooks: Sequence[Hook]) -> None:
         """Let callbacks that a checkpoint remembers go on from it too."""
-        arrays, description = load_checkpoint(path, disk)
+        arrays, description = load_checkpoint(path)
         for hook in hooks:
             hook.load(under(f"hooks/{hook.name}/", arrays), description["hooks"][hook.name])
 

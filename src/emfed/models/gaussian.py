@@ -146,7 +146,7 @@ class GaussianMixture(MixtureModel):
 
     # Binding.
 
-    @property
+    @cached_property
     def constants(self) -> BoundGaussian:
         """What `bind` was told."""
         return known(self.bound)

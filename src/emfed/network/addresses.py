@@ -49,10 +49,10 @@ def printable(words: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in words)
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that was free a moment ago."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
+def free_port() -> int:
+    """A port of this machine that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 

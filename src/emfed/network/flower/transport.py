@@ -42,8 +42,8 @@ class GridTransport(Transport):
     the key. Nodes without a name go by their number, which lasts as long as their connection.
     """
 
-    def __init__(self, grid: Grid, pause: float = PAUSE, absent: float = ABSENT) -> None:
-        self._grid, self._pause, self._absent = grid, pause, absent
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
         self._waiting: dict[str, tuple[str, int, float]] = {}
         """Messages without an answer: to whom, to which node, and when they expire."""
         self.sent = self.received = 0
@@ -83,9 +83,9 @@ class GridTransport(Transport):
                     yield key, answer
             spent = time.monotonic() - began
             some = len(unsent) < len(messages)
-            if spent > deadline or (some and not asked and spent > self._absent):
+            if spent > deadline or (some and not asked and spent > ABSENT):
                 break
-            time.sleep(self._pause)
+            time.sleep(PAUSE)
 
     def _push(self, unsent: dict[str, bytes], seconds: float) -> set[str]:
         """Send what can be sent now; a message expires with its deadline."""
