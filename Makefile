@@ -69,7 +69,8 @@ SITE = $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --jobs aut
 
 docs: $(DOCS) ## Build the site in build/site; run its examples, draw its figures, check its links
 	$(BIN)/python docs/draw.py
-	$(BIN)/python -m pytest -n auto -m 'long or not long' tests/architecture/test_docs.py
+	$(BIN)/python -m pytest -n auto -m 'long or not long' tests/architecture/test_docs.py \
+		tests/network/test_guide.py
 	$(SITE)
 	@echo "the site is build/site/index.html"
 

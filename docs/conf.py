@@ -43,6 +43,7 @@ autodoc_member_order = "bysource"
 autosummary_generate = False  # site_pages.py writes a page for every public name
 numpydoc_show_class_members = False
 python_use_unqualified_type_names = True
+toc_object_entries_show_parents = "hide"
 python_maximum_signature_line_length = 80
 
 sphinx_gallery_conf = {
