@@ -7,7 +7,6 @@ was measured.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import platform
@@ -52,7 +51,7 @@ from benchmarks.privacy import EPSILONS, bench_privacy
 from benchmarks.right import bench_right
 from benchmarks.rounds import bench_rounds
 from benchmarks.scale import bench_scale
-from benchmarks.starts import bench_choice, bench_counts, bench_gaps
+from benchmarks.starts import FEW_ROWS, bench_choice, bench_counts, bench_gaps
 from benchmarks.startup import bench_startup
 from benchmarks.theory import bench_theory
 
@@ -338,12 +337,10 @@ def right(console: Console) -> list[dict[str, Any]]:
 
 def counts(console: Console, *given: Any) -> list[dict[str, Any]]:
     """Crashes, run-aways and false claims of convergence over every table, type and number."""
-    rows, lines = [], []
-    for (name, kind), own in itertools.groupby(
-        bench_counts(*given), lambda row: (row["data"], row["covariance"])
-    ):
-        cases = list(own)
-        rows += cases
+    rows, lines = list(bench_counts(*given)), []
+    named = {(row["data"], row["covariance"]): row for row in rows}
+    for name, kind in sorted(named):
+        cases = [row for row in rows if (row["data"], row["covariance"]) == (name, kind)]
         fine = [row for row in cases if not row["crash"]]
         gaps, rounds, sizes = ([row[n] for row in fine] for n in ("gap", "rounds", "bytes"))
         lines.append(
@@ -359,14 +356,14 @@ def counts(console: Console, *given: Any) -> list[dict[str, Any]]:
                 f"{np.median(sizes):.1f}" if fine else "",
             )
         )
-        console.print(*lines[-1])
     fine = [row for row in rows if not row["crash"]]
     worst = max(fine, key=lambda row: row["gap"])
     crashed, away, false = ([row for row in rows if row.get(n)] for n in ("crash", "away", "false"))
     where = ", ".join(str(worst[n]) for n in ("data", "covariance", "k", "seed"))
     title = (
         f"{len(rows)} fits by workers: {len(crashed)} crashes, {len(away)} run-aways, {len(false)} "
-        f"false claims; largest gap {worst['gap']:+.3f} ({where})"
+        f"false claims; median gap {np.median([row['gap'] for row in fine]):+.4f}, largest "
+        f"{worst['gap']:+.3f} ({where})"
     )
     heads = ("data", "type", "fits", "crashes", "away", "false", "converged")
     show(console, title, (*heads, "gap", "largest", "rounds", "x raw bytes"), lines)
@@ -375,9 +372,13 @@ def counts(console: Console, *given: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def estimators(console: Console) -> dict[str, Any]:
+def estimators(
+    console: Console, keep: Path | None = None, minutes: float = np.inf
+) -> dict[str, Any]:
     """The estimators beside scikit-learn: how fits end, speed from one start, starts, quality."""
-    ends = counts(console)
+    ends = counts(console, tuple(range(2, 9)), 5, FEW_ROWS, keep, minutes)
+    if minutes < np.inf:  # the rest wants the whole of it
+        return {"ends": ends}
     fits = bench_speed()
     lines: list[Any] = [
         (
@@ -702,6 +703,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     parser.add_argument("--plans", type=int, default=1000, help="fault plans to try")
     parser.add_argument("--first", type=int, default=0, help="the seed of the first fault plan")
+    parser.add_argument("--keep", type=Path, help="a file of the fits of estimators, to go on from")
+    parser.add_argument("--minutes", type=float, default=np.inf, help="of estimators; fits alone")
     arguments = parser.parse_args()
     if arguments.section == ["page"]:
         return write_page(arguments.json or Path("build/benchmarks.json"))
@@ -710,7 +713,10 @@ def main() -> None:
     unknown = set(arguments.section) - set(SECTIONS)
     if unknown:
         parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
-    sections = SECTIONS | {"faults": partial(faults, plans=arguments.plans, first=arguments.first)}
+    sections = SECTIONS | {
+        "faults": partial(faults, plans=arguments.plans, first=arguments.first),
+        "estimators": partial(estimators, keep=arguments.keep, minutes=arguments.minutes),
+    }
     console = Console(width=110)
     figures: dict[str, Any] = {"machine": machine(), "tables": {}, "seconds": {}}
     console.print(", ".join(f"{k} {v}" for k, v in figures["machine"].items() if k != "blas"))
