@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import emfed
+from emfed.models.components import as_copies
 from tests.helpers import first
 from tests.registry import REGISTRY
 
@@ -242,8 +243,8 @@ def table_with_nothing_for_three(name: str) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", ["full", "tied", "spherical", "factors"])
 @pytest.mark.parametrize("name", ["constant", "one constant column", "equal columns", "two values"])
-def test_a_component_without_rows_is_named(name: str, kind: str) -> None:
-    """Noise alone says where it is, so its mean may be anywhere; the others' are in the data."""
+def test_a_component_without_rows_is_named_and_stands_in_the_data(name: str, kind: str) -> None:
+    """Noise alone says where it is, so it becomes a copy of another, without weight."""
     rows = table_with_nothing_for_three(name)
     own = emfed.factor_analysis(1, n_components=3) if kind == "factors" else None
     model: Any = own or emfed.gaussian_mixture(3, kind)
@@ -253,11 +254,39 @@ def test_a_component_without_rows_is_named(name: str, kind: str) -> None:
     low, high = rows.min(axis=0), rows.max(axis=0)
     slack = 0.1 * (high - low) + 1e-3
     empty = np.flatnonzero(ours.params.weights * len(rows) < 0.5)
-    means = np.delete(ours.params.means, empty, axis=0)
+    means = ours.params.means
     assert np.all((means > low - slack) & (means < high + slack))
     words = [str(w.message) for w in told if "no row belongs" in str(w.message)]
     assert len(words) == (1 if len(empty) else 0)
     assert all(str(k) in words[0] for k in empty)
+
+
+def test_copies_change_neither_the_density_nor_what_em_makes_of_it() -> None:
+    """The second of three components has no row; it stands where the heaviest does."""
+    rows = np.random.default_rng(0).normal(size=(400, 2)) * [1.0, 3.0]
+    bound = emfed.fit(emfed.gaussian_mixture(3, "full"), rows, rounds=3, seed=1)
+    model, mass = bound.model, bound.model.layout.slices["mass"]
+    two = bound.statistics.copy()
+    empty = np.array([False, True, False])
+    told = as_copies(model.layout, two, empty)
+    here, weights = model.maximize(told), told[mass]
+    assert weights[1] < 1e-8
+    assert np.allclose(here.means[1], here.means[[0, 2][int(weights[2] > weights[0])]])
+    after = model.maximize(model.expected_statistics(rows, here))
+    assert np.allclose(after.means[1], after.means[[0, 2][int(weights[2] > weights[0])]])
+
+
+def test_means_of_a_spherical_mixture_are_as_fine_as_each_column() -> None:
+    """One spread for all columns is wide beside a narrow column; years stay years all the same."""
+    rng = np.random.default_rng(0)
+    people = rng.lognormal(16, 1.5, 600)
+    rows = np.column_stack([rng.integers(1952, 2008, 600).astype(float), people])
+    ours = emfed.FederatedGaussianMixture(4, covariance_type="spherical", random_state=0)
+    ours.fit(rows, groups=np.arange(600) % 5)
+    inside = (ours.means_ >= rows.min(axis=0)) & (ours.means_ <= rows.max(axis=0))
+    assert inside.all()
+    labels = emfed.FederatedKMeans(4, random_state=0).fit(rows, groups=np.arange(600) % 5)
+    assert np.all((labels.cluster_centers_ > 1952)[:, 0] & (labels.cluster_centers_ < 2008)[:, 0])
 
 
 def test_tied_parameters_of_other_rows_are_a_start() -> None:

@@ -40,10 +40,10 @@ from emfed.fitting.rounds import Run, remembered
 from emfed.fitting.selection import (
     Selection,
     choose,
-    empty_remarks,
     floor_remarks,
     with_setting,
     within_rows,
+    without_empty,
 )
 from emfed.fitting.session import Session, digest, recast
 from emfed.fitting.settings import TOL, FitSettings
@@ -413,7 +413,7 @@ def _finished(
             "the number of components that was chosen had left the run early, as others promised "
             "more: fit it by itself, or compare fewer with drop=False."
         )
-    remarks += empty_remarks(result)
+    result = without_empty(result, remarks)
     if settings.scores:  # with masks the mean over all; each site looks at its own
         result = with_scores(result, session, place, remarks)
     if settings.errors:

@@ -12,6 +12,7 @@ import numpy as np
 from emfed.artifacts.result import CRITERIA, Result, criterion
 from emfed.core.protocols import FloatArray, HeldUp, Model
 from emfed.models import HiddenMarkov
+from emfed.models.components import TRACE, as_copies
 
 ATOM_SHARE, ROWS_PER_PARAMETER = 0.2, 5.0
 """Rows at one value of a column are an atom of it if they are this share of all, and this many for
@@ -174,26 +175,34 @@ def collapses(result: Result) -> bool:
     return any(on_few_rows(h, result.samples, model.n_features) for h in held)
 
 
-def empty_remarks(result: Result) -> list[str]:
-    """Components that explain less than half a row, in words.
+def without_empty(result: Result, remarks: list[str]) -> Result:
+    """The result with components that explain less than half a row as copies of the heaviest.
 
-    Nothing but noise says where they are. They are left there all the same: EM would begin to climb
-    again from any other place, and the fit had not converged.
+    Nothing but noise says where such a component is, so its mean may lie outside all rows. A copy
+    of another without weight changes no density, and EM from there gains nothing: at any other
+    place it would begin to climb again, and the fit had not converged. ``remarks`` name them.
     """
     model = result.model
     if "mass" not in model.layout.slices:
-        return []
+        return result
     mass = result.statistics[model.layout.slices["mass"]]
     steps = model.length if isinstance(model, HiddenMarkov) else 1.0  # of a sequence: they are rows
-    empty = np.flatnonzero(mass < 0.5 / (result.samples * steps)).tolist()
-    if not empty:
-        return []
-    names = ", ".join(map(str, empty))
-    return [
-        f"no row belongs to component{'s' if len(empty) > 1 else ''} {names} (counting from 0), so "
-        "its parameters say nothing: fewer components describe the rows as well, and another start "
-        "(n_init) may find a use for it."
-    ]
+    empty = mass < 0.5 / (result.samples * steps)
+    if not empty.any() or empty.all():
+        return result
+    statistics = as_copies(model.layout, result.statistics, empty)
+    if model.inside(statistics):
+        params = model.to_user(model.maximize(statistics))
+        result = replace(result, statistics=statistics, params=params)
+        empty = statistics[model.layout.slices["mass"]] <= TRACE * (1 + 1e-9)
+    several = int(empty.sum()) > 1
+    names = ", ".join(map(str, np.flatnonzero(empty).tolist()))
+    remarks.append(
+        f"no row belongs to component{'s' * several} {names} (counting from 0): "
+        f"{'they stand' if several else 'it stands'} as a copy of another, without weight. Fewer "
+        "components describe the rows as well, and another start (n_init) may find a use for it."
+    )
+    return result
 
 
 def floor_remarks(result: Result) -> list[str]:

@@ -92,6 +92,8 @@ class Clusters(Model):
         The mean squared distance to the common mean, in the frame; binding fills it in.
     framed : bool
         Whether the frame is that of another model, which binding leaves as it is.
+    spreads : array or None
+        The variances of the columns in the frame, if they are not all 1; binding fills them in.
 
     Examples
     --------
@@ -108,6 +110,7 @@ class Clusters(Model):
     samples: int = 0
     variance: float = 0.0
     framed: bool = False
+    spreads: FloatArray | None = None
 
     def __post_init__(self) -> None:
         check_count("n_clusters", self.n_components)
@@ -156,15 +159,24 @@ class Clusters(Model):
         whole = self.combine(summaries, weights)
         kind = "diag" if self.standardised else "spherical"
         frame = common_frame(whole["mean"], whole["scatter"], kind, floored=True)
-        variance = float((whole["scatter"] / frame.scale**2).sum())
-        return dataclasses.replace(self, frame=frame, samples=samples, variance=variance)
+        spreads = whole["scatter"] / frame.scale**2
+        bound = {"frame": frame, "samples": samples, "variance": float(spreads.sum())}
+        return dataclasses.replace(self, **bound, spreads=None if self.standardised else spreads)
 
     @classmethod
-    def within(cls, frame: Frame, count: int, samples: int) -> Clusters:
+    def within(
+        cls, frame: Frame, count: int, samples: int, spreads: FloatArray | None = None
+    ) -> Clusters:
         """Clusters in a frame that another model has already been bound to."""
         one_scale = bool(np.all(frame.scale == frame.scale[0]))
         d = float(len(frame.origin))
-        return cls(count, not one_scale, frame=frame, samples=samples, variance=d, framed=True)
+        own = {"frame": frame, "samples": samples, "variance": d, "framed": True}
+        return cls(count, not one_scale, **own, spreads=spreads)
+
+    @property
+    def column_variances(self) -> FloatArray:
+        """Those of all rows, in the frame."""
+        return np.ones(self.n_features) if self.spreads is None else self.spreads
 
     def silent_below(self, rows: int) -> Clusters:
         """The same, with no word about clusters that hold fewer of a worker's rows."""
@@ -179,7 +191,7 @@ class Clusters(Model):
 
     @property
     def moment_of_rows(self) -> FloatArray | None:
-        return None
+        return None if self.spreads is None else np.diag(self.spreads)
 
     def rows_at(self, points: FloatArray) -> FloatArray:
         return points * self._frame.scale + self._frame.origin
@@ -356,6 +368,11 @@ class Clusters(Model):
             "fill": self.fill,
             "smallest": self.smallest,
             **({"frame": self._frame.describe(), "samples": self.samples} if self.framed else {}),
+            **(
+                {"spreads": self.spreads.tolist()}
+                if self.framed and self.spreads is not None
+                else {}
+            ),
         }
 
 
@@ -367,11 +384,13 @@ def _clusters(
     smallest: int = 1,
     frame: Mapping[str, Any] | None = None,
     samples: int = 0,
+    spreads: Sequence[float] | None = None,
 ) -> Clusters:
     """k-means from its description, in the frame of another model if that has one."""
     if frame is None:
         return Clusters(n_components, standardised, fill, smallest)
-    found = Clusters.within(Frame.read(frame), n_components, samples)
+    known = None if spreads is None else np.asarray(spreads, dtype=np.float64)
+    found = Clusters.within(Frame.read(frame), n_components, samples, known)
     return dataclasses.replace(found, standardised=standardised, fill=fill, smallest=smallest)
 
 
@@ -563,10 +582,11 @@ class Buckets(Model):
         draws = normals(self.seed, 0, Purpose.CELLS_SPLIT, address, count * d).reshape(count, d)
         return REACH * d**0.25 * draws / np.sqrt((draws**2).sum(axis=1, keepdims=True))
 
-    @staticmethod
-    def _spread(mass: FloatArray, centres: FloatArray) -> FloatArray:
-        """Standard deviations within buckets, by column: those of all rows are 1 in the frame."""
-        return np.sqrt(np.maximum(1 - mass @ centres**2, NARROWEST))
+    def _spread(self, mass: FloatArray, centres: FloatArray) -> FloatArray:
+        """Standard deviations within buckets, by column."""
+        whole = self.inner.column_variances
+        whole = np.where(whole > 0, whole, 1.0)
+        return np.sqrt(np.maximum(whole - mass @ centres**2, NARROWEST * whole))
 
     def metric(self, params: BucketParameters) -> BucketMetric:
         used = params.mass > 0

@@ -55,6 +55,30 @@ def keep_dying(
     return layout.join(out)
 
 
+TRACE = 1e-9
+"""The mass of a component that stands for none: nothing that is computed notices it."""
+
+
+def as_copies(layout: Layout, statistics: FloatArray, empty: BoolArray) -> FloatArray:
+    """Statistics whose ``empty`` components are copies of the heaviest, with a trace of mass.
+
+    The density stays as it is, and so does EM: copies share rows by their masses, for ever. Where
+    the layout has nothing but ``mass`` and ``first`` the others come first, as k-means gives a row
+    to the first of equal centres.
+    """
+    parts = {name: value.copy() for name, value in layout.split(statistics).items()}
+    order = np.arange(len(empty))
+    if set(parts) == {"mass", "first"}:
+        order = np.argsort(empty, kind="stable")
+    source = int(np.argmax(np.where(empty, -1.0, parts["mass"])))
+    share = TRACE / parts["mass"][source]
+    for name, value in parts.items():
+        if name != "total":  # that of all components
+            value[empty] = value[source] * share
+            value[:] = value[order]
+    return layout.join(parts)
+
+
 NEAR_FLOOR = 1.001
 """Spreads up to so many times the floor stand on it: T raises them there, to rounding."""
 

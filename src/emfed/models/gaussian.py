@@ -194,7 +194,9 @@ class GaussianMixture(MixtureModel):
         spread = np.diagonal(moment) if products else moment
         frame = common_frame(origin, spread, self.kind, floored=self.covariance_floor > 0)
         moment = moment / (np.outer(frame.scale, frame.scale) if products else frame.scale**2)
-        if self.kind != "tied" and self.n_components > 1:
+        if self.kind == "spherical" and self.n_components > 1:
+            moment = spread / frame.scale**2
+        elif self.kind != "tied" and self.n_components > 1:
             moment = np.empty(0)  # of no use
         return dataclasses.replace(self, bound=BoundGaussian(frame, samples, moment))
 
@@ -410,7 +412,10 @@ class GaussianMixture(MixtureModel):
 
     def clusters(self, count: int) -> Clusters:
         """k-means in the model's own frame."""
-        return Clusters.within(self.constants.frame, count, self.constants.samples)
+        known, spreads = self.constants, None
+        if self.kind == "spherical" and len(known.second_moment):
+            spreads = known.second_moment
+        return Clusters.within(known.frame, count, known.samples, spreads)
 
     def start_at(
         self, mass: FloatArray, centres: FloatArray, spread: FloatArray
@@ -430,7 +435,9 @@ class GaussianMixture(MixtureModel):
     @property
     def moment_of_rows(self) -> FloatArray | None:
         moment = self.constants.second_moment
-        return moment if moment.ndim == 2 else None
+        if moment.ndim == 2:
+            return moment
+        return np.diag(moment) if self.kind == "spherical" and len(moment) else None
 
     def settle_clusters(
         self, mass: FloatArray, centres: FloatArray
@@ -440,7 +447,9 @@ class GaussianMixture(MixtureModel):
 
     def metric(self, params: GaussianParameters) -> GaussianMetric:
         """The Fisher metric of the complete-data model at these parameters."""
-        return GaussianMetric.at(params, self.kind, self.layout, self.constants.samples)
+        known = self.constants
+        columns = known.second_moment if self.kind == "spherical" else np.empty(0)
+        return GaussianMetric.at(params, self.kind, self.layout, known.samples, columns)
 
     def statistics_of(self, params: GaussianParameters) -> FloatArray:
         """mass = pi, first = pi mu, second = pi (Sigma + mu mu^T)."""

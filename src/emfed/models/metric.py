@@ -42,6 +42,7 @@ def lightest(weights: FloatArray, samples: float) -> float:
     return float(np.min(ratio, where=alive, initial=1.0))
 
 
+NO_COLUMNS = np.empty(0)
 MOST_MODES = 400
 """Sizes of the matrix S beyond which `Stiffness` is not worth its time (20 directions: 210)."""
 
@@ -117,14 +118,27 @@ class GaussianMetric(Metric):
     root: FloatArray
     """L for matrices, standard deviations otherwise, in the covariances' shape."""
     inverse_root: FloatArray
+    narrow: FloatArray | float = 1.0
+    """Spreads of columns over the one of a spherical component, where they are less: ``(K, d)``."""
     lightest: float = 1.0
     stiffness: Stiffness | None = None
 
     @classmethod
     def at(
-        cls, params: GaussianParameters, kind: str, layout: Layout, samples: float = np.inf
+        cls,
+        params: GaussianParameters,
+        kind: str,
+        layout: Layout,
+        samples: float = np.inf,
+        variances: FloatArray = NO_COLUMNS,
     ) -> Self:
-        """The metric at these parameters, fitted to so many samples."""
+        """The metric at these parameters, fitted to so many samples.
+
+        With the ``variances`` of its columns a spherical model is told of each column as finely as
+        that column varies: what is nothing beside the one spread that all columns share may be
+        more than a narrow column holds.
+        """
+        narrow: FloatArray | float = 1.0
         root_weights = np.sqrt(floored(params.weights))
         if kind in ("full", "tied", "known"):
             root: FloatArray = np.linalg.cholesky(params.covariances).astype(np.float64)
@@ -134,11 +148,13 @@ class GaussianMetric(Metric):
             if kind == "spherical":
                 root = root[..., None]
             inverse = np.reciprocal(root)
+        if len(variances):
+            narrow = np.minimum(np.sqrt(np.where(variances > 0, variances, np.inf)) / root, 1.0)
         light = lightest(params.weights, samples)
         stiff = None
         if kind == "tied" and "total" not in layout.slices:
             stiff = Stiffness.of(root_weights, params.means @ inverse.T)
-        return cls(kind, layout, root_weights, params.means, root, inverse, light, stiff)
+        return cls(kind, layout, root_weights, params.means, root, inverse, narrow, light, stiff)
 
     def _apply(self, factor: FloatArray, vectors: FloatArray) -> FloatArray:
         """L or L^-1 times ``(..., K, d)`` vectors, component by component."""
@@ -157,7 +173,8 @@ class GaussianMetric(Metric):
         mu, roots = self.means, self.root_weights
         out = {
             "mass": mass / roots,
-            "first": self._apply(self.inverse_root, first - mu * mass[..., None]) / roots[:, None],
+            "first": self._apply(self.inverse_root, first - mu * mass[..., None])
+            / (roots[:, None] * self.narrow),
         }
         if self.stiffness is not None:
             out["mass"], out["first"] = self.stiffness.apply(out["mass"], out["first"], 1.0)
@@ -210,7 +227,8 @@ class GaussianMetric(Metric):
             mass, first = self.stiffness.apply(parts["mass"], parts["first"], -1.0)
             parts = {**parts, "mass": mass, "first": first}
         mass = parts["mass"] * roots
-        first = self._apply(self.root, parts["first"] * roots[:, None]) + mu * mass[..., None]
+        first = parts["first"] * (roots[:, None] * self.narrow)
+        first = self._apply(self.root, first) + mu * mass[..., None]
         out = {"mass": mass, "first": first}
         if "second" in parts:
             out["second"] = self._unwhiten_second(mass, first, parts["second"])

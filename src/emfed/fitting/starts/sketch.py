@@ -29,7 +29,7 @@ ROWS_PER_BUCKET, MOST_ROWS = 8, 8000
 NEIGHBOURS = 3
 """Neighbours whose distance says how wide a bucket is. Not tuned: one alone is noisy."""
 NARROWEST = 0.01
-"""The least variance within buckets, in any direction."""
+"""The least variance within buckets, in any direction, in that of all rows."""
 ATTEMPTS, KEPT = 10, 3
 """Starts tried on a sketch for each number of components, and those that go on to the end."""
 SPLITS = 4
@@ -88,7 +88,9 @@ class Sketch:
         """Statistics of a start at these clusters."""
         shares = np.maximum(shares, 0.1 / len(shares))
         shares = shares / shares.sum()
-        within = HARDNESS * np.maximum(1 - shares @ centres**2, 0.05)
+        whole = self.weights @ self.points**2 / self.weights.sum()
+        within = HARDNESS * np.maximum(whole - shares @ centres**2, 0.05 * whole)
+        within = np.where(within > 0, within, HARDNESS)
         return np.asarray(model.statistics_of(model.start_at(shares, centres, within)))
 
     def _climb(self, model: Any, statistics: FloatArray, steps: int) -> FloatArray:
@@ -162,7 +164,7 @@ class Sketch:
 def _power(moment: FloatArray, exponent: float) -> FloatArray:
     """A power of a symmetric matrix, of one that is nearly singular, too."""
     values, vectors = np.linalg.eigh(moment)
-    least = 1e-9 * max(float(values[-1]), 1e-300)
+    least = max(1e-18 * float(values[-1]), 1e-30)
     return np.asarray((vectors * np.maximum(values, least) ** exponent) @ vectors.T)
 
 
@@ -182,10 +184,12 @@ def drawn(
     counts = np.maximum(1, np.round(rows * mass)).astype(np.int64)
     bucket, d = np.repeat(np.arange(len(mass)), counts), means.shape[1]
     between = (mass[:, None] * means).T @ means
-    values, vectors = 1 - np.diagonal(between), np.eye(d)
-    if whole is not None:
-        values, vectors = np.linalg.eigh(whole - between)
-    within = np.sqrt(np.maximum(values, NARROWEST)) * vectors
+    values, within = 1 - np.diagonal(between), np.eye(d)
+    if whole is not None:  # in units of the spread of all rows in that direction
+        inverse = _power(whole, -0.5)
+        values, vectors = np.linalg.eigh(np.eye(d) - inverse @ between @ inverse)
+        within = _power(whole, 0.5) @ vectors
+    within = within * np.sqrt(np.maximum(values, NARROWEST))
     wide = np.ones(len(mass))
     if len(mass) > 1:
         apart = ((means[:, None] - means) ** 2).sum(axis=-1)
