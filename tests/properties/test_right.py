@@ -13,7 +13,8 @@ import pytest
 
 import emfed
 from emfed.models.components import as_copies
-from tests.helpers import first
+from emfed.network import LocalTransport, RemoteFederation, Site
+from tests.helpers import OPEN, first
 from tests.registry import REGISTRY
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
@@ -287,6 +288,58 @@ def test_means_of_a_spherical_mixture_are_as_fine_as_each_column() -> None:
     assert inside.all()
     labels = emfed.FederatedKMeans(4, random_state=0).fit(rows, groups=np.arange(600) % 5)
     assert np.all((labels.cluster_centers_ > 1952)[:, 0] & (labels.cluster_centers_ < 2008)[:, 0])
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("kind", ["full", "tied", "diag", "spherical", "k-means"])
+def test_a_component_that_starts_without_rows_is_put_to_use(kind: str, workers: int) -> None:
+    """Three groups and two starts in the midst of them: the third component is far from all rows."""
+    rng = np.random.default_rng(2)
+    rows = np.concatenate([rng.normal(c, 0.3, (60, 2)) for c in (-2.0, 0.0, 2.0)])
+    centres = np.array([[-1.5, -1.5], [1.5, 1.5], [90.0, -90.0]])
+    shape = {"full": np.eye(2), "diag": np.ones(2), "spherical": 1.0}.get(kind, np.eye(2))
+    shapes = shape if kind == "tied" else np.stack([shape] * 3)
+    start: Any = emfed.models.GaussianParameters([0.4, 0.4, 0.2], centres, shapes)
+    model: Any = emfed.models.k_means(3) if kind == "k-means" else emfed.gaussian_mixture(3, kind)
+    if kind == "k-means":
+        start = emfed.models.Centres(centres)
+    ours = emfed.fit(model, rows, groups=np.arange(180) % workers, start=start, tol=1e-6, seed=1)
+    assert ours.converged
+    assert np.bincount(ours.predict(rows), minlength=3).min() > 5
+
+
+def test_sites_elsewhere_follow_a_component_that_is_put_to_use(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    rows = np.concatenate([rng.normal(c, 0.3, (60, 2)) for c in (-2.0, 0.0, 2.0)])
+    data = {name: rows[j::3] for j, name in enumerate("abc")}
+    centres = np.array([[-1.5, -1.5], [1.5, 1.5], [90.0, -90.0]])
+    start = emfed.models.GaussianParameters([0.4, 0.4, 0.2], centres, np.ones((3, 2)))
+    model = emfed.gaussian_mixture(3, "diag")
+    here = emfed.fit(model, data, start=start, seed=1)
+    sites = {name: Site(table, tmp_path / name, rules=OPEN) for name, table in data.items()}
+    there = emfed.fit(model, RemoteFederation(LocalTransport(sites)), start=start, seed=1)
+    np.testing.assert_allclose(here.statistics, there.statistics, atol=1e-9)
+    assert there.params.weights.min() > 0.1
+    assert there.bytes_up == here.bytes_up
+
+
+def test_columns_with_few_values_do_not_stop_a_tied_mixture() -> None:
+    """The common covariance is far narrower than all rows: their second moment is told finely."""
+    rng = np.random.default_rng(0)
+    which = rng.integers(3, size=500)
+    rows = np.column_stack([np.eye(3)[which], which % 2, rng.normal(size=(500, 5))])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours = emfed.fit(
+            emfed.gaussian_mixture(4, "tied"), rows, groups=np.arange(500) % 5, seed=0, rounds=400
+        )
+    assert ours.converged
+    bound, here = ours.model, ours.statistics
+    for _ in range(100):
+        here = bound.protect(here, bound.expected_statistics(rows, bound.maximize(here)))
+    more = float(bound.log_likelihood(rows, bound.maximize(here))) - ours.log_likelihood(rows)
+    assert more < 1e-3
+    assert sum(record.guard_hits > 0 for record in ours.records) < 10
 
 
 def test_tied_parameters_of_other_rows_are_a_start() -> None:

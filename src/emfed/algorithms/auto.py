@@ -416,13 +416,21 @@ class AutoEM(Algorithm):
     def _step(
         self, seen: Seen, seed: int, move: FloatArray, limit: float, noise: float
     ) -> steps.Moved:
-        """Broadcast a step; in full where it is so long that its noise would be too much."""
+        """Broadcast a step; in full where it is so long that its noise would be too much.
+
+        Or where noise leads out of the domain and the step itself does not: at its boundary (a
+        common covariance of columns with few values) the guard would halve every step to nothing.
+        """
         white = seen.metric.whiten(move)
-        if self._guarded and _OPERATOR.finest * float(white @ white) > limit * len(white):
+        long = _OPERATOR.finest * float(white @ white) > limit * len(white)
+        if self._guarded and long:
             return steps.move_in_full(seen.model, seen.state, seen.request, move)
         operator = ChosenDithering(noise, self._budget)
         down = steps.Channel(operator, None, in_metric=True)
-        return steps.move_by(seen.model, seed, seen.state, seen.request, move, down)
+        moved = steps.move_by(seen.model, seed, seen.state, seen.request, move, down)
+        if self._guarded and moved.hits and _inside(seen.model, seen.state.statistics, move):
+            return steps.move_in_full(seen.model, seen.state, seen.request, move)
+        return moved
 
     def _move(self, seen: Seen, gain: float, extras: Extras) -> tuple[FloatArray, Extras]:
         """H, and some of the way from the point that the last step led to, while it helps."""

@@ -85,6 +85,7 @@ __all__ = [
     "ScoresRows",
     "ServerState",
     "SimulatesLatents",
+    "SplitsComponents",
     "StartsFromClusters",
     "StepInfo",
     "Summaries",
@@ -340,6 +341,17 @@ class StartsFromClusters(Protocol):
     @property
     def moment_of_rows(self) -> FloatArray | None:
         """The second moment of all rows in that frame, ``(d, d)``, if the opening told it."""
+
+
+@runtime_checkable
+class SplitsComponents(Protocol):
+    """A model that can put a component without rows to use."""
+
+    def split(self, statistics: FloatArray, empty: BoolArray, attempt: int) -> FloatArray:
+        """Statistics whose ``empty`` components are halves of others, as wide together as before.
+
+        Each ``attempt`` splits others than the last.
+        """
 
 
 @runtime_checkable

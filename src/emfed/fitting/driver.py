@@ -28,7 +28,15 @@ from emfed.core.errors import (
     SettingsError,
     check_count,
 )
-from emfed.core.protocols import WHOLE, Algorithm, Federation, FloatArray, NamesColumns, View
+from emfed.core.protocols import (
+    WHOLE,
+    Algorithm,
+    Federation,
+    FloatArray,
+    NamesColumns,
+    SplitsComponents,
+    View,
+)
 from emfed.core.records import Records, RoundRecord
 from emfed.core.registry import plain
 from emfed.data.workers import as_workers
@@ -40,6 +48,7 @@ from emfed.fitting.rounds import Run, remembered
 from emfed.fitting.selection import (
     Selection,
     choose,
+    empty_components,
     floor_remarks,
     with_setting,
     within_rows,
@@ -60,6 +69,8 @@ FederationName = Literal["stacked", "loop", "ray"] | Federation
 """Where the workers of a table run."""
 NUMBERS_AT_ONCE = 1 << 20
 """Statistics in one answer to a question about many parameters: 8 MB."""
+RESEEDS = 3
+"""How often components without rows are put to use again."""
 POINTS = 64
 """Rounds whose statistics are remembered for a curve: memory does not grow with the fit."""
 
@@ -197,9 +208,13 @@ def _make_rounds(
     if tolerance and _nothing_left(session, climb, parts if exact else ()):
         stopped, run.confirmed = "nats", True
     else:
-        stopped = _until(run, stop, hooks, watch)
-    if stopped == "callback" and climb is not None and climb.settled:
-        stopped, run.confirmed = "nats", True  # EM's own steps are full passes
+        stopped = _until(run, stop, hooks, watch, climb)
+        for attempt in range(RESEEDS if tolerance and len(parts) == 1 else 0):
+            if stopped != "nats" or not _reseed(run, attempt):
+                break
+            for hook in own:
+                hook.attach(run)
+            stopped = _until(run, stop, hooks, watch, climb)
     if tolerance and climb is None and stopped != "interrupted" and run.settle():
         remarks.append(
             "the run ended worse than it began, so the start is kept: its noise was too much for "
@@ -379,14 +394,39 @@ def plain_start(params: Any) -> str:
     return digest(b"".join(np.ascontiguousarray(a).tobytes() for a in params.arrays().values()))
 
 
-def _until(run: Run, stop: Stop, hooks: Sequence[Callback], watch: Watch) -> str:
+def _reseed(run: Run, attempt: int) -> bool:
+    """Put components without rows to use, if there are any: the run goes on from halves of others.
+
+    No message tells where rows are that the model describes badly; the server knows how wide the
+    components are, and halves of a wide one lose next to nothing.
+    """
+    together = isinstance(run.model, SideBySide)
+    model = run.model.models[0] if together else run.model
+    cut = run.model.cuts[0] if together else slice(None)
+    statistics = run.state.statistics.copy()
+    empty = empty_components(model, statistics[cut], run.session.total)
+    if not empty.any() or empty.all() or not isinstance(model, SplitsComponents):
+        return False
+    statistics[cut] = model.split(statistics[cut], empty, attempt)
+    if not run.model.inside(statistics):
+        return False
+    run.restart(statistics)
+    return True
+
+
+def _until(
+    run: Run, stop: Stop, hooks: Sequence[Callback], watch: Watch, climb: Climb | None
+) -> str:
     """The rounds; an error carries what they had reached."""
     try:
-        return run.until(stop, hooks, watch.checkpoint, watch.checkpoint_every)
+        stopped = run.until(stop, hooks, watch.checkpoint, watch.checkpoint_every)
     except Exception as error:
         with contextlib.suppress(Exception):  # the parameters may be what cannot be computed
             setattr(error, "result", result_of(run, "error"))  # noqa: B010 (any exception)
         raise
+    if stopped == "callback" and climb is not None and climb.settled:
+        stopped, run.confirmed = "nats", True  # EM's own steps are full passes
+    return stopped
 
 
 def _finished(

@@ -537,25 +537,29 @@ class Run(Rounds):
         if not model.inside(statistics):  # the parameters fit these rows so badly: begin anew
             statistics = model.statistics_of(model.start(self.seed))
         self.first = statistics  # of other rows, what it was before does not compare
-        state = replace(self.state, statistics=statistics, round=self.state.round + 1)
-        self.model, self._params, self.samples = model, None, self.session.samples
+        self.model, self.samples = model, self.session.samples
         self.algorithm = self._resolved()
+        nothing = opening_record(len(request.workers), int(replies.evaluations.sum()))
+        return self.restart(
+            statistics, replace(nothing, answered=len(replies.workers), seconds=seconds)
+        )
+
+    def restart(self, statistics: FloatArray, record: RoundRecord | None = None) -> RoundRecord:
+        """A round without a step: all memories start at zero, in a new phase from these statistics.
+
+        ``record`` is what the round cost, if it asked anybody.
+        """
+        record = opening_record(0, 0) if record is None else record
+        told = replace(record, round=self.state.round, generation=self.state.generation)
+        state = replace(self.state, statistics=statistics, round=self.state.round + 1)
+        self._params, self.confirmed = None, False
         self.state = self.algorithm.forget(state)
         self.accepted[:] = -1
         self.phase = self.since = self.session.phase + 1
         self._followed = state.round
         self._step_sizes.append(0)
         self._begin_phase()
-        nothing = opening_record(len(request.workers), int(replies.evaluations.sum()))
-        return self._record(
-            replace(
-                nothing,
-                round=request.round,
-                generation=request.generation,
-                answered=len(replies.workers),
-                seconds=seconds,
-            )
-        )
+        return self._record(told)
 
     def _diagnose(self, state: ServerState) -> tuple[float | None, float | None]:
         """|h(S)|^2 and the objective at T(S), when the monitor asks for them in this round."""

@@ -10,7 +10,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.artifacts.result import CRITERIA, Result, criterion
-from emfed.core.protocols import FloatArray, HeldUp, Model
+from emfed.core.protocols import BoolArray, FloatArray, HeldUp, Model
 from emfed.models import HiddenMarkov
 from emfed.models.components import TRACE, as_copies
 
@@ -175,6 +175,14 @@ def collapses(result: Result) -> bool:
     return any(on_few_rows(h, result.samples, model.n_features) for h in held)
 
 
+def empty_components(model: Any, statistics: FloatArray, samples: float) -> BoolArray:
+    """Which components explain less than half a row."""
+    if "mass" not in model.layout.slices:
+        return np.zeros(1, dtype=bool)
+    steps = model.length if isinstance(model, HiddenMarkov) else 1.0  # of a sequence: they are rows
+    return np.asarray(statistics[model.layout.slices["mass"]] < 0.5 / (samples * steps))
+
+
 def without_empty(result: Result, remarks: list[str]) -> Result:
     """The result with components that explain less than half a row as copies of the heaviest.
 
@@ -183,11 +191,7 @@ def without_empty(result: Result, remarks: list[str]) -> Result:
     place it would begin to climb again, and the fit had not converged. ``remarks`` name them.
     """
     model = result.model
-    if "mass" not in model.layout.slices:
-        return result
-    mass = result.statistics[model.layout.slices["mass"]]
-    steps = model.length if isinstance(model, HiddenMarkov) else 1.0  # of a sequence: they are rows
-    empty = mass < 0.5 / (result.samples * steps)
+    empty = empty_components(model, result.statistics, result.samples)
     if not empty.any() or empty.all():
         return result
     statistics = as_copies(model.layout, result.statistics, empty)

@@ -26,13 +26,13 @@ from emfed.core.protocols import (
     View,
 )
 from emfed.core.wire import (
-    LOSS,
     decode_constants,
     encode_constants,
     encode_floats,
     encode_moments,
     encode_numbers,
     rounded_moments,
+    whole_loss,
     worker_loss,
 )
 from emfed.models.clusters import Buckets, Clusters
@@ -48,10 +48,11 @@ def rounded_columns(shapes: Shapes) -> int:
     return shapes["mean"][0] if moments else 0
 
 
-def rounded_opening(opening: Opening) -> Opening:
-    """What a server has of summaries that travel rounded, and their bytes."""
+def rounded_opening(opening: Opening, model: Model) -> Opening:
+    """What a server has of this model's summaries, which travel rounded, and their bytes."""
     shapes = {name: values.shape[1:] for name, values in opening.summaries.items()}
-    count, loss = len(opening.counts), worker_loss(len(opening.counts))
+    count = len(opening.counts)
+    loss = worker_loss(count, model.fixed_data)
     parts = [opening.summaries[name].reshape(count, -1) for name in sorted(shapes)]
     if not parts:
         return opening
@@ -167,7 +168,8 @@ class Bound:
     ) -> Bound:
         """Read what the opening exchange told."""
         shapes = {name: values.shape[1:] for name, values in opening.summaries.items()}
-        constants, wire = pack_constants(model, opening, weights, LOSS if rounded else 0.0)
+        loss = whole_loss(len(opening.counts), model.fixed_data) if rounded else 0.0
+        constants, wire = pack_constants(model, opening, weights, loss)
         return cls(model, constants, shapes, wire)
 
     @classmethod

@@ -20,6 +20,7 @@ from array_api_compat import array_namespace, device
 
 from emfed.core.errors import SettingsError, check_count, check_type, known
 from emfed.core.protocols import (
+    BoolArray,
     FloatArray,
     IntArray,
     Layout,
@@ -35,6 +36,7 @@ from emfed.models.component_summaries import Portrait, centre_portrait
 from emfed.models.components import (
     SMALLEST_MASS,
     check_rows_suffice,
+    halved,
 )
 from emfed.models.devices import MOST_COMPONENTS, Features, Pass, ragged, sweep
 from emfed.models.mixture import blocks, to_numpy
@@ -160,7 +162,11 @@ class Clusters(Model):
         kind = "diag" if self.standardised else "spherical"
         frame = common_frame(whole["mean"], whole["scatter"], kind, floored=True)
         spreads = whole["scatter"] / frame.scale**2
-        bound = {"frame": frame, "samples": samples, "variance": float(spreads.sum())}
+        bound: dict[str, Any] = {
+            "frame": frame,
+            "samples": samples,
+            "variance": float(spreads.sum()),
+        }
         return dataclasses.replace(self, **bound, spreads=None if self.standardised else spreads)
 
     @classmethod
@@ -170,7 +176,7 @@ class Clusters(Model):
         """Clusters in a frame that another model has already been bound to."""
         one_scale = bool(np.all(frame.scale == frame.scale[0]))
         d = float(len(frame.origin))
-        own = {"frame": frame, "samples": samples, "variance": d, "framed": True}
+        own: dict[str, Any] = {"frame": frame, "samples": samples, "variance": d, "framed": True}
         return cls(count, not one_scale, **own, spreads=spreads)
 
     @property
@@ -325,6 +331,18 @@ class Clusters(Model):
         for name, value in new.items():
             value[gone] = old[name][gone] * share[(..., *(None,) * (value.ndim - 1))]
         return self.layout.join(new)
+
+    def split(self, statistics: FloatArray, empty: BoolArray, attempt: int) -> FloatArray:
+        """New centres beside those of the heaviest clusters, which stay: no row is farther then."""
+        parts = {n: value.copy() for n, value in self.layout.split(statistics).items()}
+        mass, first = parts["mass"], parts["first"]
+        within = self.column_variances - (first**2 / mass[:, None])[~empty].sum(axis=0)
+        widest = int(np.argmax(within))
+        step = np.sqrt(max(float(within[widest]), 0.0)) * np.eye(self.n_features)[widest]
+        for new, old in zip(*halved(mass, empty, attempt), strict=True):
+            mass[old], first[old] = mass[old] / 2, first[old] / 2
+            mass[new], first[new] = mass[old], first[old] + mass[old] * (-1) ** attempt * step
+        return self.layout.join(parts)
 
     # Starts and units.
 

@@ -79,6 +79,13 @@ def as_copies(layout: Layout, statistics: FloatArray, empty: BoolArray) -> Float
     return layout.join(parts)
 
 
+def halved(size: FloatArray, empty: BoolArray, attempt: int) -> tuple[IntArray, IntArray]:
+    """Empty components, and those that give each of them a half: the largest, by turns."""
+    order = np.argsort(-np.where(empty, -1.0, size), kind="stable")[: int((~empty).sum())]
+    places = np.flatnonzero(empty)
+    return places, order[(attempt + np.arange(len(places))) % len(order)]
+
+
 NEAR_FLOOR = 1.001
 """Spreads up to so many times the floor stand on it: T raises them there, to rounding."""
 

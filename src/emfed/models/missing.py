@@ -250,6 +250,9 @@ class MissingGaussianMixture(Model):
         """A light component is held as in the plain mixture."""
         return self.inner.protect(before, after)
 
+    def split(self, statistics: FloatArray, empty: BoolArray, attempt: int) -> FloatArray:
+        return self.inner.split(statistics, empty, attempt)
+
     def held_up(self, params: GaussianParameters) -> tuple[HeldUp, ...]:
         return self.inner.held_up(params)
 

@@ -402,7 +402,7 @@ class RayFederation(Federation):
         told = [part.totals for part in parts if part.totals is not None]
         totals = np.concatenate(told) if told else None
         opening = Opening(counts, summaries, parts[0].columns, self._names, totals)
-        return rounded_opening(opening) if rounded else opening
+        return rounded_opening(opening, model) if rounded else opening
 
     def bind(self, bound: Any) -> None:
         """Every actor builds its models from the same constants."""

@@ -401,7 +401,7 @@ class InProcessFederation(Federation):
             self._supports = Supports.of(told)
         counts, names = data.positive_counts, data.names
         opening = Opening(counts, gathered, data.columns, names, totals, self._supports)
-        return rounded_opening(opening) if rounded else opening
+        return rounded_opening(opening, model) if rounded else opening
 
     def _check(self, model: Model, data: Workers) -> None:
         """Refuse rows that the model cannot use, and name whose they are."""

@@ -27,6 +27,7 @@ from emfed.core.wire import (
     decode_join,
     decode_moments,
     deflate,
+    worker_loss,
 )
 from emfed.models.binding import Shapes, unflatten
 from emfed.network import texts
@@ -221,8 +222,8 @@ class RollCall:
     ) -> Members:
         """Everyone who can be reached, joins, and fits the others."""
         line, keys = self.line, self.line.transport.workers()
-        among = len(keys) if rounded else None
-        content = texts.hello(description, columns, among, self.masks, self.privacy)
+        loss = worker_loss(len(keys), model.fixed_data) if rounded else None
+        content = texts.hello(description, columns, loss, self.masks, self.privacy)
         joins, told = self.hello(run, keys, content)
         if columns is None and joins:
             joins, said = self._in_common_columns(run, joins, content)

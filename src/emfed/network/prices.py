@@ -37,6 +37,7 @@ from emfed.core.wire import (
     join_size,
     reply_envelopes,
     request_fronts,
+    worker_loss,
 )
 from emfed.models.binding import Bound, told_parameters
 from emfed.network import texts
@@ -71,8 +72,9 @@ class Prices:
 
     def open(self, model: Model, opening: Opening, bound: Bound, asked: Names) -> None:
         """Hello to everyone, and everyone joins."""
-        workers = None if opening.sizes is None else len(self._everyone)
-        hello = encode_text(texts.hello(plain(model.describe()), asked, workers, self._masks))
+        workers = len(self._everyone)
+        loss = None if opening.sizes is None else worker_loss(workers, model.fixed_data)
+        hello = encode_text(texts.hello(plain(model.describe()), asked, loss, self._masks))
         weighted = opening.totals is not None and not self._masks  # masked, it is in the sum
         supports = opening.supports
         told = texts.join_about(opening.columns, bound.shapes, weighted, supports is not None)

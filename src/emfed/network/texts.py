@@ -10,24 +10,24 @@ from emfed.core.privacy import Privacy
 from emfed.core.protocols import Names, Phase
 from emfed.core.registry import plain
 from emfed.core.version import __version__
-from emfed.core.wire import read_json, worker_loss
+from emfed.core.wire import read_json
 
 
 def hello(
     description: Any,
     columns: Names,
-    workers: int | None = None,
+    loss: float | None = None,
     masks: bool = False,
     privacy: Privacy | None = None,
 ) -> dict[str, Any]:
-    """What a server asks of a worker that it does not know yet; of so many, to round.
+    """What a server asks of a worker that it does not know yet; with a loss, to round.
 
     With masks it asks for no numbers.
     """
     told = {"model": description, "columns": None if columns is None else list(columns)}
     told |= {"masks": True} if masks else {}
     told |= {} if privacy is None else {"privacy": [privacy.epsilon, privacy.delta]}
-    return told if workers is None else told | {"loss": worker_loss(workers)}
+    return told if loss is None else told | {"loss": loss}
 
 
 def join_about(

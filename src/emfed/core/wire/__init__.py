@@ -60,10 +60,10 @@ from emfed.core.wire.messages import (
     steps_size,
 )
 from emfed.core.wire.moments import (
-    LOSS,
     decode_moments,
     encode_moments,
     rounded_moments,
+    whole_loss,
     worker_loss,
 )
 from emfed.core.wire.payload import (
@@ -88,7 +88,6 @@ __all__ = [
     "ANSWER_ENVELOPE",
     "ENVELOPE",
     "LARGEST_PAYLOAD",
-    "LOSS",
     "NEWS",
     "REPLY_ENVELOPE",
     "REQUEST_ENVELOPE",
@@ -159,5 +158,6 @@ __all__ = [
     "shorten",
     "steps_size",
     "support_size",
+    "whole_loss",
     "worker_loss",
 ]
