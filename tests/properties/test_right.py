@@ -293,7 +293,7 @@ def test_means_of_a_spherical_mixture_are_as_fine_as_each_column() -> None:
 @pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("kind", ["full", "tied", "diag", "spherical", "k-means"])
 def test_a_component_that_starts_without_rows_is_put_to_use(kind: str, workers: int) -> None:
-    """Three groups and two starts in the midst of them: the third component is far from all rows."""
+    """Three groups, two components in the midst of them, and the third far from all rows."""
     rng = np.random.default_rng(2)
     rows = np.concatenate([rng.normal(c, 0.3, (60, 2)) for c in (-2.0, 0.0, 2.0)])
     centres = np.array([[-1.5, -1.5], [1.5, 1.5], [90.0, -90.0]])

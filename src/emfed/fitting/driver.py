@@ -16,7 +16,7 @@ from typing import Any, Literal, final
 
 import numpy as np
 
-from emfed.algorithms import EM, Everyone
+from emfed.algorithms import EM, AutoEM, Everyone
 from emfed.artifacts.errors import LEAST, Chart
 from emfed.artifacts.model_card import Facts
 from emfed.artifacts.result import Result
@@ -968,12 +968,14 @@ def guard_ridden(run: Run) -> str:
     short = sum(record.guard_hits > 0 for record in made)
     if short <= max(5, 0.02 * len(made)):
         return ""
-    already = getattr(run.algorithm, "in_metric", False)
+    remedy = "a smaller step_size, a finer compressor, or fewer components"
+    if isinstance(run.algorithm, AutoEM):  # it has none of these settings
+        remedy = "fewer components, or leave out columns that follow from others"
+    elif not getattr(run.algorithm, "in_metric", False):
+        remedy = f"in_metric=True, {remedy}"
     return (
         f"in {short} of {len(made)} rounds the step was shortened to stay where the model is "
-        "defined; the fit may have been thrown off. Use "
-        + ("" if already else "in_metric=True, ")
-        + "a smaller step_size, a finer compressor, or fewer components."
+        f"defined; the fit may have been thrown off. Use {remedy}."
     )
 
 
