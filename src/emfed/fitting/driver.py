@@ -209,9 +209,7 @@ def _make_rounds(
         stopped, run.confirmed = "nats", True
     else:
         stopped = _until(run, stop, hooks, watch, climb)
-        for attempt in range(RESEEDS if tolerance and len(parts) == 1 else 0):
-            if stopped != "nats" or not _reseed(run, attempt):
-                break
+        while tolerance and len(parts) == 1 and stopped == "nats" and _reseed(run):
             for hook in own:
                 hook.attach(run)
             stopped = _until(run, stop, hooks, watch, climb)
@@ -394,7 +392,7 @@ def plain_start(params: Any) -> str:
     return digest(b"".join(np.ascontiguousarray(a).tobytes() for a in params.arrays().values()))
 
 
-def _reseed(run: Run, attempt: int) -> bool:
+def _reseed(run: Run) -> bool:
     """Put components without rows to use, if there are any: the run goes on from halves of others.
 
     No message tells where rows are that the model describes badly; the server knows how wide the
@@ -405,11 +403,14 @@ def _reseed(run: Run, attempt: int) -> bool:
     cut = run.model.cuts[0] if together else slice(None)
     statistics = run.state.statistics.copy()
     empty = empty_components(model, statistics[cut], run.session.total)
-    if not empty.any() or empty.all() or not isinstance(model, SplitsComponents):
+    if run.reseeds == RESEEDS or not empty.any() or empty.all():
         return False
-    statistics[cut] = model.split(statistics[cut], empty, attempt)
+    if not isinstance(model, SplitsComponents):
+        return False
+    statistics[cut] = model.split(statistics[cut], empty, run.reseeds)
     if not run.model.inside(statistics):
         return False
+    run.reseeds += 1
     run.restart(statistics)
     return True
 

@@ -271,6 +271,8 @@ class Run(Rounds):
         self.confirmed = False
         """Whether a full pass, or a bold step, has found that little is left to gain."""
         self._verify_from = 0
+        self.reseeds = 0
+        """How often components without rows were put to use."""
         self.phase = self.since = session.phase + 1
         self._begin_phase()
         self._step_sizes: list[int] = []
@@ -659,6 +661,7 @@ class Run(Rounds):
             "since": self.since,
             "followed": self._followed,
             "verify_from": self._verify_from,
+            "reseeds": self.reseeds,
             "round": self.state.round,
             "generation": self.state.generation,
             "evaluations": self.evaluations,
@@ -696,7 +699,7 @@ class Run(Rounds):
         self.samples = self.session.samples
         self.view, self._params = View.read(description["view"]), None
         self.model, self._followed = self.session.view(self.view), description["followed"]
-        self._verify_from = description["verify_from"]
+        self._verify_from, self.reseeds = description["verify_from"], description["reseeds"]
         self.algorithm = self._resolved()
         self.phase, self.since = description["phase"], description["since"]
         self.accepted = arrays["accepted"]
