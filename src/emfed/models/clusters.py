@@ -95,7 +95,7 @@ class Clusters(Model):
     framed : bool
         Whether the frame is that of another model, which binding leaves as it is.
     spreads : array or None
-        The variances of the columns in the frame, if they are not all 1.
+        The variances of the columns in the frame, if they are not all 1; binding fills them in.
 
     Examples
     --------

@@ -135,6 +135,8 @@ class _Search:
             told.append((*self.buckets(part), False))
         out, whole = [], model.moment_of_rows
         for mass, means, matched in told:
+            # With a common covariance chance has no room: it is what is left of the known moment.
+            matched = matched or model.fixed_data
             points, weights = drawn(mass, means, whole, self.session.seed, matched)
             out.append(Sketch(points, model.rows_at(points), weights))
         return out
