@@ -385,7 +385,7 @@ class AutoEM(Algorithm):
         limit = safeguards.stands(seen.model, seen.metric) / 4**caution
         phase = number(extras, "probe")
         if phase >= safeguards.PURE_FROM:
-            limit = min(limit, safeguards.pure(seen))
+            limit = min(limit, safeguards.pure(seen, number(extras, "worth")))
         if self._guarded and seen.noise > limit and waits < safeguards.MOST_WAITS:
             return steps.Moved(seen.state.statistics, 0.0, 0), extras | {
                 "waits": np.array(waits + 1)
@@ -400,7 +400,9 @@ class AutoEM(Algorithm):
             if bad.any():
                 return safeguards.undo(seen, bad, extras)
             if phase == safeguards.BOLD:
-                return safeguards.bold(seen, seed, extras)
+                if not safeguards.turns(seen, extras):
+                    return safeguards.bold(seen, seed, extras)
+                phase, extras["plain"] = phase - 1, np.array(number(extras, "plain") + 1)
         elif phase > safeguards.PLAIN:  # somebody is missing: one more plain step
             phase -= 1
         move, extras = self._move(seen, gain, extras)

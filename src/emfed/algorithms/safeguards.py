@@ -13,7 +13,8 @@ that follow are cautious. Without noise this is EM itself, for which it never is
 *Not too early.* Where EM crawls, or rests near a saddle, its steps are short long before its end. A
 few plain steps leave the slowest direction alone; one bold step along it, as long as would be
 worth `worth` nats were the likelihood straight, then tells: the mean of both sides above is what it
-gained, to third order. At a maximum it gains less than half of what it was worth, and is undone.
+gained, to third order. Where that is less than a quarter of its worth, less than a third of its
+worth is left, and it is undone.
 
 Regions (`Model.regions`) have nothing to do with each other: each is judged by itself. What must be
 remembered is in `ServerState.extras`, which checkpoints hold.
@@ -60,9 +61,13 @@ PLAIN = 4
 BOLD, JUDGE = PLAIN + 1, PLAIN + 2
 """The numbers of the bold step and of the round that judges it, counted from the first plain
 step."""
+MOST_PLAIN = 12
+"""More of them at most, while H still turns: with four alone, fits of storms from two starts of
+five missed .018 nats."""
+SHRINKS = 0.7
+"""|H|^2 beside that of the step before, below which EM does not crawl."""
 PURE, PURE_FROM = 2e-3, PLAIN - 1
-"""|noise|^2 / |H|^2 in the last plain steps and at the bold one: noise in other directions, made
-long with the rest, would cost more than the bold step is worth."""
+"""|noise|^2 / |H|^2 in the last plain steps and at the bold one, at most; `pure` says why."""
 FINE = 2e-3
 """The noise of the broadcast on the way there."""
 WORTH, MOST_WORTH = 10.0, 1e-3
@@ -119,11 +124,40 @@ def stands(model: Model, metric: Metric) -> float:
     return min(STAND / widest, FRAGILE * metric.lightest)
 
 
-def pure(seen: Seen) -> float:
-    """How much noise in each coordinate leaves the direction of H."""
+def pure(seen: Seen, worth: float) -> float:
+    """How much noise in each coordinate leaves the direction of H.
+
+    The bold step makes H worth / |H|^2 times as long, and what points elsewhere with it, which
+    costs half its square. That may be an eighth of what the step is worth.
+    """
     white = seen.metric.whiten(seen.mean_field) ** 2
-    each = [float(white[cut].mean()) for cut in seen.model.regions if cut.stop > cut.start]
-    return PURE * max(min(each), 1e-15)
+    regions = [white[cut] for cut in seen.model.regions if cut.stop > cut.start]
+    shares = [_share(float(own.sum()), worth) * float(own.mean()) for own in regions]
+    return max(min(shares), PURE * 1e-15)
+
+
+def _share(squared: float, worth: float) -> float:
+    """The part of H, squared, that may point elsewhere."""
+    return min(PURE, squared / (4 * worth))
+
+
+def turns(seen: Seen, extras: Extras) -> bool:
+    """Whether H is as long as at the last plain step, and still points elsewhere.
+
+    Then EM may crawl, and the slowest direction is not alone yet.
+    """
+    if number(extras, "plain") >= MOST_PLAIN or not {"ahead", "good"} <= {*extras}:
+        return False
+    now = seen.metric.whiten(seen.mean_field)
+    last = seen.metric.whiten(extras["ahead"] - extras["good"])
+    for cut in seen.model.regions:
+        squares = float(now[cut] @ now[cut]), float(last[cut] @ last[cut])
+        if squares[0] > SHRINKS * squares[1] > 0:
+            elsewhere = 1 - float(now[cut] @ last[cut]) ** 2 / (squares[0] * squares[1])
+            noise = 2 * seen.noise * (cut.stop - cut.start) / min(squares)
+            if elsewhere > noise + _share(squares[0], number(extras, "worth")):
+                return True
+    return False
 
 
 def _bound(seen: Seen, other: FloatArray) -> FloatArray:
@@ -158,7 +192,7 @@ def leapt(seen: Seen, extras: Extras) -> BoolArray:
 
 def undo(seen: Seen, bad: BoolArray, extras: Extras) -> tuple[steps.Moved, Extras]:
     """S before the last step, in the regions that it made worse, and more caution from now on."""
-    gone = ("good", "ahead", "energy", "probe", "local")
+    gone = ("good", "ahead", "energy", "probe", "plain", "local")
     kept = {n: a for n, a in extras.items() if n not in gone}
     caution = min(number(extras, "caution") + 1, MOST_CAUTION)
     kept |= {"caution": np.array(caution), "quiet": np.zeros(()), "age": np.zeros(())}
@@ -204,7 +238,7 @@ def bold(seen: Seen, seed: int, extras: Extras) -> tuple[steps.Moved, Extras]:
         move[cut] *= factor(white[cut], number(extras, "worth"))
     moved = _finely(seen, seed, move, number(extras, "worth"))
     left = -_bound(seen, moved.statistics)
-    return moved, extras | {
+    return moved, {n: a for n, a in extras.items() if n != "plain"} | {
         "good": seen.state.statistics,
         "left": left,
         "probe": np.array(float(JUDGE)),
@@ -213,7 +247,7 @@ def bold(seen: Seen, seed: int, extras: Extras) -> tuple[steps.Moved, Extras]:
 
 
 def judge(seen: Seen, seed: int, extras: Extras) -> tuple[steps.Moved, Extras]:
-    """Keep the bold step where it gained what it was worth, or half of it; go back elsewhere.
+    """Keep the bold step where it gained what it was worth, or a quarter; go back elsewhere.
 
     Where no region gained that, the run is ``sure``: what is left is little.
     """
@@ -223,7 +257,7 @@ def judge(seen: Seen, seed: int, extras: Extras) -> tuple[steps.Moved, Extras]:
     right = _bound(seen, good)
     if len(right) != len(extras["left"]):  # candidates were dropped meanwhile: ask again
         return steps.Moved(seen.state.statistics, 0.0, 0), kept
-    gained = (extras["left"] + right) / 2 >= worth / 2
+    gained = (extras["left"] + right) / 2 >= worth / 4
     if gained.any():
         kept["worth"] = np.array(min(4 * worth, MOST_WORTH))
     else:

@@ -74,7 +74,7 @@ def _verdict(run: Verifiable, nats: float) -> Verification:
     if not (squares[-1] > 0 and run.model.inside(there)):
         return Verification(left, points[-1])
     risen = _value(run, run.model.maximize(there)) - values[-1]
-    if risen < WORTH * nats / 2:
+    if risen < WORTH * nats / 4:
         return Verification(left, points[-1])
     return Verification(max(left, gained + risen), there)
 
