@@ -158,6 +158,15 @@ def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(model.score_samples(rows, params), whole[1], atol=1e-10)
 
 
+def test_the_size_of_sequences_counts_every_step_of_them() -> None:
+    lengths = (20, 35, 50)
+    sequences = {
+        name: [np.random.default_rng(0).normal(size=(n, 2)) for n in lengths] for name in "ab"
+    }
+    result = emfed.fit(emfed.hidden_markov(2), emfed.data.pad_sequences(sequences), rounds=2, tol=0)
+    assert result.raw_bytes == 8 * 2 * 2 * sum(lengths)
+
+
 def test_sequences_are_padded_and_bad_ones_told() -> None:
     short, long = np.ones((2, 1)), np.zeros((4, 1))
     alone = emfed.data.pad_sequences([short, long])

@@ -20,6 +20,7 @@ from emfed.core.protocols import (
     DrawsRows,
     FillsRows,
     FloatArray,
+    HoldsSequences,
     IntArray,
     ScoresRows,
     free_parameters,
@@ -130,7 +131,10 @@ class Result:
     def raw_bytes(self) -> int | None:
         """The size of all rows as doubles, what pooling them would send; None if not known."""
         width, facts = width_of(self.model), self.facts
-        return None if facts is None or width is None else 8 * width * int(facts.rows.sum())
+        if facts is None or width is None:
+            return None
+        each = self.model.length if isinstance(self.model, HoldsSequences) else 1.0
+        return round(8 * width * each * int(facts.rows.sum()))
 
     @property
     def rounds(self) -> int:

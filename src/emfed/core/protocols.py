@@ -159,9 +159,12 @@ class Model(ABC):
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
         """What a worker tells once, in the opening exchange: averages over its samples."""
 
-    @abstractmethod
     def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
-        """The summary of a union of rows from those of its parts, whose shares sum to one."""
+        """The summary of a union of rows from those of its parts, whose shares sum to one.
+
+        Averages of a union are the parts' averages, weighted; other summaries override it.
+        """
+        return {name: shares @ values for name, values in summaries.items()}
 
     @abstractmethod
     def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
@@ -242,9 +245,9 @@ class Model(ABC):
         likelihood = np.asarray(self.log_likelihood(data, params, weights))
         return statistics, likelihood, np.zeros_like(likelihood)
 
-    @abstractmethod
     def penalty(self, params: Any) -> float:
         """R(theta), zero without a prior."""
+        return 0.0
 
     @abstractmethod
     def inside(self, statistics: FloatArray) -> bool:
@@ -387,6 +390,16 @@ class HasColumns(Protocol):
     @property
     def n_features(self) -> int:
         """The number of columns, once it is bound."""
+        ...
+
+
+@runtime_checkable
+class HoldsSequences(Protocol):
+    """A model whose samples are sequences of rows."""
+
+    @property
+    def length(self) -> float:
+        """The mean number of rows in a sequence, once it is bound."""
         ...
 
 

@@ -91,10 +91,6 @@ class CellSums(Model):
         real = np.ones_like(sums) if weights is None else np.asarray(weights)
         return {"mean": ((sums * real).sum(axis=-1) / real.sum(axis=-1))[..., None]}
 
-    def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
-        """The mean over all."""
-        return {name: shares @ values for name, values in summaries.items()}
-
     def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
         """Workers need nothing of the others."""
         return self

@@ -313,9 +313,6 @@ class Clusters(Model):
         between = (parts["first"] ** 2).sum(axis=-1) / parts["mass"]
         return self.variance - float(between.sum())
 
-    def penalty(self, params: Centres) -> float:
-        return 0.0
-
     def inside(self, statistics: FloatArray) -> bool:
         """Every cluster has some mass."""
         finite = np.all(np.isfinite(statistics))
@@ -615,9 +612,6 @@ class Buckets(Model):
 
     def surrogate(self, statistics: FloatArray, params: BucketParameters) -> FloatArray:
         return self.inner.surrogate(statistics, Centres(params.centres))
-
-    def penalty(self, params: BucketParameters) -> float:
-        return 0.0
 
     def inside(self, statistics: FloatArray) -> bool:
         """Some bucket is in use."""

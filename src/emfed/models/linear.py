@@ -88,9 +88,6 @@ class LinearGaussian(Model):
         """Nothing that T needs; the width of the mean tells the dimension."""
         return {"mean": moments(data, weights, full=False)[0]}
 
-    def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
-        return {"mean": shares @ summaries["mean"]}
-
     def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
         return dataclasses.replace(self, n_features=summaries["mean"].shape[-1])
 
@@ -117,9 +114,6 @@ class LinearGaussian(Model):
     def score_samples(self, data: Any, params: Location) -> FloatArray:
         rows = array_namespace(data).expand_dims(data, axis=-2)
         return self.log_likelihood(rows, params)
-
-    def penalty(self, params: Location) -> float:
-        return 0.0
 
     def inside(self, statistics: FloatArray) -> bool:
         """T is defined everywhere."""

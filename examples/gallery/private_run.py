@@ -1,0 +1,48 @@
+"""
+A private run, and what epsilon costs
+=====================================
+
+A private run adds noise, so that nobody can tell from all its answers whether any one person was in
+the data. How little they tell is epsilon. Noise is the same for few rows and for many: here is what
+it costs with 5,000 rows and with 50,000.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+from sklearn.mixture import GaussianMixture
+
+import emfed
+
+
+# %%
+# Three groups of customers at four shops; fresh rows judge every fit.
+def shops(count, seed):
+    rng = np.random.default_rng(seed)
+    centres = np.array([[0, 0], [6, 3], [-5, 8]])[rng.integers(3, size=count)]
+    return rng.normal(centres, 1)
+
+
+fresh, epsilons, loss = shops(20_000, seed=99), [0.5, 1, 3, 10], {}
+for count in (5_000, 50_000):
+    rows = shops(count, seed=1)
+    plain = GaussianMixture(3, random_state=0).fit(rows).score(fresh)
+    for epsilon in epsilons:
+        mixture = emfed.FederatedGaussianMixture(3, epsilon=epsilon, delta=1e-6, random_state=0)
+        mixture.fit(rows, groups=np.arange(count) % 4)
+        loss[count, epsilon] = plain - mixture.score(fresh)
+print(mixture.result_.privacy["words"])
+
+# %%
+# More privacy costs more, and ten times as many rows make it cheap.
+print({case: round(value, 4) for case, value in loss.items()})
+assert loss[5_000, 0.5] > loss[5_000, 10]
+assert loss[5_000, 0.5] > loss[50_000, 0.5]
+assert loss[50_000, 10] < 0.02
+plt.figure(figsize=(7, 3.5), layout="constrained")
+for count in (5_000, 50_000):
+    cost = [max(loss[count, epsilon], 1e-4) for epsilon in epsilons]
+    plt.loglog(epsilons, cost, "o-", label=f"{count:,} rows")
+plt.gca().set(xlabel="epsilon", ylabel="log-likelihood lost, nats per row")
+plt.xticks(epsilons, epsilons)
+plt.legend()
+plt.show()
