@@ -264,7 +264,7 @@ class RollCall:
     def _in_common_columns(
         self, run: int, joins: dict[str, Join], content: dict[str, Any]
     ) -> tuple[dict[str, Join], dict[str, str]]:
-        """Those with the columns that most have, after others were asked for these, and settings.
+        """Return who has the columns that most have once others were asked for these, and settings.
 
         Whoever does not have them is out.
         """
@@ -281,7 +281,7 @@ class RollCall:
     def _of_common_shapes(
         self, joins: Mapping[str, Join], weightless: bool, model: Any
     ) -> tuple[dict[str, tuple[int, ...]], dict[str, FloatArray]]:
-        """The shapes that most summaries have, and the summaries that have them and can be."""
+        """Return the shapes that most summaries have, and the summaries of these shapes."""
         found = {key: summary_of(join) for key, join in joins.items()}
         known = [tuple(sorted(s[0].items())) for s in found.values() if s is not None]
         common, kept = dict(most_common(known)) if known else {}, {}

@@ -446,7 +446,7 @@ class Site:
         return Kind.JOIN, encode_join(join), note
 
     def _admitted(self, content: Mapping[str, Any]) -> Model:
-        """The model of a hello, if the owner's rules let this site take part at all."""
+        """Return the model of a hello, if the owner's rules let this site take part at all."""
         description = content.get("model")
         named = isinstance(description, Mapping) and str(description.get("model"))
         if named:
@@ -881,7 +881,7 @@ class Site:
 
 
 def _told(body: RequestBody, state: State, model: Model, phase: Phase) -> FloatArray | None:
-    """S of a request: as it came, or by steps from the last round's; None: that is lost."""
+    """Return S of a request, as it came or by steps from the last round; None if that is lost."""
     if body.statistics is not None:
         if len(body.statistics) or not phase.algorithm.tells_statistics:
             return body.statistics
@@ -898,7 +898,7 @@ def _told(body: RequestBody, state: State, model: Model, phase: Phase) -> FloatA
 
 
 def _arranged(workers: Workers, columns: tuple[str, ...] | None) -> Workers:
-    """The same worker with these columns, in this order; others it may have are left out."""
+    """Return the worker with these columns in this order; others it may have are left out."""
     try:
         return workers if columns is None else with_columns(workers, columns)
     except DataError as error:
