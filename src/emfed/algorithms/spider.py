@@ -41,7 +41,7 @@ def state_fields(q: int) -> dict[str, StateField]:
 
 
 class Loops(NamedTuple):
-    """Rows of a mini-batch, whether they may repeat, and rounds between two full passes, k_in."""
+    """How many rows a mini-batch has, whether they repeat, and rounds between full passes, k_in."""
 
     batch_size: int
     replacement: bool

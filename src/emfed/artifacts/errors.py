@@ -242,7 +242,7 @@ def _kind(name: str, what: str = "") -> str:
 
 
 def _axes_of(model: Any, name: str, count: int) -> str:
-    """A letter for each axis of an array: components, columns, inputs, or not known."""
+    """Name each axis of an array by a letter: components, columns, inputs, or not known."""
     shared = model.describe().get("covariance_type") in ("tied", "known")
     axes = AXES.get(name, "")
     if name == "covariances":

@@ -244,7 +244,7 @@ def _draw_panel(
 
 
 def _draw_series(axis: Any, series: Series, number: int) -> Any:
-    """Bars, or a line with its band; returns what stands in the legend."""
+    """Draw bars, or a line with its band, and return what stands in the legend."""
     cycle, look = divmod(number, len(PALETTE))
     colour = "0.45" if series.reference else PALETTE[look]
     if series.bars:

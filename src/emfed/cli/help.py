@@ -32,18 +32,18 @@ Options = SimpleNamespace
 
 
 def option(words: str, panel: str | None = None, metavar: str | None = None, **more: Any) -> Any:
-    """An option: what it does, the heading it stands under, what its value is called."""
+    """Declare an option: its words, the heading it stands under, what its value is called."""
     names = more.pop("names", "").split()
     return typer.Option(*names, help=words, rich_help_panel=panel, metavar=metavar, **more)
 
 
 def switch(names: str, words: str, panel: str | None = None, **more: Any) -> Any:
-    """An option without a value, which is off if left out."""
+    """Declare an option without a value; it is off if left out."""
     return option(words, panel, names=names, **more)
 
 
 def group(words: str) -> typer.Typer:
-    """A command that has commands below it."""
+    """Make a command that has commands below it."""
     return typer.Typer(cls=CommandGroup, help=words, no_args_is_help=True, rich_markup_mode=None)
 
 

@@ -66,7 +66,7 @@ def read_workers(options: Options, paths: Sequence[str], types: str | None = Non
 
 
 def _categories(given: Mapping[str, str], frames: Sequence[Any]) -> dict[str, Any]:
-    """The words of every categorical column, of all files together."""
+    """Collect the words of every categorical column over all files."""
     return {
         name: levels([text_of(frame[name]) for frame in frames if name in frame.columns])
         for name, family in given.items()

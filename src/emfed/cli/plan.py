@@ -101,7 +101,7 @@ def _print(console: Console, found: Estimate, advice: Plan, seed: int) -> None:
 
 
 def _promises(a: Advice) -> dict[str, str]:
-    """What the theorems say of one algorithm, in words."""
+    """Put what the theorems say of one algorithm into words."""
     return {
         "step size": f"{a.step_size:.3g}",
         "memory rate": f"{a.memory_rate:.3g}",

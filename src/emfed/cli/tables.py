@@ -25,7 +25,7 @@ Encoding = Annotated[str, option("utf-8, latin-1, cp1252, ...", READ, "NAME")]
 
 
 def form_of(options: Options) -> Any:
-    """How text files are written, as those three options say."""
+    """Return how text files are written, as those three options say."""
     from emfed.data.files import TextForm
 
     return TextForm(options.separator, options.decimal, options.encoding)

@@ -190,7 +190,7 @@ class View:
 
 
 def _counts(value: Any, least: int, end: float = inf) -> bool:
-    """Whether it is a whole number of that range; True and False are none."""
+    """Tell whether it is a whole number of that range; True and False are none."""
     return type(value) is int and least <= value < end
 
 
@@ -424,7 +424,7 @@ class Replies:
 
 @dataclass(frozen=True)
 class Heard:
-    """A round at its end: what was asked, what came, and w_i and p_i of those who answered.
+    """What the server has when a round ends: request, replies, w_i and p_i of those who came.
 
     Each worker is in ``replies`` at most once, and they are sorted.
     """

@@ -533,7 +533,7 @@ class Oracle(ABC):
 
 @dataclass(frozen=True)
 class Task:
-    """What a batch of workers is to do in a round: what is asked, their states, and their rows."""
+    """What a batch of workers needs to answer a round: the request, their states and their rows."""
 
     model: Model
     seed: int
@@ -641,7 +641,7 @@ class Algorithm(ABC):
 
 @dataclass(frozen=True)
 class Phase:
-    """Rounds of one model and algorithm: what both ends must know of them."""
+    """What both ends must know of some rounds of one model and algorithm."""
 
     view: View
     algorithm: Algorithm

@@ -167,7 +167,7 @@ def run_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY
 @final
 @dataclass(frozen=True)
 class _Course:
-    """The rounds of a fit: where they began and ended, and who looked on."""
+    """What the rounds of a fit leave: where they began and ended, and who looked on."""
 
     run: Run
     view: View
@@ -472,7 +472,7 @@ def _finished(
 def _chosen(
     settings: FitSettings, session: Session, course: _Course, whole: Result, remarks: list[str]
 ) -> tuple[Selection, float]:
-    """All candidates as results of their own, with the best among them and its log-likelihood."""
+    """Make each candidate a result of its own; return them with the best one's log-likelihood."""
     assert settings.numbers is not None
     run, dropped = course.run, course.candidates.dropped
     told, results, values = run.ask("values"), {}, {}

@@ -12,29 +12,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, Protocol, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
 from emfed.algorithms.safeguards import WORTH, factor
 from emfed.algorithms.steps import shorten
 from emfed.core import series
-from emfed.core.protocols import FloatArray, ServerState, View
-from emfed.fitting.session import Session
+from emfed.core.protocols import FloatArray
 from emfed.models.side_by_side import SideBySide
+
+if TYPE_CHECKING:
+    from emfed.fitting.rounds import Run
 
 STEPS = 5
 """Exact EM steps: after that the slow direction of a plateau is alone to a per mille (storms)."""
-
-
-class Verifiable(Protocol):
-    """What of a `Run` is needed."""
-
-    model: Any
-    state: ServerState
-    view: View
-    session: Session
-    evaluations: int
 
 
 @final
@@ -48,7 +40,7 @@ class Verification:
     """Statistics of the best point seen; the run may go on from there."""
 
 
-def verify(run: Verifiable, nats: float) -> Verification:
+def verify(run: Run, nats: float) -> Verification:
     """What EM would still gain from where the run stands, told by exact steps.
 
     Answers of other workers do not compare: where one is missing, much may be left.
@@ -58,7 +50,7 @@ def verify(run: Verifiable, nats: float) -> Verification:
     return verdict if run.session.missed == missed else replace(verdict, left=inf)
 
 
-def _verdict(run: Verifiable, nats: float) -> Verification:
+def _verdict(run: Run, nats: float) -> Verification:
     first = run.state.statistics
     points, whites, values = [first], [], [_value(run, run.model.maximize(first))]
     for _ in range(STEPS):
@@ -79,18 +71,18 @@ def _verdict(run: Verifiable, nats: float) -> Verification:
     return Verification(max(left, gained + risen), there)
 
 
-def _ask(run: Verifiable, params: Any) -> FloatArray:
+def _ask(run: Run, params: Any) -> FloatArray:
     """Everyone's exact statistics."""
     run.evaluations += run.session.samples
     return run.session.ask("statistics", run.view, params)
 
 
-def _value(run: Verifiable, params: Any) -> float:
+def _value(run: Run, params: Any) -> float:
     """What EM never lowers: the mean log-likelihood less the penalty."""
     return float(_values(run, params).sum())
 
 
-def _values(run: Verifiable, params: Any) -> FloatArray:
+def _values(run: Run, params: Any) -> FloatArray:
     """The same of each part of a model."""
     run.evaluations += run.session.samples
     told = run.session.ask("values", run.view, params)[:, 0]
@@ -101,7 +93,7 @@ def _values(run: Verifiable, params: Any) -> FloatArray:
     return np.asarray(told - [float(part.penalty(own)) for part, own in pairs])
 
 
-def better(run: Verifiable, first: FloatArray) -> FloatArray:
+def better(run: Run, first: FloatArray) -> FloatArray:
     """The statistics of ``first`` in the parts that the run has left worse; its own elsewhere."""
     last = run.state.statistics
     with np.errstate(all="ignore"):  # a run may have led anywhere

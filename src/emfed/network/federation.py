@@ -646,7 +646,7 @@ class RemoteFederation(Federation):
     def _await_ready(
         self, purpose: str, asked: _Asked
     ) -> tuple[dict[int, Message], dict[int, int]]:
-        """The messages of those who are ready, and the fresh number that each named."""
+        """Return the messages of those who are ready, and the fresh number that each named."""
         ready: dict[int, Message] = {}
         fresh: dict[int, int] = {}
         keys = self.members.keys
@@ -820,7 +820,7 @@ class RemoteFederation(Federation):
     def _questions(
         self, question: Question, members: Mapping[str, int], again: bool
     ) -> dict[str, Message]:
-        """A question to some; those who know the parameters are not told them, the first time."""
+        """Address a question to some; who knows the parameters is not told them the first time."""
         view, values = question.view.describe(), told_parameters(question)
         whole, short = (encode_question(question.kind, view, v) for v in (values, values[:0]))
         informed = () if again or question.informed is None else question.informed.tolist()

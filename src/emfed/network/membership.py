@@ -68,6 +68,21 @@ class Members:
     """With masks: everybody's key of the run. Counts and values are then those of all, shared."""
     effective: float | None = None
 
+    @classmethod
+    def of(cls, joins: Sequence[Join]) -> Members:
+        """Make members, in this order, of what each said when it joined."""
+        known = {number: announced(join) for number, join in enumerate(joins)}
+        totals = [join.total for join in joins]
+        return cls(
+            0,
+            instances=[join.instance for join in joins],
+            counts=np.array([join.count for join in joins], dtype=np.int64),
+            totals=None if totals[0] is None else np.array(totals, dtype=np.float64),
+            columns=columns_of(joins[0]),
+            cells=[join.cells for join in joins if join.cells],
+            roster={number: key for number, key in known.items() if key is not None},
+        )
+
     @property
     def opening(self) -> Opening:
         """Counts and summaries, as an `Opening`; `supports` has the rest."""
@@ -238,33 +253,20 @@ class RollCall:
             )
         # Numbers follow the transport's order: a run does not depend on who answered first.
         members = [key for key in keys if key in joins]
-        own = [joins[key] for key in members]
-        known = {number: announced(join) for number, join in enumerate(own)}
-        gathered = Members(
-            run,
-            keys=members,
-            settings=[told[key] for key in members],
-            instances=[join.instance for join in own],
-            counts=np.array([join.count for join in own], dtype=np.int64),
-            values=np.stack([summaries[key] for key in members]),
-            totals=None if ways else np.array([join.total for join in own], dtype=np.float64),
-            shapes=common,
-            columns=columns_of(own[0]),
-            description=description,
-            cells=[join.cells for join in own if join.cells],
-            roster={number: key for number, key in known.items() if key is not None},
-        )
-        if gathered.roster:
-            return gathered
-        opening = gathered.opening
-        for key, words in oddities(members, opening.counts, opening.summaries).items():
-            logger.warning("%s is odd: %s", key, words)
+        gathered = Members.of([joins[key] for key in members])
+        gathered.run, gathered.keys, gathered.description = run, members, description
+        gathered.settings, gathered.shapes = [told[key] for key in members], common
+        gathered.values = np.stack([summaries[key] for key in members])
+        opening = None if gathered.roster else gathered.opening
+        if opening is not None:
+            for key, words in oddities(members, opening.counts, opening.summaries).items():
+                logger.warning("%s is odd: %s", key, words)
         return gathered
 
     def _in_common_columns(
         self, run: int, joins: dict[str, Join], content: dict[str, Any]
     ) -> tuple[dict[str, Join], dict[str, str]]:
-        """Those with the columns that most have, after others were asked for these, and settings.
+        """Return who has the columns that most have once others were asked for these, and settings.
 
         Whoever does not have them is out.
         """
@@ -281,7 +283,7 @@ class RollCall:
     def _of_common_shapes(
         self, joins: Mapping[str, Join], weightless: bool, model: Any
     ) -> tuple[dict[str, tuple[int, ...]], dict[str, FloatArray]]:
-        """The shapes that most summaries have, and the summaries that have them and can be."""
+        """Return the shapes that most summaries have, and the summaries of these shapes."""
         found = {key: summary_of(join) for key, join in joins.items()}
         known = [tuple(sorted(s[0].items())) for s in found.values() if s is not None]
         common, kept = dict(most_common(known)) if known else {}, {}

@@ -446,7 +446,7 @@ class Site:
         return Kind.JOIN, encode_join(join), note
 
     def _admitted(self, content: Mapping[str, Any]) -> Model:
-        """The model of a hello, if the owner's rules let this site take part at all."""
+        """Return the model of a hello, if the owner's rules let this site take part at all."""
         description = content.get("model")
         named = isinstance(description, Mapping) and str(description.get("model"))
         if named:
@@ -672,19 +672,7 @@ class Site:
             raise Refusal(Reason.REFUSED, "clusters are one site's own: masked runs do without.")
         if kind == "clusters":
             return self._own_clusters(model, joined, data)
-        if is_grid(numbers):
-            statistics = decode_floats(numbers, model.layout.size)
-            if not model.inside(statistics):
-                raise WireError("a question at statistics that no rows have.")
-            params = model.maximize(statistics)
-        elif numbers:
-            params = unflatten_params(decode_floats(numbers), model.start(0))
-        else:  # those of the last round, which a site knows as long as its disk does
-            state, view = store.state() if joined.phase else None, _view(described)
-            now = state is not None and state.phase == joined.phase
-            if state is None or not now or _phase(joined.phase).view != view:
-                raise Refusal(Reason.NOT_NOW, "the parameters of the last round are not here.")
-            params = model.maximize(state.statistics)
+        params = self._asked_at(store, joined, model, _view(described), numbers)
         self._spend(chosen=bool(len(numbers)))
         if self.rules.smallest_group is not None:
             exact = answer(Question("statistics", WHOLE, params), model, data.pieces(_ME), _ALONE)
@@ -705,6 +693,27 @@ class Site:
             weight = self._share(joined, data)
             return self._ready(header, b"question" + asked, asked, [to_fixed(values, weight)], note)
         return Kind.ANSWER, encode_floats(values), note
+
+    @staticmethod
+    def _asked_at(
+        store: SiteStore, joined: Joined, model: Model, view: View, numbers: bytes
+    ) -> Any:
+        """Return the parameters of a question, told as statistics, as themselves, or not at all.
+
+        Then they are those of the last round, which a site knows as long as its disk does.
+        """
+        if is_grid(numbers):
+            statistics = decode_floats(numbers, model.layout.size)
+            if not model.inside(statistics):
+                raise WireError("a question at statistics that no rows have.")
+            return model.maximize(statistics)
+        if numbers:
+            return unflatten_params(decode_floats(numbers), model.start(0))
+        state = store.state() if joined.phase else None
+        now = state is not None and state.phase == joined.phase
+        if state is None or not now or _phase(joined.phase).view != view:
+            raise Refusal(Reason.NOT_NOW, "the parameters of the last round are not here.")
+        return model.maximize(state.statistics)
 
     def _own_clusters(self, model: Model, joined: Joined, data: Workers) -> tuple[Kind, bytes, str]:
         """Clusters of these rows alone; an empty answer where the owner or a stream has none."""
@@ -881,7 +890,7 @@ class Site:
 
 
 def _told(body: RequestBody, state: State, model: Model, phase: Phase) -> FloatArray | None:
-    """S of a request: as it came, or by steps from the last round's; None: that is lost."""
+    """Return S of a request, as it came or by steps from the last round; None if that is lost."""
     if body.statistics is not None:
         if len(body.statistics) or not phase.algorithm.tells_statistics:
             return body.statistics
@@ -898,7 +907,7 @@ def _told(body: RequestBody, state: State, model: Model, phase: Phase) -> FloatA
 
 
 def _arranged(workers: Workers, columns: tuple[str, ...] | None) -> Workers:
-    """The same worker with these columns, in this order; others it may have are left out."""
+    """Return the worker with these columns in this order; others it may have are left out."""
     try:
         return workers if columns is None else with_columns(workers, columns)
     except DataError as error:

@@ -105,7 +105,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def _fits_generic(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
-    """The same for NDArray[...], tuple[...], and what else takes types in brackets."""
+    """Do the same for NDArray[...], tuple[...], and what else takes types in brackets."""
     if origin is np.ndarray:
         wanted = get_args(inner[1])[0]
         known = isinstance(value, np.ndarray)

@@ -241,7 +241,7 @@ def read_workers(
 
 
 def _read_tables(estimator: Any, X: Any, reset: bool, missing: bool) -> dict[Any, Any]:
-    """The rows of each table, in the columns of the first; errors name the worker."""
+    """Read the rows of each table in the columns of the first; errors name the worker."""
     tables = tables_of(X)
     if not tables:
         raise DataError("a federation needs at least one worker; got none.")

@@ -97,14 +97,13 @@ def say_farewell(transport: Noted, config: Config, status: Status) -> None:
     }
     out, end = status["refusals"] or {}, time.monotonic() + sites.farewell
     untold = set(status["untold"] or ()) - set(transport.shut_out())
+    messages = {}
+    for number, key in enumerate(members.keys):
+        mine = mark(members.settings[number], members.instances[number])
+        header = Header(Kind.END, members.run, 0, number, mine)
+        messages[key] = header, encode_end(about, b"" if key in out else model)
     while untold:
-        messages = {}
-        for number, key in enumerate(members.keys):
-            if key in untold:
-                mine = mark(members.settings[number], members.instances[number])
-                header = Header(Kind.END, members.run, 0, number, mine)
-                messages[key] = header, encode_end(about, b"" if key in out else model)
-        here = [key for key in transport.workers() if key in messages]
+        here = [key for key in transport.workers() if key in untold and key in messages]
         wires = {key: seal(*messages[key]) for key in here}
         for key, answer in transport.deliver(wires, min(sites.deadline, 10.0)):
             try:

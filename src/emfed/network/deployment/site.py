@@ -120,7 +120,7 @@ def prepare(
 
 
 def _write_rows(path: Path, rows: FloatArray, seal: Path | None) -> None:
-    """The site's copy of its rows, whole or not at all, and encrypted where there is a secret."""
+    """Write the site's copy of its rows whole or not at all, encrypted where there is a secret."""
     if seal is not None:
         buffer = io.BytesIO()
         np.save(buffer, rows)
