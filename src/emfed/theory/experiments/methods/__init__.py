@@ -189,7 +189,7 @@ def _nats(distance: float) -> str:
 def _caption(against: str) -> str:
     return (
         f"How many nats a row each method is from the pooled optimum, against {against}; the "
-        f"opening and the start count. A line ends where it is within {FLOOR:g} nats, or beyond, in a "
-        "better optimum than pooled EM's. Steps of FedEM, VR-FedEM, FedAvg and SCAFFOLD are "
-        "the best of three; AutoEM has none to choose."
+        f"opening and the start count. A line ends where it is within {FLOOR:g} nats, or beyond, "
+        "in a better optimum than pooled EM's. Steps of FedEM, VR-FedEM, FedAvg and SCAFFOLD "
+        "are the best of three; AutoEM has none to choose."
     )
