@@ -61,7 +61,6 @@ def analyse(traces: Traces) -> Findings:
                 DISTANCE,
                 title,
                 log="xy",
-                lowest=FLOOR,
             )
             for axis, (_, label) in AXES.items()
         }
