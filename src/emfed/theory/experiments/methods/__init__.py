@@ -39,7 +39,8 @@ def analyse(traces: Traces) -> Findings:
     rows = []
     for data in traces.values("data"):
         optimum = {t.job.seed: t["log_likelihood"].max() for t in traces.of("pooled EM", data=data)}
-        title = _settings(traces.where(data=data)[0]).title
+        settings = _settings(traces.where(data=data)[0])
+        title = settings.title
         curves, counts = {}, {}
         for method in METHODS:
             group = _best(traces, method, data, optimum)
@@ -48,12 +49,12 @@ def analyse(traces: Traces) -> Findings:
                 axis: np.array([_reached(c, axis) for c in curves[method]]) for axis in AXES
             }
             final = np.array([c["distance"][-1] for c in curves[method]])
-            measures[f"{data}, {method}: final distance"] = final
+            measures[f"{settings.name}, {method}: final distance"] = final
             for axis, values in counts[method].items():
-                measures[f"{data}, {method}: {axis} to {TARGET:g}"] = values
+                measures[f"{settings.name}, {method}: {axis} to {TARGET:g}"] = values
             rows.append([title, method, _step(group[0]), *_cells(final, counts[method])])
         told = _ratios(curves, counts)
-        measures |= {f"{data}: {name}": values for name, values in told.items()}
+        measures |= {f"{settings.name}: {name}": values for name, values in told.items()}
         panels[title] = {
             axis: Panel(
                 [_series(method, curves[method], axis) for method in METHODS],
@@ -70,8 +71,8 @@ def analyse(traces: Traces) -> Findings:
     }
     table = Table(
         "Distance at the end (median and range over seeds; below zero, in a better optimum than "
-        f"pooled EM's from the same start), and medians of bytes up per worker, rounds and passes to {TARGET:g} nats "
-        "(–: most seeds never get there).",
+        "pooled EM's from the same start), and medians of bytes up per worker, rounds and passes "
+        f"to {TARGET:g} nats (–: most seeds never get there).",
         ("data", "method", "step", "distance", "lowest", "highest", "bytes up", "rounds", "passes"),
         rows,
     )
@@ -183,7 +184,8 @@ def _cells(final: FloatArray, reached: dict[str, FloatArray]) -> list[str]:
 
 def _nats(distance: float) -> str:
     """Two digits; what pooled EM was not run for counts as nothing."""
-    return "0" if abs(distance) < FLOOR else f"{distance:.2g}".replace("-", "−", 1)
+    sign = "−" if distance < 0 else ""
+    return "0" if abs(distance) < FLOOR else f"{sign}{abs(distance):.2g}"
 
 
 def _caption(against: str) -> str:
