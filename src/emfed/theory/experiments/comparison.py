@@ -127,6 +127,11 @@ class MethodSettings:
         return f"simulated, for {self.source.title}" if simulated else self.source.title
 
     @property
+    def name(self) -> str:
+        """The set in measures: claims on real rows are none on a stand-in."""
+        return self.data if self.data == "simulated" or not self.stand_in else self.title
+
+    @property
     def available(self) -> bool:
         """Whether it can be run: there is a stand-in for everything."""
         return True

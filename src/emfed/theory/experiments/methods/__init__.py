@@ -29,7 +29,7 @@ AXES = {
     "rounds": ("round", "rounds"),
     "passes over the rows": ("epochs", "passes over all rows"),
 }
-DISTANCE = "nats a row to the pooled optimum"
+DISTANCE = "nats a row from the pooled optimum"
 
 
 def analyse(traces: Traces) -> Findings:
@@ -39,7 +39,8 @@ def analyse(traces: Traces) -> Findings:
     rows = []
     for data in traces.values("data"):
         optimum = {t.job.seed: t["log_likelihood"].max() for t in traces.of("pooled EM", data=data)}
-        title = _settings(traces.where(data=data)[0]).title
+        settings = _settings(traces.where(data=data)[0])
+        title = settings.title
         curves, counts = {}, {}
         for method in METHODS:
             group = _best(traces, method, data, optimum)
@@ -48,12 +49,12 @@ def analyse(traces: Traces) -> Findings:
                 axis: np.array([_reached(c, axis) for c in curves[method]]) for axis in AXES
             }
             final = np.array([c["distance"][-1] for c in curves[method]])
-            measures[f"{data}, {method}: final distance"] = final
+            measures[f"{settings.name}, {method}: final distance"] = final
             for axis, values in counts[method].items():
-                measures[f"{data}, {method}: {axis} to {TARGET:g}"] = values
+                measures[f"{settings.name}, {method}: {axis} to {TARGET:g}"] = values
             rows.append([title, method, _step(group[0]), *_cells(final, counts[method])])
         told = _ratios(curves, counts)
-        measures |= {f"{data}: {name}": values for name, values in told.items()}
+        measures |= {f"{settings.name}: {name}": values for name, values in told.items()}
         panels[title] = {
             axis: Panel(
                 [_series(method, curves[method], axis) for method in METHODS],
@@ -61,7 +62,6 @@ def analyse(traces: Traces) -> Findings:
                 DISTANCE,
                 title,
                 log="xy",
-                lowest=FLOOR,
             )
             for axis, (_, label) in AXES.items()
         }
@@ -71,8 +71,8 @@ def analyse(traces: Traces) -> Findings:
     }
     table = Table(
         "Distance at the end (median and range over seeds; below zero, in a better optimum than "
-        f"pooled EM's), and medians of bytes up per worker, rounds and passes to {TARGET:g} nats "
-        "(–: most seeds never get there).",
+        "pooled EM's from the same start), and medians of bytes up per worker, rounds and passes "
+        f"to {TARGET:g} nats (–: most seeds never get there).",
         ("data", "method", "step", "distance", "lowest", "highest", "bytes up", "rounds", "passes"),
         rows,
     )
@@ -98,7 +98,7 @@ def _best(traces: Traces, method: str, data: str, optimum: dict[int, float]) -> 
 
     def worth(step: float) -> tuple[float, float]:
         curves = [_curve(t, optimum) for t in traces.of(method, data=data, step_size=step)]
-        final = float(np.median([c["distance"][-1] for c in curves]))
+        final = float(np.median([abs(c["distance"][-1]) for c in curves]))
         return max(final, CLOSE), float(np.median([_reached(c, "rounds") for c in curves]))
 
     tried = dict.fromkeys(_settings(t).step_size for t in traces.of(method, data=data))
@@ -106,7 +106,7 @@ def _best(traces: Traces, method: str, data: str, optimum: dict[int, float]) -> 
 
 
 def _reached(curve: dict[str, FloatArray], axis: str) -> float:
-    """Where the distance is first at the target; infinite if never."""
+    """Where the target, or better, is first reached; infinite if never."""
     there = np.flatnonzero(curve["distance"] <= TARGET)
     return float(curve[AXES[axis][0]][there[0]]) if len(there) else np.inf
 
@@ -116,14 +116,15 @@ def _ratios(
 ) -> dict[str, FloatArray]:
     """What claims are about: methods relative to each other, seed by seed."""
     final = {
-        method: np.maximum([c["distance"][-1] for c in group], FLOOR)
+        method: np.maximum([abs(c["distance"][-1]) for c in group], FLOOR)
         for method, group in curves.items()
     }
     plain, none, once = "EM with 32-bit floats", "FedEM without memories", "averaged local fits"
-    same = [
-        _at(ours, "bytes up", float(theirs["bytes_up"][-1]))
-        for ours, theirs in zip(curves["AutoEM"], curves[once], strict=True)
-    ]
+    pairs = list(zip(curves["AutoEM"], curves[once], strict=True))
+    bytes_, rounds = (
+        np.maximum([_at(ours, axis, theirs[AXES[axis][0]][-1]) for ours, theirs in pairs], FLOOR)
+        for axis in ("bytes up", "rounds")
+    )
     return {
         "bytes of 32-bit EM over those of AutoEM": counts[plain]["bytes up"]
         / counts["AutoEM"]["bytes up"],
@@ -138,15 +139,15 @@ def _ratios(
         / final["one-shot merge"],
         "distance of averaged local fits over that of merging": final[once]
         / final["one-shot merge"],
-        "distance of averaged local fits over AutoEM's for as many bytes": final[once]
-        / np.maximum(same, FLOOR),
+        "distance of averaged local fits over AutoEM's for as many bytes": final[once] / bytes_,
+        "distance of averaged local fits over AutoEM's after as many rounds": final[once] / rounds,
     }
 
 
 def _at(curve: dict[str, FloatArray], axis: str, value: float) -> float:
     """The distance where an axis was last at most so far along."""
     last = np.flatnonzero(curve[AXES[axis][0]] <= value)
-    return float(curve["distance"][last[-1]]) if len(last) else np.inf
+    return float(abs(curve["distance"][last[-1]])) if len(last) else np.inf
 
 
 def _series(method: str, curves: Sequence[dict[str, FloatArray]], axis: str) -> Series:
@@ -154,7 +155,7 @@ def _series(method: str, curves: Sequence[dict[str, FloatArray]], axis: str) -> 
     column, logs = AXES[axis][0], []
     for curve in curves:
         known = np.isfinite(curve["distance"])
-        y = np.maximum(curve["distance"][known], FLOOR)
+        y = np.maximum(np.abs(curve["distance"][known]), FLOOR)
         end = int(np.argmax(y == FLOOR)) + 1 if y.min() == FLOOR else len(y)
         logs.append((np.log(curve[column][known][:end]), np.log(y[:end])))
     once = method in ("averaged local fits", "one-shot merge")
@@ -183,13 +184,14 @@ def _cells(final: FloatArray, reached: dict[str, FloatArray]) -> list[str]:
 
 def _nats(distance: float) -> str:
     """Two digits; what pooled EM was not run for counts as nothing."""
-    return "0" if abs(distance) < FLOOR else f"{distance:.2g}".replace("-", "−", 1)
+    sign = "−" if distance < 0 else ""
+    return "0" if abs(distance) < FLOOR else f"{sign}{abs(distance):.2g}"
 
 
 def _caption(against: str) -> str:
     return (
-        f"How many nats a row each method is from the pooled optimum, against {against}; the "
-        f"opening and the start count. A line ends where it is within {FLOOR:g} nats, or beyond, "
-        "in a better optimum than pooled EM's. Steps of FedEM, VR-FedEM, FedAvg and SCAFFOLD are "
-        "the best of three; AutoEM has none to choose."
+        "How many nats a row each method is from the pooled optimum, above or below, against "
+        f"{against}; the opening and the start count. A line ends where it is within {FLOOR:g} "
+        "nats. Steps of FedEM, VR-FedEM, FedAvg and SCAFFOLD are the best of three; AutoEM has "
+        "none to choose."
     )
