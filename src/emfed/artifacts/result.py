@@ -29,6 +29,7 @@ from emfed.core.streams import check_seed
 from emfed.data.reading import in_words, match_columns, read_table
 from emfed.data.sources import ParquetRows, Source
 from emfed.models.adapting import adapt
+from emfed.models.mixture import MixtureModel
 from emfed.models.portraits import width_of
 
 CRITERIA = ("aic", "bic", "icl")
@@ -245,6 +246,8 @@ class Result:
 
     def predict(self, data: Any) -> IntArray:
         """The most likely component of each row."""
+        if isinstance(self.model, MixtureModel):  # on a device: labels alone come back
+            return self.model.labels(*self._inner(data)).astype(np.int64)
         return np.argmax(self.predict_proba(data), axis=-1).astype(np.int64)
 
     @property

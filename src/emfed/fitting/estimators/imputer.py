@@ -45,8 +45,9 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
     penalty : with ``rank``, the ridge on the factors of columns, in rows of weight one; None is 1.
         The factors of a row have penalty sigma^2, the noise of the fit, in ``transform`` too.
     criterion, tol, max_iter, n_init, start, algorithm, follow_em, participation, covariance_floor,
-        warm_start, random_state, verbose : as in `FederatedGaussianMixture`; with ``rank``, starts
-        are random loadings, and covariance_floor is the least noise.
+        warm_start, random_state, device, precision, verbose : as in `FederatedGaussianMixture`;
+        with ``rank``, starts are random loadings, and covariance_floor is the least noise. On a
+        device run passes over columns with ``families``; patterns of other rows are sorted here.
 
     Attributes
     ----------
@@ -82,6 +83,8 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
         covariance_floor: float = 1e-6,
         warm_start: bool = False,
         random_state: Any = None,
+        device: Any = None,
+        precision: Any = "double",
         verbose: bool = False,
     ) -> None:
         self.n_components = n_components
@@ -100,6 +103,8 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
         self.covariance_floor = covariance_floor
         self.warm_start = warm_start
         self.random_state = random_state
+        self.device = device
+        self.precision = precision
         self.verbose = verbose
 
     @property
