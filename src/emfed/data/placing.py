@@ -14,16 +14,16 @@ from emfed.data.reading import read_table
 from emfed.data.sources import Source, Stream
 from emfed.data.tables import Workers, WorkerTables
 from emfed.data.workers import WorkerData
-from emfed.models.devices import Precision, Ragged, is_here
-from emfed.models.devices.placing import check_device, fits, place, stream
+from emfed.models.devices import Precision, is_here
+from emfed.models.devices.placing import check_device, expect, fits, place, stream
 
 
 @final
 class Streamed(Source):
     """A table that is too large for the card: its blocks come as tensors, the next one in time."""
 
-    def __init__(self, table: Any, device: Any, precision: Precision) -> None:
-        self._table, self._device, self._precision = table, device, precision
+    def __init__(self, table: Any, device: Any) -> None:
+        self._table, self._device = table, device
         self.columns = getattr(table, "columns", None)
         self._size = 4 if str(table.dtype).endswith("float32") else 8
 
@@ -38,12 +38,15 @@ class Streamed(Source):
             return self._table.read(start, stop)
         return self._table[start:stop]
 
+    def expect(self, start: int, stop: int) -> None:
+        """Rows that will be read soon."""
+        if not isinstance(self._table, Source):
+            expect(self._table, start, stop)
+
     def blocks(self) -> Iterator[Any]:
         """All rows on the device, in order."""
         rows, width = self.shape
-        for block in stream(self.read, rows, width, self._size, self._device):
-            count = np.array([block.shape[0]])
-            yield Ragged(block, np.zeros(1, dtype=np.int64), count, None, self._precision)
+        return stream(self.read, rows, width, self._size, self._device, self.expect)
 
     def take(self, indices: IntArray) -> Any:
         """Picked rows, on the device."""
@@ -79,7 +82,7 @@ def to_device(found: Workers, device: Any, precision: Precision = "double") -> W
         if isinstance(table, Stream):
             placed.append(_drawn(table, where))
         elif not stay and (isinstance(table, Source) or not is_here(table)):
-            placed.append(Streamed(table, where, precision))
+            placed.append(Streamed(table, where))
         else:
             whole = table.read(0, table.shape[0]) if isinstance(table, Source) else table
             placed.append(place(whole, where))

@@ -333,7 +333,7 @@ class MissingGaussianMixture(Model):
             yield stack, shares, np.swapaxes(full, 1, 2), c.spread
 
     def impute(self, data: Any, params: GaussianParameters) -> FloatArray:
-        out, frame = np.array(data, dtype=np.float64), self.inner.constants.frame
+        out, frame = to_numpy(data).copy(), self.inner.constants.frame
         for stack, shares, full, _ in self._conditionals(data, params):
             mean = (shares[..., None] * full).sum(axis=-2) * frame.scale + frame.origin
             out[stack.positions] = np.where(stack.seen[:, None], out[stack.positions], mean)
@@ -343,7 +343,7 @@ class MissingGaussianMixture(Model):
         """Completions: a component for each row, then what is missing given what was seen."""
         from scipy.special import ndtri
 
-        base, frame = np.array(data, dtype=np.float64), self.inner.constants.frame
+        base, frame = to_numpy(data).copy(), self.inner.constants.frame
         n, d = base.shape
         out = np.repeat(base[None], draws, axis=0)
         u = np.stack([latent_numbers(seed, draw, n, 1 + d) for draw in range(draws)])
@@ -369,7 +369,7 @@ class MissingGaussianMixture(Model):
         """Ends of the central interval of each missing value's posterior, a normal mixture."""
         from scipy.special import ndtri
 
-        frame, given = self.inner.constants.frame, np.array(data, dtype=np.float64)
+        frame, given = self.inner.constants.frame, to_numpy(data).copy()
         ends = (given.copy(), given.copy())
         for stack, shares, full, spread in self._conditionals(data, params):
             diagonal = self.inner.kind == "diag"

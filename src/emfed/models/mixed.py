@@ -369,12 +369,12 @@ class MixedMixture(MixtureModel):
     def impute(self, data: Any, params: MixedParameters) -> FloatArray:
         """Rows with missing values replaced by their posterior mean (categories: the likeliest)."""
         shares = self.responsibilities(data, params)
-        return mean_columns(self.columns, self.to_user(params), np.asarray(data), shares)
+        return mean_columns(self.columns, self.to_user(params), to_numpy(data), shares)
 
     def draw(self, data: Any, params: MixedParameters, draws: int, seed: int) -> FloatArray:
         shares = self.responsibilities(data, params)
         user = self.to_user(params)
-        return draw_columns(self.columns, user, np.asarray(data), shares, draws, seed)
+        return draw_columns(self.columns, user, to_numpy(data), shares, draws, seed)
 
     def intervals(
         self, data: Any, params: MixedParameters, level: float
@@ -382,7 +382,7 @@ class MixedMixture(MixtureModel):
         """Ends of central intervals; of categories there are none, and NaN stays."""
         shares = self.responsibilities(data, params)
         user = self.to_user(params)
-        return interval_columns(self.columns, user, np.asarray(data), shares, level)
+        return interval_columns(self.columns, user, to_numpy(data), shares, level)
 
 
 @register_model("mixed-mixture")

@@ -26,7 +26,7 @@ from array_api_compat import (
     is_torch_array,
 )
 
-from emfed.core.protocols import FloatArray, Model
+from emfed.core.protocols import FloatArray, IntArray, Model
 from emfed.models.devices import (
     MOST_COMPONENTS,
     Pass,
@@ -34,6 +34,7 @@ from emfed.models.devices import (
     Sums,
     answers,
     block_elements,
+    labels,
     ragged,
     sweep,
 )
@@ -335,6 +336,15 @@ class MixtureModel(Model):
             to_numpy(moments) / (count if weights is None else count[..., None]),
             None if extra is None else to_numpy(extra) / count,
         )
+
+    def labels(self, data: Any, params: Any) -> IntArray:
+        """The component of the largest responsibility of each row, ``(..., samples)``."""
+        found = self._pass(data, params, None, whole=True)
+        if found is None:
+            return self.responsibilities(data, params).argmax(axis=-1)
+        rows, given = found
+        parts = [part for table in self.tables(rows) for part in labels(table, given)]
+        return np.concatenate(parts).reshape(data.shape[:-1])
 
     def responsibilities(self, data: Any, params: Any) -> FloatArray:
         """p(z = k | y; theta), ``(..., samples, K)``."""

@@ -296,7 +296,7 @@ class RowOwner(FactorOwner):
         return (at for at in self._posteriors(data, params) if not at.stack.seen.all())
 
     def impute(self, data: Any, params: Loadings) -> FloatArray:
-        out, frame = np.array(data, dtype=np.float64), self._frame
+        out, frame = to_numpy(data).copy(), self._frame
         for at in self._missing(out, params):
             where = at.stack.positions
             values = at.estimates() * frame.scale + frame.origin
@@ -307,7 +307,7 @@ class RowOwner(FactorOwner):
         """Completions: factors given what was seen, then values given the factors."""
         from scipy.special import ndtri
 
-        base, frame, k = np.array(data, dtype=np.float64), self._frame, self.rank
+        base, frame, k = to_numpy(data).copy(), self._frame, self.rank
         out = np.repeat(base[None], draws, axis=0)
         for at in self._missing(base, params):
             where, seen = at.stack.positions, at.stack.seen[:, None]
@@ -325,7 +325,7 @@ class RowOwner(FactorOwner):
         """Ends of the central interval of each missing value, which is normal."""
         from scipy.special import ndtri
 
-        given, frame = np.array(data, dtype=np.float64), self._frame
+        given, frame = to_numpy(data).copy(), self._frame
         low, high = given.copy(), given.copy()
         reach = float(ndtri(0.5 + level / 2))
         for at in self._missing(given, params):

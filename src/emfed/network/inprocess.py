@@ -44,7 +44,7 @@ from emfed.data.workers import WorkerData, with_columns
 from emfed.models.binding import Bound, rounded_opening
 from emfed.models.bounded import Asked, to_integers, whole_sums
 from emfed.models.clusters import Buckets
-from emfed.models.devices import Ragged
+from emfed.models.mixture import to_numpy
 from emfed.models.naming import rows_named
 from emfed.models.side_by_side import SideBySide
 from emfed.network.own_clusters import clusters_of, clusters_width
@@ -265,7 +265,7 @@ def plain_rows(data: Workers, worker: int) -> Iterator[FloatArray]:
     if data.row_weights is not None or data.streaming:
         raise SettingsError("epsilon goes with plain rows: leave out sample_weight and streams.")
     for _, block in chunks(data.worker(worker)):
-        rows = np.asarray(block.rows if isinstance(block, Ragged) else block, dtype=np.float64)
+        rows = to_numpy(block)
         if rows.ndim != 2 or not np.isfinite(rows).all():
             raise DataError("a private answer needs rows without missing values: fill them in.")
         yield rows
@@ -417,7 +417,6 @@ class InProcessFederation(Federation):
                     "empty."
                 )
             for first, block in chunks(rows):
-                block = block.rows if isinstance(block, Ragged) else block
                 with rows_named(partial(data.row_name, worker)):
                     model.check(block, self._where(worker), data.columns, first)
 

@@ -49,6 +49,8 @@ CASES = [
     Case("many columns", 70, 257, 3, "none"),
     Case("many components", 150, 3, 100, "none", hard=True),
     Case("no padding", 97, 16, 16, "squares", dtype=np.float64),
+    Case("three tiles", 77, 20, 3, "squares", weighted=True),
+    Case("three wide tiles", 60, 40, 2, "squares"),
     Case("no padding of rows", 97, 32, 5, "none", weighted=True),
     Case("workers", 300, 9, 2, "none", counts=(1, 7, 292), weighted=True),
     Case("workers, products", 300, 4, 2, "products", counts=(1, 7, 292), weighted=True),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emfed.models import Categorical, mixed_mixture
+from emfed.models import Categorical, gaussian_mixture, mixed_mixture
 from emfed.models.devices import Ragged, twin
 from tests.models.devices.passes import CASES, Case, off, plain
 
@@ -82,6 +82,7 @@ def test_rows_are_answered_for_one_by_one(case: Case) -> None:
 
 
 @kernels
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_what_half_precision_cannot_hold_is_done_again_in_doubles() -> None:
     from emfed.models.devices import sweep
 
@@ -90,6 +91,45 @@ def test_what_half_precision_cannot_hold_is_done_again_in_doubles() -> None:
     assert not np.all(np.isfinite(twin.sweep(rows, given).moments))
     found: Any = sweep(placed(rows), given, values=True)
     assert off(found, plain(rows, given), False) < 1e-12
+
+
+@kernels
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("precision", ["double", "fast"])
+def test_rows_that_come_in_blocks_give_the_statistics_of_the_whole(
+    precision: Any, weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each block counts by its rows, or by their weights."""
+    import torch
+
+    from emfed.data.placing import Streamed
+    from emfed.data.tables import WorkerTables
+
+    monkeypatch.setattr("emfed.models.devices.placing.STREAM_BYTES", 2000)
+    table = 3 * np.random.default_rng(8).normal(size=(300, 4)) + 9
+    weights = [np.random.default_rng(9).random(300)] if weighted else None
+    model: Any = gaussian_mixture(3, "diag")
+    model = model.bind(model.summary(table[None]), np.array([300]), np.ones(1))
+    params = model.start(0)
+    source = Streamed(table, torch.device(WHERE or "cpu"))
+    workers = WorkerTables([source], ["a"], None, weights, precision)
+    found, blocks = 0.0, 0
+    for piece in workers.pieces(np.arange(1)):
+        values = model.expected_statistics(piece.rows, params, piece.padding)
+        found, blocks = found + piece.share * values[0], blocks + 1
+    want = model.expected_statistics(table, params, None if weights is None else weights[0])
+    assert blocks == 5
+    assert float(np.abs(found - want).max() / np.abs(want).max()) < BOUND[precision]
+
+
+@kernels
+def test_passes_of_one_shape_over_other_rows_in_another_frame_do_not_meet() -> None:
+    """What is kept between passes is written anew by each."""
+    from emfed.models.devices import sweep
+
+    for far in (100.0, -3.0, 100.0):
+        rows, given = Case("again", 90, 5, 3, "squares", far=far, dtype=np.float64).make()
+        assert off(sweep(placed(rows), given, values=True), plain(rows, given), False) < 1e-12
 
 
 FAMILIES = ["gaussian", "poisson", "bernoulli", Categorical(3), "exponential", "gamma"]

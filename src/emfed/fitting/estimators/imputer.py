@@ -78,6 +78,11 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
         Whether a second fit goes on from the first.
     random_state : int, random state or None
         The seed; None is 0 for the fit, and other rows for each `sample`.
+    device : str or None
+        "cuda" puts the rows on a GPU: passes over columns with ``families`` run there; patterns of
+        other rows with missing values are sorted here.
+    precision : {"double", "fast"}
+        The precision of passes on a device; "fast" is six digits.
     verbose : bool
         Whether a bar on stderr shows rounds, bytes and time left, also of sites elsewhere.
 
@@ -139,6 +144,8 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
         covariance_floor: float = 1e-6,
         warm_start: bool = False,
         random_state: Any = None,
+        device: Any = None,
+        precision: Any = "double",
         verbose: bool = False,
     ) -> None:
         self.n_components = n_components
@@ -157,6 +164,8 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
         self.covariance_floor = covariance_floor
         self.warm_start = warm_start
         self.random_state = random_state
+        self.device = device
+        self.precision = precision
         self.verbose = verbose
 
     @property

@@ -186,7 +186,7 @@ def find_categories(tables: list[Any], names: Sequence[Any]) -> dict[Any, list[A
 
 def _read_tensor(estimator: Any, X: Any, *, reset: bool, missing: bool) -> Any:
     """A table on a GPU, checked there."""
-    where, rows = f"{type(estimator).__name__}: X", place(X, X.device)
+    where, rows = f"{type(estimator).__name__}: X", place(X)
     check_table(rows, where, None if reset else estimator.n_features_in_)
     (check_seen if missing else check_rows)(rows, where)
     if reset:

@@ -239,17 +239,20 @@ def _own_sketch(data: Any, model: Any, seed: int) -> Sketch:
     become one, sorted, so that their number and order do not matter where there are few.
     """
     count, own = int(data.counts[0]), np.zeros(1, dtype=np.int64)
-    weights = np.ones(count) if data.row_weights is None else np.asarray(data.row_weights[0])
-    picks = np.flatnonzero(weights > 0)
-    if len(picks) > ROWS:  # one of each stretch of equal weight
-        at = (np.arange(ROWS) + uniforms(seed, 0, Purpose.SKETCH, own, ROWS)[0]) / ROWS
-        below = np.cumsum(weights)
-        picks = picks[np.searchsorted(below[picks][:-1], at * below[-1], side="right")]
-        weights = np.ones(count)
+    at = (np.arange(ROWS) + uniforms(seed, 0, Purpose.SKETCH, own, ROWS)[0]) / ROWS
+    if data.row_weights is None:
+        picks, mass = np.arange(count) if count <= ROWS else (at * count).astype(np.int64), None
+    else:
+        weights = np.asarray(data.row_weights[0])
+        picks = np.flatnonzero(weights > 0)
+        mass = weights[picks]
+        if len(picks) > ROWS:  # one of each stretch of equal weight
+            below = np.cumsum(mass)
+            picks, mass = picks[np.searchsorted(below[:-1], at * below[-1], side="right")], None
     rows = to_numpy(data.take(own, picks[None]))[0].astype(np.float64)
     keys = np.column_stack([np.nan_to_num(rows), np.isnan(rows)])
     _, first, which = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    rows, mass = rows[first], np.bincount(which.ravel(), weights[picks])
+    rows, mass = rows[first], np.bincount(which.ravel(), mass)
     frame = model.clusters(1).frame
     points = np.nan_to_num((rows - frame.origin) / frame.scale)
     return Sketch(points, rows, mass / mass.sum())

@@ -27,6 +27,7 @@ __all__ = [
     "Second",
     "Sums",
     "answers",
+    "labels",
     "ragged",
     "sweep",
     "written",
@@ -81,6 +82,14 @@ def answers(rows: Ragged, given: Pass) -> Iterator[tuple[Any, Any]]:
 
     for shares, densities in sweeping.answers(rows, given):
         yield shares.double().cpu().numpy(), densities.cpu().numpy()
+
+
+def labels(rows: Ragged, given: Pass) -> Iterator[Any]:
+    """The component of the largest responsibility of each row, part by part, as numpy arrays."""
+    from emfed.models.devices import sweeping
+
+    for shares, _ in sweeping.answers(rows, given):
+        yield shares.argmax(dim=1).cpu().numpy()
 
 
 def written(

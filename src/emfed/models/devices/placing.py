@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -60,19 +61,35 @@ def fits(size: int, device: Any) -> bool:
     return size <= ROOM * free
 
 
-def place(rows: Any, device: Any) -> Any:
-    """An array as a tensor on the device; a tensor that is there already is not copied."""
+def place(rows: Any, device: Any = None) -> Any:
+    """An array as a tensor, on the device if one is given; what is there already is not copied."""
     import torch
     from array_api_compat import is_cupy_array
 
     tensor = torch.from_dlpack(rows) if is_cupy_array(rows) else torch.as_tensor(rows)
     if tensor.dtype not in (torch.float32, torch.float64):
         tensor = tensor.to(torch.float64)
-    return tensor.to(device).contiguous()
+    return (tensor if device is None else tensor.to(device)).contiguous()
+
+
+def expect(table: Any, start: int, stop: int) -> None:
+    """Tell the system that rows of a memory-mapped array are wanted soon: disks like to know."""
+    mapped, stop = getattr(table, "_mmap", None), min(stop, len(table))
+    if mapped is None or not hasattr(mapped, "madvise") or start >= stop:
+        return
+    base = np.frombuffer(mapped, np.uint8).ctypes.data
+    first = table[start:stop].ctypes.data - base
+    low = first - first % mmap.PAGESIZE
+    mapped.madvise(mmap.MADV_WILLNEED, low, first + table[start:stop].nbytes - low)
 
 
 def stream(
-    read: Callable[[int, int], Any], rows: int, width: int, size: int, device: Any
+    read: Callable[[int, int], Any],
+    rows: int,
+    width: int,
+    size: int,
+    device: Any,
+    expected: Callable[[int, int], None] | None = None,
 ) -> Iterator[Any]:
     """All rows as tensors on the device, in order, the next ones read while these are used.
 
@@ -88,7 +105,7 @@ def stream(
         return
     step = max(b - a for a, b in _cuts(rows, width * size))
     kind = torch.float32 if size == 4 else torch.float64
-    pinned = [torch.empty((step, width), dtype=kind, pin_memory=True) for _ in range(2)]
+    pinned: list[Any] = [None, None]  # made when the first rows come that are not pinned
     there = [torch.empty((step, width), dtype=kind, device=device) for _ in range(3)]
     side = torch.cuda.Stream(device)
     ready: queue.Queue[Any] = queue.Queue()
@@ -107,8 +124,12 @@ def stream(
                     return
                 if copied[turn % 2] is not None:
                     copied[turn % 2].synchronize()
+                if expected is not None:  # two blocks ahead, while this one is copied
+                    pool.submit(expected, 2 * stop - start, 3 * stop - 2 * start)
                 host = read(start, stop)
                 if not (isinstance(host, torch.Tensor) and host.is_pinned()):
+                    if pinned[turn % 2] is None:
+                        pinned[turn % 2] = torch.empty((step, width), dtype=kind, pin_memory=True)
                     found, host = np.asarray(host), pinned[turn % 2][: stop - start]
                     _copy(pool, host.numpy(), found)
                 with torch.cuda.stream(side):

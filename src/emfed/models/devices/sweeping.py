@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, final
+from functools import lru_cache
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
 
-from emfed.core.protocols import FloatArray
+from emfed.core.protocols import FloatArray, IntArray
 from emfed.models.devices import kernels
-from emfed.models.devices.halves import SHRINK, halves
+from emfed.models.devices.halves import UPWARD, halves
 from emfed.models.devices.passes import Features, Pass, Sums
 from emfed.models.devices.ragged import Ragged
 
 FUSED_CELLS = 8192
 """Sums that one program of the fused kernel keeps in registers."""
+LOG2E = 1.4426950408889634
 ANSWER_BYTES = 1 << 30
 """Responsibilities written down at once by the kernels that write them."""
 
 
+BEYOND = "beyond half precision"
+"""What is remembered of rows whose fast pass gave no finite sums: theirs are made in doubles."""
 KINDS = {"d": torch.float64, "f": torch.float32, "e": torch.float16, "i": torch.int32}
 MATRIX_COLUMNS = range(12, 65)
 """Numbers of columns for which a matrix product for each component beats products of columns."""
@@ -39,13 +44,21 @@ class Launch:
     tile: int = 32
 
 
-def fused_launch(fast: bool, cells: int) -> Launch:
-    """The fastest of those tried on an H200 (10,000,000 x 20, K=10 and 160), as are those below."""
+def fused_launch(fast: bool, cells: int, kp: int) -> Launch:
+    """The fastest of those tried on an H200, as are those below.
+
+    Tied and diagonal: 10,000,000 x 20, K=10; tied: 2,000,000 x 64, K=32, 1,000,000 x 128, K=64 and
+    2,000,000 x 20, K=160; diagonal: 2,000,000 x 32, K=32.
+    """
     if cells > 2048:
-        return Launch(16, 4, 4)
+        if fast:
+            return Launch(64, 8 if kp > 64 else 4, 2)
+        return Launch(32 if cells <= 128 * kp else 16, 8, 2)  # more does not fit shared memory
+    if cells > 1024:
+        return Launch(64, 2, 4) if fast else Launch(32, 2, 4)
     if fast:
-        return Launch(64, 2, 8) if cells <= 512 else Launch(64, 1, 8)
-    return Launch(32, 1, 16) if cells <= 512 else Launch(16, 1, 8)
+        return Launch(32, 1, 24) if cells <= 512 else Launch(64, 2, 8)
+    return Launch(16, 1, 24)
 
 
 def phase_launches(fast: bool, kp: int) -> tuple[Launch, Launch]:
@@ -73,6 +86,23 @@ def matrix_launches(fast: bool, dp: int) -> tuple[Launch, Launch]:
 def _padded(size: int) -> int:
     """The next power of two, at least what a tensor core takes: what kernels can tile."""
     return max(16, 1 << (size - 1).bit_length())
+
+
+def _tiles(d: int, squared: bool) -> tuple[int, int, IntArray, int | None]:
+    """Columns of a tile of features, tiles, the places of features, and that of 1, if any.
+
+    Columns and their squares take two tiles of the next power of two; or three of half of it, if
+    what is beyond the half, its squares and 1 fit one.
+    """
+    width, columns = _padded(d), np.arange(d)
+    half = width // 2
+    left = d - half
+    if squared and half >= 16 and 2 * left < half and d % 4 == 0:
+        near, beyond = columns[:half], 2 * half + np.arange(2 * left)
+        place = np.concatenate([near, beyond[:left], half + near, beyond[left:]])
+        return half, 3, place, 2 * d
+    place = np.concatenate([columns, width + columns][: 1 + squared])
+    return width, 1 + squared, place, None if d == width else d
 
 
 def _processors(x: Any) -> int:
@@ -118,13 +148,24 @@ def _slopes(given: Pass, fp: int, kp: int) -> FloatArray:
     return out
 
 
-def _reduced(partial: Any, ends: Any, workers: int) -> Any:
-    """Sums over each worker's programs."""
-    if workers == 1:
-        return partial.sum(dim=0, keepdim=True)
-    width = partial.shape[1]
-    out = torch.empty((workers, width), dtype=torch.float64, device=partial.device)
-    kernels.gather[(workers * -(-width // 32),)](partial, ends, out, width, 64, 32)
+def _reduced(partial: Any, ends: Any, out: Any, order: Any = None, factors: Any = None) -> Any:
+    """Sums over each worker's programs: of all numbers, or of some, times factors."""
+    (programs, stride), (workers, width) = partial.shape, out.shape
+    chunk = min(512, max(16, _padded(programs // workers)))
+    tile = 2048 // chunk
+    picked = order is not None
+    kernels.gather[(workers * -(-width // tile),)](
+        partial,
+        ends,
+        out,
+        order if picked else ends,
+        factors if picked else partial,
+        stride,
+        width,
+        PICKED=picked,
+        CHUNK=chunk,
+        TILE=tile,
+    )
     return out
 
 
@@ -138,15 +179,19 @@ def _heaviest(rows: Ragged) -> float:
 
 def sweep(rows: Ragged, given: Pass, values: bool = False, launch: Any = None) -> Sums:
     """Sums over the rows of each worker, with leading axis (workers,)."""
+    if rows.fast and BEYOND in rows.memo:
+        rows = dataclasses.replace(rows, precision="double")
     f = given.features
-    cells = _padded(given.components) * _padded(len(f.origin)) * (1 + (f.second == "squares"))
+    kp = _padded(given.components)
+    cells = kp * _padded(len(f.origin)) * (1 + (f.second == "squares"))
     if f.second != "products" and cells <= FUSED_CELLS:
-        found = _fused(rows, given, values, launch or fused_launch(rows.fast, cells))
+        found = _fused(rows, given, values, launch or fused_launch(rows.fast, cells, kp))
     else:
         kind = _MatrixPhases if _wide(given) else _Phases
         found = _in_two(kind, rows, given, values, *(launch or kind.launches(rows, given)))
     if rows.fast and not all(np.all(np.isfinite(part)) for part in found):
-        return sweep(dataclasses.replace(rows, precision="double"), given, values)
+        rows.memo[BEYOND] = True
+        return sweep(rows, given, values)
     return found
 
 
@@ -154,63 +199,229 @@ def _wide(given: Pass) -> bool:
     return len(given.features.origin) in MATRIX_COLUMNS and given.features.second == "products"
 
 
+class _Shape(NamedTuple):
+    """What a fused pass is made for: another thread would write into the same memory."""
+
+    thread: int
+    device: Any
+    starts: bytes
+    counts: bytes
+    columns: int
+    components: int
+    parameters: int
+    """How many sets of parameters there are: one, or one for each worker."""
+    squared: bool
+    hard: bool
+    weighted: bool
+    values: bool
+    fast: bool
+    single: bool
+    """Whether rows are float32."""
+    at: Launch
+
+
+@final
+class _Fused:
+    """A pass that is made again and again over rows of one shape: its memory, here and there.
+
+    Between call and answer the host writes the parameters into pinned memory, starts three things
+    on the card and waits; the last of them writes the sums into pinned memory.
+    """
+
+    def __init__(self, shape: _Shape) -> None:
+        self.shape, at, d = shape, shape.at, shape.columns
+        width, tiles, self.place, self.one = _tiles(d, shape.squared)
+        kp, lead = _padded(shape.components), shape.parameters
+        k, features = shape.components, len(self.place)
+        size = k * (features + 1) + 2
+        sizes = [lead * kp * tiles * width, lead * kp, 4 * width, size]
+        self.staging = _pinned(sum(sizes), shape.device)
+        self.there = torch.empty_like(self.staging, device=shape.device)
+        pieces = [piece.numpy() for piece in self.staging.split(sizes)]
+        slopes, intercepts, frame, self.factors = pieces
+        never = -1e30 if shape.fast else -1e300  # of no component; finite: 0 times it is 0
+        slopes[:], intercepts[:], frame[:] = 0.0, never, 0.0
+        self.slopes = slopes.reshape(lead, kp, tiles * width)
+        if self.one is not None and not shape.fast:
+            self.slopes[..., self.one] = never
+        self.slopes = self.slopes[:, :k]
+        self.intercepts = intercepts.reshape(lead, kp)[:, :k]
+        self.frame = frame.reshape(2, 2, width)
+        self.known = Features(np.empty(0), np.empty(0), "none")
+        *self.parameters, self.back = self.there.split(sizes)
+        starts, counts = (np.frombuffer(b, np.int64) for b in (shape.starts, shape.counts))
+        rows = Ragged(self.there, starts, counts)
+        self.table, self.ends = rows.programs(at.programs * _processors(self.there), at.block)
+        whole = kp * tiles * width  # then kp masses and two values
+        order = np.empty((k, features + 1), dtype=np.int64)
+        order[:, :-1] = np.arange(k)[:, None] * tiles * width + self.place
+        order[:, -1] = whole + np.arange(k)
+        if self.one is not None:
+            order[:, -1] = np.arange(k) * tiles * width + self.one
+        self.order = rows.put(np.append(order, [whole + kp, whole + kp + 1]))
+        inside = (len(self.table), whole + kp + 2)
+        self.sums = torch.empty(inside, dtype=torch.float64, device=shape.device)
+        self.out = _pinned(len(starts) * size, shape.device).reshape(-1, size)
+        self.seen: Any = None
+        self.graph: Any = None
+        self.constants: dict[str, Any] = {
+            "D": d,
+            "W": width,
+            "TILES": tiles,
+            "KP": kp,
+            "HARD": shape.hard,
+            "WEIGHTED": shape.weighted,
+            "VALUES": shape.values,
+            "FAST": int(shape.fast),
+            "BLOCK": at.block,
+            "num_warps": at.warps,
+            "num_stages": at.stages,
+        }
+
+    def __call__(self, rows: Ragged, given: Pass) -> Sums:
+        """The sums at these parameters."""
+        x, weights = rows.rows, rows.weights
+        unit = 1 / _heaviest(rows) if self.shape.fast else 1.0
+        self._write(given, unit)
+        what = (x.data_ptr(), x.dtype, None if weights is None else weights.data_ptr(), unit)
+        if x.is_cuda and what == self.seen:
+            self._replay(x, weights, unit)
+        else:
+            self.graph = None
+            self._launch(x, weights, unit)
+        self.seen = what
+        if x.is_cuda:
+            torch.cuda.current_stream(x.device).synchronize()
+        host = self.out.numpy().copy()
+        sums = host[:, :-2].reshape(len(host), given.components, -1)
+        mass, moments = sums[..., -1], sums[..., :-1]
+        if self.shape.fast:
+            self._move_back(mass[..., None], moments)
+        return Sums(mass, moments, host[:, -2], host[:, -1])
+
+    def _move_back(self, mass: FloatArray, moments: FloatArray) -> None:
+        """Sums about the origin that the kernel took to those about the frame's own."""
+        d, by = self.shape.columns, self.moved
+        if by.any():
+            first, second = moments[..., :d], moments[..., d:]
+            if self.shape.squared:
+                second -= by * (2 * first - by * mass)
+            first -= by * mass
+
+    def _launch(self, x: Any, weights: Any, unit: float) -> None:
+        self.there.copy_(self.staging, non_blocking=True)
+        kernels.fused[(len(self.table),)](
+            x,
+            x if weights is None else weights,
+            self.table,
+            *self.parameters,
+            self.sums,
+            int(self.shape.parameters > 1),
+            unit,
+            **self.constants,
+        )
+        _reduced(self.sums, self.ends, self.out, self.order, self.back)
+
+    def _replay(self, x: Any, weights: Any, unit: float) -> None:
+        """The launches of the last pass as one: over the same rows they differ in nothing."""
+        if self.graph is None:
+            self.graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream(x.device)
+            side.wait_stream(torch.cuda.current_stream(x.device))
+            with torch.cuda.stream(side):
+                self.graph.capture_begin(capture_error_mode="thread_local")
+                self._launch(x, weights, unit)
+                self.graph.capture_end()
+        self.graph.replay()
+
+    def _write(self, given: Pass, unit: float) -> None:
+        """The parameters for the kernel: of powers of two; in doubles for rows without a scale."""
+        fast, f = self.shape.fast, given.features
+        old = self.known
+        if not (np.array_equal(f.origin, old.origin) and np.array_equal(f.scale, old.scale)):
+            self._set_frame(f)
+        slopes, k, d = given.slopes, given.components, self.shape.columns
+        slopes = slopes.reshape(-1, *slopes.shape[-2:])
+        intercepts = given.intercepts.reshape(-1, k)
+        if fast:
+            np.divide(self.back_to_frame, unit * UPWARD, out=self.factors[:-2])
+            if self.moved.any():  # z = z' - moved, of which the kernel sees z'
+                first, second = slopes[..., :d], slopes[..., d:]
+                if self.shape.squared:
+                    intercepts = intercepts - (first - second * self.moved) @ self.moved
+                    moved = first - 2 * self.moved * second
+                    slopes = np.concatenate([moved, second], axis=-1)
+                else:
+                    intercepts = intercepts - first @ self.moved
+        self.factors[-2:] = 1 / unit
+        self.slopes[..., self.place] = slopes * self.scale
+        self.intercepts[:] = intercepts * LOG2E
+        if self.one is not None and not fast:
+            self.slopes[..., self.one] = self.intercepts
+
+    def _set_frame(self, f: Features) -> None:
+        """Rows become y - origin in doubles; where fast y * inverse - origin, without rounding.
+
+        Then the inverse is a power of two near that of the frame's scale, and the origin one that
+        float32 knows.
+        """
+        width, d = self.frame.shape[-1], self.shape.columns
+        origin, inverse = f.origin, 1 / f.scale
+        if self.shape.fast:
+            inverse = np.ldexp(1.0, -np.frexp(f.scale)[1])
+            near = origin.astype(np.float32).astype(np.float64) if self.shape.single else origin
+            self.moved = (origin - near) / f.scale
+            origin = near * inverse
+        columns, place = np.tile(np.arange(d), 1 + self.shape.squared), self.place
+        if self.one is not None:
+            place, columns = np.append(place, self.one), np.append(columns, d)
+        tile = (place >= 2 * width).astype(np.int64)
+        self.frame[tile, 0, place % width] = np.append(origin, -1.0)[columns]
+        self.frame[tile, 1, place % width] = np.append(inverse, 1.0)[columns]
+        # What one unit of the kernel's features is in the frame's.
+        unit = 1 / (f.scale * inverse) if self.shape.fast else 1 / f.scale
+        scale = np.concatenate([unit, unit**2])[: len(self.place)]
+        self.back_to_frame = np.tile(np.append(scale, 1.0), self.shape.components)
+        self.factors[:-2] = self.back_to_frame
+        self.scale, self.known = scale * LOG2E, f
+
+
+@lru_cache(maxsize=16)
+def _plan(shape: _Shape) -> _Fused:
+    """One for each shape of late: blocks of a stream and rounds of a fit have the same."""
+    return _Fused(shape)
+
+
 def _fused(rows: Ragged, given: Pass, values: bool, at: Launch) -> Sums:
-    f, k, fast, x = given.features, given.components, rows.fast, rows.rows
-    d, squared = len(f.origin), int(f.second == "squares")
-    dp, kp = _padded(d), _padded(k)
-    spare = dp > d
-    intercepts = _intercepts(given, kp, fast)
-    flat = _slopes(given, d * (1 + squared), kp)
-    slopes: Any = np.zeros((len(flat), 1 + squared, kp, dp))
-    slopes[..., :d] = np.swapaxes(flat.reshape(len(flat), kp, 1 + squared, d), 1, 2)
-    factors = np.ones(1, dtype=np.float32)
-    if fast:
-        slopes[:, 1:] /= SHRINK
-        slopes, factors = halves(slopes)
-    elif spare:
-        slopes[:, 0, :, d] = intercepts
-    frame = _frame(f, dp, fast, x.dtype == torch.float32)
-    shipped = _ship(rows, slopes, factors, intercepts, *frame)
-    table, ends = rows.programs(at.programs * _processors(x), at.block)
-    width = kp * dp * (1 + squared) + kp + 2
-    sums = torch.empty((len(table), width), dtype=torch.float64, device=x.device)
-    weight = _heaviest(rows) if fast else 1.0
-    kernels.fused[(len(table),)](
-        x,
-        x if rows.weights is None else rows.weights,
-        table,
-        *shipped,
-        sums,
-        int(given.intercepts.ndim > 1),
-        1 / weight,
-        D=d,
-        DP=dp,
-        KP=kp,
-        SQUARES=squared,
-        SHRINK=SHRINK,
-        HARD=given.hard,
-        WEIGHTED=rows.weights is not None,
-        VALUES=values,
-        FAST=int(fast),
-        ROWS_FIRST=not fast and kp <= 32,
-        SPARE=spare,
-        BLOCK=at.block,
-        num_warps=at.warps,
-        num_stages=at.stages,
+    """One read of the rows."""
+    f, k = given.features, given.components
+    shape = _Shape(
+        threading.get_ident(),
+        rows.rows.device,
+        rows.starts.astype(np.int64).tobytes(),
+        rows.counts.astype(np.int64).tobytes(),
+        len(f.origin),
+        k,
+        given.intercepts.size // k,
+        f.second == "squares",
+        given.hard,
+        rows.weights is not None,
+        values,
+        rows.fast,
+        rows.rows.dtype == torch.float32,
+        at,
     )
-    found = _reduced(sums, ends, len(rows.starts))
-    cells = found[:, : -kp - 2].reshape(-1, 1 + squared, kp, dp)[:, :, :k, : d + spare]
-    wanted = [cells.reshape(len(found), -1), found[:, -kp - 2 : -2][:, :k], found[:, -2:]]
-    host = _home(torch.cat(wanted, dim=1))  # what the answer needs, in one copy
-    whole = host[:, : -k - 2].reshape(-1, 1 + squared, k, d + spare)
-    if weight != 1:
-        whole *= weight
-    mass = whole[:, 0, :, d] if spare else host[:, -k - 2 : -2]
-    moments = whole[:, 0, :, :d]
-    if squared:
-        second = whole[:, 1, :, :d] / (SHRINK if fast else 1.0)
-        moments = np.concatenate([moments, second], axis=-1)
-    return Sums(mass, moments, host[:, -2], host[:, -1])
+    return _plan(shape)(rows, given)
+
+
+def _pinned(size: int, device: Any) -> Any:
+    """Doubles on the host that a card can reach."""
+    return torch.empty(size, dtype=torch.float64, pin_memory=device.type == "cuda")
+
+
+def _room(rows: Ragged, width: int) -> Any:
+    """Doubles of each worker, beside the rows."""
+    size = (len(rows.starts), width)
+    return torch.empty(size, dtype=torch.float64, device=rows.rows.device)
 
 
 def _home(tensor: Any) -> FloatArray:
@@ -224,6 +435,9 @@ def _home(tensor: Any) -> FloatArray:
 class _Phases:
     """What both phases of a pass need beside the rows."""
 
+    upward = UPWARD
+    """What the largest weight is scaled to in half precision."""
+
     @staticmethod
     def launches(rows: Ragged, given: Pass) -> tuple[Launch, Launch]:
         """The settings of both."""
@@ -236,11 +450,10 @@ class _Phases:
         left, right = (np.full(self.fp, self.d, dtype=np.int32) for _ in range(2))
         left[: self.count], right[: self.count] = f.left, f.right
         self.products = bool(np.any(f.right != self.d))
-        self.shrink = SHRINK if self.products and self.fast else 1.0
-        slopes: Any = _slopes(given, self.fp, self.kp) / self.shrink
+        slopes: Any = _slopes(given, self.fp, self.kp)
         factors = np.ones(1, dtype=np.float32)
         if self.fast:
-            slopes, factors = halves(slopes[:, None])
+            slopes, factors = halves(slopes)
         intercepts = _intercepts(given, self.kp, self.fast)
         frame = _frame(f, self.d + 1, self.fast, rows.rows.dtype == torch.float32)
         shipped = _ship(rows, left, right, slopes, factors, intercepts, *frame)
@@ -270,7 +483,6 @@ class _Phases:
             FP=self.fp,
             KP=self.kp,
             PRODUCTS=self.products,
-            SHRINK=self.shrink,
             HARD=self.given.hard,
             WEIGHTED=rows.weights is not None,
             VALUES=values,
@@ -293,7 +505,9 @@ class _Phases:
         told = torch.empty((len(table), 2), dtype=torch.float64, device=x.device)
         end = (answers, densities, told, low)
         self._call((x, rows, table), end, values=values, each=each, at=at)
-        return answers, densities, _reduced(told, ends, len(rows.starts)) if values else None
+        if not values:
+            return answers, densities, None
+        return answers, densities, _reduced(told, ends, _room(rows, 2))
 
     def moments(self, rows: Ragged, answers: Any, at: Launch, weight: float) -> Any:
         """Sums of responsibility times features and 1, ``(workers, K, at least F + 1)``."""
@@ -314,7 +528,6 @@ class _Phases:
             FP=self.fp,
             KP=self.kp,
             PRODUCTS=self.products,
-            SHRINK=self.shrink,
             FAST=int(self.fast),
             BLOCK=at.block,
             FT=at.tile,
@@ -322,13 +535,15 @@ class _Phases:
             num_warps=at.warps,
             num_stages=at.stages,
         )
-        found = _reduced(sums, ends, len(rows.starts)).reshape(-1, self.kp, self.fp)
+        found = _reduced(sums, ends, _room(rows, sums.shape[1])).reshape(-1, self.kp, self.fp)
         return found[:, : self.given.components]
 
 
 @final
 class _MatrixPhases(_Phases):
     """All products of many columns: a matrix for each component instead of a table of products."""
+
+    upward = 64.0  # weights times columns: of more than 1,000 standard deviations they overflow
 
     @staticmethod
     def launches(rows: Ragged, given: Pass) -> tuple[Launch, Launch]:
@@ -352,8 +567,8 @@ class _MatrixPhases(_Phases):
         factors: Any = np.ones(1, dtype=np.float32)
         matrices: Any = whole
         if self.fast:
-            split, factors = halves(whole.reshape(len(flat) * k, 1, 1, -1))
-            matrices, first = split[:, 0], first.astype(np.float32)
+            matrices, factors = halves(whole.reshape(len(flat) * k, 1, -1))
+            first = first.astype(np.float32)
         intercepts = _intercepts(given, self.kp, self.fast)
         frame = _frame(given.features, self.dp, self.fast, rows.rows.dtype == torch.float32)
         shipped = _ship(rows, matrices, factors, first, intercepts, *frame)
@@ -411,7 +626,7 @@ class _MatrixPhases(_Phases):
             num_warps=at.warps,
             num_stages=at.stages,
         )
-        found = _reduced(sums, ends, len(rows.starts)).reshape(-1, k, self.dp, self.dp)
+        found = _reduced(sums, ends, _room(rows, sums.shape[1])).reshape(-1, k, self.dp, self.dp)
         if "upper" not in rows.memo:
             above, beside = np.triu_indices(d)
             rows.memo["upper"] = rows.put(above * self.dp + beside)
@@ -428,7 +643,7 @@ def _in_two(
 ) -> Sums:
     """Responsibilities written down, then sums of them and the features."""
     phases = kind(rows, given, max(first.tile, second.tile))
-    workers, weight = len(rows.starts), _heaviest(rows) if rows.fast else 1.0
+    workers, weight = len(rows.starts), _heaviest(rows) / kind.upward if rows.fast else 1.0
     total: Any = 0.0
     told: Any = 0.0
     for part in phases.parts(rows):
@@ -436,7 +651,7 @@ def _in_two(
         total = total + phases.moments(part, answers, second, weight)
         told = told + scores if values else told
     host, count = _home(total), len(given.features.left)
-    host *= weight / phases.shrink
+    host *= weight
     scores = _home(told) if values else np.zeros((workers, 2))
     return Sums(host[..., count], host[..., :count], scores[:, 0], scores[:, 1])
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from emfed.core.protocols import FloatArray
-from emfed.models.devices.halves import LOW, SHRINK, halves, split
+from emfed.models.devices.halves import UPWARD, halves, split
 from emfed.models.devices.passes import Pass, Sums
 from emfed.models.devices.ragged import Ragged
 
@@ -19,8 +19,7 @@ def _product(a: tuple[Any, Any], b: tuple[Any, Any]) -> Any:
     """Three of four products of numbers in two parts, float32."""
     (a_high, a_low), (b_high, b_low) = (tuple(p.astype(np.float32) for p in v) for v in (a, b))
     with np.errstate(over="ignore", invalid="ignore"):  # what is no number is done again in doubles
-        small = a_high @ b_low + a_low @ b_high
-        return a_high @ b_high + small / np.float32(LOW)
+        return a_high @ b_high + (a_high @ b_low + a_low @ b_high)
 
 
 def _features(y: Any, given: Pass, fast: bool) -> Any:
@@ -28,8 +27,8 @@ def _features(y: Any, given: Pass, fast: bool) -> Any:
     f = given.features
     kind: Any = np.float32 if fast and y.dtype == np.float32 else np.float64
     first = f.origin.astype(kind)
-    rest = (f.origin - first).astype(kind)
-    z = (y.astype(kind) - first - rest) * (1 / f.scale).astype(kind)
+    rest = ((f.origin - first) / f.scale).astype(kind)
+    z = (y.astype(kind) - first) * (1 / f.scale).astype(kind) - rest
     z = np.concatenate([z, np.ones((len(z), 1), kind)], axis=1)
     z = z.astype(np.float32) if fast else z
     last = len(f.origin)
@@ -44,12 +43,11 @@ def _block(
     c = given.intercepts[worker] if own else given.intercepts
     b = given.slopes[worker] if own else given.slopes
     phi = _features(y, given, fast)
-    shrink = SHRINK if fast else 1.0
     if fast:
-        parts, factors = halves(b[None, None] / shrink)
-        pieces = split((phi * np.float32(shrink)).T)
-        logits = _product((parts[0, 0, 0], parts[0, 0, 1]), (pieces[0][:-1], pieces[1][:-1]))
-        logits = logits * factors[0, 0][:, None] + c.astype(np.float32)[:, None]
+        parts, factors = halves(b[None])
+        pieces = split(phi.T)
+        logits = _product((parts[0, 0], parts[0, 1]), (pieces[0][:-1], pieces[1][:-1]))
+        logits = logits * factors[0][:, None] + c.astype(np.float32)[:, None]
     else:
         logits = b @ phi[:, :-1].T + c[:, None]
     top = logits.max(axis=0)
@@ -64,8 +62,9 @@ def _block(
     if not fast:
         return r @ phi, whole, spread
     high, low = pieces
-    sums = _product(split(r / np.float32(heaviest)), (high.T, low.T))
-    return sums.astype(np.float64) * (heaviest / shrink), whole, spread
+    unit = heaviest / UPWARD
+    sums = _product(split(r / np.float32(unit)), (high.T, low.T))
+    return sums.astype(np.float64) * unit, whole, spread
 
 
 def sweep(rows: Ragged, given: Pass, values: bool = False, programs: int = 2) -> Sums:
