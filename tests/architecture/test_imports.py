@@ -81,7 +81,7 @@ STANDARD = {
     *("base64", "difflib", "importlib", "io", "itertools", "logging", "multiprocessing"),
     *("asyncio", "concurrent", "queue", "ssl"),
     *("fcntl", "msvcrt", "numbers", "platform", "re", "socket", "tomllib", "types", "weakref"),
-    *("ctypes", "inspect", "ipaddress", "secrets", "shlex", "shutil", "subprocess"),
+    *("ctypes", "inspect", "ipaddress", "mmap", "secrets", "shlex", "shutil", "subprocess"),
 }
 PROBES = ("hasattr", "getattr")
 
