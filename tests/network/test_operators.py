@@ -255,9 +255,7 @@ def test_the_page_answers_its_owner_on_this_machine_alone(tmp_path: Path) -> Non
         address = page_address(tmp_path)
         assert address is not None
         assert asked(address)[0] == 200
-        assert asked(address, ServerSupervisor=f"evil.example:{console.port}")[0] == 421, (
-            "DNS rebinding"
-        )
+        assert asked(address, Host=f"evil.example:{console.port}")[0] == 421, "DNS rebinding"
         assert asked(f"http://127.0.0.1:{console.port}/", "state")[0] == 404
         assert asked(address, "../../etc/passwd")[0] == 404
         assert (tmp_path / "page.secret").stat().st_mode & 0o777 == 0o600
