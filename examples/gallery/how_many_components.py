@@ -29,7 +29,7 @@ print(mixture.result_)
 numbers = np.arange(1, 7)
 peers = [GaussianMixture(k, covariance_type="diag", n_init=10, random_state=0) for k in numbers]
 pooled = np.array([peer.fit(rows).bic(rows) for peer in peers])
-bic = np.array(mixture.selection_.table["bic"])
+bic = np.array([row["bic"] for row in mixture.selection_.table])
 assert mixture.n_components_ == numbers[pooled.argmin()]
 np.testing.assert_allclose(bic[:4], pooled[:4], rtol=1e-3)
 assert np.all(bic < pooled + 5)  # for more components starts decide, and no end is much worse
