@@ -17,6 +17,7 @@ from emfed.algorithms import memory, spider, steps
 from emfed.algorithms.base import CompressedEM
 from emfed.algorithms.participation import Bernoulli
 from emfed.compressors import Dithering
+from emfed.theory.experiments import comparison
 
 Patch = pytest.MonkeyPatch
 NEVER = 10**9
@@ -131,6 +132,11 @@ def wrong_sign(patch: Patch) -> None:
     around(patch, steps, "hold_upload", flip)
 
 
+def no_controls(patch: Patch) -> None:
+    """SCAFFOLD's local steps are FedAvg's."""
+    around(patch, comparison, "averaging", lambda real, *a: real(*a[:-1], False))
+
+
 TRACKS = "VR-FedEM's |H|² tracks |h|²"
 NO_FLOOR = "VR-FedEM has no floor: the last quarter is far below the one before"
 BELOW = "VR-FedEM ends at least 30 times below the floor of FedEM"
@@ -159,4 +165,16 @@ MUTANTS = [
         "The variance of a batch is that of draws with replacement",
     ),
     Mutant("wrong sign of V in Delta", wrong_sign, "synthetic", NO_FLOOR),
+    Mutant(
+        "alpha = 0 in the comparison",
+        no_memories,
+        "methods",
+        "simulated: without memories FedEM stays far from the optimum",
+    ),
+    Mutant(
+        "SCAFFOLD without its controls",
+        no_controls,
+        "methods",
+        "simulated: FedAvg drifts, which SCAFFOLD corrects",
+    ),
 ]

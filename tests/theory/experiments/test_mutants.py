@@ -25,7 +25,13 @@ def failed(experiment: str, folder: Path) -> set[str]:
     return {verdict.name for verdict in verdicts if not verdict.holds}
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        pytest.param(m, marks=[pytest.mark.long] * (m.experiment == "methods"), id=m.name)
+        for m in MUTANTS
+    ],
+)
 def test_a_mutant_fails_a_verdict_by_name(
     mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
