@@ -25,7 +25,8 @@ print(mixture.result_)
 
 # %%
 # scikit-learn, with all rows in one table and ten starts: the same figures, and the same choice.
-# (Four, where there are three growers: the wines of one of them are of two styles.)
+# (Four, where there are three growers: a part of the second's wines and a few of the first's are
+# much alike.)
 numbers = np.arange(1, 7)
 peers = [GaussianMixture(k, covariance_type="diag", n_init=10, random_state=0) for k in numbers]
 pooled = np.array([peer.fit(rows).bic(rows) for peer in peers])

@@ -17,7 +17,7 @@ from nvflare.recipe.spec import Recipe
 
 import emfed
 from emfed.network import RemoteFederation, Site, SiteRules, Transport
-from emfed.network.masking import Identity
+from emfed.network.masking import SiteIdentity
 
 TASK = "emfed"
 
@@ -92,7 +92,7 @@ class EmfedExecutor(Executor):
         data, where, keys = (
             p.replace("SITE", name) for p in (self.data, self.directory, self.keys)
         )
-        identity = Identity.read(Path(keys) / f"{name}.key", Path(keys)) if keys else None
+        identity = SiteIdentity.read(Path(keys) / f"{name}.key", Path(keys)) if keys else None
         rules = SiteRules(unmasked=identity is None)
         site = Site(pl.read_csv(data), where, rules=rules, identity=identity)
         return Shareable({"reply": site.step(shareable["message"])})

@@ -13,7 +13,7 @@ from vantage6.algorithm.tools.decorators import algorithm_client, data
 
 import emfed
 from emfed.network import RemoteFederation, Site, SiteRules, Transport
-from emfed.network.masking import Identity
+from emfed.network.masking import SiteIdentity
 
 
 class Vantage6(Transport):
@@ -61,7 +61,7 @@ def step(table, organization, message):
     """
     folder = Path(os.environ["TEMPORARY_FOLDER"]) / "emfed" / organization
     roster = os.environ.get("EMFED_ROSTER")
-    identity = Identity.read(Path(os.environ["EMFED_KEY"]), Path(roster)) if roster else None
+    identity = SiteIdentity.read(Path(os.environ["EMFED_KEY"]), Path(roster)) if roster else None
     rules = SiteRules(unmasked=identity is None)
     reply = Site(table, folder, rules=rules, identity=identity).step(base64.b64decode(message))
     return {"reply": base64.b64encode(reply).decode()}

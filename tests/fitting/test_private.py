@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -47,6 +49,15 @@ def test_masked_sites_need_less_noise_than_two_who_hide_alone() -> None:
 def test_too_few_rows_for_an_epsilon_are_told_before_the_rounds() -> None:
     with pytest.raises(DataError, match="too few rows for this epsilon"):
         emfed.FederatedGaussianMixture(3, epsilon=0.1).fit(rows(150))
+
+
+def test_the_rows_that_an_epsilon_needs_are_more_than_there_are() -> None:
+    """Columns without a peak need more rows than a rule of thumb says."""
+    spread = np.random.default_rng(0).uniform(-8, 8, (3000, 2))
+    with pytest.raises(DataError) as told:
+        emfed.FederatedGaussianMixture(3, epsilon=0.3).fit(spread)
+    there, needed = re.search(r"about (\d+), .* needs about (\d+)", str(told.value)).groups()
+    assert int(needed) > int(there)
 
 
 @pytest.mark.parametrize(

@@ -230,8 +230,11 @@ class PrivateRun(Rounds):
         noise = self.plan.deviation(self._last)
         counts = np.where(told < FEW * noise, 0.0, told).reshape(len(edges), -1)
         if not (counts.sum(axis=1) > 0).all():
-            rows = float(told.reshape(len(edges), -1).sum(axis=1).mean())
-            raise too_few(rows, self.plan, 10 * FEW * float(noise[0]))
+            bins, limit = told.reshape(len(edges), -1), FEW * float(noise[0])
+            rows = float(bins.sum(axis=1).mean())
+            fullest = max(float(bins.max(axis=1).min()), 1.0)
+            # So many that the fullest bin of every column stands out of the noise.
+            raise too_few(rows, self.plan, max(10 * limit, rows * limit / fullest))
         return counts
 
     def _moments(self, place: FloatArray, scale: FloatArray) -> None:
