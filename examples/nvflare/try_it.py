@@ -22,6 +22,12 @@ if __name__ == "__main__":
         tables[name].write_csv(where / f"{name}.csv")
         make_site_key(where / "keys", name)
     model = {"kind": "gaussian-mixture", "n_components": 2, "covariance_type": "full"}
+    settings = {
+        "seed": 0,
+        "start": "moments",
+        "rounds": 6,
+        "tol": 0,
+    }  # an exchange takes two seconds
     recipe = EmfedRecipe(
         clients=3,
         model=model,
@@ -29,12 +35,12 @@ if __name__ == "__main__":
         directory=f"{where}/state-SITE",
         result=f"{where}/fit.emfed",
         keys=f"{where}/keys",
-        seed=0,
+        **settings,
     )
     began = time.monotonic()
     recipe.execute(SimEnv(clients=names, workspace_root=str(where / "workspace")))
     found = emfed.load(where / "fit.emfed")
-    here = emfed.fit(emfed.models.make_model(**model), tables, seed=0, masks=True)
+    here = emfed.fit(emfed.models.make_model(**model), tables, masks=True, **settings)
     np.testing.assert_allclose(found.params.means, here.params.means, rtol=0, atol=1e-6)
     assert (found.rounds, found.bytes_up) == (here.rounds, here.bytes_up)
     print(f"the same masked fit in {found.rounds} rounds, {time.monotonic() - began:.0f} s")
