@@ -44,5 +44,6 @@ for count in (10_000, 40_000):
     plt.loglog(epsilons, cost, "o-", label=f"{count:,} rows")
 plt.gca().set(xlabel="epsilon", ylabel="log-likelihood lost, nats per row")
 plt.xticks(epsilons, epsilons)
+plt.minorticks_off()
 plt.legend()
 plt.show()
