@@ -12,8 +12,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import emfed
 from benchmarks.answer import reached, sets
 from benchmarks.answer_network import WAYS, followed
@@ -31,29 +29,27 @@ def bench_figure() -> list[dict[str, Any]]:
     exact = emfed.Identity("float32")
     plain = emfed.FedEM(exact, step_size=1.0, broadcast=exact)
     model, workers, algorithm = next((m, w, a) for name, m, w, a, _ in sets() if name == SET)
-    curves, rows = {}, []
+    raw = workers.rows.nbytes / workers.size
+    rows = [{"run": "the rows themselves", "rounds": None, "up": raw, "down": 0.0}]
     for name, chosen, masks in (
         ("32-bit floats", plain, False),
         ("emfed, masked sums", algorithm, True),
         ("emfed", algorithm, False),
     ):
         curve = followed(model, workers, chosen, ROUNDS, 0, masks)
+        rounds = reached(curve, NATS)["rounds"]
         spent = {
             way: curve[f"opening_{way}"] + curve[f"start_{way}"] + curve[f"all_{way}"]
             for way in WAYS
         }
-        curves[name] = (spent["up"] + spent["down"], curve["gap"])
-        rounds = reached(curve, NATS)["rounds"]
         bytes_ = {way: rounds and float(spent[way][rounds - 1]) for way in WAYS}
         rows.append({"run": name, "rounds": rounds, **bytes_})
-    raw = workers.rows.nbytes / workers.size
-    rows.append({"run": "the rows themselves", "rounds": None, "up": raw, "down": 0.0})
-    draw(curves, raw, FIGURE)
+    draw(rows, FIGURE)
     return rows
 
 
-def draw(curves: dict[str, tuple[Any, Any]], raw: float, path: Path) -> None:
-    """One panel, whose curves bear their names."""
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """A bar for each run that arrived, with its bytes."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -61,35 +57,16 @@ def draw(curves: dict[str, tuple[Any, Any]], raw: float, path: Path) -> None:
 
     from emfed.artifacts.figures import STYLE
 
-    colours = {"32-bit floats": "#000000", "emfed, masked sums": "#56B4E9", "emfed": "#0072B2"}
+    known = [row for row in rows if row["up"] is not None][::-1]
+    names = [row["run"] for row in known]
+    totals = [row["up"] + row["down"] for row in known]
+    colours = ["#0072B2" if name.startswith("emfed") else "#999999" for name in names]
     with plt.rc_context(STYLE):
-        figure, panel = plt.subplots(figsize=(7.2, 3.2), layout="constrained")
-        for name, (spent, gap) in curves.items():
-            shown = gap > 1e-5
-            panel.plot(spent[shown], gap[shown], color=colours[name], lw=2)
-            crossed = int(np.flatnonzero(gap > NATS)[-1])
-            panel.annotate(
-                f"{name}\n{spent[min(crossed + 1, len(spent) - 1)] / 1000:.0f} kB",
-                (spent[crossed], NATS),
-                (6, 4),
-                textcoords="offset points",
-                color=colours[name],
-            )
-        panel.axvline(raw, color="#D55E00", lw=1.5, ls="--")
-        panel.annotate(
-            f"the rows themselves\n{raw / 1000:,.0f} kB",
-            (raw, NATS),
-            (-6, 4),
-            textcoords="offset points",
-            ha="right",
-            color="#D55E00",
-        )
-        panel.axhline(NATS, color="grey", lw=0.8)
-        panel.set(xscale="log", yscale="log", ylim=(1e-5, 3))
-        panel.set_xlabel("bytes of a site, up and down, from the first message on")
-        panel.set_ylabel("nats a row short of\nthe pooled answer")
-        panel.set_title(
-            "Air quality at twelve stations: five Gaussians with full covariances", fontsize=10
-        )
+        figure, panel = plt.subplots(figsize=(7.2, 0.8 + 0.5 * len(known)), layout="constrained")
+        bars = panel.barh(names, totals, color=colours, height=0.6)
+        panel.bar_label(bars, [f"{total / 1000:,.1f} kB" for total in totals], padding=4)
+        panel.set(xscale="log", xlim=(1e3, 6 * max(totals)))
+        panel.grid(axis="y", visible=False)
+        panel.set_xlabel("bytes of a station, up and down, until the model of all rows is found")
         figure.savefig(path)
         plt.close(figure)

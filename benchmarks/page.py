@@ -25,11 +25,12 @@ def _named(rows: Any, **wanted: Any) -> Any:
     return next(row for row in rows if all(row[name] == value for name, value in wanted.items()))
 
 
-def _both(row: Any) -> float:
-    return row["up"] + row["down"]
+def _both(row: Any) -> float | None:
+    """All bytes of a run; None where it did not arrive in the rounds that it had."""
+    return None if row["up"] is None else row["up"] + row["down"]
 
 
-MAIN: dict[str, tuple[str, Callable[[Any], float]]] = {
+MAIN: dict[str, tuple[str, Callable[[Any], float | None]]] = {
     "import emfed, s of a processor": ("startup", lambda f: f["import emfed"]["processor"]),
     "emfed --help, s of a processor": ("startup", lambda f: f["emfed --help"]["processor"]),
     "a round beside its floor in numpy, times": (
@@ -78,9 +79,9 @@ def merged(run: dict[str, Any], latest: dict[str, Any], history: list[Any]) -> N
     for name, tables in run["tables"].items():
         latest[name] = about | {"seconds": run["seconds"][name], "tables": tables}
     found = {
-        name: float(f"{value(run[section]):.3g}")
+        name: float(f"{figure:.3g}")
         for name, (section, value) in MAIN.items()
-        if run.get(section)
+        if run.get(section) and (figure := value(run[section])) is not None
     }
     entry = {"date": about["date"], "commit": about["commit"], "figures": found}
     if found and entry not in history:
