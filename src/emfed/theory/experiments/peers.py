@@ -22,7 +22,7 @@ from emfed.core.protocols import FloatArray, IntArray
 from emfed.core.wire import floats_size
 from emfed.data.workers import WorkerData
 from emfed.models import GaussianParameters
-from emfed.models.matrices import outer, unpack
+from emfed.models.matrices import is_positive_definite, outer, unpack
 
 PSEUDO_ROWS = 2.0
 """Times the columns: rows that the start is worth to each component of a local fit. Without them a
@@ -188,7 +188,10 @@ def averaging(
             controls = controls - common + sent / (local * step)
             common = tables.shares @ controls
         x = x + tables.shares @ sent
-        yield Point(chart.parameters(x), float(local), upload)
+        params = chart.parameters(x)
+        if not (np.isfinite(x).all() and is_positive_definite(params.covariances)):
+            return
+        yield Point(params, float(local), upload)
 
 
 def averaged_fits(tables: Tables, start: GaussianParameters, passes: int) -> Point:
