@@ -21,6 +21,7 @@ from emfed.fitting.session import Session
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.starts import search
 from emfed.fitting.starts.sketch import Sketch, drawn
+from emfed.fitting.starts.start_search import _own_sketch
 from emfed.models.clusters import Buckets, lloyd, seed_centres
 from emfed.models.side_by_side import SideBySide
 from emfed.network import StackedFederation
@@ -418,3 +419,16 @@ def test_a_column_of_two_values_is_found() -> None:
         ours = emfed.fit(emfed.gaussian_mixture(2, "tied"), rows, groups=sites, seed=0)
     by_sex = rows[:, 1] > 0
     assert abs(np.mean((ours.predict(rows) == 1) == by_sex) - 0.5) > 0.499
+
+
+@pytest.mark.parametrize("count", [300, 5000])
+def test_equal_weights_draw_the_rows_that_no_weights_draw(count: int) -> None:
+    rows = np.random.default_rng(0).normal(size=(count, 2))
+    drawn_rows = []
+    for weights in (None, np.ones(count), np.full(count, 0.5)):
+        workers = emfed.data.as_workers(rows, sample_weight=weights)
+        session = Session(emfed.gaussian_mixture(2), StackedFederation(workers), seed=1)
+        drawn_rows.append(_own_sketch(workers, session.bound.part(0), 1))
+    for other in drawn_rows[1:]:
+        np.testing.assert_array_equal(other.rows, drawn_rows[0].rows)
+        np.testing.assert_allclose(other.weights, drawn_rows[0].weights, rtol=1e-12)
