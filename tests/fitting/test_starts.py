@@ -410,17 +410,6 @@ def test_weights_of_one_worker_alone_count_as_repeated_rows_do(count: int) -> No
     np.testing.assert_allclose(weighted, repeated, rtol=0, atol=1e-9)
 
 
-def test_a_column_of_two_values_is_found() -> None:
-    """Components on its values are worth 6.7 nats more than what k-means of all columns finds."""
-    table = datasets.load_diabetes()
-    rows, sites = table.data[:, :6], table.target // 100
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", emfed.EmfedWarning)
-        ours = emfed.fit(emfed.gaussian_mixture(2, "tied"), rows, groups=sites, seed=0)
-    by_sex = rows[:, 1] > 0
-    assert abs(np.mean((ours.predict(rows) == 1) == by_sex) - 0.5) > 0.499
-
-
 @pytest.mark.parametrize("count", [300, 5000])
 def test_equal_weights_draw_the_rows_that_no_weights_draw(count: int) -> None:
     rows = np.random.default_rng(0).normal(size=(count, 2))

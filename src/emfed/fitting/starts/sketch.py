@@ -9,10 +9,8 @@ one more component can begin at a split of the last.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, final
 
 import numpy as np
@@ -36,11 +34,6 @@ ATTEMPTS, KEPT = 10, 3
 """Starts tried on a sketch for each number of components, and those that go on to the end."""
 SPLITS = 4
 """Splits of the fit with fewer components that are tried as well."""
-IN_VALUES, COLUMNS, WIDEST = ((2, 0.36), (3, 0.19)), 4, 64
-"""Values that a column may fall into, with the share of its variance that so many clusters leave
-within if it is Gaussian; columns of which at most a third of that is left are tried, the best of
-the first. Diabetes of scikit-learn, tied, K=2: without them 6.7 nats below the best of five
-starts of scikit-learn, which splits by sex."""
 FIRST_STEPS, STEPS = 6, 25
 """EM steps of every start, and of those that are kept."""
 WORK = 5e8
@@ -84,8 +77,6 @@ class Sketch:
         pairs = [self.partition(k, seed, attempt) for attempt in range(tries)]
         if before is not None and before[0].n_components < k:
             pairs += self._splits(*before, k, seed)
-        grown = [self._grown(groups, k, seed, 0) for groups in self._in_columns if len(groups) <= k]
-        pairs += [self._of_groups(groups) for groups in grown if len(groups) == k]
         begun = [self._begin(model, *pair) for pair in pairs]
         if passes < 2 * FIRST_STEPS:  # too large for that: the first partition is what it is
             return [model.maximize(s) for s in begun[:kept]]
@@ -128,46 +119,21 @@ class Sketch:
         labels = np.argmax(model.responsibilities(self.rows, params), axis=-1)
         groups = [np.flatnonzero(labels == j) for j in range(model.n_components)]
         groups = [own for own in groups if len(own)]
-        grown = [self._grown(groups, k, seed, turn) for turn in range(SPLITS)]
-        return [self._of_groups(own) for own in grown if len(own) == k]
-
-    def _grown(
-        self, groups: Sequence[IntArray], k: int, seed: int, turn: int
-    ) -> Sequence[IntArray]:
-        """Groups of which those that gain most are halved, until there are k, if that can be.
-
-        In another ``turn`` another one comes first.
-        """
-        own = list(groups)
-        for step in range(k - len(groups)):
-            halves = [self._halved(g, seed, turn) if len(g) > 3 else None for g in own]
-            gains = [-1.0 if h is None else h[0] for h in halves]
-            rank = np.argsort(gains, kind="stable")[::-1]
-            which = int(rank[min(turn if step == 0 else 0, len(own) - 1)])
-            half = halves[which]
-            if half is None:
-                break
-            own[which : which + 1] = half[1:]
-        return own
-
-    @cached_property
-    def _in_columns(self) -> list[list[IntArray]]:
-        """Rows in two or three groups, by columns that fall into so many values.
-
-        k-means looks at all columns at once and rarely finds them, but a component on one value of
-        a column may be worth more than all else.
-        """
-        found, w, d = [], self.weights, self.points.shape[1]
-        for column, (count, gaussian) in itertools.product(range(min(d, WIDEST)), IN_VALUES):
-            x = self.points[:, [column]]
-            total = float(w @ (x[:, 0] - w @ x[:, 0] / w.sum()) ** 2)
-            if total <= 0 or len(x) < count:
-                continue
-            labels, _, inertia = lloyd(w, x, seed_centres(w, x, count, 0, column))
-            if inertia / total < gaussian / 3:
-                groups = [np.flatnonzero(labels == j) for j in range(count)]
-                found.append((inertia / total / gaussian, [g for g in groups if len(g)]))
-        return [groups for _, groups in sorted(found, key=lambda pair: pair[0])[:COLUMNS]]
+        out = []
+        for turn in range(SPLITS):
+            own, parts = list(groups), len(groups)
+            for step in range(k - parts):
+                halves = [self._halved(g, seed, turn) if len(g) > 3 else None for g in own]
+                gains = [-1.0 if h is None else h[0] for h in halves]
+                rank = np.argsort(gains, kind="stable")[::-1]
+                which = int(rank[min(turn if step == 0 else 0, len(own) - 1)])
+                half = halves[which]
+                if half is None:
+                    break
+                own[which : which + 1] = half[1:]
+            if len(own) == k:
+                out.append(self._of_groups(own))
+        return out
 
     def _halved(self, own: IntArray, seed: int, turn: int) -> tuple[float, IntArray, IntArray]:
         """A group in two by k-means, and by how much that lowers the inertia."""
