@@ -24,7 +24,11 @@ def _no_figure_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> objec
 
 
 @pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "script",
+    [p if p.stem != "private_run" else pytest.param(p, marks=pytest.mark.long) for p in SCRIPTS],
+    ids=lambda path: path.stem,
+)
 def test_a_script_holds_what_it_claims_and_ends_in_a_picture(
     script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def test_memories_undo_heterogeneity() -> None:
     assert np.mean(without) > 4 * np.mean(with_memories)
 
 
+@pytest.mark.long
 def test_variance_reduction_on_the_papers_synthetic_settings() -> None:
     """300 epochs: VR-FedEM ends a hundred times below the floor where FedEM settles."""
     reduced = squared_h(VR_FEDEM, "random", 0, epochs=300)

@@ -29,7 +29,7 @@ TABLES = {
 }
 
 
-@pytest.mark.parametrize("name", first(["hastie", "counts", "wine", "moons", "low rank"], 2))
+@pytest.mark.parametrize("name", first(["counts", "hastie", "wine", "moons", "low rank"]))
 def test_the_default_ends_where_pooled_em_ends(name: str) -> None:
     """More than 1e-3 nats below it in 1 of 10 runs, besides as many as end so far above it.
 
