@@ -13,13 +13,13 @@ import emfed
 from emfed.core.protocols import WHOLE
 from emfed.fitting.session import Session
 from emfed.network import LocalTransport, RemoteFederation, Site, SiteRules
+from emfed.network.masking import SiteIdentity
 from tests.helpers import BARE, OPEN
-from tests.network.masked import identities
 
 RNG = np.random.default_rng(11)
 TABLES = {name: RNG.normal(size=(40, 2)) * [3.0, 0.2] + RNG.normal(size=2) for name in "abcde"}
 MODEL = emfed.gaussian_mixture(1, "full")
-KNOWN = identities(TABLES)
+KNOWN = SiteIdentity.everybody(TABLES)
 
 
 def masked(where: Path, tables: Mapping[str, Any], rules: SiteRules) -> dict[str, Site]:

@@ -100,7 +100,7 @@ def test_memories_add_up_after_every_round(algorithm: Any) -> None:
     for _ in range(40):
         run.step()
         assert run.memory_gap < 1e-12
-        largest = max(largest, float(np.abs(run.state.control).max()))
+        largest = max(largest, float(np.abs(run.state.memory).max()))
     described = algorithm.describe()
     has_memories = described["algorithm"] == "auto" or described.get("memory_rate", 0) != 0
     assert (largest > 1e-2) == has_memories
@@ -111,10 +111,10 @@ def test_steps_do_not_change_their_input(algorithm: Any) -> None:
     run = emfed.fitting.open_run(make_model("full"), make_data(3), algorithm, seed=5)
     run.step()
     state = run.state
-    copies = state.statistics.copy(), state.control.copy()
+    copies = state.statistics.copy(), state.memory.copy()
     run.step()
     np.testing.assert_array_equal(state.statistics, copies[0])
-    np.testing.assert_array_equal(state.control, copies[1])
+    np.testing.assert_array_equal(state.memory, copies[1])
     assert run.state.round == state.round + 1
 
 

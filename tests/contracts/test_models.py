@@ -407,7 +407,10 @@ def test_metric_whitens_the_complete_data_statistics(kind: str) -> None:
 @settings(max_examples=10)
 @given(seed=st.integers(0, 10_000))
 def test_metric_is_the_curvature_of_the_surrogate(kind: str, seed: int) -> None:
-    """So |H|^2 / 2 is what a step is worth; among masses with one sum."""
+    """So |H|^2 / 2 is what a step is worth; among masses with one sum.
+
+    Of spherical models at most: their metric is finer along columns that vary little.
+    """
     model, tables, params = setup(kind, seed)
     at = pooled(model, tables, params)
     metric = model.metric(model.maximize(at))
@@ -415,10 +418,14 @@ def test_metric_is_the_curvature_of_the_surrogate(kind: str, seed: int) -> None:
     assume(at[masses].min() > 0.02 / len(at[masses]))  # below, the metric is floored
     way = metric.unwhiten(np.random.default_rng(seed).normal(size=len(at)))
     way[0] -= way[masses].sum()
-    ends = [at + sign * 1e-4 * way for sign in (-1, 0, 1)]
+    length = float((metric.whiten(way) ** 2).sum())
+    step = 5e-4 / np.sqrt(length)
+    ends = [at + sign * step * way for sign in (-1, 0, 1)]
     low, middle, high = (float(model.surrogate(s, model.maximize(s))) for s in ends)
-    bend = (2 * middle - low - high) / 1e-8
-    assert bend == pytest.approx(float((metric.whiten(way) ** 2).sum()), rel=1e-3)
+    bend = (2 * middle - low - high) / step**2
+    assert bend <= length * (1 + 1e-3)
+    if kind != "spherical" or np.all(metric.narrow == 1):
+        assert bend >= length * (1 - 1e-3)
 
 
 @each

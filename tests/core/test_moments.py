@@ -136,7 +136,7 @@ def test_a_fit_that_opens_rounded_ends_where_pooled_em_ends() -> None:
     """Tied covariances depend on the second moments of the opening."""
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(3000, 8)) + 4 * rng.integers(2, size=(3000, 1))
-    workers = emfed.data.WorkerData(rows, np.arange(0, 3001, 100))
+    workers = emfed.data.WorkerData(rows, np.arange(0, 3001, 30))
     model = emfed.gaussian_mixture(2, "tied")
     start = emfed.fit(model, workers, rounds=2, seed=1).params
     pooled = emfed.fit(model, workers, emfed.EM(), start=start, rounds=200, tol=1e-10)

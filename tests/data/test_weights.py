@@ -75,7 +75,7 @@ def test_compressed_runs_weigh_too() -> None:
     assert weighted.log_likelihood(rows) == pytest.approx(repeated.log_likelihood(rows), abs=1e-6)
 
 
-class WorkerStates(Source):
+class InThrees(Source):
     """An array that is read three rows at a time."""
 
     def __init__(self, rows: Any) -> None:
@@ -94,7 +94,7 @@ class WorkerStates(Source):
 
 
 def test_rows_read_in_blocks_keep_their_weights() -> None:
-    apart = tables_module.WorkerTables([WorkerStates(t) for t in TABLES], row_weights=WEIGHTS)
+    apart = tables_module.WorkerTables([InThrees(t) for t in TABLES], row_weights=WEIGHTS)
     in_blocks = reached(make_model("full"), apart)
     whole = reached(make_model("full"), TABLES, sample_weight=WEIGHTS)
     np.testing.assert_allclose(in_blocks.statistics, whole.statistics, atol=1e-10)

@@ -402,7 +402,7 @@ def _reseed(run: Run) -> bool:
     model = run.model.models[0] if together else run.model
     cut = run.model.cuts[0] if together else slice(None)
     statistics = run.state.statistics.copy()
-    empty = empty_components(model, statistics[cut], run.session.total)
+    empty = empty_components(model, statistics[cut], run.session.samples)
     if run.reseeds == RESEEDS or not empty.any() or empty.all():
         return False
     if not isinstance(model, SplitsComponents):
@@ -454,7 +454,7 @@ def _finished(
             "the number of components that was chosen had left the run early, as others promised "
             "more: fit it by itself, or compare fewer with drop=False."
         )
-    result = without_empty(result, remarks)
+    result = without_empty(result, session.samples, remarks)
     if settings.scores:  # with masks the mean over all; each site looks at its own
         result = with_scores(result, session, place, remarks)
     if settings.errors:

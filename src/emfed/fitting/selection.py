@@ -175,15 +175,15 @@ def collapses(result: Result) -> bool:
     return any(on_few_rows(h, result.samples, model.n_features) for h in held)
 
 
-def empty_components(model: Any, statistics: FloatArray, samples: float) -> BoolArray:
-    """Which components explain less than half a row."""
+def empty_components(model: Any, statistics: FloatArray, rows: int) -> BoolArray:
+    """Which components explain less than half a row, whatever the unit of weights is."""
     if "mass" not in model.layout.slices:
         return np.zeros(1, dtype=bool)
     steps = model.length if isinstance(model, HiddenMarkov) else 1.0  # of a sequence: they are rows
-    return np.asarray(statistics[model.layout.slices["mass"]] < 0.5 / (samples * steps))
+    return np.asarray(statistics[model.layout.slices["mass"]] < 0.5 / (rows * steps))
 
 
-def without_empty(result: Result, remarks: list[str]) -> Result:
+def without_empty(result: Result, rows: int, remarks: list[str]) -> Result:
     """The result with components that explain less than half a row as copies of the heaviest.
 
     Nothing but noise says where such a component is, so its mean may lie outside all rows. A copy
@@ -191,7 +191,7 @@ def without_empty(result: Result, remarks: list[str]) -> Result:
     place it would begin to climb again, and the fit had not converged. ``remarks`` name them.
     """
     model = result.model
-    empty = empty_components(model, result.statistics, result.samples)
+    empty = empty_components(model, result.statistics, rows)
     if not empty.any() or empty.all():
         return result
     statistics = as_copies(model.layout, result.statistics, empty)

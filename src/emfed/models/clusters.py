@@ -594,6 +594,9 @@ class Buckets(Model):
         Shorter in many columns than a row's distance, or no child would be nearest to any row.
         """
         d, address = self.n_features, np.array([used], dtype=np.int64)
+        if d == 1:  # there are two directions, and children in one place would never part
+            turn = np.arange(count)
+            return (REACH * (-1.0) ** turn * (1 + turn // 2 % 4 / 2))[:, None]
         draws = normals(self.seed, 0, Purpose.CELLS_SPLIT, address, count * d).reshape(count, d)
         return REACH * d**0.25 * draws / np.sqrt((draws**2).sum(axis=1, keepdims=True))
 
