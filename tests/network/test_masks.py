@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,27 @@ def test_a_masked_run_that_cannot_go_on_without_who_left_says_so(case: str, tmp_
     }[case]
     with pytest.raises(emfed.ParticipationError, match=words):
         emfed.fit(emfed.gaussian_mixture(2), network, "em", masks=True, rounds=30, tol=0)
+
+
+@pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
+def test_an_old_backup_of_the_server_of_a_masked_run_goes_on(tmp_path: Path) -> None:
+    """All sites say that they are ahead, so that there is no sum of the round that is asked for."""
+    transport = LocalTransport(masked_sites(TABLES, tmp_path, rules=SiteRules()))
+    model, place, backup = emfed.gaussian_mixture(1, "diag"), tmp_path / "s", tmp_path / "backup"
+
+    def serve(rounds: int) -> Any:
+        options: dict[str, Any] = {"tol": 0, "seed": 3, "attempts": 2, "pause": 0, "masks": True}
+        return emfed.fitting.serve(model, "em", transport, place, rounds=rounds, **options)
+
+    serve(3)
+    shutil.copytree(place, backup)
+    serve(7)
+    shutil.rmtree(place)
+    backup.rename(place)
+    served = serve(12)
+    assert served.rounds == 12
+    right = emfed.fit(model, TABLES, "em", start=served.result.params, tol=1e-12)
+    np.testing.assert_allclose(told(served.result), told(right), atol=1e-3)
 
 
 class Elsewhere(LocalTransport):

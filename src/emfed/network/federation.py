@@ -487,12 +487,12 @@ class RemoteFederation(Federation):
 
     def exchange(self, request: Request) -> Replies:
         """Ask, until everyone or, after the deadline, enough have answered."""
+        self.overtaken = False
         if request.lattice is not None and self.masks:
             return self._exchange_masked(request, request.lattice)
         found: dict[int, Replies] = {}
         lost: set[int] = set()
         heard, enough = self._progress(request)
-        self.overtaken = False
         for _ in self._line.tries():
             asked = {}
             for position, number in enumerate(request.workers.tolist()):
@@ -627,6 +627,8 @@ class RemoteFederation(Federation):
             told = {*answers}
         gone = [n for n in asked.numbers if n not in told and n not in asked.lost]
         self._missed = np.array(gone, dtype=np.int64)
+        if self.overtaken:
+            return [], []
         if len(answers) == len(asked.numbers):
             sums = add_up([answers[n] for n in sorted(answers)], shape)
             if sums is None:
@@ -650,15 +652,18 @@ class RemoteFederation(Federation):
         ready: dict[int, Message] = {}
         fresh: dict[int, int] = {}
         keys = self.members.keys
-        self._line.objections = {}
+        self._line.objections, self.overtaken = {}, False
         for _ in self._line.tries():
             missing = [n for n in asked.numbers if n not in fresh and n not in asked.lost]
             messages = asked.messages([n for n in missing if keys[n] not in self.refusals])
+            self._line.ahead = {}
             lost = self._rejoin(self._take_ready(purpose, messages, fresh, asked.lost))
             if asked.remembers:  # who lost its disk has other keys now, and no memory
                 asked.lost |= lost
+                self.overtaken = self._catch_up(len(messages))
             ready |= {self._numbers[k]: m for k, m in messages.items() if self._numbers[k] in fresh}
-            if all(n in fresh or n in asked.lost or keys[n] in self.refusals for n in missing):
+            out = {*fresh, *asked.lost, *(n for n in missing if keys[n] in self.refusals)}
+            if self.overtaken or out.issuperset(missing):
                 break
         return ready, fresh
 
