@@ -14,6 +14,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -556,6 +557,36 @@ class Older(Transport):
                 yield key, seal_refusal(message, words)
             else:
                 yield from self._inner.deliver({key: message}, deadline)
+
+
+class Rehearsing(LocalTransport):
+    """One site's owner looks first: it answers "not now", goes away, and then takes part."""
+
+    absent = -1
+    """How often it was looked for since it went away."""
+
+    def workers(self) -> list[str]:
+        self.absent += self.absent >= 0
+        return [key for key in self.sites if key != "s2" or not 0 <= self.absent < 5]
+
+    def deliver(
+        self, messages: Mapping[str, bytes], deadline: float
+    ) -> Iterator[tuple[str, bytes]]:
+        messages = dict(messages)
+        if self.absent < 0:
+            self.absent, words = 0, encode_refusal(Reason.NOT_NOW, "the owner is looking first.")
+            yield "s2", seal_refusal(messages.pop("s2"), words)
+        yield from super().deliver(messages, deadline)
+
+
+def test_a_run_waits_for_a_site_whose_owner_looks_first(tmp_path: Path) -> None:
+    """Two of three would be enough for a round: they do not begin while ``wait`` lasts."""
+    run = Ordered(tmp_path, {3: lambda: change_orders(tmp_path / "run", finish=True)})
+    sites = replace(run.config.sites, attempts=1, deadline=0.1)
+    config = replace(run.config, sites=sites)
+    serve_run(Rehearsing(run.sites), config, Status(run.folder, run.report))
+    assert any("the run waits for s2" in str(status.get("why")) for status in run.said)
+    assert len(load(tmp_path / "model" / "model.emfed").worker_weights) == 3
 
 
 def test_a_newer_server_ends_well_with_older_sites(tmp_path: Path) -> None:

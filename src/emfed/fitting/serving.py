@@ -131,6 +131,9 @@ class _Without(Transport):
     def shut_out(self) -> Mapping[str, str]:
         return self._inner.shut_out()
 
+    def waits(self) -> bool:
+        return self._inner.waits()
+
 
 def serve(
     model: Any,

@@ -130,7 +130,9 @@ def _fit(transport: Noted, config: Config, status: Status) -> Served:
     """`serve`, again and again while there are too few sites, for as long as the user said."""
     sites, folder = config.sites, config.place("folder")
     shown = _Shown(transport, config, status)
-    _gather(transport, config, status)
+    began = time.monotonic()
+    transport.wait_until = began + sites.wait
+    _gather(transport, config, status, began)
     settings = config.settings
     if settings.masks is None:  # who is late is waited for, and not done without
         many = sites.expected >= SMALLEST_SET
@@ -158,6 +160,8 @@ def _fit(transport: Noted, config: Config, status: Status) -> Served:
             logger.warning("%s", error)
             status.say("waiting", why=str(error), **shown.sites())
             time.sleep(min(5.0, sites.deadline))
+            if not _opened(folder):  # who was not ready may have gone
+                _gather(transport, config, status, began)
 
 
 @final
@@ -252,9 +256,14 @@ class _Shown:
         return details
 
 
-def _gather(transport: Noted, config: Config, status: Status) -> None:
+def _opened(folder: Path) -> bool:
+    """Whether a run knows its sites already."""
+    return any((folder / "fit").glob("stage-*/members"))
+
+
+def _gather(transport: Noted, config: Config, status: Status, began: float) -> None:
     """Wait until those expected are there, or long enough and there are enough."""
-    sites, began, folder = config.sites, time.monotonic(), config.place("folder")
+    sites, folder = config.sites, config.place("folder")
     shown = _Shown(transport, config, status)
     while True:
         here = transport.workers()
@@ -266,8 +275,8 @@ def _gather(transport: Noted, config: Config, status: Status) -> None:
         )
         waited = time.monotonic() - began
         enough = len(here) >= sites.expected or (waited > sites.wait and len(here) >= sites.fewest)
-        if (folder / "fit").exists() and len(here) >= sites.fewest:
-            enough = True  # a run that goes on knows its sites
+        if _opened(folder) and len(here) >= sites.fewest:
+            enough = True
         if enough and not paused:
             return
         if waited > sites.give_up and not paused:

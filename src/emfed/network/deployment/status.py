@@ -112,6 +112,8 @@ class Noted(Transport):
         self.contacts: dict[str, tuple[float, float]] = {}
         self.traffic: dict[str, dict[str, list[int]]] = {"up": {}, "down": {}}
         self._known: set[str] = set()
+        self.wait_until = 0.0
+        """Until when, by `time.monotonic`, an opening waits for those who are not ready."""
 
     @property
     def between_machines(self) -> bool:
@@ -125,6 +127,9 @@ class Noted(Transport):
 
     def shut_out(self) -> Mapping[str, str]:
         return self._door.out(self._known)
+
+    def waits(self) -> bool:
+        return time.monotonic() < self.wait_until
 
     def deliver(
         self, messages: Mapping[str, bytes], deadline: float
