@@ -132,6 +132,10 @@ def _greeting(host: str, port: int, ca: Path) -> Iterator[Finding]:
     from emfed.network.websocket.client import explain
     from emfed.network.websocket.greeting import site_context
 
+    if not ca.exists():
+        mend = "ask the server's people for it, and say with --ca where it is"
+        yield Finding(False, f"TLS: there is no file {ca}", mend)
+        return
     try:
         raw = socket.create_connection((host, port), PATIENCE_SECONDS)
         with raw, site_context(ca).wrap_socket(raw, server_hostname=host) as line:

@@ -51,6 +51,7 @@ def serve_run(transport: Transport, config: Config, status: Status, secure: bool
         return
     try:
         served = _fit(noted, config, status)
+        noted.on_silence = None
         crossed = {"up": transport.received, "down": transport.sent}
         save_fit(config.place("output"), served, crossed)
     except EmfedError as error:
@@ -61,8 +62,10 @@ def serve_run(transport: Transport, config: Config, status: Status, secure: bool
     except Exception:  # of the network, say: whoever watches over us starts us again
         logger.exception("the server's program ends")
         raise
+    choice = served.fitted.selection
     status.say(
         "finished",
+        chosen=None if choice is None else choice.n_components,
         stopped=served.result.stopped,
         round=served.rounds,
         refusals={**noted.refusals, **served.refusals},
@@ -130,6 +133,7 @@ def _fit(transport: Noted, config: Config, status: Status) -> Served:
     """`serve`, again and again while there are too few sites, for as long as the user said."""
     sites, folder = config.sites, config.place("folder")
     shown = _Shown(transport, config, status)
+    transport.on_silence = shown.miss
     began = time.monotonic()
     transport.wait_until = began + sites.wait
     _gather(transport, config, status, began)
@@ -213,6 +217,11 @@ class _Shown:
         if orders.rounds not in (None, self.limit):
             raise _MoreRounds
         return orders.finish
+
+    def miss(self, silent: list[str]) -> None:
+        """Say whom the run waits for: a masked round needs everybody, for minutes."""
+        why = f"no answer from {', '.join(silent)}"
+        self._status.say("waiting", why=why, **self.sites())
 
     def sites(self) -> dict[str, Any]:
         """Who is in, with rows, last contact and refusals in words."""
