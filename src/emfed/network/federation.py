@@ -637,11 +637,16 @@ class RemoteFederation(Federation):
         if not asked.lost and len(told) < max(least, SMALLEST_SET):
             said = self._line.objections | self.refusals
             why = "".join(f"\n  {k}: {text}" for k, text in sorted(said.items()))
+            mend = "What these sites say is for their owners to mend; the server asks again."
+            if not self._line.objections:
+                mend = (
+                    "The run can be resumed when they are back; fewer than three have no sum: let "
+                    "another site join, or run without masks, which every site must allow in its "
+                    "rules."
+                )
             raise ParticipationError(
                 f"{purpose}: {len(told)} of {len(asked.numbers)} sites are there, and a masked sum "
-                f"needs {max(least, SMALLEST_SET)}. The run can be resumed when they are back; "
-                "fewer than three have no sum: let another site join, or run without masks, which "
-                f"every site must allow in its rules.{why}"
+                f"needs {max(least, SMALLEST_SET)}. {mend}{why}"
             )
         return [], []
 
