@@ -13,6 +13,7 @@ import pytest
 
 import emfed
 from emfed.artifacts.disclosure import least_rows, protections
+from emfed.core.wire import Kind, kind_of
 from emfed.data.tables import WorkerTables
 from emfed.models.row_owner import RowOwner
 from emfed.models.site_owner import SiteOwner
@@ -187,6 +188,35 @@ def test_who_leaves_a_masked_run_leaves_nothing_behind(
     others = {name: table for name, table in TABLES.items() if name != "site 1"}
     right = emfed.fit(model, others, "em", start=result.params, tol=1e-12)
     np.testing.assert_allclose(told(result), told(right), atol=1e-3)
+
+
+class Expelling(LocalTransport):
+    """The operator expels a site that has just said that it is ready, in the fifth exchange."""
+
+    sets = 0
+
+    def deliver(self, messages: Any, deadline: float) -> Any:
+        self.sets += any(kind_of(message) is Kind.SET for message in messages.values())
+        out = self.shut_out()
+        return super().deliver({k: m for k, m in messages.items() if k not in out}, deadline)
+
+    def shut_out(self) -> dict[str, str]:
+        return {"site 1": "expelled by the operator"} if self.sets > 4 else {}
+
+
+@pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
+def test_a_masked_run_does_not_wait_for_a_site_that_was_expelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("emfed.network.connection.time.sleep", pauses.append)
+    network = RemoteFederation(
+        Expelling(masked_sites(TABLES, tmp_path, rules=SiteRules())), attempts=5, pause=1.0
+    )
+    model = emfed.gaussian_mixture(1, "diag")
+    result = emfed.fit(model, network, "em", masks=True, seed=3, tol=0, rounds=9)
+    np.testing.assert_array_equal(result.worker_weights > 0, [True, False, True, True])
+    assert not pauses
 
 
 @pytest.mark.parametrize("case", ["three sites", "an owner's rule"])

@@ -739,7 +739,7 @@ class RemoteFederation(Federation):
             missing = [n for n in members if n not in answers and keys[n] not in self.refusals]
             messages = {keys[n]: (replace(ready[n][0], kind=Kind.SET), body) for n in missing}
             self._collect(purpose, messages, take, waits=())
-            if len(answers) == len(members):
+            if all(n in answers or keys[n] in self.refusals for n in members):
                 break
         return answers
 
