@@ -219,6 +219,24 @@ def test_a_masked_run_does_not_wait_for_a_site_that_was_expelled(
     assert not pauses
 
 
+@pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
+def test_a_masked_run_that_a_site_left_goes_on_after_its_server_was_killed(tmp_path: Path) -> None:
+    """The sum of the opening is asked for anew: the checkpoint knows the run by the first one."""
+    transport = Expelling(masked_sites(TABLES, tmp_path, rules=SiteRules()))
+    model = emfed.gaussian_mixture(1, "diag")
+
+    def serve(rounds: int) -> Any:
+        options: dict[str, Any] = {"tol": 0, "seed": 3, "attempts": 2, "pause": 0, "masks": True}
+        return emfed.fitting.serve(model, "em", transport, tmp_path / "s", rounds=rounds, **options)
+
+    serve(8)
+    served = serve(12)
+    assert served.rounds == 12
+    others = {name: table for name, table in TABLES.items() if name != "site 1"}
+    right = emfed.fit(model, others, "em", tol=1e-12)
+    np.testing.assert_allclose(told(served.result), told(right), atol=1e-3)
+
+
 @pytest.mark.parametrize("case", ["three sites", "an owner's rule"])
 def test_a_masked_run_that_cannot_go_on_without_who_left_says_so(case: str, tmp_path: Path) -> None:
     tables = {name: TABLES[name] for name in list(TABLES)[: 3 if case == "three sites" else 4]}

@@ -279,7 +279,7 @@ class RemoteFederation(Federation):
             self._note_changes(before)
             self._know_members()
             if self.masks and self._roll.privacy is None:
-                self._add_up_opening()
+                self._add_up_opening(self.members)
             self.members.traffic = traffic.open(self.members.keys)
             self._keep_members()
         self.masks = self._roll.masks = bool(self.members.roster)
@@ -310,9 +310,9 @@ class RemoteFederation(Federation):
         self._numbers = {key: number for number, key in enumerate(self.members.keys)}
         self._knows = {key: set() for key in self.members.keys}
 
-    def _add_up_opening(self) -> None:
-        """The number of rows and the summary of all who are here, from one masked sum."""
-        members, shapes = self.members, self.members.shapes
+    def _add_up_opening(self, members: Members) -> None:
+        """Note the number of rows and the summary of all who are here, from one masked sum."""
+        shapes = members.shapes
         body, asked = encode_question("opening", {}, b""), opening_shape(shapes)
         who, sums = self._ask_all("opening", body, (), asked)
         width = int(np.prod(shapes.get("mean", (0,))))
@@ -328,10 +328,16 @@ class RemoteFederation(Federation):
         members.values = np.tile(flatten(found.whole), (self.size, 1))
 
     def open_again(self) -> Opening:
-        """The sum is asked for anew, over those who are here."""
-        self._add_up_opening()
-        self._keep_members()
-        return self.members.opening
+        """The sum is asked for anew, over those who are here.
+
+        It is kept apart from everyone's, by which a checkpoint is known, for whoever reads the
+        statistics of that checkpoint (`emfed.fitting.serving`).
+        """
+        here, path = replace(self.members), self._path("members-here")
+        self._add_up_opening(here)
+        if path is not None:
+            here.save(path, self.disk)
+        return here.opening
 
     def _note_changes(self, before: Sequence[str]) -> None:
         """Say who left and who came since the fit before on this federation, if there was one."""
