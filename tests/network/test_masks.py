@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 import emfed
 from emfed.artifacts.disclosure import least_rows, protections
+from emfed.core.wire import Kind, kind_of
 from emfed.data.tables import WorkerTables
 from emfed.models.row_owner import RowOwner
 from emfed.models.site_owner import SiteOwner
@@ -188,6 +190,53 @@ def test_who_leaves_a_masked_run_leaves_nothing_behind(
     np.testing.assert_allclose(told(result), told(right), atol=1e-3)
 
 
+class Expelling(LocalTransport):
+    """The operator expels a site that has just said that it is ready, in the fifth exchange."""
+
+    sets = 0
+
+    def deliver(self, messages: Any, deadline: float) -> Any:
+        self.sets += any(kind_of(message) is Kind.SET for message in messages.values())
+        out = self.shut_out()
+        return super().deliver({k: m for k, m in messages.items() if k not in out}, deadline)
+
+    def shut_out(self) -> dict[str, str]:
+        return {"site 1": "expelled by the operator"} if self.sets > 4 else {}
+
+
+@pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
+def test_a_masked_run_does_not_wait_for_a_site_that_was_expelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("emfed.network.connection.time.sleep", pauses.append)
+    network = RemoteFederation(
+        Expelling(masked_sites(TABLES, tmp_path, rules=SiteRules())), attempts=5, pause=1.0
+    )
+    model = emfed.gaussian_mixture(1, "diag")
+    result = emfed.fit(model, network, "em", masks=True, seed=3, tol=0, rounds=9)
+    np.testing.assert_array_equal(result.worker_weights > 0, [True, False, True, True])
+    assert not pauses
+
+
+@pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
+def test_a_masked_run_that_a_site_left_goes_on_after_its_server_was_killed(tmp_path: Path) -> None:
+    """The sum of the opening is asked for anew: the checkpoint knows the run by the first one."""
+    transport = Expelling(masked_sites(TABLES, tmp_path, rules=SiteRules()))
+    model = emfed.gaussian_mixture(1, "diag")
+
+    def serve(rounds: int) -> Any:
+        options: dict[str, Any] = {"tol": 0, "seed": 3, "attempts": 2, "pause": 0, "masks": True}
+        return emfed.fitting.serve(model, "em", transport, tmp_path / "s", rounds=rounds, **options)
+
+    serve(8)
+    served = serve(12)
+    assert served.rounds == 12
+    others = {name: table for name, table in TABLES.items() if name != "site 1"}
+    right = emfed.fit(model, others, "em", tol=1e-12)
+    np.testing.assert_allclose(told(served.result), told(right), atol=1e-3)
+
+
 @pytest.mark.parametrize("case", ["three sites", "an owner's rule"])
 def test_a_masked_run_that_cannot_go_on_without_who_left_says_so(case: str, tmp_path: Path) -> None:
     tables = {name: TABLES[name] for name in list(TABLES)[: 3 if case == "three sites" else 4]}
@@ -200,6 +249,27 @@ def test_a_masked_run_that_cannot_go_on_without_who_left_says_so(case: str, tmp_
     }[case]
     with pytest.raises(emfed.ParticipationError, match=words):
         emfed.fit(emfed.gaussian_mixture(2), network, "em", masks=True, rounds=30, tol=0)
+
+
+@pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
+def test_an_old_backup_of_the_server_of_a_masked_run_goes_on(tmp_path: Path) -> None:
+    """All sites say that they are ahead, so that there is no sum of the round that is asked for."""
+    transport = LocalTransport(masked_sites(TABLES, tmp_path, rules=SiteRules()))
+    model, place, backup = emfed.gaussian_mixture(1, "diag"), tmp_path / "s", tmp_path / "backup"
+
+    def serve(rounds: int) -> Any:
+        options: dict[str, Any] = {"tol": 0, "seed": 3, "attempts": 2, "pause": 0, "masks": True}
+        return emfed.fitting.serve(model, "em", transport, place, rounds=rounds, **options)
+
+    serve(3)
+    shutil.copytree(place, backup)
+    serve(7)
+    shutil.rmtree(place)
+    backup.rename(place)
+    served = serve(12)
+    assert served.rounds == 12
+    right = emfed.fit(model, TABLES, "em", start=served.result.params, tol=1e-12)
+    np.testing.assert_allclose(told(served.result), told(right), atol=1e-3)
 
 
 class Elsewhere(LocalTransport):

@@ -14,6 +14,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ from emfed.network.deployment.site import erase_site, open_site, prepare, write_
 from emfed.network.deployment.status import Status, logging_to
 from emfed.network.deployment.views import SiteView, run_view
 from emfed.network.flower.joining import stands_still
+from emfed.network.masking import pin_keys
 from emfed.network.rules import Journal, check_journal
 from emfed.network.websocket.client import SiteConnection
 from tests.artifacts.browser import Browser
@@ -395,6 +397,38 @@ def test_a_key_is_rotated_without_a_moment_without_one(tmp_path: Path) -> None:
             thread.join()
 
 
+def test_a_key_that_others_pin_is_rotated_at_once(tmp_path: Path) -> None:
+    """Between two runs no server listens to which the site could show its next key first."""
+    server, roster = tmp_path / "keys", tmp_path / "roster"
+    keys.make_server_keys(server, [])
+    private, public = keys.make_site_key(tmp_path, "oslo")
+    keys.add_site(server, public)
+    pin_keys([public], roster)
+    told = keys.rotate_site_key(private, now=True)
+    assert keys.take_rotation(server, told) == "oslo"
+    mine = keys.read_private_key(private).public_key()
+    assert mine == keys.read_site_keys(server)[0]["oslo"]
+    assert mine == pin_keys([public], roster, replace=True)["oslo"]
+    copy = public.rename(tmp_path / "oslo.pub.new")
+    for take in (partial(keys.add_site, server), lambda path: pin_keys([path], roster)):
+        with pytest.raises(SettingsError, match=r"called NAME\.pub"):
+            take(copy)
+
+
+def test_an_order_that_changes_nothing_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = Status(tmp_path)
+    said.say("running", sites={"oslo": {}})
+    with pytest.raises(SystemExit, match="0"):
+        main(["control", "expel", str(tmp_path), "bergen"])
+    assert "no site 'bergen' was here; known are oslo" in capsys.readouterr().err
+    said.say("finished")
+    with pytest.raises(SystemExit, match="0"):
+        main(["control", "pause", str(tmp_path)])
+    assert "finished already" in capsys.readouterr().err
+
+
 def test_the_doctor_says_what_is_wrong_and_how_to_mend_it(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(configured())
@@ -418,6 +452,8 @@ def test_the_doctor_says_what_is_wrong_and_how_to_mend_it(tmp_path: Path) -> Non
         assert {"key", "name", "port", "TLS", "clock", "disk", "versions"} <= {
             finding.what.split(":")[0] for finding in site
         }
+        missing = list(look_at_site(address, tmp_path / "ca.pem", None, tmp_path))[-1]
+        assert (missing.good, "--ca" in missing.mend) == (False, True)
         keys.make_server_keys(tmp_path / "other", [])
         wrong = list(look_at_site(address, tmp_path / "other" / "ca.pem", None, tmp_path))[-1]
         assert not wrong.good
@@ -556,6 +592,58 @@ class Older(Transport):
                 yield key, seal_refusal(message, words)
             else:
                 yield from self._inner.deliver({key: message}, deadline)
+
+
+class Rehearsing(LocalTransport):
+    """One site's owner looks first: it answers "not now", goes away, and then takes part."""
+
+    absent = -1
+    """How often it was looked for since it went away."""
+
+    def workers(self) -> list[str]:
+        self.absent += self.absent >= 0
+        return [key for key in self.sites if key != "s2" or not 0 <= self.absent < 5]
+
+    def deliver(
+        self, messages: Mapping[str, bytes], deadline: float
+    ) -> Iterator[tuple[str, bytes]]:
+        messages = dict(messages)
+        if self.absent < 0:
+            self.absent, words = 0, encode_refusal(Reason.NOT_NOW, "the owner is looking first.")
+            yield "s2", seal_refusal(messages.pop("s2"), words)
+        yield from super().deliver(messages, deadline)
+
+
+def test_a_run_waits_for_a_site_whose_owner_looks_first(tmp_path: Path) -> None:
+    """Two of three would be enough for a round: they do not begin while ``wait`` lasts."""
+    run = Ordered(tmp_path, {3: lambda: change_orders(tmp_path / "run", finish=True)})
+    sites = replace(run.config.sites, attempts=1, deadline=0.1)
+    config = replace(run.config, sites=sites)
+    serve_run(Rehearsing(run.sites), config, Status(run.folder, run.report))
+    assert any("the run waits for s2" in str(status.get("why")) for status in run.said)
+    assert len(load(tmp_path / "model" / "model.emfed").worker_weights) == 3
+
+
+class Silent(LocalTransport):
+    """One site says nothing from its second round on."""
+
+    heard = 0
+
+    def deliver(
+        self, messages: Mapping[str, bytes], deadline: float
+    ) -> Iterator[tuple[str, bytes]]:
+        self.heard += any(kind_of(message) is Kind.REQUEST for message in messages.values())
+        gone = {"s2"} if self.heard > 1 else set()
+        return super().deliver({k: m for k, m in messages.items() if k not in gone}, deadline)
+
+
+def test_while_a_run_waits_for_a_site_everyone_sees_for_whom(tmp_path: Path) -> None:
+    run = Ordered(tmp_path, {3: lambda: change_orders(tmp_path / "run", finish=True)})
+    config = replace(run.config, sites=replace(run.config.sites, farewell=0.0))
+    serve_run(Silent(run.sites), config, Status(run.folder, run.report))
+    waiting = [s for s in run.said if s.get("why") == "no answer from s2"]
+    assert "waiting" in {s["state"] for s in waiting}
+    assert (run.said[-1]["state"], run.said[-1]["untold"]) == ("finished", ["s2"])
 
 
 def test_a_newer_server_ends_well_with_older_sites(tmp_path: Path) -> None:

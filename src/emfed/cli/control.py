@@ -26,9 +26,13 @@ def folder_of(where: Path) -> Path:
 
 def _order(where: Path, words: str, **changes: Any) -> None:
     from emfed.network.deployment.orders import change_orders
+    from emfed.network.deployment.status import read_status
 
-    change_orders(folder_of(where), **changes)
+    folder = folder_of(where)
+    change_orders(folder, **changes)
     typer.echo(words)
+    if read_status(folder).get("state") == "finished" and "rounds" not in changes:
+        typer.echo("emfed: this run is finished already: nothing changes", err=True)
 
 
 @control_app.command(cls=Command, epilog=examples("emfed control pause run.toml"))
@@ -68,8 +72,11 @@ def expel(
 ) -> None:
     """Take a site out: from the next round on its rows do not count."""
     from emfed.network.deployment.orders import read_orders
+    from emfed.network.deployment.status import read_status
 
-    out = read_orders(folder_of(where)).expelled
+    out, known = read_orders(folder_of(where)).expelled, read_status(folder_of(where)).get("sites")
+    if known and site not in known:
+        typer.echo(f"emfed: no site {site!r} was here; known are {', '.join(known)}", err=True)
     words = f"expelled by the operator{': ' * bool(why)}{why}"
     _order(where, f"{site} is out", expelled={**out, site: words})
 

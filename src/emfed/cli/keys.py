@@ -75,6 +75,9 @@ def add(
 def rotate(
     file: Annotated[Path, typer.Argument(help="At the site NAME.key; at the server NAME.rotate.")],
     keys: Folder = Path("keys"),
+    now: Annotated[
+        bool, switch("--now", "At a site that is not running: use the new key from now on.")
+    ] = False,
 ) -> None:
     """Give a site a new key, without a moment without one: first at the site, then at the server.
 
@@ -87,8 +90,10 @@ def rotate(
     if file.suffix == ".rotate":
         typer.echo(f"site {take_rotation(keys, file)} has a new key")
     else:
-        told = rotate_site_key(file)
+        told = rotate_site_key(file, now)
         typer.echo(f"wrote {told}: send it to the server, for `emfed keys rotate {told.name}`")
+        if now:
+            typer.echo(f"{file.stem}.pub is the new key: send it to every other site, to be pinned")
 
 
 @keys_app.command(cls=Command, epilog=examples("emfed keys seal /media/stick/oslo.seal"))

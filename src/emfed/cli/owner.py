@@ -65,8 +65,8 @@ def erase(folder: Folder) -> None:
 
     Erase the rows in your own file first. This removes the site's copy of them and its memory of
     all runs, and keeps the journal and what the server has spent of its allowance. The next `emfed
-    join` begins anew with the rows that are left; a run that was under way takes the site for one
-    with other data and goes on without it.
+    join` begins anew with the rows that are left; a masked run that was under way goes
+    on with them, and without masks the server takes the site for one with other data.
     """
     from emfed.network.deployment.site import erase_site
 

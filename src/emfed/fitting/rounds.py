@@ -462,7 +462,7 @@ class Run(Rounds):
             heard = np.union1d(arrived.workers, arrived.lost_memory)
             if self.federation.carries_bytes:  # it tells a sum of all, or of nobody
                 heard = np.setdiff1d(request.workers, self.federation.missed)
-            if len(heard) == len(request.workers):
+            if len(heard) == len(request.workers) or self.federation.overtaken:
                 return arrived, heard
         if patience is None:
             silent = np.setdiff1d(request.workers, heard).tolist()

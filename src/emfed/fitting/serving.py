@@ -131,6 +131,9 @@ class _Without(Transport):
     def shut_out(self) -> Mapping[str, str]:
         return self._inner.shut_out()
 
+    def waits(self) -> bool:
+        return self._inner.waits()
+
 
 def serve(
     model: Any,
@@ -209,7 +212,7 @@ def serve(
     rounds = ROUNDS if settings.rounds is None else settings.rounds
     while True:
         folder = where / f"stage-{stage.number:04d}"
-        remove_torn(folder, (CHECKPOINT, "members"))
+        remove_torn(folder, (CHECKPOINT, "members", "members-here"))
         federation = RemoteFederation(
             _Without(transport, stage.excluded or {}),
             folder,
@@ -291,7 +294,8 @@ class _Change:
 def _reached(settings: FitSettings, folder: Path) -> FitSettings:
     """The settings of a stage that goes on from the parameters which another left on disk."""
     try:
-        opening = Members.load(folder / "members").opening
+        here = folder / "members-here"  # in a masked run that somebody left
+        opening = Members.load(here if here.exists() else folder / "members").opening
         arrays, about = load_checkpoint(folder / CHECKPOINT)
         view, statistics = View.read(about["view"]), arrays["statistics"]
     except KeyError as error:

@@ -174,7 +174,7 @@ class Session:
         self._rounded = self._rounded and not self.masks  # a run that goes on keeps its own way
         if self.masks and opening.whole is None:  # a simulation adds up as a network does
             opening = add_up_opening(model, opening)
-        self.opening = opening
+        self.opening = self._first = opening
         self.counts, self._all = opening.counts, (opening.counts, opening.totals)
         self._totals = opening.counts if opening.totals is None else opening.totals
         self.supports = opening.supports
@@ -407,11 +407,12 @@ class Session:
         return np.ravel(shares), told[:, model.most :].reshape(-1, model.n_features)
 
     def fingerprint(self) -> dict[str, Any]:
-        """What tells this session from one with other data, weights or workers."""
-        data = hashlib.blake2b(self.counts.tobytes(), digest_size=16)
-        for name in sorted(self.opening.summaries):
-            data.update(np.ascontiguousarray(self.opening.summaries[name]).data.cast("B"))
-        names = self.opening.names
+        """What tells this session from one with other data, weights or workers, whoever left."""
+        first = self._first
+        data = hashlib.blake2b(first.counts.tobytes(), digest_size=16)
+        for name in sorted(first.summaries):
+            data.update(np.ascontiguousarray(first.summaries[name]).data.cast("B"))
+        names = first.names
         return {
             "model": self.model.describe(),
             "weights": digest(self._shares.tobytes()),

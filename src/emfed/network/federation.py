@@ -279,7 +279,7 @@ class RemoteFederation(Federation):
             self._note_changes(before)
             self._know_members()
             if self.masks and self._roll.privacy is None:
-                self._add_up_opening()
+                self._add_up_opening(self.members)
             self.members.traffic = traffic.open(self.members.keys)
             self._keep_members()
         self.masks = self._roll.masks = bool(self.members.roster)
@@ -310,9 +310,9 @@ class RemoteFederation(Federation):
         self._numbers = {key: number for number, key in enumerate(self.members.keys)}
         self._knows = {key: set() for key in self.members.keys}
 
-    def _add_up_opening(self) -> None:
-        """The number of rows and the summary of all who are here, from one masked sum."""
-        members, shapes = self.members, self.members.shapes
+    def _add_up_opening(self, members: Members) -> None:
+        """Note the number of rows and the summary of all who are here, from one masked sum."""
+        shapes = members.shapes
         body, asked = encode_question("opening", {}, b""), opening_shape(shapes)
         who, sums = self._ask_all("opening", body, (), asked)
         width = int(np.prod(shapes.get("mean", (0,))))
@@ -328,10 +328,16 @@ class RemoteFederation(Federation):
         members.values = np.tile(flatten(found.whole), (self.size, 1))
 
     def open_again(self) -> Opening:
-        """The sum is asked for anew, over those who are here."""
-        self._add_up_opening()
-        self._keep_members()
-        return self.members.opening
+        """The sum is asked for anew, over those who are here.
+
+        It is kept apart from everyone's, by which a checkpoint is known, for whoever reads the
+        statistics of that checkpoint (`emfed.fitting.serving`).
+        """
+        here, path = replace(self.members), self._path("members-here")
+        self._add_up_opening(here)
+        if path is not None:
+            here.save(path, self.disk)
+        return here.opening
 
     def _note_changes(self, before: Sequence[str]) -> None:
         """Say who left and who came since the fit before on this federation, if there was one."""
@@ -487,12 +493,12 @@ class RemoteFederation(Federation):
 
     def exchange(self, request: Request) -> Replies:
         """Ask, until everyone or, after the deadline, enough have answered."""
+        self.overtaken = False
         if request.lattice is not None and self.masks:
             return self._exchange_masked(request, request.lattice)
         found: dict[int, Replies] = {}
         lost: set[int] = set()
         heard, enough = self._progress(request)
-        self.overtaken = False
         for _ in self._line.tries():
             asked = {}
             for position, number in enumerate(request.workers.tolist()):
@@ -627,6 +633,8 @@ class RemoteFederation(Federation):
             told = {*answers}
         gone = [n for n in asked.numbers if n not in told and n not in asked.lost]
         self._missed = np.array(gone, dtype=np.int64)
+        if self.overtaken:
+            return [], []
         if len(answers) == len(asked.numbers):
             sums = add_up([answers[n] for n in sorted(answers)], shape)
             if sums is None:
@@ -635,11 +643,16 @@ class RemoteFederation(Federation):
         if not asked.lost and len(told) < max(least, SMALLEST_SET):
             said = self._line.objections | self.refusals
             why = "".join(f"\n  {k}: {text}" for k, text in sorted(said.items()))
+            mend = "What these sites say is for their owners to mend; the server asks again."
+            if not self._line.objections:
+                mend = (
+                    "The run can be resumed when they are back; fewer than three have no sum: let "
+                    "another site join, or run without masks, which every site must allow in its "
+                    "rules."
+                )
             raise ParticipationError(
                 f"{purpose}: {len(told)} of {len(asked.numbers)} sites are there, and a masked sum "
-                f"needs {max(least, SMALLEST_SET)}. The run can be resumed when they are back; "
-                "fewer than three have no sum: let another site join, or run without masks, which "
-                f"every site must allow in its rules.{why}"
+                f"needs {max(least, SMALLEST_SET)}. {mend}{why}"
             )
         return [], []
 
@@ -650,15 +663,18 @@ class RemoteFederation(Federation):
         ready: dict[int, Message] = {}
         fresh: dict[int, int] = {}
         keys = self.members.keys
-        self._line.objections = {}
+        self._line.objections, self.overtaken = {}, False
         for _ in self._line.tries():
             missing = [n for n in asked.numbers if n not in fresh and n not in asked.lost]
             messages = asked.messages([n for n in missing if keys[n] not in self.refusals])
+            self._line.ahead = {}
             lost = self._rejoin(self._take_ready(purpose, messages, fresh, asked.lost))
             if asked.remembers:  # who lost its disk has other keys now, and no memory
                 asked.lost |= lost
+                self.overtaken = self._catch_up(len(messages))
             ready |= {self._numbers[k]: m for k, m in messages.items() if self._numbers[k] in fresh}
-            if all(n in fresh or n in asked.lost or keys[n] in self.refusals for n in missing):
+            out = {*fresh, *asked.lost, *(n for n in missing if keys[n] in self.refusals)}
+            if self.overtaken or out.issuperset(missing):
                 break
         return ready, fresh
 
@@ -729,7 +745,7 @@ class RemoteFederation(Federation):
             missing = [n for n in members if n not in answers and keys[n] not in self.refusals]
             messages = {keys[n]: (replace(ready[n][0], kind=Kind.SET), body) for n in missing}
             self._collect(purpose, messages, take, waits=())
-            if len(answers) == len(members):
+            if all(n in answers or keys[n] in self.refusals for n in members):
                 break
         return answers
 

@@ -126,6 +126,8 @@ def add_site(folder: Path, public: Path, *, replace: bool = False) -> str:
 
     With ``replace`` the key takes the place of another of the same name, which is then removed.
     """
+    if public.suffix != ".pub":
+        raise SettingsError(f"{public}: a public key is called NAME.pub, after its site.")
     name = check_site_name(public.stem)
     line = public.read_bytes()
     sites = folder / "sites"
@@ -153,11 +155,12 @@ NEXT = ".next"
 """Added to the name of a private key: the one that takes its place once the server knows it."""
 
 
-def rotate_site_key(private: Path) -> Path:
+def rotate_site_key(private: Path, now: bool = False) -> Path:
     """Make a site's next key; returns the file for the server, which the present key signs.
 
     The present key stays in use until the server has taken the next one (`SiteConnection` then
-    changes over by itself), so there is no moment without a key that the server knows.
+    changes over by itself), so there is no moment without a key that the server knows. With ``now``
+    the site changes over at once: other sites can then pin the new key before the next run.
     """
     present, name = read_private_key(private), check_site_name(private.stem)
     following = private.with_name(private.name + NEXT)
@@ -170,6 +173,9 @@ def rotate_site_key(private: Path) -> Path:
     told = private.with_suffix(".rotate")
     signature = base64.b64encode(sign(present, _ROTATION + line))
     write_atomic(told, line + signature + b"\n")
+    if now:
+        following.replace(private)
+        write_public_key(private)
     return told
 
 

@@ -116,6 +116,8 @@ def pin_keys(
     """
     found = read_roster(folder)
     for path in public:
+        if path.suffix != ".pub":
+            raise SettingsError(f"{path}: a public key is called NAME.pub, after its site.")
         name, key = check_site_name(path.stem), read_public_key(path)
         if not replace and found.get(name, key) != key:
             raise SettingsError(

@@ -237,6 +237,7 @@ class RollCall:
     ) -> Members:
         """Everyone who can be reached, joins, and fits the others."""
         line, keys = self.line, self.line.transport.workers()
+        line.objections = {}
         loss = worker_loss(len(keys), model.fixed_data) if rounded else None
         content = texts.hello(description, columns, loss, self.masks, self.privacy)
         joins, told = self.hello(run, keys, content)
@@ -246,11 +247,12 @@ class RollCall:
         ways = most_common([j.total is None for j in joins.values()]) if joins else True
         common, summaries = self._of_common_shapes(joins, ways, model)
         joins = {key: joins[key] for key in summaries}
-        if len(joins) < minimum:
-            why = "".join(f"\n  {key}: {text}" for key, text in sorted(line.refusals.items()))
-            raise ParticipationError(
-                f"{len(joins)} workers joined; at least {minimum} are needed.{why}"
-            )
+        late = {*line.objections} - {*joins, *line.refusals} if line.transport.waits() else set()
+        if late or len(joins) < minimum:
+            told_why = sorted((line.objections | line.refusals).items())
+            why = "".join(f"\n  {key}: {text}" for key, text in told_why if key not in joins)
+            needed = f"waits for {', '.join(sorted(late))}" if late else f"needs {minimum}"
+            raise ParticipationError(f"{len(joins)} workers joined; the run {needed}.{why}")
         # Numbers follow the transport's order: a run does not depend on who answered first.
         members = [key for key in keys if key in joins]
         gathered = Members.of([joins[key] for key in members])

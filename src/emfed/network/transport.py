@@ -59,6 +59,10 @@ class Transport(ABC):
         """Workers that whoever runs the server keeps out for now, and why; they may be let back."""
         return {}
 
+    def waits(self) -> bool:
+        """Whether an opening waits for workers that answer "not now", or begins without them."""
+        return False
+
     def close(self) -> None:  # noqa: B027 (some have nothing to give back)
         """Close the connections, where there are any; a second time does nothing."""
 

@@ -63,7 +63,8 @@ class Console:
         except OSError:  # another run's page has it
             self._server = _Server(0, self._secret, state, answer)
         self.port = int(self._server.server_address[1])
-        (folder / "page.port").write_text(str(self.port), encoding="ascii")
+        self._place = folder / "page.port"
+        self._place.write_text(str(self.port), encoding="ascii")
         logger.info("the page listens on 127.0.0.1:%d; `emfed status` shows its address", self.port)
 
     def __enter__(self) -> Console:
@@ -74,6 +75,7 @@ class Console:
         self._server.closing.set()
         self._server.shutdown()
         self._server.server_close()
+        self._place.unlink(missing_ok=True)  # `emfed status` names no page that is gone
 
 
 def page_address(folder: Path) -> str | None:

@@ -68,7 +68,7 @@ def look_at_server(path: Path) -> Iterator[Finding]:
     enough = len(good) >= config.sites.fewest
     mend = "`emfed keys add NAME.pub` for each site, or mend the files in keys/sites"
     yield Finding(
-        enough and not bad, f"keys: {len(good)} sites may join, {len(bad)} files are none", mend
+        enough and not bad, f"keys: {len(good)} sites may join, {len(bad)} files hold no key", mend
     )
     with alone(folder / LOCK) if folder.exists() else alone(path) as idle:
         pass
@@ -100,7 +100,7 @@ def look_at_site(address: str, ca: Path, key: Path | None, folder: Path) -> Iter
         try:
             shown = show_fingerprint(fingerprint(read_private_key(key).public_key()))
             yield Finding(
-                True, f"key: {key}, {shown}; the server's people see it by `emfed keys list`"
+                True, f"key: {key}, {shown}; compare it with `emfed keys list` at the server"
             )
         except (EmfedError, OSError) as error:
             yield Finding(False, f"key: {error}", "`emfed keys site NAME`, or chmod 600")
@@ -132,6 +132,10 @@ def _greeting(host: str, port: int, ca: Path) -> Iterator[Finding]:
     from emfed.network.websocket.client import explain
     from emfed.network.websocket.greeting import site_context
 
+    if not ca.exists():
+        mend = "ask the server's people for it, and say with --ca where it is"
+        yield Finding(False, f"TLS: there is no file {ca}", mend)
+        return
     try:
         raw = socket.create_connection((host, port), PATIENCE_SECONDS)
         with raw, site_context(ca).wrap_socket(raw, server_hostname=host) as line:

@@ -51,6 +51,7 @@ def serve_run(transport: Transport, config: Config, status: Status, secure: bool
         return
     try:
         served = _fit(noted, config, status)
+        noted.on_silence = None
         crossed = {"up": transport.received, "down": transport.sent}
         save_fit(config.place("output"), served, crossed)
     except EmfedError as error:
@@ -61,8 +62,10 @@ def serve_run(transport: Transport, config: Config, status: Status, secure: bool
     except Exception:  # of the network, say: whoever watches over us starts us again
         logger.exception("the server's program ends")
         raise
+    choice = served.fitted.selection
     status.say(
         "finished",
+        chosen=None if choice is None else choice.n_components,
         stopped=served.result.stopped,
         round=served.rounds,
         refusals={**noted.refusals, **served.refusals},
@@ -130,7 +133,10 @@ def _fit(transport: Noted, config: Config, status: Status) -> Served:
     """`serve`, again and again while there are too few sites, for as long as the user said."""
     sites, folder = config.sites, config.place("folder")
     shown = _Shown(transport, config, status)
-    _gather(transport, config, status)
+    transport.on_silence = shown.miss
+    began = time.monotonic()
+    transport.wait_until = began + sites.wait
+    _gather(transport, config, status, began)
     settings = config.settings
     if settings.masks is None:  # who is late is waited for, and not done without
         many = sites.expected >= SMALLEST_SET
@@ -158,6 +164,8 @@ def _fit(transport: Noted, config: Config, status: Status) -> Served:
             logger.warning("%s", error)
             status.say("waiting", why=str(error), **shown.sites())
             time.sleep(min(5.0, sites.deadline))
+            if not _opened(folder):  # who was not ready may have gone
+                _gather(transport, config, status, began)
 
 
 @final
@@ -210,6 +218,11 @@ class _Shown:
             raise _MoreRounds
         return orders.finish
 
+    def miss(self, silent: list[str]) -> None:
+        """Say whom the run waits for: a masked round needs everybody, for minutes."""
+        why = f"no answer from {', '.join(silent)}"
+        self._status.say("waiting", why=why, **self.sites())
+
     def sites(self) -> dict[str, Any]:
         """Who is in, with rows, last contact and refusals in words."""
         transport, rows = self._transport, dict[str, int | None]()
@@ -252,9 +265,14 @@ class _Shown:
         return details
 
 
-def _gather(transport: Noted, config: Config, status: Status) -> None:
+def _opened(folder: Path) -> bool:
+    """Whether a run knows its sites already."""
+    return any((folder / "fit").glob("stage-*/members"))
+
+
+def _gather(transport: Noted, config: Config, status: Status, began: float) -> None:
     """Wait until those expected are there, or long enough and there are enough."""
-    sites, began, folder = config.sites, time.monotonic(), config.place("folder")
+    sites, folder = config.sites, config.place("folder")
     shown = _Shown(transport, config, status)
     while True:
         here = transport.workers()
@@ -266,8 +284,8 @@ def _gather(transport: Noted, config: Config, status: Status) -> None:
         )
         waited = time.monotonic() - began
         enough = len(here) >= sites.expected or (waited > sites.wait and len(here) >= sites.fewest)
-        if (folder / "fit").exists() and len(here) >= sites.fewest:
-            enough = True  # a run that goes on knows its sites
+        if _opened(folder) and len(here) >= sites.fewest:
+            enough = True
         if enough and not paused:
             return
         if waited > sites.give_up and not paused:

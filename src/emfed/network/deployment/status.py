@@ -112,6 +112,10 @@ class Noted(Transport):
         self.contacts: dict[str, tuple[float, float]] = {}
         self.traffic: dict[str, dict[str, list[int]]] = {"up": {}, "down": {}}
         self._known: set[str] = set()
+        self.on_silence: Callable[[list[str]], None] | None = None
+        """Is told who did not answer, or not now, when that was waited for in vain."""
+        self.wait_until = 0.0
+        """Until when, by `time.monotonic`, an opening waits for those who are not ready."""
 
     @property
     def between_machines(self) -> bool:
@@ -126,11 +130,14 @@ class Noted(Transport):
     def shut_out(self) -> Mapping[str, str]:
         return self._door.out(self._known)
 
+    def waits(self) -> bool:
+        return time.monotonic() < self.wait_until
+
     def deliver(
         self, messages: Mapping[str, bytes], deadline: float
     ) -> Iterator[tuple[str, bytes]]:
         self._known |= {*messages}
-        out, began = self.shut_out(), time.monotonic()
+        out, began, heard = self.shut_out(), time.monotonic(), set[str]()
         sent = {key: message for key, message in messages.items() if key not in out}
         for message in sent.values():
             self._count("down", message)
@@ -138,7 +145,11 @@ class Noted(Transport):
             self.contacts[key] = time.time(), time.monotonic() - began
             self._count("up", answer)
             self.note(key, answer)
+            heard.add(key)
             yield key, answer
+        silent = sent.keys() - heard | sent.keys() & self.refusals.keys()
+        if silent and self.on_silence is not None:
+            self.on_silence(sorted(silent))
 
     def _count(self, direction: str, message: bytes) -> None:
         try:

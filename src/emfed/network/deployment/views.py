@@ -27,7 +27,8 @@ def status_line(status: Mapping[str, Any]) -> str:
     """Where a run stands, in one line."""
     state = status.get("state")
     if state in ("waiting", "paused"):
-        return f"{state}: {status.get('why', '')}"
+        after = f" after round {status['round']}" if state == "paused" and "round" in status else ""
+        return f"{state}{after}: {status.get('why', '')}"
     if state == "failed":
         return f"failed: {status.get('error', '')}"
     if state == "running" and "round" not in status:
@@ -37,6 +38,7 @@ def status_line(status: Mapping[str, Any]) -> str:
     sent = f"{status.get('up', 0) / 1000:.1f} kB up, {status.get('down', 0) / 1000:.1f} kB down"
     stages = status.get("stages", 1)
     tail = f", in {stages} stages" if stages > 1 else ""
+    tail += f"; {status['chosen']} components were chosen" if status.get("chosen") else ""
     if state == "finished" and status.get("converged") and not status.get("doubts"):
         # Without |H|²: the last round is often a step that only looked whether more is to be had.
         rounds = status.get("round", 0)
