@@ -4,6 +4,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS := $(VENV)/.installed-docs
 GPU_PYTHON ?= python3
+# One more than there are cores: some tests wait for processes and for time.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))')
 
 .PHONY: help setup demo reproduce test long lint types check wheel docs docs-quick release lowest bench chaos fuzz faults parity gpu gpu-interpreted platforms clean
 
@@ -26,7 +28,7 @@ reproduce: setup ## Redo the paper's experiments and all ablations, with a repor
 	$(BIN)/emfed reproduce all --out reproduction
 
 test: setup ## Run all tests
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 long: setup ## Run the larger versions of some tests, which take minutes
 	$(BIN)/python -m pytest -n auto -m long

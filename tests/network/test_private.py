@@ -89,7 +89,7 @@ def test_a_private_run_refuses_every_answer_without_noise(tmp_path: Path) -> Non
     privacy = emfed.core.privacy.Privacy(1.0)
     federation.open_private(MODEL, None, privacy)
     with pytest.raises(ParticipationError):
-        federation._add_up_opening()
+        federation._add_up_opening(federation.members)
     assert all("has noise" in words for words in federation.refusals.values())
 
 

@@ -34,7 +34,7 @@ QUICK = 1.0
 """Seconds of silence after which a line is dead, in these tests."""
 
 
-def wait_until(ready: Callable[[], bool], seconds: float = 10.0) -> float:
+def wait_until(ready: Callable[[], bool], seconds: float = 60.0) -> float:
     """How long it took."""
     began = time.monotonic()
     while not ready():
