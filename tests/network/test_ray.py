@@ -448,15 +448,23 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_a_running_cluster_by_its_address() -> None:
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[tuple[str, dict[str, str], subprocess.Popen[bytes]]]:
+    """A cluster that asks for a token: its address, how to get in, its process."""
     port, folder = free_port(), tempfile.mkdtemp(prefix="ray")  # paths of sockets must be short
     command = (
         f"{Path(sys.executable).parent / 'ray'} start --head --block --node-ip-address=127.0.0.1 "
         f"--port={port} --num-cpus=4 --include-dashboard=false --object-store-memory=100000000 "
         f"--disable-usage-stats --temp-dir={folder}"
     )
+    # Left unset, Ray asks for a token if the user's home has a file with one.
+    token = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "ab" * 32}
     head = subprocess.Popen(
-        command.split(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        command.split(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env=token,
     )
     try:
         end = time.monotonic() + 60
@@ -466,15 +474,32 @@ def test_a_running_cluster_by_its_address() -> None:
                     break
             assert time.monotonic() < end
             time.sleep(0.2)
-        user = start(BY_ADDRESS, f"127.0.0.1:{port}")
-        out, err = user.communicate(timeout=120)
-        told = [word for word in out.split() if word in ("True", "False")]  # Ray prints too
-        assert told == ["True", "True", "True", "False"], err
-        assert head.poll() is None  # the cluster is not ours to end
+        yield f"127.0.0.1:{port}", token, head
     finally:
         os.killpg(head.pid, signal.SIGKILL)  # asked politely it takes half a minute
         head.wait(timeout=60)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_running_cluster_by_its_address(
+    cluster: tuple[str, dict[str, str], subprocess.Popen[bytes]],
+) -> None:
+    address, token, head = cluster
+    out, err = start(BY_ADDRESS, address, env=token).communicate(timeout=120)
+    told = [word for word in out.split() if word in ("True", "False")]  # Ray prints too
+    assert told == ["True", "True", "True", "False"], err
+    assert head.poll() is None  # the cluster is not ours to end
+
+
+@pytest.mark.long
+def test_a_cluster_that_asks_for_a_token_says_so(
+    cluster: tuple[str, dict[str, str], subprocess.Popen[bytes]],
+) -> None:
+    address, token, _ = cluster
+    stranger = {**token, "RAY_AUTH_MODE": "disabled"}
+    out, err = start(NOBODY, address, env=stranger).communicate(timeout=120)
+    assert "FederationError the Ray at" in out, err
+    assert "RAY_AUTH_MODE=token" in out
 
 
 NOBODY = """

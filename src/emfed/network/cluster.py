@@ -122,7 +122,8 @@ def _start(ray: Any, address: str | None, actors: int, room: int) -> None:
         try:
             ray.init(address=address, **options)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise FederationError(_NOBODY.format(address, _first_line(error))) from error
+            says = _LOCKED if _asks_for_token(error) else _NOBODY
+            raise FederationError(says.format(address, _first_line(error))) from error
         return
     # address="local" because None would join whatever Ray runs on this machine.
     options |= {"num_cpus": actors, "include_dashboard": False, "object_store_memory": room}
@@ -134,6 +135,21 @@ _NOBODY = (
     "no Ray answers at address={!r} ({}). Start one with: ray start --head; or leave the address "
     "out for a Ray of this machine alone."
 )
+
+_LOCKED = (
+    "the Ray at address={!r} asks for a token, and refused this process ({}). Set "
+    "RAY_AUTH_MODE=token in the environment, and RAY_AUTH_TOKEN to what `ray get-auth-token` "
+    "prints on the cluster's head."
+)
+
+
+def _asks_for_token(error: BaseException | None) -> bool:
+    """Whether Ray refused by its authentication, which it tells in the text of a cause."""
+    told = ""
+    while error is not None:
+        told += str(error)
+        error = error.__cause__ or error.__context__
+    return "AuthenticationError" in told
 
 
 def _knock(address: str) -> None:
