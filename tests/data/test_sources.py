@@ -238,6 +238,7 @@ def test_order_and_mapping_of_the_rows_do_not_matter(tmp_path: Path, federation:
         np.testing.assert_allclose(got, reference, atol=1e-11)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 def test_memory_is_flat_in_the_rows_of_a_file(tmp_path: Path) -> None:
     """A fit of a 144 MB file stays within 40 MB of one of a 48 MB file; both are read in parts."""

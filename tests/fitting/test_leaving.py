@@ -86,6 +86,7 @@ def test_who_leaves_at_any_time_leaves_nothing_behind(algorithm: str, kind: str)
         np.testing.assert_allclose(told(result.params), right[counted], atol=2e-4)
 
 
+@pytest.mark.long
 def test_one_of_several_starts_that_compete_may_leave_and_one_of_several_candidates() -> None:
     """A range of components, three starts, partial participation: whatever rounds are made for."""
     model, left = emfed.gaussian_mixture(2, "full"), 0
@@ -255,7 +256,7 @@ def test_a_process_that_is_killed_leaves_the_model_to_the_others(
 
 
 @pytest.mark.parametrize("algorithm", first(["auto", "FedEM"]))
-@pytest.mark.parametrize("leaves", [False, True], ids=["all stay", "one leaves"])
+@pytest.mark.parametrize("leaves", first([True, False]))
 def test_an_old_backup_of_the_server_goes_on(leaves: bool, algorithm: str, tmp_path: Path) -> None:
     """Sites are ahead of it: in rounds, in phases and, where one left since, in constants."""
     sites = Leaving(tmp_path, {1: (20, None)} if leaves else {})

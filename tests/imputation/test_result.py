@@ -37,6 +37,7 @@ def test_the_choice_finds_rank_where_there_is_some_and_none_where_there_is_none(
     assert (given.rank, given.penalty) == (1, 3.0)
 
 
+@pytest.mark.long
 def test_the_chosen_structure_beats_the_additive_fit_at_the_paper_s_size() -> None:
     table, held = paper_size(12_185, 0)
     result = impute(table, rounds=8)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import emfed
-from tests.helpers import plain_fit
+from tests.helpers import first, plain_fit
 from tests.registry import REGISTRY
 
 
@@ -20,7 +20,7 @@ def _fitted(name: str, priors: bool = False) -> tuple[Any, Any]:
     return plain_fit(model, entry.tables, rounds=60), entry.tables[2]
 
 
-@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize("name", first(REGISTRY, 12))
 def test_from_the_common_model_to_the_workers_own(name: str) -> None:
     result, rows = _fitted(name)
     fits = [r.log_likelihood(rows) for r in (result, *(result.adapt(rows, w) for w in (200, 20)))]
@@ -28,10 +28,10 @@ def test_from_the_common_model_to_the_workers_own(name: str) -> None:
 
 
 # With a prior, T takes the tied covariance from the rows' second moments and not from theta.
-PRIORS = [pytest.param(n, True, marks=pytest.mark.long) for n in REGISTRY if n != "tied"]
+PRIORS = [(n, True) for n in REGISTRY if n != "tied"]
 
 
-@pytest.mark.parametrize(("name", "priors"), [*((name, False) for name in REGISTRY), *PRIORS])
+@pytest.mark.parametrize(("name", "priors"), first([*((n, False) for n in REGISTRY), *PRIORS], 12))
 def test_a_common_model_worth_very_many_rows_stays(name: str, priors: bool) -> None:
     result, rows = _fitted(name, priors)
     pairs = zip(

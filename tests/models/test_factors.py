@@ -93,6 +93,7 @@ def test_federated_ppca_ends_where_sklearn_ends() -> None:
     np.testing.assert_allclose(same, 1, atol=1e-6)
 
 
+@pytest.mark.long
 def test_an_optimiser_of_the_mixture_ends_where_federated_em_ends() -> None:
     tables = [table[:, :4] for table in REGISTRY["factors 2"].tables]
     rows = np.concatenate(tables)

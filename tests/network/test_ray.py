@@ -42,6 +42,7 @@ def user_ray() -> Iterator[None]:
         include_dashboard=False,
         log_to_driver=False,
         object_store_memory=200 * 2**20,
+        _system_config={"prestart_worker_first_driver": False},  # eight processes for nobody
     )
     yield
     assert ray.is_initialized()
@@ -150,6 +151,7 @@ def test_actors_open_their_own_files_and_agree_on_columns(tmp_path: Path) -> Non
         emfed.network.RayFederation(paths, actors=2)
 
 
+@pytest.mark.long
 def test_rows_mapped_from_a_file_stay_there(user_ray: None, tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", np.concatenate(TABLES))
     offsets = np.concatenate([[0], np.cumsum(SIZES)])
@@ -204,6 +206,7 @@ def test_settings_are_checked() -> None:
         fit(make_model("diag"), None, rounds=1, federation=federation)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("user_ray")
 def test_actors_that_find_no_place_are_an_error_and_not_a_hang() -> None:
     class Greedy:
@@ -281,6 +284,7 @@ def test_an_actor_that_is_lost_costs_a_generation_and_nothing_else(
     )
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("user_ray")
 def test_an_actor_that_dies_again_and_again_is_an_error() -> None:
     def deadly(round_: int) -> Any:
@@ -374,6 +378,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")
 @pytest.mark.parametrize("how", first(["kill", "ctrl-c", "end"]))
 def test_no_process_stays_behind(how: str) -> None:
@@ -436,6 +441,7 @@ ANOTHER = """
 """
 
 
+@pytest.mark.long
 def test_a_ray_that_the_user_starts_after_ours_is_the_users() -> None:
     user = start(ANOTHER, env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"})
     out, err = user.communicate(timeout=120)

@@ -466,6 +466,7 @@ def test_a_site_that_noticed_first_takes_its_own_place(folder: Path, site: Any) 
         wait_until(lambda: ask(server, seconds=0.5) == {"oslo": b"?"}, 5)
 
 
+@pytest.mark.long
 def test_a_large_message_over_a_slow_line_is_no_silence(
     server: WebSocketTransport, site: Any
 ) -> None:

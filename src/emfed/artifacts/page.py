@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib import resources
 from typing import Any
 
@@ -30,7 +31,7 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
 
-    @property
+    @cached_property
     def numeric(self) -> list[bool]:
         """Which columns hold numbers alone: they stand to the right."""
         cells = list(zip(*self.rows, strict=True)) or [()] * len(self.columns)
@@ -39,7 +40,7 @@ class Table:
             for column in cells
         ]
 
-    @property
+    @cached_property
     def wordy(self) -> bool:
         """Whether cells hold sentences: on a narrow page each row is then a paragraph."""
         return any(len(cell) > WORDY for row in self.rows for cell in row)

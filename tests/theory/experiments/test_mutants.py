@@ -14,6 +14,9 @@ from emfed.theory.experiments.traces import Traces, read_trace
 from emfed.theory.experiments.verdicts import judge
 from tests.theory.experiments.mutants import MUTANTS, Mutant
 
+SHORT = [m for m in MUTANTS if m.experiment == "synthetic"]
+SHORT += [m for m in MUTANTS if m.experiment == "parts"][:1]
+
 
 def failed(experiment: str, folder: Path) -> set[str]:
     """Claims of the quick version that fail with the first seed, in this process."""
@@ -27,10 +30,7 @@ def failed(experiment: str, folder: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     "mutant",
-    [
-        pytest.param(m, marks=[pytest.mark.long] * (m.experiment == "methods"), id=m.name)
-        for m in MUTANTS
-    ],
+    [pytest.param(m, marks=[pytest.mark.long] * (m not in SHORT), id=m.name) for m in MUTANTS],
 )
 def test_a_mutant_fails_a_verdict_by_name(
     mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -16,7 +16,7 @@ from tests.artifacts.browser import Browser
 from tests.cli.test_main import emfed_command
 from tests.helpers import first
 
-FIRST = ["synthetic", "parts", "mnist", "memories", "methods"]
+FIRST = ["synthetic", "parts", "mnist", "memories"]
 
 
 @pytest.mark.parametrize("name", first(FIRST + [n for n in NAMES if n not in FIRST], len(FIRST)))
@@ -116,6 +116,7 @@ def test_seeds_count_from_the_one_given(tmp_path: Path) -> None:
     assert set(pl.read_parquet(tmp_path / "out" / "synthetic.parquet")["seed"]) == {40, 41}
 
 
+@pytest.mark.long
 def test_without_data_others_still_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EMFED_DATA", str(tmp_path))
     with pytest.raises(DataError, match="has no mnist.npz"):

@@ -148,7 +148,7 @@ def wait_for(out: Path, count: int) -> list[Path]:
 @pytest.mark.parametrize("processes", first(["2", "1"]))
 def test_a_killed_run_continues_where_it_was(tmp_path: Path, processes: str) -> None:
     config, out = tmp_path / "config.toml", tmp_path / "out"
-    config.write_text(CONFIG.replace("500", "200") + "[vary]\nparticipation = [1.0, 0.5]\n")
+    config.write_text(CONFIG.replace("500", "80") + "[vary]\nparticipation = [1.0, 0.5]\n")
     process = start(out, config, "--jobs", processes)
     done = wait_for(out, 1)
     process.kill()
