@@ -92,7 +92,11 @@ def quiet(folder: Path, rounds: int, engine: str) -> list[dict[str, Any]]:
         config = text + COMMON.format(rounds=rounds, deadline=60.0)
         with Deployment(folder / f"quiet{number}", tables, config, engine) as deployment:
             began = time.monotonic()
-            deployment.start()
+            rules = deployment.folder / "rules.toml"
+            rules.write_text("mini_batches = true\n", encoding="utf-8")  # VR-FedEM asks for them
+            deployment.serve()
+            for site in tables:
+                deployment.join(site, "--rules", str(rules))
             summary = deployment.wait(120 + 30 * rounds)
             rows.append(
                 {
