@@ -53,6 +53,8 @@ ALGORITHMS = {
     "FedEM": FEDEM,
     "VR-FedEM": FEDEM.replace("FedEM", "VR-FedEM") + "batch_size = 10\ninner_rounds = 5\n",
 }
+RULES = 'mini_batches = true\nmodels = ["*"]\n'
+"""VR-FedEM asks about mini-batches, and imputation does not tell the rows behind its numbers."""
 SERVER = {"websocket": ("serve",), "flower": ("superlink", "superexec", "server app", "serve")}
 SITE = {"websocket": ("join",), "flower": ("supernode", "site_process", "join")}
 KILLS = {"websocket": 100, "flower": 20}
@@ -93,7 +95,7 @@ def quiet(folder: Path, rounds: int, engine: str) -> list[dict[str, Any]]:
         with Deployment(folder / f"quiet{number}", tables, config, engine) as deployment:
             began = time.monotonic()
             rules = deployment.folder / "rules.toml"
-            rules.write_text("mini_batches = true\n", encoding="utf-8")  # VR-FedEM asks for them
+            rules.write_text(RULES, encoding="utf-8")
             deployment.serve()
             for site in tables:
                 deployment.join(site, "--rules", str(rules))
