@@ -59,7 +59,7 @@ SERVER = {"websocket": ("serve",), "flower": ("superlink", "superexec", "server 
 SITE = {"websocket": ("join",), "flower": ("supernode", "site_process", "join")}
 KILLS = {"websocket": 100, "flower": 20}
 HARMS = ("kill", "stop", "disk", "cut", "slow")
-ROUNDS = {"websocket": 80, "flower": 2}
+ROUNDS = {"websocket": 40, "flower": 2}
 """Rounds of the disturbed run for each kill: it is to last until all have happened."""
 LULL = {"websocket": 1.0, "flower": 8.0}
 """Seconds between two kills, at most."""
@@ -193,7 +193,7 @@ def disturbed(
             if strike(deployment, harm, who, door, source.uniform(0.1, 3.0)):
                 done.append({"who": who, "round": at, "second": time.monotonic() - began})
                 print(f"{done[-1]['second']:7.1f} s, after round {at}: {harm} of {who}", flush=True)
-        summary = deployment.wait(600)
+        summary = deployment.wait(600 + 0.3 * rounds)
         return {
             "run": f"FedEM, 1 to 3 components, {harm}",
             "rounds": summary["rounds"],

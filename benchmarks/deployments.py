@@ -211,7 +211,8 @@ class Deployment:
     def _check(self, end: float, what: str) -> None:
         if time.monotonic() > end:
             said = {name: self.output(name)[-400:] for name in self._processes}
-            raise TimeoutError(f"waited for {what}; {self.status}; {said}")
+            known = {name: told for name, told in self.status.items() if name != "history"}
+            raise TimeoutError(f"waited for {what}; {known}; {said}")
 
     def memory_gap(self) -> float:
         """The violation of rule 1: the server's V beside the memories on the sites' disks."""

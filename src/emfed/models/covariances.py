@@ -10,8 +10,9 @@ import numpy as np
 from array_api_compat import device, is_numpy_array
 
 from emfed.core.errors import SettingsError
-from emfed.core.protocols import FloatArray, Layout
+from emfed.core.protocols import FloatArray, HeldUp, Layout
 from emfed.core.registry import stored
+from emfed.models.components import flattest, held_at, held_in
 from emfed.models.devices import Features, Pass
 from emfed.models.gaussian import GaussianMixture
 from emfed.models.matrices import (
@@ -31,6 +32,10 @@ def _invert(matrices: FloatArray) -> tuple[FloatArray, FloatArray]:
     inverse_root = np.linalg.inv(root)
     log_det = 2 * np.log(np.diagonal(root, axis1=-2, axis2=-1)).sum(axis=-1)
     return np.swapaxes(inverse_root, -1, -2) @ inverse_root, log_det
+
+
+def _diagonal(moment: FloatArray) -> FloatArray:
+    return np.diagonal(moment) if moment.ndim == 2 else moment
 
 
 class _Matrices(GaussianMixture):
@@ -53,6 +58,11 @@ class _Matrices(GaussianMixture):
         inner = (precisions * self.prior_scale()).sum(axis=(-1, -2))
         return float(0.5 * np.sum(self.prior_weight(self.n_features) * log_det + inner))
 
+    def by_component(self, params: GaussianParameters) -> FloatArray:
+        """The matrices; one that is shared stands for each."""
+        k, d = params.means.shape
+        return np.broadcast_to(params.covariances, (k, d, d))
+
 
 class _Shared(_Matrices):
     """One matrix for all components: second moments of single rows do not travel."""
@@ -60,6 +70,9 @@ class _Shared(_Matrices):
     @property
     def shared_covariance(self) -> bool:
         return True
+
+    def of_moment(self, moment: FloatArray) -> FloatArray:
+        return moment
 
     def second_shape(self, d: int) -> None:
         """No second moments among the statistics."""
@@ -110,6 +123,10 @@ class Known(_Shared):
         """The given matrix stands."""
         return covariances
 
+    def at_floor(self, params: GaussianParameters, low: float) -> tuple[HeldUp, ...]:
+        """Rows have nothing to do with it."""
+        return ()
+
     def settle(self, params: GaussianParameters) -> GaussianParameters:
         """The known covariance, whatever the start says."""
         return GaussianParameters(params.weights, params.means, self._inner())
@@ -139,6 +156,26 @@ class _Tied(_Shared):
     """One covariance for all components."""
 
     kind: ClassVar[str] = "tied"
+    products: ClassVar[bool] = True
+
+    @property
+    def told_products(self) -> bool:
+        return True
+
+    def kept_of(self, moment: FloatArray) -> FloatArray:
+        """All of it: the covariance is what the means leave of it."""
+        return moment
+
+    def moment_in(self, parts: dict[str, FloatArray]) -> FloatArray | None:
+        """A constant, or a statistic where rows stream."""
+        total = parts.get("total")
+        return self.constants.second_moment if total is None else unpack(total, self.n_features)
+
+    def at_floor(self, params: GaussianParameters, low: float) -> tuple[HeldUp, ...]:
+        """One covariance: all rows lie on the few values of a column."""
+        alone = np.flatnonzero(np.diagonal(params.covariances) <= low).tolist()
+        own = [(j,) for j in alone] if alone else [flattest(params.covariances)]
+        return tuple(HeldUp(tuple(range(len(params.weights))), 1.0, columns) for columns in own)
 
     def settle_clusters(
         self, mass: FloatArray, centres: FloatArray
@@ -254,6 +291,21 @@ class Full(_Matrices):
     """A covariance matrix per component."""
 
     kind: ClassVar[str] = "full"
+    products: ClassVar[bool] = True
+
+    @property
+    def told_products(self) -> bool:
+        """One Gaussian is its moments; but others, bound with it, may ask for squares alone."""
+        alone = self.n_components == 1
+        return alone and (self.bound is None or self.bound.second_moment.ndim == 2)
+
+    def of_moment(self, moment: FloatArray) -> FloatArray:
+        return np.diag(moment) if moment.ndim == 1 else moment
+
+    def at_floor(self, params: GaussianParameters, low: float) -> tuple[HeldUp, ...]:
+        """By column, or by a combination of columns."""
+        means, scale = self.to_user(params).means, self.constants.frame.scale
+        return held_in(params.weights, means, scale, params.covariances, low)
 
     def settle(self, params: GaussianParameters) -> GaussianParameters:
         return params
@@ -376,6 +428,11 @@ class _Variances(GaussianMixture):
         """The diagonal of the prior's scale."""
         return np.diagonal(self.prior_scale())
 
+    def at_floor(self, params: GaussianParameters, low: float) -> tuple[HeldUp, ...]:
+        """By column."""
+        means, scale = self.to_user(params).means, self.constants.frame.scale
+        return held_at(params.weights, means, scale, self.by_component(params) <= low)
+
 
 @stored("gaussian-mixture/diag")
 @final
@@ -384,6 +441,12 @@ class Diagonal(_Variances):
     """A variance per component and column."""
 
     kind: ClassVar[str] = "diag"
+
+    def of_moment(self, moment: FloatArray) -> FloatArray:
+        return _diagonal(moment)
+
+    def by_component(self, params: GaussianParameters) -> FloatArray:
+        return params.covariances
 
     def second_shape(self, d: int) -> tuple[int, ...]:
         """One square per column."""
@@ -437,6 +500,20 @@ class Spherical(_Variances):
     """One variance per component."""
 
     kind: ClassVar[str] = "spherical"
+
+    def of_moment(self, moment: FloatArray) -> FloatArray:
+        return np.asarray(_diagonal(moment).mean())
+
+    def by_component(self, params: GaussianParameters) -> FloatArray:
+        return np.broadcast_to(params.covariances[:, None], params.means.shape)
+
+    def kept_of(self, moment: FloatArray) -> FloatArray:
+        """The spread of each column, of which the covariance tells the mean alone."""
+        return _diagonal(moment)
+
+    @property
+    def column_moments(self) -> FloatArray:
+        return _diagonal(self.constants.second_moment)
 
     def second_shape(self, d: int) -> tuple[int, ...]:
         """One number: the squared length."""

@@ -29,10 +29,7 @@ from emfed.models.components import (
     NEAR_FLOOR,
     SMALLEST_MASS,
     check_rows_suffice,
-    flattest,
     halved,
-    held_at,
-    held_in,
     keep_dying,
 )
 from emfed.models.devices import MOST_COMPONENTS, Features, Pass, Ragged, Second, sweep
@@ -96,6 +93,8 @@ class GaussianMixture(MixtureModel):
     bound: BoundGaussian | None = None
 
     kind: ClassVar[str]
+    products: ClassVar[bool] = False
+    """Whether its covariances need products of columns, not squares alone."""
 
     def __post_init__(self) -> None:
         check_count("n_components", self.n_components)
@@ -144,6 +143,39 @@ class GaussianMixture(MixtureModel):
         Their `statistics_of` must lie inside the domain.
         """
 
+    @abstractmethod
+    def of_moment(self, moment: FloatArray) -> FloatArray:
+        """The covariance of one component whose rows have this second moment about its mean.
+
+        A vector is the diagonal of a moment whose columns are not correlated.
+        """
+
+    @abstractmethod
+    def by_component(self, params: GaussianParameters) -> FloatArray:
+        """Each component's own covariance: matrices ``(K, d, d)``, or variances ``(K, d)``."""
+
+    @abstractmethod
+    def at_floor(self, params: GaussianParameters, low: float) -> tuple[HeldUp, ...]:
+        """Components whose covariance has an eigenvalue of at most ``low``."""
+
+    @property
+    def told_products(self) -> bool:
+        """Whether the opening tells products of columns."""
+        return False
+
+    def kept_of(self, moment: FloatArray) -> FloatArray:
+        """What several components need of the second moment of all rows; most need nothing."""
+        return np.empty(0)
+
+    @property
+    def column_moments(self) -> FloatArray:
+        """Second moments of the columns where one spread stands for all; elsewhere none."""
+        return np.empty(0)
+
+    def moment_in(self, parts: dict[str, FloatArray]) -> FloatArray | None:
+        """The second moment of all rows, where T takes the covariance from it."""
+        return None
+
     # Binding.
 
     @cached_property
@@ -171,18 +203,9 @@ class GaussianMixture(MixtureModel):
         check_rows(data, where, columns, expected, first)
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
-        """Mean and, about it, second moments: all that leaves a worker before the first round.
-
-        Of one full Gaussian they are all that there is to know, so products go too.
-        """
-        mean, scatter = moments(data, weights, full=self.kind == "tied" or self._told_products)
+        """Mean and, about it, second moments: all that leaves a worker before the first round."""
+        mean, scatter = moments(data, weights, full=self.told_products)
         return {"mean": mean, "scatter": scatter}
-
-    @property
-    def _told_products(self) -> bool:
-        """One full Gaussian; but not where others, bound with it, asked for squares alone."""
-        alone = self.kind == "full" and self.n_components == 1
-        return alone and (self.bound is None or self.bound.second_moment.ndim == 2)
 
     def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
         """Mean and second moments about it, of all parts together."""
@@ -193,16 +216,14 @@ class GaussianMixture(MixtureModel):
         samples = check_rows_suffice(self.n_components, counts)
         whole = self.combine(summaries, weights)
         origin, d = whole["mean"], len(whole["mean"])
-        products = len(whole["scatter"]) != d or self.kind in ("tied", "full")
+        products = len(whole["scatter"]) != d or self.products
         products = products and len(whole["scatter"]) == d * (d + 1) // 2
         moment = unpack(whole["scatter"], d) if products else whole["scatter"]
         spread = np.diagonal(moment) if products else moment
         frame = common_frame(origin, spread, self.kind, floored=self.covariance_floor > 0)
         moment = moment / (np.outer(frame.scale, frame.scale) if products else frame.scale**2)
-        if self.kind == "spherical" and self.n_components > 1:
-            moment = spread / frame.scale**2
-        elif self.kind != "tied" and self.n_components > 1:
-            moment = np.empty(0)  # of no use
+        if self.n_components > 1:
+            moment = self.kept_of(moment)
         return dataclasses.replace(self, bound=BoundGaussian(frame, samples, moment))
 
     # The E-step.
@@ -277,9 +298,7 @@ class GaussianMixture(MixtureModel):
     @property
     def pass_features(self) -> Second:
         """The second moments that a kernel's pass needs; see `Features`."""
-        if self.kind == "full":
-            return "products"
-        return "none" if self.shared_covariance else "squares"
+        return "none" if self.shared_covariance else "products" if self.products else "squares"
 
     @property
     def sweeps(self) -> bool:
@@ -382,7 +401,8 @@ class GaussianMixture(MixtureModel):
                 shapes[old] -= np.outer(step, step)
             else:
                 own = np.broadcast_to(shapes[old], d)
-                widest = int(np.argmax(own * self._narrowness))
+                narrow = self.column_moments  # one spread stands for all: the widest column
+                widest = int(np.argmax(own * narrow if len(narrow) else own))
                 step = APART * np.sqrt(own[widest]) * np.eye(d)[widest]
                 shapes[old] -= step**2 if shapes.ndim == 2 else (step**2).mean()
             weights[[old, new]] = weights[old] / 2
@@ -390,12 +410,6 @@ class GaussianMixture(MixtureModel):
             shapes[new] = shapes[old]
         within = params.covariances if tied else shapes
         return self.statistics_of(GaussianParameters(weights, means, within))
-
-    @property
-    def _narrowness(self) -> FloatArray:
-        """How wide columns are beside each other, where one spread stands for all."""
-        moment = self.constants.second_moment
-        return moment if self.kind == "spherical" and len(moment) else np.ones(self.n_features)
 
     def surrogate(self, statistics: FloatArray, params: GaussianParameters) -> FloatArray:
         """psi(theta) + R(theta) - <s, phi(theta)> in the frame's units, up to a constant."""
@@ -410,10 +424,7 @@ class GaussianMixture(MixtureModel):
         if self.shared_covariance:
             precision, log_det = self.precisions(params)
             value = value + 0.5 * log_det
-            if self.kind == "tied":
-                whole = (
-                    unpack(parts["total"], d) if "total" in parts else self.constants.second_moment
-                )
+            if (whole := self.moment_in(parts)) is not None:
                 value = value + 0.5 * (precision * whole).sum(axis=(-1, -2))
         return value + self.penalty(params)
 
@@ -431,11 +442,10 @@ class GaussianMixture(MixtureModel):
     def closed_form(self) -> FloatArray | None:
         """One Gaussian is the mean and the second moment of all rows."""
         moment, d = self.constants.second_moment, self.n_features
-        if self.n_components > 1 or (self.kind == "full" and moment.ndim < 2):
+        if self.n_components > 1 or (self.products and moment.ndim < 2):
             return None
-        spread = np.diagonal(moment) if moment.ndim == 2 else moment
-        shape = {"diag": spread[None], "spherical": spread.mean()[None]}.get(self.kind, moment)
-        shape = moment[None] if self.kind == "full" else shape
+        shape = self.of_moment(moment)
+        shape = shape if self.shared_covariance else shape[None]
         return self.statistics_of(GaussianParameters(np.ones(1), np.zeros((1, d)), shape))
 
     # Starts, metric, units.
@@ -448,9 +458,8 @@ class GaussianMixture(MixtureModel):
 
     def clusters(self, count: int) -> Clusters:
         """k-means in the model's own frame."""
-        known, spreads = self.constants, None
-        if self.kind == "spherical" and len(known.second_moment):
-            spreads = known.second_moment
+        known, columns = self.constants, self.column_moments
+        spreads = columns if len(columns) else None
         return Clusters.within(known.frame, count, known.samples, spreads)
 
     def start_at(
@@ -461,8 +470,7 @@ class GaussianMixture(MixtureModel):
             mass, centres = self.settle_clusters(mass, centres)
             shapes = self.lift(self.covariances_from(mass, centres, None))
         else:
-            shape = {"full": np.diag(spread), "diag": spread}.get(self.kind, spread.mean())
-            shapes = np.stack([shape] * len(mass))
+            shapes = np.stack([self.of_moment(spread)] * len(mass))
         return GaussianParameters(mass, centres, shapes)
 
     def rows_at(self, points: FloatArray) -> FloatArray:
@@ -473,7 +481,7 @@ class GaussianMixture(MixtureModel):
         moment = self.constants.second_moment
         if moment.ndim == 2:
             return moment
-        return np.diag(moment) if self.kind == "spherical" and len(moment) else None
+        return np.diag(self.column_moments) if len(self.column_moments) else None
 
     def settle_clusters(
         self, mass: FloatArray, centres: FloatArray
@@ -484,7 +492,7 @@ class GaussianMixture(MixtureModel):
     def metric(self, params: GaussianParameters) -> GaussianMetric:
         """The Fisher metric of the complete-data model at these parameters."""
         known = self.constants
-        columns = known.second_moment if self.kind == "spherical" else np.empty(0)
+        columns = self.column_moments
         return GaussianMetric.at(params, self.kind, self.layout, known.samples, columns)
 
     def statistics_of(self, params: GaussianParameters) -> FloatArray:
@@ -507,13 +515,9 @@ class GaussianMixture(MixtureModel):
         """Check parameters given in the user's units and bring them into the frame."""
         check_start(params, self.n_components, self.n_features, self.kind)
         inner = self.constants.frame.enter(params, self.kind)
-        matrices = inner.covariances
-        symmetric = (
-            matrices.ndim < 2
-            or self.kind == "diag"
-            or np.allclose(matrices, np.swapaxes(matrices, -1, -2))
-        )
-        if not symmetric or not self.all_positive(matrices):
+        own = self.by_component(inner)
+        symmetric = own.ndim == 2 or np.allclose(own, np.swapaxes(own, -1, -2))
+        if not symmetric or not self.all_positive(inner.covariances):
             raise SettingsError("start covariances must be symmetric and positive definite.")
         return self.settle(inner)
 
@@ -523,28 +527,13 @@ class GaussianMixture(MixtureModel):
 
     def held_up(self, params: GaussianParameters) -> tuple[HeldUp, ...]:
         """Components whose covariance stands at the floor, by column or combination of columns."""
-        low, weights, covariances = (
-            NEAR_FLOOR * self.covariance_floor,
-            params.weights,
-            params.covariances,
-        )
-        if low == 0 or self.all_positive(covariances, -low):
+        low = NEAR_FLOOR * self.covariance_floor
+        if low == 0 or self.all_positive(params.covariances, -low):
             return ()
-        if self.kind == "tied":  # one covariance: all rows lie on the few values of a column
-            alone = np.flatnonzero(np.diagonal(covariances) <= low).tolist()
-            own = [(j,) for j in alone] if alone else [flattest(covariances)]
-            return tuple(HeldUp(tuple(range(len(weights))), 1.0, columns) for columns in own)
-        means, scale = self.to_user(params).means, self.constants.frame.scale
-        if self.kind == "full":
-            return held_in(weights, means, scale, covariances, low)
-        spread = covariances[:, None] if self.kind == "spherical" else covariances
-        return held_at(weights, means, scale, np.broadcast_to(spread <= low, means.shape))
+        return self.at_floor(params, low)
 
     def portrait(self, params: GaussianParameters, names: Sequence[str]) -> Portrait:
-        k, d = params.means.shape
-        shape = (k, d) if self.kind in ("diag", "spherical") else (k, d, d)
-        spread = params.covariances[:, None] if self.kind == "spherical" else params.covariances
-        return normal_portrait(params.weights, params.means, np.broadcast_to(spread, shape), names)
+        return normal_portrait(params.weights, params.means, self.by_component(params), names)
 
     def describe(self) -> dict[str, Any]:
         """The settings; the data's constants are told apart by the run's fingerprint."""
