@@ -62,7 +62,7 @@ class Deployment:
         """Where the server listens, and where sites call: a door between them may be elsewhere."""
         self.keys = self.folder / "keys"
         make_server_keys(self.keys, ["127.0.0.1"])
-        place = f'port = {self.port}\nkeys = "{self.keys}"\nengine = "{engine}"\n'
+        place = f'port = {self.port}\nkeys = "{self.keys}"\nengine = "{engine}"\nreport = false\n'
         text = f"{config}\n[server]\n{place}"
         (self.folder / "run.toml").write_text(text, encoding="utf-8")
         self.config: Config = read_config(self.folder / "run.toml")

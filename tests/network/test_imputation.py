@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 import emfed
 from emfed.core.protocols import Federation
+from emfed.core.wire import Kind, kind_of
 from emfed.data import WorkerData
 from emfed.fitting.rounds import Run
 from emfed.fitting.stopping import Stop
@@ -107,6 +109,48 @@ def test_site_owners_elsewhere_come_to_the_same_table(tmp_path: Path) -> None:
         # Sites that nobody told of have the mean of all, the same at every server.
         assert np.ptp(there.params.dense(np.arange(table.shape[0])), axis=0).max() < 1e-9
     assert np.ptp(here.params.theta(*everywhere)) > 1
+
+
+class Leaves(LocalTransport):
+    """The last site answers three rounds, and then never again."""
+
+    rounds = 0
+
+    def deliver(
+        self, messages: Mapping[str, bytes], deadline: float
+    ) -> Iterator[tuple[str, bytes]]:
+        self.rounds += any(kind_of(message) is Kind.REQUEST for message in messages.values())
+        gone = {*list(self.sites)[3 if self.rounds > 3 else 4 :]}
+        return super().deliver({k: m for k, m in messages.items() if k not in gone}, deadline)
+
+
+@pytest.mark.parametrize("mode", ["observed", "cell"])
+def test_who_leaves_takes_its_cells_along_and_a_resumed_run_knows(
+    mode: str, tmp_path: Path
+) -> None:
+    table = small_table(workers=4, records=260)
+    staying = table.keep(np.repeat(np.arange(4), np.diff(table.offsets)) < 3)
+    options = {**MODES[mode], "rounds": 30 if mode == "observed" else 70, "seed": 3}
+    transport, saved = Leaves(sites_of(table, tmp_path)), tmp_path / "run.checkpoint"
+
+    def imputed(**more: Any) -> Any:
+        federation = RemoteFederation(
+            transport, tmp_path / "server", columns=COLUMNS, minimum=2, pause=0.0
+        )
+        settings = {**options, **more, "checkpoint": saved, "resume": saved.exists()}
+        return impute(federation, grid=table.grid, **settings)
+
+    with pytest.raises(Killed):
+        imputed(callbacks=killed_at(12))
+    there, alone = imputed(), impute(staying, **options)
+    assert there.table.workers == staying.workers
+    assert np.array_equal(there.cells.keys, alone.cells.keys)
+    assert np.array_equal(there.cells.weights, alone.cells.weights)
+    np.testing.assert_allclose(there.cells.sums, alone.cells.sums, atol=1e-5)
+    everywhere = np.indices(table.shape).reshape(2, -1)
+    found, wanted = (fit.params.theta(*everywhere) for fit in (there, alone))
+    np.testing.assert_allclose(found, wanted, atol=2e-3)
+    assert np.abs(wanted - impute(table, **options).params.theta(*everywhere)).max() > 0.1
 
 
 class Killed(Exception):

@@ -23,16 +23,18 @@ from urllib.parse import urlsplit
 import numpy as np
 import polars as pl
 import pytest
-from benchmarks.deployments import FEDEM, MIXTURE, Deployment, mixture_tables
+from benchmarks.deployments import FEDEM, MIXTURE, Deployment, difference, mixture_tables
 
 from emfed import fit, gaussian_mixture, load
 from emfed.cli.main import main
 from emfed.cli.tables import write_table
 from emfed.core.errors import DataError, ParticipationError, SettingsError
 from emfed.core.wire import Kind, Reason, encode_refusal, kind_of, seal_refusal
-from emfed.data import files, sources
+from emfed.data import as_workers, files, sources
+from emfed.fitting.driver import run_fit
 from emfed.network import (
     LocalTransport,
+    LoopFederation,
     RemoteFederation,
     Site,
     SiteRules,
@@ -49,7 +51,7 @@ from emfed.network.deployment.orders import change_orders, read_orders
 from emfed.network.deployment.serving import serve_run
 from emfed.network.deployment.site import erase_site, open_site, prepare, write_site
 from emfed.network.deployment.status import Status, logging_to
-from emfed.network.deployment.views import SiteView, run_view
+from emfed.network.deployment.views import SiteView, run_view, status_line
 from emfed.network.flower.joining import stands_still
 from emfed.network.masking import pin_keys
 from emfed.network.rules import Journal, check_journal
@@ -99,7 +101,46 @@ def test_after_the_last_run_sites_are_told_get_the_model_and_end(tmp_path: Path)
             assert "nothing listens" not in after
         assert load(deployment.folder / "site-s0" / "model.emfed").params.weights.shape == (2,)
         assert json.loads((deployment.folder / "run2" / "status.json").read_text())["untold"] == []
+        drawn = [(deployment.folder / n / "report.html").exists() for n in ("model", "model2")]
+        assert drawn == [False, True]  # the first run's file says report = false
+        lines = (deployment.folder / "site-s0" / "messages.jsonl").read_text().splitlines()
+        rounds = [e["round"] for e in map(json.loads, lines) if e["round"] is not None]
+        assert {1, 2, 3} <= {*rounds} <= {*range(9)}  # openings and questions belong to no round
         assert stays.poll() is None
+
+
+def test_runs_at_once_share_sites_and_rules_and_end_as_if_alone(tmp_path: Path) -> None:
+    tables = mixture_tables(3)
+    with Deployment(tmp_path / "d", tables, configured(200, 3)) as deployment:
+        place = f'port = {deployment.port}\nkeys = "{deployment.keys}"\nreport = false\n'
+        place += 'folder = "run2"\noutput = "model2"\n'
+        second = deployment.folder / "second.toml"
+        second.write_text(configured(3, 3, f"[server]\n{place}").replace("= 2", "= 1", 1))
+        command = ("serve", "run.toml", "second.toml", "--at-once")
+        joined = [deployment.join(name) for name in tables]
+        deployment.spawn("serve", *command)
+        deployment.wait_for_round(3, 60)
+        deployment.stop("serve")
+        assert "the same command goes on" in deployment.output("serve")
+        change_orders(deployment.folder / "run", rounds=12)
+        serve = deployment.spawn("serve", *command)
+        assert serve.wait(60) == 0, deployment.output("serve")
+        for run, output in ((read_config(second), "model2"), (deployment.config, "model")):
+            settings = run.settings.but(rounds=12 if output == "model" else 3, masks=True)
+            network = LoopFederation(as_workers(tables))
+            alone = run_fit(settings, network).result
+            found = json.loads((deployment.folder / output / "summary.json").read_text())
+            assert difference(found, alone) < 1e-9
+            for name in tables:
+                mine = deployment.folder / f"site-{name}" / "models" / f"{run.path.stem}.emfed"
+                theirs = deployment.folder / output / "model.emfed"
+                assert mine.read_bytes() == theirs.read_bytes()
+        assert [process.wait(20) for process in joined] == [0, 0, 0]
+        said = deployment.output("s0")
+        assert said.count("the run ended after") == 2
+        assert said.count("another run follows") == 1
+        logs = [deployment.folder / r / "logs" / "serve.log" for r in ("run", "run2")]
+        assert all("s0 is connected" in path.read_text() for path in logs)
 
 
 class Ordered:
@@ -449,6 +490,14 @@ def test_the_doctor_says_what_is_wrong_and_how_to_mend_it(tmp_path: Path) -> Non
         address, ca = f"127.0.0.1:{transport.port}", tmp_path / "keys" / "ca.pem"
         site = list(look_at_site(address, ca, tmp_path / "oslo.key", tmp_path))
         assert all(finding.good for finding in site), site
+        assert "knows this site's key" in site[-1].what
+        keys.make_site_key(tmp_path, "moss")
+        unknown = list(look_at_site(address, ca, tmp_path / "moss.key", tmp_path))[-1]
+        assert (unknown.good, "keys add" in unknown.mend) == (False, True)
+        keys.remove_site(tmp_path / "keys", "oslo")
+        removed = list(look_at_site(address, ca, tmp_path / "oslo.key", tmp_path))[-1]
+        assert (removed.good, "have removed this site's key" in removed.what) == (False, True)
+        assert transport.workers() == []  # nobody's place was taken
         assert {"key", "name", "port", "TLS", "clock", "disk", "versions"} <= {
             finding.what.split(":")[0] for finding in site
         }
@@ -644,6 +693,9 @@ def test_while_a_run_waits_for_a_site_everyone_sees_for_whom(tmp_path: Path) -> 
     waiting = [s for s in run.said if s.get("why") == "no answer from s2"]
     assert "waiting" in {s["state"] for s in waiting}
     assert (run.said[-1]["state"], run.said[-1]["untold"]) == ("finished", ["s2"])
+    lines = [status_line(s) for s in run.said]
+    assert any("waiting up to 0 s for s2, to say that it is over" in line for line in lines)
+    assert "not told that it is over: s2" in lines[-1]
 
 
 def test_a_newer_server_ends_well_with_older_sites(tmp_path: Path) -> None:

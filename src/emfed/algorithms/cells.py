@@ -28,6 +28,7 @@ from emfed.core.protocols import (
     Crowd,
     FloatArray,
     Heard,
+    IntArray,
     Layout,
     Model,
     Replies,
@@ -35,6 +36,7 @@ from emfed.core.protocols import (
     ServerState,
     StateField,
     StepInfo,
+    Summaries,
     Task,
     WorkerStates,
 )
@@ -154,6 +156,15 @@ class CellEM(Algorithm):
         step, mean_field = self.step_size or 1.0, estimate - state.statistics
         state = replace(state, statistics=state.statistics + step * mean_field)
         return state, StepInfo(float(mean_field @ mean_field), step, 0)
+
+    def attended(
+        self, weights: FloatArray, counts: IntArray, summaries: Summaries, state: ServerState
+    ) -> tuple[Self, ServerState]:
+        """Go on with who is here: what their cells count for, their rows and what they told.
+
+        S is on its way to the sum of their cells whatever it is; memories start at zero.
+        """
+        return self, state
 
     def describe(self) -> dict[str, Any]:
         return {

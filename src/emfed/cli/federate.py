@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +23,8 @@ def serve(
     configs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="CONFIG...", help="What to fit, as TOML; several, one after the other."
+            metavar="CONFIG...",
+            help="What to fit, as TOML; several, one after the other or with --at-once.",
         ),
     ],
     host: Annotated[str | None, option("The address to listen on; the file's if left out.")] = None,
@@ -41,6 +42,9 @@ def serve(
         bool, switch("--json", "Print each change of state as a line of JSON.")
     ] = False,
     json_logs: JsonLogs = False,
+    at_once: Annotated[
+        bool, switch("--at-once", "Serve all files at the same time, over one port.")
+    ] = False,
 ) -> None:
     """Fit a model over a network: wait for sites, make rounds, write the model.
 
@@ -51,14 +55,18 @@ def serve(
     from emfed.core.errors import SettingsError
     from emfed.network.addresses import terminated_as_interrupted
     from emfed.network.deployment.config import read_config
-    from emfed.network.deployment.hosting import ServerSupervisor, WebSocketServerSupervisor
+    from emfed.network.deployment.hosting import (
+        ServerSupervisor,
+        WebSocketServerSupervisor,
+        serve_at_once,
+    )
     from emfed.network.deployment.status import logging_to, read_status
 
     runs = []
     for number, config in enumerate(configs, 1):
         read = read_config(config)
         place = replace(read.server, host=host or read.server.host, port=port or read.server.port)
-        runs.append(replace(read, server=place, more=number < len(configs)))
+        runs.append(replace(read, server=place, more=number < len(configs) and not at_once))
     places = [str(run.place(name)) for run in runs for name in ("folder", "output")]
     if len(set(places)) < len(places):
         raise SettingsError("each run needs a folder and an output of its own, in [server].")
@@ -73,7 +81,11 @@ def serve(
         for run in runs:
             typer.echo(json.dumps(_described(run), indent=1))
         return
-    for run in runs:
+    if at_once:
+        with terminated_as_interrupted(), _interruptible():
+            told = [(run, _Progress(json_output, run.path.stem)) for run in runs]
+            serve_at_once(told, insecure=insecure, json_logs=json_logs)
+    for run in [] if at_once else runs:
         kind: type[ServerSupervisor] = WebSocketServerSupervisor
         if run.server.engine == "flower":
             from emfed.network.flower.hosting import FlowerServerSupervisor
@@ -83,17 +95,24 @@ def serve(
         with (
             logging_to(run.place("folder") / "logs" / "serve.log", json_logs),
             terminated_as_interrupted(),
+            _interruptible(),
         ):
-            try:
-                server.run(_Progress(json_output))
-            except KeyboardInterrupt:
-                typer.echo("emfed: interrupted; the same command goes on from here", err=True)
-                raise typer.Exit(130) from None
-        if not json_output:
-            typer.echo(f"the model is in {run.place('output')}/")
+            server.run(_Progress(json_output))
+    for run in [] if json_output else runs:
+        typer.echo(f"the model is in {run.place('output')}/")
     doubtful = [_doubts(read_status(run.place("folder")), json_output) for run in runs]
     if any(doubtful):
         raise typer.Exit(DOUBTFUL)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C ends the command with code 130, and a word on how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("emfed: interrupted; the same command goes on from here", err=True)
+        raise typer.Exit(130) from None
 
 
 DOUBTFUL = 3
@@ -119,24 +138,27 @@ def _described(settings: Any) -> dict[str, Any]:
 class _Progress:
     """Says what changed since it was last told."""
 
-    def __init__(self, json_output: bool) -> None:
-        self._json, self._last = json_output, ""
+    def __init__(self, json_output: bool, name: str = "") -> None:
+        """``name`` tells a run from others at the same time."""
+        self._json, self._last, self._name = json_output, "", name
         self._refusals: set[str] = set()
 
     def __call__(self, status: dict[str, Any]) -> None:
         """Print a line if there is news."""
+        front = f"{self._name}: " if self._name else ""
+        status = status | {"run": self._name} if self._name else status
         if not self._json:
             refusals = refusal_lines(status)
             for refusal in refusals:
                 if refusal not in self._refusals:
-                    typer.echo(refusal)
+                    typer.echo(f"{front}{refusal}")
             self._refusals = set(refusals)
         from emfed.network.deployment.views import status_line
 
         line = json.dumps(status) if self._json else status_line(status)
         if line and line != self._last:
             self._last = line
-            typer.echo(line)
+            typer.echo(line if self._json else f"{front}{line}")
 
 
 def refusal_lines(status: dict[str, Any]) -> list[str]:
@@ -401,19 +423,22 @@ def doctor(
     ] = "run.toml",
     ca: Annotated[Path, option("The server's ca.pem, at a site.")] = Path("ca.pem"),
     key: Annotated[Path | None, option("The site's private key.")] = None,
+    engine: Annotated[
+        str, option("websocket; or flower, where the server's run.toml says so.")
+    ] = "websocket",
     json_output: Annotated[bool, switch("--json", "Print JSON.")] = False,
 ) -> None:
     """Say what is wrong at this end of a federation, and how to mend it.
 
-    It looks at names, port, TLS, clock, keys, disk and versions, and changes nothing. Exit code 1:
-    something is wrong.
+    It looks at names, port, TLS, clock, keys, disk and versions, asks the server whether it knows
+    the site's key, and changes nothing. Exit code 1: something is wrong.
     """
     from emfed.network.deployment.doctor import look_at_server, look_at_site
 
     path = Path(where)
     folder = Path(f"site-{key.stem}") if key is not None else Path()
     server = path.exists() or path.suffix == ".toml"
-    found = list(look_at_server(path) if server else look_at_site(where, ca, key, folder))
+    found = list(look_at_server(path) if server else look_at_site(where, ca, key, folder, engine))
     if json_output:
         typer.echo(json.dumps([vars(finding) for finding in found]))
     for finding in [] if json_output else found:
@@ -433,6 +458,7 @@ def add_commands(app: typer.Typer) -> None:
                 "emfed serve run.toml",
                 "emfed serve run.toml --host 0.0.0.0",
                 "emfed serve first.toml second.toml",
+                "emfed serve first.toml second.toml --at-once",
             ),
         ),
         (

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, final, runtime_checkable
 
 import numpy as np
 
-from emfed.algorithms import EM, Everyone
+from emfed.algorithms import EM, CellEM, Everyone
 from emfed.algorithms.memory import gap
 from emfed.algorithms.steps import rounded_statistics
 from emfed.core.errors import (
@@ -535,7 +535,11 @@ class Run(Rounds):
         if self.purpose != "round":
             raise MembersChanged(f"who is here changed in round {request.round} of a search.")
         before, model = self.model, self.session.view(self.view)
-        statistics = recast(before, model, self.state.statistics)
+        if self.session.supports is not None:
+            self.state = self._attended(self.state)
+            statistics = self.state.statistics
+        else:
+            statistics = recast(before, model, self.state.statistics)
         if not model.inside(statistics):  # the parameters fit these rows so badly: begin anew
             statistics = model.statistics_of(model.start(self.seed))
         self.first = statistics  # of other rows, what it was before does not compare
@@ -545,6 +549,22 @@ class Run(Rounds):
         return self.restart(
             statistics, replace(nothing, answered=len(replies.workers), seconds=seconds)
         )
+
+    def _attended(self, state: ServerState) -> ServerState:
+        """Where workers have statistics of their own: the algorithm knows the cells of the others.
+
+        Returns the state that it goes on from.
+        """
+        session, algorithm = self.session, self.algorithm
+        supports, here = session.supports, session.attendance.here
+        assert supports is not None
+        assert isinstance(algorithm, CellEM)
+        counted = np.repeat(here, supports.sizes)
+        weights = supports.total(supports.weights * counted)
+        told = {name: values[here] for name, values in session.opening.summaries.items()}
+        self._given, state = algorithm.attended(weights, session.counts[here], told, state)
+        self.algorithm = self._given
+        return state
 
     def restart(self, statistics: FloatArray, record: RoundRecord | None = None) -> RoundRecord:
         """A round without a step: all memories start at zero, in a new phase from these statistics.
@@ -700,6 +720,8 @@ class Run(Rounds):
         self.view, self._params = View.read(description["view"]), None
         self.model, self._followed = self.session.view(self.view), description["followed"]
         self._verify_from, self.reseeds = description["verify_from"], description["reseeds"]
+        if self.session.supports is not None and not self.session.attendance.here.all():
+            self._attended(self.state)
         self.algorithm = self._resolved()
         self.phase, self.since = description["phase"], description["since"]
         self.accepted = arrays["accepted"]

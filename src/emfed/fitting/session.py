@@ -273,8 +273,6 @@ class Session:
         if complete and not now.troubled:  # a million workers cost nothing while all is well
             self.attendance = replace(now, clock=now.clock + 1)
             return False
-        if self.supports:
-            return False  # nobody's own summary is known: the model cannot be bound to the others
         if self.patience is None and not len(gone):
             return False
         # A masked round has been asked for as often as patience says: who is missing stays away.

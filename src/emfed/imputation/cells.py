@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import final
+from typing import Self, final
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -40,6 +40,7 @@ from emfed.core.protocols import (
     Model,
     ServerState,
     StepInfo,
+    Summaries,
 )
 from emfed.imputation.lowrank import Cells, TableParameters
 from emfed.imputation.sweeps import Solver, leading
@@ -65,7 +66,7 @@ class Observed(CellEM):
         """S += gamma H, and sweeps on from the parameters of the round before."""
         state, info = super().server_step(model, seed, state, heard)
         cells, warm = self.seen(state), self.params(state)
-        guarded = int(np.count_nonzero(cells.sums != state.statistics))
+        guarded = int(np.count_nonzero(cells.sums != state.statistics[self.cells.weights > 0]))
         params = self.solver.start(cells) if warm is None else warm
         for _ in range(WARM_SWEEPS):
             params = self.solver.sweep(cells, params, self.solver.structure)
@@ -94,8 +95,17 @@ class Observed(CellEM):
 
     def seen(self, state: ServerState) -> Cells:
         """The sums as the server knows them, moved to where data could be."""
-        family, cells = self.solver.family, self.cells
-        return cells.with_sums(family.project(state.statistics, cells.weights))
+        cells = _here(self.cells, state.statistics)
+        return cells.with_sums(self.solver.family.project(cells.sums, cells.weights))
+
+    def attended(
+        self, weights: FloatArray, counts: IntArray, summaries: Summaries, state: ServerState
+    ) -> tuple[Self, ServerState]:
+        """Of a cell's sum, those who are here keep the part that they count for."""
+        before = self.cells.weights
+        share = np.divide(weights, before, out=np.zeros_like(weights), where=before > 0)
+        now = replace(self, cells=replace(self.cells, weights=weights))
+        return now, replace(state, statistics=state.statistics * share)
 
     def finish(self, state: ServerState, final: Solver) -> TableParameters:
         """T(S), swept until it stands still; one restart guards against a poor early basin."""
@@ -204,12 +214,31 @@ class Proximal(CellEM):
 
     def seen(self, state: ServerState) -> Cells:
         """Sums as the server can work them out from residuals and theta."""
-        return self.cells.with_sums(state.statistics)
+        return _here(self.cells, state.statistics)
+
+    def attended(
+        self, weights: FloatArray, counts: IntArray, summaries: Summaries, state: ServerState
+    ) -> tuple[Self, ServerState]:
+        """The offset is the mean of those who are here; factors stay, momentum does not."""
+        offset = mean_of(weights, counts, summaries)
+        now = replace(self, cells=replace(self.cells, weights=weights), offset=offset)
+        factors: Pair = (state.extras["sites"], state.extras["times"])
+        return now, replace(state, extras=now._extras(factors, factors, 1.0))
 
     def params(self, state: ServerState) -> TableParameters:
         """The last theta, without extrapolation."""
         sites, times = state.extras["sites"], state.extras["times"]
         return TableParameters(self.offset, sites, times, effects=False)
+
+
+def mean_of(weights: FloatArray, counts: IntArray, summaries: Summaries) -> float:
+    """The mean of all values, from the mean that each worker told of its cells' sums."""
+    return float(counts @ summaries["mean"][:, 0]) / float(weights.sum())
+
+
+def _here(cells: Cells, sums: FloatArray) -> Cells:
+    """Cells with these sums, without those that nobody who is here has seen."""
+    return cells.with_sums(sums).take(np.flatnonzero(cells.weights > 0))
 
 
 def _product(pair: Pair, sites: IntArray, times: IntArray) -> FloatArray:

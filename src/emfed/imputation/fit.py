@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from math import inf
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal, TypeVar, final
 
 import numpy as np
 
@@ -23,9 +23,9 @@ from emfed.data.workers import WorkerData
 from emfed.fitting.driver import Watch, run_fit, threads_of
 from emfed.fitting.rounds import Run
 from emfed.fitting.session import Session, digest
-from emfed.fitting.settings import FitSettings
+from emfed.fitting.settings import PATIENCE, FitSettings
 from emfed.fitting.stopping import Callback, Stop
-from emfed.imputation.cells import WARM_SWEEPS, Observed, Proximal
+from emfed.imputation.cells import WARM_SWEEPS, Observed, Proximal, mean_of
 from emfed.imputation.choice import Choice, Search
 from emfed.imputation.families import CellFamily, NegativeBinomialCells, ZeroInflatedCells
 from emfed.imputation.intake import read_records
@@ -115,6 +115,9 @@ class ImputeSettings:
         The most seconds of computing.
     seed : int
         The seed of all draws.
+    patience : int or None
+        After how many rounds in a row without an answer a worker is away: its cells no longer
+        count, until it is back. None waits for ever, with what it last told.
 
     Raises
     ------
@@ -150,6 +153,7 @@ class ImputeSettings:
     max_bytes: int | None = None
     seconds: float | None = None
     seed: int = 0
+    patience: int | None = PATIENCE
 
     def __post_init__(self) -> None:
         if self.mode not in UNUSED:
@@ -162,6 +166,8 @@ class ImputeSettings:
         check_seed(self.seed)
         check_count("folds", self.folds, 2)
         check_count("draws", self.draws, 0)
+        if self.patience is not None:
+            check_count("patience", self.patience)
         if self.structure is not None:
             check_type("structure", self.structure, Structure, "Structure(rank=2, penalty=5)")
             if any(value is not None for value in self.fixed.values()):
@@ -202,7 +208,14 @@ class ImputeSettings:
         """The opening exchange: who observed which cells, and how often."""
         model = CellSums(*grid.shape, centred)
         # A worker tells its own cells alone: there is no common vector that masks could hide.
-        session = Session(model, federation, columns=COLUMNS, seed=self.seed, masks=False)
+        session = Session(
+            model,
+            federation,
+            columns=COLUMNS,
+            seed=self.seed,
+            masks=False,
+            patience=self.patience,
+        )
         supports = session.supports
         assert supports is not None
         keys, times, weights = supports.keys, grid.shape[1], supports.total(supports.weights)
@@ -240,13 +253,13 @@ UNUSED: dict[str, set[str]] = {
         *("batch_size", "batch", "site_covariates", "time_covariates", "step_size"),
         *("smoothing", "seasonality"),
     },
-    "paper": {"site_covariates", "time_covariates", "smoothing", "seasonality"},
+    "paper": {"patience", "site_covariates", "time_covariates", "smoothing", "seasonality"},
     "site-owner": {"batch_size", "batch", "site_covariates", "time_covariates"},
 }
 """Settings that a mode has no use for."""
 LIMITS = (
     *("rounds", "epochs", "field_tol", "max_bytes", "seconds"),
-    *("compressor", "participation", "draws"),
+    *("compressor", "participation", "draws", "patience"),
 )
 """Settings that a fit may be resumed with others of, or that its algorithm describes."""
 
@@ -405,7 +418,7 @@ def _outcome(
 ) -> Imputation:
     """What a run over cells came to: ``fit`` is its parameters, solver, cells and choice."""
     params, solver, cells, choice = fit
-    table = known_table(grid, run.session.opening, cells)
+    table = known_table(grid, run.session.opening, cells, run.session.attendance.here)
     return Imputation(
         given.mode,
         params,
@@ -418,6 +431,15 @@ def _outcome(
         given.seed,
         choice,
     )
+
+
+Current = TypeVar("Current", bound=CellEM)
+
+
+def current(run: Run, kind: type[Current]) -> Current:
+    """The algorithm of a run now: it changes with who is here."""
+    assert isinstance(run.algorithm, kind)
+    return run.algorithm
 
 
 def _observed(
@@ -436,6 +458,7 @@ def _observed(
     run = given.run(session, algorithm)
     _go_on(run, watch)
     stopped = run.until(given.stop, watch.callbacks, watch.checkpoint, watch.checkpoint_every)
+    algorithm = current(run, Observed)  # who left has taken its cells along
     seen, warm = algorithm.seen(run.state), algorithm.params(run.state)
     if stopped == "interrupted" and warm is not None:  # what is there is kept, and told at once
         return _outcome(given, grid, run, stopped, (warm, pilot, seen, None))
@@ -489,7 +512,7 @@ def _cell(
     pilot = given.shape(2, 1.0, effects=False)
     session, cells = given.open(network, grid, centred=True)
     told = session.opening
-    offset = float(told.counts @ told.summaries["mean"][:, 0]) / float(cells.weights.sum())
+    offset = mean_of(cells.weights, told.counts, told.summaries)
     solver, channel = Solver(family, pilot, seed=seed), given.channel(session, grid)
     algorithm = Proximal(**channel, solver=solver, cells=cells, offset=offset)
     run, chosen = given.run(session, algorithm, algorithm.start()), _Chosen()
@@ -501,6 +524,7 @@ def _cell(
         if chosen.choice is None:
             early = replace(limits, rounds=min(_PILOT_ROUNDS, limits.rounds or _PILOT_ROUNDS))
             stopped = run.until(early, hooks, *kept)
+            algorithm = current(run, Proximal)
             known = algorithm.seen(run.state)
             search = Search(known, family, folds=given.folds, seed=seed, report=progress)
             if stopped != "interrupted":
@@ -509,10 +533,11 @@ def _cell(
                 fit = (algorithm.params(run.state), solver, known, None)
                 return _outcome(given, grid, run, "interrupted", fit)
         solver = Solver(family, chosen.choice.structure, seed=seed)
-        run.algorithm = algorithm = replace(algorithm, solver=solver)
+        run.algorithm = algorithm = replace(current(run, Proximal), solver=solver)
         if fresh:  # another rank or penalty, from zero: memories and what they hold stay
             run.state = replace(run.state, extras=algorithm.start())
     stopped = run.until(limits, hooks, *kept)
+    algorithm = current(run, Proximal)
     params, seen = algorithm.params(run.state), algorithm.seen(run.state)
     return _outcome(given, grid, run, stopped, (params, algorithm.solver, seen, chosen.choice))
 
@@ -581,6 +606,7 @@ def _site_owner(
         seconds=stop.seconds,
         columns=COLUMNS,
         seed=given.seed,
+        patience=given.patience,
     )
     return from_result(run_fit(settings, network, watch).result, table)
 

@@ -16,7 +16,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.core.errors import DataError, EmfedWarning, SettingsError, check_count, check_range
-from emfed.core.protocols import FloatArray, IntArray, Opening
+from emfed.core.protocols import BoolArray, FloatArray, IntArray, Opening
 from emfed.core.streams import Purpose, check_seed, uniforms
 from emfed.imputation.bins import Bins
 from emfed.imputation.effort import Effort
@@ -352,20 +352,28 @@ def build_table(
 
 
 def known_table(
-    grid: Grid, opening: Opening | None = None, cells: Cells | None = None
+    grid: Grid,
+    opening: Opening | None = None,
+    cells: Cells | None = None,
+    here: BoolArray | None = None,
 ) -> FieldTable:
     """What a server knows of a table elsewhere: who saw which cells, and its estimate of sums.
 
     A cell that several saw is shared out by their weights. Without an opening: the grid alone.
+    ``here`` marks the workers that count, whose cells ``cells`` are.
     """
     nothing: IntArray = np.empty(0, dtype=np.int64)
     keys, offsets, names = nothing, np.zeros(1, dtype=np.int64), list[str]()
     weights = values = np.empty(0)
     if opening is not None and cells is not None and opening.supports is not None:
-        supports = opening.supports
-        keys, weights, offsets = supports.keys[supports.places], supports.weights, supports.offsets
-        values = weights * (cells.sums / cells.weights)[supports.places]
-        names = list(opening.names or map(str, range(len(opening.counts))))
+        supports, everyone = opening.supports, np.arange(len(opening.counts))
+        some = everyone if here is None else everyone[here]
+        own = supports.where(some)
+        keys, weights = supports.keys[supports.places[own]], supports.weights[own]
+        offsets = np.cumsum([0, *supports.sizes[some]])
+        values = weights * (cells.sums / cells.weights)[np.searchsorted(cells.keys, keys)]
+        called = list(opening.names or map(str, everyone))
+        names = [called[worker] for worker in some]
     records, times = round(float(weights.sum())), grid.bins.count
     return FieldTable(
         grid.family,

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -104,10 +105,12 @@ from emfed.network.inprocess import (
 )
 from emfed.network.masking import RunKeys, SiteIdentity, decode_roster, encode_roster
 from emfed.network.own_clusters import SMALLEST, encode_clusters
+from emfed.network.prices import FIRST_QUESTION
 from emfed.network.rules import GuardedRows, Journal, Refusal, SiteRules, counts_named
 from emfed.network.scoring import falls_short, scores_of, scores_width
 from emfed.network.self_check import MISFIT, first_rows, suspicions
 from emfed.network.store import (
+    KEPT_RUNS,
     Allowance,
     DescribedRows,
     Joined,
@@ -150,6 +153,8 @@ ANSWERS = {
 """What the journal calls an answer."""
 MORE = "; another run follows"
 """How the journal's line of an end closes where the server goes on."""
+RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
+"""What a run may be called in a site's folder: no path, no file of its own making."""
 SMALLEST_CLUSTER = 2
 """The fewest rows of a cluster that the k-means of a start tells of: one is its own mean."""
 NO_ROSTER = (
@@ -198,6 +203,12 @@ def _loss(content: Mapping[str, Any]) -> float:
     if not isinstance(loss, float | int) or not 0 <= loss <= 1:
         raise WireError("a hello that is to round summaries gives loss, from 0 to 1.")
     return float(loss)
+
+
+def _round_of(kind: Kind, header: Header) -> int | None:
+    """The round that an answer belongs to, for the journal; openings and questions have none."""
+    in_round = kind in (Kind.REPLY, Kind.MASKED) and header.round < FIRST_QUESTION
+    return header.round if in_round else None
 
 
 def _old(joined: Joined, text: str) -> Refusal:
@@ -332,7 +343,7 @@ class Site:
         self._journal.write(
             run=f"{header.run:016x}",
             kind=kind.name.lower(),
-            round=header.round,
+            round=_round_of(kind, header),
             bytes=len(reply),
             content=note,
         )
@@ -384,6 +395,11 @@ class Site:
         about, model = decode_end(body)
         if model:
             write_atomic(self.delivered, model)
+            name = about.get("name")
+            if isinstance(name, str) and RUN_NAME.fullmatch(name):  # one of several runs
+                folder = self.delivered.with_name("models")
+                folder.mkdir(exist_ok=True)
+                write_atomic(folder / f"{name}.emfed", model)
         self.over = about.get("more") is not True  # another run follows
         kept = f"took its model, {len(model)} bytes, to {self.delivered}" if model else "no model"
         rounds, stopped = (printable(str(about.get(name))[:80]) for name in ("rounds", "stopped"))
@@ -428,7 +444,8 @@ class Site:
             assert isinstance(model, HasSupports)
             self.rules.check_cells(supports.weights)
             cells = encode_cells(supports.keys, supports.weights, model.cells)
-        self._summaries = {header.run: summary}
+        others = [pair for pair in self._summaries.items() if pair[0] != header.run]
+        self._summaries = {**dict(others[1 - KEPT_RUNS :]), header.run: summary}
         weighted = opening.totals is not None and not masked  # masked, it is in the sum
         about = texts.join_about(data.columns, joined.shapes, weighted, own)
         if masked:
@@ -629,7 +646,7 @@ class Site:
         """Tell the owner, in the log and in the journal, and nobody else."""
         logger.warning("look at these rows: %s", words)
         self.warnings.append(words)
-        self._journal.write(run=f"{run:016x}", kind="warning", round=0, bytes=0, content=words)
+        self._journal.write(run=f"{run:016x}", kind="warning", round=None, bytes=0, content=words)
 
     def _model(self, joined: Joined, view: View) -> Model:
         """The model that a view names, bound; under the owner's rule on small groups."""

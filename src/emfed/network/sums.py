@@ -40,7 +40,7 @@ from emfed.network.masking import (
     unpack_words,
 )
 from emfed.network.rules import Refusal, SiteRules
-from emfed.network.store import Secret, SiteStore
+from emfed.network.store import KEPT_RUNS, Secret, SiteStore
 
 NumberBlock = tuple[NDArray[Any], int]
 """Signed integers, and the bits that each takes modulo a power of two."""
@@ -312,7 +312,8 @@ class SiteSums:
         """The site's keys in a run."""
         if (run, instance) not in self._keys:
             made = RunKeys(self.identity, self._secret.read(), run, instance)
-            self._keys = {(run, instance): made}  # one run at a time
+            last = list(self._keys.items())[1 - KEPT_RUNS :]
+            self._keys = {**dict(last), (run, instance): made}
         return self._keys[run, instance]
 
     def ready(

@@ -90,6 +90,8 @@ class ServerSettings:
     output: str = "model"
     page: int = PORT + 1
     """The port of the page, on this machine's own address; another if it is taken."""
+    report: bool = True
+    """Whether the report of the fit, a page for people, is drawn beside the model at the end."""
 
     def __post_init__(self) -> None:
         for name, least in (("port", 1), ("page", 0)):

@@ -92,8 +92,10 @@ def _can_listen(host: str, port: int) -> Finding:
     return Finding(True, f"port: {join_address(host, port)} is free")
 
 
-def look_at_site(address: str, ca: Path, key: Path | None, folder: Path) -> Iterator[Finding]:
-    """A site's end: from its files to a greeting by the server."""
+def look_at_site(
+    address: str, ca: Path, key: Path | None, folder: Path, engine: str = "websocket"
+) -> Iterator[Finding]:
+    """A site's end: from its files to the server's word on whether it knows the key."""
     yield from _machine(folder if folder.exists() else Path())
     host, port = split_address(address)
     if key is not None:
@@ -124,7 +126,27 @@ def look_at_site(address: str, ca: Path, key: Path | None, folder: Path) -> Iter
         mend = "is the server running? Does its firewall, or yours, let this port through?"
         yield Finding(False, f"port: {address} does not answer ({error})", mend)
         return
-    yield from _greeting(host, port, ca)
+    last = Finding(False, "")
+    for last in _greeting(host, port, ca):
+        yield last
+    if key is not None and key.exists() and ca.exists() and last.what.startswith("clock"):
+        yield _known(address, ca, key, engine)
+
+
+def _known(address: str, ca: Path, key: Path, engine: str) -> Finding:
+    """Whether the server would let this key in; asking takes nobody's place."""
+    from emfed.network.websocket.client import SiteConnection
+
+    if engine == "flower":
+        return Finding(True, "key: over Flower, `emfed join` says whether the server knows it")
+    try:
+        name = key.stem
+        site = SiteConnection(address, bytes, key=key, authority=ca, name=name)
+        known, words = site.ask_whether_known()
+    except EmfedError as error:
+        known, words = False, str(error)
+    mend = "send NAME.pub to the server's people, who say `emfed keys add NAME.pub`"
+    return Finding(known, f"key: {words}", mend)
 
 
 def _greeting(host: str, port: int, ca: Path) -> Iterator[Finding]:

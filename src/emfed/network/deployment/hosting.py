@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+import threading
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from emfed.core.errors import EmfedError, SettingsError
 from emfed.core.storage import remove_torn, write_atomic
@@ -15,14 +18,28 @@ from emfed.network.addresses import alone, check_insecure_server
 from emfed.network.deployment.config import Config
 from emfed.network.deployment.console import Console
 from emfed.network.deployment.orders import read_orders
-from emfed.network.deployment.serving import serve_run
-from emfed.network.deployment.status import HOST_LOCK, LOCK, Status, StatusReport, read_status
+from emfed.network.deployment.serving import AtOnce, serve_run
+from emfed.network.deployment.site import MODEL
+from emfed.network.deployment.status import (
+    HOST_LOCK,
+    LOCK,
+    Status,
+    StatusReport,
+    logging_to,
+    read_status,
+)
 from emfed.network.deployment.views import run_view
 from emfed.network.keys import check_certificate, days_left
+
+if TYPE_CHECKING:
+    from emfed.network.websocket.server import WebSocketTransport
 
 logger = logging.getLogger(__name__)
 HANDOVER_SECONDS = 5.0
 """Time that another `emfed serve` in our folder has to end."""
+CLOSING_SECONDS = 5.0
+"""Time for a run's thread to notice that its server is closed."""
+REPORT = "report.html"
 
 
 class ServerSupervisor(ABC):
@@ -68,6 +85,8 @@ class ServerSupervisor(ABC):
             self.folder.joinpath("page.port").unlink(missing_ok=True)
             with Console(self.folder, self.config.server.page, self.view):
                 self.work(report)
+            if self.config.server.report and read_status(self.folder).get("state") == "finished":
+                draw_report(self.config)
 
     @final
     def view(self) -> dict[str, Any]:
@@ -84,23 +103,119 @@ class ServerSupervisor(ABC):
 
 @final
 class WebSocketServerSupervisor(ServerSupervisor):
-    """The server in this process, over WebSockets."""
+    """The server in this process, over WebSockets.
+
+    ``shared`` is a transport that several runs use at once; without one it listens for itself.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        insecure: bool = False,
+        shared: tuple[WebSocketTransport, AtOnce] | None = None,
+    ) -> None:
+        super().__init__(config, insecure=insecure)
+        self._shared = shared
 
     def work(self, report: StatusReport) -> None:
         """Listen, and serve the run."""
-        from emfed.network.websocket.server import WebSocketTransport
-
         with alone(self.folder / LOCK, HANDOVER_SECONDS) as mine:
             if not mine:
                 raise EmfedError(f"another server works in {self.folder}.")
-            place = self.config.server
-            transport, finished = WebSocketTransport(place.host, place.port, self.keys), False
+            status, secure = Status(self.folder, report), self.keys is not None
+            if self._shared is not None:
+                server, others = self._shared
+                serve_run(server.channel(), self.config, status, secure, others)
+                return
+            finished, transport = False, listen_for(self.config, self.keys)
             try:
-                status = Status(self.folder, report)
-                serve_run(transport, self.config, status, secure=self.keys is not None)
+                serve_run(transport, self.config, status, secure)
                 finished = not self.config.more
             finally:
                 transport.close(finished)
+
+
+def listen_for(config: Config, keys: Path | None) -> WebSocketTransport:
+    """The port of a configuration."""
+    from emfed.network.websocket.server import WebSocketTransport
+
+    return WebSocketTransport(config.server.host, config.server.port, keys)
+
+
+def serve_at_once(
+    runs: Sequence[tuple[Config, StatusReport]], *, insecure: bool = False, json_logs: bool = False
+) -> None:
+    """Serve several runs over one port, each in its folder, with a thread and a log of its own.
+
+    A site has one connection, one folder and one count of answers for all of them, so its owner's
+    rules hold over all. (A server each would need a folder each at every site, and what is limited
+    over all runs would be limited in each.) A run that fails leaves the others alone; its error is
+    raised when they have ended.
+    """
+    first, names = runs[0][0], {str(run.path) for run, _ in runs}
+    for run, _ in runs:
+        for name in ("host", "port", "keys", "engine"):
+            if getattr(run.server, name) != getattr(first.server, name):
+                raise SettingsError(
+                    f"runs at once share one port: {name} in [server] differs between "
+                    f"{first.path.name} and {run.path.name}."
+                )
+    if first.server.engine != "websocket":
+        raise SettingsError('runs at once need engine = "websocket" in [server].')
+    if len(names) < len(runs):
+        raise SettingsError("a file was named twice.")
+    others = AtOnce(names)
+    errors: list[EmfedError] = []
+
+    def work(config: Config, supervisor: WebSocketServerSupervisor, report: StatusReport) -> None:
+        name, log = str(config.path), config.place("folder") / "logs" / "serve.log"
+        try:
+            with logging_to(log, json_logs, leave_out=names - {name}):
+                supervisor.run(report)
+        except EmfedError as error:
+            errors.append(error)
+            report({"state": "failed", "error": str(error)})
+        except Exception as error:  # its log has it in full
+            errors.append(EmfedError(f"{config.path.name}: {error}"))
+        except KeyboardInterrupt:  # the server is closed: the same command goes on
+            return
+        finally:
+            others.leave(name)
+
+    server, threads = listen_for(first, None if insecure else first.place("keys")), []
+    try:
+        for run, report in runs:
+            one = WebSocketServerSupervisor(run, insecure=insecure, shared=(server, others))
+            # A daemon: what a run has on disk is whole at any moment.
+            given, name = (run, one, report), str(run.path)
+            threads.append(threading.Thread(target=work, name=name, args=given, daemon=True))
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            time.sleep(0.1)  # short: signals are heard between two of them
+    finally:
+        server.close(finished=not errors and not others.going)
+        for thread in threads:
+            if thread.is_alive():
+                thread.join(CLOSING_SECONDS)
+    if errors:
+        raise errors[0]
+
+
+_DRAWING = threading.Lock()
+
+
+def draw_report(config: Config) -> None:
+    """Draw the report beside the model; sites are told by now, and the model stays what it is."""
+    from emfed.artifacts.result import load
+
+    output = config.place("output")
+    try:
+        with _DRAWING:  # matplotlib's, for runs that end at once
+            load(output / MODEL).report(output / REPORT, title=config.path.stem)
+    except Exception:  # fonts, a full disk: the run is over and its model whole
+        logger.exception("the report could not be drawn; `emfed report` draws it from the model")
 
 
 def recognise(folder: Path, config: Config) -> None:

@@ -82,7 +82,7 @@ function show(state) {
     s.seconds === null ? "" : `${short(s.seconds)} s`, s.refusal]));
   fill("traffic", Object.entries(state.traffic || {}).flatMap(([way, kinds]) =>
     Object.entries(kinds).map(([kind, row]) => [kind, way, row[0], size(row[1])])));
-  fill("messages", (state.messages || []).map((m) => [m.time, m.kind, m.kind === "reply" ? m.round : "", m.bytes, m.content]));
+  fill("messages", (state.messages || []).map((m) => [m.time, m.kind, ["reply", "masked"].includes(m.kind) ? m.round ?? "" : "", m.bytes, m.content]));
   fill("rules", Object.entries(state.rules || {}).map(([name, value]) => [name, value === null ? "no limit" : value]));
   const left = [];
   if (typeof state.gain === "number") left.push(`A round gains ${short(state.gain)} nats per row.`);

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import threading
 import time
 from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -37,17 +40,52 @@ DETAIL_SECONDS, COMPONENTS_SECONDS, HISTORY = 0.5, 2.0, 240
 how many rounds people are shown."""
 
 
-def serve_run(transport: Transport, config: Config, status: Status, secure: bool = False) -> None:
+@final
+class AtOnce:
+    """Several runs over one server's connections; sites end with the last of them."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._going, self._saying = set(names), threading.Lock()
+
+    @contextlib.contextmanager
+    def farewell(self, name: str) -> Iterator[bool]:
+        """Whether other runs go on; within, no other run says that it is over.
+
+        So a site hears of every run's end before that of the last one lets it go.
+        """
+        with self._saying:
+            self._going.discard(name)
+            yield bool(self._going)
+
+    @property
+    def going(self) -> bool:
+        """Whether some run has not come to its end."""
+        return bool(self._going)
+
+    def leave(self, name: str) -> None:
+        """A run has ended, well or not."""
+        self._going.discard(name)
+
+
+def serve_run(
+    transport: Transport,
+    config: Config,
+    status: Status,
+    secure: bool = False,
+    at_once: AtOnce | None = None,
+) -> None:
     """Fit, from the beginning or from where an earlier process was killed, and leave the model.
 
     The caller holds the lock of the run's folder. ``secure``: sites are known by the server's keys,
-    and one whose key is removed is out.
+    and one whose key is removed is out. ``at_once``: the runs that share the transport.
     """
+    others = AtOnce([]) if at_once is None else at_once
     keys = config.place("keys") if secure else None
     noted = Noted(transport, Door(config.place("folder"), keys))
     noted.refusals.update(status["refusals"] or {})
     if status["state"] == "finished":
-        say_farewell(noted, config, status)
+        with others.farewell(str(config.path)) as more:
+            say_farewell(noted, replace(config, more=config.more or more), status)
         return
     try:
         served = _fit(noted, config, status)
@@ -76,8 +114,10 @@ def serve_run(transport: Transport, config: Config, status: Status, secure: bool
         down=served.bytes_down,
         untold=_members(config, served.stage).keys,
         told=False,
+        why="",
     )
-    say_farewell(noted, config, status)
+    with others.farewell(str(config.path)) as more:
+        say_farewell(noted, replace(config, more=config.more or more), status)
 
 
 def _members(config: Config, stage: int) -> Members:
@@ -97,6 +137,7 @@ def say_farewell(transport: Noted, config: Config, status: Status) -> None:
         "stopped": "converged" if status["converged"] else str(status["stopped"]),
         "doubts": status["doubts"] or [],
         "more": config.more,
+        "name": config.path.stem,
     }
     out, end = status["refusals"] or {}, time.monotonic() + sites.farewell
     untold = set(status["untold"] or ()) - set(transport.shut_out())
@@ -116,9 +157,13 @@ def say_farewell(transport: Noted, config: Config, status: Status) -> None:
             if kind is Kind.END or kind is Kind.REFUSAL:  # an older release refuses it
                 untold.discard(key)
                 logger.info("%s knows that the run is over", key)
-        status.say("finished", untold=sorted(untold))
-        if time.monotonic() > end:
-            logger.warning("not told that the run is over: %s", ", ".join(sorted(untold)))
+        left, names = end - time.monotonic(), ", ".join(sorted(untold))
+        why = f"waiting up to {max(left, 0.0):.0f} s for {names}, to say that it is over"
+        status.say("finished", untold=sorted(untold), why=why if untold else "")
+        if left < 0:
+            why = f"not told that it is over: {names}; `emfed serve`, started again, tells them"
+            logger.warning("%s", why)
+            status.say("finished", why=why)
             break
         if untold:
             time.sleep(LOOK_SECONDS)

@@ -220,7 +220,7 @@ def erase_site(folder: Path) -> int:
         for name in ("rows.npy", ".rows.npy.new", REHEARSAL, "memory/described"):
             _overwrite(folder / name)
         words = f"the owner erased rows: the memory of {len(runs)} runs is gone"
-        Journal(folder / JOURNAL).write(kind="erased", run="", round=0, bytes=0, content=words)
+        Journal(folder / JOURNAL).write(kind="erased", run="", round=None, bytes=0, content=words)
     return len(runs)
 
 
@@ -279,6 +279,7 @@ def look_first(folder: Path, message: bytes) -> bytes:
 
 def describe(entry: Mapping[str, Any]) -> str:
     """A line of the journal in words; only replies belong to a round."""
-    in_round = entry["kind"] in ("reply", "masked") and entry["round"] < FIRST_QUESTION
-    when = f", round {entry['round']}" if in_round else ""
+    number = entry["round"]  # journals of older releases have one on every line
+    in_round = entry["kind"] in ("reply", "masked") and (number or FIRST_QUESTION) < FIRST_QUESTION
+    when = f", round {number}" if in_round else ""
     return f"{entry['kind']}{when}, {entry['bytes']} bytes: {entry['content']}"

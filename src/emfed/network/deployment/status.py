@@ -8,7 +8,7 @@ import logging
 import logging.handlers
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, final
@@ -79,14 +79,20 @@ class _AsJson(logging.Formatter):
 
 
 @contextlib.contextmanager
-def logging_to(path: Path, as_json: bool = False) -> Iterator[None]:
-    """Within, what the library says goes to a file, which begins anew when it is long."""
+def logging_to(
+    path: Path, as_json: bool = False, leave_out: Collection[str] = ()
+) -> Iterator[None]:
+    """Within, what the library says goes to a file, which begins anew when it is long.
+
+    ``leave_out`` names threads whose lines belong elsewhere.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.handlers.RotatingFileHandler(
         path, maxBytes=LONGEST_LOG, backupCount=OLDER_LOGS, encoding="utf-8"
     )
     plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(_AsJson() if as_json else plain)
+    handler.addFilter(lambda record: record.threadName not in leave_out)
     ours = logging.getLogger("emfed")
     ours.addHandler(handler)
     ours.setLevel(logging.INFO)

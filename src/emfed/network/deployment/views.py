@@ -39,6 +39,8 @@ def status_line(status: Mapping[str, Any]) -> str:
     stages = status.get("stages", 1)
     tail = f", in {stages} stages" if stages > 1 else ""
     tail += f"; {status['chosen']} components were chosen" if status.get("chosen") else ""
+    if state == "finished" and status.get("why"):  # who is still to be told, or was not
+        tail += f"; {status['why']}"
     if state == "finished" and status.get("converged") and not status.get("doubts"):
         # Without |H|²: the last round is often a step that only looked whether more is to be had.
         rounds = status.get("round", 0)

@@ -45,6 +45,8 @@ from emfed.network.websocket.greeting import (
     EXPLANATIONS,
     GREETING_SECONDS,
     HELLO,
+    JUST_ASKING,
+    KNOWN,
     NONCE_BYTES,
     OVER,
     REMOVED,
@@ -110,6 +112,8 @@ class SiteConnection:
         """The next key, while it is shown to the server."""
         self._process = new_process()
         self._line: SiteLine | None = None
+        self._ended = 0
+        """The code with which the server ended the last connection; 0 without one."""
         self._welcomed = False
         """Whether this server has let us in before: then nothing it does later makes us end."""
 
@@ -129,6 +133,22 @@ class SiteConnection:
             with contextlib.suppress(TimeoutError):
                 background.run(self._leave(), 3.0)
             background.stop()
+
+    def ask_whether_known(self) -> tuple[bool, str]:
+        """Whether the server would let this site in, and words; nobody's place is taken."""
+        self._process = JUST_ASKING
+
+        async def ask() -> tuple[bool, str]:
+            worker = Worker(self._step)
+            try:
+                words = await self._call(worker, lambda kind, words: None)
+                if self._trying is not None:  # the next key may be known already
+                    words = await self._call(worker, lambda kind, words: None)
+                return self._ended == KNOWN, words
+            finally:
+                worker.end()
+
+        return asyncio.run(ask())
 
     async def _leave(self) -> None:
         if self._line is not None:
@@ -190,7 +210,7 @@ class SiteConnection:
                 return "the run is over" if self.over else f"{self.address} ended the connection"
         except (OSError, WebSocketException, TimeoutError) as error:
             closed = error.rcvd if isinstance(error, ConnectionClosed) else None
-            code = 0 if closed is None else closed.code
+            code = self._ended = 0 if closed is None else closed.code
             self.over |= code == OVER and not self._stays
             if code in (UNKNOWN, REMOVED) and self._key_file is not None:
                 return self._other_key(code, self._key_file)

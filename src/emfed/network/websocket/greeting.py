@@ -47,7 +47,7 @@ SILENCE_SECONDS = 20.0
 
 Sites ping every 8 s, which also keeps the line in the tables of NAT routers.
 """
-UNKNOWN, REMOVED, FORGED, IN_USE, MISUSE, REPLACED, OVER = range(4001, 4008)
+UNKNOWN, REMOVED, FORGED, IN_USE, MISUSE, REPLACED, OVER, KNOWN = range(4001, 4009)
 """Close codes; WebSockets leave 4000 to 4999 to applications."""
 EXPLANATIONS = {
     UNKNOWN: "the server does not know this site's key: send its people NAME.pub, for `emfed keys "
@@ -59,6 +59,7 @@ EXPLANATIONS = {
     MISUSE: "the server did not understand this site: compare the releases of emfed",
     REPLACED: "another connection with this site's key has taken the place of this one",
     OVER: "the server has ended its run",
+    KNOWN: "the server knows this site's key",
     1001: "the server is going away",
     1009: "a message was larger than the other end takes",
 }
@@ -82,6 +83,10 @@ class Proof:
     """The digest of its key, or its name where there is no TLS."""
     process: bytes
     signature: bytes = b""
+
+
+JUST_ASKING = bytes(PROCESS_BYTES)
+"""The number of a caller that wants to know whether its key is known, and takes no site's place."""
 
 
 def new_process() -> bytes:

@@ -4,7 +4,9 @@ All state lives in one event loop in a thread of its own. `deliver` is called fr
 it hands questions over and takes what became of each, an answer or nothing, from a queue. A site
 answers in the order in which it was asked and is asked one question at a time, so messages need no
 numbers on the wire. A question to a site that is still busy with an older one waits here, and a
-newer one takes its place: a site that was stopped for a minute is not flooded afterwards.
+newer one of the same run takes its place: a site that was stopped for a minute is not flooded
+afterwards. Several runs share the connections by a `Channel` each; their questions to a site wait
+in the order in which they came.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ from emfed.network.websocket.greeting import (
     GREETING_SECONDS,
     HELLO,
     IN_USE,
+    JUST_ASKING,
+    KNOWN,
     LARGEST_GREETING,
     MISUSE,
     NONCE_BYTES,
@@ -70,6 +74,7 @@ class _Question:
     site: str
     message: bytes
     end: float
+    channel: Channel
 
 
 @final
@@ -79,7 +84,8 @@ class _Link:
     def __init__(self, name: str, process: bytes, digest: bytes, line: ServerLine) -> None:
         self.name, self.process, self.digest, self.line = name, process, digest, line
         self.asked: _Question | None = None
-        self.waiting: _Question | None = None
+        self.waiting: dict[Channel, _Question] = {}
+        """What each run would ask next, in the order in which they came."""
         self.sending: asyncio.Task[None] | None = None
 
     @property
@@ -92,6 +98,28 @@ def show_place(line: ServerConnection) -> str:
     """The address at the other end."""
     peer = line.remote_address
     return join_address(str(peer[0]), int(peer[1])) if peer else "an unknown address"
+
+
+@final
+class Channel(Transport):
+    """One run's share of a server's connections: its questions, its answers and its bytes."""
+
+    def __init__(self, server: WebSocketTransport) -> None:
+        self._server = server
+        self.outcomes: queue.SimpleQueue[tuple[int, str, bytes | None]] = queue.SimpleQueue()
+        """What became of questions: number, site, and the answer if there was one."""
+
+    @property
+    def between_machines(self) -> bool:
+        return self._server.between_machines
+
+    def workers(self) -> list[str]:
+        return self._server.workers()
+
+    def deliver(
+        self, messages: Mapping[str, bytes], deadline: float
+    ) -> Iterator[tuple[str, bytes]]:
+        return self._server.deliver_for(self, messages, deadline)
 
 
 @final
@@ -129,13 +157,13 @@ class WebSocketTransport(Transport):
             self._certificate = ssl.PEM_cert_to_DER_cert(text)
         self._silence, self._absent = silence, absent
         self.sent = self.received = 0
+        self._own = Channel(self)
         self._links: dict[str, _Link] = {}
-        self._parked: dict[str, _Question] = {}
+        self._parked: dict[tuple[str, Channel], _Question] = {}
         self._left: dict[str, float] = {}
         """When sites went away; for those that never were here, see ``_began``."""
         self._strangers = 0
         self._said: dict[str, float] = {}
-        self._outcomes: queue.SimpleQueue[tuple[int, str, bytes | None]] = queue.SimpleQueue()
         self._numbers = itertools.count()
         self._background = Background("emfed-server")
         self._began = self._background.loop.time()
@@ -162,16 +190,28 @@ class WebSocketTransport(Transport):
 
         A site that is away is waited for, for as long as it was to be expected back.
         """
+        return self.deliver_for(self._own, messages, deadline)
+
+    def channel(self) -> Channel:
+        """The share of a run among several at once."""
+        return Channel(self)
+
+    def deliver_for(
+        self, channel: Channel, messages: Mapping[str, bytes], deadline: float
+    ) -> Iterator[tuple[str, bytes]]:
+        """`deliver` for one of several runs."""
         end = time.monotonic() + deadline
-        asked = [_Question(next(self._numbers), *item, end) for item in messages.items()]
+        asked = [_Question(next(self._numbers), *item, end, channel) for item in messages.items()]
         open_numbers = {question.number for question in asked}
         self._background.call(self._ask_all, asked)
         try:
             while open_numbers and (left := end - time.monotonic()) > 0:
                 if not self._background.alive:
+                    if channel is not self._own:  # Ctrl-C at the command: the run goes on later
+                        raise KeyboardInterrupt
                     raise EmfedError("this transport is closed.")
                 try:
-                    number, site, answer = self._outcomes.get(timeout=min(left, 1.0))
+                    number, site, answer = channel.outcomes.get(timeout=min(left, 1.0))
                 except queue.Empty:
                     continue
                 open_numbers.discard(number)
@@ -218,25 +258,24 @@ class WebSocketTransport(Transport):
     def _park(self, question: _Question) -> None:
         """Keep a question for a site that may be back soon."""
         loop = self._background.loop
-        self._lose(self._parked.get(question.site))
-        self._parked[question.site] = question
+        place = question.site, question.channel
+        self._lose(self._parked.get(place))
+        self._parked[place] = question
         end = min(question.end, self._left.get(question.site, self._began) + self._absent)
         loop.call_at(max(end, loop.time()), self._withdraw, {question.number})
 
     def _withdraw(self, numbers: set[int]) -> None:
         """Nobody waits any longer for these: those that were not sent are not to be."""
-        for site, question in list(self._parked.items()):
-            if question.number in numbers:
-                self._lose(self._parked.pop(site))
+        for place in [key for key, asked in self._parked.items() if asked.number in numbers]:
+            self._lose(self._parked.pop(place))
         for link in self._links.values():
-            if link.waiting is not None and link.waiting.number in numbers:
-                self._lose(link.waiting)
-                link.waiting = None
+            for run in [key for key, asked in link.waiting.items() if asked.number in numbers]:
+                self._lose(link.waiting.pop(run))
 
     def _ask(self, link: _Link, question: _Question) -> None:
         if link.asked is not None:
-            self._lose(link.waiting)
-            link.waiting = question
+            self._lose(link.waiting.get(question.channel))
+            link.waiting[question.channel] = question
             return
         link.asked = question
         link.sending = asyncio.get_running_loop().create_task(self._send(link, question))
@@ -244,6 +283,7 @@ class WebSocketTransport(Transport):
     async def _send(self, link: _Link, question: _Question) -> None:
         with contextlib.suppress(ConnectionClosed):
             self.sent += len(question.message)
+            question.channel.sent += len(question.message)
             await link.line.send(question.message)
 
     def _take(self, link: _Link, answer: bytes | str) -> None:
@@ -252,15 +292,15 @@ class WebSocketTransport(Transport):
         if question is None or isinstance(answer, str):
             raise Refused(MISUSE, "spoke without being asked")
         self.received += len(answer)
+        question.channel.received += len(answer)
         # Empty: the site could not answer, and its log says why.
-        self._outcomes.put((question.number, link.name, answer or None))
-        following, link.waiting = link.waiting, None
-        if following is not None:
-            self._ask(link, following)
+        question.channel.outcomes.put((question.number, link.name, answer or None))
+        if link.waiting:
+            self._ask(link, link.waiting.pop(next(iter(link.waiting))))
 
     def _lose(self, question: _Question | None) -> None:
         if question is not None:
-            self._outcomes.put((question.number, question.site, None))
+            question.channel.outcomes.put((question.number, question.site, None))
 
     # Connections, in the loop.
 
@@ -312,11 +352,15 @@ class WebSocketTransport(Transport):
                 nonce = os.urandom(NONCE_BYTES)
                 await line.send(HELLO + nonce)
                 proof = decode_proof(await line.recv(), self._ring is not None)
+            if self._ring is not None and proof.process == JUST_ASKING:
+                self._ring.refresh()  # what is asked is how it stands now
             name = self._identify(proof.claim)
             if self._ring is not None:
                 found = self._ring.find(proof.claim)
                 assert found is not None
                 check_proof(proof, found[1], nonce, self._certificate)
+            if proof.process == JUST_ASKING:
+                raise Refused(KNOWN, f"asked whether its key is known; it is that of {name}")
             link = _Link(name, proof.process, proof.claim, line)
             await self._take_place(link)
             return link
@@ -369,9 +413,8 @@ class WebSocketTransport(Transport):
         link.line.trust()
         await link.line.send(WELCOME + link.name.encode())
         logger.info("%s is connected from %s", link.name, link.place)
-        parked = self._parked.pop(link.name, None)
-        if parked is not None:
-            self._ask(link, parked)
+        for place in [place for place in self._parked if place[0] == link.name]:
+            self._ask(link, self._parked.pop(place))
         async for answer in link.line:
             self._take(link, answer)
 
@@ -381,9 +424,9 @@ class WebSocketTransport(Transport):
             del self._links[link.name]
             self._left[link.name] = asyncio.get_running_loop().time()
             logger.info("%s is gone", link.name)
-        for question in (link.asked, link.waiting):
+        for question in (link.asked, *link.waiting.values()):
             self._lose(question)
-        link.asked = link.waiting = None
+        link.asked, link.waiting = None, {}
 
     def _close(self, link: _Link, code: int) -> asyncio.Task[None]:
         return asyncio.get_running_loop().create_task(link.line.close(code))
