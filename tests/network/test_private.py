@@ -152,3 +152,15 @@ def test_the_owners_page_tells_the_epsilon_that_was_given_away(tmp_path: Path) -
     shown = SiteView(tmp_path)()
     assert shown["epsilon"] == pytest.approx(0.5)
     assert "epsilon 0.5 given away over all runs" in shown["line"]
+
+
+@pytest.mark.parametrize("kind", ["full", "tied", "diag", "spherical"])
+def test_a_simulation_prices_a_private_run_as_the_network_does(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("emfed.fitting.private.SKETCH_ROWS", 300)
+    monkeypatch.setattr("emfed.fitting.private.START_ROUNDS", 2)
+    model, data = emfed.gaussian_mixture(2, kind), tables(6000)
+    federation = RemoteFederation(LocalTransport(masked_sites(data, tmp_path)), pause=0.0)
+    over, alone = (emfed.fit(model, where, epsilon=10.0, rounds=2) for where in (federation, data))
+    np.testing.assert_array_equal(over.ledger.counts, alone.ledger.counts)

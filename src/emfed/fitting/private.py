@@ -46,6 +46,7 @@ from emfed.models.matrices import pack, raise_eigenvalues, unpack
 from emfed.models.parameters import GaussianParameters
 from emfed.network import StackedFederation
 from emfed.network.masking import SMALLEST_SET
+from emfed.network.prices import Prices
 
 logger = logging.getLogger(__name__)
 SHARES = {"columns": 0.05, "moments": 0.12, "start": 0.33, "rounds": 0.5}
@@ -147,6 +148,8 @@ class PrivateRun(Rounds):
         self._told: list[IntArray] = []
         self._position = 0
         self._path: Path | None = None
+        self.prices: Prices | None = None
+        """What messages weigh, where a simulation of masked sums makes none."""
         self.state = ServerState(1, 0, np.empty(0), np.empty(0))
 
     # Answers.
@@ -163,6 +166,8 @@ class PrivateRun(Rounds):
         )
         if self._position == len(self._told):
             self._told.append(self.federation.release(asked, purpose, self.seed, self._position))
+            if self.prices is not None:
+                self.prices.release(asked, purpose)
             if self._path is not None:
                 self._keep(self._path)
         total = self._told[self._position]
@@ -532,6 +537,12 @@ def private_result(run: PrivateRun, columns: Any, stopped: str) -> Result:
     )
 
 
+def _summary_shapes(model: Any, width: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of what a site would tell of its rows without noise: a join names them."""
+    told = StackedFederation(as_workers([np.eye(width + 1, width)])).open(model)
+    return {name: values.shape[1:] for name, values in told.summaries.items()}
+
+
 def private_run(
     settings: FitSettings, federation: Federation, checkpoint: Path | None, resume: bool
 ) -> tuple[PrivateRun, tuple[str, ...] | None]:
@@ -552,6 +563,10 @@ def private_run(
     rounds = ROUNDS if settings.rounds is None else min(ROUNDS, settings.rounds)
     plan = PrivatePlan(privacy, privacy.shares(n, n >= SMALLEST_SET), n)
     run = PrivateRun(federation, model, plan, rounds, settings.seed, ledger)
+    if not federation.carries_bytes and n >= SMALLEST_SET:
+        run.prices = Prices(ledger, n, masks=True)
+        shapes = _summary_shapes(model, width)
+        run.prices.open_private(model, shapes, (settings.columns, columns), privacy)
     run.keep_at(checkpoint, resume)
     run.open(width)
     logger.info(

@@ -140,40 +140,36 @@ class Asked:
     # To the wire and back.
 
     def describe(self) -> tuple[dict[str, Any], FloatArray]:
-        """Plain JSON types, and numbers."""
+        """Plain JSON types, and numbers; the text is equally long whatever rows said before."""
         if self.edges is not None:
-            about = {"step": self.step, "shares": self.shares, "columns": len(self.edges)}
-            return about, self.edges.ravel()
+            about = {"shares": self.shares, "columns": len(self.edges)}
+            return about, np.concatenate([[self.step], self.edges.ravel()])
         k, d = self.params.means.shape
-        about = {"step": self.step, "shares": self.shares, "columns": d, "components": k}
-        arrays = (self.origin, self.matrix, *self.params.arrays().values())
-        numbers = np.concatenate([np.ravel(a) for a in arrays])
-        return about | {"covariance": self.kind, "radius": self.radius}, numbers
+        about = {"shares": self.shares, "columns": d, "components": k, "covariance": self.kind}
+        first = np.array([self.step, self.radius])
+        arrays = (first, self.origin, self.matrix, *self.params.arrays().values())
+        return about, np.concatenate([np.ravel(a) for a in arrays])
 
     @classmethod
     def read(cls, about: Mapping[str, Any], numbers: FloatArray) -> Self:
         """The inverse of `describe`; raises `WireError` for anything else."""
-        step, d, k = about.get("step"), about.get("columns"), about.get("components", 0)
+        d, k = about.get("columns"), about.get("components", 0)
         shares = about.get("shares")
         if (
-            not isinstance(step, float)
-            or not 0 < step < 1
-            or not all(type(n) is int and 0 <= n <= 1 << 20 for n in (d, k, shares))
+            not all(type(n) is int and 0 <= n <= 1 << 20 for n in (d, k, shares))
             or not np.isfinite(numbers).all()
             or not (d and shares)
+            or not (len(numbers) > 1 and 0 < numbers[0] < 1)
         ):
             raise WireError("a private question gives its lattice, columns and components.")
+        step, radius, numbers = float(numbers[0]), float(numbers[1]), numbers[1:]
         if not k:
             edges = numbers.reshape(d, -1) if len(numbers) % d == 0 else numbers.reshape(1, -1)
             if len(edges) != d or edges.shape[1] < 2 or not (np.diff(edges) > 0).all():
                 raise WireError("bins of a private question have edges that grow.")
             return cls(step, shares, edges)
-        kind, radius = about.get("covariance"), about.get("radius")
-        if (
-            kind not in (*KINDS, CENTRES)
-            or not isinstance(radius, float)
-            or not 0 < radius <= LARGEST_RADIUS
-        ):
+        kind, numbers = about.get("covariance"), numbers[1:]
+        if kind not in (*KINDS, CENTRES) or not 0 < radius <= LARGEST_RADIUS:
             raise WireError("a private question names a kind of covariance and a radius.")
         shapes: dict[str, tuple[int, ...]] = {
             "full": (k, d, d),
@@ -236,10 +232,11 @@ def _moments(asked: Asked, moved: FloatArray, r: FloatArray, inverses: FloatArra
     """Sums over a block of rows, about each component."""
     first, second = [], []
     for k, inverse in enumerate(inverses):
-        u = clipped((moved - asked.params.means[k]) @ inverse.T, asked.radius)
-        first.append(r[:, k] @ _cut(u, FINE))
+        own = np.flatnonzero(r[:, k])  # most rows have a share in few components
+        u = clipped((moved[own] - asked.params.means[k]) @ inverse.T, asked.radius)
+        first.append(r[own, k] @ _cut(u, FINE))
         if asked.kind != CENTRES:
-            second.append(_products(_cut(u, COARSE), r[:, k], asked.kind))
+            second.append(_products(_cut(u, COARSE), r[own, k], asked.kind))
     if asked.kind == "tied":
         second = [np.sum(second, axis=0)]
     return np.concatenate([r.sum(axis=0), *first, *second])
