@@ -1,24 +1,45 @@
-"""Held-out nats against epsilon: private fits, pooled DP-EM as published, and none."""
+"""Held-out nats against epsilon: private fits, two peers at equal epsilon, and none.
+
+The second part is an audit: many private fits with and without one row, and the epsilon that an
+attacker proves from what they told.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
-from collections.abc import Iterator
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import softmax
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.mixture import GaussianMixture
 
 import emfed
 from benchmarks.answer import AIR, _digits, _table
+from emfed.core.errors import DataError
 from emfed.core.privacy import mu_squared_of
+from emfed.models import GaussianParameters
 
 EPSILONS = (0.3, 1.0, 3.0, 10.0)
 SITES = 10
+NONE = "none"
+Table = tuple[str, np.ndarray, int, str, float]
 
 
-def sets() -> Iterator[tuple[str, np.ndarray, int, str, float]]:
+@cache
+def sets() -> list[Table]:
     """Name, rows, components, covariances and delta."""
+    return list(_sets())
+
+
+def _sets() -> Iterator[Table]:
     folder = Path(os.environ.get("EMFED_DATA", ""))
     if (folder / "lifesci.csv.gz").is_file():
         rows = np.loadtxt(folder / "lifesci.csv.gz", delimiter=",")
@@ -81,24 +102,147 @@ def held_out(model: Any, params: Any, rows: np.ndarray) -> float:
     return float(np.mean(bound.log_likelihood(rows[None], bound.from_user(params))))
 
 
-def bench_privacy(seeds: int = 10) -> list[dict[str, Any]]:
-    """Medians over seeds; a tenth of the rows is held out, another one for each seed."""
-    found = []
-    for name, rows, k, kind, delta in sets():
-        model = emfed.gaussian_mixture(k, kind)
-        values: dict[str, list[float]] = {}
-        for seed in range(seeds):
-            order = np.random.default_rng(seed).permutation(len(rows))
-            test, train = rows[order[: len(rows) // 10]], rows[order[len(rows) // 10 :]]
-            exact = emfed.fit(model, train, seed=seed)
-            values.setdefault("none", []).append(held_out(model, exact.params, test))
-            for epsilon in EPSILONS:
-                parts = np.array_split(train, SITES)
-                ours = emfed.fit(model, parts, epsilon=epsilon, delta=delta, seed=seed)
-                values.setdefault(f"{epsilon:g}", []).append(held_out(model, ours.params, test))
-                full = emfed.gaussian_mixture(k, "full")
-                theirs = published(train, k, epsilon, delta, seed)
-                values.setdefault(f"DP-EM {epsilon:g}", []).append(held_out(full, theirs, test))
-        medians = {key: float(np.median(told)) for key, told in values.items()}
-        found.append({"data": name, "delta": delta, "seeds": seeds, **medians})
-    return found
+def by_splits(
+    rows: np.ndarray, k: int, epsilon: float, delta: float, seed: int, each: int = 4
+) -> GaussianParameters:
+    """What pfl 0.6 does with one row a user: diagonal EM, the Gaussian mechanism, split components.
+
+    pfl looks at rows one by one in Python, a quarter of an hour a round of MNIST, so this is its
+    arithmetic over arrays; `benchmarks.pfl_peer.same_as_pfl` holds the two equal where pfl is
+    installed. The vector of a row (share, mean and variance of every component, relative to the old
+    ones) is clipped as a whole; all rounds compose exactly. It begins with the mean and variance of
+    all rows, which it gets for nothing here. Every ``each`` rounds the heaviest components split.
+    """
+    rng, (n, d) = np.random.default_rng(seed), rows.shape
+    splits = int(np.ceil(np.log2(k)))
+    multiplier = np.sqrt(each * (splits + 1) / mu_squared_of(epsilon, delta))
+    weights, means, variances = np.ones(1), rows.mean(axis=0)[None], rows.var(axis=0)[None]
+    for round_ in range(each * (splits + 1)):
+        if round_ and round_ % each == 0 and len(weights) < k:
+            weights, means, variances = split_heaviest(k, weights, means, variances)
+        told = pfl_sums(rows, weights, means, variances, np.sqrt(1.5 * d))
+        noise = multiplier * np.sqrt(1.5 * d) * rng.normal(size=told.shape)
+        weights, means, variances = pfl_update(told + noise, n, weights, means, variances)
+    return GaussianParameters(weights / weights.sum(), means, variances)
+
+
+VARIANCE_SCALE = 0.5
+"""pfl's factor before variances: with it their part of a row's vector is as long as the means'."""
+
+
+def pfl_sums(
+    rows: np.ndarray, weights: np.ndarray, means: np.ndarray, variances: np.ndarray, bound: float
+) -> np.ndarray:
+    """The sum of clipped vectors, ``(components, 1 + 2 d)``."""
+    total = np.zeros((len(weights), 1 + 2 * rows.shape[1]))
+    for block in np.array_split(rows, max(1, len(rows) // 4096)):
+        off = block[:, None] - means
+        logits = np.log(weights) - 0.5 * (off**2 / variances + np.log(variances)).sum(axis=2)
+        second = (block**2)[:, None] - (means**2 + variances)
+        own = (np.ones((*off.shape[:2], 1)), off / np.sqrt(variances))
+        vector = np.concatenate([*own, VARIANCE_SCALE * second / variances], axis=2)
+        vector *= softmax(logits, axis=1)[:, :, None]
+        length = np.sqrt((vector**2).sum(axis=(1, 2)))
+        total += np.einsum("n,nkq->kq", np.minimum(1, bound / np.maximum(length, 1e-300)), vector)
+    return total
+
+
+def pfl_update(
+    told: np.ndarray, n: int, weights: np.ndarray, means: np.ndarray, variances: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """pfl's M-step: variances at a hundredth of all rows' at least, weights below 1% are dropped."""
+    d = means.shape[1]
+    whole = weights @ means / weights.sum()
+    floor = 0.01 * (weights @ (variances + (means - whole) ** 2)) / weights.sum()
+    mass = told[:, :1]
+    new = told[:, 1 : d + 1] / mass * np.sqrt(variances) + means
+    second = told[:, d + 1 :] / VARIANCE_SCALE / mass * variances + means**2 + variances
+    kept = mass[:, 0] / n >= 0.01
+    if not kept.any():
+        return weights, means, variances
+    return (mass[:, 0] / n)[kept], new[kept], np.maximum(floor, second - new**2)[kept]
+
+
+def split_heaviest(
+    k: int, weights: np.ndarray, means: np.ndarray, variances: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Each of the heaviest becomes two, half a deviation apart from it along its widest column."""
+    order = np.argsort(-weights)
+    some, rest = order[: k - len(weights)], order[k - len(weights) :]
+    widest = np.argmax(variances[some], axis=1)
+    offset = np.zeros_like(means[some])
+    offset[np.arange(len(some)), widest] = 0.5 * np.sqrt(variances[some, widest])
+    return (
+        np.concatenate([weights[some] / 2, weights[some] / 2, weights[rest]]),
+        np.concatenate([means[some] + offset, means[some] - offset, means[rest]]),
+        np.concatenate([variances[some], variances[some], variances[rest]]),
+    )
+
+
+def pooled(rows: np.ndarray, k: int, kind: str, seed: int) -> Any:
+    """EM without noise from one k-means start, by scikit-learn."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        made = GaussianMixture(k, covariance_type=kind, tol=1e-5, max_iter=400, random_state=seed)
+        return made.fit(rows)
+
+
+def ours(
+    rows: np.ndarray, k: int, kind: str, epsilon: float, delta: float, seed: int
+) -> GaussianParameters:
+    """A private fit of ten sites that tell masked sums."""
+    parts, model = np.array_split(rows, SITES), emfed.gaussian_mixture(k, kind)
+    return emfed.fit(model, parts, epsilon=epsilon, delta=delta, seed=seed).params
+
+
+def _methods(k: int, kind: str, delta: float) -> Iterator[tuple[str, str, Callable[..., Any]]]:
+    """Name, covariances and function of rows and seed, of everything that is compared."""
+    for epsilon in EPSILONS:
+        yield f"{epsilon:g}", kind, partial(ours, k=k, kind=kind, epsilon=epsilon, delta=delta)
+    for epsilon in EPSILONS:
+        told = {"k": k, "epsilon": epsilon, "delta": delta}
+        yield f"DP-EM {epsilon:g}", "full", partial(published, **told)
+        yield f"pfl {epsilon:g}", "diag", partial(by_splits, **told)
+
+
+def bench_privacy(
+    seeds: int = 10, keep: Path | None = None, minutes: float = np.inf
+) -> list[dict[str, Any]]:
+    """Medians over seeds; a tenth of the rows is held out, another one for each seed.
+
+    Fits that the file ``keep`` (JSON lines) has are not made again, and after some ``minutes`` no
+    new one begins: then medians are of the seeds that ran, and "seeds" says how many.
+    """
+    lines = keep.read_text(encoding="utf-8").splitlines() if keep and keep.exists() else []
+    known = [json.loads(line) for line in lines]
+    done = {(row["data"], row["method"], row["seed"]) for row in known}
+    ends = time.monotonic() + 60 * minutes
+    for seed, (name, rows, k, kind, delta) in itertools.product(range(seeds), sets()):
+        order = np.random.default_rng(seed).permutation(len(rows))
+        test, train = rows[order[: len(rows) // 10]], rows[order[len(rows) // 10 :]]
+        plain = (NONE, kind, partial(pooled, k=k, kind=kind))
+        for method, covariance, fit in (plain, *_methods(k, kind, delta)):
+            if (name, method, seed) in done or time.monotonic() > ends:
+                continue
+            try:
+                found = fit(train, seed=seed)
+                model = emfed.gaussian_mixture(k, covariance)
+                if method != NONE:
+                    model = emfed.gaussian_mixture(len(found.weights), covariance)
+                nats = found.score(test) if method == NONE else held_out(model, found, test)
+            except DataError:  # too few rows for this epsilon, and it says so
+                nats = None
+            known.append({"data": name, "method": method, "seed": seed, "nats": nats})
+            if keep is not None:
+                with keep.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(known[-1]) + "\n")
+    return list(_medians(known))
+
+
+def _medians(known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """One row a table and method: the median and how many seeds it is of."""
+    for name, method in dict.fromkeys((row["data"], row["method"]) for row in known):
+        told = [r["nats"] for r in known if (r["data"], r["method"]) == (name, method)]
+        some = [nats for nats in told if nats is not None]
+        median = float(np.median(some)) if some else None
+        yield {"data": name, "method": method, "nats": median, "seeds": len(told)}

@@ -274,9 +274,9 @@ def _counts(edges: FloatArray, blocks: Iterable[FloatArray]) -> FloatArray:
     return total.ravel()
 
 
-def to_integers(asked: Asked, sums: FloatArray, noise: IntArray) -> IntArray:
-    """What a worker tells: its sums on the lattice, and noise that nobody else knows."""
-    return np.rint(sums * (asked.scales / asked.step)).astype(np.int64) + noise
+def to_integers(asked: Asked, sums: FloatArray) -> IntArray:
+    """A worker's sums on the lattice; what it tells has noise besides."""
+    return np.rint(sums * (asked.scales / asked.step)).astype(np.int64)
 
 
 def from_integers(asked: Asked, total: IntArray) -> FloatArray:
