@@ -48,7 +48,7 @@ from benchmarks.messages import bench_messages
 from benchmarks.models import bench_models
 from benchmarks.network import ANSWER, QUESTION, bench_network
 from benchmarks.page import write_page
-from benchmarks.privacy import EPSILONS, NONE, bench_privacy
+from benchmarks.privacy import EPSILONS, NONE, bench_audit, bench_privacy
 from benchmarks.right import bench_right
 from benchmarks.rounds import bench_rounds
 from benchmarks.scale import bench_scale
@@ -307,7 +307,10 @@ def privacy(console: Console, keep: Path | None = None, minutes: float = np.inf)
         lines.append((name, method.strip() or "private", *cells))
     headings = ("data", "fit", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS), "none")
     show(console, "Held-out nats a row: median (seeds)", headings, lines)
-    return {"nats": rows}
+    audit = bench_audit(keep=keep, minutes=minutes)
+    words = "{proven:.2f} of {promised:g} proven at delta {delta:g}, of {runs:g} runs"
+    console.print(f"audit, epsilon: {words.format(**audit) if 'proven' in audit else audit}")
+    return {"nats": rows, "audit": audit}
 
 
 def right(console: Console) -> list[dict[str, Any]]:

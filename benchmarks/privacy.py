@@ -14,18 +14,26 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, final
+from unittest.mock import patch
 
 import numpy as np
 from scipy.special import softmax
+from scipy.stats import beta, norm
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 
 import emfed
 from benchmarks.answer import AIR, _digits, _table
 from emfed.core.errors import DataError
-from emfed.core.privacy import mu_squared_of
+from emfed.core.ledger import Ledger
+from emfed.core.privacy import DEVIATION, Privacy, epsilon_of, mu_squared_of
+from emfed.data.workers import as_workers
+from emfed.fitting import private
+from emfed.fitting.private import ROUNDS, PrivatePlan, PrivateRun
 from emfed.models import GaussianParameters
+from emfed.models.bounded import Asked, to_integers, whole_sums
+from emfed.network import StackedFederation
 
 EPSILONS = (0.3, 1.0, 3.0, 10.0)
 SITES = 10
@@ -150,7 +158,7 @@ def pfl_sums(
 def pfl_update(
     told: np.ndarray, n: int, weights: np.ndarray, means: np.ndarray, variances: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """pfl's M-step: variances at a hundredth of all rows' at least, weights below 1% are dropped."""
+    """pfl's M-step: variances have a floor, a hundredth of all rows'; weights below 1% go."""
     d = means.shape[1]
     whole = weights @ means / weights.sum()
     floor = 0.01 * (weights @ (variances + (means - whole) ** 2)) / weights.sum()
@@ -214,7 +222,7 @@ def bench_privacy(
     new one begins: then medians are of the seeds that ran, and "seeds" says how many.
     """
     lines = keep.read_text(encoding="utf-8").splitlines() if keep and keep.exists() else []
-    known = [json.loads(line) for line in lines]
+    known = [row for row in map(json.loads, lines) if row["data"] != "audit"]
     done = {(row["data"], row["method"], row["seed"]) for row in known}
     ends = time.monotonic() + 60 * minutes
     for seed, (name, rows, k, kind, delta) in itertools.product(range(seeds), sets()):
@@ -246,3 +254,102 @@ def _medians(known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         some = [nats for nats in told if nats is not None]
         median = float(np.median(some)) if some else None
         yield {"data": name, "method": method, "nats": median, "seeds": len(told)}
+
+
+# The audit.
+
+AUDITED = {"epsilon": 4.0, "delta": 1e-5}
+
+
+@final
+class Overheard:
+    """Workers of a private run whose server knows all rows but one, and looks for that one.
+
+    Of every answer it knows the sum over the other rows and what the canary would add. The noise is
+    Gaussian to it, so their product with what was told, in units of the noise, is the likelihood
+    ratio: no test is better.
+    """
+
+    size, carries_bytes = 1, False
+
+    def __init__(self, rows: np.ndarray, canary: np.ndarray, present: bool) -> None:
+        there = np.concatenate([rows, canary]) if present else rows
+        self._workers, self._rows, self._canary = (
+            StackedFederation(as_workers([there])),
+            rows,
+            canary,
+        )
+        self.evidence = 0.0
+
+    def release(self, asked: Asked, purpose: str, seed: int, number: int) -> np.ndarray:
+        told = self._workers.release(asked, purpose, seed, number)
+        known, more = (
+            to_integers(asked, whole_sums(asked, [part])).astype(float)
+            for part in (self._rows, self._canary)
+        )
+        self.evidence += float((told - known - more / 2) @ more) / DEVIATION**2
+        return told
+
+
+def evidence(present: bool, seed: int, rows: int = 1500) -> float:
+    """The likelihood ratio of one private fit, with or without the canary: a row far outside."""
+    others = np.random.default_rng(0).normal(size=(rows, 1))
+    workers: Any = Overheard(others, np.array([[1e6]]), present)
+    plan = PrivatePlan(Privacy(**AUDITED), 1, 1)
+    models = [emfed.gaussian_mixture(2)]
+    run = PrivateRun(workers, models, plan, ROUNDS, 2 * seed + present, Ledger(1))
+    run.open(1)
+    with patch.object(private, "SKETCH_ROWS", 300):  # arithmetic of the server, which tells nothing
+        run.start()
+    run.begin()
+    for _ in range(ROUNDS):
+        run.step()
+    return float(workers.evidence)
+
+
+def proven_mu(with_row: np.ndarray, without: np.ndarray, confidence: float = 0.95) -> float:
+    """Mu that an attacker proves from runs of both kinds: half choose a threshold, half judge it.
+
+    Errors are bounded by Clopper and Pearson (1934); an attacker with these errors shows that the
+    run is no better than mu-GDP (Nasr et al., 2023).
+    """
+    half, miss = len(with_row) // 2, (1 - confidence) / 2
+
+    def worth(cut: float, part: slice) -> float:
+        a, b = with_row[part], without[part]
+        missed, alarms, n = int((a <= cut).sum()), int((b > cut).sum()), len(a)
+        errors = [float(beta.ppf(1 - miss, x + 1, n - x)) if x < n else 1 for x in (missed, alarms)]
+        return float(-norm.ppf(errors[0]) - norm.ppf(errors[1]))
+
+    cuts = np.quantile(np.concatenate([with_row[:half], without[:half]]), np.linspace(0, 1, 41))
+    best = max(cuts.tolist(), key=lambda cut: worth(cut, slice(0, half)))
+    return max(0.0, worth(best, slice(half, None)))
+
+
+def bench_audit(
+    runs: int = 500, keep: Path | None = None, minutes: float = np.inf
+) -> dict[str, float]:
+    """Private fits with and without a canary: epsilon promised, and proven with 95% confidence."""
+    lines = keep.read_text(encoding="utf-8").splitlines() if keep and keep.exists() else []
+    known = [row for row in map(json.loads, lines) if row.get("data") == "audit"]
+    ends, scores = time.monotonic() + 60 * minutes, {True: dict[int, float](), False: {}}
+    for row in known:
+        scores[row["method"] == "with"][row["seed"]] = row["nats"]
+    for seed, present in itertools.product(range(runs), (True, False)):
+        if seed in scores[present] or time.monotonic() > ends:
+            continue
+        found = scores[present][seed] = evidence(present, seed)
+        if keep is not None:
+            told = {"data": "audit", "method": "with" if present else "without", "seed": seed}
+            with keep.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(told | {"nats": found}) + "\n")
+    n = min(map(len, scores.values()))
+    if n < 20:
+        return {"runs": 2 * n}
+    mu = proven_mu(*(np.array([scores[p][s] for s in range(n)]) for p in (True, False)))
+    return {
+        "runs": 2 * n,
+        "promised": AUDITED["epsilon"],
+        "proven": epsilon_of(mu**2, AUDITED["delta"]),
+        "delta": AUDITED["delta"],
+    }
