@@ -7,6 +7,7 @@ was measured.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -47,7 +48,7 @@ from benchmarks.messages import bench_messages
 from benchmarks.models import bench_models
 from benchmarks.network import ANSWER, QUESTION, bench_network
 from benchmarks.page import write_page
-from benchmarks.privacy import EPSILONS, bench_privacy
+from benchmarks.privacy import EPSILONS, NONE, bench_audit, bench_privacy
 from benchmarks.right import bench_right
 from benchmarks.rounds import bench_rounds
 from benchmarks.scale import bench_scale
@@ -289,16 +290,27 @@ def house(console: Console) -> dict[str, Any]:
     return found
 
 
-def privacy(console: Console) -> list[dict[str, Any]]:
-    """Held-out nats against epsilon, beside DP-EM as published and no privacy."""
-    rows = bench_privacy()
-    names = [f"{prefix}{epsilon:g}" for prefix in ("", "DP-EM ") for epsilon in EPSILONS]
-    lines = [
-        (row["data"], f"{row['delta']:g}", *(f"{row[name]:.3f}" for name in (*names, "none")))
-        for row in rows
-    ]
-    show(console, "Held-out nats a row", ("data", "delta", *names, "none"), lines)
-    return rows
+def privacy(console: Console, keep: Path | None = None, minutes: float = np.inf) -> dict[str, Any]:
+    """Held-out nats against epsilon, beside two peers and no privacy; then an audit."""
+    rows = bench_privacy(keep=keep, minutes=minutes)
+    found = {(row["data"], row["method"]): row for row in rows}
+    lines = []
+    for name, method in itertools.product(
+        dict.fromkeys(row["data"] for row in rows), ("", "DP-EM ", "pfl ")
+    ):
+        told = [found.get((name, f"{method}{epsilon:g}")) for epsilon in EPSILONS]
+        shown = [*told, found.get((name, NONE))]
+        cells = [
+            "" if row is None or row["nats"] is None else f"{row['nats']:.3f} ({row['seeds']})"
+            for row in shown
+        ]
+        lines.append((name, method.strip() or "private", *cells))
+    headings = ("data", "fit", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS), "none")
+    show(console, "Held-out nats a row: median (seeds)", headings, lines)
+    audit = bench_audit(keep=keep, minutes=minutes)
+    words = "{proven:.2f} of {promised:g} proven at delta {delta:g}, of {runs:g} runs"
+    console.print(f"audit, epsilon: {words.format(**audit) if 'proven' in audit else audit}")
+    return {"nats": rows, "audit": audit}
 
 
 def right(console: Console) -> list[dict[str, Any]]:
@@ -704,8 +716,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     parser.add_argument("--plans", type=int, default=1000, help="fault plans to try")
     parser.add_argument("--first", type=int, default=0, help="the seed of the first fault plan")
-    parser.add_argument("--keep", type=Path, help="a file of the fits of estimators, to go on from")
-    parser.add_argument("--minutes", type=float, default=np.inf, help="of estimators; fits alone")
+    parser.add_argument(
+        "--keep", type=Path, help="estimators, privacy: a file of fits to go on from"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=np.inf, help="estimators, privacy: begin no fit after"
+    )
     arguments = parser.parse_args()
     if arguments.section == ["page"]:
         return write_page(arguments.json or Path("build/benchmarks.json"))
@@ -717,6 +733,7 @@ def main() -> None:
     sections = SECTIONS | {
         "faults": partial(faults, plans=arguments.plans, first=arguments.first),
         "estimators": partial(estimators, keep=arguments.keep, minutes=arguments.minutes),
+        "privacy": partial(privacy, keep=arguments.keep, minutes=arguments.minutes),
     }
     console = Console(width=110)
     figures: dict[str, Any] = {"machine": machine(), "tables": {}, "seconds": {}}

@@ -42,7 +42,7 @@ NEW = {
         algorithms/steps.py:to_lattice,from_lattice,lattice_size,energy_of,next_lattice
         core/messages.py:Lattice fitting/rounds.py:gather_sum network/membership.py:announced""",
     "privacy of rows (epsilon)": """core/privacy.py fitting/private.py models/bounded.py
-        network/site.py:_charge,_private,_check_open,_secret_words network/store.py:Allowance
+        network/site.py:_charge,_private,_check_open network/store.py:Allowance
         network/inprocess.py:open_private,release network/federation.py:open_private,release
         core/protocols.py:open_private,release fitting/driver.py:private_fit
         fitting/settings.py:_check_private,privacy network/rules.py:check_privacy,largest_cost""",

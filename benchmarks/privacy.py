@@ -1,24 +1,53 @@
-"""Held-out nats against epsilon: private fits, pooled DP-EM as published, and none."""
+"""Held-out nats against epsilon: private fits, two peers at equal epsilon, and none.
+
+The second part is an audit: many private fits with and without one row, and the epsilon that an
+attacker proves from what they told.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
-from collections.abc import Iterator
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, final
+from unittest.mock import patch
 
 import numpy as np
+from scipy.special import softmax
+from scipy.stats import beta, norm
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.mixture import GaussianMixture
 
 import emfed
 from benchmarks.answer import AIR, _digits, _table
-from emfed.core.privacy import mu_squared_of
+from emfed.core.errors import DataError
+from emfed.core.ledger import Ledger
+from emfed.core.privacy import DEVIATION, Privacy, epsilon_of, mu_squared_of
+from emfed.data.workers import as_workers
+from emfed.fitting import private
+from emfed.fitting.private import ROUNDS, PrivatePlan, PrivateRun
+from emfed.models import GaussianParameters
+from emfed.models.bounded import Asked, to_integers, whole_sums
+from emfed.network import StackedFederation
 
 EPSILONS = (0.3, 1.0, 3.0, 10.0)
 SITES = 10
+NONE = "none"
+Table = tuple[str, np.ndarray, int, str, float]
 
 
-def sets() -> Iterator[tuple[str, np.ndarray, int, str, float]]:
+@cache
+def sets() -> list[Table]:
     """Name, rows, components, covariances and delta."""
+    return list(_sets())
+
+
+def _sets() -> Iterator[Table]:
     folder = Path(os.environ.get("EMFED_DATA", ""))
     if (folder / "lifesci.csv.gz").is_file():
         rows = np.loadtxt(folder / "lifesci.csv.gz", delimiter=",")
@@ -81,24 +110,246 @@ def held_out(model: Any, params: Any, rows: np.ndarray) -> float:
     return float(np.mean(bound.log_likelihood(rows[None], bound.from_user(params))))
 
 
-def bench_privacy(seeds: int = 10) -> list[dict[str, Any]]:
-    """Medians over seeds; a tenth of the rows is held out, another one for each seed."""
-    found = []
-    for name, rows, k, kind, delta in sets():
-        model = emfed.gaussian_mixture(k, kind)
-        values: dict[str, list[float]] = {}
-        for seed in range(seeds):
-            order = np.random.default_rng(seed).permutation(len(rows))
-            test, train = rows[order[: len(rows) // 10]], rows[order[len(rows) // 10 :]]
-            exact = emfed.fit(model, train, seed=seed)
-            values.setdefault("none", []).append(held_out(model, exact.params, test))
-            for epsilon in EPSILONS:
-                parts = np.array_split(train, SITES)
-                ours = emfed.fit(model, parts, epsilon=epsilon, delta=delta, seed=seed)
-                values.setdefault(f"{epsilon:g}", []).append(held_out(model, ours.params, test))
-                full = emfed.gaussian_mixture(k, "full")
-                theirs = published(train, k, epsilon, delta, seed)
-                values.setdefault(f"DP-EM {epsilon:g}", []).append(held_out(full, theirs, test))
-        medians = {key: float(np.median(told)) for key, told in values.items()}
-        found.append({"data": name, "delta": delta, "seeds": seeds, **medians})
-    return found
+def by_splits(
+    rows: np.ndarray, k: int, epsilon: float, delta: float, seed: int, each: int = 4
+) -> GaussianParameters:
+    """What pfl 0.6 does with one row a user: diagonal EM, the Gaussian mechanism, split components.
+
+    pfl looks at rows one by one in Python, a quarter of an hour a round of MNIST, so this is its
+    arithmetic over arrays; `benchmarks.pfl_peer.same_as_pfl` holds the two equal where pfl is
+    installed. The vector of a row (share, mean and variance of every component, relative to the old
+    ones) is clipped as a whole; all rounds compose exactly. It begins with the mean and variance of
+    all rows, which it gets for nothing here. Every ``each`` rounds the heaviest components split.
+    """
+    rng, (n, d) = np.random.default_rng(seed), rows.shape
+    splits = int(np.ceil(np.log2(k)))
+    multiplier = np.sqrt(each * (splits + 1) / mu_squared_of(epsilon, delta))
+    weights, means, variances = np.ones(1), rows.mean(axis=0)[None], rows.var(axis=0)[None]
+    for round_ in range(each * (splits + 1)):
+        if round_ and round_ % each == 0 and len(weights) < k:
+            weights, means, variances = split_heaviest(k, weights, means, variances)
+        told = pfl_sums(rows, weights, means, variances, np.sqrt(1.5 * d))
+        noise = multiplier * np.sqrt(1.5 * d) * rng.normal(size=told.shape)
+        weights, means, variances = pfl_update(told + noise, n, weights, means, variances)
+    return GaussianParameters(weights / weights.sum(), means, variances)
+
+
+VARIANCE_SCALE = 0.5
+"""pfl's factor before variances: with it their part of a row's vector is as long as the means'."""
+
+
+def pfl_sums(
+    rows: np.ndarray, weights: np.ndarray, means: np.ndarray, variances: np.ndarray, bound: float
+) -> np.ndarray:
+    """The sum of clipped vectors, ``(components, 1 + 2 d)``."""
+    total = np.zeros((len(weights), 1 + 2 * rows.shape[1]))
+    for block in np.array_split(rows, max(1, len(rows) // 4096)):
+        off = block[:, None] - means
+        logits = np.log(weights) - 0.5 * (off**2 / variances + np.log(variances)).sum(axis=2)
+        second = (block**2)[:, None] - (means**2 + variances)
+        own = (np.ones((*off.shape[:2], 1)), off / np.sqrt(variances))
+        vector = np.concatenate([*own, VARIANCE_SCALE * second / variances], axis=2)
+        vector *= softmax(logits, axis=1)[:, :, None]
+        length = np.sqrt((vector**2).sum(axis=(1, 2)))
+        total += np.einsum("n,nkq->kq", np.minimum(1, bound / np.maximum(length, 1e-300)), vector)
+    return total
+
+
+def pfl_update(
+    told: np.ndarray, n: int, weights: np.ndarray, means: np.ndarray, variances: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """pfl's M-step: variances have a floor, a hundredth of all rows'; weights below 1% go."""
+    d = means.shape[1]
+    whole = weights @ means / weights.sum()
+    floor = 0.01 * (weights @ (variances + (means - whole) ** 2)) / weights.sum()
+    mass = told[:, :1]
+    new = told[:, 1 : d + 1] / mass * np.sqrt(variances) + means
+    second = told[:, d + 1 :] / VARIANCE_SCALE / mass * variances + means**2 + variances
+    kept = mass[:, 0] / n >= 0.01
+    if not kept.any():
+        return weights, means, variances
+    return (mass[:, 0] / n)[kept], new[kept], np.maximum(floor, second - new**2)[kept]
+
+
+def split_heaviest(
+    k: int, weights: np.ndarray, means: np.ndarray, variances: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Each of the heaviest becomes two, half a deviation apart from it along its widest column."""
+    order = np.argsort(-weights)
+    some, rest = order[: k - len(weights)], order[k - len(weights) :]
+    widest = np.argmax(variances[some], axis=1)
+    offset = np.zeros_like(means[some])
+    offset[np.arange(len(some)), widest] = 0.5 * np.sqrt(variances[some, widest])
+    return (
+        np.concatenate([weights[some] / 2, weights[some] / 2, weights[rest]]),
+        np.concatenate([means[some] + offset, means[some] - offset, means[rest]]),
+        np.concatenate([variances[some], variances[some], variances[rest]]),
+    )
+
+
+def pooled(rows: np.ndarray, k: int, kind: str, seed: int) -> Any:
+    """EM without noise from one k-means start, by scikit-learn."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        made = GaussianMixture(k, covariance_type=kind, tol=1e-5, max_iter=400, random_state=seed)
+        return made.fit(rows)
+
+
+def ours(
+    rows: np.ndarray, k: int, kind: str, epsilon: float, delta: float, seed: int
+) -> GaussianParameters:
+    """A private fit of ten sites that tell masked sums."""
+    parts, model = np.array_split(rows, SITES), emfed.gaussian_mixture(k, kind)
+    return emfed.fit(model, parts, epsilon=epsilon, delta=delta, seed=seed).params
+
+
+def _methods(k: int, kind: str, delta: float) -> Iterator[tuple[str, str, Callable[..., Any]]]:
+    """Name, covariances and function of rows and seed, of everything that is compared."""
+    for epsilon in EPSILONS:
+        yield f"{epsilon:g}", kind, partial(ours, k=k, kind=kind, epsilon=epsilon, delta=delta)
+    for epsilon in EPSILONS:
+        told = {"k": k, "epsilon": epsilon, "delta": delta}
+        yield f"DP-EM {epsilon:g}", "full", partial(published, **told)
+        yield f"pfl {epsilon:g}", "diag", partial(by_splits, **told)
+
+
+def bench_privacy(
+    seeds: int = 10, keep: Path | None = None, minutes: float = np.inf
+) -> list[dict[str, Any]]:
+    """Medians over seeds; a tenth of the rows is held out, another one for each seed.
+
+    Fits that the file ``keep`` (JSON lines) has are not made again, and after some ``minutes`` no
+    new one begins: then medians are of the seeds that ran, and "seeds" says how many.
+    """
+    lines = keep.read_text(encoding="utf-8").splitlines() if keep and keep.exists() else []
+    known = [row for row in map(json.loads, lines) if row["data"] != "audit"]
+    done = {(row["data"], row["method"], row["seed"]) for row in known}
+    ends = time.monotonic() + 60 * minutes
+    for seed, (name, rows, k, kind, delta) in itertools.product(range(seeds), sets()):
+        order = np.random.default_rng(seed).permutation(len(rows))
+        test, train = rows[order[: len(rows) // 10]], rows[order[len(rows) // 10 :]]
+        plain = (NONE, kind, partial(pooled, k=k, kind=kind))
+        for method, covariance, fit in (plain, *_methods(k, kind, delta)):
+            if (name, method, seed) in done or time.monotonic() > ends:
+                continue
+            try:
+                found = fit(train, seed=seed)
+                model = emfed.gaussian_mixture(k, covariance)
+                if method != NONE:
+                    model = emfed.gaussian_mixture(len(found.weights), covariance)
+                nats = found.score(test) if method == NONE else held_out(model, found, test)
+            except DataError:  # too few rows for this epsilon, and it says so
+                nats = None
+            known.append({"data": name, "method": method, "seed": seed, "nats": nats})
+            if keep is not None:
+                with keep.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(known[-1]) + "\n")
+    return list(_medians(known))
+
+
+def _medians(known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """One row a table and method: the median and how many seeds it is of."""
+    for name, method in dict.fromkeys((row["data"], row["method"]) for row in known):
+        told = [r["nats"] for r in known if (r["data"], r["method"]) == (name, method)]
+        some = [nats for nats in told if nats is not None]
+        median = float(np.median(some)) if some else None
+        yield {"data": name, "method": method, "nats": median, "seeds": len(told)}
+
+
+# The audit.
+
+AUDITED = {"epsilon": 4.0, "delta": 1e-5}
+
+
+@final
+class Overheard:
+    """Workers of a private run whose server knows all rows but one, and looks for that one.
+
+    Of every answer it knows the sum over the other rows and what the canary would add. The noise is
+    Gaussian to it, so their product with what was told, in units of the noise, is the likelihood
+    ratio: no test is better.
+    """
+
+    size, carries_bytes = 1, False
+
+    def __init__(self, rows: np.ndarray, canary: np.ndarray, present: bool) -> None:
+        there = np.concatenate([rows, canary]) if present else rows
+        self._workers, self._rows, self._canary = (
+            StackedFederation(as_workers([there])),
+            rows,
+            canary,
+        )
+        self.evidence = 0.0
+
+    def release(self, asked: Asked, purpose: str, seed: int, number: int) -> np.ndarray:
+        told = self._workers.release(asked, purpose, seed, number)
+        known, more = (
+            to_integers(asked, whole_sums(asked, [part])).astype(float)
+            for part in (self._rows, self._canary)
+        )
+        self.evidence += float((told - known - more / 2) @ more) / DEVIATION**2
+        return told
+
+
+def evidence(present: bool, seed: int, rows: int = 1500) -> float:
+    """The likelihood ratio of one private fit, with or without the canary: a row far outside."""
+    others = np.random.default_rng(0).normal(size=(rows, 1))
+    workers: Any = Overheard(others, np.array([[1e6]]), present)
+    plan = PrivatePlan(Privacy(**AUDITED), 1, 1)
+    models = [emfed.gaussian_mixture(2)]
+    run = PrivateRun(workers, models, plan, ROUNDS, 2 * seed + present, Ledger(1))
+    run.open(1)
+    with patch.object(private, "SKETCH_ROWS", 300):  # arithmetic of the server, which tells nothing
+        run.start()
+    run.begin()
+    for _ in range(ROUNDS):
+        run.step()
+    return float(workers.evidence)
+
+
+def proven_mu(with_row: np.ndarray, without: np.ndarray, confidence: float = 0.95) -> float:
+    """Mu that an attacker proves from runs of both kinds: half choose a threshold, half judge it.
+
+    Errors are bounded by Clopper and Pearson (1934); an attacker with these errors shows that the
+    run is no better than mu-GDP (Nasr et al., 2023).
+    """
+    half, miss = len(with_row) // 2, (1 - confidence) / 2
+
+    def worth(cut: float, part: slice) -> float:
+        a, b = with_row[part], without[part]
+        missed, alarms, n = int((a <= cut).sum()), int((b > cut).sum()), len(a)
+        errors = [float(beta.ppf(1 - miss, x + 1, n - x)) if x < n else 1 for x in (missed, alarms)]
+        return float(-norm.ppf(errors[0]) - norm.ppf(errors[1]))
+
+    cuts = np.quantile(np.concatenate([with_row[:half], without[:half]]), np.linspace(0, 1, 41))
+    best = max(cuts.tolist(), key=lambda cut: worth(cut, slice(0, half)))
+    return max(0.0, worth(best, slice(half, None)))
+
+
+def bench_audit(
+    runs: int = 500, keep: Path | None = None, minutes: float = np.inf
+) -> dict[str, float]:
+    """Private fits with and without a canary: epsilon promised, and proven with 95% confidence."""
+    lines = keep.read_text(encoding="utf-8").splitlines() if keep and keep.exists() else []
+    known = [row for row in map(json.loads, lines) if row.get("data") == "audit"]
+    ends, scores = time.monotonic() + 60 * minutes, {True: dict[int, float](), False: {}}
+    for row in known:
+        scores[row["method"] == "with"][row["seed"]] = row["nats"]
+    for seed, present in itertools.product(range(runs), (True, False)):
+        if seed in scores[present] or time.monotonic() > ends:
+            continue
+        found = scores[present][seed] = evidence(present, seed)
+        if keep is not None:
+            told = {"data": "audit", "method": "with" if present else "without", "seed": seed}
+            with keep.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(told | {"nats": found}) + "\n")
+    n = min(map(len, scores.values()))
+    if n < 20:
+        return {"runs": 2 * n}
+    mu = proven_mu(*(np.array([scores[p][s] for s in range(n)]) for p in (True, False)))
+    return {
+        "runs": 2 * n,
+        "promised": AUDITED["epsilon"],
+        "proven": epsilon_of(mu**2, AUDITED["delta"]),
+        "delta": AUDITED["delta"],
+    }

@@ -12,12 +12,16 @@ import pytest
 
 import emfed
 from emfed.core.errors import ParticipationError
-from emfed.core.privacy import mu_squared_of
-from emfed.network import LocalTransport, RemoteFederation, SiteRules
+from emfed.core.privacy import Privacy, mu_squared_of, step_for
+from emfed.models.bounded import Asked
+from emfed.network import LocalTransport, RemoteFederation, Site, SiteRules
 from emfed.network.deployment.approval import answer_fit, check_approved, pending_fits
 from emfed.network.deployment.site import MEMORY
 from emfed.network.deployment.views import SiteView
+from emfed.network.masking import SiteIdentity
 from emfed.network.store import Allowance
+from emfed.network.sums import SiteSums
+from tests.helpers import OPEN
 from tests.network.masked import masked_sites
 from tests.network.processes import real_sites
 
@@ -54,7 +58,7 @@ def test_a_private_run_ends_near_the_pooled_fit_and_charges_its_budget_once(tmp_
     for name in data:
         total, used = Allowance(tmp_path / name).read()
         assert total == pytest.approx(mu_squared_of(1.0, 1e-6))
-        assert next(iter(used.values()))[1] <= total * (1 + 1e-6)
+        assert next(iter(used.values())).used <= total * (1 + 1e-6)
     # The budget is over: a second run is refused, also by a site that was started anew.
     again = masked_sites(data, tmp_path, rules=SiteRules(largest_epsilon=1.2))
     with pytest.raises(ParticipationError, match="gives away epsilon 1.2 over all runs"):
@@ -80,7 +84,7 @@ def test_a_server_that_asks_for_more_than_the_run_declared_gets_nothing(
     with pytest.raises(ParticipationError):
         run(sites)
     total, used = Allowance(tmp_path / "a").read()
-    assert max(used.values())[1] <= total
+    assert max(own.used for own in used.values()) <= total
 
 
 def test_a_private_run_refuses_every_answer_without_noise(tmp_path: Path) -> None:
@@ -117,8 +121,70 @@ def test_a_run_that_goes_on_from_its_answers_asks_none_of_them_again(tmp_path: P
     result = emfed.fit(MODEL, federation, epsilon=1.0, checkpoint=kept, resume=True)
     assert result.rounds == 8
     runs = Allowance(tmp_path / "a").read()[1]
-    used = sum(own for _, own in runs.values())
+    used = sum(own.used for own in runs.values())
     assert used == pytest.approx(mu_squared_of(1.0, 1e-6), rel=1e-6)
+
+
+def test_an_answer_that_is_given_again_bit_for_bit_is_charged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site is killed between its ledger and its answer; then the server loses all answers."""
+    monkeypatch.setattr("emfed.fitting.private.SKETCH_ROWS", 300)
+    data, kill, before = tables(6000), [4, 9, 13], SiteSums.ready
+
+    def ready(self: SiteSums, *given: Any) -> int:
+        kill[:] = [left - 1 for left in kill]
+        if 0 in kill:
+            raise OSError("killed")
+        return before(self, *given)
+
+    def once() -> emfed.Result:
+        rules = SiteRules(largest_epsilon=3.0)
+        sites = {n: Site(t, tmp_path / n, identity=known[n], rules=rules) for n, t in data.items()}
+        federation = RemoteFederation(LocalTransport(sites), tmp_path / "server", pause=0.0)
+        return emfed.fit(MODEL, federation, epsilon=3.0, rounds=2)
+
+    known = SiteIdentity.everybody(data)
+    monkeypatch.setattr(SiteSums, "ready", ready)
+    first = once()
+    assert max(kill) <= 0
+    spent = [Allowance(tmp_path / name).read() for name in data]
+    again = once()
+    assert [Allowance(tmp_path / name).read() for name in data] == spent
+    for name, array in first.params.arrays().items():
+        np.testing.assert_array_equal(again.params.arrays()[name], array)
+    for total, runs in spent:
+        ((budget, used, answers),) = runs.values()
+        assert total == budget
+        assert len(answers) == 13  # two of columns, one of moments, eight of the start, two rounds
+        assert used <= budget
+
+
+def test_over_other_rows_an_answer_has_other_noise_and_is_charged(tmp_path: Path) -> None:
+    """The difference of two answers with the same noise would tell the rows that changed."""
+    data, known = tables(300), SiteIdentity.everybody("abc")
+
+    def opened() -> RemoteFederation:
+        sites = {n: Site(t, tmp_path / n, identity=known[n], rules=OPEN) for n, t in data.items()}
+        made = RemoteFederation(LocalTransport(sites), tmp_path / "server", pause=0.0, attempts=2)
+        made.open_private(MODEL, None, Privacy(3.0))
+        return made
+
+    def answers() -> int:
+        (run,) = Allowance(tmp_path / "a").read()[1].values()
+        return len(run.answers)
+
+    def asked(edge: float) -> Asked:
+        return Asked(step_for(4, 0.01, 2), 2, np.array([[0.0, edge, 9.0]] * 2))
+
+    federation = opened()
+    told = [federation.release(asked(edge), "round", 0, 0) for edge in (1.0, 2.0, 1.0)]
+    assert answers() == 2
+    np.testing.assert_array_equal(told[0], told[2])
+    data["a"] = data["a"] + 1.0
+    with pytest.raises(ParticipationError, match="was answered for a set"):
+        opened().release(asked(2.0), "round", 0, 0)
+    assert answers() == 3
 
 
 def test_a_private_run_over_real_processes(tmp_path: Path) -> None:
@@ -152,3 +218,15 @@ def test_the_owners_page_tells_the_epsilon_that_was_given_away(tmp_path: Path) -
     shown = SiteView(tmp_path)()
     assert shown["epsilon"] == pytest.approx(0.5)
     assert "epsilon 0.5 given away over all runs" in shown["line"]
+
+
+@pytest.mark.parametrize("kind", ["full", "tied", "diag", "spherical"])
+def test_a_simulation_prices_a_private_run_as_the_network_does(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("emfed.fitting.private.SKETCH_ROWS", 300)
+    monkeypatch.setattr("emfed.fitting.private.START_ROUNDS", 2)
+    model, data = emfed.gaussian_mixture(2, kind), tables(6000)
+    federation = RemoteFederation(LocalTransport(masked_sites(data, tmp_path)), pause=0.0)
+    over, alone = (emfed.fit(model, where, epsilon=10.0, rounds=2) for where in (federation, data))
+    np.testing.assert_array_equal(over.ledger.counts, alone.ledger.counts)

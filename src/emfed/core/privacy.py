@@ -135,6 +135,15 @@ def chi_quantile(share: float, d: int) -> float:
     return float(sqrt(2 * gammaincinv(d / 2, share)))
 
 
+def kept_square(radius: float, d: int) -> float:
+    """The share of their squared length that white Gaussian rows of d columns keep when they are
+    scaled into a ball of this radius."""
+    from scipy.special import gammainc
+
+    inside, outside = gammainc(d / 2 + 1, radius**2 / 2), 1 - gammainc(d / 2, radius**2 / 2)
+    return float(inside + radius**2 / d * outside)
+
+
 # The sampler.
 
 

@@ -229,7 +229,12 @@ def private_fit(settings: FitSettings, federation: Federation, watch: Watch = NO
     result = private_result(run, columns, "budget" if stopped == "rounds" else stopped)
     remarks = remarks_of(run)
     told = with_setting(result, "remarks", remarks) if remarks else result
-    return Fitted(told, remarks=tuple(remarks))
+    if not run.compared:
+        return Fitted(told, remarks=tuple(remarks))
+    kept = {"criterion": "bic", "tried": [dict(row) for row in run.compared]}
+    told = with_setting(told, "selection", kept)
+    chosen = Selection(told, run.k, {run.k: told}, run.compared, "bic")
+    return Fitted(told, chosen, remarks=tuple(remarks))
 
 
 def _onlookers(run: Run, own: Sequence[Any], curve: Curve | None, watch: Watch) -> list[Callback]:

@@ -10,7 +10,8 @@ the answers costs nothing more. The questions:
    in which all rows together are white, and of tied covariances the constant of T.
 3. *Start.* Rounds of EM with several times as many components and one common covariance. They are a
    sketch of all rows: the server draws rows from it and fits the model to them, with as many
-   attempts as it likes, at no cost.
+   attempts as it likes, at no cost. With a range of components it fits each number, and one more
+   question tells how much more log-density all rows have under one fit than under another.
 4. *Rounds* of EM from there, as many as were chosen beforehand. The first half are full steps; of
    the others the statistics are averaged, which averages their noise.
 
@@ -32,7 +33,7 @@ from emfed.artifacts.model_card import Facts
 from emfed.artifacts.result import Result
 from emfed.core.errors import CheckpointError, DataError, SettingsError
 from emfed.core.ledger import Ledger
-from emfed.core.privacy import DEVIATION, Privacy, chi_quantile, epsilon_of, step_for
+from emfed.core.privacy import DEVIATION, Privacy, chi_quantile, epsilon_of, kept_square, step_for
 from emfed.core.protocols import Federation, FloatArray, IntArray, ServerState
 from emfed.core.records import RoundRecord
 from emfed.core.registry import plain
@@ -41,15 +42,22 @@ from emfed.core.streams import Purpose, normals, uniforms
 from emfed.data.workers import as_workers
 from emfed.fitting.rounds import Rounds, opening_record
 from emfed.fitting.settings import FitSettings
-from emfed.models.bounded import CENTRES, KINDS, Asked, from_integers
+from emfed.models.bounded import CENTRES, KINDS, LARGEST_RADIUS, Asked, from_integers
 from emfed.models.matrices import pack, raise_eigenvalues, unpack
 from emfed.models.parameters import GaussianParameters
+from emfed.models.sampling import covariance_parameters
 from emfed.network import StackedFederation
 from emfed.network.masking import SMALLEST_SET
+from emfed.network.prices import Prices
 
 logger = logging.getLogger(__name__)
 SHARES = {"columns": 0.05, "moments": 0.12, "start": 0.33, "rounds": 0.5}
 """Parts of the budget, from a few trials with single seeds on MNIST and Life Science."""
+SELECTION = 0.1
+"""The part of the budget that chooses among numbers of components; the others share the rest."""
+COMPARED_NATS = 4.0
+"""Differences of log-densities of a row are clipped here: the noise of their sum is as large. Not
+tuned."""
 START_ROUNDS, ROUNDS = 8, 8
 """Fewer rounds are less noise each, and EM has come most of its way after so many."""
 SKETCHED = 4
@@ -70,6 +78,8 @@ LEAST = 1e-4
 """The smallest eigenvalue of a covariance, in a frame in which all rows together have 1."""
 WORTH_TELLING = 0.3
 """Nats a row. Ten components of MNIST are worth 1.8 over one Gaussian."""
+NOTHING = 0.003
+"""Nats a row that are worth less than rows that are not clipped."""
 FEW = 4.0
 """Deviations of the noise: a count below is taken for none."""
 
@@ -84,10 +94,14 @@ class PrivatePlan:
     """Draws of the noise that a row is protected by, in each answer."""
     draws: int
     """Draws of the noise that are in each answer."""
+    compares: bool = False
+    """Whether a part of the budget chooses among numbers of components."""
 
     def step(self, q: int, part: str, count: int) -> float:
         """The lattice of one of ``count`` answers of q numbers."""
-        return step_for(q, self.privacy.mu_squared * SHARES[part] / count, self.shares)
+        share = SELECTION if part == "selection" else SHARES[part]
+        share *= 1 - SELECTION if self.compares and part != "selection" else 1
+        return step_for(q, self.privacy.mu_squared * share / count, self.shares)
 
     def deviation(self, asked: Asked) -> FloatArray:
         """The deviation of the noise in each number of an answer, in its own units."""
@@ -135,18 +149,24 @@ class PrivateRun(Rounds):
     def __init__(
         self,
         federation: Federation,
-        model: Any,
+        models: Sequence[Any],
         plan: PrivatePlan,
         rounds: int,
         seed: int,
         ledger: Ledger,
     ) -> None:
         super().__init__(ledger, 1)
-        self.federation, self.model, self.plan, self.seed = federation, model, plan, seed
-        self.kind, self.k, self.rounds = model.kind, model.n_components, rounds
+        self.federation, self.plan, self.seed, self.rounds = federation, plan, seed, rounds
+        self.models = sorted(models, key=lambda model: model.n_components)
+        self.model = self.models[-1]
+        self.kind, self.k = self.model.kind, self.model.n_components
+        self.compared: tuple[dict[str, float], ...] = ()
+        """What each number of components gains over the smallest, where several were compared."""
         self._told: list[IntArray] = []
         self._position = 0
         self._path: Path | None = None
+        self.prices: Prices | None = None
+        """What messages weigh, where a simulation of masked sums makes none."""
         self.state = ServerState(1, 0, np.empty(0), np.empty(0))
 
     # Answers.
@@ -163,6 +183,8 @@ class PrivateRun(Rounds):
         )
         if self._position == len(self._told):
             self._told.append(self.federation.release(asked, purpose, self.seed, self._position))
+            if self.prices is not None:
+                self.prices.release(asked, purpose)
             if self._path is not None:
                 self._keep(self._path)
         total = self._told[self._position]
@@ -187,7 +209,7 @@ class PrivateRun(Rounds):
         """What tells this run from another."""
         privacy = self.plan.privacy
         told = [privacy.epsilon, privacy.delta, self.plan.shares, self.rounds, self.seed]
-        return plain({"model": self.model.describe(), "private": told})
+        return plain({"model": [m.describe() for m in self.models], "private": told})
 
     def _keep(self, path: Path, disk: Disk = DISK) -> None:
         arrays = {f"{j:04d}": told for j, told in enumerate(self._told)}
@@ -270,7 +292,11 @@ class PrivateRun(Rounds):
         """
         room = np.sqrt(self.plan.privacy.mu_squared) * self.samples / (self.k * d)
         share = float(np.clip(0.04 * (83 / room) ** 1.8, 0.001, 0.4))
-        return 1.1 * chi_quantile(1 - share, d)
+        radius = 1.1 * chi_quantile(1 - share, d)
+        # Real tails are heavier than a Gaussian's: where noise is nothing, less is clipped.
+        while radius < LARGEST_RADIUS / 1.1 and self._noise_at(1.1 * radius) < NOTHING:
+            radius *= 1.1
+        return radius
 
     @staticmethod
     def _in(frame: PrivateFrame, radius: float) -> tuple[FloatArray, FloatArray, float]:
@@ -289,7 +315,31 @@ class PrivateRun(Rounds):
         for _ in range(START_ROUNDS):
             told = self._round(params, CENTRES, "start", START_ROUNDS)
             params = self._maximize(told, CENTRES)
-        self.params = self._from_sketch(params)
+        found = [self._from_sketch(params, model) for model in self.models]
+        chosen = self._compare(found) if len(found) > 1 else 0
+        self.params, self.model = found[chosen], self.models[chosen]
+        self.k = self.model.n_components
+        self.radius = self._radius(d)
+
+    def _compare(self, found: Sequence[GaussianParameters]) -> int:
+        """The fewest components than which no more are clearly better by BIC.
+
+        Clearly means by two deviations of the noise in a difference.
+        """
+        d, first = len(self.frame.origin), found[0]
+        place = self._in(self.frame, COMPARED_NATS)
+        asked = Asked(1.0, 1, None, self.kind, first, *place, tuple(found[1:]))
+        told = self._ask(asked, "selection", 1, "question") / self.samples
+        error = 2**0.5 * float(self.plan.deviation(self._last)[0]) / self.samples
+        numbers = [model.n_components for model in self.models]
+        count = np.array([k - 1 + k * d + covariance_parameters(self.kind, k, d) for k in numbers])
+        gains = np.concatenate([[0.0], told])
+        worth = gains - count * np.log(self.samples) / (2 * self.samples)
+        self.compared = tuple(
+            {"n_components": k, "gain": float(gain), "bic": float(-2 * self.samples * value)}
+            for k, gain, value in zip(numbers, gains, worth, strict=True)
+        )
+        return int(np.argmax(worth >= worth.max() - 2 * error))
 
     def _most_components(self) -> int:
         """The most components that have rows enough to be told from noise."""
@@ -302,7 +352,7 @@ class PrivateRun(Rounds):
         d = len(self.frame.origin)
         return GaussianParameters(np.full(k, 1 / k), np.zeros((k, d)), self.moment)
 
-    def _from_sketch(self, params: GaussianParameters) -> GaussianParameters:
+    def _from_sketch(self, params: GaussianParameters, model: Any) -> GaussianParameters:
         """An ordinary fit of the model to rows drawn from the sketch."""
         from emfed.fitting.driver import run_fit
 
@@ -311,7 +361,7 @@ class PrivateRun(Rounds):
         d = params.means.shape[1]
         draws = normals(self.seed, 2, Purpose.SKETCH, np.arange(SKETCH_ROWS), d)
         rows = params.means[which] + draws @ np.linalg.cholesky(params.covariances).T
-        settings = FitSettings(self.model, n_init=4, tol=1e-4, rounds=100, seed=self.seed)
+        settings = FitSettings(model, n_init=4, tol=1e-4, rounds=100, seed=self.seed)
         fitted = run_fit(settings, StackedFederation(as_workers([rows])))
         found = fitted.result.params
         return GaussianParameters(found.weights, found.means, found.covariances)
@@ -359,6 +409,10 @@ class PrivateRun(Rounds):
         noise = self._last_split(self.plan.deviation(self._last) / self.samples)
         found = self._last_split(told / self.samples)
         mass, roots, means = found["mass"], self._last.roots, params.means
+        if kind != CENTRES:
+            # Rows are clipped about components whose spread they gave: without this a component
+            # would shrink from round to round (MNIST, epsilon 0.3: by a fifth, 1 nat a row).
+            found["second"] = found["second"] / kept_square(self.radius, means.shape[1])
         mass = np.maximum(mass, 2 * float(noise["mass"].max()))
         step = _shrunk(found["first"] / mass, float(noise["first"].max()) / mass[:, 0])
         moved = means + np.einsum("kij,kj->ki", roots, step)
@@ -404,10 +458,11 @@ class PrivateRun(Rounds):
         Half the squared error of the statistics in the metric of white components of equal mass;
         the rounds that are averaged count as so many.
         """
+        return self._noise_at(self.radius)
+
+    def _noise_at(self, radius: float) -> float:
         averaged = self.rounds - (self.rounds + 1) // 2 + 1
-        asked = Asked(
-            1.0, 1, None, self.kind, self._unit(self.k), *self._in(self.frame, self.radius)
-        )
+        asked = Asked(1.0, 1, None, self.kind, self._unit(self.k), *self._in(self.frame, radius))
         asked = replace(asked, step=self.plan.step(asked.size, "rounds", self.rounds))
         noise = self.plan.deviation(asked) / self.samples
         return float((noise**2).sum()) * self.k / (2 * averaged)
@@ -532,6 +587,12 @@ def private_result(run: PrivateRun, columns: Any, stopped: str) -> Result:
     )
 
 
+def _summary_shapes(model: Any, width: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of what a site would tell of its rows without noise: a join names them."""
+    told = StackedFederation(as_workers([np.eye(width + 1, width)])).open(model)
+    return {name: values.shape[1:] for name, values in told.summaries.items()}
+
+
 def private_run(
     settings: FitSettings, federation: Federation, checkpoint: Path | None, resume: bool
 ) -> tuple[PrivateRun, tuple[str, ...] | None]:
@@ -540,8 +601,10 @@ def private_run(
     Three workers or more always tell masked sums. One or two have nobody to hide among: each adds
     all of the noise by itself.
     """
-    (model,) = settings.candidates()
-    check_private(model)
+    models = settings.candidates()
+    for model in models:
+        check_private(model)
+    model = max(models, key=lambda model: model.n_components)  # whose statistics are most
     privacy = settings.privacy
     assert privacy is not None
     width, columns, names = federation.open_private(model, settings.columns, privacy)
@@ -550,8 +613,12 @@ def private_run(
     if federation.carries_bytes:
         federation.attach(ledger)
     rounds = ROUNDS if settings.rounds is None else min(ROUNDS, settings.rounds)
-    plan = PrivatePlan(privacy, privacy.shares(n, n >= SMALLEST_SET), n)
-    run = PrivateRun(federation, model, plan, rounds, settings.seed, ledger)
+    plan = PrivatePlan(privacy, privacy.shares(n, n >= SMALLEST_SET), n, len(models) > 1)
+    run = PrivateRun(federation, models, plan, rounds, settings.seed, ledger)
+    if not federation.carries_bytes and n >= SMALLEST_SET:
+        run.prices = Prices(ledger, n, masks=True)
+        shapes = _summary_shapes(model, width)
+        run.prices.open_private(model, shapes, (settings.columns, columns), privacy)
     run.keep_at(checkpoint, resume)
     run.open(width)
     logger.info(

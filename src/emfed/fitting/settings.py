@@ -211,11 +211,10 @@ class FitSettings:
                     f"epsilon and {name} do not go together: a private fit spends its budget on "
                     f"rounds of its own. Leave {name} out, or epsilon."
                 )
-        if self.numbers is not None and len(self.numbers) > 1:
+        if self.numbers is not None and len(self.numbers) > 1 and self.criterion != "bic":
             raise SettingsError(
-                "epsilon goes with one number of components: comparing several would spend the "
-                "budget of each. Choose the number beforehand, by what you know or from data that "
-                "are public, or split the epsilon over a run for each number."
+                f"a private fit chooses the number of components by BIC; got {self.criterion!r}: "
+                "leave criterion out."
             )
 
     @property

@@ -12,12 +12,15 @@ size up to B gets a share proportional to sqrt(q) B.
 Sums are exact. Responsibilities, rows and products are cut to multiples of a grid toward zero,
 which makes no length longer, and sums of so few multiples are exact in doubles in whatever order
 they are taken; so no rounding error depends on the other rows, and no bound has to be padded.
+
+Mixtures are compared by the log-densities that each row has under them, less that under the first:
+a vector too, which is scaled into a ball.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Self, final
 
 import numpy as np
@@ -38,6 +41,8 @@ BLOCK = 1 << 11
 and 11 of these make 51, which doubles hold exactly."""
 MOST_ROWS = 1 << 22
 """Rows of a site: so many sums of products have room in 64 bits."""
+MOST_RIVALS = 64
+"""Mixtures that one question compares with the first."""
 LARGEST_RADIUS = 16.0
 """The largest radius of rows, in the frame of a private fit: what a server may name is bounded."""
 KINDS = ("tied", "full", "diag", "spherical")
@@ -52,7 +57,8 @@ class Asked:
     """A question that is answered with noise: sums over rows, each number on a common lattice.
 
     With ``edges``, ``(columns, bins + 1)``: how many rows have a value in each bin of each column;
-    whatever lies outside counts in the bins at the ends. Otherwise the statistics of a Gaussian
+    whatever lies outside counts in the bins at the ends. With ``rivals``: how much more log-density
+    rows have under each of them than under ``params``. Otherwise the statistics of a Gaussian
     mixture with ``params`` in the frame.
     """
 
@@ -66,6 +72,7 @@ class Asked:
     origin: FloatArray = field(default_factory=lambda: np.empty(0))
     matrix: FloatArray = field(default_factory=lambda: np.empty((0, 0)))
     radius: float = 1.0
+    rivals: tuple[GaussianParameters, ...] = ()
 
     @property
     def size(self) -> int:
@@ -83,6 +90,8 @@ class Asked:
         if self.edges is not None:
             columns, edges = self.edges.shape
             return np.full(columns * (edges - 1), columns**-0.5)
+        if self.rivals:
+            return np.full(len(self.rivals), 1 / self.radius)
         k, d = self.params.means.shape
         sizes, out = {}, []
         for name, (count, q) in self.shapes.items():
@@ -140,50 +149,47 @@ class Asked:
     # To the wire and back.
 
     def describe(self) -> tuple[dict[str, Any], FloatArray]:
-        """Plain JSON types, and numbers."""
+        """Plain JSON types, and numbers; the text is equally long whatever rows said before."""
         if self.edges is not None:
-            about = {"step": self.step, "shares": self.shares, "columns": len(self.edges)}
-            return about, self.edges.ravel()
+            about = {"shares": self.shares, "columns": len(self.edges)}
+            return about, np.concatenate([[self.step], self.edges.ravel()])
         k, d = self.params.means.shape
-        about = {"step": self.step, "shares": self.shares, "columns": d, "components": k}
-        arrays = (self.origin, self.matrix, *self.params.arrays().values())
+        about = {"shares": self.shares, "columns": d, "components": k, "covariance": self.kind}
+        rivals = [len(rival.weights) for rival in self.rivals]
+        arrays = [np.array([self.step, self.radius]), self.origin, self.matrix]
+        arrays += [a for one in (self.params, *self.rivals) for a in one.arrays().values()]
         numbers = np.concatenate([np.ravel(a) for a in arrays])
-        return about | {"covariance": self.kind, "radius": self.radius}, numbers
+        return about | ({"rivals": rivals} if rivals else {}), numbers
 
     @classmethod
     def read(cls, about: Mapping[str, Any], numbers: FloatArray) -> Self:
         """The inverse of `describe`; raises `WireError` for anything else."""
-        step, d, k = about.get("step"), about.get("columns"), about.get("components", 0)
-        shares = about.get("shares")
+        d, k = about.get("columns"), about.get("components", 0)
+        shares, rivals = about.get("shares"), about.get("rivals", [])
         if (
-            not isinstance(step, float)
-            or not 0 < step < 1
-            or not all(type(n) is int and 0 <= n <= 1 << 20 for n in (d, k, shares))
+            not isinstance(rivals, list)
+            or len(rivals) > MOST_RIVALS
+            or not all(type(n) is int and 0 <= n <= 1 << 20 for n in (d, k, shares, *rivals))
             or not np.isfinite(numbers).all()
             or not (d and shares)
+            or not (len(numbers) > 1 and 0 < numbers[0] < 1)
         ):
             raise WireError("a private question gives its lattice, columns and components.")
+        step, radius, numbers = float(numbers[0]), float(numbers[1]), numbers[1:]
         if not k:
             edges = numbers.reshape(d, -1) if len(numbers) % d == 0 else numbers.reshape(1, -1)
             if len(edges) != d or edges.shape[1] < 2 or not (np.diff(edges) > 0).all():
                 raise WireError("bins of a private question have edges that grow.")
             return cls(step, shares, edges)
-        kind, radius = about.get("covariance"), about.get("radius")
-        if (
-            kind not in (*KINDS, CENTRES)
-            or not isinstance(radius, float)
-            or not 0 < radius <= LARGEST_RADIUS
-        ):
+        kind, numbers = about.get("covariance"), numbers[1:]
+        if kind not in (*KINDS, CENTRES) or not 0 < radius <= LARGEST_RADIUS:
             raise WireError("a private question names a kind of covariance and a radius.")
-        shapes: dict[str, tuple[int, ...]] = {
-            "full": (k, d, d),
-            "tied": (d, d),
-            CENTRES: (d, d),
-            "diag": (k, d),
-            "spherical": (k,),
-        }
-        parts, start = [], 0
-        for shape in ((d,), (d, d), (k,), (k, d), shapes[kind]):
+        shapes: list[tuple[int, ...]] = [(d,), (d, d)]
+        for count in (k, *rivals):
+            ends = {"full": (count, d, d), "diag": (count, d), "spherical": (count,)}
+            shapes += [(count,), (count, d), ends.get(kind, (d, d))]
+        parts, start = list[FloatArray](), 0
+        for shape in shapes:
             count = int(np.prod(shape))
             parts.append(numbers[start : start + count])
             if len(parts[-1]) != count:
@@ -193,7 +199,8 @@ class Asked:
         if start != len(numbers):
             raise WireError("a private question has too many numbers.")
         origin, matrix, *theta = parts
-        return cls(step, shares, None, kind, GaussianParameters(*theta), origin, matrix, radius)
+        params, *others = (GaussianParameters(*theta[j : j + 3]) for j in range(0, len(theta), 3))
+        return cls(step, shares, None, kind, params, origin, matrix, radius, tuple(others))
 
 
 def clipped(rows: FloatArray, radius: float) -> FloatArray:
@@ -215,7 +222,8 @@ def whole_sums(asked: Asked, blocks: Iterable[FloatArray]) -> FloatArray:
     """The exact sums over rows that a question asks for, before its scales."""
     if asked.edges is not None:
         return _counts(asked.edges, blocks)
-    model, inverses, count = _unit_model(asked), asked.inverses, 0
+    tell = _gains if asked.rivals else _moments
+    theirs, count = tell(asked), 0
     total = np.zeros(asked.size, dtype=np.int64)
     for block in blocks:
         count += len(block)
@@ -224,22 +232,56 @@ def whole_sums(asked: Asked, blocks: Iterable[FloatArray]) -> FloatArray:
         for start in range(0, len(block), BLOCK):
             rows = np.asarray(block[start : start + BLOCK], dtype=np.float64)
             moved = (rows - asked.origin) @ asked.matrix.T
-            with np.errstate(all="ignore"):  # of a row far away, the logits may be anything
-                r = model.responsibilities(moved[None], asked.params)[0]
-            r = _cut(np.where(np.isfinite(r), r, 0.0), SHARES)
-            told = _moments(asked, moved, r, inverses)
-            total += np.rint(told / UNIT).astype(np.int64)
+            total += np.rint(theirs(moved) / UNIT).astype(np.int64)
     return np.asarray(total * UNIT)
 
 
-def _moments(asked: Asked, moved: FloatArray, r: FloatArray, inverses: FloatArray) -> FloatArray:
-    """Sums over a block of rows, about each component."""
+def _gains(asked: Asked) -> Callable[[FloatArray], FloatArray]:
+    """Sums of log-densities under each rival, less those under the first mixture."""
+    parts = []
+    for params in (asked.params, *asked.rivals):
+        inverses = replace(asked, params=params, rivals=()).inverses
+        with np.errstate(all="ignore"):
+            size = np.log(params.weights) + np.log(np.diagonal(inverses, axis1=1, axis2=2)).sum(1)
+        parts.append((params.means, inverses, size))
+
+    def of(moved: FloatArray) -> FloatArray:
+        told = []
+        with np.errstate(all="ignore"):  # of a row far away, densities may be anything
+            for means, inverses, size in parts:
+                white = np.einsum("knd,ked->kne", moved - means[:, None], inverses)
+                logits = size[:, None] - 0.5 * (white**2).sum(axis=2)
+                told.append(np.logaddexp.reduce(logits, axis=0))
+            gains = np.stack(told[1:], axis=1) - told[0][:, None]
+        return np.asarray(_cut(clipped(gains, asked.radius), FINE).sum(axis=0))
+
+    return of
+
+
+def _moments(asked: Asked) -> Callable[[FloatArray], FloatArray]:
+    """Sums of moments about each component."""
+    model, inverses = _unit_model(asked), asked.inverses
+
+    def of(moved: FloatArray) -> FloatArray:
+        with np.errstate(all="ignore"):  # of a row far away, the logits may be anything
+            r = model.responsibilities(moved[None], asked.params)[0]
+        r = _cut(np.where(np.isfinite(r), r, 0.0), SHARES)
+        return _about_components(asked, moved, r, inverses)
+
+    return of
+
+
+def _about_components(
+    asked: Asked, moved: FloatArray, r: FloatArray, inverses: FloatArray
+) -> FloatArray:
+    """Sums over a block of rows with these responsibilities."""
     first, second = [], []
     for k, inverse in enumerate(inverses):
-        u = clipped((moved - asked.params.means[k]) @ inverse.T, asked.radius)
-        first.append(r[:, k] @ _cut(u, FINE))
+        own = np.flatnonzero(r[:, k])  # most rows have a share in few components
+        u = clipped((moved[own] - asked.params.means[k]) @ inverse.T, asked.radius)
+        first.append(r[own, k] @ _cut(u, FINE))
         if asked.kind != CENTRES:
-            second.append(_products(_cut(u, COARSE), r[:, k], asked.kind))
+            second.append(_products(_cut(u, COARSE), r[own, k], asked.kind))
     if asked.kind == "tied":
         second = [np.sum(second, axis=0)]
     return np.concatenate([r.sum(axis=0), *first, *second])
@@ -277,9 +319,9 @@ def _counts(edges: FloatArray, blocks: Iterable[FloatArray]) -> FloatArray:
     return total.ravel()
 
 
-def to_integers(asked: Asked, sums: FloatArray, noise: IntArray) -> IntArray:
-    """What a worker tells: its sums on the lattice, and noise that nobody else knows."""
-    return np.rint(sums * (asked.scales / asked.step)).astype(np.int64) + noise
+def to_integers(asked: Asked, sums: FloatArray) -> IntArray:
+    """A worker's sums on the lattice; what it tells has noise besides."""
+    return np.rint(sums * (asked.scales / asked.step)).astype(np.int64)
 
 
 def from_integers(asked: Asked, total: IntArray) -> FloatArray:

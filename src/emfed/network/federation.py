@@ -62,6 +62,7 @@ from emfed.core.wire import (
     encode_text,
     floats_size,
     numbers_size,
+    read_json,
     steps_size,
 )
 from emfed.models import build_model
@@ -267,6 +268,11 @@ class RemoteFederation(Federation):
                 raise CheckpointError(
                     f"{path} belongs to a run of another model: use that, or another folder."
                 )
+            if texts.privacy_of(read_json(self.members.settings[0])) != self._roll.privacy:
+                raise CheckpointError(
+                    f"{path} belongs to a run with another epsilon or delta: use those, or another "
+                    "folder."
+                )
             traffic.open(self.members.keys, self.members.traffic)
             self._know_members()
         else:
@@ -278,7 +284,9 @@ class RemoteFederation(Federation):
             self.members = self._roll.gather(run, description, wanted, least, model, rounded)
             self._note_changes(before)
             self._know_members()
-            if self.masks and self._roll.privacy is None:
+            if self._roll.privacy is not None:
+                self.members.effective = float(self.size)  # nothing was added up yet
+            elif self.masks:
                 self._add_up_opening(self.members)
             self.members.traffic = traffic.open(self.members.keys)
             self._keep_members()

@@ -436,7 +436,7 @@ class InProcessFederation(Federation):
         for worker in range(self.size):
             sums = whole_sums(asked, plain_rows(self.data, worker))
             bits = word_source(seed, number, Purpose.PRIVACY, self.first + worker)
-            total += to_integers(asked, sums, discrete_gaussian(asked.size, bits))
+            total += to_integers(asked, sums) + discrete_gaussian(asked.size, bits)
         return total
 
     def oracle(self, request: Request) -> Oracle:

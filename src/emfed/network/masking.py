@@ -42,6 +42,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from emfed.core.errors import SettingsError, WireError
+from emfed.core.privacy import Bits
 from emfed.core.storage import write_atomic
 from emfed.network.keys import (
     PrivateKey,
@@ -300,6 +301,12 @@ def _stream(key: bytes, count: int, bits: int) -> Words:
     size = 8 if bits <= 64 else bits // 8
     cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
     return _read(cipher.update(bytes(size * count)), size)
+
+
+def secret_words(key: bytes) -> Bits:
+    """Random words that nobody can work out without the key: ChaCha20, word after word."""
+    cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    return lambda count: _read(cipher.update(bytes(8 * count)), 8)
 
 
 def _read(data: bytes, size: int) -> Words:

@@ -13,6 +13,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.core.ledger import Ledger
+from emfed.core.privacy import Privacy
 from emfed.core.protocols import (
     BoolArray,
     HasSupports,
@@ -29,20 +30,31 @@ from emfed.core.registry import plain
 from emfed.core.wire import (
     ANSWER_ENVELOPE,
     ENVELOPE,
+    Kind,
     cells_size,
     count_sizes,
+    encode_floats,
+    encode_question,
     encode_text,
     envelopes,
     floats_size,
     join_size,
+    payload_size,
     reply_envelopes,
     request_fronts,
     worker_loss,
 )
-from emfed.models.binding import Bound, told_parameters
+from emfed.models.binding import Bound, Shapes, told_parameters
+from emfed.models.bounded import Asked
 from emfed.network import texts
 from emfed.network.masking import MEMBER, roster_size
-from emfed.network.sums import LATTICE_SIZE, answer_shape, opening_shape, shape_size
+from emfed.network.sums import (
+    LATTICE_SIZE,
+    answer_shape,
+    opening_shape,
+    private_shape,
+    shape_size,
+)
 
 FRESH = 8
 """Bytes of the fresh number that a worker is ready with."""
@@ -100,14 +112,42 @@ class Prices:
         self._constants = int(count_sizes(np.array(phase))) + len(bound.wire)
         self._knows_constants[:] = False
 
-    def _open_masked(self, told: dict[str, Any], bound: Bound, names: Sequence[str] | None) -> None:
-        """Keys instead of numbers, then one masked sum."""
+    def open_private(
+        self, model: Model, shapes: Shapes, columns: tuple[Names, Names], privacy: Privacy
+    ) -> None:
+        """Hello to everyone, and everyone joins with its key and no number of its rows.
+
+        ``columns`` are those that the server asked for, and those that workers have.
+        """
+        asked, told = columns
+        content = texts.hello(plain(model.describe()), asked, None, True, privacy)
+        self.ledger.add("opening", "down", self._everyone, 0, ENVELOPE + len(encode_text(content)))
+        self._join_masked(texts.join_about(told, shapes, False), self.ledger.names)
+
+    def release(self, asked: Asked, purpose: str) -> None:
+        """A question that is answered with noise, to everyone, and the masked answers."""
+        about, numbers = asked.describe()
+        body = encode_question("private", about, encode_floats(numbers))
+        payload = payload_size(Kind.QUESTION, body)
+        self._news(self._everyone, settings=False, constants=False)
+        around = envelopes(first_question(0), 0, 0, np.zeros(len(self._everyone), dtype=np.bool_))
+        down = around + len(body) - payload
+        self.ledger.add(purpose, "down", self._everyone, payload, down)
+        size = shape_size(private_shape(asked.size))
+        self._masked(purpose, self._everyone, around, np.full(len(self._everyone), size))
+
+    def _join_masked(self, told: dict[str, Any], names: Sequence[str] | None) -> None:
+        """Keys instead of numbers."""
         called = [str(i) for i in self._everyone.tolist()] if names is None else list(names)
         self._roster = roster_size(called)
         ones = np.ones(len(called), dtype=np.int64)
         own = np.array([roster_size([name]) for name in called])
         around, payload = join_size({**told, "key": True}, ones, own)
         self.ledger.add("opening", "up", self._everyone, payload, ANSWER_ENVELOPE + around)
+
+    def _open_masked(self, told: dict[str, Any], bound: Bound, names: Sequence[str] | None) -> None:
+        """Keys instead of numbers, then one masked sum."""
+        self._join_masked(told, names)
         unknown = np.zeros(len(self._everyone), dtype=np.bool_)
         self._news(self._everyone, settings=False, constants=False)
         text = len(encode_text({"kind": "opening"}))

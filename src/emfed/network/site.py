@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from emfed.algorithms import build_algorithm
 from emfed.core.errors import DataError, SettingsError, WireError
@@ -103,7 +102,13 @@ from emfed.network.inprocess import (
     narrow,
     plain_rows,
 )
-from emfed.network.masking import RunKeys, SiteIdentity, decode_roster, encode_roster
+from emfed.network.masking import (
+    RunKeys,
+    SiteIdentity,
+    decode_roster,
+    encode_roster,
+    secret_words,
+)
 from emfed.network.own_clusters import SMALLEST, encode_clusters
 from emfed.network.prices import FIRST_QUESTION
 from emfed.network.rules import GuardedRows, Journal, Refusal, SiteRules, counts_named
@@ -526,7 +531,12 @@ class Site:
     def _private(
         self, header: Header, described: Mapping[str, Any], numbers: bytes, body: bytes
     ) -> tuple[Kind, bytes, str]:
-        """Sums over clipped rows with this site's noise, charged before it looks at a row."""
+        """Sums over clipped rows with this site's noise, charged before anything of it leaves.
+
+        The noise follows from the site's secret, the question and the sums. So an answer that is
+        asked for again is the same bit for bit, after whatever kill, and is charged once; over
+        other rows it has other noise, and is charged.
+        """
         store, joined = self._known(header)
         privacy = texts.privacy_of(read_json(joined.settings))
         if privacy is None or self._sums is None:
@@ -535,22 +545,25 @@ class Site:
         asked, run = Asked.read(described, decode_floats(numbers)), f"{header.run:016x}"
         about = b"private" + struct.pack("<Q", header.run) + body
         waiting = self._sums.waiting(store)
-        told: list[NumberBlock] = []
+        told, fresh = list[NumberBlock](), None
         if waiting is None or waiting.about != hashlib.sha256(about).digest():
             self.rules.check_size(asked.size, self._cells)
             data = self._rows(joined)
             if asked.columns != data.worker(0).shape[1]:
                 raise WireError("a private question is about other columns than the run's.")
             self._spend(chosen=False)
+            exact = to_integers(asked, whole_sums(asked, plain_rows(data, 0)))
+            own = hashlib.sha256(about).digest() + exact.astype("<i8").tobytes()
             cost = price_on(asked.step, asked.size, asked.shares)
-            if not self._allowance.use(run, cost):
+            name = self._secret.derive("charged", own).hex()[:16]
+            if not self._allowance.use(run, cost, name):
                 raise Refusal(Reason.REFUSED, "the budget of this private run is used up.")
-            noise = discrete_gaussian(asked.size, _secret_words)
-            told = [
-                (to_integers(asked, whole_sums(asked, plain_rows(data, 0)), noise), PRIVATE_BITS)
-            ]
+            noise = discrete_gaussian(asked.size, secret_words(self._secret.derive("noise", own)))
+            told = [(exact + noise, PRIVATE_BITS)]
+            fresh = int.from_bytes(self._secret.derive("fresh", own)[:8], "little")
         least = asked.shares + self.rules.colluders
-        fresh = self._sums.ready(store, about, hashlib.sha256(body).digest(), told, least)
+        subject = hashlib.sha256(body).digest()
+        fresh = self._sums.ready(store, about, subject, told, least, fresh)
         note = f"ready: {asked.size} sums over clipped rows, with noise, to be added up"
         return Kind.READY, fresh.to_bytes(8, "little"), note
 
@@ -942,11 +955,6 @@ def _read_site(data: Any, columns: Names, device: Any | None) -> Workers:
 def _of_one(summaries: Summaries) -> dict[str, FloatArray]:
     """The summary of the only worker here."""
     return {name: values[0] for name, values in summaries.items()}
-
-
-def _secret_words(count: int) -> NDArray[np.uint64]:
-    """Random words from the system: nobody can work out the noise that is made of them."""
-    return np.frombuffer(os.urandom(8 * count), dtype=np.uint64).copy()
 
 
 def _alone(model: Model, count: int, summary: Summaries) -> list[Model]:

@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -268,48 +268,64 @@ class Tally(SpentOnce):
         return None
 
 
+class RunAllowance(NamedTuple):
+    """What one run may tell and has told: mu squared, and the names of its answers."""
+
+    budget: float = 0.0
+    used: float = 0.0
+    answers: tuple[str, ...] = ()
+
+
 @final
 class Allowance(SpentOnce):
     """What a site gave away of its rows' privacy, over all runs: mu squared, which adds up.
 
     A run's whole budget is charged when it joins, before the first word about any row leaves; each
     answer is then charged to the run, and none beyond its budget is given. So whatever the server
-    asks, and however often it or this site is killed, no more than the charged sum is told.
+    asks, and however often it or this site is killed, no more than the charged sum is told. Answers
+    have names: one that is given again bit for bit has the name that it had, and costs nothing.
     """
 
     FILE = "spent"
 
-    def read(self) -> tuple[float, dict[str, tuple[float, float]]]:
+    def read(self) -> tuple[float, dict[str, RunAllowance]]:
         """Mu squared charged in all; and of each run what it was charged and what it used."""
-        total, runs = 0.0, dict[str, tuple[float, float]]()
+        total, runs = 0.0, dict[str, RunAllowance]()
         for about in self._found():
             total = max(total, float(about["charged"]))
-            for run, (budget, used) in about["runs"].items():
-                known = runs.get(run, (0.0, 0.0))
-                runs[run] = max(known[0], budget), max(known[1], used)
+            for run, (budget, used, *names) in about["runs"].items():
+                known = runs.get(run, RunAllowance())
+                answers = names if used > known.used else known.answers
+                runs[run] = RunAllowance(max(known[0], budget), max(known[1], used), (*answers,))
         return total, runs
 
-    def _write(self, total: float, runs: Mapping[str, tuple[float, float]]) -> None:
-        kept = {run: list(own) for run, own in list(runs.items())[-KEPT_LEDGER:]}
+    def _write(self, total: float, runs: Mapping[str, RunAllowance]) -> None:
+        last = list(runs.items())[-KEPT_LEDGER:]
+        kept = {run: [own.budget, own.used, *own.answers] for run, own in last}
         self._keep({"charged": total, "runs": kept})
 
     def charge(self, run: str, mu_squared: float, most: float | None) -> bool:
         """Charge a run's whole budget, once; False, and nothing is charged, if it is too much."""
         total, runs = self.read()
-        budget, used = runs.pop(run, (0.0, 0.0))
-        more = max(0.0, mu_squared - budget)
+        known = runs.pop(run, RunAllowance())
+        more = max(0.0, mu_squared - known.budget)
         if most is not None and total + more > most * (1 + 1e-9):
             return False
-        self._write(total + more, runs | {run: (budget + more, used)})
+        self._write(total + more, runs | {run: known._replace(budget=known.budget + more)})
         return True
 
-    def use(self, run: str, mu_squared: float) -> bool:
-        """Charge an answer to its run; False if the run's budget does not reach for it."""
+    def use(self, run: str, mu_squared: float, name: str) -> bool:
+        """Charge an answer to its run, once; False if the run's budget does not reach for it."""
         total, runs = self.read()
-        budget, used = runs.pop(run, (0.0, 0.0))
-        if used + mu_squared > budget * (1 + 1e-6):
+        known = runs.pop(run, RunAllowance())
+        if name in known.answers:
+            for path in self._paths:
+                self._disk.settle(path)
+            return True
+        if known.used + mu_squared > known.budget * (1 + 1e-6):
             return False
-        self._write(total, runs | {run: (budget, used + mu_squared)})
+        told = (*known.answers, name)
+        self._write(total, runs | {run: RunAllowance(known.budget, known.used + mu_squared, told)})
         return True
 
 
@@ -346,6 +362,11 @@ class Secret:
         """64 bits that follow from the secret and a purpose, and that nobody else can tell."""
         digest = hashlib.blake2b(purpose.encode(), key=self.read(), digest_size=8).digest()
         return int.from_bytes(digest, "little")
+
+    def derive(self, purpose: str, content: bytes) -> bytes:
+        """32 bytes that follow from the secret, a purpose and a content, alike."""
+        person, key = purpose.encode(), self.read()
+        return hashlib.blake2b(content, key=key, digest_size=32, person=person).digest()
 
 
 @final

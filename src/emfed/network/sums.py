@@ -323,8 +323,12 @@ class SiteSums:
         subject: bytes,
         blocks: Sequence[NumberBlock],
         least: int = 0,
+        fresh: int | None = None,
     ) -> int:
-        """Write down an answer; gives the fresh number that the server is to name it by."""
+        """Write down an answer; gives the fresh number that the server is to name it by.
+
+        A private answer that is made again has the number that it had: it is told for one set.
+        """
         digest = hashlib.sha256(about).digest()
         found = self.waiting(store)
         if found is not None and found.about == digest:
@@ -334,7 +338,7 @@ class SiteSums:
         shape = tuple((len(numbers), bits) for numbers, bits in (*blocks, CHECK))
         digest_of = hashlib.sha256(subject).digest()[:8]
         topic = int.from_bytes(digest_of, "little") if subject else 0
-        fresh = int.from_bytes(os.urandom(8), "little")
+        fresh = int.from_bytes(os.urandom(8), "little") if fresh is None else fresh
         self._keep(store, Ready(digest, topic, fresh, words, shape, least))
         return fresh
 
@@ -461,16 +465,20 @@ class _Company:
 
 @final
 class _History:
-    """For which sets of sites each subject was answered in a run, and the last answer exactly."""
+    """For which sets of sites each subject was answered in a run, and the last answer exactly.
+
+    Of private answers, all.
+    """
 
     def __init__(
         self,
         subjects: NDArray[Any],
         which: NDArray[Any],
         sets: list[list[int]],
-        last: tuple[str, list[dict[int, int]]] = ("", []),
+        exact: dict[str, list[dict[int, int]]] | None = None,
     ) -> None:
-        self._subjects, self._which, self._sets, self._last = subjects, which, sets, last
+        self._subjects, self._which, self._sets = subjects, which, sets
+        self._exact = exact or {}
 
     @classmethod
     def read(cls, store: SiteStore) -> _History:
@@ -479,12 +487,15 @@ class _History:
         if store.disk.read(path) is None:
             return cls(np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.int64), [])
         arrays, about = load_checkpoint(path, store.disk)
-        last = [{n: int(f, 16) for n, f in told} for told in about["last"]]
-        return cls(arrays["subjects"], arrays["which"], about["sets"], (about["about"], last))
+        exact = {
+            answer: [{n: int(f, 16) for n, f in members} for members in told]
+            for answer, told in about.get("exact", {about.get("about"): about.get("last")}).items()
+        }
+        return cls(arrays["subjects"], arrays["which"], about["sets"], exact)
 
     def told_for(self, about: bytes) -> list[dict[int, int]]:
         """The sets for which this very answer was told, with the fresh numbers of all."""
-        return self._last[1] if self._last[0] == about.hex() else []
+        return self._exact.get(about.hex(), [])
 
     def _told(self, subject: int) -> list[list[int]]:
         found = np.unique(self._which[self._subjects == np.uint64(subject)])
@@ -501,7 +512,8 @@ class _History:
     def add(self, ready: Ready, members: SetMembers) -> _History:
         """Remember one more answer."""
         mine, last = sorted(members), [*self.told_for(ready.about), dict(members)]
-        told = (ready.about.hex(), last)
+        # Private answers may be asked for again after others, and are told for one set for good.
+        told = (self._exact if ready.least else {}) | {ready.about.hex(): last}
         if mine in self._told(ready.subject):
             return _History(self._subjects, self._which, self._sets, told)
         sets = self._sets if mine in self._sets else [*self._sets, mine]
@@ -511,6 +523,9 @@ class _History:
     def write(self, store: SiteStore) -> None:
         """Before the answer leaves."""
         arrays = {"subjects": self._subjects, "which": self._which}
-        last = [[[n, f"{f:016x}"] for n, f in told.items()] for told in self._last[1]]
-        about = {"sets": self._sets, "about": self._last[0], "last": last}
+        exact = {
+            answer: [[[n, f"{f:016x}"] for n, f in members.items()] for members in told]
+            for answer, told in self._exact.items()
+        }
+        about = {"sets": self._sets, "exact": exact}
         save_checkpoint(store.directory / "sets", arrays, about, store.disk)
