@@ -30,6 +30,7 @@ from emfed.core.streams import check_seed
 from emfed.data.reading import in_words, match_columns, read_table
 from emfed.data.sources import ParquetRows, Source
 from emfed.models.adapting import adapt
+from emfed.models.clusters import Clusters
 from emfed.models.component_summaries import width_of
 from emfed.models.mixture import MixtureModel
 
@@ -399,9 +400,9 @@ class Result:
         array of shape (rows,)
             The components, counted from 0.
         """
-        if isinstance(self.model, MixtureModel):  # on a device: labels alone come back
-            return self.model.labels(*self._inner(data)).astype(np.int64)
-        return np.argmax(self.predict_proba(data), axis=-1).astype(np.int64)
+        if isinstance(self.model, (MixtureModel, Clusters)):  # labels alone leave a device
+            return self.model.labels(*self._inner(data)).astype(np.int64, copy=False)
+        return np.argmax(self.predict_proba(data), axis=-1).astype(np.int64, copy=False)
 
     @property
     def free_parameters(self) -> int:

@@ -38,7 +38,7 @@ from emfed.models.components import (
     check_rows_suffice,
     halved,
 )
-from emfed.models.devices import MOST_COMPONENTS, Features, Pass, ragged, sweep
+from emfed.models.devices import MOST_COMPONENTS, Features, Pass, labels, ragged, sweep
 from emfed.models.mixture import blocks, to_numpy
 from emfed.models.parameters import Frame, common_frame
 from emfed.models.rows import check_rows, combine_moments, moments, total_weight
@@ -257,20 +257,29 @@ class Clusters(Model):
         told = self.smallest <= 1 or (rows is not None and rows.weights is None)
         if rows is None or self.fill or not told or self.n_components > MOST_COMPONENTS:
             return None
-        features = Features(self._frame.origin, self._frame.scale, "none")
-        c = params.centres
-        sums = sweep(rows, Pass(features, -0.5 * (c**2).sum(axis=-1), c, hard=True))
+        sums = sweep(rows, self._pass(params))
         kept = sums.mass >= self.smallest if self.smallest > 1 else np.ones_like(sums.mass)
         count, first = rows.totals[:, None], slice(None) if data.ndim == 3 else 0
         mass, moments = sums.mass * kept / count, sums.moments * kept[..., None] / count[..., None]
         return self.layout.join({"mass": mass[first], "first": moments[first]})
 
-    def responsibilities(self, data: Any, params: Centres) -> FloatArray:
-        """1 for the nearest centre."""
+    def _pass(self, params: Centres) -> Pass:
+        """The E-step of a kernel."""
+        features, c = Features(self._frame.origin, self._frame.scale, "none"), params.centres
+        return Pass(features, -0.5 * (c**2).sum(axis=-1), c, hard=True)
+
+    def labels(self, data: Any, params: Centres) -> IntArray:
+        """The nearest centre of each row, ``(..., samples)``."""
+        rows = None if self.fill else ragged(data)
+        if rows is not None and self.n_components <= MOST_COMPONENTS:
+            return labels(rows, self._pass(params)).reshape(data.shape[:-1])
         xp = array_namespace(data)
         found = [to_numpy(xp.argmax(s, axis=-1)) for _, s, _ in self._assigned(data, params, None)]
-        nearest = np.concatenate(found, axis=-1).astype(np.int64)
-        return np.eye(self.n_components)[nearest]
+        return np.concatenate(found, axis=-1).astype(np.int64)
+
+    def responsibilities(self, data: Any, params: Centres) -> FloatArray:
+        """1 for the nearest centre."""
+        return np.eye(self.n_components)[self.labels(data, params)]
 
     def distances(self, data: Any, params: Centres) -> FloatArray:
         """Distances from each row to each centre, in the frame, ``(..., rows, K)``.
@@ -663,13 +672,22 @@ def seed_centres(
     draws = uniforms(seed, 0, Purpose.SEEDING, address, 1 + TRIALS * (count - 1))[0]
     first = int(np.searchsorted(np.cumsum(mass)[:-1], draws[0] * mass.sum(), side="right"))
     chosen = [first]
-    distances = ((points - points[first]) ** 2).sum(axis=-1)
+    squares = (points**2).sum(axis=-1)
+
+    def apart(picks: IntArray) -> FloatArray:
+        """Squared distances by products, six times as fast as by differences at 2,000 x 20.
+
+        What rounding leaves of the distance between equal points is never drawn.
+        """
+        products = points[picks] @ points.T
+        return np.maximum(squares[picks][:, None] + squares - 2 * products, 0.0)
+
+    distances = apart(np.array([first]))[0]
     for step in range(count - 1):
         below = np.cumsum(mass * distances)
         u = draws[1 + TRIALS * step : 1 + TRIALS * (step + 1)] * below[-1]
         picks = np.minimum(np.searchsorted(below, u, side="right"), len(points) - 1)
-        tried = ((points[None] - points[picks][:, None]) ** 2).sum(axis=-1)
-        tried = np.minimum(tried, distances)
+        tried = np.minimum(apart(picks), distances)
         best = int(np.argmin(tried @ mass))
         chosen.append(int(picks[best]))
         distances = tried[best]

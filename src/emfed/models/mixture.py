@@ -343,8 +343,9 @@ class MixtureModel(Model):
         if found is None:
             return self.responsibilities(data, params).argmax(axis=-1)
         rows, given = found
-        parts = [part for table in self.tables(rows) for part in labels(table, given)]
-        return np.concatenate(parts).reshape(data.shape[:-1])
+        parts = [labels(table, given) for table in self.tables(rows)]
+        whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return whole.reshape(data.shape[:-1])
 
     def responsibilities(self, data: Any, params: Any) -> FloatArray:
         """p(z = k | y; theta), ``(..., samples, K)``."""

@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emfed.models import Categorical, gaussian_mixture, mixed_mixture
+from emfed.data.tables import WorkerTables
+from emfed.fitting.starts import sketch
+from emfed.fitting.starts.start_search import _own_sketch
+from emfed.models import Categorical, gaussian_mixture, k_means, mixed_mixture
 from emfed.models.devices import Ragged, twin
 from tests.models.devices.passes import CASES, Case, off, plain
 
@@ -130,6 +133,65 @@ def test_passes_of_one_shape_over_other_rows_in_another_frame_do_not_meet() -> N
     for far in (100.0, -3.0, 100.0):
         rows, given = Case("again", 90, 5, 3, "squares", far=far, dtype=np.float64).make()
         assert off(sweep(placed(rows), given, values=True), plain(rows, given), False) < 1e-12
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", ["tied", "diag", "full", "k-means"])
+@pytest.mark.parametrize("where", ["twin", pytest.param("kernel", marks=kernels)])
+def test_starts_that_are_tried_on_a_device_are_those_tried_here(
+    where: str, kind: str, weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All starts are then workers of one launch, each with parameters of its own."""
+    g = np.random.default_rng(2)
+    table = (3 * g.integers(0, 3, size=(60, 1)) + g.normal(size=(60, 2))).astype(np.float32)
+    model: Any = k_means(3) if kind == "k-means" else gaussian_mixture(3, kind)
+    model = model.bind(model.summary(table[None]), np.array([60]), np.ones(1))
+    weights = [g.integers(0, 4, 60).astype(np.float64)] if weighted else None
+    monkeypatch.setattr(sketch, "FIRST_STEPS", 2)
+    monkeypatch.setattr(sketch, "STEPS", 2)
+    launches = []
+
+    def copied(rows: Any, weights: Any) -> Ragged:
+        launches.append(len(rows))
+        count, each = rows.shape[:2]
+        flat = None if weights is None else weights.ravel()
+        return Ragged(rows.reshape(-1, 2), np.arange(count) * each, np.full(count, each), flat)
+
+    if where == "twin":
+        monkeypatch.setattr(sketch, "ragged", copied)
+        for name in ("mixture", "clusters", "gaussian"):
+            monkeypatch.setattr(f"emfed.models.{name}.sweep", twin.sweep)
+    here = _own_sketch(WorkerTables([table], ["a"], None, weights), model, 0)
+    if where == "twin":
+        there = dataclasses.replace(here, there=here.rows)
+    else:
+        import torch
+
+        tensor = torch.as_tensor(table, device=WHERE)
+        there = _own_sketch(WorkerTables([tensor], ["a"], None, weights), model, 0)
+        assert there.there.dtype == torch.float32
+    want, got = (
+        [model.statistics_of(p) for p in found.starts([model], 2, 0)[0]] for found in (here, there)
+    )
+    np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12)
+    assert launches == ([10, 3] if where == "twin" else [])
+
+
+@kernels
+@pytest.mark.parametrize("kind", ["tied", "full", "k-means"])
+def test_labels_alone_come_back_from_a_device(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, from several parts."""
+    import torch
+
+    from emfed.models.devices import sweeping
+
+    monkeypatch.setattr(sweeping._Phases, "parts", lambda self, rows: rows.parts(128))
+    table = 3 * np.random.default_rng(8).normal(size=(300, 4)) + 9
+    model: Any = k_means(3) if kind == "k-means" else gaussian_mixture(3, kind)
+    model = model.bind(model.summary(table[None]), np.array([300]), np.ones(1))
+    found = model.labels(torch.as_tensor(table, device=WHERE), model.start(0))
+    assert found.dtype == np.int64
+    np.testing.assert_array_equal(found, model.labels(table, model.start(0)))
 
 
 FAMILIES = ["gaussian", "poisson", "bernoulli", Categorical(3), "exponential", "gamma"]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
+from array_api_compat import array_namespace, device
 
 from emfed.algorithms import EM, FedEM
 from emfed.compressors import SubtractiveDithering
@@ -18,6 +19,7 @@ from emfed.fitting.selection import FLOORS
 from emfed.fitting.session import Session
 from emfed.fitting.starts.sketch import ROWS, Sketch, drawn
 from emfed.fitting.stopping import Stop
+from emfed.models.devices import is_here
 from emfed.models.mixture import to_numpy
 from emfed.network.inprocess import InProcessFederation
 from emfed.network.own_clusters import SMALLEST
@@ -134,11 +136,13 @@ class _Search:
         if not told or method == "auto":
             told.append((*self.buckets(part), False))
         out, whole = [], model.moment_of_rows
+        holder = None if data is None or data.streaming else data
         for mass, means, matched in told:
             # With a common covariance chance has no room: it is what is left of the known moment.
             matched = matched or model.fixed_data
             points, weights = drawn(mass, means, whole, self.session.seed, matched)
-            out.append(Sketch(points, model.rows_at(points), weights))
+            rows = model.rows_at(points)
+            out.append(Sketch(points, rows, weights, _beside(holder, rows)))
         return out
 
     def begin(self, view: View, statistics: FloatArray) -> FloatArray:
@@ -255,7 +259,19 @@ def _own_sketch(data: Any, model: Any, seed: int) -> Sketch:
     rows, mass = rows[first], np.bincount(which.ravel(), mass)
     frame = model.clusters(1).frame
     points = np.nan_to_num((rows - frame.origin) / frame.scale)
-    return Sketch(points, rows, mass / mass.sum())
+    return Sketch(points, rows, mass / mass.sum(), _beside(data, rows))
+
+
+def _beside(data: Any, rows: FloatArray) -> Any:
+    """Rows on the GPU where those of the workers are, and as they are if no digit is lost."""
+    holder = np.array([0 if data is None else int(np.argmax(data.counts))])
+    like = None if data is None else data.take(holder, np.zeros((1, 1), dtype=np.int64))
+    if like is None or not is_here(like):
+        return None
+    xp = array_namespace(like)
+    there = xp.asarray(rows, device=device(like))
+    same = xp.astype(there, like.dtype)
+    return same if bool(xp.all(xp.astype(same, there.dtype) == there)) else there
 
 
 def _from_points(session: Session, model: Any, seed: int) -> Any:

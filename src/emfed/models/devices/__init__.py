@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace, device, is_cupy_array, is_torch_array
 
+from emfed.core.protocols import IntArray
 from emfed.models.devices.passes import Features, Pass, Second, Sums
 from emfed.models.devices.ragged import Precision, Ragged
 
@@ -84,12 +85,11 @@ def answers(rows: Ragged, given: Pass) -> Iterator[tuple[Any, Any]]:
         yield shares.double().cpu().numpy(), densities.cpu().numpy()
 
 
-def labels(rows: Ragged, given: Pass) -> Iterator[Any]:
-    """The component of the largest responsibility of each row, part by part, as numpy arrays."""
+def labels(rows: Ragged, given: Pass) -> IntArray:
+    """The component of the largest responsibility of each row, as one numpy array."""
     from emfed.models.devices import sweeping
 
-    for shares, _ in sweeping.answers(rows, given):
-        yield shares.argmax(dim=1).cpu().numpy()
+    return sweeping.labels(rows, given)
 
 
 def written(

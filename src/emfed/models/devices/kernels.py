@@ -4,7 +4,9 @@ Each program walks through the blocks of its own range of rows and writes its ow
 nothing is atomic and sums have one order. Products of doubles run on the tensor cores that data
 centre GPUs have for them. ``FAST`` kernels cut every factor into two half-precision numbers of 11
 bits each and multiply three of the four pairs (the fourth is below 2^-22); the sums of a block are
-float32, those over blocks double. Logits are powers of two instead of e inside.
+float32, those over blocks double. Logits are powers of two instead of e inside. ``own`` says at run
+time whether workers have parameters of their own: rounds and starts side by side share one compiled
+kernel, which for sm_90 has as many registers and instructions as if it knew.
 """
 
 from __future__ import annotations
@@ -203,7 +205,7 @@ def _frame_of(frame, kind: tl.constexpr, W: tl.constexpr, FAST: tl.constexpr):
     return origin, inverse
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["own"])
 def fused(
     x,
     weights,
@@ -358,7 +360,7 @@ def _features(
     return z
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["own"])
 def shares(
     x,
     weights,
@@ -488,7 +490,7 @@ def _rows(x, rows, inside, columns, origin, rest, inverse, D: tl.constexpr, FAST
     return _column(x, rows[:, None] * D, inside, columns, origin, rest, inverse, D, FAST)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["own"])
 def quadratic(
     x,
     weights,

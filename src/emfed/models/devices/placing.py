@@ -131,7 +131,7 @@ def stream(
                     if pinned[turn % 2] is None:
                         pinned[turn % 2] = torch.empty((step, width), dtype=kind, pin_memory=True)
                     found, host = np.asarray(host), pinned[turn % 2][: stop - start]
-                    _copy(pool, host.numpy(), found)
+                    copy_rows(pool, host.numpy(), found)
                 with torch.cuda.stream(side):
                     if used is not None:
                         side.wait_event(used)
@@ -163,8 +163,8 @@ def stream(
         pool.shutdown()
 
 
-def _copy(pool: ThreadPoolExecutor, out: Any, rows: Any) -> None:
-    """Rows into pinned memory, by several threads: one alone is slower than the bus."""
+def copy_rows(pool: ThreadPoolExecutor, out: Any, rows: Any) -> None:
+    """Rows into or out of pinned memory, by several threads: one alone is slower than the bus."""
     step = -(-len(rows) // COPY_THREADS)
     parts = [slice(start, start + step) for start in range(0, len(rows), step)]
     for _ in pool.map(lambda part: np.copyto(out[part], rows[part]), parts):
