@@ -23,6 +23,7 @@ from emfed.core.protocols import FloatArray, Names, Opening, Summaries
 from emfed.data.tables import Workers, gather
 from emfed.models.matrices import unpack
 from emfed.models.mixture import to_numpy
+from emfed.models.rows import mean_length
 
 FAR = 6.0
 """Divergence from which a column is suspicious. Over the tables of ../shared/data by group the
@@ -173,8 +174,7 @@ def suspicions(
     ``rows`` are the site's, ``(..., columns)``.
     """
     own, every = Moments.read(summary), Moments.read(whole)
-    if "length" in whole:  # of sequences, whose steps count
-        share = share * float(np.ravel(summary["length"])[0] / np.ravel(whole["length"])[0])
+    share = share * mean_length(summary) / mean_length(whole)
     values = np.asarray(rows, dtype=np.float64)
     values = values.reshape(-1, values.shape[-1])
     if own is None or every is None or share >= 1 or len(values) < FEWEST:
