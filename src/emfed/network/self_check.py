@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from emfed.core.protocols import FloatArray, Names, Opening, Summaries
+from emfed.core.protocols import FloatArray, IntArray, Names, Opening, Summaries
 from emfed.data.tables import Workers, gather
 from emfed.models.matrices import unpack
 from emfed.models.mixture import to_numpy
@@ -28,6 +28,8 @@ from emfed.models.rows import mean_length
 FAR = 6.0
 """Divergence from which a column is suspicious. Over the tables of ../shared/data by group the
 loudest ordinary differences are above it too: what counts is that a known change explains them."""
+FAR_OF_TAILS = 1e5
+"""The same for a column of which a few rows make up mean and spread."""
 NEAR = 0.1
 """Divergence up to which a change explains a column (`python -m benchmarks mistakes` prints what
 this and `FAR` find and what they cry wolf at)."""
@@ -182,17 +184,21 @@ def suspicions(
     others = every.without(own, share)
     usable = (own.variance > 0) & (others.variance > 0) & (others.observed > 1e-6)
     there = divergence(own.mean, own.variance, others.mean, others.variance)
-    far = np.flatnonzero(usable & (there > FAR) & np.isfinite(there))
+    strange = np.flatnonzero(usable & (there > ALONE) & np.isfinite(there))
+    plain = [there[j] > FAR_OF_TAILS or not _tailed(values[:, j]) for j in strange.tolist()]
+    strange = strange[plain]
+    far = strange[there[strange] > FAR]
     names = columns or [str(j) for j in range(len(own.mean))]
-    found, swapped = [], _swapped(own, others, there, far)
+    found, swapped = [], _swapped(own, others, there, strange)
     for a, b in swapped:
         found.append(f"columns {names[a]!r} and {names[b]!r} look exchanged")
     done = {column for pair in swapped for column in pair}
     for column in range(len(own.mean)):
         mine = values[:, column]
         words = _codes(mine, others.mean[column], others.variance[column])
-        if words is None and column in far and column not in done and not _tailed(mine):
-            words = _changed(own, others, column, _is_code(mine))
+        if words is None and column in far and column not in done:
+            unlike = 4 * (len(strange) - 1) > len(own.mean)
+            words = _changed(own, others, column, _is_code(mine), unlike)
         if words is not None:
             found.append(
                 f"column {names[column]!r}: {words} (mean {own.mean[column]:.4g} here, "
@@ -229,8 +235,13 @@ MOST_TOLD = 8
 """Warnings that are told; the others are counted."""
 
 
-def _changed(own: Moments, others: Moments, column: int, code: bool) -> str | None:
-    """The change that explains a column, or an origin that nobody knows."""
+def _changed(
+    own: Moments, others: Moments, column: int, code: bool, unlike: bool = False
+) -> str | None:
+    """The change that explains a column, or an origin that nobody knows.
+
+    Where many columns are ``unlike`` the others', small factors are no explanation.
+    """
     mean, variance = own.mean[column], own.variance[column]
     other_mean, other = others.mean[column], others.variance[column]
     if not code:
@@ -240,6 +251,7 @@ def _changed(own: Moments, others: Moments, column: int, code: bool) -> str | No
         apart, spread = abs(mean - other_mean), np.sqrt(max(variance, other))
         least = np.where(factors == 1.0, MOVED, np.where(_large(factors), 0.0, SCALED))
         left = np.where(apart >= least * spread, left, np.inf)
+        left[unlike & ~_large(factors) & (factors != 1.0)] = np.inf
         # A unit changes mean and spread alike; skewed columns would hide that in their spread.
         beside = np.abs(factors * mean + offsets - other_mean)
         clear = abs(other_mean) > 0.2 * np.sqrt(other)
@@ -305,19 +317,33 @@ def _codes(values: FloatArray, mean: float, variance: float) -> str | None:
     return None
 
 
-def _swapped(own: Moments, others: Moments, there: FloatArray, far: Any) -> list[tuple[int, int]]:
-    """Pairs of columns that are like each other's at the others."""
+ALONE = 2.0
+"""Divergence from which two columns are told apart. Of columns that resemble each other (pixels,
+questions of one form) some are always like others by chance, where sites differ."""
+
+
+def _swapped(
+    own: Moments, others: Moments, there: FloatArray, strange: IntArray
+) -> list[tuple[int, int]]:
+    """Pairs of columns that are like each other's at the others.
+
+    Exchanging must be a clear explanation. Either the site has no other strange column, or each of
+    the pair is like no third column and pairs explain at least half of what is strange.
+    """
     cross = divergence(
         own.mean[:, None], own.variance[:, None], others.mean[None], others.variance[None]
     )
+    cross = np.where(np.isfinite(cross), cross, np.inf)
     slack = np.minimum(EXPLAINED * there, MOST_LEFT / 3)
-    pairs: list[tuple[int, int]] = []
-    used: set[int] = set()
-    for a in far.tolist():
-        for b in range(len(there)):
-            if a == b or {a, b} & used or not (np.isfinite(there[b]) and there[b] > 1.0):
-                continue
-            if cross[a, b] < NEAR + slack[a] and cross[b, a] < NEAR + slack[b]:
+    like = (cross < NEAR + slack[:, None]) & np.isin(np.arange(len(there)), strange)
+    like, alone = like & like.T, (cross < ALONE).sum(axis=1) == 1
+    pairs, used = [], set()
+    for a in strange[there[strange] > FAR].tolist():
+        for b in np.flatnonzero(like[a]).tolist():
+            if a != b and not {a, b} & used:
                 pairs.append((min(a, b), max(a, b)))
                 used |= {a, b}
-    return pairs
+    left = len({*strange.tolist()} - used)
+    if left:
+        pairs = [pair for pair in pairs if alone[[*pair]].all()]
+    return pairs if 2 * len(pairs) >= left else []
