@@ -197,8 +197,7 @@ def suspicions(
         mine = values[:, column]
         words = _codes(mine, others.mean[column], others.variance[column])
         if words is None and column in far and column not in done:
-            unlike = 4 * (len(strange) - 1) > len(own.mean)
-            words = _changed(own, others, column, _is_code(mine), unlike)
+            words = _changed(own, others, column, _is_code(mine))
         if words is not None:
             found.append(
                 f"column {names[column]!r}: {words} (mean {own.mean[column]:.4g} here, "
@@ -235,13 +234,8 @@ MOST_TOLD = 8
 """Warnings that are told; the others are counted."""
 
 
-def _changed(
-    own: Moments, others: Moments, column: int, code: bool, unlike: bool = False
-) -> str | None:
-    """The change that explains a column, or an origin that nobody knows.
-
-    Where many columns are ``unlike`` the others', small factors are no explanation.
-    """
+def _changed(own: Moments, others: Moments, column: int, code: bool) -> str | None:
+    """The change that explains a column, or an origin that nobody knows."""
     mean, variance = own.mean[column], own.variance[column]
     other_mean, other = others.mean[column], others.variance[column]
     if not code:
@@ -251,7 +245,6 @@ def _changed(
         apart, spread = abs(mean - other_mean), np.sqrt(max(variance, other))
         least = np.where(factors == 1.0, MOVED, np.where(_large(factors), 0.0, SCALED))
         left = np.where(apart >= least * spread, left, np.inf)
-        left[unlike & ~_large(factors) & (factors != 1.0)] = np.inf
         # A unit changes mean and spread alike; skewed columns would hide that in their spread.
         beside = np.abs(factors * mean + offsets - other_mean)
         clear = abs(other_mean) > 0.2 * np.sqrt(other)
