@@ -42,7 +42,7 @@ from benchmarks.flower import bench_flower
 from benchmarks.gpu import bench_gpu
 from benchmarks.house import bench_house, wordy, write_table
 from benchmarks.imputation import bench_imputation, bench_index
-from benchmarks.judging import bench_coverage, bench_mistakes
+from benchmarks.judging import bench_coverage, bench_exchanges, bench_mistakes
 from benchmarks.ledger import bench_ledger, bench_mnist
 from benchmarks.messages import bench_messages
 from benchmarks.models import bench_models
@@ -650,7 +650,12 @@ def mistakes(console: Console) -> list[dict[str, Any]]:
         for what, (n, warned, right) in total.items()
     ]
     show(console, "Columns spoilt, one at a time", ("mistake", "columns", "warned", "named"), found)
-    return rows
+    exchanges = list(bench_exchanges())
+    heads = ("table", "tries", "false", "found", "wrong")
+    lines = [tuple(row[name] for name in heads) for row in exchanges]
+    total = tuple(sum(row[name] for row in exchanges) for name in heads[1:])
+    show(console, "Two columns exchanged at one of five sites", heads, [*lines, ("all", *total)])
+    return rows + exchanges
 
 
 SECTIONS: dict[str, Callable[[Console], Any]] = {

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from sklearn import datasets
 
 import emfed
+from benchmarks.starts import every_table
 from emfed.network.self_check import suspicions
 
 REPEATS, ROWS, LEVEL = 200, 500, 0.95
@@ -168,6 +170,25 @@ def bench_mistakes(most_groups: int = 4) -> Iterator[dict[str, Any]]:
                     count[2] += any(words in w for w in told)
         columns = len(names) * len(kept)
         yield {"table": name, "columns": columns, "false": false, "found": found}
+
+
+def bench_exchanges(tries: int = 60, sites: int = 5) -> Iterator[dict[str, Any]]:
+    """Every open table, dealt out at random: warnings as it is, and with two columns exchanged."""
+    digits = datasets.load_digits().data
+    for name, rows in (*((n, r) for n, r, _ in every_table()), ("digits", digits)):
+        rng, names = np.random.default_rng(1), [str(j) for j in range(rows.shape[1])]
+        rows = rows[:: -(-len(rows) // 4000)]
+        owner = rng.integers(sites, size=len(rows))
+        false = sum(len(_told(rows, owner == site, names)) for site in range(sites))
+        found = wrong = 0
+        for _ in range(tries):
+            pair, mine = rng.choice(len(names), 2, replace=False), owner == rng.integers(sites)
+            spoilt = rows.copy()
+            spoilt[np.ix_(mine, pair)] = rows[np.ix_(mine, pair[::-1])]
+            said = [w for w in _told(spoilt, mine, names) if "exchanged" in w]
+            right = [w for w in said if all(repr(names[j]) in w for j in pair)]
+            found, wrong = found + bool(right), wrong + len(said) - len(right)
+        yield {"table": name, "tries": tries, "false": false, "found": found, "wrong": wrong}
 
 
 def _told(rows: Any, mine: Any, columns: list[str]) -> list[str]:

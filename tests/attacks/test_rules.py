@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -64,6 +65,14 @@ def test_fewer_rows_than_statistics_are_refused_with_the_reason(tmp_path: Path) 
             {"a": Site(ROWS[:18], tmp_path / "a", rules=BARE)}, emfed.gaussian_mixture(3, "full")
         )
     Server({"a": Site(ROWS[:19], tmp_path / "b", rules=BARE)}, emfed.gaussian_mixture(3, "full"))
+
+
+def test_each_step_of_a_sequence_counts_as_a_row(tmp_path: Path) -> None:
+    chain, rules = emfed.hidden_markov(2, "gaussian"), dataclasses.replace(BARE, smallest_rows=2)
+    two = np.random.default_rng(3).normal(size=(2, 30, 1))
+    Server({"a": Site(two, tmp_path / "a", rules=rules)}, chain)
+    with pytest.raises(emfed.ParticipationError, match="statistics of so few rows"):
+        Server({"a": Site(two[:, :4], tmp_path / "b", rules=rules)}, chain)
 
 
 def joined(rules: SiteRules | None, where: Path, columns: list[str]) -> bool:

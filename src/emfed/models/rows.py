@@ -111,6 +111,11 @@ def moments(data: Any, weights: Any | None, full: bool) -> tuple[FloatArray, Flo
     return to_numpy(mean), pack(spread) if full else spread
 
 
+def mean_length(summary: Summaries) -> float:
+    """Return the steps of a row, on average: 1, except where rows are sequences."""
+    return float(np.ravel(summary["length"])[0]) if "length" in summary else 1.0
+
+
 def combine_moments(summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
     """``mean`` and ``scatter`` (squares or packed products) of a union from those of its parts.
 

@@ -61,8 +61,8 @@ class SiteRules:
         last.
     spare_rows : int or None
         So many rows more than a message has statistics; None is any number. With fewer, the
-        statistics are equations that have the rows as their solution. With masks the values of all
-        sites' rows count.
+        statistics are equations that have the rows as their solution. Each step of a sequence is a
+        row here. With masks the values of all sites' rows count.
     models : sequence of str or None
         The names of the models that may be fitted; None is all that tell how many rows stand behind
         each number.
@@ -249,8 +249,8 @@ class SiteRules:
     ) -> None:
         """Refuse models whose numbers may stand for a few rows, at the join and once for all.
 
-        ``own``: statistics are those of single cells that a site has seen. ``masked``: they are
-        told as parts of a sum alone.
+        ``rows`` counts the steps of sequences. ``own``: statistics are those of single cells that a
+        site has seen. ``masked``: they are told as parts of a sum alone.
         """
         counted = [m.group_shares(np.zeros(m.layout.size)).size > 0 for m in candidates]
         if self.models is None and (own or not all(counted)):

@@ -19,14 +19,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from emfed.core.protocols import FloatArray, Names, Opening, Summaries
+from emfed.core.protocols import FloatArray, IntArray, Names, Opening, Summaries
 from emfed.data.tables import Workers, gather
 from emfed.models.matrices import unpack
 from emfed.models.mixture import to_numpy
+from emfed.models.rows import mean_length
 
 FAR = 6.0
 """Divergence from which a column is suspicious. Over the tables of ../shared/data by group the
 loudest ordinary differences are above it too: what counts is that a known change explains them."""
+FAR_OF_TAILS = 1e5
+"""The same for a column of which a few rows make up mean and spread."""
 NEAR = 0.1
 """Divergence up to which a change explains a column (`python -m benchmarks mistakes` prints what
 this and `FAR` find and what they cry wolf at)."""
@@ -173,8 +176,7 @@ def suspicions(
     ``rows`` are the site's, ``(..., columns)``.
     """
     own, every = Moments.read(summary), Moments.read(whole)
-    if "length" in whole:  # of sequences, whose steps count
-        share = share * float(np.ravel(summary["length"])[0] / np.ravel(whole["length"])[0])
+    share = share * mean_length(summary) / mean_length(whole)
     values = np.asarray(rows, dtype=np.float64)
     values = values.reshape(-1, values.shape[-1])
     if own is None or every is None or share >= 1 or len(values) < FEWEST:
@@ -182,16 +184,19 @@ def suspicions(
     others = every.without(own, share)
     usable = (own.variance > 0) & (others.variance > 0) & (others.observed > 1e-6)
     there = divergence(own.mean, own.variance, others.mean, others.variance)
-    far = np.flatnonzero(usable & (there > FAR) & np.isfinite(there))
+    strange = np.flatnonzero(usable & (there > ALONE) & np.isfinite(there))
+    plain = [there[j] > FAR_OF_TAILS or not _tailed(values[:, j]) for j in strange.tolist()]
+    strange = strange[plain]
+    far = strange[there[strange] > FAR]
     names = columns or [str(j) for j in range(len(own.mean))]
-    found, swapped = [], _swapped(own, others, there, far)
+    found, swapped = [], _swapped(own, others, there, strange)
     for a, b in swapped:
         found.append(f"columns {names[a]!r} and {names[b]!r} look exchanged")
     done = {column for pair in swapped for column in pair}
     for column in range(len(own.mean)):
         mine = values[:, column]
         words = _codes(mine, others.mean[column], others.variance[column])
-        if words is None and column in far and column not in done and not _tailed(mine):
+        if words is None and column in far and column not in done:
             words = _changed(own, others, column, _is_code(mine))
         if words is not None:
             found.append(
@@ -305,19 +310,33 @@ def _codes(values: FloatArray, mean: float, variance: float) -> str | None:
     return None
 
 
-def _swapped(own: Moments, others: Moments, there: FloatArray, far: Any) -> list[tuple[int, int]]:
-    """Pairs of columns that are like each other's at the others."""
+ALONE = 2.0
+"""Divergence from which two columns are told apart. Of columns that resemble each other (pixels,
+questions of one form) some are always like others by chance, where sites differ."""
+
+
+def _swapped(
+    own: Moments, others: Moments, there: FloatArray, strange: IntArray
+) -> list[tuple[int, int]]:
+    """Pairs of columns that are like each other's at the others.
+
+    Exchanging must be a clear explanation. Either the site has no other strange column, or each of
+    the pair is like no third column and pairs explain at least half of what is strange.
+    """
     cross = divergence(
         own.mean[:, None], own.variance[:, None], others.mean[None], others.variance[None]
     )
+    cross = np.where(np.isfinite(cross), cross, np.inf)
     slack = np.minimum(EXPLAINED * there, MOST_LEFT / 3)
-    pairs: list[tuple[int, int]] = []
-    used: set[int] = set()
-    for a in far.tolist():
-        for b in range(len(there)):
-            if a == b or {a, b} & used or not (np.isfinite(there[b]) and there[b] > 1.0):
-                continue
-            if cross[a, b] < NEAR + slack[a] and cross[b, a] < NEAR + slack[b]:
+    like = (cross < NEAR + slack[:, None]) & np.isin(np.arange(len(there)), strange)
+    like, alone = like & like.T, (cross < ALONE).sum(axis=1) == 1
+    pairs, used = [], set()
+    for a in strange[there[strange] > FAR].tolist():
+        for b in np.flatnonzero(like[a]).tolist():
+            if a != b and not {a, b} & used:
                 pairs.append((min(a, b), max(a, b)))
                 used |= {a, b}
-    return pairs
+    left = len({*strange.tolist()} - used)
+    if left:
+        pairs = [pair for pair in pairs if alone[[*pair]].all()]
+    return pairs if 2 * len(pairs) >= left else []

@@ -91,6 +91,7 @@ from emfed.models.binding import (
 )
 from emfed.models.bounded import Asked, to_integers, whole_sums
 from emfed.models.clusters import Buckets, Clusters
+from emfed.models.rows import mean_length
 from emfed.network import texts
 from emfed.network.addresses import printable
 from emfed.network.inprocess import (
@@ -440,7 +441,7 @@ class Site:
         if masked:
             summary = _of_one(with_weight(opening.summaries, opening.totals, opening.counts))
         alone = [] if own else _alone(model, count, summary)
-        self.rules.check_statistics(count, alone, own, masked)
+        self.rules.check_statistics(int(count * mean_length(summary)), alone, own, masked)
         shapes = {name: values.shape for name, values in summary.items()}
         new = Joined(settings, 0, count, shapes, data.columns)
         joined = self._join(header.run, new, texts.privacy_of(content))
@@ -644,7 +645,7 @@ class Site:
         if run not in self._summaries:
             return  # this process did not hear the hello
         try:
-            whole, data = unflatten(joined.constants[1:], joined.shapes), self._rows(joined)
+            whole, data = _whole(joined), self._rows(joined)
             share = joined.count / float(joined.constants[0])
             found = suspicions(
                 self._summaries[run], whole, share, first_rows(data, 0), joined.columns
@@ -673,7 +674,8 @@ class Site:
         self.rules.check_size(model.layout.size, self._cells)
         if texts.is_masked(joined.settings):
             # Of a sum the unknowns are all values of all rows, and nobody knows whose they are.
-            self.rules.check_spare(int(joined.constants[0]) * self._width, model.layout.size)
+            steps = joined.constants[0] * mean_length(_whole(joined))
+            self.rules.check_spare(int(steps) * self._width, model.layout.size)
         if isinstance(model, Clusters | Buckets):
             return model.silent_below(self.rules.smallest_group or SMALLEST_CLUSTER)
         return model
@@ -965,6 +967,11 @@ def _alone(model: Model, count: int, summary: Summaries) -> list[Model]:
             one = {name: values[None] for name, values in summary.items()}
             found.append(candidate.bind(one, np.array([count]), _ALONE))
     return found
+
+
+def _whole(joined: Joined) -> dict[str, FloatArray]:
+    """Return the summary of all rows of all sites, as the run told it."""
+    return unflatten(joined.constants[1:], joined.shapes)
 
 
 def _fresh(algorithm: Algorithm, q: int, phase: str) -> State:
