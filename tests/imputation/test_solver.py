@@ -11,6 +11,7 @@ from scipy.sparse import csr_array
 import emfed
 from emfed.imputation import FAMILIES, Structure
 from emfed.imputation.sweeps import Solver, leading
+from emfed.models.sides import FREE, line
 from tests.imputation.tables import small_table
 
 STRUCTURES = [
@@ -63,16 +64,17 @@ def test_a_sweep_never_raises_the_objective(family: str) -> None:
     assert np.all(np.diff(values) <= 1e-9 * np.abs(values[0]))
 
 
-def test_rank_zero_is_the_ridge_regression_on_sites_and_times() -> None:
+def test_rank_zero_is_the_ridge_regression_on_sites_times_and_a_line() -> None:
     table = small_table()
     cells, (rows, columns) = table.pooled, table.shape
     structure = Structure(0, 1.0, 0.7, 0.2)
     params = Solver(table.family, structure, sweeps=5000, tolerance=1e-15).fit(cells)
-    design = np.zeros((cells.size, 1 + rows + columns))
+    design = np.zeros((cells.size, 2 + rows + columns))
     design[:, 0] = 1
+    design[:, -1] = line(columns)[cells.times]  # a slope of all times, all but free
     design[np.arange(cells.size), 1 + cells.sites] = 1
     design[np.arange(cells.size), 1 + rows + cells.times] = 1
-    ridge = np.diag([0.0] + [0.7] * rows + [0.2] * columns)
+    ridge = np.diag([0.0] + [0.7] * rows + [0.2] * columns + [FREE])
     normal = design.T @ (cells.weights[:, None] * design) + ridge
     exact = design @ np.linalg.solve(normal, design.T @ cells.sums)
     assert np.allclose(params.theta(cells.sites, cells.times), exact, atol=1e-6)

@@ -6,7 +6,10 @@ import datetime
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
+import numpy as np
+
 from emfed.core.errors import SettingsError
+from emfed.core.protocols import IntArray
 
 Unit = Literal["month", "week", "year", "index"]
 UNITS: tuple[Unit, ...] = ("month", "week", "year", "index")
@@ -53,3 +56,16 @@ class Bins:
     def labels(self) -> list[str]:
         """All of them, in order."""
         return [self.label(index) for index in range(self.count)]
+
+    def seasons(self) -> IntArray:
+        """The place of each bin in its year, as a number; all the same where bins are no parts.
+
+        Weeks have the number of full weeks since New Year.
+        """
+        numbers = self.first + np.arange(self.count)
+        if self.unit == "month":
+            return np.asarray(numbers % 12)
+        if self.unit == "week":
+            days = np.datetime64(_MONDAY) + 7 * numbers.astype("timedelta64[D]")
+            return np.asarray((days - days.astype("datetime64[Y]")).astype(np.int64) // 7)
+        return np.zeros(self.count, dtype=np.int64)

@@ -18,6 +18,7 @@ from emfed.artifacts.figures import Figure, Panel, Series, render
 from emfed.core.errors import DataError, SettingsError, check_count, check_range
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.core.streams import Purpose, normals
+from emfed.imputation.bins import Bins
 from emfed.imputation.posterior import Posterior
 from emfed.models.sides import add_up
 
@@ -44,6 +45,8 @@ class Index:
         empty.
     slopes : list of dict
         For each stratum the yearly factor (``slope``), its error, bounds at 95%, and the class.
+        Totals of months and weeks are compared with the same season of other years alone; within
+        one year there is no slope.
     base : str
         The time that is 100.
 
@@ -159,7 +162,9 @@ def index_of(
         }
         for column, values in columns.items():
             table.setdefault(column, []).extend(list(values))
-        slopes.append({"stratum": name, "sites": len(kept), **_slope(fit, scale, ~empty)})
+        slopes.append(
+            {"stratum": name, "sites": len(kept), **slope_of(fit.table.bins, scale, ~empty)}
+        )
     arrays = {
         name: values if name in ("stratum", "time") else np.array(values)
         for name, values in table.items()
@@ -201,14 +206,20 @@ def totals(
     return estimate, np.where(sums > 0, sums * np.exp(root * z), sums), seen
 
 
-def _slope(fit: Imputation, scale: FloatArray, used: Any) -> dict[str, Any]:
-    """The yearly factor by a straight line through the logarithms of totals, and its class."""
-    per_year = PER_YEAR[fit.table.bins.unit]
-    if int(used.sum()) < 3:
+def slope_of(bins: Bins, scale: FloatArray, used: Any) -> dict[str, Any]:
+    """The yearly factor by a straight line through the logarithms of totals, and its class.
+
+    Months and weeks have an effect of their season beside the line, so that only the same season
+    of different years is compared: a line alone takes a season for a trend, even over whole years
+    (a peak in January gives three constant years a slope of -4% a year).
+    """
+    x = np.flatnonzero(used) / PER_YEAR[bins.unit]
+    season = np.unique(bins.seasons()[used], return_inverse=True)[1]
+    x = x - (np.bincount(season, x) / np.bincount(season))[season]
+    size = float(x @ x)
+    if int(used.sum()) < 3 or size < 1e-9:  # nothing to compare, or no season twice
         return {"slope": np.nan, "error": np.nan, "lower": np.nan, "upper": np.nan, "class": "-"}
-    x = np.flatnonzero(used) / per_year
-    x = x - x.mean()
-    lines = (scale[:, used] @ x) / float(x @ x)
+    lines = (scale[:, used] @ x) / size
     middle, error = float(lines.mean()), float(lines.std(ddof=1))
     low, high = (float(np.exp(middle + sign * float(ndtri(0.975)) * error)) for sign in (-1, 1))
     slope = float(np.exp(middle))

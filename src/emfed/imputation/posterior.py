@@ -28,7 +28,7 @@ from emfed.imputation.families import CellFamily, CellMoments, Counts
 from emfed.imputation.lowrank import Cells, TableParameters
 from emfed.imputation.rows import newton, objective
 from emfed.imputation.sweeps import Solver
-from emfed.models.sides import Side, Strength, lags_of
+from emfed.models.sides import Side, Strength, drift_of, lags_of, line
 
 DRAWS = 200
 """Draws that are kept; at least half as many sweeps come before the first."""
@@ -259,6 +259,7 @@ class _Chain:
         self.state = replace(self._begin)
         self._modes = [params.sites, params.times]
         self._seen = np.unique(cells.sites)
+        self._drift = drift_of(params.effects, params.shape[1])
         known = params.covariates
         self._site_covariates = known.sites.shape[1]
         self._designs = (
@@ -395,9 +396,12 @@ class _Chain:
     def _draw_time_strengths(self, k: int) -> None:
         """The precisions of one column of times: to zero, and to each neighbour it is tied to."""
         state, begin, values = self.state, self._begin, self.state.params.times[:, k]
+        drift = self._drift if k == state.params.rank else 0.0
         names = [lag for lag, _ in state.lags]
-        squares = np.array(
-            [(values**2).sum(), *(((values[lag:] - values[:-lag]) ** 2).sum() for lag in names)]
+        # Squares of the values, their products with the line that costs nothing, and its squares.
+        x = line(len(values)) if drift else np.zeros_like(values)
+        squares, cross, own = (
+            _forms(a, b, names) for a, b in ((values, values), (x, values), (x, x))
         )
         first = np.log([begin.time_ridge[k], *(np.asarray(s)[k] for _, s in begin.lags)])
         here = np.log([state.time_ridge[k], *(np.asarray(s)[k] for _, s in state.lags)])
@@ -406,7 +410,11 @@ class _Chain:
             strengths = np.exp(logs)
             prior = -float((((logs - first) / _DOUBT) ** 2).sum()) / 2
             inner = _log_determinant(len(values), strengths, names)
-            return prior + 0.5 * inner - 0.5 * float(strengths @ squares)
+            price = float(strengths @ squares)
+            if drift:
+                size = float(strengths @ own) + drift
+                inner, price = inner - np.log(size), price - float(strengths @ cross) ** 2 / size
+            return prior + 0.5 * float(inner) - 0.5 * price
 
         tries = 4
         moves, chances = self._normals(tries * len(here)), self._uniforms(tries)
@@ -467,9 +475,8 @@ class _Chain:
 
     def _draw_times(self) -> None:
         cells, params, state = self.cells, self.state.params, self.state
-        side = Side(
-            cells.times, cells.sites, params.sites, params.effects, state.time_ridge, state.lags
-        )
+        known = (cells.times, cells.sites, params.sites, params.effects)
+        side = Side(*known, state.time_ridge, state.lags, self._drift)
         rest = params.base(cells.sites, cells.times)
         if params.effects:
             rest = rest + params.sites[cells.sites, params.rank]
@@ -480,14 +487,14 @@ class _Chain:
         if rows.size == 0:
             return rows
         family, (weights, sums) = self._family(), self._told()
-        noise = self._normals(rows.size).reshape(rows.shape)
+        noise = self._normals(rows.size + 1)
         if family.quadratic:
             theta = rest + side.contribution(rows)
             score = family.score(theta, sums, weights)
             information = side.information(family.gain(theta, sums, weights), len(rows))
             return rows + side.solve(information, side.gradient(score, rows), noise)
         mode = self._modes[which]
-        for _ in range(_NEWTON if not side.lags else 3 * _NEWTON):
+        for _ in range(_NEWTON if not side.tied else 3 * _NEWTON):
             before, mode = mode, newton(side, family, mode, rest, weights, sums)
             if np.abs(mode - before).max() < _CLOSE:
                 break
@@ -497,7 +504,7 @@ class _Chain:
         step = side.solve(information, np.zeros_like(rows), noise)
         # Tied rows stand or fall together: they go a part of the way where few would stand. This
         # move is reversible for the normal about the mode, so the rule needs no other term.
-        part = self._part if side.lags else 1.0
+        part = self._part if side.tied else 1.0
         new = mode + np.sqrt(1 - part**2) * (rows - mode) + part * step
 
         def value(point: FloatArray) -> FloatArray:
@@ -508,7 +515,7 @@ class _Chain:
             return np.asarray(inner - objective(side, family, point, theta, weights, sums))
 
         ratio = value(new) - value(rows)
-        if side.lags:  # tied rows: all or none
+        if side.tied:  # tied rows: all or none
             ratio = np.full(len(rows), ratio.sum())
             chance = np.full(len(rows), self._uniforms(1)[0])
             if self.adapting:
@@ -535,7 +542,7 @@ class _Chain:
         sites[self._seen, -1] -= self._designs[0] @ by
         offset, beta[:split] = offset + float(by[0]), beta[:split] + by[1:]
         ties = tuple((lag, np.asarray(strength)[-1:]) for lag, strength in state.lags)
-        side = Side.penalty(state.time_ridge[-1:], ties)
+        side = Side.penalty(state.time_ridge[-1:], ties, self._drift)
         by = self._along(side, times[:, -1:], self._designs[1], beta[split:])
         times[:, -1] -= self._designs[1] @ by
         offset, beta[split:] = offset + float(by[0]), beta[split:] + by[1:]
@@ -557,6 +564,12 @@ def _with_constant(covariates: FloatArray, count: int) -> FloatArray:
     """(1, covariates) of each row."""
     own = covariates if len(covariates) == count else np.empty((count, 0))
     return np.concatenate([np.ones((count, 1)), own], axis=1)
+
+
+def _forms(left: FloatArray, right: FloatArray, lags: list[int]) -> FloatArray:
+    """left' P right for each strength of a prior along time: to zero, and at each lag."""
+    ties = ((left[lag:] - left[:-lag]) @ (right[lag:] - right[:-lag]) for lag in lags)
+    return np.array([left @ right, *ties])
 
 
 def _log_determinant(count: int, strengths: FloatArray, lags: list[int]) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.imputation.families import CellFamily
 from emfed.imputation.lowrank import Structure
-from emfed.models.sides import Side, add_up, lags_of
+from emfed.models.sides import Side, add_up, drift_of, lags_of
 
 
 def site_side(
@@ -28,7 +28,8 @@ def time_side(
     """Times move, sites are fixed."""
     lags = lags_of(structure.smoothing, structure.seasonality, count)
     ridge = structure.ridge(structure.time_penalty)
-    return Side(times, sites, site_rows, structure.effects, ridge, lags)
+    drift = drift_of(structure.effects, count)
+    return Side(times, sites, site_rows, structure.effects, ridge, lags, drift)
 
 
 def newton(
@@ -54,7 +55,7 @@ def newton(
     for _ in range(30):
         moved = rows + length[:, None] * step
         after = objective(side, family, moved, rest + side.contribution(moved), weights, sums)
-        if side.lags:  # rows hang together: one length for all
+        if side.tied:  # rows hang together: one length for all
             worse = np.full(len(rows), after.sum() > before.sum() + 1e-12 * abs(before.sum()))
         else:
             worse = after > before + 1e-12 * np.abs(before)

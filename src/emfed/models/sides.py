@@ -3,6 +3,11 @@
 Each row solves a small regression on the rows of the other side of a table; with penalties on
 differences between rows they are one banded system. Memory is one number per cell and rank^2 per
 row: the normal equations are added up pair by pair, never as outer products of cells.
+
+Penalties along time pull towards "nothing changes". So that they do not shrink a growth that all
+sites share, effects are penalised about a straight line whose slope is free: the penalty b' P b
+becomes its minimum over d of (b - d x)' P (b - d x), with x the standardised time. That is P less a
+matrix of rank one, which `Side` works with as it is.
 """
 
 from __future__ import annotations
@@ -17,11 +22,24 @@ from emfed.core.protocols import FloatArray, IntArray
 Strength = float | FloatArray
 SEASON = 12
 """The lag of the seasonal penalty: months of a year."""
+FREE = 1e-3
+"""The precision of a slope that is all but free: that of coefficients of covariates."""
 
 
 def add_up(index: IntArray, values: FloatArray, size: int) -> FloatArray:
     """Values added by index: out[index[i]] += values[i]."""
     return np.asarray(np.bincount(index, values, minlength=size), dtype=np.float64)
+
+
+def line(count: int) -> FloatArray:
+    """Standardised time: a straight line with mean 0 and variance 1 over its ``count`` places."""
+    x = np.arange(count) - (count - 1) / 2
+    return np.asarray(x / np.sqrt(np.mean(x * x)))
+
+
+def drift_of(effects: bool, count: int) -> float:
+    """The precision of the slope of effects along ``count`` times: 0 where there is no line."""
+    return FREE if effects and count > 2 else 0.0
 
 
 def lags_of(smoothing: float, seasonality: float, count: int) -> tuple[tuple[int, float], ...]:
@@ -45,12 +63,21 @@ class Side:
     ridge: FloatArray
     lags: tuple[tuple[int, Strength], ...] = ()
     """Penalised differences between rows: (lag, penalty), one penalty or one for each column."""
+    drift: float = 0.0
+    """The precision of the slope of a line that the last unknown follows for nothing; 0: none."""
 
     @classmethod
-    def penalty(cls, ridge: FloatArray, lags: tuple[tuple[int, Strength], ...] = ()) -> Side:
+    def penalty(
+        cls, ridge: FloatArray, lags: tuple[tuple[int, Strength], ...] = (), drift: float = 0.0
+    ) -> Side:
         """What rows are tied to, without cells: for normal equations that come from elsewhere."""
         none: IntArray = np.empty(0, dtype=np.int64)
-        return cls(none, none, np.zeros((1, len(ridge))), True, ridge, lags)
+        return cls(none, none, np.zeros((1, len(ridge))), True, ridge, lags, drift)
+
+    @property
+    def tied(self) -> bool:
+        """Whether rows depend on each other."""
+        return bool(self.lags) or self.drift > 0
 
     def column(self, k: int) -> FloatArray | float:
         """The k-th regressor of each cell; an effect's is 1."""
@@ -85,6 +112,14 @@ class Side:
 
     def pull(self, rows: FloatArray) -> FloatArray:
         """The gradient of the penalty."""
+        out = self._plain_pull(rows)
+        if self.drift:
+            lifted, size = self._lifted(len(rows))
+            out[:, -1] -= lifted * float(lifted @ rows[:, -1]) / size
+        return out
+
+    def _plain_pull(self, rows: FloatArray) -> FloatArray:
+        """The same without a free line."""
         out = rows * self.ridge
         for lag, strength in self.lags:
             difference = strength * (rows[lag:] - rows[:-lag])
@@ -92,43 +127,75 @@ class Side:
             out[:-lag] -= difference
         return out
 
+    def _lifted(self, count: int) -> tuple[FloatArray, float]:
+        """v = P x of the line x, and x' P x plus the precision of its slope."""
+        x = np.zeros((count, len(self.ridge)))
+        x[:, -1] = line(count)
+        lifted = self._plain_pull(x)[:, -1]
+        return lifted, float(lifted @ x[:, -1]) + self.drift
+
     def price(self, rows: FloatArray) -> FloatArray:
-        """The penalty of each row; a difference counts at its later row."""
-        out = 0.5 * (rows * rows) @ self.ridge
+        """The penalty of each row; a difference counts at its later row, the line at the last."""
+        out = np.asarray(0.5 * (rows * rows) @ self.ridge)
         for lag, strength in self.lags:
             out[lag:] += 0.5 * (strength * (rows[lag:] - rows[:-lag]) ** 2).sum(axis=1)
-        return np.asarray(out)
+        if self.drift:
+            lifted, size = self._lifted(len(rows))
+            out[-1] -= 0.5 * float(lifted @ rows[:, -1]) ** 2 / size
+        return out
 
     def solve(
         self, information: FloatArray, right: FloatArray, noise: FloatArray | None = None
     ) -> FloatArray:
-        """(information + penalty)^-1 right; with standard normal ``noise``, a draw about it."""
-        width = right.shape[-1]
+        """(information + penalty)^-1 right; with standard normal ``noise``, a draw about it.
+
+        ``noise`` has a number for each unknown and, last, one for the slope of a free line.
+        """
+        if not self.drift:
+            return self._solve(information, right[..., None], noise)[..., 0]
+        lifted, size = self._lifted(len(right))
+        column = np.zeros_like(right)
+        column[:, -1] = lifted
+        both = self._solve(information, np.stack([right, column], axis=-1), noise)
+        # Sherman and Morrison: (M - v v' / c)^-1 = M^-1 + w w' / (c - v' w), w = M^-1 v.
+        along = both[..., 1]
+        gap = size - float(lifted @ along[:, -1])
+        step = float((along * right).sum()) / gap
+        if noise is not None:
+            step += float(noise[-1]) / gap**0.5
+        return np.asarray(both[..., 0] + step * along)
+
+    def _solve(
+        self, information: FloatArray, rights: FloatArray, noise: FloatArray | None
+    ) -> FloatArray:
+        """Without a line, for several right sides; noise goes to the first."""
+        if noise is not None:
+            noise = noise[: rights[..., 0].size].reshape(rights.shape[:-1])
         if self.lags:
-            return _solve_banded(information, right, self.ridge, self.lags, noise)
+            return _solve_banded(information, rights, self.ridge, self.lags, noise)
         system = information + np.diag(self.ridge)
         # Relative to each unknown's own size: one that is held by a large penalty (the effects of
         # sites in mode site-owner, 1e9) must not shrink the others.
         size = np.einsum("...ii->...i", system)[..., None]
-        system = system + (1e-12 + 1e-10 * size) * np.eye(width)
-        out = np.linalg.solve(system, right[..., None])[..., 0]
+        system = system + (1e-12 + 1e-10 * size) * np.eye(rights.shape[-2])
+        out = np.linalg.solve(system, rights)
         if noise is not None:
             factor = np.linalg.cholesky(system)
-            out = out + np.linalg.solve(factor.transpose(0, 2, 1), noise[..., None])[..., 0]
+            out[..., :1] += np.linalg.solve(factor.transpose(0, 2, 1), noise[..., None])
         return np.asarray(out)
 
 
 def _solve_banded(
     information: FloatArray,
-    right: FloatArray,
+    rights: FloatArray,
     ridge: FloatArray,
     lags: tuple[tuple[int, Strength], ...],
     noise: FloatArray | None,
 ) -> FloatArray:
     """The rows as one system: blocks on the diagonal, the penalties of differences beside it."""
-    from scipy.linalg import cholesky_banded, solve_banded, solveh_banded
+    from scipy.linalg import cho_solve_banded, cholesky_banded, solve_banded
 
-    count, width = right.shape
+    count, width, many = rights.shape
     upper = max([width - 1, *(lag * width for lag, _ in lags)])
     band = np.zeros((upper + 1, count * width))
     for i in range(width):
@@ -140,8 +207,8 @@ def _solve_banded(
         diagonal[lag:] += strength
         diagonal[:-lag] += strength
         band[upper - lag * width].reshape(count, width)[lag:] -= strength
-    if noise is None:
-        return np.asarray(solveh_banded(band, right.ravel())).reshape(count, width)
     factor = cholesky_banded(band)
-    flat = solveh_banded(band, right.ravel())
-    return np.asarray(flat + solve_banded((0, upper), factor, noise.ravel())).reshape(count, width)
+    out = np.asarray(cho_solve_banded((factor, False), rights.reshape(count * width, many)))
+    if noise is not None:
+        out[:, 0] += solve_banded((0, upper), factor, noise.ravel())
+    return out.reshape(count, width, many)

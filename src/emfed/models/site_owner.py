@@ -23,7 +23,7 @@ from emfed.core.protocols import FloatArray, IntArray, Names, Summaries
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models.owners import FactorOwner, Loadings
-from emfed.models.sides import Side, add_up, lags_of
+from emfed.models.sides import Side, add_up, drift_of, lags_of
 
 _FLOOR = 1e-9
 """The least variance of all values: of a constant table there would be none."""
@@ -193,7 +193,9 @@ class SiteOwner(FactorOwner):
         """The penalty on loadings, per cell."""
         n, mean = known(self.samples), max(1e-6, 1e-3 * self.ridge)  # means are hardly shrunk
         lags = lags_of(self.smoothing / n, self.seasonality / n, self.times)
-        return Side.penalty(np.array([*[self.ridge] * self.rank, mean]) / n, lags)
+        # Without ties each time stamp has its mean for itself, and no line is needed.
+        drift = drift_of(bool(lags), self.times) / n
+        return Side.penalty(np.array([*[self.ridge] * self.rank, mean]) / n, lags, drift)
 
     def log_likelihood(self, data: Any, params: Loadings, weights: Any | None = None) -> FloatArray:
         """The mean over cells of log p(values), factors integrated out."""
