@@ -57,6 +57,8 @@ sphinx_gallery_conf = {
     "write_computation_times": False,  # its table loads scripts from elsewhere
     "remove_config_comments": True,
     "image_srcset": ["2x"],
+    "min_reported_time": 3600,  # seconds of the machine that built the site tell a reader nothing
+    "within_subsection_order": "FileNameSortKey",
 }
 
 html_theme = "pydata_sphinx_theme"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -144,6 +145,18 @@ def test_links_lead_somewhere(page: Path) -> None:
             continue  # Sphinx checks what it generates; nothing here needs a network
         if not target.exists() or (anchor and anchor not in anchors(target)):
             wrong.append(link)
+    assert wrong == []
+
+
+def test_no_line_of_a_sentence_begins_a_list_by_chance() -> None:
+    # "The medians are 2.2 and" with "1. With step 0.03" on the next line became a list of one item.
+    wrong = []
+    for page in [*PAGES, *sorted((ROOT / "src").rglob("*.md"))]:
+        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+        for before, line in itertools.pairwise(text.splitlines()):
+            prose = before.strip() and not re.match(r"\s|[-+*#|]|\d+[.)] ", before)
+            if prose and re.match(r"([-+*]|1[.)]) ", line):
+                wrong.append(f"{page.name}: {line}")
     assert wrong == []
 
 
