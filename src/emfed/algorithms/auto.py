@@ -351,11 +351,11 @@ class AutoEM(Algorithm):
         if len(replies.workers):
             if request.lattice is None:
                 noise = safeguards.noise_of(metric, replies, weights)
-            else:  # q independent roundings of each worker
-                noise = len(replies.workers) * request.lattice.step**2 / 12
+            else:
+                noise = steps.lattice_noise(request, replies)
             seen = safeguards.Seen(model, state, request, metric, mean_field, noise)
             complete = number(extras, "missing") < 1e-9
-            if self._walks and request.lattice is None and (request.accepted < 0).all():
+            if self._walks and (request.accepted < 0).all():
                 apart = safeguards.apart(seen, replies, weights)
                 extras |= {"local": np.array(apart if apart < LARGEST_DRIFT else 0.0)}
             moved, extras = self._advance(seen, seed, gain, complete, extras)

@@ -107,11 +107,16 @@ def apart(seen: Seen, replies: Replies, weights: FloatArray) -> float:
     """The mean squared distance of workers from the mean of all, in the metric, without noise.
 
     First uploads alone tell it: they hold all that a worker sees, and not what is new. Infinite
-    where few answered, or where distances have no unit.
+    where few answered, or where distances have no unit. Where only sums are told, large workers
+    count for more, and regions are not told apart: none is further than all of them together.
     """
     total = float(weights.sum())
     if total < 0.5 or isinstance(seen.metric, IdentityMetric):
         return np.inf
+    if seen.request.lattice is not None:
+        squared = float(steps.energy_of(seen.request, replies, seen.state)["innovation"])
+        mean = seen.metric.whiten(seen.mean_field / total)
+        return max(1e-3, squared / float(weights @ weights) - float(mean @ mean))
     white = seen.metric.whiten(replies.values) ** 2
     white -= ((1 - replies.rates) * white.mean(axis=1))[:, None]
     excess = weights @ white / total - seen.metric.whiten(seen.mean_field / total) ** 2

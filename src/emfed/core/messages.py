@@ -387,7 +387,8 @@ class Replies:
     """The payload of each reply."""
     lost_memory: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     energies: FloatArray | None = None
-    """With a lattice: |w_i Delta_i|^2 of each in the metric, in `ENERGY_UNIT` q step^2."""
+    """With a lattice: |w_i Delta_i|^2 of each in the metric, in `ENERGY_UNIT` q step^2, and the
+    square of what was clipped of it, in step^2."""
 
     _ROWS = ("workers", "rounds", "values", "rates", "evaluations", "bytes_up")
 

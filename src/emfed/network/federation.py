@@ -566,7 +566,7 @@ class RemoteFederation(Federation):
 
         q = len(request.statistics)
         if len(request.workers) < SMALLEST_SET:  # too few were drawn: nobody has a say
-            return replace(Replies.empty(q), energies=np.empty(0))
+            return replace(Replies.empty(q), energies=np.empty((0, 2)))
         asked = _Asked(request.workers.tolist(), messages, remembers=True)
         shape, least = upload_shape(lattice, q), max(enough, SMALLEST_SET)
         try:
@@ -578,7 +578,7 @@ class RemoteFederation(Federation):
         heard |= {*members, *asked.lost}
         lost = np.array(sorted(asked.lost), dtype=np.int64)
         if not members:
-            return replace(Replies.empty(q), lost_memory=lost, energies=np.empty(0))
+            return replace(Replies.empty(q), lost_memory=lost, energies=np.empty((0, 2)))
         workers, n = np.array(members, dtype=np.int64), len(members)
         assert request.weights is not None
         first = request.weights[np.searchsorted(request.workers, workers[0])]
@@ -592,7 +592,7 @@ class RemoteFederation(Federation):
             evaluations=self.members.counts[workers],
             bytes_up=np.full(n, shape_size(shape)),
             lost_memory=lost,
-            energies=np.concatenate([sums[1].astype(np.float64), np.zeros(n - 1)]),
+            energies=np.vstack([sums[1].astype(np.float64), np.zeros((n - 1, 2))]),
         )
 
     def _ask_all(

@@ -873,8 +873,8 @@ class Site:
         subject = round_subject(_phase(joined.phase).view, state.statistics)
         subject = hashlib.sha256(joined.constants.tobytes() + subject).digest()
         about = b"round" + encode_lattice(lattice) + subject + state.phase.encode()
-        blocks: list[NumberBlock] = [(told[:-1], lattice.bits), (told[-1:], 64)]
-        note = f"{len(told) - 1} statistics, to be added up"
+        blocks: list[NumberBlock] = [(told[:-2], lattice.bits), (told[-2:], 64)]
+        note = f"{len(told) - 2} statistics, to be added up"
         return self._ready(header, about, subject, blocks, note)
 
     def _state(self, store: SiteStore, joined: Joined, q: int) -> State:

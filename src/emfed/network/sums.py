@@ -84,8 +84,8 @@ def round_subject(view: View, statistics: FloatArray) -> bytes:
 
 
 def upload_shape(lattice: Lattice, q: int) -> Shape:
-    """A round's blocks: symbols, then the energy and the check."""
-    return ((q, lattice.bits), (1, 64), (1, 64))
+    """A round's blocks: symbols, then two energies and the check."""
+    return ((q, lattice.bits), (2, 64), (1, 64))
 
 
 def answer_shape(width: int) -> Shape:

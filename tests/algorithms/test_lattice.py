@@ -1,0 +1,71 @@
+"""Where only sums are told: a common lattice has room for innovations of any shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import emfed
+from emfed.algorithms import steps
+from emfed.core.messages import Replies, Request, ServerState
+from tests.helpers import make_data, make_model
+
+
+def one_heavy_column(seed: int) -> list[np.ndarray]:
+    """Tables of long tails with a narrow cluster inside: few statistics are most of a change."""
+    rng = np.random.default_rng(seed)
+    narrow = 0.05 * np.array([1.0, 3.0, 0.2])
+    return [
+        np.vstack(
+            [rng.standard_t(2.5, size=(150, 3)), 4 + narrow * rng.standard_t(2.5, size=(60, 3))]
+        )
+        for _ in range(4)
+    ]
+
+
+def test_sums_alone_lead_where_the_uploads_themselves_lead() -> None:
+    model, data = emfed.gaussian_mixture(3, "full"), one_heavy_column(4)
+    start = emfed.fit(model, data, start="k-means", rounds=0, tol=0).params
+    told: dict[str, Any] = {"start": start, "rounds": 25, "tol": 0, "seed": 1}
+    plain, masked = (
+        emfed.fit(model, data, emfed.AutoEM(follow_em=True), masks=masks, **told)
+        for masks in (False, True)
+    )
+    rows = np.concatenate(data)
+    assert masked.log_likelihood(rows) > plain.log_likelihood(rows) - 1e-3
+
+
+@pytest.mark.parametrize("heavy", [0, 1])
+@pytest.mark.parametrize("growth", [1.0, 30.0])
+def test_what_was_clipped_is_told_counts_as_noise_and_has_room_next_time(
+    heavy: int, growth: float
+) -> None:
+    """Whatever the shape: the second lattice holds all of what the first had no room for."""
+    run = emfed.fitting.open_run(make_model("full"), make_data(2, sizes=(60, 80, 50)), "auto")
+    model, q, rng = run.model, len(run.state.statistics), np.random.default_rng(heavy)
+    vectors = rng.normal(size=(3, q))
+    vectors[0, :heavy] *= 300.0
+    weights, metric = np.array([0.3, 0.5, 0.2]), model.metric(run.params)
+    known = (weights[:, None] ** 2 * vectors**2).sum() / growth**2
+    extras = {"innovation": np.array(known)}
+    state = ServerState(3, 0, run.state.statistics, np.zeros(q), extras)
+    for trial in range(2):
+        lattice = steps.next_lattice(state, 3, 0.1, 1e9, None)
+        workers = np.arange(3)
+        request = Request(
+            3 + trial, 0, "round", state.statistics, run.params, workers, workers,
+            lattice=lattice, weights=weights,
+        )  # fmt: skip
+        sent = steps.to_lattice(model, 0, request, workers, metric.unwhiten(vectors))
+        replies = Replies(
+            workers, workers, sent.values, sent.rates, workers, workers, energies=sent.energies
+        )
+        error = metric.whiten(weights @ sent.values) - weights @ vectors
+        clipped = bool(sent.energies is not None and sent.energies[:, 1].any())
+        if clipped:  # roundings vary; what was clipped is bounded
+            assert error @ error / q <= 1.5 * steps.lattice_noise(request, replies)
+        assert clipped == (trial == 0 and (heavy > 0 or growth > 1))
+        told = steps.energy_of(request, replies, state)
+        state = ServerState(4, 0, state.statistics, np.zeros(q), told)
