@@ -418,6 +418,8 @@ class PrivateRun(Rounds):
         moved = means + np.einsum("kij,kj->ki", roots, step)
         out = {"mass": mass[:, 0], "first": mass * moved}
         if kind == CENTRES:
+            spurious = float((float(noise["first"].max()) ** 2 / mass).sum())
+            out["second"] = spurious * (roots[0] @ roots[0].T)
             return out
         if kind == "tied":
             share, error = mass.sum(), float(noise["second"].max()) * np.ones(1)
@@ -436,10 +438,11 @@ class PrivateRun(Rounds):
         mass = told["mass"]
         weights, means = mass / mass.sum(), told["first"] / mass[:, None]
         if kind == CENTRES:
-            between = (weights[:, None] * means).T @ means
-            return GaussianParameters(
-                weights, means, raise_eigenvalues(self.moment - between, 0.02)
-            )
+            # Without what noise adds to the spread of means, or it would be taken off that within
+            # components, and little be left of it (MNIST, epsilon 0.3: a start 1.4 nats lower).
+            between = (weights[:, None] * means).T @ means - told["second"] / mass.sum()
+            within = self.moment - raise_eigenvalues(between, 0.0)
+            return GaussianParameters(weights, means, raise_eigenvalues(within, 0.02))
         if kind == "tied":
             within = told["second"] / mass.sum()
             return GaussianParameters(weights, means, raise_eigenvalues(within, LEAST))
