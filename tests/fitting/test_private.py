@@ -63,7 +63,7 @@ def test_the_rows_that_an_epsilon_needs_are_more_than_there_are() -> None:
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"n_components": "2:4"}, "one number of components"),
+        ({"n_components": "2:4", "criterion": "aic"}, "by BIC"),
         ({"start": "points"}, "start"),
         ({"algorithm": "FedEM"}, "algorithm"),
         ({"delta": 2.0}, "delta"),
@@ -73,6 +73,17 @@ def test_what_a_private_fit_has_no_answer_to_is_refused(options: dict, word: str
     settings = {"n_components": 3, "epsilon": 1.0, **options}
     with pytest.raises(SettingsError, match=word):
         emfed.FederatedGaussianMixture(**settings).fit(rows(300))
+
+
+def test_a_private_fit_chooses_the_number_of_components_within_its_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("emfed.fitting.private.SKETCH_ROWS", 3000)
+    mixture = emfed.FederatedGaussianMixture("1:4", epsilon=1).fit(rows())
+    assert mixture.n_components_ == 3
+    assert mixture.result_.privacy["epsilon"] == pytest.approx(1.0)
+    gains = {row["n_components"]: row["gain"] for row in mixture.selection_.table}
+    assert gains[3] > gains[2] + 0.1 > gains[1] + 0.2
 
 
 def test_models_whose_rows_have_no_bounded_say_are_refused() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy.stats import multivariate_normal as mvn
 
 from emfed.core.errors import WireError
 from emfed.models import GaussianParameters
@@ -28,10 +32,22 @@ def asked(kind: str, seed: int, radius: float = 3.0, k: int = 3, d: int = 4) -> 
     return Asked(1e-3, 1, None, kind, params, np.zeros(d), np.eye(d), radius)
 
 
-@settings(max_examples=40, deadline=None)
-@given(row=arrays(np.float64, (1, 4), elements=WILD), kind=st.sampled_from([*KINDS, CENTRES]))
-def test_no_row_moves_the_sums_by_more_than_one(row: np.ndarray, kind: str) -> None:
-    question = asked(kind, 1)
+def compared(kind: str, seed: int) -> Asked:
+    """Three mixtures of which the second has other components and the third fewer."""
+    rivals = tuple(asked(kind, seed + j, k=k).params for j, k in ((1, 3), (2, 2)))
+    return replace(asked(kind, seed), rivals=rivals)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    row=arrays(np.float64, (1, 4), elements=WILD),
+    kind=st.sampled_from([*KINDS, CENTRES]),
+    make=st.sampled_from([asked, compared]),
+)
+def test_no_row_moves_the_sums_by_more_than_one(
+    row: np.ndarray, kind: str, make: Callable[[str, int], Asked]
+) -> None:
+    question = make(kind, 1)
     assert np.linalg.norm(whole_sums(question, [row]) * question.scales) <= 1.0
 
 
@@ -42,28 +58,50 @@ def test_no_row_moves_the_counts_of_columns_by_more_than_one() -> None:
         assert np.linalg.norm(told) <= 1 + 1e-12
 
 
-@pytest.mark.parametrize("kind", [*KINDS, CENTRES])
+@pytest.mark.parametrize("kind", [*KINDS, CENTRES, "compared"])
 def test_one_row_more_moves_integers_by_that_row_alone(kind: str) -> None:
     """Sums are exact: no rounding error depends on the other rows."""
     rng = np.random.Generator(np.random.Philox(2))
-    rows, question = rng.normal(size=(20_000, 4)) * 3, asked(kind, 3)
+    question = compared("full", 3) if kind == "compared" else asked(kind, 3)
+    rows = rng.normal(size=(20_000, 4)) * 3
     whole, shuffled = (whole_sums(question, [r]) for r in (rows, rng.permutation(rows)))
     assert np.array_equal(whole, shuffled)
     others = whole_sums(question, [rows[:7], rows[8:]])
     assert np.array_equal(whole - others, whole_sums(question, [rows[7:8]]))
 
 
+@pytest.mark.parametrize("make", [asked, compared])
 @pytest.mark.parametrize("kind", [*KINDS, CENTRES])
-def test_a_question_survives_the_wire(kind: str) -> None:
-    question = asked(kind, 4)
+def test_a_question_survives_the_wire(kind: str, make: Callable[[str, int], Asked]) -> None:
+    question = make(kind, 4)
     again = Asked.read(*question.describe())
-    assert np.array_equal(again.scales, question.scales)
     assert again.describe()[0] == question.describe()[0]
+    np.testing.assert_array_equal(again.describe()[1], question.describe()[1])
+    rows = np.random.Generator(np.random.Philox(6)).normal(size=(50, 4))
+    np.testing.assert_array_equal(whole_sums(again, [rows]), whole_sums(question, [rows]))
+
+
+def test_mixtures_are_compared_by_their_log_densities() -> None:
+    """Where nothing is clipped, by those of scipy."""
+    question = replace(compared("full", 7), radius=16.0)
+    rows = np.random.Generator(np.random.Philox(8)).normal(size=(200, 4)) * 0.3
+    mixtures = (question.params, *question.rivals)
+    first, *others = (
+        np.log(sum(w * mvn.pdf(rows, m, c) for w, m, c in zip(*p.arrays().values(), strict=True)))
+        for p in mixtures
+    )
+    gains = np.stack(others, axis=1) - first[:, None]
+    fine = np.linalg.norm(gains, axis=1) < 15.9
+    told = whole_sums(question, [rows[fine]])
+    np.testing.assert_allclose(told, gains[fine].sum(axis=0), atol=200 * 2**-16)
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"step": 0.0}, {"step": 2.0}, {"shares": 0}, {"radius": 1e9}, {"covariance": "x"}],
+    [
+        *({"shares": 0}, {"covariance": "x"}, {"rivals": 3}, {"rivals": [0.5]}, {"rivals": [2]}),
+        *({"columns": -1}, {"components": "3"}, {"rivals": [1] * 1000}),
+    ],
 )
 def test_hostile_questions_are_refused(change: dict[str, object]) -> None:
     about, numbers = asked("full", 5).describe()
@@ -71,5 +109,7 @@ def test_hostile_questions_are_refused(change: dict[str, object]) -> None:
         Asked.read(about | change, numbers)
     with pytest.raises(WireError):
         Asked.read(about, numbers[:-1])
-    with pytest.raises(WireError):
-        Asked.read(about, np.where(np.arange(len(numbers)) == 3, np.nan, numbers))
+    # The lattice and the radius come first: neither may be anything.
+    for place, value in ((0, 0.0), (0, 2.0), (1, 1e9), (1, -1.0), (3, np.nan)):
+        with pytest.raises(WireError):
+            Asked.read(about, np.where(np.arange(len(numbers)) == place, value, numbers))
