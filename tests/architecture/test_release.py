@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
+
+import pytest
 
 import emfed
 
@@ -17,6 +22,22 @@ def test_the_version_is_told_alike() -> None:
     assert f"\nversion: {emfed.__version__}\n" in (ROOT / "CITATION.cff").read_text()
     minor = emfed.__version__.rpartition(".")[0]
     assert f"| {minor}.x" in (ROOT / "SECURITY.md").read_text()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the workflow's job runs on Linux")
+def test_the_release_workflow_lets_the_tag_of_this_version_pass_and_no_other() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    (step,) = re.findall(r"The tag is the version\n +run: \|\n((?: {10}.*\n)+)", workflow)
+
+    def passes(tag: str) -> bool:
+        environment = {**os.environ, "GITHUB_REF_NAME": tag}
+        done = subprocess.run(["bash", "-e", "-c", step], cwd=ROOT, env=environment, check=False)
+        return done.returncode == 0
+
+    tag = f"v{emfed.__version__}"
+    assert passes(tag)
+    assert not passes(tag[:-1])
+    assert not passes(tag.replace(".", "x"))
 
 
 def test_only_what_breaks_has_an_upper_bound() -> None:
