@@ -64,8 +64,8 @@ SKETCHED = 4
 """Components of the sketch for each of the model."""
 UNSURE = 2.5
 """With fewer components of the sketch for each of the model a start may be bad. Five clusters in
-four columns at epsilon 1: with 1.6 (3,000 rows) half of the fits missed a cluster, with 3.2 (6,000
-rows) none of 16 did; eight seeds each."""
+four columns at epsilon 1: with 2.0 (3,000 rows) 10 of 16 fits ended 0.1 nats low or more, with 3.4
+(6,000 rows) 2 of 16, of full and tied covariances with eight seeds each."""
 SKETCH_ROWS = 20_000
 """Rows of the sketch that starts are tried on: arithmetic of the server, which spends no budget.
 Not tuned."""
