@@ -15,14 +15,15 @@ the answers costs nothing more. The questions:
 4. *Rounds* of EM from there, as many as were chosen beforehand. The first half are full steps; of
    the others the statistics are averaged, which averages their noise.
 
-`SHARES` says which part of the budget each gets. No log-likelihood is ever asked for.
+`SHARES` says which part of the budget each gets. Factor analysis and probabilistic PCA need the
+moments alone: they get all that the columns leave, and the server fits the model to them.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -58,6 +59,8 @@ SELECTION = 0.1
 COMPARED_NATS = 4.0
 """Differences of log-densities of a row are clipped here: the noise of their sum is as large. Not
 tuned."""
+MOMENTS_ALONE = {"columns": 0.1, "moments": 0.9}
+"""Parts of the budget of a model that needs no more than the moments of all rows. Not tuned."""
 START_ROUNDS, ROUNDS = 8, 8
 """Fewer rounds are less noise each, and EM has come most of its way after so many."""
 SKETCHED = 4
@@ -100,10 +103,13 @@ class PrivatePlan:
     """Draws of the noise that are in each answer."""
     compares: bool = False
     """Whether a part of the budget chooses among numbers of components."""
+    alone: bool = False
+    """Whether the model needs the moments of all rows alone."""
 
     def step(self, q: int, part: str, count: int) -> float:
         """The lattice of one of ``count`` answers of q numbers."""
-        share = SELECTION if part == "selection" else SHARES[part]
+        parts = MOMENTS_ALONE if self.alone else SHARES | {"selection": SELECTION}
+        share = parts[part]
         share *= 1 - SELECTION if self.compares and part != "selection" else 1
         return step_for(q, self.privacy.mu_squared * share / count, self.shares)
 
@@ -163,7 +169,7 @@ class PrivateRun(Rounds):
         self.federation, self.plan, self.seed, self.rounds = federation, plan, seed, rounds
         self.models = sorted(models, key=lambda model: model.n_components)
         self.model = self.models[-1]
-        self.kind, self.k = self.model.kind, self.model.n_components
+        self.kind, self.k = getattr(self.model, "kind", "full"), self.model.n_components
         self.compared: tuple[dict[str, float], ...] = ()
         """What each number of components gains over the smallest, where several were compared."""
         self._told: list[IntArray] = []
@@ -283,7 +289,8 @@ class PrivateRun(Rounds):
             inverse = np.eye(d) / np.sqrt(np.trace(second) / d)
         self.moment = inverse @ second @ inverse.T
         self.frame = PrivateFrame(place + scale * mean, inverse @ np.diag(1 / scale))
-        self.radius = self._radius(d)
+        self._moment_noise = float((self.plan.deviation(self._last) ** 2).sum()) / self.samples**2
+        self.radius = self._last.radius if self.plan.alone else self._radius(d)
 
     def _radius(self, d: int) -> float:
         """The less noise, the less is clipped: so many rows of a white Gaussian.
@@ -310,6 +317,8 @@ class PrivateRun(Rounds):
 
     def start(self) -> None:
         """A sketch of all rows by many components, and the model that fits it best."""
+        if self.plan.alone:
+            return
         d, k = len(self.frame.origin), self.sketched
         draws = normals(self.seed, 0, Purpose.START, np.arange(k), d)
         params = GaussianParameters(np.full(k, 1 / k), draws * 0.5, self.moment * 0.5)
@@ -467,7 +476,7 @@ class PrivateRun(Rounds):
         Half the squared error of the statistics in the metric of white components of equal mass;
         the rounds that are averaged count as so many.
         """
-        return self._noise_at(self.radius)
+        return self._moment_noise / 2 if self.plan.alone else self._noise_at(self.radius)
 
     def _noise_at(self, radius: float) -> float:
         averaged = self.rounds - (self.rounds + 1) // 2 + 1
@@ -478,8 +487,10 @@ class PrivateRun(Rounds):
 
     # What it came to.
 
-    def bound(self) -> tuple[Any, GaussianParameters, dict[str, FloatArray]]:
-        """The model bound to what the fit itself says of all rows, and its parameters."""
+    def bound(self) -> tuple[Any, FloatArray, Mapping[str, FloatArray]]:
+        """The model bound to what the fit itself says of all rows, and its statistics."""
+        if self.plan.alone:
+            return self._from_moments()
         params = self.frame.back(self.params, self.kind)
         weights, means = params.weights, params.means
         d = means.shape[1]
@@ -498,7 +509,19 @@ class PrivateRun(Rounds):
         summary = {"mean": mean, "scatter": scatter}
         one = {name: values[None] for name, values in summary.items()}
         model = self.model.bind(one, np.array([max(self.samples, self.k)]), np.ones(1))
-        return model, params, summary
+        return model, model.statistics_of(model.from_user(params)), summary
+
+    def _from_moments(self) -> tuple[Any, FloatArray, Mapping[str, FloatArray]]:
+        """An ordinary fit to rows that have the mean and the covariance that were told."""
+        from emfed.fitting.driver import run_fit
+
+        d, inverse = len(self.frame.origin), np.linalg.inv(self.frame.matrix)
+        root = np.sqrt(d) * inverse @ np.linalg.cholesky(self.moment)
+        rows = self.frame.origin + np.concatenate([root.T, -root.T])
+        settings = FitSettings(self.model, algorithm="em", seed=self.seed)
+        found = run_fit(settings, StackedFederation(as_workers([rows]))).result
+        assert found.pooled_summary is not None
+        return found.model, found.statistics, found.pooled_summary
 
 
 def _places(edges: FloatArray, told: FloatArray, noise: float) -> tuple[FloatArray, FloatArray]:
@@ -562,14 +585,22 @@ def check_private(model: Any) -> None:
     """Refuse a model whose rows have no bounded say."""
     described = model.describe()
     kind = described.get("covariance_type")
-    if described.get("model") != "gaussian-mixture" or kind not in KINDS:
+    mixture = described.get("model") == "gaussian-mixture" and kind in KINDS
+    if not mixture and not needs_moments_alone(model):
         raise SettingsError(
-            "epsilon goes with Gaussian mixtures (full, tied, diag, spherical), whose statistics "
-            "are bounded once rows are clipped; this model's are not covered yet. Leave epsilon "
-            "out, or use gaussian_mixture."
+            "epsilon goes with Gaussian mixtures (full, tied, diag, spherical) and with factor "
+            "analysis and ppca of one component, whose statistics are bounded once rows are "
+            "clipped; this model's are not covered yet. Leave epsilon out, or use one of these."
         )
     if described.get("covariance_prior") is not None:
         raise SettingsError("epsilon goes with no covariance_prior: leave one of the two out.")
+
+
+def needs_moments_alone(model: Any) -> bool:
+    """Whether the mean and covariance of all rows are all that a model needs."""
+    described = model.describe()
+    factors = described.get("model") in ("factor-analysis", "ppca")
+    return factors and described.get("n_components") == 1
 
 
 def remarks_of(run: PrivateRun) -> list[str]:
@@ -591,8 +622,7 @@ def remarks_of(run: PrivateRun) -> list[str]:
 
 def private_result(run: PrivateRun, columns: Any, stopped: str) -> Result:
     """The result of a private fit."""
-    model, params, summary = run.bound()
-    statistics = model.statistics_of(model.from_user(params))
+    model, statistics, summary = run.bound()
     privacy, n = run.plan.privacy, run.federation.size
     spent = {
         "epsilon": epsilon_of(privacy.mu_squared, privacy.delta),
@@ -655,8 +685,10 @@ def private_run(
     ledger = Ledger(n, names)
     if federation.carries_bytes:
         federation.attach(ledger)
-    rounds = ROUNDS if settings.rounds is None else min(ROUNDS, settings.rounds)
-    plan = PrivatePlan(privacy, privacy.shares(n, n >= SMALLEST_SET), n, len(models) > 1)
+    alone = needs_moments_alone(model)
+    rounds = 0 if alone else min(ROUNDS, ROUNDS if settings.rounds is None else settings.rounds)
+    shares = privacy.shares(n, n >= SMALLEST_SET)
+    plan = PrivatePlan(privacy, shares, n, len(models) > 1, alone)
     run = PrivateRun(federation, models, plan, rounds, settings.seed, ledger)
     if not federation.carries_bytes and n >= SMALLEST_SET:
         run.prices = Prices(ledger, n, masks=True)
