@@ -10,8 +10,8 @@ the answers costs nothing more. The questions:
    in which all rows together are white, and of tied covariances the constant of T.
 3. *Start.* Rounds of EM with several times as many components and one common covariance. They are a
    sketch of all rows: the server draws rows from it and fits the model to them, with as many
-   attempts as it likes, at no cost. With a range of components it fits each number, and one more
-   question tells how much more log-density all rows have under one fit than under another.
+   attempts as it likes, at no cost. One more question tells how much more log-density all rows
+   have under each of the best attempts, of every number of components, than under one Gaussian.
 4. *Rounds* of EM from there, as many as were chosen beforehand. The first half are full steps; of
    the others the statistics are averaged, which averages their noise.
 
@@ -44,6 +44,7 @@ from emfed.data.workers import as_workers
 from emfed.fitting.rounds import Rounds, opening_record
 from emfed.fitting.settings import FitSettings
 from emfed.models.bounded import CENTRES, KINDS, LARGEST_RADIUS, Asked, from_integers
+from emfed.models.factory import gaussian_mixture
 from emfed.models.matrices import pack, raise_eigenvalues, unpack
 from emfed.models.parameters import GaussianParameters
 from emfed.models.sampling import covariance_parameters
@@ -52,11 +53,9 @@ from emfed.network.masking import SMALLEST_SET
 from emfed.network.prices import Prices
 
 logger = logging.getLogger(__name__)
-SHARES = {"columns": 0.05, "moments": 0.12, "start": 0.33, "rounds": 0.5}
+SHARES = {"columns": 0.05, "moments": 0.12, "start": 0.31, "selection": 0.05, "rounds": 0.47}
 """Parts of the budget, from a few trials with single seeds on MNIST and Life Science."""
-SELECTION = 0.1
-"""The part of the budget that chooses among numbers of components; the others share the rest."""
-COMPARED_NATS = 4.0
+COMPARED_NATS = 6.0
 """Differences of log-densities of a row are clipped here: the noise of their sum is as large. Not
 tuned."""
 MOMENTS_ALONE = {"columns": 0.1, "moments": 0.9}
@@ -101,16 +100,12 @@ class PrivatePlan:
     """Draws of the noise that a row is protected by, in each answer."""
     draws: int
     """Draws of the noise that are in each answer."""
-    compares: bool = False
-    """Whether a part of the budget chooses among numbers of components."""
     alone: bool = False
     """Whether the model needs the moments of all rows alone."""
 
     def step(self, q: int, part: str, count: int) -> float:
         """The lattice of one of ``count`` answers of q numbers."""
-        parts = MOMENTS_ALONE if self.alone else SHARES | {"selection": SELECTION}
-        share = parts[part]
-        share *= 1 - SELECTION if self.compares and part != "selection" else 1
+        share = (MOMENTS_ALONE if self.alone else SHARES)[part]
         return step_for(q, self.privacy.mu_squared * share / count, self.shares)
 
     def deviation(self, asked: Asked) -> FloatArray:
@@ -171,7 +166,9 @@ class PrivateRun(Rounds):
         self.model = self.models[-1]
         self.kind, self.k = getattr(self.model, "kind", "full"), self.model.n_components
         self.compared: tuple[dict[str, float], ...] = ()
-        """What each number of components gains over the smallest, where several were compared."""
+        """What each number of components gains over one Gaussian, where several were compared."""
+        self.gain, self.gain_error = np.inf, 0.0
+        """Nats a row that the start gains over one Gaussian, clipped, and the noise in them."""
         self._told: list[IntArray] = []
         self._position = 0
         self._path: Path | None = None
@@ -321,35 +318,52 @@ class PrivateRun(Rounds):
             return
         d, k = len(self.frame.origin), self.sketched
         draws = normals(self.seed, 0, Purpose.START, np.arange(k), d)
-        params = GaussianParameters(np.full(k, 1 / k), draws * 0.5, self.moment * 0.5)
+        # What k cells leave of the variance in d columns, about: components that overlap more would
+        # hardly move in so few rounds (two clusters in two columns: 2 starts of 14 were bad).
+        within = max(0.02, k ** (-2 / d))
+        means = draws * np.sqrt(1 - within)
+        params = GaussianParameters(np.full(k, 1 / k), means, self.moment * within)
         for _ in range(START_ROUNDS):
             told = self._round(params, CENTRES, "start", START_ROUNDS)
             params = self._maximize(told, CENTRES)
-        found = [self._from_sketch(params, model) for model in self.models]
-        chosen = self._compare(found) if len(found) > 1 else 0
-        self.params, self.model = found[chosen], self.models[chosen]
+        tried = [(m, start) for m in self.models for start in self._starts(params, m)]
+        self.model, self.params = tried[self._compare(tried)]
         self.k = self.model.n_components
         self.radius = self._radius(d)
 
-    def _compare(self, found: Sequence[GaussianParameters]) -> int:
-        """The fewest components than which no more are clearly better by BIC.
+    def _starts(self, sketch: GaussianParameters, model: Any) -> list[GaussianParameters]:
+        """Fits to the sketch: of the model, and of one with a common covariance.
 
-        Clearly means by two deviations of the noise in a difference.
+        The second has no covariance of its own for what is a lump of the sketch by chance.
         """
-        d, first = len(self.frame.origin), found[0]
-        place = self._in(self.frame, COMPARED_NATS)
-        asked = Asked(1.0, 1, None, self.kind, first, *place, tuple(found[1:]))
-        told = self._ask(asked, "selection", 1, "question") / self.samples
-        error = 2**0.5 * float(self.plan.deviation(self._last)[0]) / self.samples
-        numbers = [model.n_components for model in self.models]
-        count = np.array([k - 1 + k * d + covariance_parameters(self.kind, k, d) for k in numbers])
-        gains = np.concatenate([[0.0], told])
-        worth = gains - count * np.log(self.samples) / (2 * self.samples)
-        self.compared = tuple(
-            {"n_components": k, "gain": float(gain), "bic": float(-2 * self.samples * value)}
-            for k, gain, value in zip(numbers, gains, worth, strict=True)
-        )
-        return int(np.argmax(worth >= worth.max() - 2 * error))
+        tied = self._from_sketch(sketch, gaussian_mixture(model.n_components, "tied"), 1)
+        common = _as_kind(tied, self.kind)
+        return [self._from_sketch(sketch, model, 0), common]
+
+    def _compare(self, tried: Sequence[tuple[Any, GaussianParameters]]) -> int:
+        """The best start; with several numbers of components, of the fewest that are enough.
+
+        Enough are those than which no more are better by BIC by two deviations of the noise. What
+        is asked for is the gain over one Gaussian.
+        """
+        d, place = len(self.frame.origin), self._in(self.frame, COMPARED_NATS)
+        one = _as_kind(self._unit(1), self.kind)
+        asked = Asked(1.0, 1, None, self.kind, one, *place, tuple(start for _, start in tried))
+        gains = self._ask(asked, "selection", 1, "question") / self.samples
+        self.gain_error = float(self.plan.deviation(self._last)[0]) / self.samples
+        numbers = np.array([model.n_components for model, _ in tried])
+        count = [k - 1 + k * d + covariance_parameters(self.kind, k, d) for k in numbers.tolist()]
+        worth = gains - np.array(count) * np.log(self.samples) / (2 * self.samples)
+        best = {k: int(np.argmax(np.where(numbers == k, worth, -np.inf))) for k in numbers.tolist()}
+        if len(best) > 1:
+            self.compared = tuple(
+                {"n_components": k, "gain": float(gains[j]), "bic": -2 * self.samples * worth[j]}
+                for k, j in best.items()
+            )
+        enough = worth.max() - 2 * 2**0.5 * self.gain_error
+        chosen = next(j for j in best.values() if worth[j] >= enough)
+        self.gain = float(gains[chosen])
+        return chosen
 
     @property
     def sketched(self) -> int:
@@ -367,7 +381,9 @@ class PrivateRun(Rounds):
         d = len(self.frame.origin)
         return GaussianParameters(np.full(k, 1 / k), np.zeros((k, d)), self.moment)
 
-    def _from_sketch(self, params: GaussianParameters, model: Any) -> GaussianParameters:
+    def _from_sketch(
+        self, params: GaussianParameters, model: Any, attempt: int
+    ) -> GaussianParameters:
         """An ordinary fit of the model to rows drawn from the sketch."""
         from emfed.fitting.driver import run_fit
 
@@ -376,7 +392,7 @@ class PrivateRun(Rounds):
         d = params.means.shape[1]
         draws = normals(self.seed, 2, Purpose.SKETCH, np.arange(SKETCH_ROWS), d)
         rows = params.means[which] + draws @ np.linalg.cholesky(params.covariances).T
-        settings = FitSettings(model, n_init=4, tol=1e-4, rounds=100, seed=self.seed)
+        settings = FitSettings(model, n_init=4, tol=1e-4, rounds=100, seed=self.seed + attempt)
         fitted = run_fit(settings, StackedFederation(as_workers([rows])))
         found = fitted.result.params
         return GaussianParameters(found.weights, found.means, found.covariances)
@@ -596,6 +612,19 @@ def check_private(model: Any) -> None:
         raise SettingsError("epsilon goes with no covariance_prior: leave one of the two out.")
 
 
+def _as_kind(tied: GaussianParameters, kind: str) -> GaussianParameters:
+    """Components with one covariance as those of another type of covariances."""
+    k, whole = len(tied.weights), tied.covariances
+    squares = np.diagonal(whole)
+    given: dict[str, FloatArray] = {
+        "tied": whole,
+        "full": np.tile(whole, (k, 1, 1)),
+        "diag": np.tile(squares, (k, 1)),
+        "spherical": np.full(k, squares.mean()),
+    }
+    return GaussianParameters(tied.weights, tied.means, given[kind])
+
+
 def needs_moments_alone(model: Any) -> bool:
     """Whether the mean and covariance of all rows are all that a model needs."""
     described = model.describe()
@@ -616,6 +645,11 @@ def remarks_of(run: PrivateRun) -> list[str]:
             f"the start of this fit is not certain: at this epsilon about {run.sketched} groups of "
             f"rows stand out of the noise, which is few for {run.k} components. One of them may be "
             f"missing. {mend}"
+        )
+    if run.k > 1 and run.gain < 2 * run.gain_error:
+        out.append(
+            f"at this epsilon the components of the start cannot be told from one Gaussian: they "
+            f"gain {run.gain:.2g} nats a row, give or take {run.gain_error:.2g}. {mend}"
         )
     return out
 
@@ -674,7 +708,7 @@ def private_run(
     Three workers or more always tell masked sums. One or two have nobody to hide among: each adds
     all of the noise by itself.
     """
-    models = settings.candidates()
+    models: Sequence[Any] = settings.candidates()
     for model in models:
         check_private(model)
     model = max(models, key=lambda model: model.n_components)  # whose statistics are most
@@ -688,7 +722,7 @@ def private_run(
     alone = needs_moments_alone(model)
     rounds = 0 if alone else min(ROUNDS, ROUNDS if settings.rounds is None else settings.rounds)
     shares = privacy.shares(n, n >= SMALLEST_SET)
-    plan = PrivatePlan(privacy, shares, n, len(models) > 1, alone)
+    plan = PrivatePlan(privacy, shares, n, alone)
     run = PrivateRun(federation, models, plan, rounds, settings.seed, ledger)
     if not federation.carries_bytes and n >= SMALLEST_SET:
         run.prices = Prices(ledger, n, masks=True)
