@@ -292,11 +292,13 @@ def house(console: Console) -> dict[str, Any]:
 
 def privacy(console: Console, keep: Path | None = None, minutes: float = np.inf) -> dict[str, Any]:
     """Held-out nats against epsilon, beside two peers and no privacy; then an audit."""
+    began = time.monotonic()
     rows = bench_privacy(keep=keep, minutes=minutes)
+    left = minutes - (time.monotonic() - began) / 60
     found = {(row["data"], row["method"]): row for row in rows}
     lines = []
     for name, method in itertools.product(
-        dict.fromkeys(row["data"] for row in rows), ("", "DP-EM ", "pfl ")
+        dict.fromkeys(row["data"] for row in rows), ("", "diag ", "DP-EM ", "pfl ")
     ):
         told = [found.get((name, f"{method}{epsilon:g}")) for epsilon in EPSILONS]
         shown = [*told, found.get((name, NONE))]
@@ -307,7 +309,7 @@ def privacy(console: Console, keep: Path | None = None, minutes: float = np.inf)
         lines.append((name, method.strip() or "private", *cells))
     headings = ("data", "fit", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS), "none")
     show(console, "Held-out nats a row: median (seeds)", headings, lines)
-    audit = bench_audit(keep=keep, minutes=minutes)
+    audit = bench_audit(keep=keep, minutes=left)
     words = "{proven:.2f} of {promised:g} proven at delta {delta:g}, of {runs:g} runs"
     console.print(f"audit, epsilon: {words.format(**audit) if 'proven' in audit else audit}")
     return {"nats": rows, "audit": audit}

@@ -209,6 +209,7 @@ def _methods(k: int, kind: str, delta: float) -> Iterator[tuple[str, str, Callab
         yield f"{epsilon:g}", kind, partial(ours, k=k, kind=kind, epsilon=epsilon, delta=delta)
     for epsilon in EPSILONS:
         told = {"k": k, "epsilon": epsilon, "delta": delta}
+        yield f"diag {epsilon:g}", "diag", partial(ours, kind="diag", **told)
         yield f"DP-EM {epsilon:g}", "full", partial(published, **told)
         yield f"pfl {epsilon:g}", "diag", partial(by_splits, **told)
 

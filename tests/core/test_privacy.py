@@ -15,6 +15,7 @@ from emfed.core.privacy import (
     delta_of,
     discrete_gaussian,
     epsilon_of,
+    kept_square,
     mu_squared_of,
     price,
     price_on,
@@ -94,3 +95,12 @@ def test_a_lattice_costs_what_it_was_made_for() -> None:
 def test_budgets_that_are_none_are_refused(epsilon: float, delta: float) -> None:
     with pytest.raises(SettingsError):
         Privacy(epsilon, delta)
+
+
+@pytest.mark.parametrize(("radius", "d"), [(1.0, 1), (5.1, 20), (2.0, 3), (30.0, 10)])
+def test_what_clipping_leaves_of_white_rows_is_what_a_simulation_finds(
+    radius: float, d: int
+) -> None:
+    rows = np.random.Generator(np.random.Philox(4)).normal(size=(20_000, d))
+    squares = np.minimum((rows**2).sum(axis=1), radius**2)
+    assert kept_square(radius, d) == pytest.approx(squares.mean() / d, rel=0.02)

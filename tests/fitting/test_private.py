@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,4 +90,15 @@ def test_a_private_fit_chooses_the_number_of_components_within_its_budget(
 
 def test_models_whose_rows_have_no_bounded_say_are_refused() -> None:
     with pytest.raises(SettingsError, match="epsilon goes with Gaussian mixtures"):
-        emfed.fit(emfed.factor_analysis(1), rows(300), epsilon=1.0)
+        emfed.fit(emfed.factor_analysis(1, 2), rows(300), epsilon=1.0)
+
+
+@pytest.mark.parametrize("make", [emfed.factor_analysis, emfed.ppca])
+def test_factors_of_private_moments_are_those_of_the_rows(make: Callable[..., Any]) -> None:
+    rng = np.random.Generator(np.random.Philox(5))
+    data = rng.normal(size=(9000, 2)) @ rng.normal(size=(2, 5)) + rng.normal(size=(9000, 5)) + 70
+    private = emfed.fit(make(2), np.array_split(data, 3), epsilon=1.0)
+    gap = emfed.fit(make(2), data).log_likelihood(data) - private.log_likelihood(data)
+    assert -1e-6 < gap < 0.02
+    assert private.privacy["epsilon"] == pytest.approx(1.0)
+    assert private.ledger.total("up") > 0

@@ -13,8 +13,11 @@ import pytest
 import emfed
 from emfed.core.errors import ParticipationError
 from emfed.core.privacy import Privacy, mu_squared_of, step_for
+from emfed.data.workers import as_workers
+from emfed.fitting.driver import run_fit
+from emfed.fitting.settings import FitSettings
 from emfed.models.bounded import Asked
-from emfed.network import LocalTransport, RemoteFederation, Site, SiteRules
+from emfed.network import LocalTransport, RemoteFederation, Site, SiteRules, StackedFederation
 from emfed.network.deployment.approval import answer_fit, check_approved, pending_fits
 from emfed.network.deployment.site import MEMORY
 from emfed.network.deployment.views import SiteView
@@ -220,13 +223,22 @@ def test_the_owners_page_tells_the_epsilon_that_was_given_away(tmp_path: Path) -
     assert "epsilon 0.5 given away over all runs" in shown["line"]
 
 
-@pytest.mark.parametrize("kind", ["full", "tied", "diag", "spherical"])
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (MODEL, {}),
+        (emfed.gaussian_mixture(2, "tied"), {"n_components": "1:2"}),
+        (emfed.gaussian_mixture(2, "diag"), {}),
+        (emfed.ppca(1), {}),
+    ],
+)
 def test_a_simulation_prices_a_private_run_as_the_network_does(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Any, words: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("emfed.fitting.private.SKETCH_ROWS", 300)
-    monkeypatch.setattr("emfed.fitting.private.START_ROUNDS", 2)
-    model, data = emfed.gaussian_mixture(2, kind), tables(6000)
+    monkeypatch.setattr("emfed.fitting.private.SKETCH_ROWS", 1000)
+    monkeypatch.setattr("emfed.fitting.private.START_ROUNDS", 4)
+    data, settings = tables(6000), FitSettings(model, epsilon=10.0, rounds=2, **words)
     federation = RemoteFederation(LocalTransport(masked_sites(data, tmp_path)), pause=0.0)
-    over, alone = (emfed.fit(model, where, epsilon=10.0, rounds=2) for where in (federation, data))
+    simulated = StackedFederation(as_workers(data))
+    over, alone = (run_fit(settings, where).result for where in (federation, simulated))
     np.testing.assert_array_equal(over.ledger.counts, alone.ledger.counts)

@@ -225,7 +225,7 @@ def private_fit(settings: FitSettings, federation: Federation, watch: Watch = NO
     """A fit with an epsilon: its budget decides how many rounds there are."""
     run, columns = private_run(settings, federation, watch.checkpoint, watch.resume)
     hooks = [hook for hook in watch.callbacks if not hasattr(hook, "attach")]
-    stopped = run.until(Stop(run.rounds), hooks)
+    stopped = run.until(Stop(run.rounds), hooks) if run.rounds else "rounds"
     result = private_result(run, columns, "budget" if stopped == "rounds" else stopped)
     remarks = remarks_of(run)
     told = with_setting(result, "remarks", remarks) if remarks else result

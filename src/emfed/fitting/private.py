@@ -10,19 +10,20 @@ the answers costs nothing more. The questions:
    in which all rows together are white, and of tied covariances the constant of T.
 3. *Start.* Rounds of EM with several times as many components and one common covariance. They are a
    sketch of all rows: the server draws rows from it and fits the model to them, with as many
-   attempts as it likes, at no cost. With a range of components it fits each number, and one more
-   question tells how much more log-density all rows have under one fit than under another.
+   attempts as it likes, at no cost. One more question tells how much more log-density all rows
+   have under each of the best attempts, of every number of components, than under one Gaussian.
 4. *Rounds* of EM from there, as many as were chosen beforehand. The first half are full steps; of
    the others the statistics are averaged, which averages their noise.
 
-`SHARES` says which part of the budget each gets. No log-likelihood is ever asked for.
+`SHARES` says which part of the budget each gets. Factor analysis and probabilistic PCA need the
+moments alone: they get all that the columns leave, and the server fits the model to them.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -43,6 +44,7 @@ from emfed.data.workers import as_workers
 from emfed.fitting.rounds import Rounds, opening_record
 from emfed.fitting.settings import FitSettings
 from emfed.models.bounded import CENTRES, KINDS, LARGEST_RADIUS, Asked, from_integers
+from emfed.models.factory import gaussian_mixture
 from emfed.models.matrices import pack, raise_eigenvalues, unpack
 from emfed.models.parameters import GaussianParameters
 from emfed.models.sampling import covariance_parameters
@@ -51,21 +53,21 @@ from emfed.network.masking import SMALLEST_SET
 from emfed.network.prices import Prices
 
 logger = logging.getLogger(__name__)
-SHARES = {"columns": 0.05, "moments": 0.12, "start": 0.33, "rounds": 0.5}
+SHARES = {"columns": 0.05, "moments": 0.12, "start": 0.31, "selection": 0.05, "rounds": 0.47}
 """Parts of the budget, from a few trials with single seeds on MNIST and Life Science."""
-SELECTION = 0.1
-"""The part of the budget that chooses among numbers of components; the others share the rest."""
-COMPARED_NATS = 4.0
+COMPARED_NATS = 6.0
 """Differences of log-densities of a row are clipped here: the noise of their sum is as large. Not
 tuned."""
+MOMENTS_ALONE = {"columns": 0.1, "moments": 0.9}
+"""Parts of the budget of a model that needs no more than the moments of all rows. Not tuned."""
 START_ROUNDS, ROUNDS = 8, 8
 """Fewer rounds are less noise each, and EM has come most of its way after so many."""
 SKETCHED = 4
 """Components of the sketch for each of the model."""
 UNSURE = 2.5
 """With fewer components of the sketch for each of the model a start may be bad. Five clusters in
-four columns at epsilon 1: with 1.6 (3,000 rows) half of the fits missed a cluster, with 3.2 (6,000
-rows) none of 16 did; eight seeds each."""
+four columns at epsilon 1: with 2.0 (3,000 rows) 10 of 16 fits ended 0.1 nats low or more, with 3.4
+(6,000 rows) 2 of 16, of full and tied covariances with eight seeds each."""
 SKETCH_ROWS = 20_000
 """Rows of the sketch that starts are tried on: arithmetic of the server, which spends no budget.
 Not tuned."""
@@ -98,13 +100,12 @@ class PrivatePlan:
     """Draws of the noise that a row is protected by, in each answer."""
     draws: int
     """Draws of the noise that are in each answer."""
-    compares: bool = False
-    """Whether a part of the budget chooses among numbers of components."""
+    alone: bool = False
+    """Whether the model needs the moments of all rows alone."""
 
     def step(self, q: int, part: str, count: int) -> float:
         """The lattice of one of ``count`` answers of q numbers."""
-        share = SELECTION if part == "selection" else SHARES[part]
-        share *= 1 - SELECTION if self.compares and part != "selection" else 1
+        share = (MOMENTS_ALONE if self.alone else SHARES)[part]
         return step_for(q, self.privacy.mu_squared * share / count, self.shares)
 
     def deviation(self, asked: Asked) -> FloatArray:
@@ -163,9 +164,11 @@ class PrivateRun(Rounds):
         self.federation, self.plan, self.seed, self.rounds = federation, plan, seed, rounds
         self.models = sorted(models, key=lambda model: model.n_components)
         self.model = self.models[-1]
-        self.kind, self.k = self.model.kind, self.model.n_components
+        self.kind, self.k = getattr(self.model, "kind", "full"), self.model.n_components
         self.compared: tuple[dict[str, float], ...] = ()
-        """What each number of components gains over the smallest, where several were compared."""
+        """What each number of components gains over one Gaussian, where several were compared."""
+        self.gain, self.gain_error = np.inf, 0.0
+        """Nats a row that the start gains over one Gaussian, clipped, and the noise in them."""
         self._told: list[IntArray] = []
         self._position = 0
         self._path: Path | None = None
@@ -283,7 +286,8 @@ class PrivateRun(Rounds):
             inverse = np.eye(d) / np.sqrt(np.trace(second) / d)
         self.moment = inverse @ second @ inverse.T
         self.frame = PrivateFrame(place + scale * mean, inverse @ np.diag(1 / scale))
-        self.radius = self._radius(d)
+        self._moment_noise = float((self.plan.deviation(self._last) ** 2).sum()) / self.samples**2
+        self.radius = self._last.radius if self.plan.alone else self._radius(d)
 
     def _radius(self, d: int) -> float:
         """The less noise, the less is clipped: so many rows of a white Gaussian.
@@ -310,37 +314,56 @@ class PrivateRun(Rounds):
 
     def start(self) -> None:
         """A sketch of all rows by many components, and the model that fits it best."""
+        if self.plan.alone:
+            return
         d, k = len(self.frame.origin), self.sketched
         draws = normals(self.seed, 0, Purpose.START, np.arange(k), d)
-        params = GaussianParameters(np.full(k, 1 / k), draws * 0.5, self.moment * 0.5)
+        # What k cells leave of the variance in d columns, about: components that overlap more would
+        # hardly move in so few rounds (two clusters in two columns: 2 starts of 14 were bad).
+        within = max(0.02, k ** (-2 / d))
+        means = draws * np.sqrt(1 - within)
+        params = GaussianParameters(np.full(k, 1 / k), means, self.moment * within)
         for _ in range(START_ROUNDS):
             told = self._round(params, CENTRES, "start", START_ROUNDS)
             params = self._maximize(told, CENTRES)
-        found = [self._from_sketch(params, model) for model in self.models]
-        chosen = self._compare(found) if len(found) > 1 else 0
-        self.params, self.model = found[chosen], self.models[chosen]
+        tried = [(m, start) for m in self.models for start in self._starts(params, m)]
+        self.model, self.params = tried[self._compare(tried)]
         self.k = self.model.n_components
         self.radius = self._radius(d)
 
-    def _compare(self, found: Sequence[GaussianParameters]) -> int:
-        """The fewest components than which no more are clearly better by BIC.
+    def _starts(self, sketch: GaussianParameters, model: Any) -> list[GaussianParameters]:
+        """Fits to the sketch: of the model, and of one with a common covariance.
 
-        Clearly means by two deviations of the noise in a difference.
+        The second has no covariance of its own for what is a lump of the sketch by chance.
         """
-        d, first = len(self.frame.origin), found[0]
-        place = self._in(self.frame, COMPARED_NATS)
-        asked = Asked(1.0, 1, None, self.kind, first, *place, tuple(found[1:]))
-        told = self._ask(asked, "selection", 1, "question") / self.samples
-        error = 2**0.5 * float(self.plan.deviation(self._last)[0]) / self.samples
-        numbers = [model.n_components for model in self.models]
-        count = np.array([k - 1 + k * d + covariance_parameters(self.kind, k, d) for k in numbers])
-        gains = np.concatenate([[0.0], told])
-        worth = gains - count * np.log(self.samples) / (2 * self.samples)
-        self.compared = tuple(
-            {"n_components": k, "gain": float(gain), "bic": float(-2 * self.samples * value)}
-            for k, gain, value in zip(numbers, gains, worth, strict=True)
-        )
-        return int(np.argmax(worth >= worth.max() - 2 * error))
+        tied = self._from_sketch(sketch, gaussian_mixture(model.n_components, "tied"), 1)
+        common = _as_kind(tied, self.kind)
+        return [self._from_sketch(sketch, model, 0), common]
+
+    def _compare(self, tried: Sequence[tuple[Any, GaussianParameters]]) -> int:
+        """The best start; with several numbers of components, of the fewest that are enough.
+
+        Enough are those than which no more are better by BIC by two deviations of the noise. What
+        is asked for is the gain over one Gaussian.
+        """
+        d, place = len(self.frame.origin), self._in(self.frame, COMPARED_NATS)
+        one = _as_kind(self._unit(1), self.kind)
+        asked = Asked(1.0, 1, None, self.kind, one, *place, tuple(start for _, start in tried))
+        gains = self._ask(asked, "selection", 1, "question") / self.samples
+        self.gain_error = float(self.plan.deviation(self._last)[0]) / self.samples
+        numbers = np.array([model.n_components for model, _ in tried])
+        count = [k - 1 + k * d + covariance_parameters(self.kind, k, d) for k in numbers.tolist()]
+        worth = gains - np.array(count) * np.log(self.samples) / (2 * self.samples)
+        best = {k: int(np.argmax(np.where(numbers == k, worth, -np.inf))) for k in numbers.tolist()}
+        if len(best) > 1:
+            self.compared = tuple(
+                {"n_components": k, "gain": float(gains[j]), "bic": -2 * self.samples * worth[j]}
+                for k, j in best.items()
+            )
+        enough = worth.max() - 2 * 2**0.5 * self.gain_error
+        chosen = next(j for j in best.values() if worth[j] >= enough)
+        self.gain = float(gains[chosen])
+        return chosen
 
     @property
     def sketched(self) -> int:
@@ -358,7 +381,9 @@ class PrivateRun(Rounds):
         d = len(self.frame.origin)
         return GaussianParameters(np.full(k, 1 / k), np.zeros((k, d)), self.moment)
 
-    def _from_sketch(self, params: GaussianParameters, model: Any) -> GaussianParameters:
+    def _from_sketch(
+        self, params: GaussianParameters, model: Any, attempt: int
+    ) -> GaussianParameters:
         """An ordinary fit of the model to rows drawn from the sketch."""
         from emfed.fitting.driver import run_fit
 
@@ -367,7 +392,7 @@ class PrivateRun(Rounds):
         d = params.means.shape[1]
         draws = normals(self.seed, 2, Purpose.SKETCH, np.arange(SKETCH_ROWS), d)
         rows = params.means[which] + draws @ np.linalg.cholesky(params.covariances).T
-        settings = FitSettings(model, n_init=4, tol=1e-4, rounds=100, seed=self.seed)
+        settings = FitSettings(model, n_init=4, tol=1e-4, rounds=100, seed=self.seed + attempt)
         fitted = run_fit(settings, StackedFederation(as_workers([rows])))
         found = fitted.result.params
         return GaussianParameters(found.weights, found.means, found.covariances)
@@ -467,7 +492,7 @@ class PrivateRun(Rounds):
         Half the squared error of the statistics in the metric of white components of equal mass;
         the rounds that are averaged count as so many.
         """
-        return self._noise_at(self.radius)
+        return self._moment_noise / 2 if self.plan.alone else self._noise_at(self.radius)
 
     def _noise_at(self, radius: float) -> float:
         averaged = self.rounds - (self.rounds + 1) // 2 + 1
@@ -478,8 +503,10 @@ class PrivateRun(Rounds):
 
     # What it came to.
 
-    def bound(self) -> tuple[Any, GaussianParameters, dict[str, FloatArray]]:
-        """The model bound to what the fit itself says of all rows, and its parameters."""
+    def bound(self) -> tuple[Any, FloatArray, Mapping[str, FloatArray]]:
+        """The model bound to what the fit itself says of all rows, and its statistics."""
+        if self.plan.alone:
+            return self._from_moments()
         params = self.frame.back(self.params, self.kind)
         weights, means = params.weights, params.means
         d = means.shape[1]
@@ -498,7 +525,19 @@ class PrivateRun(Rounds):
         summary = {"mean": mean, "scatter": scatter}
         one = {name: values[None] for name, values in summary.items()}
         model = self.model.bind(one, np.array([max(self.samples, self.k)]), np.ones(1))
-        return model, params, summary
+        return model, model.statistics_of(model.from_user(params)), summary
+
+    def _from_moments(self) -> tuple[Any, FloatArray, Mapping[str, FloatArray]]:
+        """An ordinary fit to rows that have the mean and the covariance that were told."""
+        from emfed.fitting.driver import run_fit
+
+        d, inverse = len(self.frame.origin), np.linalg.inv(self.frame.matrix)
+        root = np.sqrt(d) * inverse @ np.linalg.cholesky(self.moment)
+        rows = self.frame.origin + np.concatenate([root.T, -root.T])
+        settings = FitSettings(self.model, algorithm="em", seed=self.seed)
+        found = run_fit(settings, StackedFederation(as_workers([rows]))).result
+        assert found.pooled_summary is not None
+        return found.model, found.statistics, found.pooled_summary
 
 
 def _places(edges: FloatArray, told: FloatArray, noise: float) -> tuple[FloatArray, FloatArray]:
@@ -562,14 +601,35 @@ def check_private(model: Any) -> None:
     """Refuse a model whose rows have no bounded say."""
     described = model.describe()
     kind = described.get("covariance_type")
-    if described.get("model") != "gaussian-mixture" or kind not in KINDS:
+    mixture = described.get("model") == "gaussian-mixture" and kind in KINDS
+    if not mixture and not needs_moments_alone(model):
         raise SettingsError(
-            "epsilon goes with Gaussian mixtures (full, tied, diag, spherical), whose statistics "
-            "are bounded once rows are clipped; this model's are not covered yet. Leave epsilon "
-            "out, or use gaussian_mixture."
+            "epsilon goes with Gaussian mixtures (full, tied, diag, spherical) and with factor "
+            "analysis and ppca of one component, whose statistics are bounded once rows are "
+            "clipped; this model's are not covered yet. Leave epsilon out, or use one of these."
         )
     if described.get("covariance_prior") is not None:
         raise SettingsError("epsilon goes with no covariance_prior: leave one of the two out.")
+
+
+def _as_kind(tied: GaussianParameters, kind: str) -> GaussianParameters:
+    """Components with one covariance as those of another type of covariances."""
+    k, whole = len(tied.weights), tied.covariances
+    squares = np.diagonal(whole)
+    given: dict[str, FloatArray] = {
+        "tied": whole,
+        "full": np.tile(whole, (k, 1, 1)),
+        "diag": np.tile(squares, (k, 1)),
+        "spherical": np.full(k, squares.mean()),
+    }
+    return GaussianParameters(tied.weights, tied.means, given[kind])
+
+
+def needs_moments_alone(model: Any) -> bool:
+    """Whether the mean and covariance of all rows are all that a model needs."""
+    described = model.describe()
+    factors = described.get("model") in ("factor-analysis", "ppca")
+    return factors and described.get("n_components") == 1
 
 
 def remarks_of(run: PrivateRun) -> list[str]:
@@ -586,13 +646,17 @@ def remarks_of(run: PrivateRun) -> list[str]:
             f"rows stand out of the noise, which is few for {run.k} components. One of them may be "
             f"missing. {mend}"
         )
+    if run.k > 1 and run.gain < 2 * run.gain_error:
+        out.append(
+            f"at this epsilon the components of the start cannot be told from one Gaussian: they "
+            f"gain {run.gain:.2g} nats a row, give or take {run.gain_error:.2g}. {mend}"
+        )
     return out
 
 
 def private_result(run: PrivateRun, columns: Any, stopped: str) -> Result:
     """The result of a private fit."""
-    model, params, summary = run.bound()
-    statistics = model.statistics_of(model.from_user(params))
+    model, statistics, summary = run.bound()
     privacy, n = run.plan.privacy, run.federation.size
     spent = {
         "epsilon": epsilon_of(privacy.mu_squared, privacy.delta),
@@ -644,7 +708,7 @@ def private_run(
     Three workers or more always tell masked sums. One or two have nobody to hide among: each adds
     all of the noise by itself.
     """
-    models = settings.candidates()
+    models: Sequence[Any] = settings.candidates()
     for model in models:
         check_private(model)
     model = max(models, key=lambda model: model.n_components)  # whose statistics are most
@@ -655,8 +719,10 @@ def private_run(
     ledger = Ledger(n, names)
     if federation.carries_bytes:
         federation.attach(ledger)
-    rounds = ROUNDS if settings.rounds is None else min(ROUNDS, settings.rounds)
-    plan = PrivatePlan(privacy, privacy.shares(n, n >= SMALLEST_SET), n, len(models) > 1)
+    alone = needs_moments_alone(model)
+    rounds = 0 if alone else min(ROUNDS, ROUNDS if settings.rounds is None else settings.rounds)
+    shares = privacy.shares(n, n >= SMALLEST_SET)
+    plan = PrivatePlan(privacy, shares, n, alone)
     run = PrivateRun(federation, models, plan, rounds, settings.seed, ledger)
     if not federation.carries_bytes and n >= SMALLEST_SET:
         run.prices = Prices(ledger, n, masks=True)

@@ -151,10 +151,11 @@ class Asked:
     def describe(self) -> tuple[dict[str, Any], FloatArray]:
         """Plain JSON types, and numbers; the text is equally long whatever rows said before."""
         if self.edges is not None:
-            about = {"shares": self.shares, "columns": len(self.edges)}
-            return about, np.concatenate([[self.step], self.edges.ravel()])
+            told = {"shares": self.shares, "columns": len(self.edges)}
+            return told, np.concatenate([[self.step], self.edges.ravel()])
         k, d = self.params.means.shape
-        about = {"shares": self.shares, "columns": d, "components": k, "covariance": self.kind}
+        about: dict[str, Any] = {"shares": self.shares, "columns": d, "components": k}
+        about["covariance"] = self.kind
         rivals = [len(rival.weights) for rival in self.rivals]
         arrays = [np.array([self.step, self.radius]), self.origin, self.matrix]
         arrays += [a for one in (self.params, *self.rivals) for a in one.arrays().values()]
