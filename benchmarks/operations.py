@@ -61,7 +61,8 @@ RULES = (
 FARTHEST = 0.05
 """Largest difference of a mean from that of EM over the rows of those who stayed: the last rounds
 are quantised."""
-LONGEST_SILENCE = 60.0
+LONGEST_SILENCE, EXPLAINED_SECONDS = 60.0, 20.0
+"""Until an event is to be told; the server looks for keys every four seconds."""
 
 
 STANDSTILL_SECONDS = 60.0
@@ -79,7 +80,7 @@ TOLD = {
     "cut_line": r"WHO (is gone|is connected|called again)",
     "slow_line": r"WHO took \d",
     "clock_jump": r"the clock here jumped by",
-    "removed_and_returned_key": r"WHO is shut out: its key is gone",
+    "removed_and_returned_key": r"WHO (is shut out|left)|its key was removed",
     "rotated_key": r"WHO (is gone|is connected|called again)|next key",
     "restored_server": r"ahead|start at zero|begins again",
     "restored_site": r"WHO.*(lost its memory|memory)",
@@ -319,7 +320,10 @@ def evening(folder: Path, events: int, seed: int) -> dict[str, Any]:
             name = happens.__name__
             words = TOLD[name].replace("WHO", "s[0-3]" if who == "server" else who)
             night.said.append(f"{name} {who}")
-            found = re.search(f".*({words}).*", night.text_since(before))
+            found, end = None, time.monotonic() + EXPLAINED_SECONDS
+            while found is None and time.monotonic() < end:
+                found = re.search(f".*({words}).*", night.text_since(before))
+                time.sleep(0.2)
             if found is None:
                 night.unexplained.append(night.said[-1])
             told = "NOT EXPLAINED" if found is None else found[0][-110:]
