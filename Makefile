@@ -90,7 +90,7 @@ bench: setup ## Measure speed, bytes, scale, files, theory and imputation beside
 
 chaos: setup ## Kill processes of a real federation with signal 9, and compare what it finds
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.chaos --json build/chaos.json
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.operations --json build/operations.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.operations --events 100 --keep build/operations.json
 
 fuzz: setup ## Feed a million inputs to the decoders (installs atheris)
 	$(BIN)/python -m pip install --quiet atheris

@@ -52,6 +52,7 @@ from benchmarks.privacy import EPSILONS, NONE, bench_audit, bench_privacy
 from benchmarks.right import bench_right
 from benchmarks.rounds import bench_rounds
 from benchmarks.scale import bench_scale
+from benchmarks.sites import COLUMNS, ROUNDS, ROWS, bench_sites
 from benchmarks.starts import FEW_ROWS, bench_choice, bench_counts, bench_gaps
 from benchmarks.startup import bench_startup
 from benchmarks.theory import bench_theory
@@ -615,6 +616,28 @@ def flower(console: Console) -> list[dict[str, Any]]:
     return rows
 
 
+def sites(console: Console, number: int = 50) -> dict[str, Any]:
+    """Real sites on this machine: time a round and memory of each."""
+    found = bench_sites(number)
+    lines = [
+        (who, *(f"{found[key][what]:.3f}" for what in ("resident", "most", "share")))
+        for who, key in (("largest site", "site"), ("median site", "median_site"))
+    ]
+    lines.append(("server", *(f"{found['server'][what]:.3f}" for what in found["server"])))
+    title = f"{number} real sites, masked, {ROWS} rows of {COLUMNS} columns: memory in GB"
+    show(console, title, ("process", "resident", "at most", "own share"), lines)
+    told = (
+        f"{found['round_seconds']:.2f}",
+        f"{found['slowest_round']:.2f}",
+        f"{found['seconds']:.0f}",
+        f"{found['ended_well']} of {number}",
+        f"{found['difference']:.1e}",
+    )
+    headings = ("median round, s", "slowest, s", "in all, s", "ended with code 0", "difference")
+    show(console, f"{ROUNDS} rounds, from the first start of Python", headings, [told])
+    return found
+
+
 def faults(console: Console, plans: int, first: int = 0) -> dict[str, Any]:
     """Random faults of network, processes and disks, without masks and with them."""
     found = {words: bench_faults(plans, first, words == "masked") for words in ("plain", "masked")}
@@ -683,6 +706,7 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "answer": answer,
     "answer-network": answer_network,
     "network": network,
+    "sites": sites,
     "flower": flower,
     "faults": partial(faults, plans=1000),
     "gpu": lambda console: bench_gpu(),
@@ -723,6 +747,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     parser.add_argument("--plans", type=int, default=1000, help="fault plans to try")
     parser.add_argument("--first", type=int, default=0, help="the seed of the first fault plan")
+    parser.add_argument("--sites", type=int, default=50, help="real sites to start")
     parser.add_argument(
         "--keep", type=Path, help="estimators, privacy: a file of fits to go on from"
     )
@@ -739,6 +764,7 @@ def main() -> None:
         parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
     sections = SECTIONS | {
         "faults": partial(faults, plans=arguments.plans, first=arguments.first),
+        "sites": partial(sites, number=arguments.sites),
         "estimators": partial(estimators, keep=arguments.keep, minutes=arguments.minutes),
         "privacy": partial(privacy, keep=arguments.keep, minutes=arguments.minutes),
     }

@@ -1,26 +1,35 @@
-"""``python -m benchmarks.operations [--events 8] [--seed 0] [--json FILE]``: an operator's evening.
+"""``python -m benchmarks.operations [--events 100] [--keep FILE]``: operators' nights.
 
-Four sites and a server as processes, over TLS, while at random a key is removed and put back, a key
-is rotated, a backup of the server or of a site is put back, a site is expelled and let back in, and
-the run is paused. Then one site leaves for good. The run must end, tell its sites, and leave the
-model of those who stayed; and it must never stand still for more than a minute without saying why.
+Four sites and a server as processes, over TLS, and in a random order all that happens to such a
+thing: kills, a minute's standstill, full disks, clocks that jump, lines that are cut or slow, keys
+removed and put back or rotated, backups of the server or of a site put back, a site expelled and
+let back in, one that goes and comes back, a pause. A night has as many events as there are kinds,
+each once, and at its end one site leaves for good. The run must end, tell its sites, and leave the
+model of those who stayed; it must never stand still for more than a minute without saying why; and
+the logs must tell what happened. ``--keep FILE`` keeps what nights have found: the same command
+goes on with the next one, until there are ``--events`` in all or ``--minutes`` are over.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import re
 import shutil
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.network.doors import Door
 
+from benchmarks.chaos import harmed
 from benchmarks.deployments import FEDEM, MIXTURE, Deployment, mixture_tables
 from emfed import fit, gaussian_mixture, load
 from emfed.network.deployment.orders import change_orders
@@ -52,20 +61,150 @@ RULES = (
 FARTHEST = 0.05
 """Largest difference of a mean from that of EM over the rows of those who stayed: the last rounds
 are quantised."""
-LONGEST_SILENCE = 60.0
+LONGEST_SILENCE, EXPLAINED_SECONDS = 60.0, 20.0
+"""Until an event is to be told; the server looks for keys every four seconds."""
+
+
+STANDSTILL_SECONDS = 60.0
+SLOW_SECONDS = 2.0
+"""What a slow line adds to every message."""
+CLOCK = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+"""Debian's faketime: a clock of one's own for a process, which a file sets while it runs."""
+TOLD = {
+    "killed_site": r"WHO (is gone|is connected|called again)",
+    "killed_server": r"WHO is connected|(lost|going away|nothing listens).*trying again",
+    "stopped_site": r"WHO (is silent|left)|no answer from",
+    "stopped_server": r"WHO (is silent|is connected)|lost.*trying again",
+    "full_disk_at_site": r"File too large|could not be (answered|worked out)|no answer from|WHO is",
+    "full_disk_at_server": r"File too large|WHO is connected|the server's program ends",
+    "cut_line": r"WHO (is gone|is connected|called again)",
+    "slow_line": r"WHO took \d",
+    "clock_jump": r"the clock here jumped by",
+    "removed_and_returned_key": r"WHO (is shut out|left)|its key was removed",
+    "rotated_key": r"WHO (is gone|is connected|called again)|next key",
+    "restored_server": r"ahead|start at zero|begins again",
+    "restored_site": r"WHO.*(lost its memory|memory)",
+    "expelled_and_readmitted": r"WHO (left|is back|refuses)|a trial",
+    "went_and_came_back": r"WHO (left|is back)",
+    "paused": r"paused",
+}
+"""What the logs or the terminals must say after each. WHO is a site's name; any site's, if it was
+the server that was hit."""
 
 
 class Evening:
     """One deployment, and what may happen to it."""
 
-    def __init__(self, deployment: Deployment, seed: int) -> None:
+    def __init__(self, deployment: Deployment, door: Door, seed: int) -> None:
         self.deployment, self.source = deployment, np.random.Generator(np.random.Philox(key=seed))
-        self.run = deployment.folder / "run"
+        self.door, self.run = door, deployment.folder / "run"
         self.said: list[str] = []
-        self.silence = 0.0
+        self.unexplained: list[str] = []
+        self.silence, self.hit = 0.0, False
+        """The longest silence of a server that was not itself hit."""
+
+    def _told(self) -> list[Path]:
+        """Logs and terminals."""
+        folder = self.deployment.folder
+        return sorted([*folder.glob("*/logs/*.log"), *folder.glob("*.out")])
+
+    def _read(self, path: Path) -> str:
+        return path.read_text(errors="replace")
+
+    def lengths(self) -> dict[Path, int]:
+        """How much each has said by now."""
+        return {path: len(self._read(path)) for path in self._told()}
+
+    def text_since(self, before: dict[Path, int]) -> str:
+        """What came since then."""
+        return "\n".join(self._read(path)[before.get(path, 0) :] for path in self._told())
+
+    def killed_site(self) -> str:
+        name = self.site()
+        self.process(name).kill()
+        self.process(name).wait()
+        self.join(name)
+        return name
+
+    def killed_server(self) -> str:
+        with self.server_hit():
+            self.deployment.kill("serve")
+        return "server"
+
+    def stopped_site(self) -> str:
+        return self.harm("stop", self.site(), STANDSTILL_SECONDS)
+
+    def stopped_server(self) -> str:
+        with self.server_hit():
+            return self.harm("stop", "serve", STANDSTILL_SECONDS)
+
+    def full_disk_at_site(self) -> str:
+        return self.harm("disk", self.site(), self.source.uniform(1.0, 5.0))
+
+    def full_disk_at_server(self) -> str:
+        with self.server_hit():
+            return self.harm("disk", "serve", self.source.uniform(1.0, 5.0))
+
+    def cut_line(self) -> str:
+        return self.harm("cut", "s2", 1.0)  # it calls through the door
+
+    def slow_line(self) -> str:
+        self.door.delay = SLOW_SECONDS
+        time.sleep(5 * SLOW_SECONDS)
+        self.door.delay = 0.0
+        return "s2"
+
+    def clock_jump(self) -> str:
+        for offset in ("+3h", "-2h", "+0"):  # at the site that has a clock of its own, s1
+            (self.deployment.folder / "clock").write_text(f"{offset}\n")
+            time.sleep(5.0)  # sites look every four seconds
+        return "s1"
+
+    def went_and_came_back(self) -> str:
+        name = self.site()
+        self.deployment.stop(name)
+        with contextlib.suppress(TimeoutError):
+            self.deployment.wait_for_round(self.deployment.status.get("round", 0) + 15, 60)
+        self.join(name)
+        return name
+
+    def process(self, name: str) -> Any:
+        return self.deployment.process(name if name == "serve" else f"join {name}")
+
+    def harm(self, what: str, who: str, seconds: float) -> str:
+        with harmed(what, self.process(who).pid, self.door):
+            time.sleep(seconds)
+        if who == "serve":
+            self.deployment.process("serve")  # one that gave up is started again
+        elif self.process_ended(who):
+            self.join(who)
+        return "server" if who == "serve" else who
+
+    def process_ended(self, name: str) -> bool:
+        return self.deployment._processes[name].poll() is not None
+
+    @contextlib.contextmanager
+    def server_hit(self) -> Iterator[None]:
+        """While the server itself stands still it can say nothing."""
+        self.hit = True
+        try:
+            yield
+            end = time.monotonic() + 60.0
+            while time.time() - self.deployment.status.get("time", 0) > 2 < end - time.monotonic():
+                time.sleep(0.1)
+        finally:
+            self.hit = False
 
     def join(self, name: str) -> None:
-        self.deployment.join(name, "--rules", "rules.toml")
+        deployment, told = self.deployment, os.environ.copy()
+        deployment.called = self.door.port if name == "s2" else deployment.port
+        if name == "s1" and CLOCK.exists():
+            place = str(deployment.folder / "clock")
+            os.environ |= {"LD_PRELOAD": str(CLOCK), "FAKETIME_TIMESTAMP_FILE": place}
+            os.environ |= {"FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+        deployment.join(name, "--rules", "rules.toml")
+        os.environ.clear()
+        os.environ |= told
 
     def site(self) -> str:
         return str(self.source.choice(list(self.deployment.tables)))
@@ -126,7 +265,18 @@ class Evening:
 
     @property
     def events(self) -> list[Callable[[], str]]:
+        clock = [self.clock_jump] if CLOCK.exists() else []
         return [
+            self.killed_site,
+            self.killed_server,
+            self.stopped_site,
+            self.stopped_server,
+            self.full_disk_at_site,
+            self.full_disk_at_server,
+            self.cut_line,
+            self.slow_line,
+            *clock,
+            self.went_and_came_back,
             self.removed_and_returned_key,
             self.rotated_key,
             self.restored_server,
@@ -142,28 +292,42 @@ class Evening:
         """The longest time in which the status said nothing."""
         while not over.wait(0.2):
             said = self.deployment.status.get("time")
-            if said is not None:
+            if said is not None and not self.hit:
                 self.silence = max(self.silence, time.time() - said)
 
 
 def evening(folder: Path, events: int, seed: int) -> dict[str, Any]:
     """All of it, and what came out."""
     began, over = time.monotonic(), threading.Event()
-    with Deployment(folder, mixture_tables(4), CONFIG) as deployment:
-        night = Evening(deployment, seed)
+    with (
+        Deployment(folder, mixture_tables(4), CONFIG) as deployment,
+        Door(deployment.port) as door,
+    ):
+        night = Evening(deployment, door, seed)
         (folder / "rules.toml").write_text(RULES, encoding="utf-8")
+        (folder / "clock").write_text("+0\n")
         deployment.serve()
         for name in deployment.tables:
             night.join(name)
         deployment.wait_for_round(5, 120)
         threading.Thread(target=night.watch, args=(over,), daemon=True).start()
-        for number in range(events):
-            kinds = night.events
-            happens = kinds[number % len(kinds)]
+        kinds = night.events
+        order = night.source.permutation(len(kinds))[:events]
+        for happens in (kinds[number] for number in order):
+            before = night.lengths()
             who = happens()
             deployment.wait_for_round(deployment.status.get("round", 0) + 20, 120)
-            night.said.append(f"{happens.__name__} {who}")
-            print(f"{time.monotonic() - began:6.1f} s: {night.said[-1]}", flush=True)
+            name = happens.__name__
+            words = TOLD[name].replace("WHO", "s[0-3]" if who == "server" else who)
+            night.said.append(f"{name} {who}")
+            found, end = None, time.monotonic() + EXPLAINED_SECONDS
+            while found is None and time.monotonic() < end:
+                found = re.search(f".*({words}).*", night.text_since(before))
+                time.sleep(0.2)
+            if found is None:
+                night.unexplained.append(night.said[-1])
+            told = "NOT EXPLAINED" if found is None else found[0][-110:]
+            print(f"{time.monotonic() - began:6.1f} s: {night.said[-1]}: {told}", flush=True)
         deployment.stop("s3")  # for good
         deployment.wait_for_round(deployment.status.get("round", 0) + 60, 180)
         change_orders(night.run, finish=True)
@@ -184,24 +348,46 @@ def evening(folder: Path, events: int, seed: int) -> dict[str, Any]:
             "seconds": time.monotonic() - began,
             "difference": float(np.abs(first - second).max()),
             "longest_silence": night.silence,
+            "unexplained": night.unexplained,
             "without_model": without,
         }
+
+
+def good(found: dict[str, Any]) -> bool:
+    """Whether a night kept what is promised."""
+    silent = found["longest_silence"] > LONGEST_SILENCE
+    lost = found["without_model"] or found["unexplained"]
+    return not (found["difference"] > FARTHEST or silent or lost)
 
 
 def main() -> None:
     """Run, show, judge."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.operations")
-    parser.add_argument("--events", type=int, default=12)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--events", type=int, default=16, help="in all, over all nights")
+    parser.add_argument("--most", type=int, default=16, help="events of a night")
+    parser.add_argument("--minutes", type=float, default=np.inf, help="no night begins later")
+    parser.add_argument("--keep", type=Path, help="a file of nights, to go on from")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="emfed-operations-") as name:
-        found = evening(Path(name) / "d", options.events, options.seed)
-    print(json.dumps(found, indent=1))
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    silent = found["longest_silence"] > LONGEST_SILENCE
-    if found["difference"] > FARTHEST or silent or found["without_model"]:
+    keep, began = options.keep, time.monotonic()
+    nights = json.loads(keep.read_text()) if keep is not None and keep.exists() else []
+    while (done := sum(len(night["events"]) for night in nights)) < options.events:
+        if time.monotonic() - began > 60 * options.minutes:
+            print(f"{done} events so far; the same command goes on")
+            return
+        with tempfile.TemporaryDirectory(prefix="emfed-operations-") as name:
+            many = min(options.most, options.events - done)
+            nights.append(evening(Path(name) / "d", many, len(nights)))
+        print(json.dumps(nights[-1], indent=1), flush=True)
+        if keep is not None:
+            keep.parent.mkdir(parents=True, exist_ok=True)
+            keep.write_text(json.dumps(nights, indent=1) + "\n", encoding="utf-8")
+    print(
+        f"{done} events in {len(nights)} nights of {sum(n['rounds'] for n in nights)} rounds and "
+        f"{sum(n['seconds'] for n in nights):.0f} s: largest difference "
+        f"{max(n['difference'] for n in nights):.1e}, longest silence "
+        f"{max(n['longest_silence'] for n in nights):.0f} s"
+    )
+    if not all(map(good, nights)):
         sys.exit("operations: a bound does not hold")
 
 

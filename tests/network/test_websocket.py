@@ -644,3 +644,16 @@ def test_a_folder_answers_for_one_process(folder: Path, tmp_path: Path) -> None:
         with pytest.raises(EmfedError, match="another process answers from"):
             join(where, np.zeros((5, 2)), tmp_path / "site")
         first.end()
+
+
+def test_a_clock_that_was_set_is_told_and_one_that_drifts_is_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch, now = background.ClockWatch(), time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 2.0)
+    watch.look()
+    assert not caplog.records
+    monkeypatch.setattr(time, "time", lambda: now - 7200.0)
+    watch.look()
+    watch.look()
+    assert ["jumped by -720" in record.message for record in caplog.records] == [True]

@@ -492,6 +492,7 @@ class Run(Rounds):
         told = Heard(request, replies, self.weights[replies.workers], probabilities)
         new, info = self.algorithm.server_step(self.model, self.seed, state, told)
         if len(lost):  # memories start anew for all; see emfed.algorithms.memory
+            self.session.announce_lost(lost)
             new = self.algorithm.forget(new)
         seconds = time.perf_counter() - began
         record = self._record(

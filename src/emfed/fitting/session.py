@@ -300,6 +300,14 @@ class Session:
         for worker in np.flatnonzero(who).tolist():
             logger.warning("%s %s", self.name_of(worker), words)
 
+    def announce_lost(self, workers: IntArray) -> None:
+        """Log whose memory does not match what was accepted."""
+        names = ", ".join(map(self.name_of, workers.tolist()))
+        logger.warning(
+            "%s lost its memory, or an old backup of it was put back: all memories start anew",
+            names,
+        )
+
     def name_of(self, worker: int) -> str:
         """A worker's name, or its number in words."""
         names = self.opening.names

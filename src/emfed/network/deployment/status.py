@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 from typing import Any, final
 
@@ -19,6 +20,7 @@ from emfed.network import Transport
 from emfed.network.addresses import printable
 from emfed.network.deployment.orders import Door
 
+logger = logging.getLogger(__name__)
 STATUS, LOCK, HOST_LOCK = "status.json", "server.lock", "host.lock"
 KEPT = ("round", "up", "down", "refusals")
 """What a program that goes on takes over from the status of the one before."""
@@ -26,6 +28,9 @@ LONGEST_LOG = 5_000_000
 """Bytes after which a log begins anew."""
 OLDER_LOGS = 3
 """Older parts of a log that are kept."""
+SLOW_SECONDS, REPEAT_SECONDS = 3.0, 60.0
+"""An answer that took so long is logged, and how often of one site. Rounds take milliseconds
+besides what is computed; nothing was measured to choose it."""
 StatusReport = Callable[[dict[str, Any]], None]
 
 
@@ -118,6 +123,8 @@ class Noted(Transport):
         self.contacts: dict[str, tuple[float, float]] = {}
         self.traffic: dict[str, dict[str, list[int]]] = {"up": {}, "down": {}}
         self._known: set[str] = set()
+        self._slow: dict[str, float] = {}
+        """When slow answers were last logged."""
         self.on_silence: Callable[[list[str]], None] | None = None
         """Is told who did not answer, or not now, when that was waited for in vain."""
         self.wait_until = 0.0
@@ -148,7 +155,8 @@ class Noted(Transport):
         for message in sent.values():
             self._count("down", message)
         for key, answer in self._inner.deliver(sent, deadline):
-            self.contacts[key] = time.time(), time.monotonic() - began
+            self.contacts[key] = time.time(), (seconds := time.monotonic() - began)
+            self._note_slow(key, seconds)
             self._count("up", answer)
             self.note(key, answer)
             heard.add(key)
@@ -156,6 +164,13 @@ class Noted(Transport):
         silent = sent.keys() - heard | sent.keys() & self.refusals.keys()
         if silent and self.on_silence is not None:
             self.on_silence(sorted(silent))
+
+    def _note_slow(self, key: str, seconds: float) -> None:
+        """Log an answer that was long in coming, the same site's once a minute."""
+        now = time.monotonic()
+        if seconds > SLOW_SECONDS and now - self._slow.get(key, -inf) > REPEAT_SECONDS:
+            self._slow[key] = now
+            logger.warning("%s took %.1f s to answer", key, seconds)
 
     def _count(self, direction: str, message: bytes) -> None:
         try:

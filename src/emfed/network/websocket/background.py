@@ -7,6 +7,7 @@ import contextlib
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar, final
@@ -70,6 +71,26 @@ class Background:
 def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """One line for what asyncio has nobody else to tell (a port out of descriptors, say)."""
     logger.warning("%s: %s", context.get("message"), context.get("exception"))
+
+
+@final
+class ClockWatch:
+    """Notices that this machine's clock was set: logs and certificates go by it, rounds do not."""
+
+    def __init__(self) -> None:
+        self._apart = time.time() - time.monotonic()
+
+    def look(self) -> None:
+        """Log a jump since the last look."""
+        apart = time.time() - time.monotonic()
+        if abs(apart - self._apart) > JUMP_SECONDS:
+            words = "the clock here jumped by %+.0f s: times in logs jump with it, the run goes on"
+            logger.warning(words, apart - self._apart)
+        self._apart = apart
+
+
+JUMP_SECONDS = 5.0
+"""NTP slews smaller differences; logs of two machines still compare."""
 
 
 @final

@@ -40,7 +40,13 @@ from emfed.network.keys import (
     write_public_key,
 )
 from emfed.network.site import StateReport
-from emfed.network.websocket.background import Background, SiteLine, Worker, library_logger
+from emfed.network.websocket.background import (
+    Background,
+    ClockWatch,
+    SiteLine,
+    Worker,
+    library_logger,
+)
 from emfed.network.websocket.greeting import (
     EXPLANATIONS,
     GREETING_SECONDS,
@@ -261,8 +267,10 @@ class SiteConnection:
 
     async def _watch(self, line: SiteLine) -> None:
         """Keep a quiet line open, and cut one on which nothing comes any more."""
+        clock = ClockWatch()
         for count in itertools.count(1):
             await asyncio.sleep(self._silence / 5)
+            clock.look()
             if line.silent(self._silence):
                 line.transport.abort()
                 return

@@ -31,7 +31,7 @@ from emfed.core.errors import EmfedError, ParticipationError, SettingsError
 from emfed.network.addresses import check_insecure_server, join_address
 from emfed.network.keys import KeyRing, check_certificate, check_site_name, show_fingerprint
 from emfed.network.transport import Transport
-from emfed.network.websocket.background import Background, ServerLine, library_logger
+from emfed.network.websocket.background import Background, ClockWatch, ServerLine, library_logger
 from emfed.network.websocket.greeting import (
     GREETING_SECONDS,
     HELLO,
@@ -437,10 +437,11 @@ class WebSocketTransport(Transport):
         Sites ping, which keeps a quiet line open with two frames. The server pings only sites that
         are to answer: one that sends a large answer over a slow line must hear something, too.
         """
-        tick = self._silence / 5
+        tick, clock = self._silence / 5, ClockWatch()
         for count in itertools.count():
             await asyncio.sleep(tick)
             try:
+                clock.look()
                 if self._ring is not None:
                     self._ring.refresh()
                 for link in list(self._links.values()):
