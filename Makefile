@@ -1,6 +1,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PACKAGE := $(VENV)/.installed-package
 STAMP := $(VENV)/.installed
 DOCS := $(VENV)/.installed-docs
 GPU_PYTHON ?= python3
@@ -14,14 +15,18 @@ help: ## Show this list
 
 setup: $(STAMP) ## Create .venv with the package, its command and all tools
 
-$(STAMP): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "emfed needs Python 3.11 or newer, set PYTHON=")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+$(STAMP): $(PACKAGE)
 	$(BIN)/python -m pip install --quiet --editable . --group dev
 	@touch $(STAMP)
 
-demo: setup ## Run FedEM and VR-FedEM on the synthetic mixture
+$(PACKAGE): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "emfed needs Python 3.11 or newer, set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $(PACKAGE)
+
+demo: $(PACKAGE) ## Run FedEM and VR-FedEM on the synthetic mixture
 	$(BIN)/emfed demo
 
 reproduce: setup ## Redo the paper's experiments and all ablations, with a report
