@@ -151,14 +151,14 @@ def test_starts_that_are_tried_on_a_device_are_those_tried_here(
     monkeypatch.setattr(sketch, "STEPS", 2)
     launches = []
 
-    def copied(rows: Any, weights: Any) -> Ragged:
-        launches.append(len(rows))
-        count, each = rows.shape[:2]
-        flat = None if weights is None else weights.ravel()
-        return Ragged(rows.reshape(-1, 2), np.arange(count) * each, np.full(count, each), flat)
+    def copied(rows: Any, weights: Any, count: int) -> Ragged:
+        launches.append(count)
+        starts, counts = np.arange(count) * len(rows), np.full(count, len(rows))
+        own = None if weights is None else np.tile(weights, count)
+        return Ragged(np.tile(rows, (count, 1)), starts, counts, own)
 
     if where == "twin":
-        monkeypatch.setattr(sketch, "ragged", copied)
+        monkeypatch.setattr(sketch, "copies", copied)
         for name in ("mixture", "clusters", "gaussian"):
             monkeypatch.setattr(f"emfed.models.{name}.sweep", twin.sweep)
     here = _own_sketch(WorkerTables([table], ["a"], None, weights), model, 0)

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
-from array_api_compat import array_namespace
 
 from emfed.algorithms.steps import shorten
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.core.streams import Purpose, normals
 from emfed.fitting.selection import debt
 from emfed.models.clusters import lloyd, seed_centres
-from emfed.models.devices import Ragged, ragged
+from emfed.models.devices import Ragged, copies
 
 ROWS = 2000
 """Rows of a sketch: so many tell starts apart on all open tables; more cost time."""
@@ -100,20 +99,20 @@ class Sketch:
 
     def _climb(self, model: Any, begun: list[FloatArray], steps: int) -> list[FloatArray]:
         """Where EM on the sketch leads from each of these statistics, best first."""
-        copies = self._copies(len(begun)) if model.sweeps else None
+        beside = self._copies(len(begun)) if model.sweeps else None
         for _ in range(steps):
-            if copies is None:
+            if beside is None:
                 params = [model.maximize(s) for s in begun]
                 led = [model.expected_statistics(self.rows, p, self.weights) for p in params]
             else:
                 # The rounds of a fit evaluate, too: one kernel serves both and is compiled once.
-                led = model.evaluate(copies, model.maximize(np.stack(begun)))[0]
+                led = model.evaluate(beside, model.maximize(np.stack(begun)))[0]
             begun = [shorten(model, s, to - s)[0] for s, to in zip(begun, led, strict=True)]
         params = [model.maximize(s) for s in begun]
-        if copies is None:
+        if beside is None:
             values = [model.log_likelihood(self.rows, p, self.weights) for p in params]
         else:
-            values = model.evaluate(copies, model.maximize(np.stack(begun)))[1]
+            values = model.evaluate(beside, model.maximize(np.stack(begun)))[1]
         return self._ranked(model, begun, params, values)
 
     def _copies(self, count: int) -> Ragged | None:
@@ -125,8 +124,7 @@ class Sketch:
         if self.there is None:
             return None
         even = bool(np.all(self.weights == self.weights[0]))
-        weights = None if even else np.tile(self.weights, (count, 1))
-        return ragged(array_namespace(self.there).stack([self.there] * count), weights)
+        return copies(self.there, None if even else self.weights, count)
 
     def _ranked(
         self, model: Any, ended: list[FloatArray], params: list[Any], values: Sequence[Any]

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
-from array_api_compat import array_namespace, device
 
 from emfed.algorithms import EM, FedEM
 from emfed.compressors import SubtractiveDithering
@@ -19,7 +18,7 @@ from emfed.fitting.selection import FLOORS
 from emfed.fitting.session import Session
 from emfed.fitting.starts.sketch import ROWS, Sketch, drawn
 from emfed.fitting.stopping import Stop
-from emfed.models.devices import is_here
+from emfed.models.devices import beside
 from emfed.models.mixture import to_numpy
 from emfed.network.inprocess import InProcessFederation
 from emfed.network.own_clusters import SMALLEST
@@ -263,15 +262,11 @@ def _own_sketch(data: Any, model: Any, seed: int) -> Sketch:
 
 
 def _beside(data: Any, rows: FloatArray) -> Any:
-    """Rows on the GPU where those of the workers are, and as they are if no digit is lost."""
-    holder = np.array([0 if data is None else int(np.argmax(data.counts))])
-    like = None if data is None else data.take(holder, np.zeros((1, 1), dtype=np.int64))
-    if like is None or not is_here(like):
+    """Rows on the GPU where those of the workers are; None if they are elsewhere."""
+    if data is None:
         return None
-    xp = array_namespace(like)
-    there = xp.asarray(rows, device=device(like))
-    same = xp.astype(there, like.dtype)
-    return same if bool(xp.all(xp.astype(same, there.dtype) == there)) else there
+    holder = np.array([int(np.argmax(data.counts))])
+    return beside(rows, data.take(holder, np.zeros((1, 1), dtype=np.int64)))
 
 
 def _from_points(session: Session, model: Any, seed: int) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace, device, is_cupy_array, is_torch_array
 
-from emfed.core.protocols import IntArray
+from emfed.core.protocols import FloatArray, IntArray
 from emfed.models.devices.passes import Features, Pass, Second, Sums
 from emfed.models.devices.ragged import Precision, Ragged
 
@@ -28,6 +28,8 @@ __all__ = [
     "Second",
     "Sums",
     "answers",
+    "beside",
+    "copies",
     "labels",
     "ragged",
     "sweep",
@@ -68,6 +70,22 @@ def ragged(data: Any, weights: Any | None = None) -> Ragged | None:
         own = torch.as_tensor(weights, dtype=torch.float64, device=flat.device)
         own = own.reshape(-1).contiguous()
     return Ragged(flat, np.arange(count) * each, np.full(count, each), own)
+
+
+def beside(rows: FloatArray, like: Any) -> Any:
+    """Rows on the GPU where ``like`` is, as that is stored if no digit is lost; None elsewhere."""
+    if not is_here(like):
+        return None
+    xp = array_namespace(like)
+    there = xp.asarray(rows, device=device(like))
+    same = xp.astype(there, like.dtype)
+    return same if bool(xp.all(xp.astype(same, there.dtype) == there)) else there
+
+
+def copies(there: Any, weights: FloatArray | None, count: int) -> Ragged | None:
+    """Rows on a GPU so many times, as workers that may have parameters of their own."""
+    own = None if weights is None else np.tile(weights, (count, 1))
+    return ragged(array_namespace(there).stack([there] * count), own)
 
 
 def sweep(rows: Ragged, given: Pass, values: bool = False) -> Sums:

@@ -191,7 +191,7 @@ def sweep(rows: Ragged, given: Pass, values: bool = False, launch: Any = None) -
     else:
         kind = _MatrixPhases if _wide(given) else _Phases
         found = _in_two(kind, rows, given, values, *(launch or kind.launches(rows, given)))
-    if rows.fast and not all(np.all(np.isfinite(part)) for part in found):
+    if rows.fast and not np.isfinite(sum(float(part.sum()) for part in found)):
         rows.memo[BEYOND] = True
         return sweep(rows, given, values)
     return found
@@ -304,7 +304,7 @@ class _Fused:
     def _move_back(self, mass: FloatArray, moments: FloatArray) -> None:
         """Sums about the origin that the kernel took to those about the frame's own."""
         d, by = self.shape.columns, self.moved
-        if by.any():
+        if self.shifted:
             first, second = moments[..., :d], moments[..., d:]
             if self.shape.squared:
                 second -= by * (2 * first - by * mass)
@@ -346,7 +346,7 @@ class _Fused:
         intercepts = given.intercepts.reshape(-1, k)
         if fast:
             np.divide(self.back_to_frame, unit * UPWARD, out=self.factors[:-2])
-            if self.moved.any():  # z = z' - moved, of which the kernel sees z'
+            if self.shifted:  # z = z' - moved, of which the kernel sees z'
                 first, second = slopes[..., :d], slopes[..., d:]
                 if self.shape.squared:
                     intercepts = intercepts - (first - second * self.moved) @ self.moved
@@ -372,6 +372,7 @@ class _Fused:
             inverse = np.ldexp(1.0, -np.frexp(f.scale)[1])
             near = origin.astype(np.float32).astype(np.float64) if self.shape.single else origin
             self.moved = (origin - near) / f.scale
+            self.shifted = bool(self.moved.any())
             origin = near * inverse
         columns, place = np.tile(np.arange(d), 1 + self.shape.squared), self.place
         if self.one is not None:
