@@ -1,7 +1,7 @@
 """``python -m benchmarks.chaos [--engine websocket] [--harm kill] [--kills 100] [--seed 0]``.
 
 First the guide, as it is written (over Flower also our app under ``flwr run``). Then, undisturbed:
-FedEM and the imputation end where a run in one process ends, and VR-FedEM near it. Last, FedEM while
+FedEM and the imputation end where a run in one process ends, VR-FedEM near it. Last, FedEM while
 processes of server and sites are killed with signal 9, at times and in an order that the seed
 decides, from the opening and the search for a start on: the run must end, memories must be exact,
 and, as every round is a full pass of all sites, the answer must be that of the undisturbed run.

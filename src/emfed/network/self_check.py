@@ -330,7 +330,8 @@ def _swapped(
     slack = np.minimum(EXPLAINED * there, MOST_LEFT / 3)
     like = (cross < NEAR + slack[:, None]) & np.isin(np.arange(len(there)), strange)
     like, alone = like & like.T, (cross < ALONE).sum(axis=1) == 1
-    pairs, used = [], set()
+    pairs: list[tuple[int, int]] = []
+    used: set[int] = set()
     for a in strange[there[strange] > FAR].tolist():
         for b in np.flatnonzero(like[a]).tolist():
             if a != b and not {a, b} & used:
