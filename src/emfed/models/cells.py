@@ -7,6 +7,7 @@ sums are fitted by is the server's affair (`emfed.imputation`).
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self, final
 
@@ -18,33 +19,12 @@ from emfed.core.registry import register_model, stored
 from emfed.models.site_owner import COLUMNS
 
 
-@stored("cells")
-@final
 @dataclass(frozen=True)
-class CellSums(Model):
-    """Sums of the cells that each worker observed, of a table that nobody holds.
-
-    The rows of a worker have the columns `emfed.models.site_owner.COLUMNS`.
-
-    Parameters
-    ----------
-    sites : int
-        The number of rows of the table: the places where something is counted.
-    times : int
-        The number of columns of the table.
-    centred : bool
-        Whether workers tell the mean of their cells' sums in the opening.
-
-    Examples
-    --------
-    >>> from emfed.models import CellSums
-    >>> CellSums(sites=3, times=4).cells
-    12
-    """
+class _Table(Model):
+    """What models of the cells of a table have in common; parameters are the server's affair."""
 
     sites: int
     times: int
-    centred: bool = False
 
     def __post_init__(self) -> None:
         check_count("sites", self.sites)
@@ -60,17 +40,6 @@ class CellSums(Model):
         """The number of cells of the whole table."""
         return self.sites * self.times
 
-    def support(self, data: Any) -> tuple[IntArray, FloatArray]:
-        """Positions in the table, row by row, and weights."""
-        rows = np.asarray(data, dtype=np.float64)
-        keys = rows[:, 0].astype(np.int64) * self.times + rows[:, 1].astype(np.int64)
-        if np.any(np.diff(keys) <= 0):
-            raise DataError(
-                "the cells of a worker must come sorted by site and time, each once: add up the "
-                "records of a cell (weight: how many, total: their sum)."
-            )
-        return keys, rows[:, 2]
-
     def check(self, data: Any, where: str, columns: Names = None, first: int = 0) -> None:
         """Four columns of finite numbers, cells inside the table, positive weights."""
         rows = np.asarray(data)
@@ -83,22 +52,9 @@ class CellSums(Model):
                 "above 0."
             )
 
-    def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
-        """The mean of the sums, where it is asked for."""
-        if not self.centred:
-            return {}
-        sums = np.asarray(data, dtype=np.float64)[..., 3]
-        real = np.ones_like(sums) if weights is None else np.asarray(weights)
-        return {"mean": ((sums * real).sum(axis=-1) / real.sum(axis=-1))[..., None]}
-
     def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
         """Workers need nothing of the others."""
         return self
-
-    def expected_statistics(self, data: Any, params: Any, weights: Any | None = None) -> FloatArray:
-        """Sums of cells, less weight times theta where it is told."""
-        rows = np.asarray(data, dtype=np.float64)
-        return rows[..., 3] if params is None else rows[..., 3] - rows[..., 2] * params
 
     def maximize(self, statistics: FloatArray) -> Any:
         """The model has no parameters of its own."""
@@ -126,6 +82,57 @@ class CellSums(Model):
     def statistics_of(self, params: Any) -> FloatArray:
         self._not_here()
 
+
+@stored("cells")
+@final
+@dataclass(frozen=True)
+class CellSums(_Table):
+    """Sums of the cells that each worker observed, of a table that nobody holds.
+
+    The rows of a worker have the columns `emfed.models.site_owner.COLUMNS`.
+
+    Parameters
+    ----------
+    sites : int
+        The number of rows of the table: the places where something is counted.
+    times : int
+        The number of columns of the table.
+    centred : bool
+        Whether workers tell the mean of their cells' sums in the opening.
+
+    Examples
+    --------
+    >>> from emfed.models import CellSums
+    >>> CellSums(sites=3, times=4).cells
+    12
+    """
+
+    centred: bool = False
+
+    def support(self, data: Any) -> tuple[IntArray, FloatArray]:
+        """Positions in the table, row by row, and weights."""
+        rows = np.asarray(data, dtype=np.float64)
+        keys = _keys(rows, self.times)
+        if np.any(np.diff(keys) <= 0):
+            raise DataError(
+                "the cells of a worker must come sorted by site and time, each once: add up the "
+                "records of a cell (weight: how many, total: their sum)."
+            )
+        return keys, rows[:, 2]
+
+    def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
+        """The mean of the sums, where it is asked for."""
+        if not self.centred:
+            return {}
+        sums = np.asarray(data, dtype=np.float64)[..., 3]
+        real = np.ones_like(sums) if weights is None else np.asarray(weights)
+        return {"mean": ((sums * real).sum(axis=-1) / real.sum(axis=-1))[..., None]}
+
+    def expected_statistics(self, data: Any, params: Any, weights: Any | None = None) -> FloatArray:
+        """Sums of cells, less weight times theta where it is told."""
+        rows = np.asarray(data, dtype=np.float64)
+        return rows[..., 3] if params is None else rows[..., 3] - rows[..., 2] * params
+
     def describe(self) -> dict[str, Any]:
         about = {"model": "cells", "sites": self.sites, "times": self.times}
         return about | ({"centred": True} if self.centred else {})
@@ -135,3 +142,111 @@ class CellSums(Model):
 def cell_sums(sites: int, times: int, centred: bool = False) -> CellSums:
     """Sums of cells of a table of sites and time stamps; see `CellSums`."""
     return CellSums(sites, times, centred)
+
+
+@stored("padded-cells")
+@final
+@dataclass(frozen=True)
+class PaddedCells(_Table):
+    """Sums of the cells of a table in the opening, on a support that is the same for all workers.
+
+    A worker tells zeros for what it has not seen, so that masks can hide who saw what. Without
+    ``listed`` it tells which cells of the whole table it has seen; the sum is how many have. With
+    it, the weights and the sums of the cells that are listed. Nothing is left to ask afterwards:
+    sums of cells depend on no parameters.
+
+    Parameters
+    ----------
+    sites : int
+        The number of rows of the table.
+    times : int
+        The number of columns of the table.
+    observers : int
+        How many workers have seen each cell that is listed, at least.
+    listed : str
+        The cells whose sums are asked for (`listed_cells`).
+
+    Examples
+    --------
+    >>> from emfed.models.cells import PaddedCells, listed_cells
+    >>> PaddedCells(3, 4, 2, listed_cells([True, False, True])).told.tolist()
+    [0, 2]
+    """
+
+    observers: int = 1
+    listed: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("observers", self.observers)
+        if self.told.max(initial=-1) >= self.cells:
+            raise SettingsError(f"a table of {self.cells} cells has none of a number above that.")
+
+    @property
+    def told(self) -> IntArray:
+        """The cells that are told of."""
+        if not self.listed:
+            return np.arange(self.cells)
+        try:
+            packed = bytes.fromhex(self.listed.translate(_FROM_LETTERS))
+            packed = zlib.decompressobj().decompress(packed, self.cells // 8 + 1)
+        except (ValueError, zlib.error):
+            raise SettingsError("a list of cells that cannot be read.") from None
+        return np.flatnonzero(np.unpackbits(np.frombuffer(packed, dtype=np.uint8)))
+
+    def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
+        """Means over the rows, so that what is pooled by rows is the sum over the workers."""
+        rows = np.asarray(data, dtype=np.float64)
+        real = np.ones(rows.shape[:-1]) if weights is None else np.asarray(weights)
+        parts = {"cell_observers": real}
+        if self.listed:
+            parts = {"cell_weights": real * rows[..., 2], "cell_sums": real * rows[..., 3]}
+        keys, support = _keys(rows, self.times), self.told
+        return {
+            name: np.stack(
+                [
+                    np.bincount(own, value, self.cells)[support] / count
+                    for own, value, count in zip(
+                        np.atleast_2d(keys),
+                        np.atleast_2d(values),
+                        np.atleast_1d(real.sum(axis=-1)),
+                        strict=True,
+                    )
+                ]
+            ).reshape(*rows.shape[:-2], len(support))
+            for name, values in parts.items()
+        }
+
+    def group_shares(self, statistics: FloatArray) -> FloatArray:
+        """All rows: there is nothing else to tell of; the opening counts observers."""
+        return np.ones((*statistics.shape[:-1], 1))
+
+    def expected_statistics(self, data: Any, params: Any, weights: Any | None = None) -> FloatArray:
+        """There are none: all is told in the opening."""
+        return np.empty((*np.asarray(data).shape[:-2], 0))
+
+    def describe(self) -> dict[str, Any]:
+        about: dict[str, Any] = {"model": "padded-cells", "sites": self.sites, "times": self.times}
+        return about | ({"observers": self.observers, "listed": self.listed} if self.listed else {})
+
+
+_LETTERS = "abcdefghijklmnop"
+_FROM_LETTERS = str.maketrans(_LETTERS, "0123456789abcdef")
+"""Lists are in letters: a site reads digits of a description as counts, which it limits."""
+
+
+def listed_cells(chosen: Any) -> str:
+    """Some cells of a table, row by row, as text that `PaddedCells` takes."""
+    packed = zlib.compress(np.packbits(np.asarray(chosen, dtype=np.bool_)).tobytes(), 9)
+    return packed.hex().translate(str.maketrans("0123456789abcdef", _LETTERS))
+
+
+def _keys(rows: FloatArray, times: int) -> IntArray:
+    """Positions in the table, row by row."""
+    return rows[..., 0].astype(np.int64) * times + rows[..., 1].astype(np.int64)
+
+
+@register_model("padded-cells")
+def padded_cells(sites: int, times: int, observers: int = 1, listed: str = "") -> PaddedCells:
+    """Sums of cells on a support that all workers share; see `PaddedCells`."""
+    return PaddedCells(sites, times, observers, listed)
