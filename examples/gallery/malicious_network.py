@@ -3,8 +3,9 @@ A malicious network
 ===================
 
 Between server and sites sits somebody who loses messages, repeats them, changes bytes and replays
-old ones. The protocol refuses what is damaged or old and asks again, and a site's memory moves only
-when the server has said that it took a message. So the answer is the undisturbed one.
+old ones, of server and sites. The protocol refuses what is damaged or old and asks again, and a
+site's memory moves only when the server has said that it took a message. So the answer is the
+undisturbed one.
 """
 
 import matplotlib.pyplot as plt
@@ -26,19 +27,21 @@ class Malicious(Transport):
     def workers(self):
         return self.inner.workers()
 
-    def harmed(self, message, old):
+    def harmed(self, message, way):
+        old = self.old.setdefault(way, [])
+        old.append(message)
         kind = self.rng.choice(list(self.done), p=[0.68, 0.08, 0.08, 0.08, 0.08])
         self.done[kind], at = self.done[kind] + 1, self.rng.integers(len(message))
         changed = message[:at] + bytes([message[at] ^ 255]) + message[at + 1 :]
-        harm = {"lost": [], "repeated": [message] * 2, "changed": [changed]}
-        return harm.get(kind, [old, message] if kind == "replayed" else [message])
+        replayed = [message, old[self.rng.integers(len(old))]]  # any that ever went this way
+        harm = {"lost": [], "repeated": [message] * 2, "changed": [changed], "replayed": replayed}
+        return harm.get(kind, [message])
 
     def deliver(self, messages, deadline):
         for site, message in messages.items():
-            for request in self.harmed(message, message):
+            for request in self.harmed(message, f"to {site}"):
                 for _, answer in self.inner.deliver({site: request}, deadline):
-                    yield from ((site, a) for a in self.harmed(answer, self.old.get(site, answer)))
-                    self.old[site] = answer
+                    yield from ((site, a) for a in self.harmed(answer, f"from {site}"))
 
 
 # %%

@@ -16,7 +16,9 @@ import emfed
 from emfed.core.errors import SettingsError, WireError
 from emfed.core.messages import Lattice
 from emfed.core.protocols import WHOLE
+from emfed.core.storage import ScratchDisk
 from emfed.core.wire import Kind, decode_refusal
+from emfed.fitting.rounds import Run
 from emfed.fitting.session import Session
 from emfed.network import LocalTransport, RemoteFederation, Site, SiteRules
 from emfed.network.masking import (
@@ -35,6 +37,7 @@ from emfed.network.masking import (
     unpack_words,
 )
 from emfed.network.sums import add_up, answer_shape, from_fixed
+from tests.helpers import OPEN
 from tests.network.masked import masked_sites
 
 RNG = np.random.default_rng(5)
@@ -247,7 +250,7 @@ def ready(session: Session) -> tuple[dict[int, int], int]:
     from emfed.models.binding import flatten_params
 
     params = flatten_params(session.view(WHOLE).start(0))
-    federation._question += 1
+    federation._next_question()
     asked = federation._everyone(
         encode_question("values", {}, encode_floats(params)), (Kind.CONSTANTS,)
     )
@@ -345,3 +348,75 @@ def test_sites_that_were_sent_different_statistics_have_masks_that_do_not_cancel
     assert round_subject(WHOLE, here) != round_subject(WHOLE, here + np.array([0, 1e-4, 0]))
     assert Lattice.of(1.0, 10, 100, 0.5).bound == 5
     assert from_fixed(np.array([2**33, 2**32]))[0] == pytest.approx([2.0])
+
+
+# A component of the sum with few rows.
+
+PATIENT = np.array([9.0, 12.0])
+WITH_PATIENT = {name: TABLES[name] for name in "abc"}
+WITH_PATIENT["c"] = np.vstack([TABLES["c"], PATIENT])
+
+
+def sums_of_a_shrinking_component(where: Path, least: int | None) -> tuple[list[Any], str]:
+    """Rows and mean of a component that ends with one row, in every S of a server that listens.
+
+    It begins around the patient, and so wide that it has some of the other rows.
+    """
+    rules = replace(OPEN, smallest_component=least)
+    sites = masked_sites(WITH_PATIENT, where, rules=rules, disk=ScratchDisk())
+    session = session_of(LocalTransport(sites))
+    model, why = session.view(WHOLE), ""
+    frame = model.constants.frame
+    centre = (PATIENT - frame.origin) / frame.scale
+    narrow = model.start(0)
+    begin = replace(
+        narrow,
+        means=np.stack([np.zeros(2), centre]),
+        covariances=np.stack([np.ones(2), np.full(2, 16.0)]),
+        weights=np.array([0.5, 0.5]),
+    )
+    run = Run(session, WHOLE, emfed.EM(), model.statistics_of(begin))
+    seen = []
+    for _ in range(30):
+        try:
+            run.step()
+        except emfed.ParticipationError as error:
+            why = str(error)
+            break
+        shares, params = model.group_shares(run.state.statistics), run.params
+        mean = params.means[1] * frame.scale + frame.origin
+        seen.append((shares.ravel()[1] * 121, mean))
+    return seen, why
+
+
+def test_a_site_does_not_go_on_where_a_component_of_the_sum_has_few_rows(tmp_path: Path) -> None:
+    seen, why = sums_of_a_shrinking_component(tmp_path / "none", None)
+    assert seen[-1][0] == pytest.approx(1, abs=0.1)
+    np.testing.assert_allclose(seen[-1][1], PATIENT, atol=0.05)  # the patient, to the server
+    assert not why
+    seen, why = sums_of_a_shrinking_component(tmp_path / "floor", 10)
+    assert "fewer than 10 rows" in why
+    assert all(rows >= 10 for rows, _ in seen[:-1])
+    assert seen[-1][0] > 1.5
+    assert np.abs(seen[-1][1] - PATIENT).max() > 0.5
+
+
+def test_a_lying_server_gets_past_the_floor_on_components(tmp_path: Path) -> None:
+    """What remains: sites have only the server's word for S. The page says so."""
+    rules = replace(OPEN, smallest_component=10)
+    sites = masked_sites(WITH_PATIENT, tmp_path, rules=rules, disk=ScratchDisk())
+    session = session_of(LocalTransport(sites))
+    model = session.view(WHOLE)
+    frame = model.constants.frame
+    centre = (PATIENT - frame.origin) / frame.scale
+    lie = replace(
+        model.start(0),
+        means=np.stack([np.zeros(2), centre]),
+        covariances=np.stack([np.ones(2), np.full(2, 0.05)]),
+        weights=np.array([0.5, 0.5]),
+    )
+    told = model.layout.split(session.ask("statistics", WHOLE, lie))
+    rows = told["mass"][1] * 121
+    assert rows == pytest.approx(1, abs=0.1)
+    found = told["first"][1] / told["mass"][1] * frame.scale + frame.origin
+    np.testing.assert_allclose(found, PATIENT, atol=0.05)

@@ -1,9 +1,9 @@
 """A whole run over a network that misbehaves, from a seed: server, sites, disks and messages.
 
 The coordinator, the sites and their stores are the real ones; the transport loses, repeats, delays,
-reorders, cuts and spoils what it carries, processes are killed between any two writes, disks lose
-what was not synced, and sometimes everything. After every round, and after every crash of the
-server, the invariant of `emfed.algorithms.memory` is measured on what is on the disks.
+reorders, cuts, spoils and replays what it carries, processes are killed between any two writes,
+disks lose what was not synced, and sometimes everything. After every round, and after every crash
+of the server, the invariant of `emfed.algorithms.memory` is measured on what is on the disks.
 """
 
 from __future__ import annotations
@@ -99,8 +99,11 @@ class FaultyTransport(Transport):
         plan: NetworkPlan,
         dice: Dice,
         identities: Mapping[str, Any] | None = None,
+        replays: Dice | None = None,
     ) -> None:
-        self.tables, self.plan, self.dice = dict(tables), plan, dice
+        self.tables, self.plan, self.dice, self.replays = dict(tables), plan, dice, replays
+        self._sent = {key: list[bytes]() for key in tables}
+        """With ``replays``: all that was ever sent, of which some comes again at any time."""
         self.identities = {} if identities is None else identities
         """With masks: who everybody is."""
         self.disks = {key: SimulatedDisk(dice) for key in tables}
@@ -129,6 +132,11 @@ class FaultyTransport(Transport):
                 self._late_requests.append((key, message))
             elif not hit(plan.lose_request):
                 requests += [(key, message)] * (2 if hit(plan.repeat_request) else 1)
+        if self.replays is not None:
+            for key, sent in self._sent.items():
+                if sent and self.replays() < 0.2:
+                    requests.append((key, self.replays.pick(sent)))
+                sent += [messages[key]] if key in messages else []
         replies, self._late_replies = self._late_replies, []
         for key, message in self._shuffled(requests):
             answer = self._step(key, self._spoiled(message, plan.spoil_request))
@@ -322,7 +330,8 @@ def try_plan(seed: int, masks: bool = False) -> Outcome:
     case = draw_case(seed, dice, masks)
     plan = NetworkPlan.draw(dice, disks=not case.everyone)
     known = _known() if masks else None
-    trial = Trial(seed, case, FaultyTransport(case.tables, plan, dice, known))
+    replays = Dice(seed + 2**40) if masks else None  # so that plans stay those they were
+    trial = Trial(seed, case, FaultyTransport(case.tables, plan, dice, known, replays))
     trial.go()
     error = np.nan
     if case.everyone:

@@ -68,6 +68,7 @@ from emfed.core.wire import (
 from emfed.models import build_model
 from emfed.models.binding import Bound, extra_owners, flatten, told_parameters
 from emfed.models.bounded import Asked
+from emfed.models.cells import PaddedCells
 from emfed.models.clusters import Buckets
 from emfed.network import texts
 from emfed.network.connection import Connection, logger
@@ -76,10 +77,10 @@ from emfed.network.masking import SMALLEST_SET, encode_members, encode_roster
 from emfed.network.membership import Members, RollCall, new_run
 from emfed.network.own_clusters import decode_clusters
 from emfed.network.plausible import impossible_statistics, impossible_upload
-from emfed.network.prices import first_question
 from emfed.network.scoring import SCORES
 from emfed.network.site import mark
 from emfed.network.sums import (
+    FIRST_QUESTION,
     WEIGHT,
     Opened,
     Shape,
@@ -96,8 +97,10 @@ from emfed.network.transport import Transport
 
 MOST_EVALUATIONS = 1 << 40
 """Evaluations of a reply: a worker that claims more must not end the run by its limit on epochs."""
-LAST_PHASE = 60_000
-"""Phases have 16 bits; a number that a worker made up must leave some."""
+LAST_PHASE, LAST_QUESTION = 60_000, 2 * FIRST_QUESTION - (1 << 20)
+"""Phases have 16 bits, questions four bytes; a number that a worker made up must leave some."""
+QUESTIONS_AT_ONCE = 1024
+"""Numbers of questions that the server writes down as used, so that few questions wait for that."""
 ASKED_ANEW = 3
 """Times that a question is asked where masks do not cancel: a disk that is lost in between changes
 keys."""
@@ -186,7 +189,7 @@ class RemoteFederation(Federation):
         self.columns = None if columns is None else tuple(columns)
         self._wants_masks = masks
         self.directory, self.disk = None if directory is None else Path(directory), disk
-        self.members = Members(new_run())
+        self.members, self._file = Members(new_run()), "members"
         check_range("pause", pause, 0, np.inf, open_high=True)
         self._line = Connection(transport, float(deadline), self.attempts, float(pause))
         self._roll = RollCall(self._line)
@@ -204,8 +207,8 @@ class RemoteFederation(Federation):
         self._missed: IntArray = np.empty(0, dtype=np.int64)
         self.overtaken = False
         self._asked: tuple[int, int, int, set[int], int] = (-1, -1, -1, set(), 0)
-        self._question = first_question(new_run())
-        """The number of the next question: its answers are not taken for those of another."""
+        self._question = FIRST_QUESTION
+        """The number of the last question; sites take those with a lower one for old."""
         if self.directory is not None:
             disk.make_directory(self.directory)
 
@@ -259,7 +262,10 @@ class RemoteFederation(Federation):
     def open(self, model: Model, columns: Names = None, rounded: bool = False) -> Opening:
         """Say hello to everyone who can be reached; or go on with those of before a crash."""
         description = plain(model.describe())
-        path, traffic = self._path("members"), self._line.begin()
+        # Cells are opened twice, for their observers and for their sums: both may be resumed.
+        second = isinstance(model, PaddedCells) and bool(model.listed)
+        self._file = "members-sums" if second else "members"
+        path, traffic = self._path(self._file), self._line.begin()
         self._bound, self._algorithm, self._steps = None, None, {}
         if path is not None and self.disk.read(path) is not None:
             self.members = Members.load(path, self.disk)
@@ -314,7 +320,15 @@ class RemoteFederation(Federation):
         total: IntArray = self._ask_all(purpose, body, (), shape)[1][0]
         return total
 
+    def _next_question(self) -> None:
+        """Number a question: higher than any before in this run, by any process of the server."""
+        self._question += 1
+        if self._question > self.members.questions:
+            self.members.questions = self._question + QUESTIONS_AT_ONCE
+            self._keep_members()
+
     def _know_members(self) -> None:
+        self._question = self.members.questions
         self._numbers = {key: number for number, key in enumerate(self.members.keys)}
         self._knows = {key: set() for key in self.members.keys}
 
@@ -361,7 +375,7 @@ class RemoteFederation(Federation):
         self._line.transport.close()
 
     def _keep_members(self) -> None:
-        path, members = self._path("members"), self.members
+        path, members = self._path(self._file), self.members
         if members.roster and members.effective is None:
             return  # the sum of the opening is not known yet: a crash begins it anew
         if path is not None:
@@ -428,7 +442,8 @@ class RemoteFederation(Federation):
         header, body = message
         told = {Kind.SETTINGS: self._settings}
         if self.masks:
-            told[Kind.ROSTER] = encode_roster(self.members.roster)
+            entries = encode_roster(self.members.roster)
+            told[Kind.ROSTER] = encode_count(self.members.rosters) + entries
         need = [*(k for k in need if k is not Kind.ROSTER), *([Kind.ROSTER] if self.masks else [])]
         news = [kind for kind in need if kind not in self._knows[self.members.keys[header.worker]]]
         if not news:
@@ -450,13 +465,18 @@ class RemoteFederation(Federation):
         if not numbers:
             return set()
         lost = self._roll.again(self.members, numbers)
-        if len(lost):
-            self._keep_members()
-            for known in self._knows.values():  # its key is another now
-                known.discard(Kind.ROSTER)
+        if len(lost):  # its key is another now
+            self._tell_roster()
         for number in numbers:
             self._knows[self.members.keys[number]] = set()
         return set(lost.tolist())
+
+    def _tell_roster(self) -> None:
+        """Everybody is to get the keys of all, under a new number that is on disk before."""
+        self.members.rosters += 1
+        self._keep_members()
+        for known in self._knows.values():
+            known.discard(Kind.ROSTER)
 
     # Rounds.
 
@@ -547,7 +567,10 @@ class RemoteFederation(Federation):
             "from what the server has, with memories at zero",
             ", ".join(sorted(ahead)),
         )
-        self.members.phase = max(self.members.phase, min(max(ahead.values()), LAST_PHASE))
+        phases = [number for number in ahead.values() if number < FIRST_QUESTION]
+        questions = [number for number in ahead.values() if number >= FIRST_QUESTION]
+        self.members.phase = max(self.members.phase, min(max(phases, default=0), LAST_PHASE))
+        self._question = max(self._question, min(max(questions, default=0), LAST_QUESTION))
         self._keep_members()
         return True
 
@@ -574,6 +597,7 @@ class RemoteFederation(Federation):
         except MasksDiffer as error:
             logger.warning("round %d: %s", request.round, error)
             self._steps = {}  # sites that follow steps may differ in S: it is sent in full
+            self._tell_roster()
             members, sums = [], []
         heard |= {*members, *asked.lost}
         lost = np.array(sorted(asked.lost), dtype=np.int64)
@@ -600,7 +624,7 @@ class RemoteFederation(Federation):
     ) -> tuple[list[int], list[Any]]:
         """The sum of the answers of all who are here; asked anew where keys changed meanwhile."""
         for _ in range(ASKED_ANEW):
-            self._question += 1
+            self._next_question()
             asked = self._everyone(body, need)
             try:
                 who, sums = self._add_up(purpose, asked, shape, len(asked.numbers))
@@ -608,6 +632,9 @@ class RemoteFederation(Federation):
                     return who, sums
             except MasksDiffer as error:
                 logger.warning("%s: %s", purpose, error)
+                self._tell_roster()
+            if self.overtaken and self._bound is not None:
+                self.bind(self._bound)
         raise ParticipationError(
             f"{purpose}: the masks of {ASKED_ANEW} sums did not cancel. The run can be resumed."
         )
@@ -679,7 +706,7 @@ class RemoteFederation(Federation):
             lost = self._rejoin(self._take_ready(purpose, messages, fresh, asked.lost))
             if asked.remembers:  # who lost its disk has other keys now, and no memory
                 asked.lost |= lost
-                self.overtaken = self._catch_up(len(messages))
+            self.overtaken = self._catch_up(len(messages))
             ready |= {self._numbers[k]: m for k, m in messages.items() if self._numbers[k] in fresh}
             out = {*fresh, *asked.lost, *(n for n in missing if keys[n] in self.refusals)}
             if self.overtaken or out.issuperset(missing):
@@ -745,9 +772,9 @@ class RemoteFederation(Federation):
         body, keys = encode_members(members), self.members.keys
 
         def take(key: str, kind: Kind, told: bytes) -> bool:
-            if kind is Kind.MASKED:
+            if kind is Kind.MASKED:  # and not the word that it is ready, once more
                 answers[self._numbers[key]] = told
-            return True
+            return kind is Kind.MASKED
 
         for _ in self._line.tries():
             missing = [n for n in members if n not in answers and keys[n] not in self.refusals]
@@ -818,7 +845,7 @@ class RemoteFederation(Federation):
     def _hear(self, question: Question, width: int) -> dict[int, FloatArray]:
         """Everyone's answer, by number; raises unless enough came."""
         assert self._bound is not None
-        self._question += 1
+        self._next_question()
         found: dict[int, FloatArray] = {}
         members = {k: n for k, n in self._numbers.items() if n not in self._out}
         enough = len(members) if question.everyone else min(self.minimum, len(members))

@@ -34,6 +34,7 @@ from emfed.network import texts
 from emfed.network.connection import Connection, logger
 from emfed.network.masking import Announcement, decode_roster, encode_roster
 from emfed.network.plausible import impossible_summary, oddities
+from emfed.network.sums import FIRST_QUESTION
 
 
 @final
@@ -67,6 +68,10 @@ class Members:
     roster: dict[int, Announcement] = field(default_factory=dict)
     """With masks: everybody's key of the run. Counts and values are then those of all, shared."""
     effective: float | None = None
+    questions: int = FIRST_QUESTION
+    """The last number of a question that anyone may have been asked: a lower one is old."""
+    rosters: int = 0
+    """How often the roster has changed: sites take none with a lower number."""
 
     @classmethod
     def of(cls, joins: Sequence[Join]) -> Members:
@@ -116,6 +121,8 @@ class Members:
             "columns": None if self.columns is None else list(self.columns),
             "description": self.description,
             "phase": self.phase,
+            "questions": self.questions,
+            "rosters": self.rosters,
         }
         arrays = {"counts": self.counts, "values": self.values, "traffic": self.traffic}
         if self.totals is not None:
@@ -151,6 +158,8 @@ class Members:
             [whole[start:stop] for start, stop in pairwise(ends)],
             decode_roster(arrays["roster"].tobytes()) if "roster" in arrays else {},
             about.get("effective"),
+            about.get("questions", FIRST_QUESTION),
+            about.get("rosters", 0),
         )
 
 

@@ -49,6 +49,7 @@ from emfed.models.bounded import Asked
 from emfed.network import texts
 from emfed.network.masking import MEMBER, roster_size
 from emfed.network.sums import (
+    FIRST_QUESTION,
     LATTICE_SIZE,
     answer_shape,
     opening_shape,
@@ -58,15 +59,6 @@ from emfed.network.sums import (
 
 FRESH = 8
 """Bytes of the fresh number that a worker is ready with."""
-
-
-FIRST_QUESTION = 1 << 27
-"""Numbers from here on are those of questions, below of rounds."""
-
-
-def first_question(bits: int) -> int:
-    """The number of a run's first question, at random, so that all of them take four bytes."""
-    return FIRST_QUESTION | bits >> 38
 
 
 @final
@@ -130,7 +122,7 @@ class Prices:
         body = encode_question("private", about, encode_floats(numbers))
         payload = payload_size(Kind.QUESTION, body)
         self._news(self._everyone, settings=False, constants=False)
-        around = envelopes(first_question(0), 0, 0, np.zeros(len(self._everyone), dtype=np.bool_))
+        around = envelopes(FIRST_QUESTION, 0, 0, np.zeros(len(self._everyone), dtype=np.bool_))
         down = around + len(body) - payload
         self.ledger.add(purpose, "down", self._everyone, payload, down)
         size = shape_size(private_shape(asked.size))
@@ -139,7 +131,7 @@ class Prices:
     def _join_masked(self, told: dict[str, Any], names: Sequence[str] | None) -> None:
         """Keys instead of numbers."""
         called = [str(i) for i in self._everyone.tolist()] if names is None else list(names)
-        self._roster = roster_size(called)
+        self._roster = 1 + roster_size(called)  # after its number
         ones = np.ones(len(called), dtype=np.int64)
         own = np.array([roster_size([name]) for name in called])
         around, payload = join_size({**told, "key": True}, ones, own)
@@ -151,10 +143,10 @@ class Prices:
         unknown = np.zeros(len(self._everyone), dtype=np.bool_)
         self._news(self._everyone, settings=False, constants=False)
         text = len(encode_text({"kind": "opening"}))
-        asked = envelopes(first_question(0), 0, 0, unknown) + 1 + text
+        asked = envelopes(FIRST_QUESTION, 0, 0, unknown) + 1 + text
         self.ledger.add("opening", "down", self._everyone, 0, asked)
         size = shape_size(opening_shape(bound.shapes))
-        set_envelope = envelopes(first_question(0), 0, 0, unknown)
+        set_envelope = envelopes(FIRST_QUESTION, 0, 0, unknown)
         self._masked("opening", self._everyone, set_envelope, np.full(len(unknown), size))
 
     def _masked(self, kind: str, workers: IntArray, envelope: IntArray, sizes: IntArray) -> None:
@@ -206,12 +198,12 @@ class Prices:
         payload = np.full(len(asked), len(told_parameters(question)))
         if question.informed is not None:
             payload[np.isin(asked, question.informed)] = 0
-        envelope = envelopes(first_question(0), 0, 0, self._knows_constants[asked])
+        envelope = envelopes(FIRST_QUESTION, 0, 0, self._knows_constants[asked])
         envelope = envelope + text + int(count_sizes(np.array(text)))
         self.ledger.add(question.purpose, "down", asked, payload, envelope)
         self._knows_constants[heard] = True
         if self._masks:
-            around = envelopes(first_question(0), 0, 0, self._knows_constants[heard])
+            around = envelopes(FIRST_QUESTION, 0, 0, self._knows_constants[heard])
             sizes = np.full(len(heard), shape_size(answer_shape(width)))
             self._masked(question.purpose, heard, around, sizes)
             return

@@ -90,6 +90,12 @@ class SiteRules:
         How many sites a masked sum has at least that this one takes part in.
     largest_changes : int or None
         How often, over all runs, the sites that it adds up with may change.
+    smallest_observers : int
+        How many sites have seen each cell of a table whose masked sum this one is in, at least, by
+        the server's word.
+    smallest_component : int or None
+        With masks, how many rows of all sites together stand behind each component, by the
+        statistics that a round begins at. Below it the site does not go on.
     ask_first : bool
         Whether `emfed join` asks the owner about each fit before it answers a server.
     own_clusters : bool
@@ -132,6 +138,8 @@ class SiteRules:
     unmasked: bool = False
     smallest_set: int = 3
     largest_changes: int | None = 1
+    smallest_observers: int = 3
+    smallest_component: int | None = None
     ask_first: bool = False
     own_clusters: bool = True
     largest_epsilon: float | None = None
@@ -142,11 +150,15 @@ class SiteRules:
     def __post_init__(self) -> None:
         check_count("smallest_rows", self.smallest_rows)
         check_count("smallest_set", self.smallest_set, 3)
+        check_count("smallest_observers", self.smallest_observers)
         check_count("colluders", self.colluders, 0)
         check_delta(self.delta)
         if self.largest_epsilon is not None:
             check_range("largest_epsilon", self.largest_epsilon, 0, np.inf, open_low=True)
-        counts = ("largest_rounds", "largest_choices", "smallest_group", "largest_model")
+        counts = (
+            *("largest_rounds", "largest_choices", "largest_model"),
+            *("smallest_group", "smallest_component"),
+        )
         for name in (*counts, "spare_rows", "largest_changes"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name), 1 if name in counts else 0)
@@ -167,6 +179,7 @@ class SiteRules:
         limits = ("rounds", "choices", "step", "changes")
         free = {f"largest_{name}": None for name in limits}
         loose = {"smallest_rows": 1, "spare_rows": None, "models": (ANY,), "any_columns": True}
+        loose |= {"smallest_observers": 1}
         return cls(**{**free, **loose, "mini_batches": True, "unmasked": True, **rules})
 
     def on_this_machine(self) -> SiteRules:
@@ -271,6 +284,19 @@ class SiteRules:
                 "solution: ask for fewer components, or use secure sums over more rows.",
             )
 
+    def check_components(self, model: Model, statistics: FloatArray, rows: float) -> None:
+        """Refuse to go on from a sum over so many rows in which a component has too few of them.
+
+        All sites are told the same statistics, so the refusal tells nothing of any one of them.
+        """
+        least = self.smallest_component
+        if least is not None and _small(model.group_shares(statistics) * rows, least):
+            raise Refusal(
+                Reason.NOT_NOW,
+                f"a group in the sum of all sites has fewer than {least} rows, and the owner does "
+                "not go on from there (smallest_component in its rules): ask for fewer components.",
+            )
+
     def check_change(self, changed: int) -> None:
         """Refuse to describe rows of which a few came or went since they were described last."""
         if 0 < changed < self.smallest_rows:
@@ -316,6 +342,16 @@ class SiteRules:
             return
         if rows < self.smallest_group or _small(rows * shares, self.smallest_group):
             raise Refusal(Reason.REFUSED, "the owner describes no group as small as one here.")
+
+    def check_observers(self, observers: int) -> None:
+        """Refuse sums of cells that few sites have seen."""
+        if observers < self.smallest_observers:
+            raise Refusal(
+                Reason.REFUSED,
+                f"the owner is in sums of cells that at least {self.smallest_observers} sites have "
+                f"seen, not {observers}: ask with observers={self.smallest_observers}, or the "
+                "owner allows fewer (smallest_observers in its rules).",
+            )
 
     def check_cells(self, weights: FloatArray) -> None:
         """Refuse to tell sums of cells with few records."""

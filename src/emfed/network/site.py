@@ -90,6 +90,7 @@ from emfed.models.binding import (
     unflatten_params,
 )
 from emfed.models.bounded import Asked, to_integers, whole_sums
+from emfed.models.cells import PaddedCells
 from emfed.models.clusters import Buckets, Clusters
 from emfed.models.rows import mean_length
 from emfed.network import texts
@@ -111,7 +112,6 @@ from emfed.network.masking import (
     secret_words,
 )
 from emfed.network.own_clusters import SMALLEST, encode_clusters
-from emfed.network.prices import FIRST_QUESTION
 from emfed.network.rules import GuardedRows, Journal, Refusal, SiteRules, counts_named
 from emfed.network.scoring import falls_short, scores_of, scores_width
 from emfed.network.self_check import MISFIT, first_rows, suspicions
@@ -129,6 +129,7 @@ from emfed.network.store import (
     runs_in,
 )
 from emfed.network.sums import (
+    FIRST_QUESTION,
     PRIVATE_BITS,
     WEIGHT,
     NumberBlock,
@@ -194,6 +195,11 @@ def _phase(text: str) -> Phase:
     algorithm = build_algorithm(content.get("algorithm"))
     since = 0 if since == number else since
     return Phase(_view(content.get("view", {})), algorithm, seed, number, since)
+
+
+def _front(header: Header) -> bytes:
+    """What any masked answer is about: masks of other runs, phases and rounds do not cancel."""
+    return struct.pack("<QHQI", header.run, header.phase, header.round, header.generation)
 
 
 def _count(content: Mapping[str, Any], name: str) -> int:
@@ -393,20 +399,23 @@ class Site:
         if kind is Kind.SET:
             return self._set(header, body)
         if kind is Kind.END:
-            return self._end(body)
+            return self._end(header, body)
         raise WireError(f"a worker has no answer to a {kind.name.lower()}.")
 
-    def _end(self, body: bytes) -> tuple[Kind, bytes, str]:
+    def _end(self, header: Header, body: bytes) -> tuple[Kind, bytes, str]:
         """A run is over; the model file is kept, if one came. It is read by nobody here."""
         about, model = decode_end(body)
-        if model:
+        runs = [path.name for path in runs_in(self.directory, self.disk)]
+        name = about.get("name")
+        named = isinstance(name, str) and RUN_NAME.fullmatch(name)  # one of several runs
+        earlier = f"{header.run:016x}" in runs[1:] and not named
+        if model and not (earlier and self.delivered.is_file()):
             write_atomic(self.delivered, model)
-            name = about.get("name")
-            if isinstance(name, str) and RUN_NAME.fullmatch(name):  # one of several runs
+            if named:
                 folder = self.delivered.with_name("models")
                 folder.mkdir(exist_ok=True)
                 write_atomic(folder / f"{name}.emfed", model)
-        self.over = about.get("more") is not True  # another run follows
+        self.over = about.get("more") is not True and not earlier  # another run follows
         kept = f"took its model, {len(model)} bytes, to {self.delivered}" if model else "no model"
         rounds, stopped = (printable(str(about.get(name))[:80]) for name in ("rounds", "stopped"))
         more = "" if self.over else MORE
@@ -492,6 +501,11 @@ class Site:
             )
         if masked and self._sums is None:
             raise Refusal(Reason.REFUSED, NO_ROSTER)
+        if isinstance(model, PaddedCells):
+            if not masked:
+                raise Refusal(Reason.REFUSED, "padded cells are told in masked sums alone.")
+            if model.listed:
+                self.rules.check_observers(model.observers)
         return model
 
     def _join(self, run: int, new: Joined, privacy: Privacy | None) -> Joined:
@@ -530,7 +544,12 @@ class Site:
             )
 
     def _private(
-        self, header: Header, described: Mapping[str, Any], numbers: bytes, body: bytes
+        self,
+        header: Header,
+        described: Mapping[str, Any],
+        numbers: bytes,
+        about: bytes,
+        subject: bytes,
     ) -> tuple[Kind, bytes, str]:
         """Sums over clipped rows with this site's noise, charged before anything of it leaves.
 
@@ -538,35 +557,28 @@ class Site:
         asked for again is the same bit for bit, after whatever kill, and is charged once; over
         other rows it has other noise, and is charged.
         """
-        store, joined = self._known(header)
+        joined = self._known(header)[1]
         privacy = texts.privacy_of(read_json(joined.settings))
         if privacy is None or self._sums is None:
             raise Refusal(Reason.REFUSED, "this run was not opened as a private one.")
-        self._keys(header.run, joined)
-        asked, run = Asked.read(described, decode_floats(numbers)), f"{header.run:016x}"
-        about = b"private" + struct.pack("<Q", header.run) + body
-        waiting = self._sums.waiting(store)
-        told, fresh = list[NumberBlock](), None
-        if waiting is None or waiting.about != hashlib.sha256(about).digest():
-            self.rules.check_size(asked.size, self._cells)
-            data = self._rows(joined)
-            if asked.columns != data.worker(0).shape[1]:
-                raise WireError("a private question is about other columns than the run's.")
-            self._spend(chosen=False)
-            exact = to_integers(asked, whole_sums(asked, plain_rows(data, 0)))
-            own = hashlib.sha256(about).digest() + exact.astype("<i8").tobytes()
-            cost = price_on(asked.step, asked.size, asked.shares)
-            name = self._secret.derive("charged", own).hex()[:16]
-            if not self._allowance.use(run, cost, name):
-                raise Refusal(Reason.REFUSED, "the budget of this private run is used up.")
-            noise = discrete_gaussian(asked.size, secret_words(self._secret.derive("noise", own)))
-            told = [(exact + noise, PRIVATE_BITS)]
-            fresh = int.from_bytes(self._secret.derive("fresh", own)[:8], "little")
+        asked = Asked.read(described, decode_floats(numbers))
+        self.rules.check_size(asked.size, self._cells)
+        data = self._rows(joined)
+        if asked.columns != data.worker(0).shape[1]:
+            raise WireError("a private question is about other columns than the run's.")
+        self._spend(chosen=False)
+        exact = to_integers(asked, whole_sums(asked, plain_rows(data, 0)))
+        own = hashlib.sha256(about).digest() + exact.astype("<i8").tobytes()
+        cost = price_on(asked.step, asked.size, asked.shares)
+        name = self._secret.derive("charged", own).hex()[:16]
+        if not self._allowance.use(f"{header.run:016x}", cost, name):
+            raise Refusal(Reason.REFUSED, "the budget of this private run is used up.")
+        noise = discrete_gaussian(asked.size, secret_words(self._secret.derive("noise", own)))
+        fresh = int.from_bytes(self._secret.derive("fresh", own)[:8], "little")
         least = asked.shares + self.rules.colluders
-        subject = hashlib.sha256(body).digest()
-        fresh = self._sums.ready(store, about, subject, told, least, fresh)
-        note = f"ready: {asked.size} sums over clipped rows, with noise, to be added up"
-        return Kind.READY, fresh.to_bytes(8, "little"), note
+        note = f"{asked.size} sums over clipped rows, with noise, to be added up"
+        told = [(exact + noise, PRIVATE_BITS)]
+        return self._ready(header, about, subject, told, note, (least, fresh))
 
     def _keys(self, run: int, joined: Joined) -> RunKeys:
         """The keys of a masked run, with those of the others as far as they were told."""
@@ -574,7 +586,7 @@ class Site:
             raise Refusal(Reason.REFUSED, NO_ROSTER)
         keys, told = self._sums.keys(run, joined.instance), self._store(run).roster()
         if told is not None:
-            keys.learn(told)
+            keys.learn(told[decode_count(told)[1] :])
         return keys
 
     def _set(self, header: Header, body: bytes) -> tuple[Kind, bytes, str]:
@@ -582,17 +594,34 @@ class Site:
         store, joined = self._known(header)
         keys = self._keys(header.run, joined)
         assert self._sums is not None
-        words, size = self._sums.masked(store, keys, header.worker, body)
+        words, size = self._sums.masked(store, keys, header.worker, header.round, body)
         return Kind.MASKED, words, f"{len(words)} bytes, masked: a part of the sum of {size} sites"
 
     def _ready(
-        self, header: Header, about: bytes, subject: bytes, blocks: Sequence[NumberBlock], note: str
+        self,
+        header: Header,
+        about: bytes,
+        subject: bytes,
+        blocks: Sequence[NumberBlock],
+        note: str,
+        private: tuple[int, int | None] = (0, None),
     ) -> tuple[Kind, bytes, str]:
-        """Keep an answer until the server has named a set."""
+        """Keep an answer until the server has named a set.
+
+        Of a ``private`` one: how many sites the set must have, and its fresh number.
+        """
         assert self._sums is not None
-        front = struct.pack("<QHQI", header.run, header.phase, header.round, header.generation)
-        fresh = self._sums.ready(self._store(header.run), front + about, subject, blocks)
+        store = self._store(header.run)
+        fresh = self._sums.ready(store, header.round, about, subject, blocks, private)
         return Kind.READY, fresh.to_bytes(8, "little"), f"ready: {note}"
+
+    def _waits(self, header: Header, about: bytes) -> tuple[Kind, bytes, str] | None:
+        """The same word again, where the answer waits: a repeated message costs no look at rows."""
+        assert self._sums is not None
+        fresh = self._sums.again(self._store(header.run), header.round, about)
+        if fresh is None:
+            return None
+        return Kind.READY, fresh.to_bytes(8, "little"), "ready, as before"
 
     def _known(self, header: Header) -> tuple[SiteStore, Joined]:
         """The run a message belongs to, if this is the instance it is meant for."""
@@ -612,8 +641,10 @@ class Site:
         """Constants and settings: kept, if they are news."""
         store, joined = self._known(header)
         if kind is Kind.ROSTER:
-            if store.roster() != body:
-                decode_roster(body)
+            number, start = decode_count(body)
+            decode_roster(body[start:])
+            known = store.roster()
+            if known is None or (known != body and number >= decode_count(known)[0]):
                 store.put_roster(body)
             return
         if kind is Kind.CONSTANTS:
@@ -692,13 +723,22 @@ class Site:
         store, joined = self._known(header)
         kind, described, numbers = decode_question(body)
         masked = texts.is_masked(joined.settings)
+        # A private answer costs its noise once: asked anew, under another number, it is the same.
+        private = kind == "private"
+        front = struct.pack("<Q", header.run) if private else _front(header)
+        bound = kind not in ("private", "opening")
+        constants = joined.constants.tobytes() if bound else b""
+        asked = hashlib.sha256(constants + body).digest()
+        about = front + kind.encode() + asked
         if masked:
             self._keys(header.run, joined)
-        if kind == "private":
-            return self._private(header, described, numbers, body)
+            if (waits := self._waits(header, about)) is not None:
+                return waits
+        if private:
+            return self._private(header, described, numbers, about, asked)
         self._check_open(joined)
         if kind == "opening":
-            return self._opening(header, joined)
+            return self._opening(header, joined, about)
         model, data = self._model(joined, _view(described)), self._rows(joined)
         if kind == "clusters" and masked:
             raise Refusal(Reason.REFUSED, "clusters are one site's own: masked runs do without.")
@@ -721,14 +761,12 @@ class Site:
             values = answer(Question(kind, WHOLE, params), model, data.pieces(_ME), _ALONE)
         note = f"{ANSWERS[kind]}: {len(values)} numbers"
         if masked:
-            asked = hashlib.sha256(joined.constants.tobytes() + body).digest()
-            weight = self._share(joined, data)
-            return self._ready(header, b"question" + asked, asked, [to_fixed(values, weight)], note)
+            told = [to_fixed(values, self._share(joined, data))]
+            return self._ready(header, about, asked, told, note)
         return Kind.ANSWER, encode_floats(values), note
 
-    @staticmethod
     def _asked_at(
-        store: SiteStore, joined: Joined, model: Model, view: View, numbers: bytes
+        self, store: SiteStore, joined: Joined, model: Model, view: View, numbers: bytes
     ) -> Any:
         """Return the parameters of a question, told as statistics, as themselves, or not at all.
 
@@ -738,6 +776,8 @@ class Site:
             statistics = decode_floats(numbers, model.layout.size)
             if not model.inside(statistics):
                 raise WireError("a question at statistics that no rows have.")
+            if texts.is_masked(joined.settings):
+                self.rules.check_components(model, statistics, float(joined.constants[0]))
             return model.maximize(statistics)
         if numbers:
             return unflatten_params(decode_floats(numbers), model.start(0))
@@ -765,7 +805,7 @@ class Site:
         if texts.privacy_of(read_json(joined.settings)) is not None:
             raise Refusal(Reason.REFUSED, "this run is private: every answer in it has noise.")
 
-    def _opening(self, header: Header, joined: Joined) -> tuple[Kind, bytes, str]:
+    def _opening(self, header: Header, joined: Joined, about: bytes) -> tuple[Kind, bytes, str]:
         """What the summary of all rows follows from, to be added up."""
         if not texts.is_masked(joined.settings):
             raise WireError("an opening is asked for in a masked run alone.")
@@ -778,7 +818,7 @@ class Site:
         width = int(np.prod(joined.shapes.get("mean", (0,))))
         owners = extra_owners(unbound, width).tolist()
         told = [opening_sums(summary, joined.count, total, owners)]
-        return self._ready(header, b"opening", b"", told, note)
+        return self._ready(header, about, b"", told, note)
 
     @staticmethod
     def _share(joined: Joined, data: Workers) -> float:
@@ -831,6 +871,8 @@ class Site:
             return lost
         if state.round >= 0:
             self.rules.check_step(state.statistics, statistics)
+        if masked:
+            self.rules.check_components(model, statistics, float(joined.constants[0]))
         data = self._rows(joined)
         request = Request(
             round=header.round,
@@ -873,9 +915,11 @@ class Site:
         subject = round_subject(_phase(joined.phase).view, state.statistics)
         subject = hashlib.sha256(joined.constants.tobytes() + subject).digest()
         about = b"round" + encode_lattice(lattice) + subject + state.phase.encode()
+        about = _front(header) + about
         blocks: list[NumberBlock] = [(told[:-2], lattice.bits), (told[-2:], 64)]
         note = f"{len(told) - 2} statistics, to be added up"
-        return self._ready(header, about, subject, blocks, note)
+        waits = self._waits(header, about)
+        return waits or self._ready(header, about, subject, blocks, note)
 
     def _state(self, store: SiteStore, joined: Joined, q: int) -> State:
         """What the last round left, of the parts that the phase goes on with; or a fresh state."""

@@ -47,7 +47,7 @@ KEPT_RUNS = 8
 _RUN = re.compile("[0-9a-f]{16}")
 FILES = [
     *("joined", "state", "answered", "secret", "spent"),
-    *("ready", "sets", "roster", "company", "described"),
+    *("ready", "asked", "sets", "roster", "company", "described"),
 ]
 """All that a site writes, in its folder and in that of a run."""
 
@@ -161,7 +161,7 @@ class SiteStore:
         return State(rows, about["round"], arrays["statistics"], about["phase"])
 
     def roster(self) -> bytes | None:
-        """Keys of the others in a masked run, as the server told them."""
+        """Keys of the others in a masked run, as the server told them, after their number."""
         path = self.directory / "roster"
         if self.disk.read(path) is None:
             return None

@@ -1,8 +1,11 @@
 """A site's end of a masked sum: what it is ready to tell, for which sets it told it, and openings.
 
-Two files in the folder of a run. ``ready`` is the answer that waits for a set: its integers, what
-they are about, and the fresh number it was announced with. ``sets`` says for which sets of sites
-each question was answered: written before a masked answer leaves, and never forgotten in the run.
+Three files in the folder of a run. ``ready`` and ``asked`` are the answers that wait for a set,
+that of the last round and of the last question: integers, what they are about, and the fresh number
+that each was announced with. Rounds and questions are numbered, and a message with a lower number
+than the one that waits is old, so no message that comes late or again takes an answer's place.
+``sets`` says for which sets of sites each question was answered: written before a masked answer
+leaves, and never forgotten in the run.
 """
 
 from __future__ import annotations
@@ -54,6 +57,8 @@ EXACT_BITS, EXACT_STEP = 256, Fraction(1, 2**96)
 """Sums of an opening: so wide that raw second moments lose nothing to cancellation."""
 CHECK: NumberBlock = (np.zeros(1, dtype=np.int64), 64)
 """A word that is zero in every answer: its sum is zero if the masks were those of one set."""
+FIRST_QUESTION = 1 << 27
+"""Numbers from here on are those of questions, below of rounds; all questions take four bytes."""
 _LATTICE = struct.Struct("<dBQd")
 
 
@@ -294,6 +299,8 @@ class Ready:
     fresh: int
     words: bytes
     shape: Shape
+    number: int
+    """That of the round or of the question."""
     least: int = 0
     """For a private answer, how many sites the set must have, so that the noise is what it cost. It
     is told for one set: two sets would have some of the noise in common."""
@@ -316,30 +323,42 @@ class SiteSums:
             self._keys = {**dict(last), (run, instance): made}
         return self._keys[run, instance]
 
+    def again(self, store: SiteStore, number: int, about: bytes) -> int | None:
+        """The fresh number of the answer to just this, where it waits.
+
+        A question before the last is refused; which round is old, the site's state says.
+        """
+        found = self.waiting(store, number)
+        if found is not None and FIRST_QUESTION <= number < found.number:
+            text = f"question {number} is over; {found.number} was next."
+            raise Refusal(Reason.OLD, text, found.number)
+        if found is None or found.about != hashlib.sha256(about).digest():
+            return None
+        store.settle(_slot(number))
+        return found.fresh
+
     def ready(
         self,
         store: SiteStore,
+        number: int,
         about: bytes,
         subject: bytes,
         blocks: Sequence[NumberBlock],
-        least: int = 0,
-        fresh: int | None = None,
+        private: tuple[int, int | None] = (0, None),
     ) -> int:
         """Write down an answer; gives the fresh number that the server is to name it by.
 
-        A private answer that is made again has the number that it had: it is told for one set.
+        A ``private`` answer brings how many sites its set must have, and the number that it had
+        where it was made before: it is told for one set.
         """
-        digest = hashlib.sha256(about).digest()
-        found = self.waiting(store)
-        if found is not None and found.about == digest:
-            store.settle("ready")
-            return found.fresh
         words = b"".join(pack_words(to_words(*block), block[1]) for block in (*blocks, CHECK))
         shape = tuple((len(numbers), bits) for numbers, bits in (*blocks, CHECK))
         digest_of = hashlib.sha256(subject).digest()[:8]
         topic = int.from_bytes(digest_of, "little") if subject else 0
+        least, fresh = private
         fresh = int.from_bytes(os.urandom(8), "little") if fresh is None else fresh
-        self._keep(store, Ready(digest, topic, fresh, words, shape, least))
+        digest = hashlib.sha256(about).digest()
+        self._keep(store, Ready(digest, topic, fresh, words, shape, number, least))
         return fresh
 
     @staticmethod
@@ -349,15 +368,17 @@ class SiteSums:
             "subject": f"{ready.subject:016x}",
             "fresh": f"{ready.fresh:016x}",
             "shape": [list(block) for block in ready.shape],
+            "number": ready.number,
             "least": ready.least,
         }
         words = np.frombuffer(ready.words, dtype=np.uint8)
-        save_checkpoint(store.directory / "ready", {"words": words}, about, store.disk)
+        path = store.directory / _slot(ready.number)
+        save_checkpoint(path, {"words": words}, about, store.disk)
 
     @staticmethod
-    def waiting(store: SiteStore) -> Ready | None:
-        """The answer that waits, if one does; a damaged file holds none."""
-        path = store.directory / "ready"
+    def waiting(store: SiteStore, number: int) -> Ready | None:
+        """The round's or question's answer that waits, if one does; a damaged file holds none."""
+        path = store.directory / _slot(number)
         if store.disk.read(path) is None:
             return None
         try:
@@ -370,16 +391,19 @@ class SiteSums:
             int(about["fresh"], 16),
             arrays["words"].tobytes(),
             tuple((count, bits) for count, bits in about["shape"]),
-            about.get("least", 0),
+            about["number"],
+            about["least"],
         )
 
-    def masked(self, store: SiteStore, keys: RunKeys, me: int, body: bytes) -> tuple[bytes, int]:
+    def masked(
+        self, store: SiteStore, keys: RunKeys, me: int, number: int, body: bytes
+    ) -> tuple[bytes, int]:
         """The answer that waits, masked for the set that the server names; and the set's size."""
-        members, ready = decode_members(body), self.waiting(store)
+        members, ready = decode_members(body), self.waiting(store, number)
         if ready is None:
             raise Refusal(Reason.FAILED, "no answer waits here for a set: ask again.")
         history = _History.read(store)
-        told = history.told_for(ready.about)
+        told = history.told_for(ready)
         smallest = max(self.smallest, ready.least)
         why = check_set(members, me, ready.fresh, smallest, told)
         if ready.least and told and members not in told:
@@ -394,7 +418,21 @@ class SiteSums:
             )
         if why:
             raise Refusal(Reason.NOT_NOW, why)
-        company = _Company.read(store).with_(self._names(keys, me, members))
+        if members in told:  # the same again, of any run: nobody came or went by it
+            store.settle("sets")
+        else:
+            self._enter(store, self._names(keys, me, members))
+            history.add(ready, members).write(store)
+        context, parts = context_of(ready.about, members), _split(ready.words, ready.shape)
+        out = []
+        for place, (words, (_, bits)) in enumerate(zip(parts, ready.shape, strict=True)):
+            own = context + bytes([place])
+            out.append(pack_words(keys.masked(words, bits, me, members, own), bits))
+        return b"".join(out), len(members)
+
+    def _enter(self, store: SiteStore, names: list[str]) -> None:
+        """Count a change of who adds up, before anything is told; refuse one too many."""
+        company = _Company.read(store).with_(names)
         if not company.within(self._rules.largest_changes):
             raise Refusal(
                 Reason.NOT_NOW,
@@ -403,16 +441,6 @@ class SiteSums:
                 "who came or went.",
             )
         company.write(store)
-        if members not in told:
-            history.add(ready, members).write(store)
-        else:
-            store.settle("sets")
-        context, parts = context_of(ready.about, members), _split(ready.words, ready.shape)
-        out = []
-        for place, (words, (_, bits)) in enumerate(zip(parts, ready.shape, strict=True)):
-            own = context + bytes([place])
-            out.append(pack_words(keys.masked(words, bits, me, members, own), bits))
-        return b"".join(out), len(members)
 
     def _names(self, keys: RunKeys, me: int, members: SetMembers) -> list[str]:
         """The names of a set's members, by verified keys."""
@@ -463,39 +491,52 @@ class _Company:
         save_checkpoint(path, {"none": np.empty(0)}, about, store.disk)
 
 
+def _slot(number: int) -> str:
+    """The file of the answer that waits: rounds do not displace questions, nor these rounds."""
+    return "ready" if number < FIRST_QUESTION else "asked"
+
+
+def _place(ready: Ready) -> str:
+    """Where sets are remembered: private answers may be asked for again after others, and are told
+    for one set for good."""
+    return ready.about.hex() if ready.least else _slot(ready.number)
+
+
+LastTold = Mapping[str, tuple[str, list[dict[int, int]]]]
+"""Of each answer that waits: what it is about, and the sets that it was told for."""
+
+
 @final
 class _History:
-    """For which sets of sites each subject was answered in a run, and the last answer exactly.
-
-    Of private answers, all.
-    """
+    """For which sets each subject was answered in a run; exactly so the answers that wait, and all
+    private ones."""
 
     def __init__(
         self,
         subjects: NDArray[Any],
         which: NDArray[Any],
         sets: list[list[int]],
-        exact: dict[str, list[dict[int, int]]] | None = None,
+        last: LastTold,
     ) -> None:
-        self._subjects, self._which, self._sets = subjects, which, sets
-        self._exact = exact or {}
+        self._subjects, self._which, self._sets, self._last = subjects, which, sets, last
 
     @classmethod
     def read(cls, store: SiteStore) -> _History:
         """What is on disk; damage is an error, since forgetting would tell."""
         path = store.directory / "sets"
         if store.disk.read(path) is None:
-            return cls(np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.int64), [])
+            return cls(np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.int64), [], {})
         arrays, about = load_checkpoint(path, store.disk)
-        exact = {
-            answer: [{n: int(f, 16) for n, f in members} for members in told]
-            for answer, told in about.get("exact", {about.get("about"): about.get("last")}).items()
+        last = {
+            slot: (digest, [{n: int(f, 16) for n, f in told} for told in sets])
+            for slot, (digest, sets) in about["last"].items()
         }
-        return cls(arrays["subjects"], arrays["which"], about["sets"], exact)
+        return cls(arrays["subjects"], arrays["which"], about["sets"], last)
 
-    def told_for(self, about: bytes) -> list[dict[int, int]]:
+    def told_for(self, ready: Ready) -> list[dict[int, int]]:
         """The sets for which this very answer was told, with the fresh numbers of all."""
-        return self._exact.get(about.hex(), [])
+        digest, sets = self._last.get(_place(ready), ("", []))
+        return sets if digest == ready.about.hex() else []
 
     def _told(self, subject: int) -> list[list[int]]:
         found = np.unique(self._which[self._subjects == np.uint64(subject)])
@@ -511,9 +552,8 @@ class _History:
 
     def add(self, ready: Ready, members: SetMembers) -> _History:
         """Remember one more answer."""
-        mine, last = sorted(members), [*self.told_for(ready.about), dict(members)]
-        # Private answers may be asked for again after others, and are told for one set for good.
-        told = (self._exact if ready.least else {}) | {ready.about.hex(): last}
+        mine, sets_now = sorted(members), [*self.told_for(ready), dict(members)]
+        told = {**self._last, _place(ready): (ready.about.hex(), sets_now)}
         if mine in self._told(ready.subject):
             return _History(self._subjects, self._which, self._sets, told)
         sets = self._sets if mine in self._sets else [*self._sets, mine]
@@ -523,9 +563,9 @@ class _History:
     def write(self, store: SiteStore) -> None:
         """Before the answer leaves."""
         arrays = {"subjects": self._subjects, "which": self._which}
-        exact = {
-            answer: [[[n, f"{f:016x}"] for n, f in members.items()] for members in told]
-            for answer, told in self._exact.items()
+        last = {
+            slot: [digest, [[[n, f"{f:016x}"] for n, f in told.items()] for told in sets]]
+            for slot, (digest, sets) in self._last.items()
         }
-        about = {"sets": self._sets, "exact": exact}
+        about = {"sets": self._sets, "last": last}
         save_checkpoint(store.directory / "sets", arrays, about, store.disk)

@@ -49,9 +49,9 @@ from emfed.network.addresses import alone
 from emfed.network.deployment.approval import check_approved
 from emfed.network.keys import SealedDisk, read_seal
 from emfed.network.masking import SiteIdentity
-from emfed.network.prices import FIRST_QUESTION
 from emfed.network.rules import Journal
 from emfed.network.store import runs_in
+from emfed.network.sums import FIRST_QUESTION
 
 MODEL, MEMORY = "model.emfed", "memory"
 JOURNAL, REHEARSAL = "messages.jsonl", "dry-run.jsonl"
