@@ -14,6 +14,7 @@ import pytest
 
 import emfed
 from emfed.core.protocols import Federation
+from emfed.core.storage import ScratchDisk
 from emfed.core.wire import Kind, kind_of
 from emfed.data import WorkerData
 from emfed.fitting.rounds import Run
@@ -26,6 +27,7 @@ from emfed.network.inprocess import LoopFederation, StackedFederation
 from tests.helpers import OPEN
 from tests.imputation.tables import observed_run, small_table, sums_of
 from tests.imputation.test_modes import owned
+from tests.network.masked import masked_sites
 from tests.network.processes import real_sites
 
 FACTORS = Structure(rank=2, penalty=3.0, effects=False)
@@ -276,3 +278,37 @@ def test_what_a_federation_of_cells_needs_is_said(tmp_path: Path) -> None:
     ):
         with pytest.raises(emfed.SettingsError, match=words):
             impute(given, **options)
+
+
+@pytest.mark.parametrize("mode", ["observed", "cell"])
+def test_masked_sums_of_cells_come_to_the_pooled_fit_everywhere(mode: str, tmp_path: Path) -> None:
+    """A table here, sites of one process: one fit and one ledger; cells of few observers go."""
+    table = small_table(workers=5, records=400)
+    given = {**MODES[mode], "masks": True, "observers": 2, "seed": 3}
+    here = impute(table, **given)
+    sites = masked_sites(frames(table), tmp_path, disk=ScratchDisk())
+    network = RemoteFederation(LocalTransport(sites), columns=COLUMNS)
+    there = impute(network, grid=table.grid, **given)
+    everywhere = np.indices(table.shape).reshape(2, -1)
+    wanted = here.params.theta(*everywhere)
+    np.testing.assert_allclose(there.params.theta(*everywhere), wanted, rtol=1e-9, atol=1e-9)
+    np.testing.assert_array_equal(there.ledger.counts, here.ledger.counts)
+    keys = table.site * table.shape[1] + table.time
+    several = np.bincount(keys)[keys] >= 2
+    apart = impute(table.keep(several), compressor=emfed.Identity(), **MODES[mode], seed=3)
+    np.testing.assert_allclose(apart.params.theta(*everywhere), wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_real_processes_mask_cells_and_refuse_those_of_few_observers(tmp_path: Path) -> None:
+    """By default between machines, and under the default rules: three observers a cell."""
+    table = small_table(workers=4, records=900)
+    settings: dict[str, Any] = {"structure": Structure(rank=1, penalty=3.0), "rounds": 2}
+    with real_sites(frames(table), tmp_path, masked=True) as transport:
+        network = RemoteFederation(transport, columns=COLUMNS, attempts=2)
+        with pytest.raises(emfed.ParticipationError, match="observers=3"):
+            impute(network, grid=table.grid, **settings)
+        network = RemoteFederation(transport, columns=COLUMNS, attempts=2)
+        there = impute(network, grid=table.grid, observers=3, **settings)
+    here = impute(table, masks=True, observers=3, **settings)
+    np.testing.assert_allclose(there.cells.sums, here.cells.sums, rtol=1e-12)
+    np.testing.assert_array_equal(there.ledger.counts, here.ledger.counts)

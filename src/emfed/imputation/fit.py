@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, TypeVar, final
@@ -13,7 +14,7 @@ import numpy as np
 from emfed.algorithms import CellEM, Everyone, FedEM
 from emfed.algorithms.cells import default_step
 from emfed.artifacts.result import Result
-from emfed.compressors import Dithering
+from emfed.compressors import Dithering, Identity
 from emfed.core.configuration import check_keys
 from emfed.core.errors import DataError, NumericalError, SettingsError, check_count, check_type
 from emfed.core.protocols import WHOLE, Compressor, Crowd, Federation, FloatArray, Participation
@@ -34,7 +35,7 @@ from emfed.imputation.paper import ALPHA, BATCH, EPOCHS, GAMMA, QUANTISER, Batch
 from emfed.imputation.result import Imputation
 from emfed.imputation.sweeps import Solver
 from emfed.imputation.table import FieldTable, Grid, known_table
-from emfed.models.cells import CellSums
+from emfed.models.cells import CellSums, PaddedCells, listed_cells
 from emfed.models.owners import Loadings
 from emfed.models.site_owner import COLUMNS, SiteOwner
 from emfed.network import LoopFederation, StackedFederation
@@ -118,6 +119,11 @@ class ImputeSettings:
     patience : int or None
         After how many rounds in a row without an answer a worker is away: its cells no longer
         count, until it is back. None waits for ever, with what it last told.
+    masks : bool or None
+        Whether the server learns sums over workers alone ("observed" and "cell"); None is what the
+        federation says: masks between machines with three sites or more.
+    observers : int
+        With masks, how many workers must have seen a cell before it counts.
 
     Raises
     ------
@@ -154,6 +160,8 @@ class ImputeSettings:
     seconds: float | None = None
     seed: int = 0
     patience: int | None = PATIENCE
+    masks: bool | None = None
+    observers: int = 1
 
     def __post_init__(self) -> None:
         if self.mode not in UNUSED:
@@ -207,12 +215,12 @@ class ImputeSettings:
     ) -> tuple[Session, Cells]:
         """The opening exchange: who observed which cells, and how often."""
         model = CellSums(*grid.shape, centred)
-        # A worker tells its own cells alone: there is no common vector that masks could hide.
         session = Session(
             model,
             federation,
             columns=COLUMNS,
             seed=self.seed,
+            count_bytes=not self.masks,  # with masks the sums are here already (`_pooled`)
             masks=False,
             patience=self.patience,
         )
@@ -253,8 +261,13 @@ UNUSED: dict[str, set[str]] = {
         *("batch_size", "batch", "site_covariates", "time_covariates", "step_size"),
         *("smoothing", "seasonality"),
     },
-    "paper": {"patience", "site_covariates", "time_covariates", "smoothing", "seasonality"},
-    "site-owner": {"batch_size", "batch", "site_covariates", "time_covariates"},
+    "paper": {
+        "patience",
+        *("site_covariates", "time_covariates", "smoothing", "seasonality", "masks", "observers"),
+    },
+    "site-owner": {
+        *("batch_size", "batch", "site_covariates", "time_covariates", "masks", "observers"),
+    },
 }
 """Settings that a mode has no use for."""
 LIMITS = (
@@ -357,6 +370,9 @@ def _imputed(
 ) -> Imputation:
     """Fit by the mode, on a table here or a federation."""
     over_cells = {"observed": _observed, "cell": _cell}.get(given.mode)
+    by_default = isinstance(table, Federation) and table.masks_by_default
+    if over_cells is not None and (by_default if given.masks is None else given.masks):
+        over_cells = partial(_pooled, over_cells)
     if isinstance(table, Federation):
         assert grid is not None
         if given.mode == "paper":
@@ -375,6 +391,43 @@ def _imputed(
         return replace(found, table=table)
     check_owners(table)
     return _site_owner(given, LoopFederation(workers), table, watch)
+
+
+def _pooled(
+    fit: Callable[..., Imputation],
+    given: ImputeSettings,
+    network: Federation,
+    grid: Grid,
+    *others: Any,
+) -> Imputation:
+    """Masked sums of cells, then the fit on them at the server.
+
+    Sums of cells depend on no parameters, and residuals follow from them, so two sums tell what all
+    rounds would: how many workers saw each cell of the table, then weights and sums of those cells
+    that enough have seen. Every worker tells of all cells, with zeros where it saw nothing.
+    """
+    if given.participation is not None or given.compressor is not None:
+        raise SettingsError(
+            "masked sums of cells are exact, and of everyone: leave out compressor and "
+            "participation, or fit with masks=False, which every site must allow in its rules."
+        )
+    shape = grid.shape
+    first = Session(PaddedCells(*shape), network, columns=COLUMNS, seed=given.seed, masks=True)
+    seen = np.rint(first.summary["cell_observers"] * first.samples)
+    chosen = seen >= given.observers
+    if not chosen.any():
+        most = int(seen.max())
+        raise DataError(f"no cell was seen by {given.observers} workers; by {most} at most.")
+    model = PaddedCells(*shape, given.observers, listed_cells(chosen))
+    session = Session(model, network, columns=COLUMNS, seed=given.seed, masks=True)
+    sums = [session.summary[name] * session.samples for name in ("cell_weights", "cell_sums")]
+    keys, times = np.flatnonzero(chosen), shape[1]
+    # Weights are counts of records; sums are those of floats, which 2^-96 leaves as they are.
+    rows = np.column_stack([keys // times, keys % times, np.round(sums[0], 9), sums[1]])
+    pooled = LoopFederation(WorkerData(rows, np.array([0, len(rows)]), ["all"], COLUMNS))
+    found = fit(replace(given, masks=True, compressor=Identity()), pooled, grid, *others)
+    session.ledger.restore(session.ledger.counts + first.ledger.counts)
+    return replace(found, ledger=session.ledger)
 
 
 @final
