@@ -164,7 +164,8 @@ class PrivateRun(Rounds):
         self.federation, self.plan, self.seed, self.rounds = federation, plan, seed, rounds
         self.models = sorted(models, key=lambda model: model.n_components)
         self.model = self.models[-1]
-        self.kind, self.k = getattr(self.model, "kind", "full"), self.model.n_components
+        self.kind = self.model.describe().get("covariance_type", "full")
+        self.k = self.model.n_components
         self.compared: tuple[dict[str, float], ...] = ()
         """What each number of components gains over one Gaussian, where several were compared."""
         self.gain, self.gain_error = np.inf, 0.0
