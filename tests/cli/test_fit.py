@@ -277,7 +277,7 @@ def test_a_private_fit_says_what_was_spent_and_claims_nothing_else(emfed_shell: 
     rows = rng.normal(rng.choice([-3.0, 3.0], (4000, 1)), 1, (4000, 2))
     lines = [f"{a:.4f},{b:.4f},{'nsw'[j % 3]}" for j, (a, b) in enumerate(rows)]
     emfed_shell.write("many.csv", "a,b,site\n" + "\n".join(lines))
-    run = ("fit", "many.csv", "-g", "site", "-k", 2, "--epsilon", 2, "--report", "r.html")
+    run = ("fit", "many.csv", "-g", "site", "-k", "1:2", "--epsilon", 2, "--report", "r.html")
     code, out, err = emfed_shell(*run)
     assert code == 0, err
     assert "epsilon, delta" in out
@@ -285,9 +285,10 @@ def test_a_private_fit_says_what_was_spent_and_claims_nothing_else(emfed_shell: 
     report = (emfed_shell.folder / "r.html").read_text()
     assert "Secure sums were on" in report
     assert "Every answer had noise, private: epsilon 2 and delta 1e-06" in report
-    code, _, err = emfed_shell(*run[:5], "1:3", "--epsilon", 2)
+    assert "2 components: BIC" in out
+    code, _, err = emfed_shell("fit", "many.csv", "--epsilon", 2, "--start", "k-means")
     assert code == 2
-    assert "epsilon goes with one number of components" in err
+    assert "epsilon and start do not go together" in err
 
 
 def test_one_worker_runs_em_and_follow_em_reaches_the_algorithm(emfed_shell: Shell) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,7 @@ def test_what_a_private_fit_has_no_answer_to_is_refused(options: dict, word: str
 
 
 def test_a_private_fit_chooses_the_number_of_components_within_its_budget(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("emfed.fitting.private.SKETCH_ROWS", 3000)
     mixture = emfed.FederatedGaussianMixture("1:4", epsilon=1).fit(rows())
@@ -86,6 +87,10 @@ def test_a_private_fit_chooses_the_number_of_components_within_its_budget(
     assert mixture.result_.privacy["epsilon"] == pytest.approx(1.0)
     gains = {row["n_components"]: row["gain"] for row in mixture.selection_.table}
     assert gains[3] > gains[2] + 0.1 > gains[1] + 0.2
+    mixture.result_.report(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "gain over one Gaussian" in page
+    assert "smallest BIC" not in page
 
 
 def test_models_whose_rows_have_no_bounded_say_are_refused() -> None:

@@ -159,7 +159,7 @@ def test_an_answer_that_is_given_again_bit_for_bit_is_charged_once(
     for total, runs in spent:
         ((budget, used, answers),) = runs.values()
         assert total == budget
-        assert len(answers) == 13  # two of columns, one of moments, eight of the start, two rounds
+        assert len(answers) == 14  # 2 of columns, moments, 8 of the start, comparison, 2 rounds
         assert used <= budget
 
 

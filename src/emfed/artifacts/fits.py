@@ -528,13 +528,20 @@ def _selection(result: Result) -> list[Section]:
     panel = Panel(
         [Series(by.upper(), x, y, points=True)], "components", by.upper(), log="", ticks=x.tolist()
     )
-    rows = [tuple(_selection_cell(row.get(name)) for name in TRIED) for row in tried]
+    shown = {name: heading for name, heading in TRIED.items() if name in tried[0]}
+    rows = [tuple(_selection_cell(row.get(name)) for name in shown) for row in tried]
     text = (
         "These numbers of components ran side by side in the same rounds, so |H|² and bytes are "
         f"those of all of them together. The model is the one with the smallest {by.upper()}."
     )
+    if result.privacy is not None:
+        text = (
+            "A part of the budget told how much more log-density all rows have under a start of "
+            "each number than under one Gaussian. The model has the smallest number than which no "
+            "other is better by BIC by more than the noise could make up."
+        )
     figure = Figure(f"{by.upper()} of each number of components: smaller is better.", [panel])
-    table = Table("Numbers of components that were tried", tuple(TRIED.values()), rows)
+    table = Table("Numbers of components that were tried", tuple(shown.values()), rows)
     figures = [figure] if len(tried) > 1 else []
     return [Section("How many components", [text], figures, [table])]
 
@@ -542,6 +549,7 @@ def _selection(result: Result) -> list[Section]:
 TRIED = {
     "n_components": "components",
     "free_parameters": "free parameters",
+    "gain": "gain over one Gaussian per row",
     "log_likelihood": "log-likelihood per row",
     "aic": "AIC",
     "bic": "BIC",

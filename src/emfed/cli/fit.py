@@ -248,7 +248,7 @@ def _print(summary: dict[str, Any]) -> None:
         console.print(f"{private['words']}.", markup=False)
     for row in summary["tried"]:
         many = "s" if row["n_components"] > 1 else ""
-        fallen = " (one has collapsed)" if row["collapsed"] else ""
+        fallen = " (one has collapsed)" if row.get("collapsed") else ""
         console.print(f"  {row['n_components']} component{many}: BIC {row['bic']:,.1f}{fallen}")
     if summary["served"]:
         some = len(summary["badly_served"]) < summary["workers"]

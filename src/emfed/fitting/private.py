@@ -67,7 +67,7 @@ SKETCHED = 4
 UNSURE = 2.5
 """With fewer components of the sketch for each of the model a start may be bad. Five clusters in
 four columns at epsilon 1: with 2.0 (3,000 rows) 10 of 16 fits ended 0.1 nats low or more, with 3.4
-(6,000 rows) 2 of 16, of full and tied covariances with eight seeds each."""
+(6,000 rows) 1 of 16, of full and tied covariances with eight seeds each."""
 SKETCH_ROWS = 20_000
 """Rows of the sketch that starts are tried on: arithmetic of the server, which spends no budget.
 Not tuned."""
@@ -164,7 +164,8 @@ class PrivateRun(Rounds):
         self.federation, self.plan, self.seed, self.rounds = federation, plan, seed, rounds
         self.models = sorted(models, key=lambda model: model.n_components)
         self.model = self.models[-1]
-        self.kind, self.k = getattr(self.model, "kind", "full"), self.model.n_components
+        self.kind = self.model.describe().get("covariance_type", "full")
+        self.k = self.model.n_components
         self.compared: tuple[dict[str, float], ...] = ()
         """What each number of components gains over one Gaussian, where several were compared."""
         self.gain, self.gain_error = np.inf, 0.0
@@ -323,13 +324,27 @@ class PrivateRun(Rounds):
         within = max(0.02, k ** (-2 / d))
         means = draws * np.sqrt(1 - within)
         params = GaussianParameters(np.full(k, 1 / k), means, self.moment * within)
-        for _ in range(START_ROUNDS):
+        for left in reversed(range(START_ROUNDS)):
             told = self._round(params, CENTRES, "start", START_ROUNDS)
-            params = self._maximize(told, CENTRES)
+            params, lost = self._maximize(told, CENTRES), np.flatnonzero(self._lost)
+            if len(lost) < k and len(lost):
+                params = self._without(params, lost) if left else _dropped(params, lost)
         tried = [(m, start) for m in self.models for start in self._starts(params, m)]
         self.model, self.params = tried[self._compare(tried)]
         self.k = self.model.n_components
         self.radius = self._radius(d)
+
+    def _without(self, params: GaussianParameters, lost: IntArray) -> GaussianParameters:
+        """Components without rows take a half of the heaviest, somewhere within them."""
+        weights, means = params.weights.copy(), params.means.copy()
+        weights[lost] = 0.0
+        root = np.linalg.cholesky(params.covariances)
+        at = normals(self.seed, self._position, Purpose.START, lost, means.shape[1]) @ root.T
+        for j, off in zip(lost.tolist(), at, strict=True):
+            heaviest = int(np.argmax(weights))
+            weights[[j, heaviest]] = weights[heaviest] / 2
+            means[j] = means[heaviest] + off
+        return GaussianParameters(weights / weights.sum(), means, params.covariances)
 
     def _starts(self, sketch: GaussianParameters, model: Any) -> list[GaussianParameters]:
         """Fits to the sketch: of the model, and of one with a common covariance.
@@ -444,6 +459,7 @@ class PrivateRun(Rounds):
             # Rows are clipped about components whose spread they gave: without this a component
             # would shrink from round to round (MNIST, epsilon 0.3: by a fifth, 1 nat a row).
             found["second"] = found["second"] / kept_square(self.radius, means.shape[1])
+        self._lost = mass[:, 0] < 2 * float(noise["mass"].max())
         mass = np.maximum(mass, 2 * float(noise["mass"].max()))
         step = _shrunk(found["first"] / mass, float(noise["first"].max()) / mass[:, 0])
         moved = means + np.einsum("kij,kj->ki", roots, step)
@@ -566,6 +582,14 @@ def _places(edges: FloatArray, told: FloatArray, noise: float) -> tuple[FloatArr
             place[j], spread = x.mean(), (x[-1] - x[0]) ** 2 / 12
         scale[j] = np.sqrt(spread + width[j] ** 2 / 12)
     return place, scale
+
+
+def _dropped(params: GaussianParameters, lost: IntArray) -> GaussianParameters:
+    """Without components that noise alone gives a mass: rows drawn from them would be nowhere."""
+    weights = np.delete(params.weights, lost)
+    return GaussianParameters(
+        weights / weights.sum(), np.delete(params.means, lost, axis=0), params.covariances
+    )
 
 
 def _shrunk(steps: FloatArray, deviations: FloatArray) -> FloatArray:
