@@ -218,6 +218,7 @@ def complete_series(folder: Path, least: int = 25) -> np.ndarray:
         frame.group_by("site", "year")
         .agg(pl.col("count").mean())
         .pivot("year", index="site", values="count")
+        .sort("site")  # groups come in any order, and a seed must mask the same cells
     )
     years = sorted((c for c in wide.columns if c != "site"), key=int)[-least:]
     return wide.select(years).drop_nulls().to_numpy().astype(np.float64).round()

@@ -16,7 +16,7 @@ import emfed
 from emfed.models import build_model
 from emfed.models.owners import SHRINK
 from emfed.models.parameters import Frame
-from emfed.models.row_owner import RowOwner
+from emfed.models.row_owner import RowOwner, chances
 from emfed.models.site_owner import SiteOwner
 from emfed.network import LocalTransport, RemoteFederation, Site
 from tests.helpers import OPEN, plain_fit
@@ -132,6 +132,61 @@ def test_owners_elsewhere_come_to_the_same_fit(tmp_path: Path) -> None:
     np.testing.assert_allclose(here.impute(rows), there.impute(rows), rtol=1e-9)
     assert here.ledger.summary()["round"] == there.ledger.summary()["round"]
     assert build_model(here.model.describe()).describe() == here.model.describe()
+
+
+def test_which_values_are_hidden_follows_from_the_row_and_the_column() -> None:
+    rows = np.concatenate(TABLES)
+    order = np.random.default_rng(0).permutation(len(rows))
+    whole = chances(rows)
+    np.testing.assert_array_equal(chances(rows[order]), whole[order])
+    np.testing.assert_array_equal(chances(rows[:8].reshape(2, 4, -1)).reshape(8, -1), whole[:8])
+    other = np.where(np.isnan(rows), -np.nan, rows)
+    np.testing.assert_array_equal(chances(np.where(other == 0, -0.0, other)), whole)
+    some = chances(np.random.default_rng(1).normal(size=(500, 20)))
+    assert abs(np.mean(some < 0.1) - 0.1) < 0.01
+    assert np.abs(np.corrcoef(some.T) - np.eye(20)).max() < 0.2
+
+
+def holes_in_rank_three() -> np.ndarray:
+    """60 rows of rank 3 plus noise with half of the values missing: BIC is too careful."""
+    rng = np.random.default_rng(5)
+    rows = rng.normal(size=(60, 3)) @ rng.normal(size=(3, 24)) + 0.4 * rng.normal(size=(60, 24))
+    return np.where(rng.random(rows.shape) < 0.5, np.nan, rows)
+
+
+def test_ranks_are_chosen_by_held_out_error_and_alike_over_a_network(tmp_path: Path) -> None:
+    rows = holes_in_rank_three()
+    names = [f"c{j}" for j in range(24)]
+    frames = {f"w{i}": pl.DataFrame(rows[i::3], schema=names) for i in range(3)}
+    options: dict[str, Any] = {"n_components": [1, 3], "seed": 1}
+    by = {"criterion": "held-out", "tol": 1e-4}
+    here = emfed.select_components(RowOwner, frames, algorithm="auto", **by, **options)
+    assert here.n_components == 3
+    shown, scale = np.where(chances(rows) < 0.1, np.nan, rows), here.best.model.frame.scale
+    away = (here.results[1].impute(shown) - rows) / scale
+    error = np.nansum(away[np.isnan(shown)] ** 2) / len(rows)
+    assert here.table[0]["held-out"] == pytest.approx(error, rel=1e-6)
+    assert here.best.model.hidden == 0
+    alone = emfed.fit(RowOwner(3), frames, "auto", seed=1, tol=1e-4)
+    scores = [fitted.score_samples(rows).mean() for fitted in (here.best, alone)]
+    assert scores[0] == pytest.approx(scores[1], abs=0.02)
+    sites = {key: Site(frame, tmp_path / key, rules=OPEN) for key, frame in frames.items()}
+    network = RemoteFederation(LocalTransport(sites))
+    there = emfed.select_components(
+        RowOwner, None, algorithm="auto", federation=network, **by, **options
+    )
+    np.testing.assert_allclose(there.best.impute(rows), here.best.impute(rows), rtol=1e-9)
+    assert there.table == here.table
+    assert there.best.ledger.summary() == here.best.ledger.summary()
+
+
+def test_an_imputer_chooses_its_rank_by_held_out_error_and_a_mixture_cannot() -> None:
+    rows = holes_in_rank_three()
+    imputer = emfed.FederatedImputer(rank=[1, 3], random_state=0, tol=1e-3).fit(rows)
+    assert imputer.rank_ == 3
+    assert imputer.selection_.criterion == "held-out"
+    with pytest.raises(emfed.SettingsError, match="'held-out' is for ranks"):
+        emfed.FederatedImputer("1:2", criterion="held-out").fit(rows)
 
 
 def test_bad_settings_and_starts() -> None:

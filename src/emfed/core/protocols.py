@@ -413,6 +413,18 @@ class NamesColumns(Protocol):
 
 
 @runtime_checkable
+class HidesValues(Protocol):
+    """A model that can be fitted without some values, and judged by them.
+
+    Hidden, its ``evaluate`` tells their mean squared error in place of an entropy.
+    """
+
+    def hiding(self, share: float) -> Any:
+        """The model whose fit does not see a share of the values."""
+        ...
+
+
+@runtime_checkable
 class HasSupports(Protocol):
     """A model whose workers have statistics of their own, one a row: cells of a large table.
 

@@ -39,6 +39,7 @@ from emfed.core.protocols import (
 )
 from emfed.core.records import Records, RoundRecord
 from emfed.core.registry import plain
+from emfed.core.storage import load_checkpoint
 from emfed.data.workers import as_workers
 from emfed.fitting.candidates import Candidates
 from emfed.fitting.climbing import Climb
@@ -145,8 +146,12 @@ def run_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY
         return private_fit(settings, federation, watch)
     remarks: list[str] = []
     session, parts = open_session(settings, federation, remarks)
-    course = _make_rounds(settings, session, parts, watch, remarks)
-    fitted = _finished(settings, session, course, parts, remarks)
+    if settings.held_out:
+        course, parts, selection = _rounds_twice(settings, session, parts, watch, remarks)
+    else:
+        course = _make_rounds(settings, session, parts, watch, remarks)
+        selection = None
+    fitted = _finished(settings, session, course, parts, remarks, selection)
     run, stopped, tolerance = course.run, course.stopped, course.tolerance
     place, result = _place(fitted.selection, settings, parts), fitted.result
     if settings.validate and stopped != "interrupted":
@@ -187,21 +192,28 @@ def _make_rounds(
     parts: tuple[int, ...],
     watch: Watch,
     remarks: list[str],
+    given: FloatArray | None = None,
 ) -> _Course:
-    """Find a start, and make rounds from it until a limit is met or little is left to gain."""
+    """Find a start, and make rounds from it until a limit is met or little is left to gain.
+
+    A start that is ``given`` makes rounds of a new phase, whatever a checkpoint holds.
+    """
+    goes_on = watch.goes_on and given is None
     size = session.federation.size
     algorithm, tolerance = settings.method(size), settings.tolerance(size)
     watched = watches(settings, algorithm)
     view = main_view(session, parts, watched)
-    begun = None if watch.goes_on else start_at(settings, session, parts, view)
+    begun = given
+    if given is None and not goes_on:
+        begun = start_at(settings, session, parts, view)
     run = begin_run(settings, session, view, begun, watch.monitor)
     stop = settings.stop(algorithm, size)
     climb = Climb(tolerance, settings.long_steps) if watched else None
-    drops = settings.drop and not watched and settings.tol != 0
+    drops = settings.drop and not watched and settings.tol != 0 and not settings.held_out
     candidates = Candidates(settings.criterion, drops)
     curve = Curve() if watch.curve else None
     own = [hook for hook in (climb, candidates if len(parts) > 1 else None) if hook is not None]
-    hooks = _onlookers(run, own, curve, watch)
+    hooks = _onlookers(run, own, curve, watch, goes_on)
     if climb is not None:  # it decides when EM has converged, part by part
         stop = replace(stop, nats=None)
     exact = begun is not None and isinstance(settings.start, str)
@@ -237,14 +249,48 @@ def private_fit(settings: FitSettings, federation: Federation, watch: Watch = NO
     return Fitted(told, chosen, remarks=tuple(remarks))
 
 
-def _onlookers(run: Run, own: Sequence[Any], curve: Curve | None, watch: Watch) -> list[Callback]:
-    """All who look at the rounds, each where the checkpoint left it, if there is one."""
-    if watch.goes_on:
+def _rounds_twice(
+    settings: FitSettings,
+    session: Session,
+    parts: tuple[int, ...],
+    watch: Watch,
+    remarks: list[str],
+) -> tuple[_Course, tuple[int, ...], Selection | None]:
+    """Rounds of candidates that do not see some values, and of the one with the least error there.
+
+    The second rounds see everything, and go on from where the candidate was: their view names the
+    same model without holes. Return their course and candidate, and what was compared.
+    """
+    assert settings.numbers is not None
+    count = len(settings.numbers)
+    if watch.goes_on:  # the checkpoint's view tells which rounds it was made in
+        view = View.read(load_checkpoint(watch.checkpoint or "")[1]["view"])
+        if view.parts is not None and min(view.parts) >= count:
+            return _make_rounds(settings, session, view.parts, watch, remarks), view.parts, None
+    course = _make_rounds(settings, session, parts, watch, remarks)
+    whole = result_of(course.run, course.stopped, settings)
+    selection = _chosen(settings, session, course, whole, remarks)[0]
+    chosen = settings.numbers.index(selection.n_components)
+    if course.stopped in ("interrupted", "callback"):
+        # Nobody is asked for more: what is there has seen nine tenths of the values.
+        return course, parts, None
+    begun, final = selection.best.statistics, (count + chosen,)
+    view = main_view(session, final, watches(settings, course.run.algorithm))
+    if view.watched:
+        begun = session.view(view).join([begun])
+    return _make_rounds(settings, session, final, watch, remarks, begun), final, selection
+
+
+def _onlookers(
+    run: Run, own: Sequence[Any], curve: Curve | None, watch: Watch, goes_on: bool
+) -> list[Callback]:
+    """All who look at the rounds, each where the checkpoint left it, if they go on from one."""
+    if goes_on:
         run.restore(watch.checkpoint or "")
     for hook in (*own, *watch.callbacks):
         getattr(hook, "attach", lambda run: None)(run)
     hooks = [*own, *([] if curve is None else [curve.watching(run)]), *watch.callbacks]
-    if watch.goes_on:
+    if goes_on:
         run.recall(watch.checkpoint or "", remembered(hooks))
     return hooks
 
@@ -297,7 +343,7 @@ def open_session(
     if isinstance(federation, InProcessFederation) and federation.size > 1:
         told = session.opening, session.summary, session.weights
         remarks += of_workers(*told, federation.data)
-    parts = tuple(range(len(models)))
+    parts = tuple(range(len(models) // 2 if settings.held_out else len(models)))
     if len(parts) > 1 and settings.numbers is not None:
         parts = within_rows(models, settings.numbers, session.samples, remarks)
     return session, parts
@@ -441,8 +487,12 @@ def _finished(
     course: _Course,
     parts: tuple[int, ...],
     remarks: list[str],
+    earlier: Selection | None = None,
 ) -> Fitted:
-    """The model, or the best candidate after one more question about all that are left."""
+    """The model, or the best candidate after one more question about all that are left.
+
+    ``earlier`` is what was compared before the rounds of the one that was chosen.
+    """
     run, climb, candidates = course.run, course.climb, course.candidates
     result = whole = result_of(run, course.stopped, settings)
     selection, likelihood = None, None
@@ -471,6 +521,11 @@ def _finished(
     if likelihood is None and settings.likelihood:
         view = main_view(session, (place,), False)
         likelihood = float(session.ask("values", view, result.statistics, "closing")[0, 0])
+    if earlier is not None and selection is None:
+        k = earlier.n_components
+        told = {"criterion": earlier.criterion, "tried": [dict(row) for row in earlier.table]}
+        result = with_setting(result, "selection", told)
+        selection = replace(earlier, best=result, results={**earlier.results, k: result})
     return Fitted(result, selection, likelihood)
 
 

@@ -114,7 +114,7 @@ def choose(
 ) -> Selection:
     """The best of models that were fitted side by side, from log-likelihood and entropy of each."""
     numbers = list(results)
-    table = tuple(_row(k, results[k], values[k]) for k in numbers)
+    table = tuple(_row(k, results[k], values[k], by) for k in numbers)
     best = _best(results, numbers, [row[by] for row in table], remarks)
     told = {"criterion": by, "tried": [dict(row) for row in table]}
     kept = {k: with_setting(result, "selection", told) for k, result in results.items()}
@@ -263,16 +263,17 @@ def _place(held: HeldUp, result: Result) -> str:
     return f"{where} ({held.share:.1%} of {what})"
 
 
-def _row(k: int, result: Result, values: FloatArray) -> dict[str, float]:
+def _row(k: int, result: Result, values: FloatArray, by: str) -> dict[str, float]:
     """What the table says of one number of components."""
     likelihood, entropy = values.tolist()
+    second = by if by == "held-out" else "entropy"  # the error of hidden values has its place
     free, rows = result.free_parameters, result.samples
     charged = {name: criterion(name, likelihood, entropy, rows, free) for name in CRITERIA}
     return {
         "n_components": k,
         "free_parameters": free,
         "log_likelihood": likelihood,
-        "entropy": entropy,
+        second: entropy,
         **charged,
         "collapsed": collapses(result),
     }

@@ -311,7 +311,9 @@ def _reached(settings: FitSettings, folder: Path) -> FitSettings:
         if len(params.parts) == 1:
             params = params.parts[0]
         if settings.numbers is not None:
-            given["n_components"] = [settings.numbers[j] for j in bound.parts_of(view)]
+            given["n_components"] = [
+                settings.numbers[j % len(settings.numbers)] for j in bound.parts_of(view)
+            ]
     return settings.but(start=params, **given)
 
 

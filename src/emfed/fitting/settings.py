@@ -16,13 +16,24 @@ from emfed.artifacts.result import CRITERIA
 from emfed.compressors import SubtractiveDithering
 from emfed.core.errors import SettingsError, check_count, check_range, check_type
 from emfed.core.privacy import Privacy
-from emfed.core.protocols import Algorithm, FloatArray, IntArray, Model, Names, Participation
+from emfed.core.protocols import (
+    Algorithm,
+    FloatArray,
+    HidesValues,
+    IntArray,
+    Model,
+    Names,
+    Participation,
+)
 from emfed.core.registry import MODELS
 from emfed.core.streams import check_seed
 from emfed.fitting.stopping import Stop
 from emfed.models.clusters import Clusters
 
-Criterion = Literal["aic", "bic", "icl"]
+Criterion = Literal["aic", "bic", "icl", "held-out"]
+HELD_OUT = 0.1
+"""The share of values that candidates do not see where they are chosen by their error on them. Not
+tuned: the customary tenth."""
 ROUNDS = 1000
 """At most, unless told otherwise."""
 TOL, TOL_ALONE = 1e-6, 1e-4
@@ -49,8 +60,10 @@ class FitSettings:
     n_components : str, int, iterable of int or None
         Numbers of components to compare: a number, a collection, or a range "2:8" with both ends.
         None stands for what the model says.
-    criterion : {"bic", "aic", "icl"}
-        What chooses among them.
+    criterion : {"bic", "aic", "icl", "held-out"}
+        What chooses among them. "held-out" is for models that can hide values (row-owner): all are
+        fitted without a tenth of the values, the one with the least squared error on them is
+        chosen, and then it is fitted to all.
     algorithm : Algorithm or str
         "auto" (the pooled answer for few bytes; alone, EM with long steps), "em", "FedEM",
         "VR-FedEM", or an `Algorithm`.
@@ -170,8 +183,8 @@ class FitSettings:
         check_count("retries", self.retries, 0)
         if self.patience is not None:
             check_count("patience", self.patience)
-        if self.criterion not in CRITERIA:
-            known = ", ".join(CRITERIA)
+        if self.criterion not in (*CRITERIA, "held-out"):
+            known = ", ".join((*CRITERIA, "held-out"))
             raise SettingsError(f"criterion must be one of {known}; got {self.criterion!r}.")
         if self.tol is not None:
             check_range("tol", self.tol, 0, inf, open_high=True)
@@ -224,14 +237,31 @@ class FitSettings:
 
     # What the words mean.
 
+    @property
+    def held_out(self) -> bool:
+        """Whether candidates are compared by their error on values that their fits do not see."""
+        several = self.numbers is not None and len(self.numbers) > 1
+        return several and self.criterion == "held-out"
+
     def candidates(self) -> tuple[Model, ...]:
-        """The models that are compared: one, or one for each number of components."""
+        """The models that are compared: one, or one for each number of components.
+
+        If some values are held out, the models that do not see them come first.
+        """
         if self.numbers is None:
             assert isinstance(self.model, Model)
             made: tuple[Model, ...] = (self.model,)
         else:
             made = tuple(with_components(self.model, k) for k in self.numbers)
         check_type("model", made[0], Model, "gaussian_mixture(3)")
+        if self.held_out:
+            hiding = [model for model in made if isinstance(model, HidesValues)]
+            if len(hiding) < len(made):
+                raise SettingsError(
+                    "criterion 'held-out' is for ranks of low-rank imputation (row-owner), whose "
+                    f"fit can hide values; {type(made[0]).__name__} cannot: use 'bic'."
+                )
+            made = (*(model.hiding(HELD_OUT) for model in hiding), *made)
         return tuple(without_constants(model) for model in made) if self.validate else made
 
     def who(self) -> Participation:

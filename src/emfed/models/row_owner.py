@@ -84,6 +84,9 @@ class RowOwner(FactorOwner):
         How much the loadings of columns are shrunk, in units of a row of weight one.
     noise_floor : float
         The least noise, in variances of the columns.
+    hidden : float
+        The share of values that the fit does not see, so that it can be judged by them; which ones
+        is a function of a row's values and the column, and so the same in every federation.
     frame : Frame or None
         The common origin and scale, which binding fills in.
     mass : array or None
@@ -109,6 +112,7 @@ class RowOwner(FactorOwner):
     rank: int
     ridge: float = 1.0
     noise_floor: float = 1e-6
+    hidden: float = 0.0
     frame: Frame | None = None
     mass: FloatArray | None = None
     varies: FloatArray | None = None
@@ -118,6 +122,7 @@ class RowOwner(FactorOwner):
         check_count("rank", self.rank)
         check_range("ridge", self.ridge, 0, np.inf, open_high=True)
         check_range("noise_floor", self.noise_floor, 0, 1, open_high=True)
+        check_range("hidden", self.hidden, 0, 1, open_high=True)
 
     @property
     def _frame(self) -> Frame:
@@ -199,6 +204,7 @@ class RowOwner(FactorOwner):
     ) -> Iterator[RowPosterior]:
         """Pattern by pattern."""
         frame, k = self._frame, self.rank
+        data = self._shown(data)
         for stack in row_stacks(data, weights, frame.origin, self.layout.size):
             loadings, noise = self._own(params, stack.owners)
             seen = stack.seen.astype(np.float64)
@@ -211,6 +217,30 @@ class RowOwner(FactorOwner):
             yield RowPosterior(
                 stack, values, residuals, score, score @ covariance, covariance, loadings, noise
             )
+
+    def hiding(self, share: float) -> RowOwner:
+        """The same model, from whose fit a share of the values is hidden."""
+        return dataclasses.replace(self, hidden=share)
+
+    def _shown(self, data: Any) -> Any:
+        """The rows, with holes where values are hidden."""
+        if not self.hidden:
+            return data
+        rows = np.asarray(to_numpy(data), dtype=np.float64)
+        return np.where(chances(rows) < self.hidden, np.nan, rows)
+
+    def _hidden_errors(self, data: Any, params: Loadings, weights: Any | None) -> FloatArray:
+        """Squared errors of hidden values in units of the columns' scales; means over rows."""
+        rows = np.asarray(to_numpy(data), dtype=np.float64)
+        flat, w = rows.reshape(-1, rows.shape[-1]), np.ones(rows.shape[:-1])
+        away = np.zeros(len(flat))
+        for at in self._posteriors(data, params):
+            where = at.stack.positions
+            values = (flat[where] - self._frame.origin) / self._frame.scale
+            errors = np.where(at.stack.seen[:, None], 0.0, values - at.estimates())
+            away[where] = np.nansum(errors**2, axis=-1)  # what nobody saw is no error
+        w = w if weights is None else np.broadcast_to(to_numpy(weights), w.shape)
+        return np.asarray((away.reshape(w.shape) * w).sum(axis=-1) / w.sum(axis=-1))
 
     def _own(self, params: Loadings, owners: IntArray) -> tuple[FloatArray, FloatArray]:
         """Loadings and noise of each pattern's worker, or of all where they are common."""
@@ -259,7 +289,10 @@ class RowOwner(FactorOwner):
     def evaluate(
         self, data: Any, params: Loadings, weights: Any | None = None
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Statistics and log-likelihood in one pass; there are no components."""
+        """Statistics and log-likelihood in one pass, and the error of what is hidden.
+
+        There are no components, and so no entropy whose place it would take.
+        """
         lead, q = data.shape[:-2], self.layout.size
         total, values = np.zeros((prod(lead), q)), np.zeros(prod(lead))
         for at in self._posteriors(data, params, weights):
@@ -270,7 +303,8 @@ class RowOwner(FactorOwner):
             add_by_owner(values, owners, densities.sum(axis=-1))
         count = total_weight(data, weights)
         likelihood = values.reshape(lead) / count
-        return total.reshape(*lead, q) / count[..., None], likelihood, np.zeros(lead)
+        error = self._hidden_errors(data, params, weights) if self.hidden else np.zeros(lead)
+        return total.reshape(*lead, q) / count[..., None], likelihood, error
 
     def responsibilities(self, data: Any, params: Loadings) -> FloatArray:
         """All rows are of one component, ``(..., rows, 1)``."""
@@ -293,7 +327,8 @@ class RowOwner(FactorOwner):
 
     def _missing(self, data: FloatArray, params: Loadings) -> Iterator[RowPosterior]:
         """The patterns with holes."""
-        return (at for at in self._posteriors(data, params) if not at.stack.seen.all())
+        whole = self.hiding(0.0)
+        return (at for at in whole._posteriors(data, params) if not at.stack.seen.all())
 
     def impute(self, data: Any, params: Loadings) -> FloatArray:
         out, frame = to_numpy(data).copy(), self._frame
@@ -388,5 +423,28 @@ class RowOwner(FactorOwner):
         return normal_portrait(params.weights, params.means, params.covariances(), names)
 
     def describe(self) -> dict[str, Any]:
-        names = ("rank", "ridge", "noise_floor")
+        names = ("rank", "ridge", "noise_floor", *(["hidden"] if self.hidden else []))
         return {"model": "row-owner", **{name: getattr(self, name) for name in names}}
+
+
+def chances(rows: FloatArray) -> FloatArray:
+    """A number in [0, 1) for each value, from the bits of its row and its column.
+
+    It is the finaliser of splitmix64 over the row's values one after the other, then over that and
+    the column; holes count as one value, whatever their bits.
+    """
+    # 0.0 and -0.0 are one value.
+    bits = np.where(np.isnan(rows), 1e300, rows + 0.0).view(np.uint64)
+    state = np.zeros(rows.shape[:-1], dtype=np.uint64)
+    for column in range(rows.shape[-1]):
+        state = _mixed(state + bits[..., column])
+    columns = np.arange(1, rows.shape[-1] + 1, dtype=np.uint64)
+    return np.asarray((_mixed(state[..., None] ^ _mixed(columns)) >> np.uint64(11)) * 2.0**-53)
+
+
+def _mixed(numbers: Any) -> Any:
+    """The next number of splitmix64, modulo 2^64."""
+    z = numbers + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

@@ -263,7 +263,7 @@ class FederatedEstimator(BaseEstimator):
         return FitSettings(
             self._model,
             n_components=self._numbers(),
-            criterion=getattr(self, "criterion", "bic"),
+            criterion=self._criterion(),
             algorithm=self.algorithm,
             follow_em=bool(self.follow_em),
             start=self.start,
@@ -276,6 +276,10 @@ class FederatedEstimator(BaseEstimator):
             epsilon=getattr(self, "epsilon", None),
             delta=getattr(self, "delta", 1e-6),
         )
+
+    def _criterion(self) -> Any:
+        """What chooses among several numbers."""
+        return getattr(self, "criterion", "bic")
 
     def _numbers(self) -> list[int]:
         return read_range(self._components(), self._number)

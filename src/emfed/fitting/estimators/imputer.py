@@ -52,8 +52,10 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
     penalty : float or None
         With ``rank``, the ridge on the factors of columns, in rows of weight one; None is 1. The
         factors of a row have penalty sigma^2, the noise of the fit, in ``transform`` too.
-    criterion : {"bic", "icl", "aic"}
-        What chooses among several numbers.
+    criterion : {"bic", "icl", "aic", "held-out"} or None
+        What chooses among several numbers. None is "bic", and with ``rank`` it is "held-out": all
+        ranks are fitted without a tenth of the values, the one with the least squared error on
+        them is chosen, and then it is fitted to all.
     tol : float or None
         The log-likelihood per row that a converged fit may still have to gain, in nats; by default
         1e-4 for one worker, 1e-6 for several.
@@ -133,7 +135,7 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
         families: Any = None,
         rank: Any = None,
         penalty: float | None = None,
-        criterion: str = "bic",
+        criterion: str | None = None,
         tol: float | None = None,
         max_iter: int = 1000,
         n_init: int = 1,
@@ -175,6 +177,9 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
     def _components(self) -> Any:
         """Ranks, where there are any, are compared as numbers of components are."""
         return self.n_components if self.rank is None else self.rank
+
+    def _criterion(self) -> Any:
+        return self.criterion or ("bic" if self.rank is None else "held-out")
 
     def _numbers(self) -> list[int]:
         return super()._numbers() if self.rank is None else read_range(self.rank, "rank")
