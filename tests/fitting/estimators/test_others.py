@@ -106,6 +106,14 @@ def test_k_means_is_as_good_as_scikit_learns() -> None:
         )
 
 
+@pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
+@pytest.mark.parametrize("groups", [None, np.arange(60) % 4])
+def test_an_inertia_of_zero_is_a_number(groups: Any) -> None:
+    for rows in (np.full((60, 2), 7.0), np.repeat([[0.0], [1.0], [5.0]], 20, axis=0)):
+        fitted = emfed.FederatedKMeans(3).fit(rows, groups=groups)
+        assert abs(fitted.inertia_) < 1e-9
+
+
 def test_k_means_of_workers_labels_their_tables() -> None:
     rows, _ = datasets.make_blobs(300, 2, centers=3, random_state=0)
     tables = {"a": rows[:100], "b": rows[100:]}

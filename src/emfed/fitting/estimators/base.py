@@ -196,7 +196,8 @@ class FederatedEstimator(BaseEstimator):
         numbers = settings.numbers or (1,)
         k = numbers[0] if found.selection is None else found.selection.n_components
         self._described = self._model(k).describe()
-        self._keep(result, result.converged, found.log_likelihood or np.nan)
+        value = np.nan if found.log_likelihood is None else found.log_likelihood
+        self._keep(result, result.converged, value)
         if isinstance(X, Federation):
             self._take_columns(result)
         self._label(X)
