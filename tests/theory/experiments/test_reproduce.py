@@ -107,13 +107,17 @@ def test_the_command_lists_and_refuses(tmp_path: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_seeds_count_from_the_one_given(tmp_path: Path) -> None:
+def test_seeds_count_from_the_one_given_and_seconds_are_kept(tmp_path: Path) -> None:
     config = tmp_path / "own.toml"
     config.write_text("seeds = 2\n" + CONFIG)
     result = reproduce(["synthetic"], tmp_path / "out", seed=40, config=config)
     assert result.summary["experiments"]["synthetic"]["seeds"] == [40, 41]
     assert result.summary["facts"]["seeds"] == "40, 41"
     assert set(pl.read_parquet(tmp_path / "out" / "synthetic.parquet")["seed"]) == {40, 41}
+    (first,) = result.outcomes
+    assert first.processor_seconds > 0
+    (again,) = reproduce(["synthetic"], tmp_path / "out", seed=40, config=config).outcomes
+    assert again.processor_seconds == first.processor_seconds, "a resumed call adds nothing"
 
 
 @pytest.mark.long

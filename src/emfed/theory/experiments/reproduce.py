@@ -40,6 +40,8 @@ class Outcome:
     experiment: Experiment
     findings: Findings
     verdicts: Sequence[Verdict]
+    processor_seconds: float
+    """What its runs took, in this call and in earlier ones."""
 
 
 @final
@@ -131,7 +133,7 @@ def _conclude(experiment: Experiment, seed: int, out: Path) -> Outcome:
         draw(figure, out / f"{experiment.name}-{name}")
     lenient = experiment.source is not None
     verdicts = judge(experiment.name, findings.measures, experiment.quick, lenient)
-    return Outcome(experiment, findings, verdicts)
+    return Outcome(experiment, findings, verdicts, sum(t.processor_seconds for t in traces.all))
 
 
 def _summarise(
@@ -151,6 +153,7 @@ def _summarise(
             **({"configuration": source} if source else {}),
             "seeds": ", ".join(str(seed + k) for k in range(seeds)),
             "seconds of this call": f"{seconds:.0f}",
+            "processor seconds of all runs": f"{sum(o.processor_seconds for o in outcomes):.0f}",
             "emfed": __version__,
             "Python": platform.python_version(),
             "libraries": ", ".join(f"{name} {version(name)}" for name in libraries),
@@ -163,6 +166,7 @@ def _summarise(
             o.experiment.name: {
                 "title": o.experiment.title,
                 "seeds": list(range(seed, seed + o.experiment.seeds)),
+                "processor_seconds": round(o.processor_seconds, 1),
                 "measures": {
                     name: [finite(float(value)) for value in values]
                     for name, values in o.findings.measures.items()

@@ -7,11 +7,14 @@ import functools
 import json
 import multiprocessing
 import signal
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+
+import numpy as np
 
 from emfed.core.errors import EmfedError
 from emfed.theory.experiments.config import Job, needs_mnist
@@ -43,8 +46,11 @@ def run_jobs(jobs: Sequence[Job], folder: Path, processes: int, notify: Notify) 
 def _run_and_store(job: Job, folder: Path, report: Callable[[float], None]) -> None:
     from threadpoolctl import threadpool_limits
 
+    began = time.process_time()
     with threadpool_limits(1):
         columns = run_job(job, folder, report)
+    # Kept with the job, so that a reproduction in several calls can say what all of it took.
+    columns["processor_seconds"] = np.full(len(columns["round"]), time.process_time() - began)
     store(columns, folder / job.file)
 
 

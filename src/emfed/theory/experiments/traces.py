@@ -35,6 +35,11 @@ class Trace:
     def __getitem__(self, name: str) -> FloatArray:
         return self.columns[name]
 
+    @property
+    def processor_seconds(self) -> float:
+        """What the job took; 0 in files of earlier versions, which do not say."""
+        return float(self.columns.get("processor_seconds", np.zeros(1))[0])
+
     @cached_property
     def _known(self) -> Any:
         return np.isfinite(self["squared_h"])
