@@ -521,14 +521,17 @@ def answer(console: Console) -> list[dict[str, Any]]:
     return rows
 
 
-def answer_network(console: Console) -> list[dict[str, Any]]:
+def answer_network(
+    console: Console, keep: Path | None = None, minutes: float = np.inf
+) -> list[dict[str, Any]]:
     """All bytes to the pooled answer over TLS, counted by a proxy."""
     if not os.environ.get("EMFED_DATA"):
         console.print("Bytes over the wire: set EMFED_DATA to the folder of real data.")
         return []
     chosen = tuple(filter(None, os.environ.get("EMFED_SETS", "").split(";")))
     rows = []
-    for row in bench_answer_network(chosen, int(os.environ.get("EMFED_SEEDS", "5"))):
+    seeds = int(os.environ.get("EMFED_SEEDS", "5"))
+    for row in bench_answer_network(chosen, seeds, keep, minutes):
         rows.append(row)
         console.print(
             {k: round(v) if isinstance(v, float) and v > 1 else v for k, v in row.items()}
@@ -748,12 +751,8 @@ def main() -> None:
     parser.add_argument("--plans", type=int, default=1000, help="fault plans to try")
     parser.add_argument("--first", type=int, default=0, help="the seed of the first fault plan")
     parser.add_argument("--sites", type=int, default=50, help="real sites to start")
-    parser.add_argument(
-        "--keep", type=Path, help="estimators, privacy: a file of fits to go on from"
-    )
-    parser.add_argument(
-        "--minutes", type=float, default=np.inf, help="estimators, privacy: begin no fit after"
-    )
+    parser.add_argument("--keep", type=Path, help="a file of what was run, to go on from")
+    parser.add_argument("--minutes", type=float, default=np.inf, help="begin no run later")
     arguments = parser.parse_args()
     if arguments.section == ["page"]:
         return write_page(arguments.json or Path("build/benchmarks.json"))
@@ -767,6 +766,7 @@ def main() -> None:
         "sites": partial(sites, number=arguments.sites),
         "estimators": partial(estimators, keep=arguments.keep, minutes=arguments.minutes),
         "privacy": partial(privacy, keep=arguments.keep, minutes=arguments.minutes),
+        "answer-network": partial(answer_network, keep=arguments.keep, minutes=arguments.minutes),
     }
     console = Console(width=110)
     figures: dict[str, Any] = {"machine": machine(), "tables": {}, "seconds": {}}

@@ -12,6 +12,7 @@ TCP/IP headers and acknowledgements, and what a lost connection repeats.
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 import warnings
@@ -159,62 +160,105 @@ def columns(told: dict[str, Any], rounds: int, way: str) -> dict[str, float]:
     }
 
 
+def seed_rows(
+    model: Any, workers: Any, algorithm: Any, rounds: int, seed: int
+) -> list[dict[str, Any]]:
+    """One seed: a row for each tolerance and direction, until converged, and under masks."""
+    out: list[dict[str, Any]] = []
+    curve = followed(model, workers, algorithm, rounds, seed)
+    needed = {nats: reached(curve, nats)["rounds"] for nats in NATS}
+    last = max((r for r in needed.values() if r is not None), default=0)
+    fitted, wire = over_the_wire(model, workers, algorithm, max(1, last), seed)
+    told = told_by(fitted, workers.size)
+    whole = emfed.fit(model, workers, algorithm, seed=seed)
+    masked = followed(model, workers, algorithm, rounds, seed, masks=True)
+    for way, side in WAYS.items():
+        for nats in NATS:
+            if needed[nats] is not None:
+                row = columns(told, needed[nats], way)
+                counted = wire[min(needed[nats], len(wire) - 1)][side] / workers.size
+                first = wire[0][side] / workers.size
+                row |= {"ledger": sum(row.values()), "transport": counted - sum(row.values())}
+                row |= {"handshake": first, "wire": counted, "number": needed[nats]}
+                messages = needed[nats] + told["messages"]
+                row["a message"] = (row["transport"] - first) / messages
+                row["Flower"] = row["ledger"] + messages * FLOWER[way]
+                if way == "up":
+                    row["bound"] = lower_bound(curve["pooled"], workers, nats)
+                out.append(row | {"nats": nats, "way": way})
+            rounds_masked = reached(masked, nats)["rounds"]
+            if rounds_masked is not None:
+                out.append(_counted(masked, rounds_masked, f"{nats:g}, masked", way))
+        out.append(_counted(told_by(whole, workers.size), whole.rounds, "converged", way))
+    return out
+
+
+def _counted(told: dict[str, Any], rounds: int, name: str, way: str) -> dict[str, Any]:
+    """A row of the ledger alone."""
+    row = columns(told, rounds, way)
+    return row | {"ledger": sum(row.values()), "number": rounds, "nats": name, "way": way}
+
+
 def bench_answer_network(
-    names: tuple[str, ...] = (), seeds: int = SEEDS
+    names: tuple[str, ...] = (),
+    seeds: int = SEEDS,
+    keep: Path | None = None,
+    minutes: float = np.inf,
 ) -> Iterator[dict[str, Any]]:
-    """One row for each set, tolerance and direction; medians over seeds."""
-    exact = emfed.Identity("float32")
+    """One row for each set, tolerance and direction; medians over seeds.
+
+    What is in the file ``keep`` is not run again, and nothing begins after so many minutes: calls
+    add up to the whole.
+    """
+    exact, began = emfed.Identity("float32"), time.monotonic()
     plain = emfed.FedEM(exact, step_size=1.0, broadcast=exact)
     warnings.simplefilter("ignore", emfed.EmfedWarning)
+    kept: dict[str, Any] = {}
+    if keep is not None and keep.exists():
+        kept = json.loads(keep.read_text(encoding="utf-8"))
     for name, model, workers, algorithm, rounds in sets():
         if names and not any(part in name for part in names):
             continue
-        beside = followed(model, workers, plain, 300, 0)
-        found: dict[tuple[Any, str], list[dict[str, Any]]] = {}
+        runs: list[dict[str, Any]] = []
         for seed in range(seeds):
-            curve = followed(model, workers, algorithm, rounds, seed)
-            needed = {nats: reached(curve, nats)["rounds"] for nats in NATS}
-            last = max((r for r in needed.values() if r is not None), default=0)
-            fitted, wire = over_the_wire(model, workers, algorithm, max(1, last), seed)
-            told = told_by(fitted, workers.size)
-            whole = emfed.fit(model, workers, algorithm, seed=seed)
-            for way, side in WAYS.items():
-                for nats in NATS:
-                    if needed[nats] is None:
-                        continue
-                    row = columns(told, needed[nats], way)
-                    counted = wire[min(needed[nats], len(wire) - 1)][side] / workers.size
-                    first = wire[0][side] / workers.size
-                    row |= {"ledger": sum(row.values()), "transport": counted - sum(row.values())}
-                    row |= {"handshake": first, "wire": counted, "number": needed[nats]}
-                    messages = needed[nats] + told["messages"]
-                    row["a message"] = (row["transport"] - first) / messages
-                    row["Flower"] = row["ledger"] + messages * FLOWER[way]
-                    found.setdefault((nats, way), []).append(row)
-                row = columns(told_by(whole, workers.size), whole.rounds, way)
-                row |= {"ledger": sum(row.values()), "number": whole.rounds}
-                found.setdefault(("converged", way), []).append(row)
-        for (nats, way), runs in found.items():
+            if f"{name}/{seed}" not in kept and time.monotonic() - began < 60 * minutes:
+                kept[f"{name}/{seed}"] = seed_rows(model, workers, algorithm, rounds, seed)
+                if f"{name}/float32" not in kept:
+                    beside = followed(model, workers, plain, 300, 0)
+                    kept[f"{name}/float32"] = {
+                        f"{nats}/{way}": _spent(beside, reached(beside, nats)["rounds"], way)
+                        for nats in NATS
+                        for way in WAYS
+                    }
+                if keep is not None:
+                    keep.write_text(json.dumps(kept, default=float) + "\n", encoding="utf-8")
+            runs += kept.get(f"{name}/{seed}", [])
+        found: dict[tuple[Any, str], list[dict[str, Any]]] = {}
+        for run in runs:
+            found.setdefault((run["nats"], run["way"]), []).append(run)
+        for (nats, way), own in found.items():
+            numbers = [key for key in own[0] if key not in ("nats", "way")]
             yield {
                 "set": name,
                 "nats": nats,
                 "way": way,
-                "runs": len(runs),
-                **{key: median(run[key] for run in runs) for key in runs[0]},
-                **_beside(beside, found, nats, way),
-                "bound": lower_bound(curve["pooled"], workers, nats)
-                if way == "up" and nats != "converged"
-                else None,
+                "runs": len(own),
+                **{key: median(run[key] for run in own) for key in numbers},
+                **_beside(kept[f"{name}/float32"].get(f"{nats}/{way}"), own),
             }
 
 
-def _beside(beside: dict[str, Any], found: Any, nats: Any, way: str) -> dict[str, Any]:
-    """Float32 EM from its own start over the same wire, whose messages cost what ours did."""
-    rounds = None if nats == "converged" else reached(beside, nats)["rounds"]
+def _spent(beside: dict[str, Any], rounds: int | None, way: str) -> Any:
+    """Rounds, messages and bytes of the ledger."""
     if rounds is None:
+        return None
+    return [rounds, beside["messages"] + rounds, sum(columns(beside, rounds, way).values())]
+
+
+def _beside(plain: Any, ours: list[dict[str, Any]]) -> dict[str, Any]:
+    """Float32 EM from its own start over the same wire, whose messages cost what ours did."""
+    if plain is None:
         return {"float32": None, "float32 rounds": None}
-    ours = found[nats, way]
+    rounds, messages, ledger = plain
     first, each = (median(run[key] for run in ours) for key in ("handshake", "a message"))
-    ledger = sum(columns(beside, rounds, way).values())
-    messages = rounds + beside["messages"]
     return {"float32": ledger + first + each * messages, "float32 rounds": rounds}
