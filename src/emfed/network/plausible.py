@@ -39,7 +39,10 @@ def impossible_summary(count: int, summary: Summaries, total: float | None) -> s
         return f"it says that its rows weigh {total:g} together; weights are positive."
     for name, values in summary.items():
         if np.abs(values).max(initial=0.0) > LARGEST_NUMBER:
-            return f"its summary ({name}) holds a number above {LARGEST_NUMBER:g}."
+            return (
+                f"its summary ({name}) holds a number above {LARGEST_NUMBER:g}: its columns need "
+                "other units."
+            )
     shares = summary.get("observed", np.ones(1))
     if shares.min() < -ROUNDING or shares.max() > 1 + ROUNDING:
         return "its shares of values seen do not lie between 0 and 1."
