@@ -362,3 +362,20 @@ def test_a_process_that_is_killed_leaves_a_masked_run_to_the_others(tmp_path: Pa
     others = [table for name, table in tables.items() if name != "s1"]
     right = emfed.fit(emfed.gaussian_mixture(2, "tied"), others, "em", start=result.params)
     np.testing.assert_allclose(told(result), told(right), atol=1e-3)
+
+
+def test_a_masked_answer_of_another_release_names_the_site_and_says_what_to_do() -> None:
+    rows = np.random.default_rng(0).normal(size=(4, 40, 2))
+    transport = LocalTransport.of(dict(zip("abcd", rows, strict=True)))
+    older = transport.sites["d"]._sums
+    assert older is not None
+    whole = older.masked
+
+    def shorter(*given: Any) -> tuple[bytes, int]:
+        words, size = whole(*given)
+        return words[:-8], size
+
+    setattr(older, "masked", shorter)  # noqa: B010 (a method is no variable)
+    federation = RemoteFederation(transport, pause=0.0)
+    with pytest.raises(emfed.ParticipationError, match="d: its masked answer.*another release"):
+        emfed.fit(emfed.gaussian_mixture(1, "diag"), None, "em", federation=federation, rounds=2)

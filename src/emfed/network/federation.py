@@ -665,6 +665,13 @@ class RemoteFederation(Federation):
         answers, told = dict[int, bytes](), {*fresh}
         if len(fresh) == len(asked.numbers):
             answers = self._take_masked(purpose, ready, fresh)
+            for number in [n for n in answers if len(answers[n]) != shape_size(shape)]:
+                self._line.dismiss(
+                    self.members.keys[number],
+                    f"its masked answer has {len(answers.pop(number))} bytes where "
+                    f"{shape_size(shape)} are due, as of another release of emfed: install the "
+                    "server's release there, or the newer one at both.",
+                )
             told = {*answers}
         gone = [n for n in asked.numbers if n not in told and n not in asked.lost]
         self._missed = np.array(gone, dtype=np.int64)

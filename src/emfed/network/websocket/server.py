@@ -5,8 +5,8 @@ it hands questions over and takes what became of each, an answer or nothing, fro
 answers in the order in which it was asked and is asked one question at a time, so messages need no
 numbers on the wire. A question to a site that is still busy with an older one waits here, and a
 newer one of the same run takes its place: a site that was stopped for a minute is not flooded
-afterwards. Several runs share the connections by a `RunTransport` each; their questions to a site wait
-in the order in which they came.
+afterwards. Several runs share the connections by a `RunChannel` each; their questions to a site
+wait in the order in which they came.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Question:
     site: str
     message: bytes
     end: float
-    channel: RunTransport
+    channel: RunChannel
 
 
 @final
@@ -84,7 +84,7 @@ class _Link:
     def __init__(self, name: str, process: bytes, digest: bytes, line: ServerLine) -> None:
         self.name, self.process, self.digest, self.line = name, process, digest, line
         self.asked: _Question | None = None
-        self.waiting: dict[RunTransport, _Question] = {}
+        self.waiting: dict[RunChannel, _Question] = {}
         """What each run would ask next, in the order in which they came."""
         self.sending: asyncio.Task[None] | None = None
 
@@ -101,7 +101,7 @@ def show_place(line: ServerConnection) -> str:
 
 
 @final
-class RunTransport(Transport):
+class RunChannel(Transport):
     """One run's share of a server's connections: its questions, its answers and its bytes."""
 
     def __init__(self, server: WebSocketTransport) -> None:
@@ -157,9 +157,9 @@ class WebSocketTransport(Transport):
             self._certificate = ssl.PEM_cert_to_DER_cert(text)
         self._silence, self._absent = silence, absent
         self.sent = self.received = 0
-        self._own = RunTransport(self)
+        self._own = RunChannel(self)
         self._links: dict[str, _Link] = {}
-        self._parked: dict[tuple[str, RunTransport], _Question] = {}
+        self._parked: dict[tuple[str, RunChannel], _Question] = {}
         self._left: dict[str, float] = {}
         """When sites went away; for those that never were here, see ``_began``."""
         self._strangers = 0
@@ -192,12 +192,12 @@ class WebSocketTransport(Transport):
         """
         return self.deliver_for(self._own, messages, deadline)
 
-    def channel(self) -> RunTransport:
+    def channel(self) -> RunChannel:
         """The share of a run among several at once."""
-        return RunTransport(self)
+        return RunChannel(self)
 
     def deliver_for(
-        self, channel: RunTransport, messages: Mapping[str, bytes], deadline: float
+        self, channel: RunChannel, messages: Mapping[str, bytes], deadline: float
     ) -> Iterator[tuple[str, bytes]]:
         """`deliver` for one of several runs."""
         end = time.monotonic() + deadline
