@@ -250,10 +250,12 @@ def imputation(console: Console) -> list[dict[str, Any]]:
     return rows
 
 
-def field_bounds(console: Console) -> list[dict[str, Any]]:
+def field_bounds(
+    console: Console, keep: Path | None = None, minutes: float = np.inf
+) -> list[dict[str, Any]]:
     """Coverage of bounds on simulated tables, every family: 500 tables each, hours in all."""
     rows = []
-    for row in bench_field_bounds():
+    for row in bench_field_bounds(keep=keep, minutes=minutes):
         console.print(" ".join(f"{k} {v}" for k, v in row.items()))
         rows.append(row)
     return rows
@@ -749,10 +751,10 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the seed of the first fault plan")
     parser.add_argument("--sites", type=int, default=50, help="real sites to start")
     parser.add_argument(
-        "--keep", type=Path, help="estimators, privacy: a file of fits to go on from"
+        "--keep", type=Path, help="estimators, privacy, field-bounds: go on from it"
     )
     parser.add_argument(
-        "--minutes", type=float, default=np.inf, help="estimators, privacy: begin no fit after"
+        "--minutes", type=float, default=np.inf, help="those with --keep: begin no fit after"
     )
     arguments = parser.parse_args()
     if arguments.section == ["page"]:
@@ -767,6 +769,7 @@ def main() -> None:
         "sites": partial(sites, number=arguments.sites),
         "estimators": partial(estimators, keep=arguments.keep, minutes=arguments.minutes),
         "privacy": partial(privacy, keep=arguments.keep, minutes=arguments.minutes),
+        "field-bounds": partial(field_bounds, keep=arguments.keep, minutes=arguments.minutes),
     }
     console = Console(width=110)
     figures: dict[str, Any] = {"machine": machine(), "tables": {}, "seconds": {}}
