@@ -250,10 +250,12 @@ def imputation(console: Console) -> list[dict[str, Any]]:
     return rows
 
 
-def field_bounds(console: Console) -> list[dict[str, Any]]:
+def field_bounds(
+    console: Console, keep: Path | None = None, minutes: float = np.inf
+) -> list[dict[str, Any]]:
     """Coverage of bounds on simulated tables, every family: 500 tables each, hours in all."""
     rows = []
-    for row in bench_field_bounds():
+    for row in bench_field_bounds(keep=keep, minutes=minutes):
         console.print(" ".join(f"{k} {v}" for k, v in row.items()))
         rows.append(row)
     return rows
@@ -767,6 +769,7 @@ def main() -> None:
         "estimators": partial(estimators, keep=arguments.keep, minutes=arguments.minutes),
         "privacy": partial(privacy, keep=arguments.keep, minutes=arguments.minutes),
         "answer-network": partial(answer_network, keep=arguments.keep, minutes=arguments.minutes),
+        "field-bounds": partial(field_bounds, keep=arguments.keep, minutes=arguments.minutes),
     }
     console = Console(width=110)
     figures: dict[str, Any] = {"machine": machine(), "tables": {}, "seconds": {}}
