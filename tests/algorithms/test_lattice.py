@@ -10,6 +10,7 @@ import pytest
 import emfed
 from emfed.algorithms import steps
 from emfed.core.messages import Replies, Request, ServerState
+from emfed.network.sums import decode_lattice, encode_lattice
 from tests.helpers import make_data, make_model
 
 
@@ -69,3 +70,15 @@ def test_what_was_clipped_is_told_counts_as_noise_and_has_room_next_time(
         assert clipped == (trial == 0 and (heavy > 0 or growth > 1))
         told = steps.energy_of(request, replies, state)
         state = ServerState(4, 0, state.statistics, np.zeros(q), told)
+
+
+@pytest.mark.parametrize("innovation", [1e-40, 1.0, 1e40])
+@pytest.mark.parametrize("room", [5.0, 1e3, 1e12])
+def test_a_lattice_is_one_that_sites_take(innovation: float, room: float) -> None:
+    """However small the noise that is asked for, and however much room."""
+    extras = {"innovation": np.array(innovation), "room": np.array(room)}
+    state = ServerState(3, 0, np.zeros(9), np.zeros(9), extras)
+    for noise in (1e-300, 1e-12, 0.1):
+        lattice = steps.next_lattice(state, 5, noise, noise, None)
+        assert decode_lattice(encode_lattice(lattice)) == (lattice, b"")
+        assert 5 * lattice.bound < 2**63

@@ -326,9 +326,14 @@ def next_lattice(
     alpha = 1 / (1 + total / float(known)) if rate is None else rate
     deviation = np.sqrt(float(known) / (workers * q)) / step
     least = int(np.ceil(float(state.extras.get("room", ROOM)) * max(deviation, 1.0)))
-    return Lattice.of(step, int(2 * workers * least + 1).bit_length(), workers, alpha)
+    bits = int(2 * workers * least + 1).bit_length()
+    coarser = max(0, bits - MOST_BITS)
+    return Lattice.of(step * 2.0**coarser, bits - coarser, workers, alpha)
 
 
+MOST_BITS = 62
+"""Bits of a number of a lattice, so that sums are machine integers: one that would need more is
+coarser."""
 ROOM, ROOM_KEPT = 5.0, 0.7
 """Standard deviations of a symbol that the lattice has room for at least, and the part of more room
 that the next round keeps. What is clipped is sent later: the memory lacks it, and the next
