@@ -2,10 +2,8 @@
 A malicious network
 ===================
 
-Between server and sites sits somebody who loses messages, repeats them, changes bytes and replays
-old ones, of server and sites. The protocol refuses what is damaged or old and asks again, and a
-site's memory moves only when the server has said that it took a message. So the answer is the
-undisturbed one.
+Between server and sites somebody loses messages, repeats them, changes bytes and replays old ones.
+What is damaged or old is refused and asked for again, so the answer is the undisturbed one.
 """
 
 import matplotlib.pyplot as plt
@@ -28,8 +26,7 @@ class Malicious(Transport):
         return self.inner.workers()
 
     def harmed(self, message, way):
-        old = self.old.setdefault(way, [])
-        old.append(message)
+        old = self.old[way] = [*self.old.get(way, []), message]
         kind = self.rng.choice(list(self.done), p=[0.68, 0.08, 0.08, 0.08, 0.08])
         self.done[kind], at = self.done[kind] + 1, self.rng.integers(len(message))
         changed = message[:at] + bytes([message[at] ^ 255]) + message[at + 1 :]

@@ -458,7 +458,7 @@ def test_a_site_that_noticed_first_takes_its_own_place(folder: Path, site: Any) 
         Door(server.port) as door,
     ):
         running = site(port=door.port, silence=0.5)
-        server.wait_for(1, 5)
+        wait_until(lambda: running.heard("connected to"))
         door.stall()
         wait_until(lambda: running.heard("was lost"))
         door._flowing = threading.Event()  # what was stalled stays so; new connections pass

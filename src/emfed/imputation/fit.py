@@ -20,6 +20,7 @@ from emfed.core.errors import DataError, NumericalError, SettingsError, check_co
 from emfed.core.protocols import WHOLE, Compressor, Crowd, Federation, FloatArray, Participation
 from emfed.core.records import RoundRecord
 from emfed.core.streams import check_seed
+from emfed.core.wire import LARGEST_PAYLOAD
 from emfed.data.workers import WorkerData
 from emfed.fitting.driver import Watch, run_fit, threads_of
 from emfed.fitting.rounds import Run
@@ -393,6 +394,10 @@ def _imputed(
     return _site_owner(given, LoopFederation(workers), table, watch)
 
 
+MOST_MASKED_CELLS = LARGEST_PAYLOAD // 32 - 1000
+"""Numbers of 32 bytes that a message has room for."""
+
+
 def _pooled(
     fit: Callable[..., Imputation],
     given: ImputeSettings,
@@ -412,6 +417,12 @@ def _pooled(
             "participation, or fit with masks=False, which every site must allow in its rules."
         )
     shape = grid.shape
+    if (cells := shape[0] * shape[1]) > MOST_MASKED_CELLS:
+        raise SettingsError(
+            "masked sums need a number of every cell from every site, and this table has "
+            f"{cells:,} cells; at most {MOST_MASKED_CELLS:,} have room in a message. Choose "
+            "coarser bins or fewer places, or fit with masks=False, which every site must allow."
+        )
     first = Session(PaddedCells(*shape), network, columns=COLUMNS, seed=given.seed, masks=True)
     seen = np.rint(first.summary["cell_observers"] * first.samples)
     chosen = seen >= given.observers

@@ -194,9 +194,13 @@ def opening_sums(
     sums += [seen[i] * (within + mean[i] * mean[j]) for (i, j), within in pairs]
     extra = _exact(summary.get("extra", ()))
     sums += [seen[j] * x for j, x in zip(owners, extra, strict=True)]
+    parts = [np.array([round(Fraction(x) / EXACT_STEP) for x in sums], object)]
     for name in _others({name: values.shape for name, values in summary.items()}):
-        sums += [weight * x for x in _exact(summary[name])]
-    return np.array([round(Fraction(x) / EXACT_STEP) for x in sums], object), EXACT_BITS
+        values = np.ravel(summary[name])
+        parts.append(np.zeros(values.size, object))
+        for j in np.flatnonzero(values).tolist():  # most cells of a table are empty
+            parts[-1][j] = round(Fraction(float(values[j])) * weight / EXACT_STEP)
+    return np.concatenate(parts), EXACT_BITS
 
 
 def opening_shape(shapes: Mapping[str, Sequence[int]]) -> Shape:
@@ -224,7 +228,9 @@ class Opened:
         cls, sums: NDArray[Any], shapes: Mapping[str, Sequence[int]], owners: Sequence[int]
     ) -> Opened:
         """Read the sum of what `opening_sums` gives of each site."""
-        sizes, left = _sizes(shapes), [int(x) * EXACT_STEP for x in sums]
+        sizes, names = _sizes(shapes), _others(shapes)
+        ends = len(sums) - np.cumsum([0, *(sizes[name] for name in reversed(names))])
+        left = [int(x) * EXACT_STEP for x in sums[: ends[-1]]]
 
         def take(count: int) -> list[Fraction]:
             taken = left[:count]
@@ -239,7 +245,7 @@ class Opened:
         some = [s if s > 0 else Fraction(1) for s in seen]
         mean = [f / s for f, s in zip(take(d), some, strict=True)]
         pairs = zip(_pairs(d, width), take(width), strict=True)
-        found: dict[str, list[Fraction]] = {
+        found: dict[str, Any] = {
             "mean": mean,
             "scatter": [raw / some[i] - mean[i] * mean[j] for (i, j), raw in pairs],
             "observed": [s / steps for s in seen],
@@ -247,10 +253,12 @@ class Opened:
             "extra": [x / some[j] for j, x in zip(owners, take(len(owners)), strict=True)],
             WEIGHT: [total / rows],
         }
-        for name in _others(shapes):
-            found[name] = [x / total for x in take(sizes[name])]
+        for name, start, end in zip(names, ends[:0:-1], ends[-2::-1], strict=True):
+            found[name] = np.zeros(end - start)
+            for j in np.flatnonzero(sums[start:end]).tolist():
+                found[name][j] = float(int(sums[start + j]) * EXACT_STEP / total)
         whole = {
-            name: np.array([float(x) for x in found[name]]).reshape(tuple(shapes[name]))
+            name: np.array(found[name], dtype=np.float64).reshape(tuple(shapes[name]))
             for name in shapes
         }
         return cls(int(rows), float(total), float(total**2 / squares), whole)

@@ -103,7 +103,7 @@ def test_the_number_of_components_is_found_in_one_run() -> None:
         assert [row["n_components"] for row in fitted.selection_.table] == [2, 3, 4, 5, 6]
         best = fitted.selection_.table[2]
         assert best["bic"] == pytest.approx(fitted.bic(rows), rel=1e-9)
-        assert best["icl"] == pytest.approx(fitted.icl(rows), rel=1e-9)
+        assert best["icl"] == pytest.approx(fitted.icl(rows), rel=1e-8)  # asked on a grid
 
 
 def test_warm_start_goes_on() -> None:
