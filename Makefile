@@ -59,7 +59,7 @@ release: ## Build twice from the last commit, compare the bits; try the wheel; S
 	PYTHON=$(PYTHON) .ci/release
 
 lowest: build/lowest/.installed ## Run a part of the tests with the oldest dependencies allowed
-	build/lowest/bin/python -m pytest -n auto $(LOWEST_TESTS)
+	SCIPY_ARRAY_API=1 build/lowest/bin/python -m pytest -n auto $(LOWEST_TESTS)  # for scikit-learn's checks
 
 LOWEST_TESTS := tests/contracts tests/core tests/data tests/cli tests/artifacts tests/fitting/estimators \
 	tests/network/test_guide.py
