@@ -47,6 +47,7 @@ def test_demo_writes_what_it_says(tmp_path: Path) -> None:
     done = emfed_command("demo", "--epochs", "6", "--seed", "3", "--out", "here", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "seed 3" in done.stdout
+    assert "Warning" not in done.stdout + done.stderr
     out = tmp_path / "here"
     names = {p.name for p in out.iterdir()}
     assert names == {
