@@ -229,6 +229,7 @@ def test_mixed_columns_are_a_pass_over_written_features(
         monkeypatch.setattr("emfed.models.mixture.sweep", twin.sweep)
     if parts > 1:
         monkeypatch.setattr("emfed.models.devices._table_bytes", lambda x: 0)
+        monkeypatch.setattr("emfed.models.devices.TABLE_BYTES", 0)
         monkeypatch.setattr("emfed.models.devices.FEWEST_TABLE_ROWS", 100)
     counts = np.array([60, 180])
     rows = Ragged(table, np.cumsum(counts) - counts, counts, weights)
