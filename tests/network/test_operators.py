@@ -673,6 +673,62 @@ def test_a_run_waits_for_a_site_whose_owner_looks_first(tmp_path: Path) -> None:
     assert len(load(tmp_path / "model" / "model.emfed").worker_weights) == 3
 
 
+NO = 'models = ["mixed-mixture"]\n'
+YES = 'models = ["gaussian-mixture"]\n'
+
+
+def test_a_run_whose_sites_refuse_ends_with_a_code_of_its_own_and_can_be_resumed(
+    tmp_path: Path,
+) -> None:
+    text = configured(2, 3, "give_up_refused = 2.0\n")
+    with Deployment(tmp_path / "d", mixture_tables(3), text) as deployment:
+        rules, names = deployment.folder / "rules.toml", list(deployment.tables)
+        rules.write_text(NO)
+        serve = deployment.serve()
+        for name in names:
+            deployment.join(name, "--rules", "rules.toml")
+        assert serve.wait(60) == 4, deployment.output("serve")
+        said = deployment.output("serve")
+        assert "3 of 3 sites refuse, and the run needs 3. The run ends in 2 s" in said
+        assert "s0 refuses: the owner allows the models" in said
+        assert "`emfed serve`, started again, goes on" in said.splitlines()[-1]
+        with pytest.raises(SystemExit) as ended:
+            main(["status", str(deployment.folder / "run")])
+        assert ended.value.code == 4
+        rules.write_text(YES)  # the owners change their minds
+        for name in names:
+            deployment.stop(name)
+            deployment.join(name, "--rules", "rules.toml")
+        deployment.serve()
+        assert deployment.wait(60)["rounds"] == 2
+
+
+class Undecided(LocalTransport):
+    """Both owners are asked, and answer only after some time."""
+
+    asked = 0
+
+    def deliver(
+        self, messages: Mapping[str, bytes], deadline: float
+    ) -> Iterator[tuple[str, bytes]]:
+        self.asked += 1
+        if self.asked > 3:
+            yield from super().deliver(messages, deadline)
+            return
+        words = encode_refusal(Reason.NOT_NOW, "the owner has been asked, and has not answered.")
+        for key, message in messages.items():
+            yield key, seal_refusal(message, words)
+
+
+def test_owners_who_have_not_answered_are_waited_for(tmp_path: Path) -> None:
+    run = Ordered(tmp_path, {3: lambda: change_orders(tmp_path / "run", finish=True)})
+    sites = replace(run.config.sites, attempts=1, deadline=0.1, wait=0.0, give_up_refused=0.0)
+    serve_run(
+        Undecided(run.sites), replace(run.config, sites=sites), Status(run.folder, run.report)
+    )
+    assert run.said[-1]["state"] == "finished"
+
+
 class Silent(LocalTransport):
     """One site says nothing from its second round on."""
 

@@ -23,6 +23,8 @@ A message says what was expected, what came, and what to do.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TypeVar
 
 
@@ -136,12 +138,17 @@ class ContractError(EmfedError):
 class ParticipationError(EmfedError):
     """Too few workers joined or answered in time; a run with a checkpoint can be resumed.
 
+    ``refused`` holds the workers of a network that will not take part, and why: waiting does not
+    bring them.
+
     Examples
     --------
     >>> import emfed
-    >>> issubclass(emfed.ParticipationError, emfed.EmfedError)
-    True
+    >>> dict(emfed.ParticipationError("two workers joined; the run needs three").refused)
+    {}
     """
+
+    refused: Mapping[str, str] = MappingProxyType({})
 
 
 class MembersChanged(EmfedError):

@@ -4,8 +4,6 @@ A folder of keys looks like this; a site needs ``ca.pem`` and its own ``NAME.key
 
     ca.key  ca.pem            the authority, made once; ca.pem goes to every site
     server.key  server.pem    what the server shows; names its addresses
-    exec.secret               under Flower: lets the server's own processes, and no others, take
-                              its tasks
     sites/NAME.pub            public keys of the sites that may join
     removed/NAME.pub          keys that were removed, so that their sites can be told so
 
@@ -89,10 +87,7 @@ def make_server_keys(folder: Path, hosts: Sequence[str]) -> list[Path]:
     certificate = _server_certificate(paths["ca.key"], paths["ca.pem"], key, hosts)
     write_private(paths["server.key"], _pem(key))
     _public(paths["server.pem"], certificate)
-    secret = folder / "exec.secret"
-    if not secret.exists():
-        write_private(secret, secrets.token_hex(32).encode())
-    return [*made, paths["server.key"], paths["server.pem"], secret]
+    return [*made, paths["server.key"], paths["server.pem"]]
 
 
 def make_site_key(folder: Path, name: str) -> tuple[Path, Path]:
