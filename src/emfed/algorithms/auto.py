@@ -37,7 +37,7 @@ never heard has no say.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Any, ClassVar, Self, final
 
 import numpy as np
 
@@ -59,6 +59,7 @@ from emfed.core.protocols import (
     Model,
     Replies,
     Request,
+    RequestKind,
     ServerState,
     StateField,
     StepInfo,
@@ -189,6 +190,8 @@ class AutoEM(Algorithm):
         assert self.share is not None
         room = 4 / (INVERSE_LOOP_GAIN * self.share)
         noise = min(room / (2 * (np.sqrt(1 + room) + 1)), MOST_SHARE)
+        if self.asks(state) == "fine":
+            noise = min(noise, _OPERATOR.finest)
         noise *= 0.25 ** number(dict(state.extras), "waits")
         return steps.next_lattice(state, workers, noise, self._budget, None)
 
@@ -303,6 +306,8 @@ class AutoEM(Algorithm):
         room = 4 / (INVERSE_LOOP_GAIN * self.share * curvature)
         noise = room / (2 * (np.sqrt(1 + room) + 1))
         noise = np.where(still, np.minimum(noise, safeguards.STILL), noise)
+        if request.kind == "fine":
+            noise = np.full_like(noise, _OPERATOR.finest)
         return steps.Channel(ChosenDithering(noise, budget / self.share), None, in_metric=True)
 
     @property
@@ -462,8 +467,11 @@ class AutoEM(Algorithm):
         told = {"energy": energy, "age": age, "walking": float(local)}
         return move, extras | {"ahead": ahead} | {n: np.array(x) for n, x in told.items()}
 
-    def asks(self, state: ServerState) -> Literal["round", "local"]:
-        extras = dict(state.extras)  # where somebody was missing S is not the mean of what all saw
+    def asks(self, state: ServerState) -> RequestKind:
+        extras = dict(state.extras)
+        if number(extras, "probe") >= safeguards.PURE_FROM:
+            return "fine"
+        # where somebody was missing S is not the mean of what all saw
         alike = number(extras, "local") and number(extras, "missing") < 1e-9
         return "local" if alike else "round"
 
