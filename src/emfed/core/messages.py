@@ -276,6 +276,9 @@ MOST_ENERGY = 1 << 48
 numbers."""
 
 
+RequestKind = Literal["start", "round", "local", "fine"]
+
+
 @dataclass(frozen=True)
 class Request:
     """One round's message from the server to a batch of workers.
@@ -283,12 +286,13 @@ class Request:
     ``params`` is always T(statistics): a wire may send either (the paper's server sends both, to
     all workers: Algorithm 1, line 17). ``accepted[r]`` is the last round
     of ``workers[r]`` that the server accepted (-1: none in this generation of memories). A round is
-    ``"local"`` where workers may go on by themselves before they answer.
+    ``"local"`` where workers may go on by themselves before they answer, and ``"fine"`` where they
+    answer with little noise.
     """
 
     round: int
     generation: int
-    kind: Literal["start", "round", "local"]
+    kind: RequestKind
     statistics: FloatArray
     params: Any
     workers: IntArray

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from emfed.core.messages import (
     Question,
     Replies,
     Request,
+    RequestKind,
     ServerState,
     StateField,
     StepInfo,
@@ -572,7 +573,7 @@ class Algorithm(ABC):
         """Whether requests carry anything that workers compute with."""
         return True
 
-    def asks(self, state: ServerState) -> Literal["round", "local"]:
+    def asks(self, state: ServerState) -> RequestKind:
         """The kind of the next request."""
         return "round"
 

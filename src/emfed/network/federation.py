@@ -495,7 +495,7 @@ class RemoteFederation(Federation):
     def _request(self, request: Request, position: int) -> Message:
         """One worker's request: the statistics, or the steps since its last round if shorter."""
         number, since = int(request.workers[position]), int(request.accepted[position])
-        told, start = self._told(request, number), request.kind == "start"
+        told = self._told(request, number)
         assert self._model is not None
         if at_origin(self._model, request.statistics):
             told = told[:0]
@@ -504,12 +504,12 @@ class RemoteFederation(Federation):
             generation=request.generation,
             phase=self._phase,
         )
-        local, rounds = request.kind == "local", range(since, request.round)
-        body = RequestBody(since, start, told, local=local)
+        rounds = range(since, request.round)
+        body = RequestBody(since, request.kind, told)
         if since >= 0 and all(r in self._steps for r in rounds):
             steps = tuple(self._steps[r] for r in rounds)
             if steps_size(map(len, steps)) <= numbers_size(told):
-                body = RequestBody(since, start, None, steps, local)
+                body = RequestBody(since, request.kind, None, steps)
         end = b"" if request.lattice is None else encode_lattice(request.lattice)
         return header, encode_request(request.round, body) + end
 

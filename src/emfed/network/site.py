@@ -877,7 +877,7 @@ class Site:
         request = Request(
             round=header.round,
             generation=header.generation,
-            kind="start" if body.start else "local" if body.local else "round",
+            kind=body.kind,
             statistics=statistics,
             params=None if own else model.maximize(statistics),
             workers=np.array([joined.number], dtype=np.int64),
