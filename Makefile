@@ -103,7 +103,7 @@ fuzz: setup ## Feed a million inputs to the decoders (installs atheris)
 	$(BIN)/python -m tests.fuzz.decoders -runs=1000000 -max_len=160 -rss_limit_mb=1500 -timeout=10 build/fuzz
 
 faults: setup ## Try ten thousand random faults of network, processes and disks
-	$(BIN)/python -m benchmarks faults --plans 10000 --json build/faults.json
+	$(BIN)/python -m benchmarks faults --plans 10000 --keep build/faults.jsonl --json build/faults.json
 
 parity: setup ## Compare every face, place and task of a fit: same parameters, rounds and bytes
 	EMFED_PARITY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -rs tests/network/test_parity.py

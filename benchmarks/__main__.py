@@ -643,12 +643,22 @@ def sites(console: Console, number: int = 50) -> dict[str, Any]:
     return found
 
 
-def faults(console: Console, plans: int, first: int = 0) -> dict[str, Any]:
+def faults(
+    console: Console,
+    plans: int,
+    first: int = 0,
+    masks: bool = False,
+    keep: Path | None = None,
+    minutes: float = np.inf,
+) -> dict[str, Any]:
     """Random faults of network, processes and disks, without masks and with them."""
-    found = {words: bench_faults(plans, first, words == "masked") for words in ("plain", "masked")}
+    found = {
+        words: bench_faults(plans, first, words == "masked", keep, minutes)
+        for words in (("masked",) if masks else ("plain", "masked"))
+    }
     lines = [
         (name.replace("_", " "), *(f"{one[name]}" for one in found.values()))
-        for name in found["plain"]
+        for name in found["masked"]
     ]
     title = "Fault plans over a network, in one process each"
     show(console, title, ("what", *found), lines)
@@ -752,6 +762,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     parser.add_argument("--plans", type=int, default=1000, help="fault plans to try")
     parser.add_argument("--first", type=int, default=0, help="the seed of the first fault plan")
+    parser.add_argument("--masks", action="store_true", help="fault plans of masked runs alone")
     parser.add_argument("--sites", type=int, default=50, help="real sites to start")
     parser.add_argument("--keep", type=Path, help="a file of what was run, to go on from")
     parser.add_argument("--minutes", type=float, default=np.inf, help="begin no run later")
@@ -764,7 +775,14 @@ def main() -> None:
     if unknown:
         parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
     sections = SECTIONS | {
-        "faults": partial(faults, plans=arguments.plans, first=arguments.first),
+        "faults": partial(
+            faults,
+            plans=arguments.plans,
+            first=arguments.first,
+            masks=arguments.masks,
+            keep=arguments.keep,
+            minutes=arguments.minutes,
+        ),
         "sites": partial(sites, number=arguments.sites),
         "estimators": partial(estimators, keep=arguments.keep, minutes=arguments.minutes),
         "privacy": partial(privacy, keep=arguments.keep, minutes=arguments.minutes),
