@@ -291,8 +291,9 @@ class Evening:
     def watch(self, over: threading.Event) -> None:
         """The longest time in which the status said nothing."""
         while not over.wait(0.2):
-            said = self.deployment.status.get("time")
-            if said is not None and not self.hit:
+            status = self.deployment.status
+            if "time" in status and not self.hit:
+                said = max(status["time"], status.get("beat", 0.0))
                 self.silence = max(self.silence, time.time() - said)
 
 

@@ -43,6 +43,7 @@ from emfed.network import (
     listen,
 )
 from emfed.network.addresses import free_port
+from emfed.network.deployment import status as status_module
 from emfed.network.deployment.approval import answer_fit, pending_fits
 from emfed.network.deployment.config import read_config
 from emfed.network.deployment.console import Console, page_address
@@ -752,6 +753,33 @@ def test_while_a_run_waits_for_a_site_everyone_sees_for_whom(tmp_path: Path) -> 
     lines = [status_line(s) for s in run.said]
     assert any("waiting up to 0 s for s2, to say that it is over" in line for line in lines)
     assert "not told that it is over: s2" in lines[-1]
+
+
+class Slow(LocalTransport):
+    """One site computes for long in one round."""
+
+    left = 1
+
+    def deliver(
+        self, messages: Mapping[str, bytes], deadline: float
+    ) -> Iterator[tuple[str, bytes]]:
+        for key, answer in super().deliver(messages, deadline):
+            if key == "s2" and kind_of(messages[key]) is Kind.REQUEST and self.left:
+                self.left -= 1
+                time.sleep(0.5)
+            yield key, answer
+
+
+def test_a_round_that_takes_long_says_whom_it_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_module, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(status_module, "LATE_SECONDS", 0.1)
+    run = Ordered(tmp_path, {3: lambda: change_orders(tmp_path / "run", finish=True)})
+    serve_run(Slow(run.sites), run.config, Status(run.folder, run.report))
+    late = [status_line(s) for s in run.said if s["late"]]
+    assert any(line.endswith("no answer for 0 s from s2") for line in late), late
+    assert not run.said[-1]["late"]
 
 
 def test_a_newer_server_ends_well_with_older_sites(tmp_path: Path) -> None:

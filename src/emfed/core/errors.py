@@ -15,6 +15,7 @@
     ├── ExtraError           an optional part that is not installed         (also ImportError)
     ├── ServerCrash          a simulated crash of the server, which a run survives
     └── WireError            bytes that are not an emfed message             (also ValueError)
+        └── OtherRelease     a message in the format of another release
 
     EmfedWarning             (UserWarning) something works, but look at it
 
@@ -172,6 +173,10 @@ class WireError(EmfedError, ValueError):
     >>> issubclass(emfed.WireError, ValueError)
     True
     """
+
+
+class OtherRelease(WireError):
+    """A message has the format of another release: the ends must run the same."""
 
 
 class EmfedWarning(UserWarning):

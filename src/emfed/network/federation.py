@@ -76,7 +76,11 @@ from emfed.network.inprocess import answer_width
 from emfed.network.masking import SMALLEST_SET, encode_members, encode_roster
 from emfed.network.membership import Members, RollCall, new_run
 from emfed.network.own_clusters import decode_clusters
-from emfed.network.plausible import impossible_statistics, impossible_upload
+from emfed.network.plausible import (
+    impossible_answer,
+    impossible_statistics,
+    impossible_upload,
+)
 from emfed.network.scoring import SCORES
 from emfed.network.site import mark
 from emfed.network.sums import (
@@ -912,7 +916,7 @@ class RemoteFederation(Federation):
             except WireError as error:
                 logger.warning("the answer of %s cannot be read: %s", key, error)
                 return False
-            if why := impossible_statistics(model, told) if question.kind == "statistics" else "":
+            if why := impossible_answer(question.kind, model, told):
                 self._line.dismiss(key, why)
             else:
                 found[self._numbers[key]] = told

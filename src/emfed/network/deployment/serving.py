@@ -91,7 +91,8 @@ def serve_run(
             say_farewell(noted, replace(config, more=config.more or more), status)
         return
     try:
-        served = _fit(noted, config, status)
+        with status.while_waiting(noted):
+            served = _fit(noted, config, status)
         noted.on_silence = None
         crossed = {"up": transport.received, "down": transport.sent}
         save_fit(config.place("output"), served, crossed)
