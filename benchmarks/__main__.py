@@ -585,8 +585,13 @@ def network(console: Console) -> dict[str, Any]:
     show(console, title, headings, lines)
     names = ("milliseconds", "beside", "up", "wire_up", "down", "wire_down")
     headings = ("sites", "ms", "besides the steps", "up", "on the wire", "down", "on the wire")
+    headings = (*headings, "times plain")
     lines = [
-        (f"{row['sites']}{', masked' * row['masks']}", *(f"{row[name]:.1f}" for name in names))
+        (
+            f"{row['sites']}{', masked' * row['masks']}",
+            *(f"{row[name]:.1f}" for name in names),
+            f"{row['ratio']:.2f}" if row["masks"] else "",
+        )
         for row in found["fitting"]
     ]
     show(console, "A round of a fit, q=660; bytes of one site a round", headings, lines)
