@@ -82,6 +82,7 @@ __all__ = [
     "Question",
     "Replies",
     "Request",
+    "RequestKind",
     "WorkerStates",
     "ScoresRows",
     "ServerState",
