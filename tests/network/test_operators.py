@@ -28,7 +28,7 @@ from benchmarks.deployments import FEDEM, MIXTURE, Deployment, difference, mixtu
 from emfed import fit, gaussian_mixture, load
 from emfed.cli.main import main
 from emfed.cli.tables import write_table
-from emfed.core.errors import DataError, ParticipationError, SettingsError
+from emfed.core.errors import DataError, EmfedError, ParticipationError, SettingsError
 from emfed.core.wire import Kind, Reason, encode_refusal, kind_of, seal_refusal
 from emfed.data import as_workers, files, sources
 from emfed.fitting.driver import run_fit
@@ -48,6 +48,7 @@ from emfed.network.deployment.approval import answer_fit, pending_fits
 from emfed.network.deployment.config import read_config
 from emfed.network.deployment.console import Console, page_address
 from emfed.network.deployment.doctor import look_at_server, look_at_site
+from emfed.network.deployment.hosting import recognise
 from emfed.network.deployment.orders import change_orders, read_orders
 from emfed.network.deployment.serving import serve_run
 from emfed.network.deployment.site import erase_site, open_site, prepare, write_site
@@ -591,16 +592,46 @@ def test_words_of_others_command_no_terminal_and_no_spreadsheet(
     assert kept["b"].to_list() == ["-1.0", "2.0", "-3.0"]
 
 
-def test_damaged_files_of_a_site_are_named(tmp_path: Path) -> None:
-    (tmp_path / "site.json").write_text('{"data": ')
-    with pytest.raises(SettingsError, match=r"site.json is damaged: `emfed join` writes it anew"):
-        open_site(tmp_path)
-    (tmp_path / "orders.json").write_text("[1]")
-    with pytest.raises(SettingsError, match="orders.json is damaged"):
-        read_orders(tmp_path)
-    (tmp_path / "approvals.json").write_text("7")
-    with pytest.raises(SettingsError, match="approvals.json is damaged"):
-        pending_fits(tmp_path)
+GARBAGE = {
+    "empty": b"",
+    "null": b"null\n",
+    "a list": b"[1]\n",
+    "no text": bytes(range(128, 256)),
+    "nested": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("content", GARBAGE.values(), ids=GARBAGE)
+def test_damaged_files_are_named_with_what_to_do(content: bytes, tmp_path: Path) -> None:
+    """Of a server, of a site and of keys: nothing that lies on a disk ends in a traceback."""
+    run, folder, kept = Ordered(tmp_path, {}), tmp_path / "site-oslo", tmp_path / "keys"
+    mixture_tables(1)["s0"].write_csv(tmp_path / "rows.csv")
+    folder.mkdir()
+    write_site(folder, prepare(folder, tmp_path / "rows.csv", None), SiteRules(), None)
+    keys.make_server_keys(kept, [])
+    Journal(folder / "messages.jsonl").write(kind="join", content="")
+    reads: list[tuple[Path, Callable[[], object], str]] = [
+        (run.folder / "orders.json", lambda: read_orders(run.folder), "say again with"),
+        (run.folder / "configuration.json", lambda: recognise(run.folder, run.config), "backup"),
+        (folder / "approvals.json", lambda: pending_fits(folder), "answer again"),
+        (folder / "rows.npy", lambda: open_site(folder), "makes it anew"),
+        (folder / "site.json", lambda: open_site(folder), "writes it anew"),
+        (kept / "server.pem", lambda: keys.check_certificate(kept / "server.pem"), "backup"),
+        (kept / "ca.pem", lambda: keys.make_server_keys(kept, []), "backup"),
+        (kept / "ca.key", lambda: keys.make_server_keys(kept, []), "backup"),
+    ]
+    for path, read, advice in reads:
+        before = path.read_bytes() if path.exists() else None
+        path.write_bytes(content)
+        with pytest.raises(EmfedError, match=rf"{path.name} is damaged: .*{advice}"):
+            read()
+        path.unlink() if before is None else path.write_bytes(before)
+    (folder / "messages.jsonl.head").write_bytes(content)
+    assert "messages.jsonl.head is damaged" in check_journal(folder / "messages.jsonl")[1]
+    (run.folder / "status.json").write_bytes(content)
+    assert run_view(run.folder)["line"] == ""
+    (folder / "site.json").write_bytes(content)
+    assert SiteView(folder)()["rules"] == {}
 
 
 def test_logs_are_lines_of_json_on_request(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_server_tells_which_site_has_another_release(answer: bytes, tmp_path: 
 def released(commit: str, folder: Path) -> Path:
     """The packages of an earlier release, unpacked from the repository's history."""
     found = subprocess.run(
-        ["git", "archive", commit, "src"], cwd=Path(__file__).parent, capture_output=True
+        ["git", "archive", commit, "src"], cwd=Path(__file__).parents[2], capture_output=True
     )
     if found.returncode:
         pytest.skip(f"commit {commit} is not at hand: {found.stderr.decode(errors='replace')}")

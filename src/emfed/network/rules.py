@@ -502,8 +502,10 @@ def check_journal(path: Path) -> tuple[int, str]:
     head = _head(path)
     if not head.exists():
         return len(lines), f"{head} is missing" if begun else ""
-    count, _, told = head.read_text(encoding="ascii").strip().partition(" ")
-    if not count.isdigit() or int(count) > len(lines):
+    count, _, told = head.read_text(encoding="ascii", errors="replace").strip().partition(" ")
+    if not re.fullmatch("[0-9]{1,18}", count):
+        return len(lines), f"{head} is damaged"
+    if int(count) > len(lines):
         return len(lines), f"{count} lines were written and {len(lines)} are there: some were cut"
     # A crash between the two files leaves the head one line behind.
     known = [_link_of(text)[1] for text in lines[-2:]] or [GENESIS]

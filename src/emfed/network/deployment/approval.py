@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from emfed.core.errors import SettingsError
-from emfed.core.storage import write_atomic
+from emfed.core.storage import read_json_file, write_atomic
 from emfed.core.wire import Reason, as_json
 from emfed.network.addresses import alone, printable
 from emfed.network.rules import Refusal
@@ -48,7 +48,7 @@ def describe_fit(content: Mapping[str, Any]) -> str:
 def _read(folder: Path) -> dict[str, dict[str, Any]]:
     path = folder / APPROVALS
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json_file(path)
         return {str(fit): dict(about) for fit, about in found.items()}
     except FileNotFoundError:
         return {}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from emfed.core.errors import EmfedError, SettingsError
-from emfed.core.storage import remove_torn, write_atomic
+from emfed.core.storage import read_json_file, remove_torn, write_atomic
 from emfed.network.addresses import alone, check_insecure_server
 from emfed.network.deployment.config import Config
 from emfed.network.deployment.console import Console
@@ -225,7 +225,7 @@ def recognise(folder: Path, config: Config) -> None:
         write_atomic(path, (json.dumps(ours, indent=1) + "\n").encode())
         return
     try:
-        theirs = dict(json.loads(path.read_text(encoding="utf-8")))
+        theirs = dict(read_json_file(path))
     except (ValueError, TypeError):
         raise SettingsError(
             f"{path} is damaged: put it back from a backup. If {config.path.name} is what this run "

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, final
 
 from emfed.core.errors import OtherRelease, WireError
+from emfed.core.storage import read_json_file
 from emfed.core.wire import Kind, Reason, decode_refusal, kind_of, open_refusal
 from emfed.network import Transport
 from emfed.network.addresses import printable
@@ -90,7 +91,7 @@ class Status:
 def read_status(folder: Path) -> dict[str, Any]:
     """What the server's program last said; nothing if it never spoke."""
     try:
-        content = json.loads((folder / STATUS).read_text(encoding="utf-8"))
+        content = read_json_file(folder / STATUS)
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
