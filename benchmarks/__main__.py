@@ -41,7 +41,7 @@ from benchmarks.files import bench_files
 from benchmarks.flower import bench_flower
 from benchmarks.gpu import bench_gpu
 from benchmarks.house import bench_house, wordy, write_table
-from benchmarks.imputation import bench_imputation, bench_index
+from benchmarks.imputation import bench_imputation, bench_index, goals
 from benchmarks.judging import bench_coverage, bench_exchanges, bench_mistakes
 from benchmarks.ledger import bench_ledger, bench_mnist
 from benchmarks.messages import bench_messages
@@ -238,14 +238,33 @@ def imputation(console: Console) -> list[dict[str, Any]]:
     headings = ("table", "method", "RMSE", "deviance", "totals", "cells", "trend", "s", "kB")
     title = "Held-out counts: errors, ratio of totals, coverage of 90% bounds"
     show(console, title, headings, lines)
+    words = ("missed", "held")
+    lines = [
+        (
+            goal["table"],
+            f"{goal['deviance']:.3f} of {goal['best']}'s",
+            f"{goal['totals']:.3f}",
+            f"{goal['cells']:.3f}",
+            ", ".join(words[held] for held in goal["holds"]),
+        )
+        for goal in goals(rows)
+    ]
+    title = (
+        "Goals: deviance at most 1.03 of the best peer's, totals within 5%, cells within 3 points"
+    )
+    headings = ("table", "deviance", "totals", "cells", "in turn")
+    show(console, f"{title} and two standard errors", headings, lines)
     if (Path(os.environ.get("EMFED_DATA", "")) / "bbs_wood_thrush.csv.gz").exists():
         index = list(bench_index())
-        lines = [
-            (r["masked"], r["seed"], *(f"{r[k]:.3f}" for k in ("error", "additive", "covered")))
-            for r in index
-        ]
-        headings = ("masked", "seed", "error", "additive", "covered")
-        show(console, "Yearly index of complete series, 60% masked", headings, lines)
+        lines = []
+        for masked in dict.fromkeys(row["masked"] for row in index):
+            own = [row for row in index if row["masked"] == masked]
+            means = (np.mean([row[k] for row in own]) for k in ("error", "additive", "covered"))
+            covered = [row["covered"] for row in own]
+            error = np.std(covered, ddof=1) / len(own) ** 0.5
+            lines.append((masked, len(own), *(f"{m:.3f}" for m in means), f"{error:.3f}"))
+        headings = ("masked", "tables", "error", "additive", "covered", "its s.e.")
+        show(console, "Yearly index of complete series, 60% masked; 90% bounds", headings, lines)
         rows += index
     return rows
 
@@ -254,10 +273,21 @@ def field_bounds(
     console: Console, keep: Path | None = None, minutes: float = np.inf
 ) -> list[dict[str, Any]]:
     """Coverage of bounds on simulated tables, every family: 500 tables each, hours in all."""
-    rows = []
-    for row in bench_field_bounds(keep=keep, minutes=minutes):
-        console.print(" ".join(f"{k} {v}" for k, v in row.items()))
-        rows.append(row)
+    rows = list(bench_field_bounds(keep=keep, minutes=minutes))
+    levels = [name for name in rows[0] if name.endswith("%")] if rows else []
+    lines = [
+        (
+            row["kind"],
+            row["of"],
+            row["tables"],
+            *(f"{row[level]:.3f}" for level in levels),
+            f"{row['error']:.3f}",
+            "yes" if row["holds"] else "no",
+        )
+        for row in rows
+    ]
+    headings = ("table", "bounds of", "tables", *levels, "largest s.e.", "within 3 points + 2 s.e.")
+    show(console, "How often bounds hold the true mean", headings, lines)
     return rows
 
 
