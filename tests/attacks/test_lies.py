@@ -198,7 +198,7 @@ def test_models_that_leave_single_sites_out_are_not_fitted_to_masked_sums(
         liar = Liar(tmp_path / str(allowed))
         alike, whole = liar.statistics, total(liar, same(liar.request()))
         liar.model = liar.session.view(view)
-        liar.session.begin(Phase(view, emfed.EM().resolve(liar.model.layout), 0, 1))
+        liar.session.begin(Phase(view, emfed.EM().resolve(liar.model.layout), 0, 2))
         liar.statistics = np.tile(alike, 4)
         if not allowed:
             assert liar.ready(same(liar.request()))[0] == {}

@@ -170,7 +170,7 @@ def test_sites_that_count_alike_are_sums_too(weighted: bool, tmp_path: Path) -> 
     together: Any = TABLES
     if weighted:
         together = WorkerTables(list(TABLES.values()), list(TABLES), row_weights=own)
-    settings = SETTINGS | {"weights": "uniform", "likelihood": True, "rounds": 6}
+    settings = SETTINGS | {"weights": "uniform", "likelihood": True, "start": "moments"}
     for model, algorithm in ((emfed.gaussian_mixture(2, "tied"), "auto"), (MIXTURE, "em")):
         here = emfed.fit(model, together, algorithm, **settings)
         sites = masked_sites(tables, tmp_path / str(algorithm))

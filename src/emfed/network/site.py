@@ -206,7 +206,7 @@ def _agreed(settings: str, columns: tuple[str, ...] | None) -> bytes:
     """What the join settled, and must be the same at all sites of a masked run: or one of them
     would add up other numbers than the rest, and the server could tell them apart."""
     content = read_json(settings)
-    told = {name: content.get(name) for name in ("model", "privacy", "weights")}
+    told = {name: content.get(name) for name in ("model", "masks", "privacy", "weights")}
     return hashlib.sha256(as_json(told | {"columns": columns}).encode()).digest()
 
 
