@@ -111,11 +111,11 @@ parity: setup ## Compare every face, place and task of a fit: same parameters, r
 	EMFED_PARITY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -rs tests/network/test_parity.py
 
 gpu: ## Test the kernels on this machine's GPU and measure them beside their peers
-	PYTHONPATH=src $(GPU_PYTHON) -m pytest -q tests/models/devices
-	PYTHONPATH=src $(GPU_PYTHON) -m benchmarks.gpu
+	PYTHONPATH=src $(GPU_PYTHON) -m benchmarks.gpu --tests --out build/gpu.md
 
 gpu-interpreted: build/gpu-venv/.installed ## Test the kernels without a GPU (installs torch and triton)
-	TRITON_INTERPRET=1 PYTHONPATH=src build/gpu-venv/bin/python -m pytest -q tests/models/devices
+	TRITON_INTERPRET=1 PYTHONPATH=src build/gpu-venv/bin/python -m pytest -q tests/models/devices tests/data/test_devices.py
+	TRITON_INTERPRET=1 PYTHONPATH=src build/gpu-venv/bin/python -m benchmarks.gpu --rehearse
 
 build/gpu-venv/.installed: pyproject.toml
 	$(PYTHON) -m venv build/gpu-venv
