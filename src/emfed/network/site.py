@@ -938,8 +938,8 @@ class Site:
         )
         new, replies = self._work(header.run, model, phase, state, request, data)
         if len(replies.lost_memory):
-            before = {"round": state.round, "statistics": state.statistics, "links": state.links}
-            store.put(replace(new, **before))
+            then = replace(new, round=state.round, statistics=state.statistics, links=state.links)
+            store.put(then)
             return lost
         if not len(replies.workers):
             raise _old(joined, "a request that was overtaken by another.")
