@@ -232,6 +232,7 @@ def serve(
             result = fitted.result
         except ParticipationError as error:  # who waits to be let in may make up the number
             if not (hasattr(error, "result") and change.needed(newcomers=True)):
+                error.refused = {**(stage.excluded or {}), **federation.dismissed}
                 raise
             result = error.result
         out = {**(stage.excluded or {}), **federation.dismissed}

@@ -240,7 +240,7 @@ def sweep(rows: Ragged, given: Pass, values: bool = False, launch: Any = None) -
     cells = kp * _padded(len(f.origin)) * (1 + (f.second == "squares"))
     with _on(rows.rows):
         if f.second != "products" and cells <= FUSED_CELLS:
-            at = (launch or fused_launch(rows.fast, cells, kp),)
+            at: tuple[Any, ...] = (launch or fused_launch(rows.fast, cells, kp),)
             run: Any = partial(_fused, rows, given, values)
         else:
             kind = _MatrixPhases if _wide(given) else _Phases
