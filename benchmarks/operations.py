@@ -85,7 +85,7 @@ TOLD = {
     "removed_and_returned_key": r"WHO (is shut out|left)|its key was removed",
     "rotated_key": r"WHO (is gone|is connected|called again)|next key",
     "restored_server": r"ahead|start at zero|begins again",
-    "restored_site": r"WHO.*(lost its memory|memory)",
+    "restored_site": r"WHO.*memory|WHO (left|is back)",  # a slow start: it counts anew
     "expelled_and_readmitted": r"WHO (left|is back|refuses)|a trial",
     "went_and_came_back": r"WHO (left|is back)",
     "paused": r"paused",

@@ -24,6 +24,7 @@ import numpy as np
 import polars as pl
 import pytest
 from benchmarks.deployments import FEDEM, MIXTURE, Deployment, difference, mixture_tables
+from benchmarks.hours import Operation, good
 
 from emfed import fit, gaussian_mixture, load
 from emfed.cli.main import main
@@ -590,6 +591,13 @@ def test_words_of_others_command_no_terminal_and_no_spreadsheet(
     kept = pl.read_csv(tmp_path / "n.csv", infer_schema=False)
     assert kept["a"].to_list() == ["-1.5", "+3", "'-x"]
     assert kept["b"].to_list() == ["-1.0", "2.0", "-3.0"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("masks", [False, True])
+def test_an_hour_of_harm_on_a_network_in_memory(masks: bool, tmp_path: Path) -> None:
+    found = Operation(tmp_path, 3, masks).go(1.0)
+    assert good(found), found
 
 
 GARBAGE = {
