@@ -47,6 +47,7 @@ from benchmarks.ledger import bench_ledger, bench_mnist
 from benchmarks.messages import bench_messages
 from benchmarks.models import bench_models
 from benchmarks.network import ANSWER, QUESTION, bench_network
+from benchmarks.occupancy import bench_coverage_of_errors, bench_unmarked
 from benchmarks.page import write_page
 from benchmarks.privacy import EPSILONS, NONE, bench_audit, bench_privacy
 from benchmarks.right import bench_right
@@ -289,6 +290,23 @@ def field_bounds(
     headings = ("table", "bounds of", "tables", *levels, "largest s.e.", "within 3 points + 2 s.e.")
     show(console, "How often bounds hold the true mean", headings, lines)
     return rows
+
+
+def occupancy(console: Console) -> dict[str, Any]:
+    """Presence and detection beside unmarked, where R is at hand, and known parameters."""
+    beside, known = bench_unmarked(), bench_coverage_of_errors()
+    if "left out" in beside:
+        console.print(f"The comparison with unmarked is left out: {beside['left out']}.")
+    else:
+        mine, its = beside["log-likelihood"]
+        title = f"Crossbills, {beside['places']} places: log-likelihood {mine:.4f}, "
+        heads = ("name", "emfed", "error", "unmarked", "its error")
+        lines = [(r["name"], *(f"{r[k]:.4f}" for k in heads[1:])) for r in beside["rows"]]
+        show(console, f"{title}of unmarked {beside['unmarked']} {its:.4f}", heads, lines)
+    heads = tuple(known[0])
+    lines = [(r["name"], *(f"{r[k]:.3f}" for k in heads[1:])) for r in known]
+    show(console, "Simulated, 200 tables of 400 places", heads, lines)
+    return {"unmarked": beside, "known": known}
 
 
 def models(console: Console) -> dict[str, Any]:
@@ -781,6 +799,7 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "theory": theory,
     "imputation": imputation,
     "field-bounds": field_bounds,
+    "occupancy": occupancy,
     "estimators": estimators,
     "ends": lambda console: counts(console, (2, 4, 8), 1, 1000),
     "right": right,
