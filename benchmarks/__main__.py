@@ -54,7 +54,7 @@ from benchmarks.right import bench_right
 from benchmarks.rounds import bench_rounds
 from benchmarks.scale import bench_scale
 from benchmarks.sites import COLUMNS, ROUNDS, ROWS, bench_sites
-from benchmarks.starts import FEW_ROWS, bench_choice, bench_counts, bench_gaps
+from benchmarks.starts import FEW_ROWS, bench_choice, bench_counts, bench_gaps, bench_merged
 from benchmarks.startup import bench_startup
 from benchmarks.theory import bench_theory
 
@@ -573,6 +573,30 @@ def starts(console: Console) -> dict[str, Any]:
     return {"gaps": gaps, "choices": choices}
 
 
+def merged(console: Console) -> list[dict[str, Any]]:
+    """Merged starts beside those from buckets, where workers are many."""
+    if not os.environ.get("EMFED_DATA"):
+        console.print("Merged starts: set EMFED_DATA to the folder of real data.")
+        return []
+    chosen, rows = tuple(filter(None, os.environ.get("EMFED_SETS", "").split(";"))), []
+    for row in bench_merged(chosen, int(os.environ.get("EMFED_SEEDS", "5"))):
+        rows.append(row)
+        console.print(row)
+    lines = [
+        (
+            row["set"],
+            row["start"],
+            f"{row['median']:.4f}",
+            " ".join(f"{gap:.3f}" for gap in row["below the best"]),
+            *(f"{row[name]:.0f}" for name in ("rounds", "up", "down")),
+        )
+        for row in rows
+    ]
+    headings = ("set", "start", "median", "each seed", "EM rounds", "up", "down")
+    show(console, "Nats below the best, where EM ends; bytes of the start", headings, lines)
+    return rows
+
+
 def answer(console: Console) -> list[dict[str, Any]]:
     """Bytes to the pooled answer, beside uncompressed federated EM."""
     if not os.environ.get("EMFED_DATA"):
@@ -805,6 +829,7 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "right": right,
     "privacy": privacy,
     "starts": starts,
+    "merged": merged,
     "coverage": coverage,
     "mistakes": mistakes,
     "house": house,

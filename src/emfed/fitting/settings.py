@@ -72,8 +72,8 @@ class FitSettings:
     start : str or parameters
         Parameters in the user's units, or how to find them: "merge" (workers' own clusters are
         merged), "k-means" (of all rows, by sums alone), "moments", "points" (rows leave their
-        workers), or "auto": k-means where the model has clusters, against which merged starts
-        compete if ``n_init`` is above 1; else moments.
+        workers), or "auto": k-means where the model has clusters, else moments. Without masks,
+        merged starts take its place from 50 workers on, and compete if ``n_init`` is above 1.
     n_init : int
         The number of starts that compete; the best is kept.
     start_statistics : {"expected", "parameters"} or None
