@@ -493,7 +493,7 @@ def with_columns(workers: Workers, columns: tuple[str, ...]) -> Workers:
         return dataclasses.replace(workers, rows=picked, columns=columns)
     assert isinstance(workers, WorkerTables)
     tables = [_with_columns(table, have, columns) for table in workers.tables]
-    found = WorkerTables(tables, workers.names, columns, workers.row_weights)
+    found = WorkerTables(tables, workers.names, columns, workers.row_weights, workers.precision)
     return of_file(found, workers.first_line, workers.left_out)
 
 
