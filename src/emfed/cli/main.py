@@ -16,6 +16,7 @@ from emfed.cli.help import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
     EXIT_OK,
+    EXIT_TOO_FEW,
     EXIT_USAGE,
     Command,
     CommandGroup,
@@ -406,7 +407,7 @@ _UsageError: Any = typer.BadParameter.__base__  # of click, which typer may carr
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; errors are one line on stderr and an exit code."""
-    from emfed.core.errors import EmfedError, SettingsError
+    from emfed.core.errors import EmfedError, ParticipationError, SettingsError
 
     # A server's settings stand in run.toml, and are spoken of as there.
     own = (sys.argv[1:] if arguments is None else arguments)[:1] != ["serve"]
@@ -416,6 +417,8 @@ def main(arguments: list[str] | None = None) -> None:
         _complain_of_usage(error)
     except SettingsError as error:
         _fail(spoken(str(error)) if own else str(error), EXIT_USAGE)
+    except ParticipationError as error:
+        _fail(str(error), EXIT_TOO_FEW)
     except EmfedError as error:
         _fail(spoken(str(error)) if own else str(error), EXIT_ERROR)
     except OSError as error:

@@ -16,7 +16,7 @@ import numpy as np
 from emfed.core.errors import check_count
 from emfed.core.streams import Purpose, uniforms
 from emfed.imputation.families import CellFamily
-from emfed.imputation.lowrank import Cells, Covariates, Structure
+from emfed.imputation.lowrank import Cells, Covariates, Structure, TableParameters
 from emfed.imputation.sweeps import Solver
 from emfed.models.sides import FREE
 
@@ -119,6 +119,7 @@ class Search:
         u = uniforms(seed, 0, Purpose.CELLS, np.zeros(1, dtype=np.int64), cells.size)[0]
         self._fold = (u * folds).astype(np.int64)
         self._folds, self.tried = folds, dict[Structure, float]()
+        self._starts = dict[tuple[Structure, int], TableParameters]()
 
     def score(self, structure: Structure) -> float:
         """Mean deviance per unit of weight on cells that were left out."""
@@ -128,13 +129,21 @@ class Search:
                 out = self.cells.take(np.flatnonzero(self._fold == fold))
                 rest = self.cells.take(np.flatnonzero(self._fold != fold))
                 solver = self._solver(structure)
-                theta = solver.fit(rest).theta(out.sites, out.times)
+                start = solver.start(rest, self._additive(solver, fold, rest))
+                theta = solver.settle(rest, start).theta(out.sites, out.times)
                 total += float(self.family.deviance(theta, out.sums, out.weights).sum())
             self.tried[structure] = total / float(self.cells.weights.sum())
             share = len(self.tried) / (len(self.tried) + max(2, ABOUT - len(self.tried)))
             self.report("choosing rank and penalties", share)
             logger.debug("%s: held-out deviance %.5f", structure, self.tried[structure])
         return self.tried[structure]
+
+    def _additive(self, solver: Solver, fold: int, rest: Cells) -> TableParameters:
+        """The additive fit that structures of other ranks and factor penalties share."""
+        key = replace(solver.structure, rank=0, penalty=0.0), fold
+        if key not in self._starts:
+            self._starts[key] = solver.additive(rest)
+        return self._starts[key]
 
     def _solver(self, structure: Structure) -> Solver:
         return Solver(

@@ -48,9 +48,13 @@ class Solver:
         start = self.start(cells) if warm is None else warm
         return self.settle(cells, start)
 
-    def start(self, cells: Cells) -> TableParameters:
-        """The additive fit (rank 0), and the leading factors of what it leaves."""
-        additive = self.settle(cells, self._nothing(cells), self._additive())
+    def additive(self, cells: Cells) -> TableParameters:
+        """The fit of rank 0 under the same penalties."""
+        return self.settle(cells, self._nothing(cells), replace(self.structure, rank=0))
+
+    def start(self, cells: Cells, additive: TableParameters | None = None) -> TableParameters:
+        """The additive fit, and the leading factors of what it leaves."""
+        additive = self.additive(cells) if additive is None else additive
         if self.structure.rank == 0:
             return additive
         theta = additive.theta(cells.sites, cells.times)
@@ -139,9 +143,6 @@ class Solver:
             ),
             time_side(self.structure, cells.sites, cells.times, params.sites, count),
         )
-
-    def _additive(self) -> Structure:
-        return replace(self.structure, rank=0)
 
     def _nothing(self, cells: Cells) -> TableParameters:
         """The offset alone."""

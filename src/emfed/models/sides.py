@@ -16,8 +16,8 @@ unknown and edge.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Any, final
 
 import numpy as np
@@ -39,10 +39,13 @@ def add_up(index: IntArray, values: FloatArray, size: int) -> FloatArray:
     return np.asarray(np.bincount(index, values, minlength=size), dtype=np.float64)
 
 
+@lru_cache(maxsize=16)
 def line(count: int) -> FloatArray:
     """Standardised time: a straight line with mean 0 and variance 1 over its ``count`` places."""
     x = np.arange(count) - (count - 1) / 2
-    return np.asarray(x / np.sqrt(np.mean(x * x)))
+    out = np.asarray(x / np.sqrt(np.mean(x * x)))
+    out.flags.writeable = False  # all callers share it
+    return out
 
 
 def drift_of(effects: bool, count: int) -> float:
@@ -103,6 +106,9 @@ class Side:
     """Neighbours whose differences are penalised; not together with lags or a line."""
     tie: Strength = 0.0
     """The penalty of those differences, one or one for each column."""
+    _lines: dict[int, tuple[FloatArray, float]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     @classmethod
     def penalty(
@@ -179,11 +185,13 @@ class Side:
         return out
 
     def _lifted(self, count: int) -> tuple[FloatArray, float]:
-        """v = P x of the line x, and x' P x plus the precision of its slope."""
-        x = np.zeros((count, len(self.ridge)))
-        x[:, -1] = line(count)
-        lifted = self._plain_pull(x)[:, -1]
-        return lifted, float(lifted @ x[:, -1]) + self.drift
+        """v = P x of the line x, and x' P x plus the precision of its slope; worked out once."""
+        if count not in self._lines:
+            x = np.zeros((count, len(self.ridge)))
+            x[:, -1] = line(count)
+            lifted = self._plain_pull(x)[:, -1]
+            self._lines[count] = lifted, float(lifted @ x[:, -1]) + self.drift
+        return self._lines[count]
 
     def price(self, rows: FloatArray) -> FloatArray:
         """The penalty of each row; a difference counts at its later row, the line at the last."""
