@@ -97,6 +97,15 @@ def test_a_column_of_a_paper_has_its_width_and_readable_text() -> None:
     assert render(Figure("", panels), "pdf", True) == render(Figure("", panels), "pdf", True)
 
 
+@pytest.mark.parametrize(("panels", "inches"), [(1, 5.6), (2, 9.2), (3, 13.8), (4, 9.2), (5, 13.8)])
+def test_more_than_three_panels_stand_in_two_rows(panels: int, inches: float) -> None:
+    x = np.arange(1.0, 4.0)
+    figure = Figure("", [Panel([Series("a", x, x)], "x", "y", f"t{k}") for k in range(panels)])
+    svg = render(figure, "svg").decode()
+    assert f'width="{72 * inches:g}pt"' in svg
+    assert all(f"<!-- t{k} -->" in svg for k in range(panels))
+
+
 @pytest.mark.parametrize("labels", [1, 7, 10])
 def test_any_number_of_labels_is_drawn(labels: int) -> None:
     assert len(render(example(labels), "svg")) > 1000

@@ -103,6 +103,12 @@ class Figure:
     apart: bool = False
     """Panels may stand below each other where a page is narrow: each has a picture of its own."""
 
+    @property
+    def across(self) -> int:
+        """Panels in a row; more than three stand in two rows."""
+        count = len(self.panels)
+        return count if count <= 3 else -(-count // 2)
+
 
 FEW = 5
 """Seeds below which a band would say more than they can: each seed is drawn by itself."""
@@ -179,12 +185,12 @@ def drawn(figure: Figure, column: bool = False) -> Any:
     from matplotlib.figure import Figure as Drawing
 
     labels = list(dict.fromkeys(s.label for p in figure.panels for s in p.series))
-    count = len(figure.panels)
-    width = COLUMN if column else 4.6 * count if count > 1 else 5.6
+    across = 1 if column else figure.across
+    width = COLUMN if column else 4.6 * across if across > 1 else 5.6
     letter = 0.063 if column else 0.085
     longest = max((len(label) for label in labels), default=1)
     columns = max(1, min(4, int(width / (letter * longest + 0.75 * letter / 0.085))))
-    rows = count if column else 1
+    rows = -(-len(figure.panels) // across)
     named = max(len(panel.names) for panel in figure.panels)
     each = 2.3 if column else 3.4
     if named:
@@ -194,10 +200,12 @@ def drawn(figure: Figure, column: bool = False) -> Any:
     with matplotlib.rc_context(STYLE | (_SMALL if column else {})):  # not pyplot: no windows
         drawing = Drawing(figsize=(width, height), layout="constrained")
         share: Any = "all" if figure.share_y else "none"
-        axes = drawing.subplots(rows, count // rows, sharey=share, squeeze=False).ravel()
-        for axis, panel in zip(axes, figure.panels, strict=True):
-            bare = figure.share_y and not column and axis is not axes[0]
+        axes = drawing.subplots(rows, across, sharey=share, squeeze=False).ravel()
+        for place, (axis, panel) in enumerate(zip(axes, figure.panels, strict=False)):
+            bare = figure.share_y and place % across > 0
             _draw_panel(axis, panel, labels, handles, bare)
+        for axis in axes[len(figure.panels) :]:
+            axis.remove()
         if handles:
             drawing.legend(
                 handles.values(), handles.keys(), loc="outside lower center", ncols=columns
