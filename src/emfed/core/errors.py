@@ -15,6 +15,7 @@
     ├── ExtraError           an optional part that is not installed         (also ImportError)
     ├── ServerCrash          a simulated crash of the server, which a run survives
     └── WireError            bytes that are not an emfed message             (also ValueError)
+        └── OtherRelease     a message in the format of another release
 
     EmfedWarning             (UserWarning) something works, but look at it
 
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 
 class EmfedError(Exception):
@@ -139,7 +140,7 @@ class ParticipationError(EmfedError):
     """Too few workers joined or answered in time; a run with a checkpoint can be resumed.
 
     ``refused`` holds the workers of a network that will not take part, and why: waiting does not
-    bring them.
+    bring them. ``reached`` is what `emfed.fitting.serve` would return if it ended here.
 
     Examples
     --------
@@ -149,6 +150,7 @@ class ParticipationError(EmfedError):
     """
 
     refused: Mapping[str, str] = MappingProxyType({})
+    reached: Any = None
 
 
 class MembersChanged(EmfedError):
@@ -172,6 +174,10 @@ class WireError(EmfedError, ValueError):
     >>> issubclass(emfed.WireError, ValueError)
     True
     """
+
+
+class OtherRelease(WireError):
+    """A message has the format of another release: the ends must run the same."""
 
 
 class EmfedWarning(UserWarning):

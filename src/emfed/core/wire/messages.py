@@ -19,7 +19,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from emfed.core.errors import WireError
+from emfed.core.errors import OtherRelease, WireError
 from emfed.core.messages import RequestKind
 from emfed.core.protocols import BoolArray, FloatArray, IntArray
 from emfed.core.wire.payload import decode_floats, encode_numbers
@@ -152,7 +152,10 @@ def peek(data: bytes) -> Message:
     if magic != MAGIC:
         raise WireError(f"not an emfed message: it begins {data[:4].hex()}.")
     if version != VERSION:
-        raise WireError(f"message format {version}; this release speaks format {VERSION}.")
+        raise OtherRelease(
+            f"message format {version}; this release speaks format {VERSION}: install the same "
+            "release of emfed at the server and at every site."
+        )
     if len(data) > LARGEST_PAYLOAD + ENVELOPE:
         raise WireError(f"a message of {len(data)} bytes; at most {LARGEST_PAYLOAD} are read.")
     if _echo(data) != zlib.crc32(data[: -_CHECKSUM.size]):
