@@ -270,7 +270,7 @@ def _draw_series(axis: Any, series: Series, number: int) -> Any:
         lw=1.0 if series.reference else 1.5,
         marker=MARKERS[look] if series.points else None,
         ms=4.5,
-        markevery=(look * apart // len(PALETTE), apart),
+        markevery=(look * apart // len(PALETTE), apart) if series.line else None,  # dots are data
         label=series.label,
     )
     if series.low is not None and series.high is not None:
