@@ -72,6 +72,8 @@ class Deployment:
             add_site(self.keys, public)
             pin_keys([public], self.folder / "roster")  # of all sites here: masks are the default
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.releases: dict[str, Path] = {}
+        """The folder of packages of a process that runs another emfed than this one."""
 
     def __enter__(self) -> Deployment:
         return self
@@ -97,7 +99,7 @@ class Deployment:
                 stderr=subprocess.STDOUT,
                 env={
                     **os.environ,
-                    "PYTHONPATH": str(Path(emfed.__file__).parents[1]),  # the emfed that we are
+                    "PYTHONPATH": str(self.releases.get(name, Path(emfed.__file__).parents[1])),
                     "EMFED_DEPLOYMENT": str(self.folder),
                     "OMP_NUM_THREADS": "1",
                 },

@@ -33,6 +33,7 @@ from benchmarks.chaos import harmed
 from benchmarks.deployments import FEDEM, MIXTURE, Deployment, mixture_tables
 from emfed import fit, gaussian_mixture, load
 from emfed.network.deployment.orders import change_orders
+from emfed.network.deployment.status import REPEAT_SECONDS
 from emfed.network.keys import add_site, remove_site, rotate_site_key, take_rotation
 
 CONFIG = (
@@ -66,6 +67,8 @@ LONGEST_SILENCE, EXPLAINED_SECONDS = 60.0, 20.0
 
 
 STANDSTILL_SECONDS = 60.0
+PATIENCE_SECONDS = 600.0
+"""Until a night counts as one that never ends; silence is measured apart."""
 SLOW_SECONDS = 2.0
 """What a slow line adds to every message."""
 CLOCK = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
@@ -83,7 +86,7 @@ TOLD = {
     "removed_and_returned_key": r"WHO (is shut out|left)|its key was removed",
     "rotated_key": r"WHO (is gone|is connected|called again)|next key",
     "restored_server": r"ahead|start at zero|begins again",
-    "restored_site": r"WHO.*(lost its memory|memory)",
+    "restored_site": r"WHO.*memory|WHO (left|is back)",  # a slow start: it counts anew
     "expelled_and_readmitted": r"WHO (left|is back|refuses)|a trial",
     "went_and_came_back": r"WHO (left|is back)",
     "paused": r"paused",
@@ -149,8 +152,11 @@ class Evening:
         return self.harm("cut", "s2", 1.0)  # it calls through the door
 
     def slow_line(self) -> str:
+        before, end = self.lengths(), time.monotonic() + REPEAT_SECONDS + 5 * SLOW_SECONDS
         self.door.delay = SLOW_SECONDS
         time.sleep(5 * SLOW_SECONDS)
+        while "s2 took" not in self.text_since(before) and time.monotonic() < end:
+            time.sleep(1.0)  # it was told of s2 less than a minute before
         self.door.delay = 0.0
         return "s2"
 
@@ -189,7 +195,7 @@ class Evening:
         self.hit = True
         try:
             yield
-            end = time.monotonic() + 60.0
+            end = time.monotonic() + PATIENCE_SECONDS
             while time.time() - self.deployment.status.get("time", 0) > 2 < end - time.monotonic():
                 time.sleep(0.1)
         finally:
@@ -291,8 +297,9 @@ class Evening:
     def watch(self, over: threading.Event) -> None:
         """The longest time in which the status said nothing."""
         while not over.wait(0.2):
-            said = self.deployment.status.get("time")
-            if said is not None and not self.hit:
+            status = self.deployment.status
+            if "time" in status and not self.hit:
+                said = max(status["time"], status.get("beat", 0.0))
                 self.silence = max(self.silence, time.time() - said)
 
 
@@ -309,14 +316,14 @@ def evening(folder: Path, events: int, seed: int) -> dict[str, Any]:
         deployment.serve()
         for name in deployment.tables:
             night.join(name)
-        deployment.wait_for_round(5, 120)
+        deployment.wait_for_round(5, PATIENCE_SECONDS)
         threading.Thread(target=night.watch, args=(over,), daemon=True).start()
         kinds = night.events
         order = night.source.permutation(len(kinds))[:events]
         for happens in (kinds[number] for number in order):
             before = night.lengths()
             who = happens()
-            deployment.wait_for_round(deployment.status.get("round", 0) + 20, 120)
+            deployment.wait_for_round(deployment.status.get("round", 0) + 20, PATIENCE_SECONDS)
             name = happens.__name__
             words = TOLD[name].replace("WHO", "s[0-3]" if who == "server" else who)
             night.said.append(f"{name} {who}")
@@ -329,9 +336,9 @@ def evening(folder: Path, events: int, seed: int) -> dict[str, Any]:
             told = "NOT EXPLAINED" if found is None else found[0][-110:]
             print(f"{time.monotonic() - began:6.1f} s: {night.said[-1]}: {told}", flush=True)
         deployment.stop("s3")  # for good
-        deployment.wait_for_round(deployment.status.get("round", 0) + 60, 180)
+        deployment.wait_for_round(deployment.status.get("round", 0) + 60, PATIENCE_SECONDS)
         change_orders(night.run, finish=True)
-        summary = deployment.wait(120)
+        summary = deployment.wait(PATIENCE_SECONDS)
         over.set()
         stayed = {name: t for name, t in deployment.tables.items() if name != "s3"}
         without = [n for n in stayed if not (folder / f"site-{n}" / "model.emfed").exists()]

@@ -84,8 +84,10 @@ def test_keys_of_a_server(tmp_path: Path) -> None:
     server.verify_directly_issued_by(authority)
     hosts = keys.certificate_hosts(tmp_path / "server.pem")
     assert set(hosts) >= {"10.0.0.5", "em.example.org", "2001:db8::1", "localhost", "127.0.0.1"}
-    for name in ("ca.key", "server.key", "exec.secret"):
+    for name in ("ca.key", "server.key"):
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+    made = {"ca.key", "ca.pem", "server.key", "server.pem", "sites"}
+    assert {path.name for path in tmp_path.iterdir()} == made  # and no secret that nobody uses
     keys.make_server_keys(tmp_path, ["other.example.org"])
     assert certificate(tmp_path / "ca.pem") == authority, "sites need not be told of a renewal"
     assert certificate(tmp_path / "server.pem") != server

@@ -24,11 +24,12 @@ import numpy as np
 import polars as pl
 import pytest
 from benchmarks.deployments import FEDEM, MIXTURE, Deployment, difference, mixture_tables
+from benchmarks.hours import Operation, good
 
 from emfed import fit, gaussian_mixture, load
 from emfed.cli.main import main
 from emfed.cli.tables import write_table
-from emfed.core.errors import DataError, ParticipationError, SettingsError
+from emfed.core.errors import DataError, EmfedError, ParticipationError, SettingsError
 from emfed.core.wire import Kind, Reason, encode_refusal, kind_of, seal_refusal
 from emfed.data import as_workers, files, sources
 from emfed.fitting.driver import run_fit
@@ -43,10 +44,12 @@ from emfed.network import (
     listen,
 )
 from emfed.network.addresses import free_port
+from emfed.network.deployment import status as status_module
 from emfed.network.deployment.approval import answer_fit, pending_fits
 from emfed.network.deployment.config import read_config
 from emfed.network.deployment.console import Console, page_address
 from emfed.network.deployment.doctor import look_at_server, look_at_site
+from emfed.network.deployment.hosting import recognise
 from emfed.network.deployment.orders import change_orders, read_orders
 from emfed.network.deployment.serving import serve_run
 from emfed.network.deployment.site import erase_site, open_site, prepare, write_site
@@ -590,16 +593,53 @@ def test_words_of_others_command_no_terminal_and_no_spreadsheet(
     assert kept["b"].to_list() == ["-1.0", "2.0", "-3.0"]
 
 
-def test_damaged_files_of_a_site_are_named(tmp_path: Path) -> None:
-    (tmp_path / "site.json").write_text('{"data": ')
-    with pytest.raises(SettingsError, match=r"site.json is damaged: `emfed join` writes it anew"):
-        open_site(tmp_path)
-    (tmp_path / "orders.json").write_text("[1]")
-    with pytest.raises(SettingsError, match="orders.json is damaged"):
-        read_orders(tmp_path)
-    (tmp_path / "approvals.json").write_text("7")
-    with pytest.raises(SettingsError, match="approvals.json is damaged"):
-        pending_fits(tmp_path)
+@pytest.mark.long
+@pytest.mark.parametrize("masks", [False, True])
+def test_an_hour_of_harm_on_a_network_in_memory(masks: bool, tmp_path: Path) -> None:
+    found = Operation(tmp_path, 3, masks).go(1.0)
+    assert good(found), found
+
+
+GARBAGE = {
+    "empty": b"",
+    "null": b"null\n",
+    "a list": b"[1]\n",
+    "no text": bytes(range(128, 256)),
+    "nested": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("content", GARBAGE.values(), ids=GARBAGE)
+def test_damaged_files_are_named_with_what_to_do(content: bytes, tmp_path: Path) -> None:
+    """Of a server, of a site and of keys: nothing that lies on a disk ends in a traceback."""
+    run, folder, kept = Ordered(tmp_path, {}), tmp_path / "site-oslo", tmp_path / "keys"
+    mixture_tables(1)["s0"].write_csv(tmp_path / "rows.csv")
+    folder.mkdir()
+    write_site(folder, prepare(folder, tmp_path / "rows.csv", None), SiteRules(), None)
+    keys.make_server_keys(kept, [])
+    Journal(folder / "messages.jsonl").write(kind="join", content="")
+    reads: list[tuple[Path, Callable[[], object], str]] = [
+        (run.folder / "orders.json", lambda: read_orders(run.folder), "say again with"),
+        (run.folder / "configuration.json", lambda: recognise(run.folder, run.config), "backup"),
+        (folder / "approvals.json", lambda: pending_fits(folder), "answer again"),
+        (folder / "rows.npy", lambda: open_site(folder), "makes it anew"),
+        (folder / "site.json", lambda: open_site(folder), "writes it anew"),
+        (kept / "server.pem", lambda: keys.check_certificate(kept / "server.pem"), "backup"),
+        (kept / "ca.pem", lambda: keys.make_server_keys(kept, []), "backup"),
+        (kept / "ca.key", lambda: keys.make_server_keys(kept, []), "backup"),
+    ]
+    for path, read, advice in reads:
+        before = path.read_bytes() if path.exists() else None
+        path.write_bytes(content)
+        with pytest.raises(EmfedError, match=rf"{path.name} is damaged: .*{advice}"):
+            read()
+        path.unlink() if before is None else path.write_bytes(before)
+    (folder / "messages.jsonl.head").write_bytes(content)
+    assert "messages.jsonl.head is damaged" in check_journal(folder / "messages.jsonl")[1]
+    (run.folder / "status.json").write_bytes(content)
+    assert run_view(run.folder)["line"] == ""
+    (folder / "site.json").write_bytes(content)
+    assert SiteView(folder)()["rules"] == {}
 
 
 def test_logs_are_lines_of_json_on_request(tmp_path: Path) -> None:
@@ -673,6 +713,97 @@ def test_a_run_waits_for_a_site_whose_owner_looks_first(tmp_path: Path) -> None:
     assert len(load(tmp_path / "model" / "model.emfed").worker_weights) == 3
 
 
+class Deserted(LocalTransport):
+    """Nobody answers after some rounds."""
+
+    rounds = 0
+
+    def deliver(
+        self, messages: Mapping[str, bytes], deadline: float
+    ) -> Iterator[tuple[str, bytes]]:
+        self.rounds += any(kind_of(message) is Kind.REQUEST for message in messages.values())
+        return super().deliver({} if self.rounds > 8 else messages, deadline)
+
+
+def test_the_operator_ends_a_run_that_waits_for_sites(tmp_path: Path) -> None:
+    run = Ordered(tmp_path, {})
+    said = run.report
+
+    def report(status: dict[str, Any]) -> None:
+        said(status)
+        if status["state"] == "waiting" and status.get("round"):
+            change_orders(run.folder, finish=True)
+
+    sites = replace(run.config.sites, attempts=1, deadline=0.1, farewell=0.0)
+    config = replace(run.config, sites=sites)
+    serve_run(Deserted(run.sites), config, Status(run.folder, report))
+    assert run.said[-1]["state"] == "finished"
+    assert run.said[-1]["doubts"] == ["it was ended while too few sites answered."]
+    assert load(tmp_path / "model" / "model.emfed").params.weights.shape == (2,)
+
+    (tmp_path / "early").mkdir()
+    early = Ordered(tmp_path / "early", {})
+    change_orders(early.folder, finish=True)
+    with pytest.raises(ParticipationError, match="ended the run before its first round"):
+        serve_run(LocalTransport({}), early.config, Status(early.folder, early.report))
+
+
+NO = 'models = ["mixed-mixture"]\n'
+YES = 'models = ["gaussian-mixture"]\n'
+
+
+def test_a_run_whose_sites_refuse_ends_with_a_code_of_its_own_and_can_be_resumed(
+    tmp_path: Path,
+) -> None:
+    text = configured(2, 3, "give_up_refused = 2.0\n")
+    with Deployment(tmp_path / "d", mixture_tables(3), text) as deployment:
+        rules, names = deployment.folder / "rules.toml", list(deployment.tables)
+        rules.write_text(NO)
+        serve = deployment.serve()
+        for name in names:
+            deployment.join(name, "--rules", "rules.toml")
+        assert serve.wait(60) == 4, deployment.output("serve")
+        said = deployment.output("serve")
+        assert "3 of 3 sites refuse, and the run needs 3. The run ends in 2 s" in said
+        assert "s0 refuses: the owner allows the models" in said
+        assert "`emfed serve`, started again, goes on" in said.splitlines()[-1]
+        with pytest.raises(SystemExit) as ended:
+            main(["status", str(deployment.folder / "run")])
+        assert ended.value.code == 4
+        rules.write_text(YES)  # the owners change their minds
+        for name in names:
+            deployment.stop(name)
+            deployment.join(name, "--rules", "rules.toml")
+        deployment.serve()
+        assert deployment.wait(60)["rounds"] == 2
+
+
+class Undecided(LocalTransport):
+    """Both owners are asked, and answer only after some time."""
+
+    asked = 0
+
+    def deliver(
+        self, messages: Mapping[str, bytes], deadline: float
+    ) -> Iterator[tuple[str, bytes]]:
+        self.asked += 1
+        if self.asked > 3:
+            yield from super().deliver(messages, deadline)
+            return
+        words = encode_refusal(Reason.NOT_NOW, "the owner has been asked, and has not answered.")
+        for key, message in messages.items():
+            yield key, seal_refusal(message, words)
+
+
+def test_owners_who_have_not_answered_are_waited_for(tmp_path: Path) -> None:
+    run = Ordered(tmp_path, {3: lambda: change_orders(tmp_path / "run", finish=True)})
+    sites = replace(run.config.sites, attempts=1, deadline=0.1, wait=0.0, give_up_refused=0.0)
+    serve_run(
+        Undecided(run.sites), replace(run.config, sites=sites), Status(run.folder, run.report)
+    )
+    assert run.said[-1]["state"] == "finished"
+
+
 class Silent(LocalTransport):
     """One site says nothing from its second round on."""
 
@@ -696,6 +827,33 @@ def test_while_a_run_waits_for_a_site_everyone_sees_for_whom(tmp_path: Path) -> 
     lines = [status_line(s) for s in run.said]
     assert any("waiting up to 0 s for s2, to say that it is over" in line for line in lines)
     assert "not told that it is over: s2" in lines[-1]
+
+
+class Slow(LocalTransport):
+    """One site computes for long in one round."""
+
+    left = 1
+
+    def deliver(
+        self, messages: Mapping[str, bytes], deadline: float
+    ) -> Iterator[tuple[str, bytes]]:
+        for key, answer in super().deliver(messages, deadline):
+            if key == "s2" and kind_of(messages[key]) is Kind.REQUEST and self.left:
+                self.left -= 1
+                time.sleep(0.5)
+            yield key, answer
+
+
+def test_a_round_that_takes_long_says_whom_it_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_module, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(status_module, "LATE_SECONDS", 0.1)
+    run = Ordered(tmp_path, {3: lambda: change_orders(tmp_path / "run", finish=True)})
+    serve_run(Slow(run.sites), run.config, Status(run.folder, run.report))
+    late = [status_line(s) for s in run.said if s["late"]]
+    assert any(line.endswith("no answer for 0 s from s2") for line in late), late
+    assert not run.said[-1]["late"]
 
 
 def test_a_newer_server_ends_well_with_older_sites(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from emfed.cli.control import folder_of
-from emfed.cli.help import Command, examples, option, switch
+from emfed.cli.help import EXIT_ERROR, EXIT_TOO_FEW, Command, examples, option, switch
 from emfed.cli.tables import Decimal, Encoding, Separator, listed
 
 BETWEEN = "A federation between machines"
@@ -288,7 +288,7 @@ def status(
     """Say where a run stands, or what left a site.
 
     Exit code 0: finished or under way; 1: failed, no server works on it, or nothing there; 3:
-    finished, but it did not converge or was thrown off.
+    finished, but it did not converge or was thrown off; 4: too few sites took part.
     """
     from emfed.network.deployment.console import page_address
     from emfed.network.deployment.views import SiteView, run_view
@@ -318,7 +318,7 @@ def status(
     if left and not json_output:
         typer.echo("no server works on it now; `emfed serve` goes on from here")
     if left or found.get("state") == "failed":
-        raise typer.Exit(1)
+        raise typer.Exit(EXIT_TOO_FEW if found.get("few") and not left else EXIT_ERROR)
     if _doubts(found, json_output):
         raise typer.Exit(DOUBTFUL)
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_UNCONVERGED = 0, 1, 2, 3
+EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_UNCONVERGED, EXIT_TOO_FEW = 0, 1, 2, 3, 4
 EXIT_INTERRUPTED, EXIT_CLOSED_PIPE = 130, 141
 """Exit codes: the last two are those of a shell for Ctrl-C (128 + 2) and a closed pipe (128 +
 13)."""
@@ -22,6 +22,7 @@ EXIT_CODES = {
     EXIT_ERROR: "failed: data, a file, the disk or the numbers",
     EXIT_USAGE: "wrong usage: an option, or options that contradict each other",
     EXIT_UNCONVERGED: "fit: the model is written, but a limit came before convergence",
+    EXIT_TOO_FEW: "serve: too few sites take part, or too many refuse; the same command goes on",
     EXIT_INTERRUPTED: "interrupted by Ctrl-C; what was reached is kept",
     EXIT_CLOSED_PIPE: "whoever read the output has gone",
 }
@@ -66,7 +67,8 @@ SAME = (
     *("max_bytes", "seconds", "checkpoint", "resume", "missing", "groups", "columns", "seed"),
     *("threads", "device", "precision", "target", "epsilon", "delta"),
     *("bins", "family", "penalty", "smoothing", "seasonality", "site_covariates"),
-    *("time_covariates", "level", "since", "until"),
+    *("time_covariates", "level", "since", "until", "coordinates", "spatial", "covariate_penalty"),
+    "observer_effects",
 )
 OPTIONS = {name: name.replace("_", "-") for name in SAME} | {
     "n_factors": "factors",

@@ -16,6 +16,7 @@ from emfed.cli.help import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
     EXIT_OK,
+    EXIT_TOO_FEW,
     EXIT_USAGE,
     Command,
     CommandGroup,
@@ -266,6 +267,14 @@ def impute(
     date: Annotated[str, option("The column of dates, or two: 'year,month'.")] = "date",
     value: Annotated[str, option("The column of counts or values.")] = "count",
     observer: Annotated[str, option("The column of observers; '' if none.")] = "observer",
+    observer_effects: Annotated[
+        bool,
+        switch(
+            "--observer-effects",
+            "Fit a shrunken effect of each observer (counts): estimates are of an average one. "
+            "Names and effects stay with the worker that has an observer's records.",
+        ),
+    ] = False,
     worker: Annotated[
         str, option("The column of workers, if not the observer (or the site).")
     ] = "",
@@ -322,6 +331,21 @@ def impute(
     ] = None,
     seasonality: Annotated[
         float | None, option("Smooth months a year apart so strongly; chosen if left out.", min=0)
+    ] = None,
+    coordinates: Annotated[
+        Path | None,
+        option(
+            "CSV or Parquet: a column 'site', and longitude and latitude (or two columns on a "
+            "map). It ties neighbouring sites to each other, and draws a map.",
+        ),
+    ] = None,
+    spatial: Annotated[
+        float | None,
+        option("Tie neighbouring sites so strongly; chosen if left out.", min=0),
+    ] = None,
+    covariate_penalty: Annotated[
+        float | None,
+        option("Penalty of the coefficients of covariates; chosen if left out.", min=0),
     ] = None,
     site_covariates: Annotated[
         Path | None, option("CSV or Parquet: a column 'site', and numbers.")
@@ -383,7 +407,7 @@ _UsageError: Any = typer.BadParameter.__base__  # of click, which typer may carr
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; errors are one line on stderr and an exit code."""
-    from emfed.core.errors import EmfedError, SettingsError
+    from emfed.core.errors import EmfedError, ParticipationError, SettingsError
 
     # A server's settings stand in run.toml, and are spoken of as there.
     own = (sys.argv[1:] if arguments is None else arguments)[:1] != ["serve"]
@@ -393,6 +417,8 @@ def main(arguments: list[str] | None = None) -> None:
         _complain_of_usage(error)
     except SettingsError as error:
         _fail(spoken(str(error)) if own else str(error), EXIT_USAGE)
+    except ParticipationError as error:
+        _fail(str(error), EXIT_TOO_FEW)
     except EmfedError as error:
         _fail(spoken(str(error)) if own else str(error), EXIT_ERROR)
     except OSError as error:

@@ -15,6 +15,7 @@
     ├── ExtraError           an optional part that is not installed         (also ImportError)
     ├── ServerCrash          a simulated crash of the server, which a run survives
     └── WireError            bytes that are not an emfed message             (also ValueError)
+        └── OtherRelease     a message in the format of another release
 
     EmfedWarning             (UserWarning) something works, but look at it
 
@@ -23,7 +24,9 @@ A message says what was expected, what came, and what to do.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 
 class EmfedError(Exception):
@@ -136,12 +139,18 @@ class ContractError(EmfedError):
 class ParticipationError(EmfedError):
     """Too few workers joined or answered in time; a run with a checkpoint can be resumed.
 
+    ``refused`` holds the workers of a network that will not take part, and why: waiting does not
+    bring them. ``reached`` is what `emfed.fitting.serve` would return if it ended here.
+
     Examples
     --------
     >>> import emfed
-    >>> issubclass(emfed.ParticipationError, emfed.EmfedError)
-    True
+    >>> dict(emfed.ParticipationError("two workers joined; the run needs three").refused)
+    {}
     """
+
+    refused: Mapping[str, str] = MappingProxyType({})
+    reached: Any = None
 
 
 class MembersChanged(EmfedError):
@@ -165,6 +174,10 @@ class WireError(EmfedError, ValueError):
     >>> issubclass(emfed.WireError, ValueError)
     True
     """
+
+
+class OtherRelease(WireError):
+    """A message has the format of another release: the ends must run the same."""
 
 
 class EmfedWarning(UserWarning):

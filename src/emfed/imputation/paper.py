@@ -1,7 +1,7 @@
 """``paper``: FedMissEM as printed (Algorithm 7, Appendix F.2), for the reproduction.
 
-S and every V_c are tables of all cells; they start at zero and fill in where uploads are not zero, so
-they are kept as those cells. The printed batch is a set of sites times a set of time stamps,
+S and every V_c are tables of all cells; they start at zero and fill in where uploads are not zero,
+so they are kept as those cells. The printed batch is a set of sites times a set of time stamps,
 drawn from the whole table: a table of the paper's size has 5 million cells, of which a worker
 observed a thousand, so such a batch of 100 meets an observation once in fifty rounds.
 ``batch="observations"`` draws it from the worker's own cells instead. Either way Delta is masked
@@ -120,7 +120,7 @@ class PaperRun(Rounds):
             values, size = self.upload(round_, worker, keys)
             evaluations += len(keys)
             rate, told = self.rate(worker, keys), values != 0
-            # Where nothing was ever observed Delta is 0, which is most of the table: that stays out.
+            # Delta is 0 where nothing was ever observed, in most of the table: that stays out.
             cells, values = keys[told], values[told]
             self.memories[worker].add(cells, rate * values)
             uploads.add(cells, values / n)

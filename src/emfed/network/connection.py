@@ -10,7 +10,7 @@ from typing import Any, final
 
 import numpy as np
 
-from emfed.core.errors import WireError
+from emfed.core.errors import OtherRelease, WireError
 from emfed.core.protocols import IntArray
 from emfed.core.wire import (
     Kind,
@@ -141,6 +141,9 @@ class Connection:
             if key in messages:
                 try:
                     answer = open_answer(data, messages[key])
+                except OtherRelease as error:  # it may be upgraded, or one byte was spoiled
+                    logger.warning("%s: %s", key, error)
+                    self.objections[key] = str(error)
                 except WireError as error:
                     logger.info("%s sent what is not taken: %s", key, error)
             self.traffic.received(kind, key, answer, data)

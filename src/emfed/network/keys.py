@@ -4,8 +4,6 @@ A folder of keys looks like this; a site needs ``ca.pem`` and its own ``NAME.key
 
     ca.key  ca.pem            the authority, made once; ca.pem goes to every site
     server.key  server.pem    what the server shows; names its addresses
-    exec.secret               under Flower: lets the server's own processes, and no others, take
-                              its tasks
     sites/NAME.pub            public keys of the sites that may join
     removed/NAME.pub          keys that were removed, so that their sites can be told so
 
@@ -45,6 +43,10 @@ PublicKey: TypeAlias = ec.EllipticCurvePublicKey
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 CA_DAYS, SERVER_DAYS = 3650, 825
 """Validity. 825 days is the most that common TLS libraries accept of a server."""
+BACKUP = (
+    "put it back from a backup. Without one, `emfed keys server` makes the server's certificate "
+    "anew, or in another folder an authority whose ca.pem every site must then get."
+)
 WARNING_DAYS = 30
 """A certificate that ends sooner is worth a word at every start of the server."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -89,10 +91,7 @@ def make_server_keys(folder: Path, hosts: Sequence[str]) -> list[Path]:
     certificate = _server_certificate(paths["ca.key"], paths["ca.pem"], key, hosts)
     write_private(paths["server.key"], _pem(key))
     _public(paths["server.pem"], certificate)
-    secret = folder / "exec.secret"
-    if not secret.exists():
-        write_private(secret, secrets.token_hex(32).encode())
-    return [*made, paths["server.key"], paths["server.pem"], secret]
+    return [*made, paths["server.key"], paths["server.pem"]]
 
 
 def make_site_key(folder: Path, name: str) -> tuple[Path, Path]:
@@ -413,7 +412,7 @@ def check_certificate(path: Path) -> int:
             f"{path.parent} holds no {path.name}: make keys with `emfed keys server --keys "
             f"{path.parent}`, or try things out on this machine with --insecure."
         )
-    ends = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    ends = read_certificate(path).not_valid_after_utc
     again = "make a new one with `emfed keys server`, with the same --host; sites keep their ca.pem"
     if (days := days_left(path)) < 0:
         raise SettingsError(f"{path} ended on {ends:%Y-%m-%d}, and no site accepts it: {again}.")
@@ -422,9 +421,17 @@ def check_certificate(path: Path) -> int:
     return days
 
 
+def read_certificate(path: Path) -> x509.Certificate:
+    """A certificate; refuses a file that holds none."""
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError:
+        raise SettingsError(f"{path} is damaged: {BACKUP}") from None
+
+
 def days_left(path: Path) -> int:
     """Whole days until a certificate ends, below 0 if it has."""
-    ends = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    ends = read_certificate(path).not_valid_after_utc
     return (ends - datetime.datetime.now(datetime.UTC)).days
 
 
@@ -456,8 +463,11 @@ def _server_certificate(
     key: PrivateKey,
     hosts: Sequence[str],
 ) -> bytes:
-    signer = serialization.load_pem_private_key(authority_key.read_bytes(), None)
-    issuer = x509.load_pem_x509_certificate(authority.read_bytes())
+    try:
+        signer = serialization.load_pem_private_key(authority_key.read_bytes(), None)
+    except (ValueError, TypeError):
+        raise SettingsError(f"{authority_key} is damaged: {BACKUP}") from None
+    issuer = read_certificate(authority)
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
         raise SettingsError(f"{authority_key} is not the authority that `emfed keys` made.")
     names = list(dict.fromkeys([*hosts, *LOOPBACK]))

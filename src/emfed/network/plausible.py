@@ -84,6 +84,16 @@ def impossible_statistics(model: Model, statistics: FloatArray) -> str:
     return ""
 
 
+def impossible_answer(kind: str, model: Model, told: FloatArray) -> str:
+    """What no rows can say to a question of a kind, in words; empty if rows could."""
+    if kind == "statistics":
+        return impossible_statistics(model, told)
+    largest = np.abs(told).max(initial=0.0)
+    return (
+        f"its answer holds {largest:.2g}, which no rows give." if largest > LARGEST_NUMBER else ""
+    )
+
+
 def impossible_upload(values: Any, statistics: FloatArray, share: float) -> str:
     """What no rows can say in an upload, whatever its compression and the memory behind it."""
     largest = float(abs(values).max()) if values.size else 0.0

@@ -297,6 +297,21 @@ class SiteRules:
                 "not go on from there (smallest_component in its rules): ask for fewer components.",
             )
 
+    def check_uniform(self, uniform: bool) -> None:
+        """Refuse weights of the server's choice, and such under which rows cannot be counted."""
+        if not uniform:
+            raise Refusal(
+                Reason.REFUSED,
+                "with masks sites count by their rows, or alike: other weights would leave little "
+                "of the sum but one site's part.",
+            )
+        if self.smallest_component is not None:
+            raise Refusal(
+                Reason.REFUSED,
+                "where sites count alike (weights = 'uniform') the sum does not tell how many rows "
+                "a component has, and the owner asks for that (smallest_component in its rules).",
+            )
+
     def check_change(self, changed: int) -> None:
         """Refuse to describe rows of which a few came or went since they were described last."""
         if 0 < changed < self.smallest_rows:
@@ -487,8 +502,10 @@ def check_journal(path: Path) -> tuple[int, str]:
     head = _head(path)
     if not head.exists():
         return len(lines), f"{head} is missing" if begun else ""
-    count, _, told = head.read_text(encoding="ascii").strip().partition(" ")
-    if not count.isdigit() or int(count) > len(lines):
+    count, _, told = head.read_text(encoding="ascii", errors="replace").strip().partition(" ")
+    if not re.fullmatch("[0-9]{1,18}", count):
+        return len(lines), f"{head} is damaged"
+    if int(count) > len(lines):
         return len(lines), f"{count} lines were written and {len(lines)} are there: some were cut"
     # A crash between the two files leaves the head one line behind.
     known = [_link_of(text)[1] for text in lines[-2:]] or [GENESIS]

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 
 class Disk:
@@ -161,6 +162,14 @@ def write_atomic(path: Path, data: bytes, disk: Disk = DISK) -> None:
         disk.remove(temporary)
         raise
     disk.sync_directory(path.parent)
+
+
+def read_json_file(path: Path) -> Any:
+    """What a file of JSON holds; ValueError for anything else, however it is damaged."""
+    try:
+        return json.loads(path.read_bytes())
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply.") from None
 
 
 def remove_torn(folder: Path, names: Iterable[str], disk: Disk = DISK) -> None:

@@ -29,6 +29,8 @@ class SiteSettings:
     wait: float = 600.0
     give_up: float = 86400.0
     """Seconds without enough sites after which the run ends, to be resumed."""
+    give_up_refused: float = 300.0
+    """The same where so many refuse that those who are left are too few."""
     admit: bool = True
     """Whether sites that come later are let in."""
     deliver: bool = False
@@ -39,7 +41,7 @@ class SiteSettings:
     def __post_init__(self) -> None:
         check_count("expected", self.expected)
         check_count("attempts", self.attempts)
-        for name in ("deadline", "wait", "give_up", "farewell"):
+        for name in ("deadline", "wait", "give_up", "give_up_refused", "farewell"):
             check_range(name, getattr(self, name), 0, 1e9, open_low=name == "deadline")
         if self.minimum is not None and not 1 <= self.minimum <= self.expected:
             raise SettingsError(
@@ -62,7 +64,8 @@ class PrivacySettings:
     where sites have keys and three or more are expected. Without masks, every site must have
     allowed it in its rules."""
     epsilon: float | None = None
-    """What the run may tell of any one row, at most; such a run always has masks."""
+    """What the run may tell of any one row, at most. With three sites or more such a run has masks
+    unless ``masks`` is false; without, each site adds all of the noise by itself."""
     delta: float = 1e-6
 
     def __post_init__(self) -> None:

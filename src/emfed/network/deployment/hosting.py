@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from emfed.core.errors import EmfedError, SettingsError
-from emfed.core.storage import remove_torn, write_atomic
+from emfed.core.storage import read_json_file, remove_torn, write_atomic
 from emfed.network.addresses import alone, check_insecure_server
 from emfed.network.deployment.config import Config
 from emfed.network.deployment.console import Console
@@ -143,6 +143,22 @@ def listen_for(config: Config, keys: Path | None) -> WebSocketTransport:
     return WebSocketTransport(config.server.host, config.server.port, keys)
 
 
+def _check_together(runs: Sequence[Config]) -> None:
+    """Raise `SettingsError` unless these runs can share one port."""
+    first = runs[0]
+    for run in runs:
+        for name in ("host", "port", "keys", "engine"):
+            if getattr(run.server, name) != getattr(first.server, name):
+                raise SettingsError(
+                    f"runs at once share one port: {name} in [server] differs between "
+                    f"{first.path.name} and {run.path.name}."
+                )
+    if first.server.engine != "websocket":
+        raise SettingsError('runs at once need engine = "websocket" in [server].')
+    if len({str(run.path) for run in runs}) < len(runs):
+        raise SettingsError("a file was named twice.")
+
+
 def serve_at_once(
     runs: Sequence[tuple[Config, StatusReport]], *, insecure: bool = False, json_logs: bool = False
 ) -> None:
@@ -154,17 +170,7 @@ def serve_at_once(
     raised when they have ended.
     """
     first, names = runs[0][0], {str(run.path) for run, _ in runs}
-    for run, _ in runs:
-        for name in ("host", "port", "keys", "engine"):
-            if getattr(run.server, name) != getattr(first.server, name):
-                raise SettingsError(
-                    f"runs at once share one port: {name} in [server] differs between "
-                    f"{first.path.name} and {run.path.name}."
-                )
-    if first.server.engine != "websocket":
-        raise SettingsError('runs at once need engine = "websocket" in [server].')
-    if len(names) < len(runs):
-        raise SettingsError("a file was named twice.")
+    _check_together([run for run, _ in runs])
     others = AtOnce(names)
     errors: list[EmfedError] = []
 
@@ -225,7 +231,7 @@ def recognise(folder: Path, config: Config) -> None:
         write_atomic(path, (json.dumps(ours, indent=1) + "\n").encode())
         return
     try:
-        theirs = dict(json.loads(path.read_text(encoding="utf-8")))
+        theirs = dict(read_json_file(path))
     except (ValueError, TypeError):
         raise SettingsError(
             f"{path} is damaged: put it back from a backup. If {config.path.name} is what this run "

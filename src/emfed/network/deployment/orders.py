@@ -15,7 +15,7 @@ from typing import Any, final
 
 from emfed.core.configuration import read_settings
 from emfed.core.errors import EmfedError, SettingsError
-from emfed.core.storage import write_atomic
+from emfed.core.storage import read_json_file, write_atomic
 from emfed.network.addresses import alone
 from emfed.network.keys import site_keys
 
@@ -41,13 +41,11 @@ def read_orders(folder: Path) -> Orders:
     """What the operator last said."""
     path = folder / ORDERS
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return Orders()
-    try:
-        said = dict(json.loads(text))
+        said = dict(read_json_file(path))
         expelled = {str(name): str(why) for name, why in dict(said.pop("expelled", {})).items()}
         return dataclasses.replace(read_settings(said, str(path), Orders), expelled=expelled)
+    except FileNotFoundError:
+        return Orders()
     except (ValueError, TypeError, SettingsError):
         raise SettingsError(
             f"{path} is damaged: delete it, and say again with `emfed control` what is to hold."

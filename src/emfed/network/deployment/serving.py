@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
@@ -35,6 +35,9 @@ from emfed.network.site import mark
 logger = logging.getLogger(__name__)
 LOOK_SECONDS = 0.2
 """Between two looks at who is connected."""
+ASK_SECONDS, ASK_AT_MOST = 5.0, 30.0
+"""Before sites that refused, or were too few, are asked again: each time twice as long, up to the
+second. What they say then is one more line of their journals."""
 DETAIL_SECONDS, COMPONENTS_SECONDS, HISTORY = 0.5, 2.0, 240
 """Between two tables of sites, between two looks at the components, which reads the checkpoint, and
 how many rounds people are shown."""
@@ -88,14 +91,15 @@ def serve_run(
             say_farewell(noted, replace(config, more=config.more or more), status)
         return
     try:
-        served = _fit(noted, config, status)
+        with status.while_waiting(noted):
+            served = _fit(noted, config, status)
         noted.on_silence = None
         crossed = {"up": transport.received, "down": transport.sent}
         save_fit(config.place("output"), served, crossed)
     except EmfedError as error:
         error.args = (in_toml(str(error)), *error.args[1:])
         logger.exception("the run cannot go on")
-        status.say("failed", error=str(error))
+        status.say("failed", error=str(error), few=isinstance(error, ParticipationError))
         raise
     except Exception:  # of the network, say: whoever watches over us starts us again
         logger.exception("the server's program ends")
@@ -186,6 +190,7 @@ def _fit(transport: Noted, config: Config, status: Status) -> Served:
     if settings.masks is None:  # who is late is waited for, and not done without
         many = sites.expected >= SMALLEST_SET
         settings = settings.but(masks=transport.between_machines and many)
+    pause, hopeless = ASK_SECONDS, None
     while True:
         shown.limit = read_orders(folder).rounds or config.settings.rounds or ROUNDS
         status.say("running", rounds=shown.limit)
@@ -204,13 +209,46 @@ def _fit(transport: Noted, config: Config, status: Status) -> Served:
         except _MoreRounds:
             logger.info("the limit on rounds is now %s", read_orders(folder).rounds)
         except ParticipationError as error:
-            if time.monotonic() - shown.began > sites.give_up:
-                raise
+            now, least = time.monotonic(), max(sites.fewest, SMALLEST_SET * bool(settings.masks))
+            if read_orders(folder).finish:
+                if error.reached is not None:
+                    return error.reached
+                if not _opened(folder):
+                    raise
+            few = _too_few(transport, config, error.refused, least)
+            hopeless = max(hopeless or now, shown.began) if few else None
+            patience = [(shown.began, sites.give_up)]
+            patience += [(hopeless, sites.give_up_refused)] if hopeless is not None else []
+            left = min(since + seconds for since, seconds in patience) - now
+            if left < 0:
+                raise _given_up(error, few) from None
             logger.warning("%s", error)
-            status.say("waiting", why=str(error), **shown.sites())
-            time.sleep(min(5.0, sites.deadline))
+            why = (
+                f"{error} {few} The run ends in {left:.0f} s unless that changes." if few else error
+            )
+            status.say("waiting", why=str(why), **shown.sites())
+            time.sleep(min(pause, sites.deadline, left + LOOK_SECONDS))
+            pause = min(2.0 * pause, ASK_AT_MOST)
             if not _opened(folder):  # who was not ready may have gone
                 _gather(transport, config, status, began)
+
+
+def _too_few(transport: Noted, config: Config, refused: Mapping[str, str], least: int) -> str:
+    """Say so where those who have not refused cannot be enough, even if all of them come."""
+    many = max(config.sites.expected, len({*transport.workers(), *refused}))
+    if many - len(refused) >= least:
+        return ""
+    return f"{len(refused)} of {many} sites refuse, and the run needs {least}."
+
+
+def _given_up(error: ParticipationError, few: str) -> ParticipationError:
+    """What is said at the end of a run that waited in vain."""
+    change = "Change run.toml or ask the sites' owners: " if few else ""
+    ended = ParticipationError(
+        f"{error} {few + ' ' if few else ''}{change}`emfed serve`, started again, goes on."
+    )
+    ended.refused = error.refused
+    return ended
 
 
 @final
@@ -329,13 +367,17 @@ def _gather(transport: Noted, config: Config, status: Status, began: float) -> N
         )
         waited = time.monotonic() - began
         enough = len(here) >= sites.expected or (waited > sites.wait and len(here) >= sites.fewest)
-        if _opened(folder) and len(here) >= sites.fewest:
+        orders = read_orders(folder)
+        if _opened(folder) and (len(here) >= sites.fewest or orders.finish):
             enough = True
+        if orders.finish and not _opened(folder):
+            raise ParticipationError("the operator ended the run before its first round.")
         if enough and not paused:
             return
         if waited > sites.give_up and not paused:
             raise ParticipationError(
-                f"after {waited:.0f} s {len(here)} sites are here; {sites.fewest} are needed."
+                f"after {waited:.0f} s {len(here)} sites are here; {sites.fewest} are needed. "
+                "`emfed serve`, started again, goes on."
             )
         time.sleep(LOOK_SECONDS)
 

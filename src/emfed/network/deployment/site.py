@@ -18,7 +18,7 @@ from emfed.algorithms import AutoEM
 from emfed.core.configuration import check_keys
 from emfed.core.errors import DataError, SettingsError
 from emfed.core.protocols import FloatArray
-from emfed.core.storage import DISK, Disk, write_atomic
+from emfed.core.storage import DISK, Disk, read_json_file, write_atomic
 from emfed.core.wire import (
     Kind,
     Reason,
@@ -169,7 +169,7 @@ def read_about(folder: Path) -> dict[str, Any]:
     """What `write_site` wrote."""
     path = folder / "site.json"
     try:
-        about = dict(json.loads(path.read_text(encoding="utf-8")))
+        about = dict(read_json_file(path))
         if not isinstance(about["data"], dict) or not isinstance(about["rules"], dict):
             raise TypeError
     except (ValueError, TypeError, KeyError):
@@ -240,11 +240,16 @@ def read_rows(about: Mapping[str, Any]) -> Any:
     if "parquet" in about:
         found = as_workers({"site": ParquetRows(about["parquet"], about["columns"])})
     else:
-        if "seal" in about:
-            content = _disk(about).read(Path(about["rows"]))
-            rows = np.load(io.BytesIO(content or b""))
-        else:
-            rows = np.load(about["rows"], mmap_mode="r")
+        try:
+            if "seal" in about:
+                content = _disk(about).read(Path(about["rows"]))
+                rows = np.load(io.BytesIO(content or b""))
+            else:
+                rows = np.load(about["rows"], mmap_mode="r")
+        except (ValueError, EOFError):
+            raise DataError(
+                f"{about['rows']} is damaged: `emfed join` makes it anew when it is started."
+            ) from None
         found = WorkerData(rows, np.array([0, len(rows)]), ["site"], tuple(about["columns"]))
     return of_file(found, about.get("first_line"), about.get("left_out"))
 

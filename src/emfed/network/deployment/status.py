@@ -7,6 +7,7 @@ import json
 import logging
 import logging.handlers
 import os
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import UTC, datetime
@@ -14,7 +15,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, final
 
-from emfed.core.errors import WireError
+from emfed.core.errors import OtherRelease, WireError
+from emfed.core.storage import read_json_file
 from emfed.core.wire import Kind, Reason, decode_refusal, kind_of, open_refusal
 from emfed.network import Transport
 from emfed.network.addresses import printable
@@ -31,6 +33,9 @@ OLDER_LOGS = 3
 SLOW_SECONDS, REPEAT_SECONDS = 3.0, 60.0
 """An answer that took so long is logged, and how often of one site. Rounds take milliseconds
 besides what is computed; nothing was measured to choose it."""
+BEAT_SECONDS, LATE_SECONDS = 10.0, 5.0
+"""Between two words about answers that are still to come, and after how long there are any: well
+within the minute after which `health` takes a run for stalled."""
 StatusReport = Callable[[dict[str, Any]], None]
 
 
@@ -45,24 +50,48 @@ class Status:
         kept = before if before.get("state") == "finished" else KEPT
         self._content = {name: before[name] for name in kept if name in before}
         self._content["pid"] = os.getpid()
+        self._saying = threading.RLock()
 
     def __getitem__(self, name: str) -> Any:
         return self._content.get(name, 0)
 
     def say(self, state: str, **more: Any) -> None:
         """Write what changed, and report it."""
-        self._content |= {"state": state, "time": time.time(), **more}
-        beside = self._path.with_suffix(".new")
-        beside.write_text(json.dumps(self._content) + "\n", encoding="utf-8")
-        beside.replace(self._path)
-        if self._report is not None:
-            self._report(dict(self._content))
+        with self._saying:
+            self._content |= {"state": state, "time": time.time(), "late": "", **more}
+            beside = self._path.with_suffix(".new")
+            beside.write_text(json.dumps(self._content) + "\n", encoding="utf-8")
+            beside.replace(self._path)
+            if self._report is not None:
+                self._report(dict(self._content))
+
+    @contextlib.contextmanager
+    def while_waiting(self, transport: Noted) -> Iterator[None]:
+        """Within, say every some seconds which answers are still to come: a step may take long."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(BEAT_SECONDS):
+                late = transport.late()
+                if late and self["state"] in ("running", "waiting"):
+                    with contextlib.suppress(OSError):  # of a full disk: the run meets it, too
+                        # `health` goes by the time of what happened last, which this is not.
+                        now = time.time()
+                        self.say(self["state"], late=late, time=self["time"], beat=now)
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
 
 def read_status(folder: Path) -> dict[str, Any]:
     """What the server's program last said; nothing if it never spoke."""
     try:
-        content = json.loads((folder / STATUS).read_text(encoding="utf-8"))
+        content = read_json_file(folder / STATUS)
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -127,6 +156,8 @@ class Noted(Transport):
         """When slow answers were last logged."""
         self.on_silence: Callable[[list[str]], None] | None = None
         """Is told who did not answer, or not now, when that was waited for in vain."""
+        self._asked: tuple[float, set[str]] = (0.0, set())
+        """When messages were sent, and whose answers are still to come."""
         self.wait_until = 0.0
         """Until when, by `time.monotonic`, an opening waits for those who are not ready."""
 
@@ -154,16 +185,29 @@ class Noted(Transport):
         sent = {key: message for key, message in messages.items() if key not in out}
         for message in sent.values():
             self._count("down", message)
+        self._asked = began, {*sent}
         for key, answer in self._inner.deliver(sent, deadline):
+            self._asked[1].discard(key)
             self.contacts[key] = time.time(), (seconds := time.monotonic() - began)
             self._note_slow(key, seconds)
             self._count("up", answer)
             self.note(key, answer)
             heard.add(key)
             yield key, answer
+        self._asked = began, set()
         silent = sent.keys() - heard | sent.keys() & self.refusals.keys()
         if silent and self.on_silence is not None:
             self.on_silence(sorted(silent))
+
+    def late(self) -> str:
+        """Who was asked some time ago and has not answered, in words; empty if nobody."""
+        began, missing = self._asked
+        seconds, names = time.monotonic() - began, ", ".join(sorted(missing.copy()))
+        return (
+            f"no answer for {seconds:.0f} s from {names}"
+            if names and seconds > LATE_SECONDS
+            else ""
+        )
 
     def _note_slow(self, key: str, seconds: float) -> None:
         """Log an answer that was long in coming, the same site's once a minute."""
@@ -189,5 +233,9 @@ class Noted(Transport):
                 reason, words, _ = decode_refusal(open_refusal(answer)[1])
                 if reason in (Reason.REFUSED, Reason.NOT_NOW):
                     self.refusals[key] = printable(words)
+                elif reason is Reason.DAMAGED:
+                    self.refusals[key] = f"it does not understand a message: {printable(words)}"
+        except OtherRelease as error:
+            self.refusals[key] = str(error)
         except WireError:
             return

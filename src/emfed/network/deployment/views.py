@@ -25,6 +25,11 @@ LAST_MESSAGES = 100
 
 def status_line(status: Mapping[str, Any]) -> str:
     """Where a run stands, in one line."""
+    line, late = _line(status), status.get("late")
+    return f"{line}; {late}" if line and late else line
+
+
+def _line(status: Mapping[str, Any]) -> str:
     state = status.get("state")
     if state in ("waiting", "paused"):
         after = f" after round {status['round']}" if state == "paused" and "round" in status else ""

@@ -98,16 +98,12 @@ class Link:
     @property
     def secret(self) -> Path:
         """A file that only we can read: who shows its content may control the SuperLink."""
-        path = self.folder / "control.secret"
-        if not path.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_private(path, secrets.token_hex(32).encode())
-        return path
+        return secret_in(self.folder, "control.secret")
 
     @property
     def _task_secret(self) -> Path:
         """Lets the server's own processes, and no others, take its tasks."""
-        return self.secret if self.keys is None else self.keys / "exec.secret"
+        return secret_in(self.folder, "exec.secret")
 
     @property
     def control(self) -> Control:
@@ -116,6 +112,15 @@ class Link:
 
         authority = None if self.keys is None else self.keys / "ca.pem"
         return Control(self.local, authority, self.secret.read_text(encoding="utf-8"))
+
+
+def secret_in(folder: Path, name: str) -> Path:
+    """A file of random bytes that only we can read, made where it is not there."""
+    path = folder / name
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_private(path, secrets.token_hex(32).encode())
+    return path
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import final
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
-from emfed.core.errors import EmfedError
+from emfed.core.errors import EmfedError, ParticipationError
 from emfed.network.addresses import alone, split_address
 from emfed.network.deployment.config import Config
 from emfed.network.deployment.console import SILENT_SECONDS
@@ -138,7 +138,8 @@ class FlowerServerSupervisor(ServerSupervisor):
         if status.get("state") == "finished" and status.get("told", True):
             return True
         if status.get("state") == "failed" and status.get("time", 0) > self._submitted:
-            raise EmfedError(str(status.get("error")))
+            kind = ParticipationError if status.get("few") else EmfedError
+            raise kind(str(status.get("error")))
         if status.get("round", -1) != self._last_round:
             self._last_round, self._deaths = status.get("round", -1), 0
         self._revive()

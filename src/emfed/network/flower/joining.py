@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import re
-import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,9 +14,8 @@ from emfed.core.errors import EmfedError
 from emfed.network.addresses import free_port
 from emfed.network.deployment.joining import SiteSupervisor
 from emfed.network.flower.client import DRY_RUN, FOLDER
-from emfed.network.flower.deployment import Node
+from emfed.network.flower.deployment import Node, secret_in
 from emfed.network.flower.processes import Child, stop_all
-from emfed.network.keys import write_private
 from emfed.network.site import StateReport
 
 logger = logging.getLogger(__name__)
@@ -42,9 +40,7 @@ class FlowerSiteSupervisor(SiteSupervisor):
 
     def work(self, report: StateReport) -> None:
         """Keep a SuperNode and the site's program alive."""
-        secret = self.folder / "exec.secret"
-        if not secret.exists():
-            write_private(secret, secrets.token_hex(32).encode())
+        secret_in(self.folder, "exec.secret")
         children: list[Child] = []
         try:
             pause = RETRY[0]

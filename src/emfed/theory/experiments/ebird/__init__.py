@@ -14,6 +14,9 @@ from emfed.theory.experiments.smoothing import loess
 from emfed.theory.experiments.tables import TableSettings
 from emfed.theory.experiments.traces import Trace, Traces, each
 
+BATCHES = {"grid": "", "observations": ", own cells", "rescaled": ", own cells rescaled"}
+"""What is told of a run's batches."""
+
 
 def analyse(traces: Traces) -> Findings:
     """Errors of every run, and the trends of those that were fitted in earnest."""
@@ -41,8 +44,8 @@ def analyse(traces: Traces) -> Findings:
             )
         rows.append(_row(run, group, rmse, start, additive, sent))
     table = Table(
-        "Held-out error (RMSE of log(1 + count), 10% of observed cells), medians over seeds",
-        ("run", "mode", "rounds", "rank", "error", "at the start", "additive", "kB up"),
+        "Held-out error (RMSE in the family's scale, 10% of observed cells), medians over seeds",
+        ("run", "mode", "family", "rounds", "rank", "error", "at the start", "additive", "kB up"),
         rows,
     )
     return Findings(measures, figures, (table,))
@@ -105,11 +108,12 @@ def _row(
     sent: FloatArray,
 ) -> list[str]:
     settings = _settings(group[0])
-    mode = settings.mode if settings.batch == "grid" else f"{settings.mode}, own cells"
+    mode = settings.mode + BATCHES[settings.batch]
     rounds, rank = each(group, _last("round")), each(group, _last("rank"))
     return [
         run,
         mode,
+        settings.family,
         f"{np.median(rounds):.0f}",
         f"{np.median(rank):.0f}",
         *(f"{np.median(values):.4f}" for values in (rmse, start, additive)),
