@@ -47,13 +47,14 @@ from benchmarks.ledger import bench_ledger, bench_mnist
 from benchmarks.messages import bench_messages
 from benchmarks.models import bench_models
 from benchmarks.network import ANSWER, QUESTION, bench_network
+from benchmarks.occupancy import bench_coverage_of_errors, bench_unmarked
 from benchmarks.page import write_page
 from benchmarks.privacy import EPSILONS, NONE, bench_audit, bench_privacy
 from benchmarks.right import bench_right
 from benchmarks.rounds import bench_rounds
 from benchmarks.scale import bench_scale
 from benchmarks.sites import COLUMNS, ROUNDS, ROWS, bench_sites
-from benchmarks.starts import FEW_ROWS, bench_choice, bench_counts, bench_gaps
+from benchmarks.starts import FEW_ROWS, bench_choice, bench_counts, bench_gaps, bench_merged
 from benchmarks.startup import bench_startup
 from benchmarks.theory import bench_theory
 
@@ -243,8 +244,8 @@ def imputation(console: Console) -> list[dict[str, Any]]:
         (
             goal["table"],
             f"{goal['deviance']:.3f} of {goal['best']}'s",
-            f"{goal['totals']:.3f}",
-            f"{goal['cells']:.3f}",
+            f"{goal['totals']:.3f} ({goal['totals_error']:.3f})",
+            f"{goal['cells']:.3f} ({goal['cells_error']:.3f})",
             ", ".join(words[held] for held in goal["holds"]),
         )
         for goal in goals(rows)
@@ -253,7 +254,7 @@ def imputation(console: Console) -> list[dict[str, Any]]:
         "Goals: deviance at most 1.03 of the best peer's, totals within 5%, cells within 3 points"
     )
     headings = ("table", "deviance", "totals", "cells", "in turn")
-    show(console, f"{title} and two standard errors", headings, lines)
+    show(console, f"{title}, beside two standard errors (in brackets: one)", headings, lines)
     if (Path(os.environ.get("EMFED_DATA", "")) / "bbs_wood_thrush.csv.gz").exists():
         index = list(bench_index())
         lines = []
@@ -289,6 +290,23 @@ def field_bounds(
     headings = ("table", "bounds of", "tables", *levels, "largest s.e.", "within 3 points + 2 s.e.")
     show(console, "How often bounds hold the true mean", headings, lines)
     return rows
+
+
+def occupancy(console: Console) -> dict[str, Any]:
+    """Presence and detection beside unmarked, where R is at hand, and known parameters."""
+    beside, known = bench_unmarked(), bench_coverage_of_errors()
+    if "left out" in beside:
+        console.print(f"The comparison with unmarked is left out: {beside['left out']}.")
+    else:
+        mine, its = beside["log-likelihood"]
+        title = f"Crossbills, {beside['places']} places: log-likelihood {mine:.4f}, "
+        heads = ("name", "emfed", "error", "unmarked", "its error")
+        lines = [(r["name"], *(f"{r[k]:.4f}" for k in heads[1:])) for r in beside["rows"]]
+        show(console, f"{title}of unmarked {beside['unmarked']} {its:.4f}", heads, lines)
+    heads = tuple(known[0])
+    lines = [(r["name"], *(f"{r[k]:.3f}" for k in heads[1:])) for r in known]
+    show(console, "Simulated, 200 tables of 400 places", heads, lines)
+    return {"unmarked": beside, "known": known}
 
 
 def models(console: Console) -> dict[str, Any]:
@@ -555,6 +573,30 @@ def starts(console: Console) -> dict[str, Any]:
     return {"gaps": gaps, "choices": choices}
 
 
+def merged(console: Console) -> list[dict[str, Any]]:
+    """Merged starts beside those from buckets, where workers are many."""
+    if not os.environ.get("EMFED_DATA"):
+        console.print("Merged starts: set EMFED_DATA to the folder of real data.")
+        return []
+    chosen, rows = tuple(filter(None, os.environ.get("EMFED_SETS", "").split(";"))), []
+    for row in bench_merged(chosen, int(os.environ.get("EMFED_SEEDS", "5"))):
+        rows.append(row)
+        console.print(row)
+    lines = [
+        (
+            row["set"],
+            row["start"],
+            f"{row['median']:.4f}",
+            " ".join(f"{gap:.3f}" for gap in row["below the best"]),
+            *(f"{row[name]:.0f}" for name in ("rounds", "up", "down")),
+        )
+        for row in rows
+    ]
+    headings = ("set", "start", "median", "each seed", "EM rounds", "up", "down")
+    show(console, "Nats below the best, where EM ends; bytes of the start", headings, lines)
+    return rows
+
+
 def answer(console: Console) -> list[dict[str, Any]]:
     """Bytes to the pooled answer, beside uncompressed federated EM."""
     if not os.environ.get("EMFED_DATA"):
@@ -781,11 +823,13 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "theory": theory,
     "imputation": imputation,
     "field-bounds": field_bounds,
+    "occupancy": occupancy,
     "estimators": estimators,
     "ends": lambda console: counts(console, (2, 4, 8), 1, 1000),
     "right": right,
     "privacy": privacy,
     "starts": starts,
+    "merged": merged,
     "coverage": coverage,
     "mistakes": mistakes,
     "house": house,

@@ -33,6 +33,7 @@ from benchmarks.chaos import harmed
 from benchmarks.deployments import FEDEM, MIXTURE, Deployment, mixture_tables
 from emfed import fit, gaussian_mixture, load
 from emfed.network.deployment.orders import change_orders
+from emfed.network.deployment.status import REPEAT_SECONDS
 from emfed.network.keys import add_site, remove_site, rotate_site_key, take_rotation
 
 CONFIG = (
@@ -85,7 +86,7 @@ TOLD = {
     "removed_and_returned_key": r"WHO (is shut out|left)|its key was removed",
     "rotated_key": r"WHO (is gone|is connected|called again)|next key",
     "restored_server": r"ahead|start at zero|begins again",
-    "restored_site": r"WHO.*(lost its memory|memory)",
+    "restored_site": r"WHO.*memory|WHO (left|is back)",  # a slow start: it counts anew
     "expelled_and_readmitted": r"WHO (left|is back|refuses)|a trial",
     "went_and_came_back": r"WHO (left|is back)",
     "paused": r"paused",
@@ -151,8 +152,11 @@ class Evening:
         return self.harm("cut", "s2", 1.0)  # it calls through the door
 
     def slow_line(self) -> str:
+        before, end = self.lengths(), time.monotonic() + REPEAT_SECONDS + 5 * SLOW_SECONDS
         self.door.delay = SLOW_SECONDS
         time.sleep(5 * SLOW_SECONDS)
+        while "s2 took" not in self.text_since(before) and time.monotonic() < end:
+            time.sleep(1.0)  # it was told of s2 less than a minute before
         self.door.delay = 0.0
         return "s2"
 

@@ -17,7 +17,9 @@ from sklearn.mixture import GaussianMixture
 
 import emfed
 from benchmarks import estimators, right
+from benchmarks.answer import sets
 from benchmarks.estimators import KINDS
+from emfed.fitting.starts.start_search import MERGE_FROM
 
 PEERS = 5
 """Starts of scikit-learn, the best of which is the mark."""
@@ -103,6 +105,42 @@ def _gaps(rows: np.ndarray, k: int, kind: str, groups: Any, seeds: int) -> dict[
                 out |= {f"bytes {way}": told[way]["payload"] / n for way in ("up", "down")}
         out[label] = float(np.median(gaps))
     return out
+
+
+def bench_merged(names: tuple[str, ...] = (), seeds: int = 5) -> Iterator[dict[str, Any]]:
+    """Where EM ends from buckets and from merged clusters, on the sets of many workers."""
+    for name, model, workers, *_ in sets():
+        if workers.size < MERGE_FROM or (names and not any(part in name for part in names)):
+            continue
+        found: dict[str, list[Any]] = {}
+        for start, seed in itertools.product(("k-means", "merge"), range(seeds)):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", emfed.EmfedWarning)
+                begun = emfed.fit(model, workers, start=start, seed=seed, rounds=0)
+                ended = emfed.fit(
+                    model, workers, emfed.EM(), start=begun.params, tol=1e-5, rounds=500
+                )
+            told = begun.ledger.summary()["start"]
+            found.setdefault(start, []).append(
+                [ended.log_likelihood(workers.rows), ended.rounds]
+                + [
+                    (told[way]["payload"] + told[way]["envelope"]) / workers.size
+                    for way in ("up", "down")
+                ]
+            )
+        best = max(run[0] for runs in found.values() for run in runs)
+        for start, runs in found.items():
+            ends, *rest = zip(*runs, strict=True)
+            yield {
+                "set": name,
+                "start": start,
+                "below the best": [round(best - end, 4) for end in ends],
+                "median": best - float(np.median(ends)),
+                **{
+                    key: float(np.median(own))
+                    for key, own in zip(("rounds", "up", "down"), rest, strict=True)
+                },
+            }
 
 
 def bench_counts(

@@ -24,6 +24,7 @@ import numpy as np
 import polars as pl
 import pytest
 from benchmarks.deployments import FEDEM, MIXTURE, Deployment, difference, mixture_tables
+from benchmarks.hours import Operation, good
 
 from emfed import fit, gaussian_mixture, load
 from emfed.cli.main import main
@@ -592,6 +593,13 @@ def test_words_of_others_command_no_terminal_and_no_spreadsheet(
     assert kept["b"].to_list() == ["-1.0", "2.0", "-3.0"]
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("masks", [False, True])
+def test_an_hour_of_harm_on_a_network_in_memory(masks: bool, tmp_path: Path) -> None:
+    found = Operation(tmp_path, 3, masks).go(1.0)
+    assert good(found), found
+
+
 GARBAGE = {
     "empty": b"",
     "null": b"null\n",
@@ -703,6 +711,41 @@ def test_a_run_waits_for_a_site_whose_owner_looks_first(tmp_path: Path) -> None:
     serve_run(Rehearsing(run.sites), config, Status(run.folder, run.report))
     assert any("the run waits for s2" in str(status.get("why")) for status in run.said)
     assert len(load(tmp_path / "model" / "model.emfed").worker_weights) == 3
+
+
+class Deserted(LocalTransport):
+    """Nobody answers after some rounds."""
+
+    rounds = 0
+
+    def deliver(
+        self, messages: Mapping[str, bytes], deadline: float
+    ) -> Iterator[tuple[str, bytes]]:
+        self.rounds += any(kind_of(message) is Kind.REQUEST for message in messages.values())
+        return super().deliver({} if self.rounds > 8 else messages, deadline)
+
+
+def test_the_operator_ends_a_run_that_waits_for_sites(tmp_path: Path) -> None:
+    run = Ordered(tmp_path, {})
+    said = run.report
+
+    def report(status: dict[str, Any]) -> None:
+        said(status)
+        if status["state"] == "waiting" and status.get("round"):
+            change_orders(run.folder, finish=True)
+
+    sites = replace(run.config.sites, attempts=1, deadline=0.1, farewell=0.0)
+    config = replace(run.config, sites=sites)
+    serve_run(Deserted(run.sites), config, Status(run.folder, report))
+    assert run.said[-1]["state"] == "finished"
+    assert run.said[-1]["doubts"] == ["it was ended while too few sites answered."]
+    assert load(tmp_path / "model" / "model.emfed").params.weights.shape == (2,)
+
+    (tmp_path / "early").mkdir()
+    early = Ordered(tmp_path / "early", {})
+    change_orders(early.folder, finish=True)
+    with pytest.raises(ParticipationError, match="ended the run before its first round"):
+        serve_run(LocalTransport({}), early.config, Status(early.folder, early.report))
 
 
 NO = 'models = ["mixed-mixture"]\n'

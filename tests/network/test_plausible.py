@@ -127,6 +127,20 @@ def test_an_upload_of_1e300_is_refused_under_compression_too(
     assert "which no rows give" in federation.refusals["b"]
 
 
+def test_an_answer_of_1e300_to_any_question_puts_its_sender_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lie(values: Any) -> Any:
+        return (values + 1e300 if len(values) < 10 else values,)  # scores, and no statistics
+
+    federation = emfed.network.RemoteFederation(
+        Lying(tmp_path, monkeypatch, "encode_floats", lie), attempts=2, pause=0
+    )
+    options: dict[str, Any] = {"rounds": 5, "start": "moments", "tol": 0, "scores": True}
+    emfed.fit(make_model("diag", k=2), federation, "em", **options)
+    assert federation.refusals["b"] == "its answer holds 1e+300, which no rows give."
+
+
 def test_what_is_odd_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 
 class EmfedError(Exception):
@@ -140,7 +140,7 @@ class ParticipationError(EmfedError):
     """Too few workers joined or answered in time; a run with a checkpoint can be resumed.
 
     ``refused`` holds the workers of a network that will not take part, and why: waiting does not
-    bring them.
+    bring them. ``reached`` is what `emfed.fitting.serve` would return if it ended here.
 
     Examples
     --------
@@ -150,6 +150,7 @@ class ParticipationError(EmfedError):
     """
 
     refused: Mapping[str, str] = MappingProxyType({})
+    reached: Any = None
 
 
 class MembersChanged(EmfedError):

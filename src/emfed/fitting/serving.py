@@ -233,6 +233,7 @@ def serve(
         except ParticipationError as error:  # who waits to be let in may make up the number
             if not (hasattr(error, "result") and change.needed(newcomers=True)):
                 error.refused = {**(stage.excluded or {}), **federation.dismissed}
+                error.reached = _as_far_as(stage, getattr(error, "result", None), error.refused)
                 raise
             result = error.result
         out = {**(stage.excluded or {}), **federation.dismissed}
@@ -244,6 +245,15 @@ def serve(
         stage = _Stage(stage.number + 1, stage.rounds + made, out, up, down)
         logger.warning("stage %d begins: %s", stage.number, change.why)
         stage.save(where / "stage")
+
+
+def _as_far_as(stage: _Stage, result: Any, out: Mapping[str, str]) -> Served | None:
+    """What a run that lacks workers had reached; None before its first round or its choice."""
+    if result is None or not result.rounds or isinstance(result.model, SideBySide):
+        return None
+    fitted = Fitted(result, shortfall="it was ended while too few sites answered.")
+    rounds, up = stage.rounds + result.rounds, stage.bytes_up + result.bytes_up
+    return Served(fitted, stage.number, rounds, out, up, stage.bytes_down + result.bytes_down)
 
 
 def read_settings(model: Any, algorithm: Any, options: Mapping[str, Any]) -> FitSettings:

@@ -61,8 +61,6 @@ _TIE = 0.1
 """The tie of neighbouring times that factors begin with where the fit has none; `_DOUBT` holds."""
 _DOUBT = 2.0
 """The standard deviation of the logarithm of a strength along time, about that of the fit."""
-_RIDGE = 1e-3
-"""The precision of coefficients, as in the fit."""
 _LOOSE = 0.02
 """The precision that effects of times begin with where they are tied to each other."""
 _HELD = 1e6
@@ -159,7 +157,7 @@ class Posterior:
             self.coefficients[index] = state.params.coefficients
             self.sites[index], self.times[index] = state.params.sites, state.params.times
         self.kept = chain.kept / (draws + before)
-        self.part = chain._part
+        self.part = chain._part[1]
 
     @property
     def count(self) -> int:
@@ -268,7 +266,16 @@ class _Chain:
         params = self._begin.params
         self.state = replace(self._begin)
         self._modes = [params.sites, params.times]
-        self._seen = np.unique(cells.sites)
+        self._graph = solver.covariates.graph if solver.structure.spatial > 0 else None
+        everyone = np.arange(params.shape[0])
+        # Tied sites are drawn together, so that those without a record count, too.
+        self._seen = np.unique(cells.sites) if self._graph is None else everyone
+        penalties = solver.structure.ridge(solver.structure.site_penalty) + 1e-9
+        ties = np.zeros(params.sites.shape[1])
+        ties[len(ties) - len(penalties) :] = solver.structure.spatial / penalties
+        self._ties = ties
+        """How strongly neighbours are tied, in units of the pull to zero."""
+        self._ridge = solver.structure.covariate_penalty / self._unit
         self._drift = drift_of(params.effects, params.shape[1]) / self._unit
         known = params.covariates
         self._site_covariates = known.sites.shape[1]
@@ -276,7 +283,7 @@ class _Chain:
             _with_constant(known.sites, params.shape[0])[self._seen],
             _with_constant(known.times, params.shape[1]),
         )
-        self._part, self.adapting = 1.0, True
+        self._part, self.adapting = [1.0, 1.0], True
         """How far tied rows go, and whether that is still being learned."""
         self.kept = np.zeros(2)
         """Proposals of sites and of times, the share that was kept, added over sweeps."""
@@ -402,6 +409,8 @@ class _Chain:
             if begin.site_ridge[k] * self._unit >= _HELD:
                 continue
             squares = float((rows[:, k] ** 2).sum())
+            if self._graph is not None:
+                squares += self._ties[k] * float(rows[:, k] @ (self._graph.laplacian @ rows[:, k]))
             if state.params.effects and k < state.params.rank:
                 # Half-Cauchy as a mixture over the rate of a gamma distribution.
                 rate = self._gamma(1.0, ridge[k] + 1 / self._unit)
@@ -468,7 +477,7 @@ class _Chain:
         design = np.ones((cells.size, 1 + len(params.coefficients)))
         if len(params.coefficients):
             design[:, 1:] = params.covariates.design(cells.sites, cells.times)
-        ridge = np.diag([1e-9, *[_RIDGE] * len(params.coefficients)]) / self._unit
+        ridge = np.diag([1e-9 / self._unit, *[self._ridge] * len(params.coefficients)])
         here = np.concatenate([[params.offset], params.coefficients])
         mode = here
         for _ in range(1 if family.quadratic else _NEWTON):
@@ -494,7 +503,9 @@ class _Chain:
 
     def _draw_sites(self) -> None:
         cells, params = self.cells, self.state.params
-        side = Side(cells.sites, cells.times, params.times, params.effects, self.state.site_ridge)
+        ridge = self.state.site_ridge
+        known = (cells.sites, cells.times, params.times, params.effects, ridge)
+        side = Side(*known, graph=self._graph, tie=self._ties * ridge)
         rest = params.base(cells.sites, cells.times)
         if params.effects:
             rest = rest + params.times[cells.times, params.rank]
@@ -514,7 +525,7 @@ class _Chain:
         if rows.size == 0:
             return rows
         family, (weights, sums) = self._family(), self._told()
-        noise = self._normals(rows.size + 1)
+        noise = self._normals(side.noises(len(rows)))
         if family.quadratic:
             theta = rest + side.contribution(rows)
             score = family.score(theta, sums, weights)
@@ -531,7 +542,7 @@ class _Chain:
         step = side.solve(information, np.zeros_like(rows), noise)
         # Tied rows stand or fall together: they go a part of the way where few would stand. This
         # move is reversible for the normal about the mode, so the rule needs no other term.
-        part = self._part if side.tied else 1.0
+        part = self._part[which] if side.tied else 1.0
         new = mode + np.sqrt(1 - part**2) * (rows - mode) + part * step
 
         def value(point: FloatArray) -> FloatArray:
@@ -547,7 +558,8 @@ class _Chain:
             chance = np.full(len(rows), self._uniforms(1)[0])
             if self.adapting:
                 likely = float(np.exp(min(0.0, ratio[0])))
-                self._part = float(np.clip(self._part * np.exp(0.3 * (likely - 0.4)), 0.02, 1.0))
+                part = part * float(np.exp(0.3 * (likely - 0.4)))
+                self._part[which] = float(np.clip(part, 0.02, 1.0))
         else:
             chance = self._uniforms(len(rows))
         keep: BoolArray = np.log(chance + 1e-300) < ratio
@@ -564,7 +576,8 @@ class _Chain:
             return
         sites, times, split = params.sites.copy(), params.times.copy(), self._site_covariates
         offset, beta = params.offset, params.coefficients.copy()
-        side = Side.penalty(state.site_ridge[-1:])
+        tie = self._ties[-1:] * state.site_ridge[-1:]
+        side = Side.penalty(state.site_ridge[-1:], graph=self._graph, tie=tie)
         by = self._along(side, sites[self._seen, -1:], self._designs[0], beta[:split])
         sites[self._seen, -1] -= self._designs[0] @ by
         offset, beta[:split] = offset + float(by[0]), beta[:split] + by[1:]
@@ -579,7 +592,7 @@ class _Chain:
         self, side: Side, effects: FloatArray, design: FloatArray, beta: FloatArray
     ) -> FloatArray:
         """How much of the effects goes to (1, covariates): normal, by the prior of the effects."""
-        ridge = np.diag([1e-9, *[_RIDGE] * len(beta)]) / self._unit
+        ridge = np.diag([1e-9 / self._unit, *[self._ridge] * len(beta)])
         pulled = np.concatenate([side.pull(column[:, None]) for column in design.T], axis=1)
         precision = design.T @ pulled + ridge
         right = pulled.T @ effects[:, 0] - ridge @ np.concatenate([[0.0], beta])

@@ -158,7 +158,9 @@ def test_all_records_may_be_fitted_in_a_period_by_a_family(tmp_path: Path) -> No
     assert (trend["lower"] < trend["upper"]).all()
     days = ("2010-01-11", "2010-06-11", "2011-03-11", "2012-09-11")
     rows = [
-        line(f"S{day}{site}", "3", site=f"L{site}", date=day) for day in days for site in range(4)
+        line(f"S{day}{k}", "3", site=f"L{k}", date=day, observer=f"obsr{k}")
+        for day in days
+        for k in range(4)
     ]
     settings = TableSettings(
         data="ebird",

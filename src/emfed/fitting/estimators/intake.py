@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,14 +154,19 @@ def _advice(estimator: Any, X: Any) -> str:
 def _better(estimator: Any, X: Any, told: str, where: str) -> str | None:
     """scikit-learn's complaint in better words, where it names neither column nor remedy."""
     at = "" if where == "X" else f"{where}: "
+    able = "missing" in estimator.get_params()
+    if "contains infinity" in told:
+        remedy = "drop such rows or columns"
+        if able:
+            remedy += ", or put NaN there and say missing=True if the value is not known"
+        return f"{at}Input X contains infinity{_first(X, np.isinf)}: {remedy}."
     if "contains NaN" in told:
-        able = "missing" in estimator.get_params()
         remedy = (
             "say missing=True if they are missing at random"
             if able
             else "fill them in first, by FederatedImputer for one"
         )
-        return f"{at}{told.split('.')[0].splitlines()[0]}{_hole(X)}: {remedy}."
+        return f"{at}{told.split('.')[0].splitlines()[0]}{_first(X, np.isnan)}: {remedy}."
     if "could not convert string" in told and np.ndim(X) == 2:
         for column, values in enumerate(np.asarray(X, dtype=object).T):
             for value in values:
@@ -181,14 +186,14 @@ def _reads(text: str) -> bool:
     return True
 
 
-def _hole(X: Any) -> str:
-    """Where the first NaN is."""
+def _first(X: Any, wrong: Callable[[Any], Any]) -> str:
+    """Where the first value is that is ``wrong``."""
     names = list(getattr(X, "columns", range(np.shape(X)[1] if np.ndim(X) == 2 else 0)))
     for name in names:
         values = column_values(X[name], "") if is_frame(X) else np.asarray(X)[:, name]
-        holes = np.flatnonzero(np.isnan(np.asarray(values, dtype=np.float64)))
-        if len(holes):
-            return f" (the first in row {holes[0]}, column {name!r})"
+        found = np.flatnonzero(wrong(np.asarray(values, dtype=np.float64)))
+        if len(found):
+            return f" (the first in row {found[0]}, column {name!r})"
     return ""
 
 

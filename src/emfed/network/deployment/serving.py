@@ -210,6 +210,11 @@ def _fit(transport: Noted, config: Config, status: Status) -> Served:
             logger.info("the limit on rounds is now %s", read_orders(folder).rounds)
         except ParticipationError as error:
             now, least = time.monotonic(), max(sites.fewest, SMALLEST_SET * bool(settings.masks))
+            if read_orders(folder).finish:
+                if error.reached is not None:
+                    return error.reached
+                if not _opened(folder):
+                    raise
             few = _too_few(transport, config, error.refused, least)
             hopeless = max(hopeless or now, shown.began) if few else None
             patience = [(shown.began, sites.give_up)]
@@ -362,8 +367,11 @@ def _gather(transport: Noted, config: Config, status: Status, began: float) -> N
         )
         waited = time.monotonic() - began
         enough = len(here) >= sites.expected or (waited > sites.wait and len(here) >= sites.fewest)
-        if _opened(folder) and len(here) >= sites.fewest:
+        orders = read_orders(folder)
+        if _opened(folder) and (len(here) >= sites.fewest or orders.finish):
             enough = True
+        if orders.finish and not _opened(folder):
+            raise ParticipationError("the operator ended the run before its first round.")
         if enough and not paused:
             return
         if waited > sites.give_up and not paused:
