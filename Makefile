@@ -105,17 +105,17 @@ fuzz: setup ## Feed a million inputs to the decoders (installs atheris)
 	$(BIN)/python -m tests.fuzz.decoders -runs=1000000 -max_len=160 -rss_limit_mb=1500 -timeout=10 build/fuzz
 
 faults: setup ## Try ten thousand random faults of network, processes and disks
-	$(BIN)/python -m benchmarks faults --plans 10000 --json build/faults.json
+	$(BIN)/python -m benchmarks faults --plans 10000 --keep build/faults.jsonl --json build/faults.json
 
 parity: setup ## Compare every face, place and task of a fit: same parameters, rounds and bytes
 	EMFED_PARITY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -rs tests/network/test_parity.py
 
 gpu: ## Test the kernels on this machine's GPU and measure them beside their peers
-	PYTHONPATH=src $(GPU_PYTHON) -m pytest -q tests/models/devices
-	PYTHONPATH=src $(GPU_PYTHON) -m benchmarks.gpu
+	PYTHONPATH=src $(GPU_PYTHON) -m benchmarks.gpu --tests --out build/gpu.md
 
 gpu-interpreted: build/gpu-venv/.installed ## Test the kernels without a GPU (installs torch and triton)
-	TRITON_INTERPRET=1 PYTHONPATH=src build/gpu-venv/bin/python -m pytest -q tests/models/devices
+	TRITON_INTERPRET=1 PYTHONPATH=src build/gpu-venv/bin/python -m pytest -q tests/models/devices tests/data/test_devices.py
+	TRITON_INTERPRET=1 PYTHONPATH=src build/gpu-venv/bin/python -m benchmarks.gpu --rehearse
 
 build/gpu-venv/.installed: pyproject.toml
 	$(PYTHON) -m venv build/gpu-venv

@@ -41,19 +41,20 @@ from benchmarks.files import bench_files
 from benchmarks.flower import bench_flower
 from benchmarks.gpu import bench_gpu
 from benchmarks.house import bench_house, wordy, write_table
-from benchmarks.imputation import bench_imputation, bench_index
+from benchmarks.imputation import bench_imputation, bench_index, goals
 from benchmarks.judging import bench_coverage, bench_exchanges, bench_mistakes
 from benchmarks.ledger import bench_ledger, bench_mnist
 from benchmarks.messages import bench_messages
 from benchmarks.models import bench_models
 from benchmarks.network import ANSWER, QUESTION, bench_network
+from benchmarks.occupancy import bench_coverage_of_errors, bench_unmarked
 from benchmarks.page import write_page
 from benchmarks.privacy import EPSILONS, NONE, bench_audit, bench_privacy
 from benchmarks.right import bench_right
 from benchmarks.rounds import bench_rounds
 from benchmarks.scale import bench_scale
 from benchmarks.sites import COLUMNS, ROUNDS, ROWS, bench_sites
-from benchmarks.starts import FEW_ROWS, bench_choice, bench_counts, bench_gaps
+from benchmarks.starts import FEW_ROWS, bench_choice, bench_counts, bench_gaps, bench_merged
 from benchmarks.startup import bench_startup
 from benchmarks.theory import bench_theory
 
@@ -238,14 +239,33 @@ def imputation(console: Console) -> list[dict[str, Any]]:
     headings = ("table", "method", "RMSE", "deviance", "totals", "cells", "trend", "s", "kB")
     title = "Held-out counts: errors, ratio of totals, coverage of 90% bounds"
     show(console, title, headings, lines)
+    words = ("missed", "held")
+    lines = [
+        (
+            goal["table"],
+            f"{goal['deviance']:.3f} of {goal['best']}'s",
+            f"{goal['totals']:.3f} ({goal['totals_error']:.3f})",
+            f"{goal['cells']:.3f} ({goal['cells_error']:.3f})",
+            ", ".join(words[held] for held in goal["holds"]),
+        )
+        for goal in goals(rows)
+    ]
+    title = (
+        "Goals: deviance at most 1.03 of the best peer's, totals within 5%, cells within 3 points"
+    )
+    headings = ("table", "deviance", "totals", "cells", "in turn")
+    show(console, f"{title}, beside two standard errors (in brackets: one)", headings, lines)
     if (Path(os.environ.get("EMFED_DATA", "")) / "bbs_wood_thrush.csv.gz").exists():
         index = list(bench_index())
-        lines = [
-            (r["masked"], r["seed"], *(f"{r[k]:.3f}" for k in ("error", "additive", "covered")))
-            for r in index
-        ]
-        headings = ("masked", "seed", "error", "additive", "covered")
-        show(console, "Yearly index of complete series, 60% masked", headings, lines)
+        lines = []
+        for masked in dict.fromkeys(row["masked"] for row in index):
+            own = [row for row in index if row["masked"] == masked]
+            means = (np.mean([row[k] for row in own]) for k in ("error", "additive", "covered"))
+            covered = [row["covered"] for row in own]
+            error = np.std(covered, ddof=1) / len(own) ** 0.5
+            lines.append((masked, len(own), *(f"{m:.3f}" for m in means), f"{error:.3f}"))
+        headings = ("masked", "tables", "error", "additive", "covered", "its s.e.")
+        show(console, "Yearly index of complete series, 60% masked; 90% bounds", headings, lines)
         rows += index
     return rows
 
@@ -254,11 +274,39 @@ def field_bounds(
     console: Console, keep: Path | None = None, minutes: float = np.inf
 ) -> list[dict[str, Any]]:
     """Coverage of bounds on simulated tables, every family: 500 tables each, hours in all."""
-    rows = []
-    for row in bench_field_bounds(keep=keep, minutes=minutes):
-        console.print(" ".join(f"{k} {v}" for k, v in row.items()))
-        rows.append(row)
+    rows = list(bench_field_bounds(keep=keep, minutes=minutes))
+    levels = [name for name in rows[0] if name.endswith("%")] if rows else []
+    lines = [
+        (
+            row["kind"],
+            row["of"],
+            row["tables"],
+            *(f"{row[level]:.3f}" for level in levels),
+            f"{row['error']:.3f}",
+            "yes" if row["holds"] else "no",
+        )
+        for row in rows
+    ]
+    headings = ("table", "bounds of", "tables", *levels, "largest s.e.", "within 3 points + 2 s.e.")
+    show(console, "How often bounds hold the true mean", headings, lines)
     return rows
+
+
+def occupancy(console: Console) -> dict[str, Any]:
+    """Presence and detection beside unmarked, where R is at hand, and known parameters."""
+    beside, known = bench_unmarked(), bench_coverage_of_errors()
+    if "left out" in beside:
+        console.print(f"The comparison with unmarked is left out: {beside['left out']}.")
+    else:
+        mine, its = beside["log-likelihood"]
+        title = f"Crossbills, {beside['places']} places: log-likelihood {mine:.4f}, "
+        heads = ("name", "emfed", "error", "unmarked", "its error")
+        lines = [(r["name"], *(f"{r[k]:.4f}" for k in heads[1:])) for r in beside["rows"]]
+        show(console, f"{title}of unmarked {beside['unmarked']} {its:.4f}", heads, lines)
+    heads = tuple(known[0])
+    lines = [(r["name"], *(f"{r[k]:.3f}" for k in heads[1:])) for r in known]
+    show(console, "Simulated, 200 tables of 400 places", heads, lines)
+    return {"unmarked": beside, "known": known}
 
 
 def models(console: Console) -> dict[str, Any]:
@@ -375,19 +423,51 @@ def counts(console: Console, *given: Any) -> list[dict[str, Any]]:
             )
         )
     fine = [row for row in rows if not row["crash"]]
-    worst = max(fine, key=lambda row: row["gap"])
     crashed, away, false = ([row for row in rows if row.get(n)] for n in ("crash", "away", "false"))
-    where = ", ".join(str(worst[n]) for n in ("data", "covariance", "k", "seed"))
     title = (
         f"{len(rows)} fits by workers: {len(crashed)} crashes, {len(away)} run-aways, {len(false)} "
-        f"false claims; median gap {np.median([row['gap'] for row in fine]):+.4f}, largest "
-        f"{worst['gap']:+.3f} ({where})"
+        f"false claims; rounds {np.median([row['rounds'] for row in fine]):.0f}, bytes "
+        f"{np.median([row['bytes'] for row in fine]):.1f} times the raw rows (medians)"
     )
     heads = ("data", "type", "fits", "crashes", "away", "false", "converged")
     show(console, title, (*heads, "gap", "largest", "rounds", "x raw bytes"), lines)
+    show(console, "Nats a row below the best of five starts", GAP_HEADS, _gap_lines(fine))
     for row in (*crashed, *away, *false):
         console.print({name: row[name] for name in row if name != "rounds"})
     return rows
+
+
+GAP_HEADS = (
+    "variance at the floor",
+    "fits",
+    "median",
+    "above 0.05",
+    "below -0.05",
+    "largest",
+    "where",
+)
+
+
+def _gap_lines(fine: list[dict[str, Any]]) -> list[Any]:
+    """Gaps by who ended at the floor: there the likelihood is whatever the floor makes it."""
+    lines = []
+    for flat in ("", "ours", "sklearn", "both"):
+        own = [row for row in fine if row["flat"] == flat]
+        if not own:
+            continue
+        gaps, worst = np.array([row["gap"] for row in own]), max(own, key=lambda row: row["gap"])
+        lines.append(
+            (
+                flat or "nobody's",
+                len(own),
+                f"{np.median(gaps):+.4f}",
+                f"{(gaps > 0.05).mean():.0%}",
+                f"{(gaps < -0.05).mean():.0%}",
+                f"{worst['gap']:+.3f}",
+                ", ".join(str(worst[n]) for n in ("data", "covariance", "k", "seed")),
+            )
+        )
+    return lines
 
 
 def estimators(
@@ -472,20 +552,49 @@ def starts(console: Console) -> dict[str, Any]:
             row["data"],
             row["covariance"],
             *(" ".join(map(str, row[name])) for name in ("ours", "sklearn")),
+            "floor" if row["flat"] else "",
             *(f"{row[name]:.2f}" for name in names),
             f"{row['bic above']:+.1f}",
             f"{row['bytes up']:.0f}",
         )
         for row in choices
     ]
-    rates = [np.mean([row[name] for row in choices]) for name in names]
+    told = []
+    for rows in (choices, [row for row in choices if not row["flat"]]):
+        rates = [np.mean([row[name] for row in rows]) for name in names] if rows else [np.nan] * 3
+        told.append(f"by workers {rates[0]:.2f}, alone {rates[1]:.2f}, it as itself {rates[2]:.2f}")
     title = (
-        f"K of 1:8 by BIC as scikit-learn: by workers {rates[0]:.2f}, alone {rates[1]:.2f}; "
-        f"it as itself {rates[2]:.2f}"
+        f"K of 1:8 by BIC as scikit-learn: {told[0]}; where it chose no variance at the floor: "
+        f"{told[1]}"
     )
-    headings = ("data", "type", "ours", "sklearn", "agree", "alone", "itself", "BIC above", "up")
+    headings = ("data", "type", "ours", "sklearn", "at the", "agree", "alone", "itself")
+    headings = (*headings, "BIC above", "up")
     show(console, title, headings, lines)
     return {"gaps": gaps, "choices": choices}
+
+
+def merged(console: Console) -> list[dict[str, Any]]:
+    """Merged starts beside those from buckets, where workers are many."""
+    if not os.environ.get("EMFED_DATA"):
+        console.print("Merged starts: set EMFED_DATA to the folder of real data.")
+        return []
+    chosen, rows = tuple(filter(None, os.environ.get("EMFED_SETS", "").split(";"))), []
+    for row in bench_merged(chosen, int(os.environ.get("EMFED_SEEDS", "5"))):
+        rows.append(row)
+        console.print(row)
+    lines = [
+        (
+            row["set"],
+            row["start"],
+            f"{row['median']:.4f}",
+            " ".join(f"{gap:.3f}" for gap in row["below the best"]),
+            *(f"{row[name]:.0f}" for name in ("rounds", "up", "down")),
+        )
+        for row in rows
+    ]
+    headings = ("set", "start", "median", "each seed", "EM rounds", "up", "down")
+    show(console, "Nats below the best, where EM ends; bytes of the start", headings, lines)
+    return rows
 
 
 def answer(console: Console) -> list[dict[str, Any]]:
@@ -585,8 +694,13 @@ def network(console: Console) -> dict[str, Any]:
     show(console, title, headings, lines)
     names = ("milliseconds", "beside", "up", "wire_up", "down", "wire_down")
     headings = ("sites", "ms", "besides the steps", "up", "on the wire", "down", "on the wire")
+    headings = (*headings, "times plain")
     lines = [
-        (f"{row['sites']}{', masked' * row['masks']}", *(f"{row[name]:.1f}" for name in names))
+        (
+            f"{row['sites']}{', masked' * row['masks']}",
+            *(f"{row[name]:.1f}" for name in names),
+            f"{row['ratio']:.2f}" if row["masks"] else "",
+        )
         for row in found["fitting"]
     ]
     show(console, "A round of a fit, q=660; bytes of one site a round", headings, lines)
@@ -643,12 +757,22 @@ def sites(console: Console, number: int = 50) -> dict[str, Any]:
     return found
 
 
-def faults(console: Console, plans: int, first: int = 0) -> dict[str, Any]:
+def faults(
+    console: Console,
+    plans: int,
+    first: int = 0,
+    masks: bool = False,
+    keep: Path | None = None,
+    minutes: float = np.inf,
+) -> dict[str, Any]:
     """Random faults of network, processes and disks, without masks and with them."""
-    found = {words: bench_faults(plans, first, words == "masked") for words in ("plain", "masked")}
+    found = {
+        words: bench_faults(plans, first, words == "masked", keep, minutes)
+        for words in (("masked",) if masks else ("plain", "masked"))
+    }
     lines = [
         (name.replace("_", " "), *(f"{one[name]}" for one in found.values()))
-        for name in found["plain"]
+        for name in found["masked"]
     ]
     title = "Fault plans over a network, in one process each"
     show(console, title, ("what", *found), lines)
@@ -699,11 +823,13 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "theory": theory,
     "imputation": imputation,
     "field-bounds": field_bounds,
+    "occupancy": occupancy,
     "estimators": estimators,
     "ends": lambda console: counts(console, (2, 4, 8), 1, 1000),
     "right": right,
     "privacy": privacy,
     "starts": starts,
+    "merged": merged,
     "coverage": coverage,
     "mistakes": mistakes,
     "house": house,
@@ -752,6 +878,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     parser.add_argument("--plans", type=int, default=1000, help="fault plans to try")
     parser.add_argument("--first", type=int, default=0, help="the seed of the first fault plan")
+    parser.add_argument("--masks", action="store_true", help="fault plans of masked runs alone")
     parser.add_argument("--sites", type=int, default=50, help="real sites to start")
     parser.add_argument("--keep", type=Path, help="a file of what was run, to go on from")
     parser.add_argument("--minutes", type=float, default=np.inf, help="begin no run later")
@@ -764,7 +891,14 @@ def main() -> None:
     if unknown:
         parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
     sections = SECTIONS | {
-        "faults": partial(faults, plans=arguments.plans, first=arguments.first),
+        "faults": partial(
+            faults,
+            plans=arguments.plans,
+            first=arguments.first,
+            masks=arguments.masks,
+            keep=arguments.keep,
+            minutes=arguments.minutes,
+        ),
         "sites": partial(sites, number=arguments.sites),
         "estimators": partial(estimators, keep=arguments.keep, minutes=arguments.minutes),
         "privacy": partial(privacy, keep=arguments.keep, minutes=arguments.minutes),

@@ -32,6 +32,8 @@ from emfed.network.websocket.server import WebSocketTransport
 PROCESSES = 4
 NATS = (1e-3, 1e-5)
 WAYS = {"up": 0, "down": 1}
+CALM = 10
+"""Rounds in a row at the least mark after which a run is taken to stay there."""
 FLOWER = {"up": 10_800, "down": 2_900}
 """What Flower adds to one message of a site (`python -m benchmarks flower`, 3 sites)."""
 
@@ -124,13 +126,31 @@ def followed(
     start = emfed.fit(model, workers, algorithm, rounds=0, **common).params
     pooled = emfed.fit(model, workers, emfed.EM(), start=start, tol=1e-9, rounds=1500)
     target = -pooled.log_likelihood(workers.rows)
-    monitor = emfed.fitting.Monitor(mean_field=False)
-    fitted = emfed.fit(model, workers, algorithm, rounds=rounds, monitor=monitor, **common)
+    fitted = emfed.fit(
+        model,
+        workers,
+        algorithm,
+        rounds=rounds,
+        monitor=emfed.fitting.Monitor(mean_field=False),
+        callbacks=[_Arrived(target + NATS[-1])],
+        **common,
+    )
     return told_by(fitted, workers.size) | {
         "pooled": pooled,
         "gap": fitted.records[1:].column("objective") - target,
         "end": -fitted.log_likelihood(workers.rows) - target,
     }
+
+
+class _Arrived:
+    """Ends a run that has been at the least mark for some rounds: the others tell nothing more."""
+
+    def __init__(self, mark: float) -> None:
+        self._mark, self._calm = mark, 0
+
+    def __call__(self, record: Any) -> bool:
+        self._calm = self._calm + 1 if record.objective <= self._mark else 0
+        return self._calm >= CALM
 
 
 def told_by(fitted: emfed.Result, n: int) -> dict[str, Any]:
@@ -210,31 +230,24 @@ def bench_answer_network(
     What is in the file ``keep`` is not run again, and nothing begins after so many minutes: calls
     add up to the whole.
     """
-    exact, began = emfed.Identity("float32"), time.monotonic()
-    plain = emfed.FedEM(exact, step_size=1.0, broadcast=exact)
+    began = time.monotonic()
     warnings.simplefilter("ignore", emfed.EmfedWarning)
     kept: dict[str, Any] = {}
     if keep is not None and keep.exists():
         kept = json.loads(keep.read_text(encoding="utf-8"))
-    for name, model, workers, algorithm, rounds in sets():
-        if names and not any(part in name for part in names):
-            continue
-        runs: list[dict[str, Any]] = []
-        for seed in range(seeds):
-            if f"{name}/{seed}" not in kept and time.monotonic() - began < 60 * minutes:
-                kept[f"{name}/{seed}"] = seed_rows(model, workers, algorithm, rounds, seed)
-                if f"{name}/float32" not in kept:
-                    beside = followed(model, workers, plain, 300, 0)
-                    kept[f"{name}/float32"] = {
-                        f"{nats}/{way}": _spent(beside, reached(beside, nats)["rounds"], way)
-                        for nats in NATS
-                        for way in WAYS
-                    }
-                if keep is not None:
-                    keep.write_text(json.dumps(kept, default=float) + "\n", encoding="utf-8")
-            runs += kept.get(f"{name}/{seed}", [])
+    chosen = [own for own in sets() if not names or any(part in own[0] for part in names)]
+    for seed in range(seeds):  # every set has a first seed before one has a second
+        for name, model, workers, algorithm, rounds in chosen:
+            if f"{name}/{seed}" in kept or time.monotonic() - began >= 60 * minutes:
+                continue
+            kept[f"{name}/{seed}"] = seed_rows(model, workers, algorithm, rounds, seed)
+            if f"{name}/float32" not in kept:
+                kept[f"{name}/float32"] = _float32(model, workers)
+            if keep is not None:
+                keep.write_text(json.dumps(kept, default=float) + "\n", encoding="utf-8")
+    for name, *_ in chosen:
         found: dict[tuple[Any, str], list[dict[str, Any]]] = {}
-        for run in runs:
+        for run in (run for seed in range(seeds) for run in kept.get(f"{name}/{seed}", [])):
             found.setdefault((run["nats"], run["way"]), []).append(run)
         for (nats, way), own in found.items():
             numbers = [key for key in own[0] if key not in ("nats", "way")]
@@ -246,6 +259,18 @@ def bench_answer_network(
                 **{key: median(run[key] for run in own) for key in numbers},
                 **_beside(kept[f"{name}/float32"].get(f"{nats}/{way}"), own),
             }
+
+
+def _float32(model: Any, workers: Any) -> dict[str, Any]:
+    """Uncompressed federated EM, at each mark and in each direction."""
+    exact = emfed.Identity("float32")
+    plain = emfed.FedEM(exact, step_size=1.0, broadcast=exact)
+    beside = followed(model, workers, plain, 300, 0)
+    return {
+        f"{nats}/{way}": _spent(beside, reached(beside, nats)["rounds"], way)
+        for nats in NATS
+        for way in WAYS
+    }
 
 
 def _spent(beside: dict[str, Any], rounds: int | None, way: str) -> Any:

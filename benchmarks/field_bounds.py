@@ -3,7 +3,8 @@
 ``python -m benchmarks field-bounds [--keep FILE] [--minutes M]``: 500 tables of each kind, in turn;
 with a file, the same command goes on from the tables that it holds. The fit is `impute` with
 nothing given, on exact messages. Counted is how often bounds at 50, 80, 90 and 95% hold the true
-mean of cells without a record, of sites (added over times) and of times (added over sites).
+mean of cells without a record, of sites (added over times) and of times (added over sites); and of
+times that lie ahead of all records, which a fit with smoothing is carried on to.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,8 @@ KINDS = {
     "bernoulli": ("bernoulli", -0.3),
 }
 """What is simulated: the family that is fitted, and the offset."""
+FORECAST, LEAD = "overdispersed, ahead of records", 8
+"""The last times of such a table are not shown to the fit."""
 
 
 def simulate(
@@ -81,13 +85,32 @@ def covered(kind: str, seed: int, **options: Any) -> dict[str, list[float]]:
     out: dict[str, list[float]] = {"cells": [], "sites": [], "trend": []}
     for level in LEVELS:
         trend, totals = result.trend(level=level), result.site_totals(level=level)
-        for name, bounds, truth in (
-            ("cells", result.intervals(rows, columns, level, of="mean"), mean[missing]),
-            ("sites", (totals["lower"], totals["upper"]), mean.sum(axis=1)),
-            ("trend", (trend["lower"], trend["upper"]), mean.sum(axis=0)),
-        ):
-            out[name].append(float(np.mean((bounds[0] <= truth) & (truth <= bounds[1]))))
+        cells = result.intervals(rows, columns, level, of="mean")
+        out["cells"].append(_inside({"lower": cells[0], "upper": cells[1]}, mean[missing]))
+        out["sites"].append(_inside(totals, mean.sum(axis=1)))
+        out["trend"].append(_inside(trend, mean.sum(axis=0)))
     return out
+
+
+def _inside(bounds: Any, truth: np.ndarray, places: Any = slice(None)) -> float:
+    held = (bounds["lower"] <= truth) & (truth <= bounds["upper"])
+    return float(np.mean(held[places]))
+
+
+def forecast(seed: int, **options: Any) -> dict[str, list[float]]:
+    """The same of totals by time, up to `LEAD` times ahead of the last record that was shown."""
+    table, mean = simulate("overdispersed", seed)
+    known = TIMES - LEAD
+    early = table.keep(table.time < known)
+    early = replace(early, bins=replace(table.bins, count=known))
+    options = {"compressor": Identity(), "rounds": 2, "smoothing": 10.0, **options}
+    result = impute(early, seed=seed, **options).transform(table)
+    trends = [result.trend(level=level) for level in LEVELS]
+    truth = mean.sum(axis=0)
+    return {
+        "trend, leads 1 to 8": [_inside(trend, truth, slice(known, None)) for trend in trends],
+        "trend, lead 8": [_inside(trend, truth, slice(-1, None)) for trend in trends],
+    }
 
 
 def bench_field_bounds(
@@ -99,17 +122,17 @@ def bench_field_bounds(
     """
     warnings.simplefilter("ignore", emfed.EmfedWarning)
     began = time.monotonic()
-    found: dict[str, list[Any]] = {kind: [] for kind in KINDS}
+    found: dict[str, list[Any]] = {kind: [] for kind in (*KINDS, FORECAST)}
     if keep is not None and keep.exists():
         found |= json.loads(keep.read_text())
     for seed in range(tables):
         for kind, runs in found.items():
             if len(runs) <= seed and time.monotonic() - began < 60 * minutes:
-                runs.append(covered(kind, seed))
+                runs.append(forecast(seed) if kind == FORECAST else covered(kind, seed))
                 if keep is not None:
                     keep.write_text(json.dumps(found))
     for kind, runs in found.items():
-        for name in ("cells", "sites", "trend") if len(runs) > 1 else ():
+        for name in runs[0] if len(runs) > 1 else ():
             values = np.array([run[name] for run in runs])
             error = values.std(axis=0, ddof=1) / np.sqrt(len(runs))
             within = np.abs(values.mean(axis=0) - LEVELS) <= 0.03 + 2 * error

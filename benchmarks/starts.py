@@ -17,13 +17,18 @@ from sklearn.mixture import GaussianMixture
 
 import emfed
 from benchmarks import estimators, right
+from benchmarks.answer import sets
 from benchmarks.estimators import KINDS
+from emfed.fitting.starts.start_search import MERGE_FROM
 
 PEERS = 5
 """Starts of scikit-learn, the best of which is the mark."""
 FEW_ROWS = 3000
 """Larger tables are thinned: scikit-learn takes long on them, not we."""
 NUMBERS = range(1, 9)
+FLAT = 1e-4
+"""A variance, in a table's own units, from which on a component lies on one value of a column (or
+on a plane): both floors are 1e-6, and with a lower one the likelihood would be higher."""
 STATSMODELS = {"fair": "rate_marriage", "anes96": "educ", "star98": None, "ccard": None}
 """Tables that come with statsmodels, and who holds which rows (None: four at random)."""
 
@@ -102,6 +107,42 @@ def _gaps(rows: np.ndarray, k: int, kind: str, groups: Any, seeds: int) -> dict[
     return out
 
 
+def bench_merged(names: tuple[str, ...] = (), seeds: int = 5) -> Iterator[dict[str, Any]]:
+    """Where EM ends from buckets and from merged clusters, on the sets of many workers."""
+    for name, model, workers, *_ in sets():
+        if workers.size < MERGE_FROM or (names and not any(part in name for part in names)):
+            continue
+        found: dict[str, list[Any]] = {}
+        for start, seed in itertools.product(("k-means", "merge"), range(seeds)):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", emfed.EmfedWarning)
+                begun = emfed.fit(model, workers, start=start, seed=seed, rounds=0)
+                ended = emfed.fit(
+                    model, workers, emfed.EM(), start=begun.params, tol=1e-5, rounds=500
+                )
+            told = begun.ledger.summary()["start"]
+            found.setdefault(start, []).append(
+                [ended.log_likelihood(workers.rows), ended.rounds]
+                + [
+                    (told[way]["payload"] + told[way]["envelope"]) / workers.size
+                    for way in ("up", "down")
+                ]
+            )
+        best = max(run[0] for runs in found.values() for run in runs)
+        for start, runs in found.items():
+            ends, *rest = zip(*runs, strict=True)
+            yield {
+                "set": name,
+                "start": start,
+                "below the best": [round(best - end, 4) for end in ends],
+                "median": best - float(np.median(ends)),
+                **{
+                    key: float(np.median(own))
+                    for key, own in zip(("rounds", "up", "down"), rest, strict=True)
+                },
+            }
+
+
 def bench_counts(
     numbers: tuple[int, ...] = tuple(range(2, 9)),
     seeds: int = 5,
@@ -115,7 +156,8 @@ def bench_counts(
     converged says so falsely if 100 steps of EM gain more than 1e-3 nats a row. Cases that the file
     ``keep`` (JSON lines) has are not fitted again, and after some ``minutes`` no new one begins.
     All tables, types and numbers come before the second seed, in an order that a part of it is a
-    fair sample of.
+    fair sample of. ``flat`` says which end (sklearn, ours, both) has a variance at the floor: its
+    log-likelihood is whatever the floor makes it, and such a gap compares floors.
     """
     known = {} if keep is None else _known(keep)
     ends = time.monotonic() + 60 * minutes
@@ -132,9 +174,9 @@ def bench_counts(
         if (found := known.get(_key(case))) is None and time.monotonic() < ends:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                best = known.get((name, kind, k), {}).get("best")
-                best = _mark(rows, k, kind) if best is None else best
-                found = case | {"best": best} | _ended(rows, groups, kind, k, seed, best)
+                mark = known.get((name, kind, k)) or _mark(rows, k, kind)
+                best = {name: mark[name] for name in ("best", "best flat")}
+                found = case | best | _ended(rows, groups, kind, k, seed, best)
             known |= {(name, kind, k): found}
             if keep is not None:
                 with keep.open("a", encoding="utf-8") as file:
@@ -154,14 +196,26 @@ def _known(keep: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
     return {_key(row)[:3]: row for row in rows} | {_key(row): row for row in rows}
 
 
-def _mark(rows: np.ndarray, k: int, kind: str) -> float:
-    """Where the best of five starts of scikit-learn ends."""
+def _mark(rows: np.ndarray, k: int, kind: str) -> dict[str, Any]:
+    """Where the best of five starts of scikit-learn ends, and whether at the floor."""
+    unit = unit_of(rows, kind)
     found = [peer(rows, k, kind, seed) for seed in range(PEERS)]
-    return max(float(p.score(rows / unit_of(rows, kind))) + shift for p, shift in found)
+    scores = [float(p.score(rows / unit)) + shift for p, shift in found]
+    best = int(np.argmax(scores))
+    flat = _is_flat(found[best][0].covariances_, kind, np.ones_like(unit))
+    return {"best": scores[best], "best flat": flat}
+
+
+def _is_flat(covariances: np.ndarray, kind: str, unit: np.ndarray) -> bool:
+    """Whether some variance is at the floor, in units of the whole table."""
+    if kind in ("full", "tied"):
+        return bool(np.linalg.eigvalsh(covariances / np.outer(unit, unit)).min() < FLAT)
+    squares = unit**2 if kind == "diag" else unit[0] ** 2
+    return bool((covariances / squares).min() < FLAT)
 
 
 def _ended(
-    rows: np.ndarray, groups: Any, kind: str, k: int, seed: int, best: float
+    rows: np.ndarray, groups: Any, kind: str, k: int, seed: int, best: dict[str, Any]
 ) -> dict[str, Any]:
     """How one fit by workers ended."""
     ours = emfed.FederatedGaussianMixture(k, covariance_type=kind, random_state=seed)
@@ -177,20 +231,26 @@ def _ended(
     low, high = rows.min(axis=0), rows.max(axis=0)
     slack = 0.01 * (high - low) + 1e-9
     outside = (ours.means_ < low - slack) | (ours.means_ > high + slack)
+    flat = best["best flat"], _is_flat(ours.covariances_, kind, unit_of(rows, kind))
     return {
         "crash": "",
+        "flat": {(0, 0): "", (1, 0): "sklearn", (0, 1): "ours", (1, 1): "both"}[flat],
         "converged": ours.converged_,
         "more": more,
         "false": ours.converged_ and more > 1e-3,
         "away": bool(outside[ours.weights_ * len(rows) > 0.5].any()),
-        "gap": best - ended,
+        "gap": best["best"] - ended,
         "rounds": ours.n_iter_,
         "bytes": ours.bytes_ / ours.raw_bytes_,
     }
 
 
 def bench_choice(seeds: int = 3, kinds: tuple[str, ...] = ("full", "diag")) -> Iterator[Any]:
-    """The number of components by BIC: ours, scikit-learn's with n_init=5, and from other seeds."""
+    """The number of components by BIC: ours, scikit-learn's with n_init=5, and from other seeds.
+
+    ``flat`` says whether a fit that scikit-learn chose has a variance at the floor: its BIC is then
+    whatever the floor makes it, and ours leaves such a component on few rows out.
+    """
     for name, rows, _, groups in tables():
         if len(rows) > FEW_ROWS // 2:
             continue
@@ -202,14 +262,16 @@ def bench_choice(seeds: int = 3, kinds: tuple[str, ...] = ("full", "diag")) -> I
 
 def _choice(rows: np.ndarray, kind: str, groups: Any, seeds: int) -> dict[str, Any]:
     unit, n = unit_of(rows, kind), len(rows)
-    theirs, ours, alone, ledgers = [], [], [], []
+    theirs, ours, alone, ledgers, flat = [], [], [], [], False
     for seed in range(seeds + 1):
-        bics = {}
+        bics, at_floor = {}, {}
         for k in NUMBERS:
             found, shift = peer(rows, k, kind, seed, PEERS)
             bics[k] = float(found.bic(rows / unit)) - 2 * n * shift
+            at_floor[k] = _is_flat(found.covariances_, kind, np.ones_like(unit))
         best = min(bics, key=lambda k: bics[k])
         theirs.append((best, bics[best]))
+        flat |= at_floor[best]
     for seed in range(seeds):
         model = emfed.gaussian_mixture(1, kind)
         found = emfed.select_components(model, rows, NUMBERS, groups=groups, seed=seed)
@@ -222,6 +284,7 @@ def _choice(rows: np.ndarray, kind: str, groups: Any, seeds: int) -> dict[str, A
     return {
         "ours": [k for k, _ in ours],
         "sklearn": [k for k, _ in theirs],
+        "flat": flat,
         "agree": float(np.mean([a[0] == b[0] for a in ours for b in theirs])),
         "alone agrees": float(np.mean([a[0] == b[0] for a in alone for b in theirs])),
         "sklearn agrees": float(np.mean([a[0] == b[0] for a, b in pairs])),

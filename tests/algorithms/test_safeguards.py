@@ -162,3 +162,22 @@ def test_alone_a_saddle_is_no_end_either(shift: float) -> None:
     result = emfed.fit(emfed.gaussian_mixture(2, "tied"), [rows], start=start, tol=1e-6, rounds=99)
     assert result.converged
     assert np.abs(result.params.means).min() > 1.5
+
+
+@pytest.mark.parametrize("kind", ["full", "tied", "diag", "spherical"])
+def test_looking_before_the_end_hardly_waits(kind: str) -> None:
+    """Workers are asked for fine answers, so S need not wait for what rough ones leave out."""
+    run = opened(kind)
+    stop, asked, waits, fine = emfed.fitting.Stop(rounds=500, nats=1e-6), 0, 0, 0
+    while run.reason(stop) is None:
+        extras = dict(run.state.extras)
+        probing = safeguards.number(extras, "probe") > 0
+        fine += run.plan().kind == "fine"
+        run.step()
+        asked += probing
+        waits += probing and safeguards.number(dict(run.state.extras), "waits") > 0
+    assert run.confirmed
+    assert run.memory_gap < 1e-12
+    assert 0 < fine < asked
+    assert asked <= safeguards.JUDGE + safeguards.MOST_PLAIN + waits
+    assert waits <= 3

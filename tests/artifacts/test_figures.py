@@ -97,6 +97,27 @@ def test_a_column_of_a_paper_has_its_width_and_readable_text() -> None:
     assert render(Figure("", panels), "pdf", True) == render(Figure("", panels), "pdf", True)
 
 
+def test_a_line_has_a_few_marks_and_points_without_a_line_are_all_drawn() -> None:
+    x = np.arange(100.0)
+
+    def marks(line: bool) -> int:
+        panel = Panel([Series("a", x, x, points=True, line=line)], "x", "y", log="")
+        svg = render(Figure("", [panel]), "svg").decode()
+        return len(re.findall(r"<use [^>]*fill: #0072b2", svg))
+
+    assert marks(line=False) == 100 + 1  # and the one in the legend
+    assert 4 <= marks(line=True) <= 12
+
+
+@pytest.mark.parametrize(("panels", "inches"), [(1, 5.6), (2, 9.2), (3, 13.8), (4, 9.2), (5, 13.8)])
+def test_more_than_three_panels_stand_in_two_rows(panels: int, inches: float) -> None:
+    x = np.arange(1.0, 4.0)
+    figure = Figure("", [Panel([Series("a", x, x)], "x", "y", f"t{k}") for k in range(panels)])
+    svg = render(figure, "svg").decode()
+    assert f'width="{72 * inches:g}pt"' in svg
+    assert all(f"<!-- t{k} -->" in svg for k in range(panels))
+
+
 @pytest.mark.parametrize("labels", [1, 7, 10])
 def test_any_number_of_labels_is_drawn(labels: int) -> None:
     assert len(render(example(labels), "svg")) > 1000

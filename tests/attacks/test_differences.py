@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import emfed
 from emfed.core.protocols import WHOLE
 from emfed.fitting.session import Session
 from emfed.network import LocalTransport, RemoteFederation, Site, SiteRules
 from emfed.network.masking import SiteIdentity
+from tests.attacks.malicious import Server
 from tests.helpers import BARE, OPEN
 
 RNG = np.random.default_rng(11)
@@ -133,3 +135,16 @@ def test_a_server_that_leaves_out_one_site_after_the_other_meets_the_rule_on_cha
 ) -> None:
     assert followed(tmp_path / "open", OPEN) == list(TABLES)
     assert len(followed(tmp_path / "default", SiteRules())) <= 1
+
+
+def test_a_row_that_is_corrected_in_mid_run_ends_the_run_at_that_site(tmp_path: Path) -> None:
+    """Two answers at the same parameters, before and after, would differ by that row alone."""
+    rows = RNG.normal(size=(40, 2))
+    server = Server({"a": Site(rows, tmp_path, rules=BARE)}, emfed.gaussian_mixture(1, "diag"))
+    server.question("statistics", server.model.start(0))
+    corrected = rows.copy()
+    corrected[7] += 1.0
+    transport: Any = server.federation._line.transport
+    transport.sites["a"] = Site(corrected, tmp_path, rules=BARE)
+    with pytest.raises(emfed.ParticipationError, match="data changed since the run began"):
+        server.question("statistics", server.model.start(0))

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars
 import pytest
 
 import emfed
+from emfed.algorithms.steps import from_lattice
 from emfed.core.messages import Lattice
-from emfed.core.protocols import WHOLE, Phase, Request
-from emfed.core.wire import NEWS, Kind, decode_refusal
+from emfed.core.protocols import WHOLE, Phase, Request, View
+from emfed.core.registry import plain
+from emfed.core.wire import NEWS, Kind, decode_refusal, encode_question
 from emfed.fitting.session import Session
-from emfed.network import LocalTransport, RemoteFederation, SiteRules
+from emfed.network import LocalTransport, RemoteFederation, Site, SiteRules
 from emfed.network.masking import SiteIdentity, encode_members, encode_roster
-from emfed.network.sums import add_up, upload_shape
+from emfed.network.store import Links
+from emfed.network.sums import add_up, answer_shape, upload_shape
 from tests.network.masked import masked_sites
 
 RNG = np.random.default_rng(2)
@@ -85,7 +90,10 @@ def test_sites_that_are_told_the_same_tell_their_sum(tmp_path: Path) -> None:
     assert add_up([told[n] for n in range(4)], upload_shape(FINE, len(liar.statistics))) is not None
 
 
-@pytest.mark.parametrize("lie", ["round", "generation", "step", "rate", "statistics"])
+LIES = ["round", "generation", "step", "rate", "statistics", "last digits", "kind"]
+
+
+@pytest.mark.parametrize("lie", LIES)
 def test_one_site_that_is_told_otherwise_has_masks_that_do_not_cancel(
     lie: str, tmp_path: Path
 ) -> None:
@@ -97,6 +105,8 @@ def test_one_site_that_is_told_otherwise_has_masks_that_do_not_cancel(
         "step": {"lattice": replace(FINE, step=FINE.step / 2)},
         "rate": {"lattice": replace(FINE, rate=0.5)},
         "statistics": {"statistics": liar.model.statistics_of(liar.model.start(1))},
+        "last digits": {"statistics": liar.statistics * (1 + 1e-9)},
+        "kind": {"kind": "local"},
     }[lie]
     requests = {n: liar.request(**(other if n == 0 else {})) for n in range(4)}
     fresh, messages = liar.ready(requests)
@@ -105,6 +115,133 @@ def test_one_site_that_is_told_otherwise_has_masks_that_do_not_cancel(
     for size in (1, 2, 3, 4):
         for some in itertools.combinations(range(4), size):
             assert add_up([told[n] for n in some], shape) is None
+
+
+def total(liar: Liar, requests: dict[int, Request]) -> Any:
+    """What the server adds up of one round, None if masks do not cancel."""
+    fresh, messages = liar.ready(requests)
+    told = liar.told(fresh, messages, list(fresh))
+    found = add_up([told[n] for n in range(4)], upload_shape(FINE, len(liar.statistics)))
+    if found is None:
+        return None
+    return from_lattice(liar.model, 0, requests[0], np.arange(4), found[0])
+
+
+def same(request: Request) -> dict[int, Request]:
+    return dict.fromkeys(range(4), request)
+
+
+def test_a_server_that_accepts_one_sites_answer_and_no_others_learns_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The site would take its last answer off the next, and two sums differ by just that."""
+    one = np.array([1, -1, -1, -1])
+    liar = Liar(tmp_path / "masks that depend on it")
+    assert total(liar, same(liar.request())) is not None
+    assert total(liar, same(liar.request(round=2, accepted=one))) is None
+
+    def forgets(self: Links, committed: Any, request: bytes) -> Links:
+        return Links(about=hashlib.sha256(request).hexdigest())
+
+    monkeypatch.setattr(Links, "after", forgets)
+    liar = Liar(tmp_path / "masks that do not")
+    first = total(liar, same(liar.request()))
+    apart = first - total(liar, same(liar.request(round=2, accepted=one)))
+    own = liar.model.expected_statistics(TABLES["a"][None], liar.request().params)[0]
+    np.testing.assert_allclose(apart, liar.session.weights[0] * (own - liar.statistics), atol=1e-5)
+
+
+def test_what_one_site_was_told_in_an_earlier_round_is_not_forgotten(tmp_path: Path) -> None:
+    """Its memory follows from it: a sum that cancels would tell the difference."""
+    liar = Liar(tmp_path)
+    other = liar.model.statistics_of(liar.model.start(1))
+    lied = liar.request(statistics=other)
+    assert total(liar, {**same(liar.request()), 0: lied}) is None
+    everyone = np.ones(4, dtype=np.int64)
+    for number in (2, 3):
+        told = liar.request(round=number, accepted=everyone * (number - 1))
+        assert total(liar, same(told)) is None
+    assert total(liar, same(liar.request(round=4, generation=1))) is not None  # at zero for all
+
+
+def test_rounds_that_follow_each_other_have_their_sums(tmp_path: Path) -> None:
+    liar, everyone = Liar(tmp_path), np.ones(4, dtype=np.int64)
+    for number in (1, 2, 3):
+        accepted = everyone * (number - 1 or -1)
+        assert total(liar, same(liar.request(round=number, accepted=accepted))) is not None
+
+
+def test_an_answer_on_another_lattice_is_not_told_on_this_one(tmp_path: Path) -> None:
+    """A site that was asked for the round before answers as it did then, and its masks say so."""
+    liar = Liar(tmp_path)
+    liar.ready({0: liar.request(lattice=replace(FINE, step=FINE.step / 2))})
+    assert total(liar, same(liar.request())) is None
+
+
+def test_a_question_of_a_masked_run_brings_its_parameters(tmp_path: Path) -> None:
+    """Those of the last round may be others at one site."""
+    liar = Liar(tmp_path)
+    total(liar, same(liar.request()))
+    body = encode_question("values", WHOLE.describe(), b"")
+    with pytest.raises(emfed.ParticipationError):
+        liar.federation._ask_all("question", body, (Kind.CONSTANTS,), answer_shape(2))
+
+
+def test_models_that_leave_single_sites_out_are_not_fitted_to_masked_sums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sum over all less that over all others is a site's own."""
+    view = View((0,) * 4, folds=True)
+    for allowed in (False, True):
+        if allowed:
+            monkeypatch.setattr(Site, "_check_folds", lambda self: None)
+        liar = Liar(tmp_path / str(allowed))
+        alike, whole = liar.statistics, total(liar, same(liar.request()))
+        liar.model = liar.session.view(view)
+        liar.session.begin(Phase(view, emfed.EM().resolve(liar.model.layout), 0, 2))
+        liar.statistics = np.tile(alike, 4)
+        if not allowed:
+            assert liar.ready(same(liar.request()))[0] == {}
+            assert "leave nobody out" in liar.federation.refusals["a"]
+            continue
+        without = total(liar, same(liar.request()))[: len(alike)]
+        one = liar.session.view(WHOLE)
+        own = one.expected_statistics(TABLES["a"][None], one.maximize(alike))[0]
+        np.testing.assert_allclose(
+            whole - without, liar.session.weights[0] * (own - alike), atol=1e-5
+        )
+
+
+NAMED = {name: polars.DataFrame(table, schema=["x", "y"]) for name, table in TABLES.items()}
+JOINS: dict[str, Any] = {
+    "nothing": {},
+    "columns": {"columns": ["y", "x"]},
+    "model": {"model": plain(emfed.gaussian_mixture(2, "diag", covariance_floor=0.5).describe())},
+    "weights": {"weights": "uniform"},
+}
+
+
+@pytest.mark.parametrize("lie", JOINS)
+def test_a_site_that_joined_something_else_has_masks_that_do_not_cancel(
+    lie: str, tmp_path: Path
+) -> None:
+    """With its columns in another order, sums of two runs would differ by its own means."""
+    sites = masked_sites(NAMED, tmp_path, rules=SiteRules())
+    federation = RemoteFederation(LocalTransport(sites), attempts=1, pause=0.0)
+    hello, asked = federation._roll.hello, {"columns": ["x", "y"]}
+
+    def lies(run: int, keys: Any, content: Any, once: bool = False) -> Any:
+        joins, told = hello(run, [key for key in keys if key != "a"], content | asked, once)
+        own, said = hello(run, ["a"], content | asked | JOINS[lie], once)
+        about = joins["b"].about  # whatever it said of itself
+        return joins | {"a": replace(own["a"], about=about)}, told | said
+
+    federation._roll.hello = lies  # type: ignore[method-assign]
+    if lie == "nothing":
+        Session(emfed.gaussian_mixture(2, "diag"), federation, masks=True)
+        return
+    with pytest.raises(emfed.ParticipationError, match="did not cancel|masked answer has"):
+        Session(emfed.gaussian_mixture(2, "diag"), federation, masks=True)
 
 
 def test_old_sets_and_answers_are_not_told_again(tmp_path: Path) -> None:

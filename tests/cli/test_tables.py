@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import emfed
 from emfed.cli.help import Options
 from emfed.cli.intake import read_workers
 from emfed.cli.tables import listed, read_cells
-from emfed.data.files import numbers
+from emfed.data.files import numbers, parse_cells
 from tests.cli.shell import Shell
 
 
@@ -61,7 +63,9 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "a blank line between": ("a,b\n1,2\n\n3,4\n", "line 3: no cell"),
     "thousand and one": ('a,b\n"1,001",2\n', "is '1,001' the number 1001 or 1.001?"),
     "thousands": ('a,b\n"1,234,567",2\n', "write '1,234,567' as 1234567"),
-    "dates": ("a,b\n2020-01-01,2\n", "column 'a' holds '2020-01-01' in line 2"),
+    "dates": ("a,b\n2020-01-01,2\n", "such as days since a date"),
+    "no header": ("1.5,2\n3,4\n5,6\n", "the first line holds numbers (1.5 ...)"),
+    "no header, counts": ("3,0,12\n1,2,3\n", "put a line of names above the rows"),
     "half a gzip": (gzip.compress(b"a,b\n1,2\n")[:12], "not a whole .gz file"),
     "latin-1": (
         "gr\xf6\xdfe,b\n1,2\n3,4\n".encode("latin-1"),
@@ -82,6 +86,19 @@ def test_bad_files_are_refused_in_one_line(name: str, emfed_shell: Shell) -> Non
     assert message in err
     assert out == ""
     assert not (emfed_shell.folder / "model.emfed").exists()
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, unique=True))
+def test_a_row_of_numbers_is_never_taken_for_names(row: list[float]) -> None:
+    text = (",".join(map(repr, row)) + "\n") * 3
+    with pytest.raises(emfed.DataError, match="line of names"):
+        parse_cells(text.encode(), "csv", "x.csv")
+
+
+@pytest.mark.parametrize("names", ["0,1,2", "1990,1991,1995", "a,1.5,2", "5", "x"])
+def test_years_and_places_may_be_names(names: str) -> None:
+    row = ",".join("1" for _ in names.split(","))
+    assert parse_cells(f"{names}\n{row}\n".encode(), "csv", "x.csv").columns == names.split(",")
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])

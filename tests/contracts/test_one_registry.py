@@ -41,6 +41,10 @@ EXAMPLES: dict[str, tuple[Any, Any]] = {
         emfed.models.Occupancy(2, 1),
         [np.column_stack([t > 0, t[:, 0]]).astype(float) for t in ROWS],
     ),
+    "observers": (
+        emfed.models.ObserverEffects(6, 5),
+        [np.insert(part, 2, np.arange(15) % 3, axis=1) for part in (CELLS[:15], CELLS[15:])],
+    ),
     "cells": (SiteOwner(5, 2, smoothing=1.0), [CELLS[:15], CELLS[15:]]),
     "side by side": (SideBySide((emfed.gaussian_mixture(1), emfed.gaussian_mixture(2))), ROWS),
 }  # fmt: skip

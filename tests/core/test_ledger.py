@@ -99,7 +99,7 @@ def test_every_reply_is_encoded_decoded_and_counted(
         assert record.payload_up == record.bytes_up - N * REPLY_ENVELOPE
         header = Header(Kind.REQUEST, 1, request.round, 0, 2, 0, run.phase)
         accepted = int(request.accepted[0])
-        body = encode_request(request.round, RequestBody(accepted, False, request.statistics))
+        body = encode_request(request.round, RequestBody(accepted, "round", request.statistics))
         told = shorten(header, body)  # they know the run from its start
         assert record.bytes_down == N * len(told) + news.sum()
         assert record.payload_down == N * numbers_size(request.statistics) + news[0]
@@ -237,7 +237,7 @@ class Follower:
     def send(self, since: int, round_: int) -> bytes:
         """The request of a round to a worker that was there in round ``since``."""
         steps = tuple(self.steps[k] for k in range(since, round_))
-        return encode_request(round_, RequestBody(since, False, None, steps))
+        return encode_request(round_, RequestBody(since, "round", None, steps))
 
     def follow(self, statistics: Any, request: bytes, round_: int) -> Any:
         """Apply the steps of a request."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -268,25 +269,25 @@ def test_bodies_of_rounds_round_trip() -> None:
     assert decode_reply(encode_reply(20, 700, b""), 700) == (20, b"")
     sizes = reply_envelopes(np.array([700, 20, 0]), np.array([700, 700, 700]))
     assert sizes.tolist() == [REPLY_ENVELOPE] * 3
-    full = RequestBody(16, False, np.array([1.0, -0.0, 5e-324, 1e300]))
+    full = RequestBody(16, "round", np.array([1.0, -0.0, 5e-324, 1e300]))
     body = encode_request(17, full)
     back = decode_request(body, 17, 4)
     assert back.statistics is not None
     assert full.statistics is not None
     assert back.statistics.tobytes() == full.statistics.tobytes()
-    assert (back.accepted, back.start) == (16, False)
+    assert (back.accepted, back.kind) == (16, "round")
     assert len(body) == 1 + floats_size(4)
-    first = RequestBody(-1, True, np.zeros(4))
+    first = RequestBody(-1, "start", np.zeros(4))
     assert decode_request(encode_request(17, first), 17, 4).accepted == -1
-    steps = RequestBody(14, False, None, (b"abc", b"", b"x" * 200))
+    steps = RequestBody(14, "round", None, (b"abc", b"", b"x" * 200))
     body = encode_request(17, steps)
     assert decode_request(body, 17, 4) == steps
     assert len(body) == 1 + steps_size([3, 0, 200]) == 1 + 1 + 3 + 1 + 200
     assert request_fronts(17, np.array([14, -1, 16])).tolist() == [1, 1, 1]
-    for local in (dataclasses.replace(full, local=True), dataclasses.replace(steps, local=True)):
-        again = encode_request(17, local)
-        assert decode_request(again, 17, 4).local
-        assert len(again) == len(encode_request(17, dataclasses.replace(local, local=False)))
+    for told, kind in itertools.product((full, steps), ("start", "round", "local", "fine")):
+        again = encode_request(17, dataclasses.replace(told, kind=kind))
+        assert decode_request(again, 17, 4).kind == kind
+        assert len(again) == len(encode_request(17, told))
     values = np.array([1.5, 2.5, -3.5])
     assert decode_floats(encode_floats(values), 3).tolist() == values.tolist()
     assert decode_floats(encode_floats(values)).tolist() == values.tolist()
@@ -424,13 +425,13 @@ def golden_messages() -> dict[str, bytes]:
         return seal_answer(answer, encode_reply(20, 20, encode_payload(message, form, u)))
 
     numbers = np.array([1.0, 1 / 3, -2e-308])
-    steps = encode_request(17, RequestBody(15, False, None, (b"\0a", b"\1b")))
+    steps = encode_request(17, RequestBody(15, "round", None, (b"\0a", b"\1b")))
     return {
         "reply-ternary": reply(ternary, 1),
         "reply-levels": reply(levels, 4),
         "reply-dither": reply(precise, 6, dither),
         "reply-wide": reply(wide, 5000),
-        "request-full": shorten(HEADER, encode_request(17, RequestBody(16, False, numbers))),
+        "request-full": shorten(HEADER, encode_request(17, RequestBody(16, "round", numbers))),
         "request-steps": shorten(HEADER, steps),
         "request-long": seal(HEADER, steps),
         "answer": seal_answer(_kind(Kind.ANSWER), encode_floats(numbers)),
@@ -545,7 +546,7 @@ def test_golden_files(name: str) -> None:
 def test_envelope_sizes_are_documented() -> None:
     assert (ENVELOPE, ANSWER_ENVELOPE, REQUEST_ENVELOPE, REPLY_ENVELOPE) == (40, 5, 9, 6)
     header = dataclasses.replace(HEADER, generation=0)
-    request = shorten(header, encode_request(17, RequestBody(16, False, None, (b"step",))))
+    request = shorten(header, encode_request(17, RequestBody(16, "round", None, (b"step",))))
     assert len(request) == REQUEST_ENVELOPE + 4
     assert checksum(header, b"") != checksum(HEADER, b"")
     assert fingerprint(b"model") != fingerprint(b"other")

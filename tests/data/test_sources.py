@@ -13,6 +13,7 @@ import pytest
 
 import emfed
 from emfed.data import sources
+from emfed.models.devices.placing import read_ahead
 from tests.helpers import KINDS, bind, first, make_data, make_model, plain_fit
 
 EITHER = pytest.mark.parametrize("federation", ["loop", "stacked"])
@@ -238,29 +239,192 @@ def test_order_and_mapping_of_the_rows_do_not_matter(tmp_path: Path, federation:
         np.testing.assert_allclose(got, reference, atol=1e-11)
 
 
+def peak(script: str) -> float:
+    """The largest memory of a process of its own that runs this, MB.
+
+    Its own peak: what `getrusage` tells begins with that of the process that started it.
+    """
+    said = (
+        "import emfed, polars as pl; from pathlib import Path; from emfed.data import *;"
+        "from emfed.fitting.estimators import FederatedGaussianMixture;"
+        f"{script};"
+        "lines = Path('/proc/self/status').read_text().splitlines();"
+        "print(next(x for x in lines if x.startswith('VmHWM')).split()[1])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", said], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout.split()[-1]) / 1024
+
+
+def write_rows(path: Path, repeats: int, rows: int) -> None:
+    """A file of so many row groups of 20 columns, without compression; none is ever all there."""
+    part = frame(np.random.default_rng(0).normal(size=(rows, 20)))
+    part.write_parquet(path.with_name("part.parquet"))
+    scan = pl.scan_parquet([path.with_name("part.parquet")] * repeats)
+    scan.sink_parquet(path, compression="uncompressed", row_group_size=rows)
+
+
+FACES = {
+    "fit": "emfed.fit(emfed.gaussian_mixture(3, 'tied'), Path({path!r}), rounds=1)",
+    "estimator": "FederatedGaussianMixture(3, covariance_type='tied', max_iter=1).fit({path!r})",
+    "lazy": "emfed.fit(emfed.gaussian_mixture(3, 'tied'), pl.scan_parquet({path!r}), rounds=1)",
+}
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+@pytest.mark.parametrize("face", first(list(FACES)))
+def test_memory_is_flat_in_the_rows_of_a_file(tmp_path: Path, face: str) -> None:
+    """A fit of 64 MB stays within 30 MB of one of 8 MB; both are read in parts of 1 MB."""
+    peaks, few = (
+        [],
+        "emfed.data.sources.BLOCK_ELEMENTS = 1 << 17; emfed.data.workers.SMALL_BYTES = 0",
+    )
+    for repeats in (4, 32):
+        path = tmp_path / f"{repeats}.parquet"
+        write_rows(path, repeats, 12_500)
+        peaks.append(peak(f"{few}; {FACES[face].format(path=str(path))}"))
+    assert peaks[1] - peaks[0] < 30, peaks
+
+
 @pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-def test_memory_is_flat_in_the_rows_of_a_file(tmp_path: Path) -> None:
-    """A fit of a 144 MB file stays within 40 MB of one of a 48 MB file; both are read in parts."""
-    rng = np.random.default_rng(0)
-    peaks = []
-    for repeats in (4, 12):
-        path = tmp_path / f"{repeats}.parquet"
-        part = frame(rng.normal(size=(75_000, 20)))
-        pl.concat([part] * repeats).write_parquet(
-            path, compression="uncompressed", row_group_size=75_000
-        )
-        script = (
-            "import emfed; from pathlib import Path;"
-            f"emfed.fit(emfed.gaussian_mixture(3, 'tied'), Path({str(path)!r}), rounds=1);"
-            "lines = Path('/proc/self/status').read_text().splitlines();"
-            "print(next(x for x in lines if x.startswith('VmHWM')).split()[1])"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=True
-        )
-        peaks.append(int(done.stdout) / 1024)
-    assert peaks[1] - peaks[0] < 40, peaks
+def test_half_a_gigabyte_is_fitted_in_a_fraction_of_it(tmp_path: Path) -> None:
+    """`emfed fit`, the estimators and lazy frames, with the blocks that users have."""
+    path = tmp_path / "big.parquet"
+    write_rows(path, 32, 100_000)
+    size = path.stat().st_size / 1e6
+    assert size > 500
+    idle = peak("0")
+    for face, script in FACES.items():
+        assert peak(script.format(path=str(path))) - idle < size / 2, face
+    command = ["fit", str(path), "--n-components", "3", "--rounds", "1", "--quiet"]
+    command += ["--covariance-type", "diag", "--out", str(tmp_path / "m.emfed")]
+    script = f"import emfed_command, sys; sys.argv[1:] = {command!r}"
+    run = "from emfed.cli.main import main\ntry: main()\nexcept SystemExit: pass"
+    assert peak(f"{script}; exec({run!r})") - idle < size / 2
+
+
+def test_the_next_block_of_a_file_is_read_while_this_one_is_used(table: Any) -> None:
+    import threading
+
+    path, parts = table
+    source = emfed.data.ParquetRows(path, ["c0", "c1"])
+    seen: list[tuple[int, int]] = []
+
+    def read(start: int, stop: int) -> Any:
+        assert threading.current_thread() is not threading.main_thread()
+        seen.append((start, stop))
+        return source.read(start, stop)
+
+    cuts = source.cuts()
+    for number, block in enumerate(read_ahead(read, cuts)):
+        assert len(seen) <= number + 2  # memory holds two blocks
+        np.testing.assert_array_equal(block, np.concatenate(parts)[slice(*cuts[number])])
+    assert seen == cuts
+    np.testing.assert_array_equal(np.concatenate(list(source.blocks())), np.concatenate(parts))
+
+
+def test_a_lazy_frame_is_read_block_by_block(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query with a filter, too, and in the same blocks with an older polars."""
+    path, parts = table
+    scan = pl.scan_parquet(path).filter(pl.col("site") != "s1").select("c1", "c0")
+    want = np.concatenate([parts[0], *parts[2:]])[:, ::-1]
+    workers = emfed.data.as_workers(scan)
+    rows = workers.worker(0)
+    assert isinstance(rows, emfed.data.LazyRows)
+    assert rows.shape == want.shape
+    blocks = list(rows.blocks())
+    assert [len(b) for b in blocks] == [stop - start for start, stop in rows.cuts()]
+    np.testing.assert_array_equal(np.concatenate(blocks), want)
+    np.testing.assert_array_equal(
+        rows.with_columns(["c0"]).take(np.array([7, 2])), want[[7, 2], 1:]
+    )
+    found = plain_fit(make_model("diag"), scan, rounds=3)
+    inside = plain_fit(make_model("diag"), want, rounds=3)
+    # Means of blocks are weighed and added, and sums of all rows are not: the last bits differ.
+    np.testing.assert_allclose(found.statistics, inside.statistics, rtol=1e-12, atol=1e-13)
+    monkeypatch.delattr(pl.LazyFrame, "collect_batches", raising=False)
+    for block, again in zip(blocks, rows.blocks(), strict=True):
+        np.testing.assert_array_equal(block, again)
+
+
+def test_lazy_frames_that_change_or_hold_words_are_told_apart(table: Any) -> None:
+    path, parts = table
+    names = emfed.data.as_workers(pl.scan_parquet(path).select("c0", "c1"), None)
+    assert isinstance(names.worker(0), emfed.data.LazyRows)
+    with pytest.raises(emfed.DataError, match="column 'site' holds String"):
+        emfed.data.LazyRows(pl.scan_parquet(path))
+    with pytest.raises(emfed.DataError, match="'site' holds String"):  # collected, as it was
+        emfed.data.as_workers(pl.scan_parquet(path))
+    grouped = emfed.data.as_workers(pl.scan_parquet(path), "site")
+    assert grouped.size == len(parts)
+    times = iter(range(40, 20, -1))
+    other = frame(parts[0]).lazy().map_batches(lambda _: frame(np.ones((next(times), 2))))
+    rows = emfed.data.LazyRows(other)
+    with pytest.raises(emfed.DataError, match="gave 39 rows where 40 were expected"):
+        list(rows.blocks())
+
+
+def test_estimators_take_files_and_lazy_frames(table: Any) -> None:
+    from emfed.fitting.estimators import FederatedGaussianMixture
+
+    path, parts = table
+    whole = frame(np.concatenate(parts))
+    names = np.repeat([f"s{i}" for i in range(len(parts))], [len(p) for p in parts])
+    scan = pl.scan_parquet(path).select("c0", "c1")
+    make = lambda: FederatedGaussianMixture(2, covariance_type="diag", random_state=1)  # noqa: E731
+    here = make().fit(whole)
+    there = make().fit(scan)
+    assert there.n_features_in_ == 2
+    assert list(there.feature_names_in_) == ["c0", "c1"]
+    np.testing.assert_allclose(there.means_, here.means_, rtol=1e-9)
+    np.testing.assert_array_equal(there.labels_, here.labels_)
+    for name in ("score", "bic", "aic", "icl"):
+        told = [getattr(m, name)(x) for m, x in ((there, path), (there, scan), (here, whole))]
+        np.testing.assert_allclose(told, told[-1], rtol=1e-9)
+    np.testing.assert_allclose(there.predict_proba(path), here.predict_proba(whole), atol=1e-9)
+    sites = make().fit(path, groups="site")
+    assert [str(n) for n in sites.result_.workers()["worker"]] == ["s0", "s1", "s2", "s3"]
+    # What sites send is rounded, and a last bit may turn one of the symbols: not to 1e-9.
+    np.testing.assert_allclose(sites.means_, make().fit(whole, groups=names).means_, rtol=1e-3)
+    several = make().fit({"a": emfed.data.ParquetRows(path, ["c0", "c1"]), "b": scan})
+    assert [len(found) for found in several.labels_] == [len(whole)] * 2
+    with pytest.raises(emfed.DataError, match="expected 2 columns, as in the fit; got 1"):
+        make().fit(whole.to_numpy()).predict(emfed.data.ParquetRows(path, ["c0"]))
+
+
+def test_a_file_is_answered_for_block_by_block(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, parts = table
+    rows = np.concatenate(parts)
+    result = plain_fit(make_model("full"), frame(rows), rounds=3)
+    want = result.predict_proba(rows), result.log_likelihood(rows), result.icl(rows)
+    read, most = emfed.data.ParquetRows.read, sources.BLOCK_ELEMENTS // 2
+
+    def some(self: Any, start: int, stop: int) -> Any:
+        assert stop - start <= most
+        return read(self, start, stop)
+
+    monkeypatch.setattr(emfed.data.ParquetRows, "read", some)
+    np.testing.assert_allclose(result.predict_proba(path), want[0], rtol=1e-12, atol=1e-14)
+    assert result.log_likelihood(path) == pytest.approx(want[1], rel=1e-12)
+    assert result.icl(path) == pytest.approx(want[2], rel=1e-12)
+
+
+def test_columns_of_any_source_can_be_picked() -> None:
+    class Named(emfed.data.Source):
+        columns = ("a", "b", "c")
+        shape = (30, 3)
+
+        def read(self, start: int, stop: int) -> Any:
+            return np.arange(start, stop)[:, None] + np.array([0.0, 100.0, 200.0])
+
+    found = emfed.data.with_columns(emfed.data.WorkerTables([Named()], None, Named.columns), ("c",))
+    rows = found.worker(0)
+    assert rows.shape == (30, 1)
+    np.testing.assert_array_equal(rows.read(3, 5), [[203], [204]])
+    np.testing.assert_array_equal(np.concatenate(list(rows.blocks()))[:, 0], np.arange(30) + 200)
+    np.testing.assert_array_equal(rows.take(np.array([4, 1])), [[204], [201]])
 
 
 # Streams.

@@ -134,3 +134,26 @@ def test_times_may_be_numbers_and_semicolons_part_columns(tmp_path: Path) -> Non
     assert table.shape == (6, 8)
     with pytest.raises(emfed.DataError, match="a whole number goes with bins='index'"):
         emfed.imputation.read_records(path, columns, family="poisson", duplicates="keep")
+
+
+def test_coordinates_observer_effects_and_penalties_are_options(counts: Path) -> None:
+    folder = counts.parent
+    sites = pl.read_csv(counts)["site"].unique().sort()
+    places = {"site": sites, "longitude": [k % 4 for k in range(12)], "latitude": range(12)}
+    pl.DataFrame(places).write_csv(folder / "places.csv")
+    pl.DataFrame({"site": sites, "height": range(12)}).write_csv(folder / "heights.csv")
+    arguments = ["impute", str(counts), "--observer", "who", "--out", str(folder / "out")]
+    arguments += ["--rank", "0", "--smoothing", "1", "--seasonality", "0", "--draws", "20"]
+    arguments += ["--coordinates", str(folder / "places.csv"), "--spatial", "2"]
+    arguments += ["--site-covariates", str(folder / "heights.csv"), "--covariate-penalty", "3"]
+    done = emfed_command(*arguments, "--observer-effects", "--keep-duplicates")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((folder / "out/summary.json").read_text())
+    assert summary["structure"]["spatial"] == 2
+    assert summary["structure"]["covariate_penalty"] == 3
+    assert summary["observers"]["spread"] >= 0
+    assert "skill of observers" in done.stdout
+    assert "Sites by their total" in (folder / "out/report.html").read_text()
+    done = emfed_command("impute", str(counts), "--observer", "", "--observer-effects")
+    assert done.returncode == 2
+    assert "--observer-effects needs a column of observers" in done.stderr

@@ -33,6 +33,35 @@ def test_bounds_hold_the_truth_as_often_as_they_say(kind: str) -> None:
         assert 0.9 - slack < most
 
 
+def test_a_factor_that_records_cannot_show_is_not_taken_for_none() -> None:
+    """Cells of no weight tell nothing: its size is then as unsure as the prior says, about 1.
+
+    Where noise hid a factor, draws took it for none and bounds of cells were too narrow.
+    """
+    site, time = np.indices((8, 8)).reshape(2, -1)
+    cells = Cells(site, time, np.full(64, 1e-6), np.zeros(64), (8, 8))
+    fit, sizes = Solver(FAMILIES["poisson"], Structure(0, 1.0, 0.5, 0.5)), []
+    for seed in range(3):
+        drawn = Posterior(fit, cells, fit.fit(cells), seed, 80)
+        factor = drawn.sites[:, :, :1] @ drawn.times[:, :, :1].transpose(0, 2, 1)
+        sizes.append(np.sqrt((factor**2).mean(axis=(1, 2))))
+    assert 0.35 < np.median(sizes) < 1.5
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1e3])
+def test_bounds_in_other_units_are_the_same_bounds(unit: float) -> None:
+    site, time = np.indices((12, 10)).reshape(2, -1)
+    values = np.random.default_rng(0).normal(size=120)
+    fit = Solver(FAMILIES["gaussian"], Structure(0, 1.0, 0.5, 0.5))
+
+    def errors(unit: float) -> Any:
+        cells = Cells(site, time, np.ones(120), unit * values, (12, 10))
+        drawn = Posterior(fit, cells, fit.fit(cells), 0, 20)
+        return np.sqrt(drawn.moments(site, time).variance) / unit
+
+    assert np.allclose(errors(unit), errors(1.0), rtol=1e-2)
+
+
 def test_a_spread_of_counts_is_found_and_poisson_counts_have_none() -> None:
     rng = np.random.default_rng(0)
     site, time = np.indices((30, 20)).reshape(2, -1)

@@ -99,9 +99,10 @@ class SimulatedDisk(Disk):
 
     def entries(self, directory: Path) -> list[Path]:
         """Names that were given last come first."""
-        inside = [path for path in self._names if directory in path.parents]
-        deep = len(directory.parts)
-        return list(dict.fromkeys(directory / path.parts[deep] for path in reversed(inside)))
+        deep, names = len(directory.parts), directory.parts
+        parts = [path.parts for path in reversed(self._names)]
+        inside = dict.fromkeys(p[deep] for p in parts if len(p) > deep and p[:deep] == names)
+        return [directory / name for name in inside]
 
     def remove_directory(self, directory: Path) -> None:
         """Directories are names; there is nothing to remove."""

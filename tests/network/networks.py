@@ -100,8 +100,11 @@ class FaultyTransport(Transport):
         dice: Dice,
         identities: Mapping[str, Any] | None = None,
         replays: Dice | None = None,
+        lives: Dice | None = None,
     ) -> None:
         self.tables, self.plan, self.dice, self.replays = dict(tables), plan, dice, replays
+        self.lives, self._alive = lives, dict[str, Site]()
+        """With ``lives`` a process answers five messages on average; else each has its own."""
         self._sent = {key: list[bytes]() for key in tables}
         """With ``replays``: all that was ever sent, of which some comes again at any time."""
         self.identities = {} if identities is None else identities
@@ -170,28 +173,33 @@ class FaultyTransport(Transport):
         )
 
     def _step(self, key: str, message: bytes) -> bytes | None:
-        """One worker's step in a process of its own, which may die between any two writes."""
-        disk = self.disks[key]
+        """One worker's step, whose process may die between any two writes."""
+        disk, lives_on = self.disks[key], self.lives is not None and self.lives() > 0.2
         if self.hit(self.plan.lose_disk):
             disk.wipe()
             self.wiped.add(key)
+            lives_on = False
         if self.hit(self.plan.kill_worker):
             disk.fuse = int(self.dice() * 6)
-        try:
-            answer = Site(
+        site = self._alive.pop(key, None)
+        if site is None or not lives_on:
+            site = Site(
                 self.tables[key],
                 key,
                 disk=disk,
                 rules=SiteRules.loosest(),
                 identity=self.identities.get(key),
                 simulated=True,
-            ).step(message)
+            )
+        try:
+            answer = site.step(message)
         except Killed:
             answer = None
         spared = self.keep_fuses or disk.fuse is None or self.dice() < 0.5
         if answer is not None and spared:  # or it wrote all, and dies before it speaks
             if not self.keep_fuses:
                 disk.fuse = None
+            self._alive[key] = site
             return answer
         self.kills += 1
         disk.crash(self.hit(self.plan.power))
@@ -330,8 +338,9 @@ def try_plan(seed: int, masks: bool = False) -> Outcome:
     case = draw_case(seed, dice, masks)
     plan = NetworkPlan.draw(dice, disks=not case.everyone)
     known = _known() if masks else None
-    replays = Dice(seed + 2**40) if masks else None  # so that plans stay those they were
-    trial = Trial(seed, case, FaultyTransport(case.tables, plan, dice, known, replays))
+    # Dice of their own, so that plans stay those they were.
+    replays, lives = (Dice(seed + 2**40), Dice(seed + 2**41)) if masks else (None, None)
+    trial = Trial(seed, case, FaultyTransport(case.tables, plan, dice, known, replays, lives))
     trial.go()
     error = np.nan
     if case.everyone:

@@ -30,6 +30,7 @@ TABLES = {
     f"site {i}": RNG.normal(RNG.choice([-3, 0, 3], (60 + 20 * i, 1)), 1, (60 + 20 * i, 2))
     for i in range(4)
 }
+MIXTURE = emfed.gaussian_mixture(2, "full")
 SETTINGS: dict[str, Any] = {"seed": 3, "rounds": 12, "tol": 0, "masks": True}
 
 
@@ -149,10 +150,49 @@ def test_row_weights_scores_and_validation_are_sums_too(tmp_path: Path) -> None:
     for name in ("scores", "validation"):
         told, want = getattr(there.facts, name), getattr(here.facts, name)
         np.testing.assert_allclose(told, want, rtol=0, atol=1e-5)
-        assert (told == told[0]).all()
+        np.testing.assert_array_equal(told, np.tile(told[0], (4, 1)))
+    assert np.isnan(there.facts.validation[:, 0]).all()  # nobody is left out
     alone = emfed.fit(model, together, "auto", **settings | {"masks": False})
     mean = alone.worker_weights @ alone.facts.scores[:, 0]
     assert there.facts.scores[0, 0] == pytest.approx(mean, abs=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
+@pytest.mark.parametrize("weighted", [False, True])
+def test_sites_that_count_alike_are_sums_too(weighted: bool, tmp_path: Path) -> None:
+    """Each scales what it tells before it is masked, so sums are on one lattice."""
+    rng = np.random.default_rng(4)
+    own = [rng.random(len(table)) + 0.1 if weighted else None for table in TABLES.values()]
+    tables = {
+        name: table if mine is None else WorkerTables([table], row_weights=[mine])
+        for (name, table), mine in zip(TABLES.items(), own, strict=True)
+    }
+    together: Any = TABLES
+    if weighted:
+        together = WorkerTables(list(TABLES.values()), list(TABLES), row_weights=own)
+    settings = SETTINGS | {"weights": "uniform", "likelihood": True, "start": "moments"}
+    for model, algorithm in ((emfed.gaussian_mixture(2, "tied"), "auto"), (MIXTURE, "em")):
+        here = emfed.fit(model, together, algorithm, **settings)
+        sites = masked_sites(tables, tmp_path / str(algorithm))
+        network = RemoteFederation(LocalTransport(sites), attempts=1)
+        there = emfed.fit(model, network, algorithm, **settings)
+        np.testing.assert_allclose(there.statistics, here.statistics, rtol=0, atol=1e-8)
+        np.testing.assert_array_equal(there.ledger.counts, here.ledger.counts)
+        np.testing.assert_array_equal(there.worker_weights, np.full(4, 1 / 4))
+        assert there.samples == pytest.approx(here.samples)
+    bare = emfed.fit(MIXTURE, together, "em", **settings | {"masks": False})
+    np.testing.assert_allclose(there.params.means, bare.params.means, atol=1e-5)
+    by_rows = emfed.fit(MIXTURE, together, "em", **settings | {"weights": "samples"})
+    assert np.abs(there.params.means - by_rows.params.means).max() > 1e-3
+
+
+def test_masks_go_with_no_weights_of_the_servers_choice(tmp_path: Path) -> None:
+    sites = masked_sites(TABLES, tmp_path, rules=SiteRules(smallest_component=5))
+    network = RemoteFederation(LocalTransport(sites), attempts=1, pause=0)
+    with pytest.raises(emfed.SettingsError, match="leave little of a sum but one site's part"):
+        emfed.fit(MIXTURE, network, masks=True, weights=[1.0, 1e-9, 1e-9, 1e-9])
+    with pytest.raises(emfed.ParticipationError, match="does not tell how many rows"):
+        emfed.fit(MIXTURE, network, masks=True, weights="uniform")
 
 
 class Leaving(LocalTransport):

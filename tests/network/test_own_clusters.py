@@ -144,3 +144,15 @@ def test_a_thousand_clusters_are_drawn_by_their_share() -> None:
     order = np.argsort(result.params.means[:, 0])
     assert result.params.means[order] == pytest.approx(centres, abs=0.5)
     assert result.params.weights[order] == pytest.approx([0.6, 0.4], abs=0.05)
+
+
+def test_many_workers_merge_by_default_and_few_do_not() -> None:
+    rng = np.random.default_rng(3)
+    tables = [rng.normal(size=(20, 2)) + 6 * (np.arange(20) % 2)[:, None] for _ in range(60)]
+    for some, same, masks in ((60, "merge", False), (60, "k-means", True), (40, "k-means", False)):
+        begun = [
+            fit("stacked", tables[:some], rounds=0, start=start, masks=masks)
+            for start in ("auto", same)
+        ]
+        assert np.array_equal(begun[0].statistics, begun[1].statistics)
+        assert begun[0].ledger.summary() == begun[1].ledger.summary()

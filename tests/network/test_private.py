@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import emfed
+from emfed.artifacts.disclosure import protections
 from emfed.core.errors import ParticipationError
 from emfed.core.privacy import Privacy, mu_squared_of, step_for
 from emfed.data.workers import as_workers
@@ -163,7 +164,7 @@ def test_an_answer_that_is_given_again_bit_for_bit_is_charged_once(
         assert used <= budget
 
 
-def test_over_other_rows_an_answer_has_other_noise_and_is_charged(tmp_path: Path) -> None:
+def test_other_rows_have_no_answer_in_a_run_that_began_without_them(tmp_path: Path) -> None:
     """The difference of two answers with the same noise would tell the rows that changed."""
     data, known = tables(300), SiteIdentity.everybody("abc")
 
@@ -185,9 +186,64 @@ def test_over_other_rows_an_answer_has_other_noise_and_is_charged(tmp_path: Path
     assert answers() == 2
     np.testing.assert_array_equal(told[0], told[2])
     data["a"] = data["a"] + 1.0
-    with pytest.raises(ParticipationError, match="was answered for a set"):
+    with pytest.raises(ParticipationError, match="data changed since the run began"):
         opened().release(asked(2.0), "round", 0, 0)
-    assert answers() == 3
+    assert answers() == 2
+
+
+ALONE = SiteRules(unmasked=True, largest_epsilon=1.2)
+
+
+def test_two_sites_that_cannot_mask_add_all_of_the_noise_themselves(tmp_path: Path) -> None:
+    """Each answer is private by itself: the server may look at single ones as long as it likes."""
+    data = tables(sites=2)
+    sites = {name: Site(table, tmp_path / name, rules=ALONE) for name, table in data.items()}
+    result = run(sites)
+    rows = np.concatenate(list(data.values()))
+    assert result.log_likelihood(rows) > emfed.fit(MODEL, rows).log_likelihood(rows) - 0.05
+    assert result.privacy is not None
+    assert result.privacy["shares"] == 1
+    assert "each site added all of the noise by itself" in result.outcome
+    assert "Secure sums were off" in protections(result)
+    for name in data:
+        total, used = Allowance(tmp_path / name).read()
+        assert total == pytest.approx(mu_squared_of(1.0, 1e-6))
+        assert next(iter(used.values())).used == pytest.approx(total, rel=1e-6)
+    again = {name: Site(table, tmp_path / name, rules=ALONE) for name, table in data.items()}
+    with pytest.raises(ParticipationError, match="gives away epsilon 1.2 over all runs"):
+        run(again)
+
+
+def test_a_private_run_without_masks_is_for_every_owner_to_allow(tmp_path: Path) -> None:
+    sites = masked_sites(tables(3000), tmp_path, rules=SiteRules())
+    with pytest.raises(ParticipationError, match="own statistics, with noise"):
+        run(sites, masks=False)
+    assert spent(tmp_path) == 0.0
+
+
+@pytest.mark.parametrize("lie", ["shares", "count"])
+def test_without_masks_a_site_counts_on_no_noise_but_its_own(lie: str, tmp_path: Path) -> None:
+    """An answer that claims others' noise would cost less than it tells; and no row is counted."""
+    data, seen = tables(300, sites=2), list[bytes]()
+    sites = {name: Site(t, tmp_path / name, rules=ALONE) for name, t in data.items()}
+
+    class Listening(LocalTransport):
+        def deliver(self, messages: Any, deadline: float) -> Any:
+            for key, answer in super().deliver(messages, deadline):
+                seen.append(answer)
+                yield key, answer
+
+    federation = RemoteFederation(Listening(sites), pause=0.0, attempts=1)
+    federation.open_private(MODEL, None, Privacy(1.0))
+    if lie == "count":
+        assert (federation.members.counts == 1).all()
+        assert federation.members.values.size == 0
+        return
+    asked = Asked(step_for(4, 0.01, 2), 2, np.array([[0.0, 1.0, 9.0]] * 2))
+    with pytest.raises(ParticipationError, match="0 of 2 sites answered"):
+        federation.release(asked, "round", 0, 0)
+    (own,) = Allowance(tmp_path / "a").read()[1].values()
+    assert own.used == 0.0
 
 
 def test_a_private_run_over_real_processes(tmp_path: Path) -> None:
@@ -227,6 +283,7 @@ def test_the_owners_page_tells_the_epsilon_that_was_given_away(tmp_path: Path) -
     ("model", "words"),
     [
         (MODEL, {}),
+        (MODEL, {"masks": False}),
         (emfed.gaussian_mixture(2, "tied"), {"n_components": "1:2"}),
         (emfed.gaussian_mixture(2, "diag"), {}),
         (emfed.ppca(1), {}),
@@ -238,7 +295,8 @@ def test_a_simulation_prices_a_private_run_as_the_network_does(
     monkeypatch.setattr("emfed.fitting.private.SKETCH_ROWS", 1000)
     monkeypatch.setattr("emfed.fitting.private.START_ROUNDS", 4)
     data, settings = tables(6000), FitSettings(model, epsilon=10.0, rounds=2, **words)
-    federation = RemoteFederation(LocalTransport(masked_sites(data, tmp_path)), pause=0.0)
+    sites = masked_sites(data, tmp_path, rules=OPEN)
+    federation = RemoteFederation(LocalTransport(sites), pause=0.0)
     simulated = StackedFederation(as_workers(data))
     over, alone = (run_fit(settings, where).result for where in (federation, simulated))
     np.testing.assert_array_equal(over.ledger.counts, alone.ledger.counts)

@@ -37,7 +37,7 @@ never heard has no say.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Any, ClassVar, Self, final
 
 import numpy as np
 
@@ -46,6 +46,7 @@ from emfed.algorithms.base import MOST_SHARE
 from emfed.algorithms.safeguards import Extras, Seen, number
 from emfed.compressors import ChosenDithering
 from emfed.core.errors import check_count
+from emfed.core.messages import RequestKind
 from emfed.core.protocols import (
     ALONE,
     Algorithm,
@@ -95,6 +96,8 @@ LEAST_CURVATURE, MOST_CURVATURE = 0.3, 1e12
 """Bounds of L^2 as a worker measures it. Not tuned: a smaller first number allows more noise where
 a worker hardly moves; the second stands for what is not finite."""
 _OPERATOR = ChosenDithering()
+_FINE_OPERATOR = ChosenDithering(5e-4, finest=5e-4)
+"""What workers answer fine requests with."""
 
 
 @final
@@ -189,6 +192,8 @@ class AutoEM(Algorithm):
         assert self.share is not None
         room = 4 / (INVERSE_LOOP_GAIN * self.share)
         noise = min(room / (2 * (np.sqrt(1 + room) + 1)), MOST_SHARE)
+        if self.asks(state) == "fine":
+            noise = min(noise, _FINE_OPERATOR.finest)
         noise *= 0.25 ** number(dict(state.extras), "waits")
         return steps.next_lattice(state, workers, noise, self._budget, None)
 
@@ -303,7 +308,10 @@ class AutoEM(Algorithm):
         room = 4 / (INVERSE_LOOP_GAIN * self.share * curvature)
         noise = room / (2 * (np.sqrt(1 + room) + 1))
         noise = np.where(still, np.minimum(noise, safeguards.STILL), noise)
-        return steps.Channel(ChosenDithering(noise, budget / self.share), None, in_metric=True)
+        operator = ChosenDithering(noise, budget / self.share)
+        if request.kind == "fine":
+            operator = replace(_FINE_OPERATOR, budget=budget / self.share)
+        return steps.Channel(operator, None, in_metric=True)
 
     @property
     def _budget(self) -> float:
@@ -324,7 +332,8 @@ class AutoEM(Algorithm):
         self, model: Model, seed: int, request: Request, evaluations: int, payload: bytes
     ) -> Replies:
         """Decode: a message says all that its noise depends on."""
-        channel = steps.Channel(_OPERATOR, None, in_metric=True)
+        operator = _FINE_OPERATOR if request.kind == "fine" else _OPERATOR
+        channel = steps.Channel(operator, None, in_metric=True)
         return steps.read_upload(model, channel, seed, request, evaluations, payload)
 
     def follow(
@@ -462,8 +471,11 @@ class AutoEM(Algorithm):
         told = {"energy": energy, "age": age, "walking": float(local)}
         return move, extras | {"ahead": ahead} | {n: np.array(x) for n, x in told.items()}
 
-    def asks(self, state: ServerState) -> Literal["round", "local"]:
-        extras = dict(state.extras)  # where somebody was missing S is not the mean of what all saw
+    def asks(self, state: ServerState) -> RequestKind:
+        extras = dict(state.extras)
+        if number(extras, "probe") >= safeguards.PURE_FROM:
+            return "fine"
+        # where somebody was missing S is not the mean of what all saw
         alike = number(extras, "local") and number(extras, "missing") < 1e-9
         return "local" if alike else "round"
 

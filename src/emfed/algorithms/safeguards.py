@@ -139,8 +139,8 @@ def stands(model: Model, metric: Metric) -> float:
 def pure(seen: Seen, worth: float) -> float:
     """How much noise in each coordinate leaves the direction of H.
 
-    The bold step makes H worth / |H|^2 times as long, and what points elsewhere with it, which
-    costs half its square. That may be an eighth of what the step is worth.
+    The bold step makes H `times` as long, and what points elsewhere with it, which costs half its
+    square. That may be an eighth of what the step is worth.
     """
     white = seen.metric.whiten(seen.mean_field) ** 2
     regions = [white[cut] for cut in seen.model.regions if cut.stop > cut.start]
@@ -150,7 +150,7 @@ def pure(seen: Seen, worth: float) -> float:
 
 def _share(squared: float, worth: float) -> float:
     """The part of H, squared, that may point elsewhere."""
-    return min(PURE, squared / (4 * worth))
+    return min(PURE, 1 / (4 * times(squared, worth)))
 
 
 def turns(seen: Seen, extras: Extras) -> bool:
@@ -243,17 +243,22 @@ def factor(white: FloatArray, worth: float) -> float:
     return max(1.0, min(worth / squared, LONGEST / np.sqrt(squared))) if squared > 0 else 1.0
 
 
+def times(squared: float, worth: float) -> float:
+    """How many times H, of this length squared, a bold step is: as long as it can be judged."""
+    if not squared > 0:
+        return 1.0
+    return max(1.0, min(worth / squared, LONGEST / squared**0.5, CUBIC / squared**0.25))
+
+
 def bold(seen: Seen, seed: int, extras: Extras) -> tuple[steps.Moved, Extras]:
     """A step along H in each region, of a length that would be worth ``worth`` nats."""
     white, move = seen.metric.whiten(seen.mean_field), seen.mean_field.copy()
     due, worth = np.empty(len(seen.model.regions)), number(extras, "worth")
     for place, cut in enumerate(seen.model.regions):
         squared = float(white[cut] @ white[cut])
-        times = factor(white[cut], worth)
-        if squared > 0:
-            times = min(times, max(1.0, CUBIC / squared**0.25))
-        move[cut] *= times
-        due[place] = np.clip(times * squared, LEAST_DUE * worth, worth)
+        longer = times(squared, worth)
+        move[cut] *= longer
+        due[place] = np.clip(longer * squared, LEAST_DUE * worth, worth)
     moved = _finely(seen, seed, move, float(due.min()))
     left = -_bound(seen, moved.statistics)
     return moved, {n: a for n, a in extras.items() if n != "plain"} | {

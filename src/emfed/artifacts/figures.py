@@ -38,6 +38,8 @@ DASHES: tuple[Any, ...] = (
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", "h")
 MARKS = 8
 """Points of a long line that are marked."""
+CLOUD = 60
+"""Points beyond which they are drawn small and faint, so that a line through them shows."""
 STYLE: Any = {
     "figure.dpi": 150,
     "font.size": 10,
@@ -102,6 +104,12 @@ class Figure:
     share_y: bool = False
     apart: bool = False
     """Panels may stand below each other where a page is narrow: each has a picture of its own."""
+
+    @property
+    def across(self) -> int:
+        """Panels in a row; more than three stand in two rows."""
+        count = len(self.panels)
+        return count if count <= 3 else -(-count // 2)
 
 
 FEW = 5
@@ -179,12 +187,12 @@ def drawn(figure: Figure, column: bool = False) -> Any:
     from matplotlib.figure import Figure as Drawing
 
     labels = list(dict.fromkeys(s.label for p in figure.panels for s in p.series))
-    count = len(figure.panels)
-    width = COLUMN if column else 4.6 * count if count > 1 else 5.6
+    across = 1 if column else figure.across
+    width = COLUMN if column else 4.6 * across if across > 1 else 5.6
     letter = 0.063 if column else 0.085
     longest = max((len(label) for label in labels), default=1)
     columns = max(1, min(4, int(width / (letter * longest + 0.75 * letter / 0.085))))
-    rows = count if column else 1
+    rows = -(-len(figure.panels) // across)
     named = max(len(panel.names) for panel in figure.panels)
     each = 2.3 if column else 3.4
     if named:
@@ -194,10 +202,12 @@ def drawn(figure: Figure, column: bool = False) -> Any:
     with matplotlib.rc_context(STYLE | (_SMALL if column else {})):  # not pyplot: no windows
         drawing = Drawing(figsize=(width, height), layout="constrained")
         share: Any = "all" if figure.share_y else "none"
-        axes = drawing.subplots(rows, count // rows, sharey=share, squeeze=False).ravel()
-        for axis, panel in zip(axes, figure.panels, strict=True):
-            bare = figure.share_y and not column and axis is not axes[0]
+        axes = drawing.subplots(rows, across, sharey=share, squeeze=False).ravel()
+        for place, (axis, panel) in enumerate(zip(axes, figure.panels, strict=False)):
+            bare = figure.share_y and place % across > 0
             _draw_panel(axis, panel, labels, handles, bare)
+        for axis in axes[len(figure.panels) :]:
+            axis.remove()
         if handles:
             drawing.legend(
                 handles.values(), handles.keys(), loc="outside lower center", ncols=columns
@@ -254,6 +264,7 @@ def _draw_series(axis: Any, series: Series, number: int) -> Any:
             series.y, series.x - left, 0.72, left, color=colour, hatch=hatch, label=series.label
         )
     apart = max(1, len(series.x) // MARKS)  # marks of neighbours do not fall together
+    few = series.line or len(series.x) <= CLOUD
     (line,) = axis.plot(
         series.x,
         series.y,
@@ -261,8 +272,11 @@ def _draw_series(axis: Any, series: Series, number: int) -> Any:
         ls=DASHES[(look + cycle) % len(DASHES)] if series.line else "none",
         lw=1.0 if series.reference else 1.5,
         marker=MARKERS[look] if series.points else None,
-        ms=4.5,
-        markevery=(look * apart // len(PALETTE), apart),
+        ms=4.5 if few else 2.2,
+        mew=1.0 if few else 0.0,
+        alpha=1.0 if few else 0.5,
+        zorder=2 if few else 1.5,
+        markevery=(look * apart // len(PALETTE), apart) if series.line else None,  # dots are data
         label=series.label,
     )
     if series.low is not None and series.high is not None:

@@ -54,27 +54,23 @@ def write_model(path: str | Path, contents: Result, names: bool = True) -> None:
         f"summary/{name}": np.asarray(a) for name, a in (contents.pooled_summary or {}).items()
     }
     arrays["ledger"] = contents.ledger.counts
-    if contents.uncertainty is not None:
-        arrays["uncertainty"] = contents.uncertainty
     if isinstance(params, Parameters):
         arrays |= {f"params/{name}": np.asarray(a) for name, a in params.arrays().items()}
     if names and contents.ledger.names is not None:
         text = json.dumps(list(contents.ledger.names), ensure_ascii=False)
         arrays["workers/names"] = np.frombuffer(text.encode(), dtype=np.uint8)
-    if contents.worker_weights is not None:
-        arrays["workers/weights"] = contents.worker_weights
+    told: dict[str, NDArray[Any] | None] = {"uncertainty": contents.uncertainty}
+    told["workers/weights"] = contents.worker_weights
     if (facts := contents.facts) is not None:
-        arrays["workers/rows"] = facts.rows
-        if facts.scores is not None:
-            arrays["workers/scores"] = facts.scores
-        if facts.validation is not None:
-            arrays["workers/validation"] = facts.validation
+        told |= {"workers/rows": facts.rows, "workers/scores": facts.scores}
+        told["workers/validation"] = facts.validation
         description["facts"] = {
             "settings": dict(facts.settings),
             "simulated": facts.simulated,
             "created": facts.created,
             "software": dict(facts.software),
         }
+    arrays |= {name: array for name, array in told.items() if array is not None}
     save_sealed(path, SEAL, arrays, description, _ADVICE)
 
 
@@ -92,6 +88,19 @@ def read_model(path: str | Path) -> dict[str, Any]:
         ) from e
 
 
+def _finite(array: NDArray[Any]) -> bool:
+    return array.dtype == np.float64 and bool(np.isfinite(array).all())
+
+
+def _ledger(arrays: dict[str, NDArray[Any]]) -> Ledger:
+    counts = arrays["ledger"]
+    if counts.ndim != 4 or counts.shape[1:3] != (len(DIRECTIONS), len(PARTS)):
+        raise ModelFileError(f"its ledger has the shape {counts.shape}.")
+    ledger = Ledger(counts.shape[3], _names(arrays, counts.shape[3]))
+    ledger.restore(counts.astype(np.int64))
+    return ledger
+
+
 def _contents(arrays: dict[str, NDArray[Any]], description: dict[str, Any]) -> dict[str, Any]:
     model = decode(description["model"], STORED, arrays)
     if not isinstance(model, Model):
@@ -105,21 +114,12 @@ def _contents(arrays: dict[str, NDArray[Any]], description: dict[str, Any]) -> d
         raise ModelFileError("its statistics are none that the model can have.")
     params = model.to_user(model.maximize(statistics))
     _check_params(params, arrays)
-    counts = arrays["ledger"]
-    if counts.ndim != 4 or counts.shape[1:3] != (len(DIRECTIONS), len(PARTS)):
-        raise ModelFileError(f"its ledger has the shape {counts.shape}.")
-    ledger = Ledger(counts.shape[3], _names(arrays, counts.shape[3]))
-    ledger.restore(counts.astype(np.int64))
+    ledger = _ledger(arrays)
     summary = _under("summary/", arrays)
-    if not all(a.dtype == np.float64 and np.isfinite(a).all() for a in summary.values()):
+    if not all(map(_finite, summary.values())):
         raise ModelFileError("its summary of the rows holds other things than finite numbers.")
-    root = arrays.get("uncertainty")
-    width = len(model.streamed(statistics)[1])
-    if root is not None and not (
-        root.dtype == np.float64
-        and root.shape == (root.shape[0], width)
-        and np.isfinite(root).all()
-    ):
+    root, width = arrays.get("uncertainty"), len(model.streamed(statistics)[1])
+    if root is not None and not (_finite(root) and root.shape[1:] == (width,)):
         raise ModelFileError(f"its uncertainty is not one of {width} statistics.")
     columns = description["columns"]
     if columns is not None and not all(isinstance(name, str) for name in columns):
@@ -136,7 +136,7 @@ def _contents(arrays: dict[str, NDArray[Any]], description: dict[str, Any]) -> d
         "columns": None if columns is None else tuple(columns),
         "worker_weights": arrays.get("workers/weights"),
         "samples": float(description["samples"]),
-        "facts": _facts(arrays, description["facts"], counts.shape[3]),
+        "facts": _facts(arrays, description["facts"], ledger.counts.shape[-1]),
         "pooled_summary": summary or None,
         "uncertainty": root,
     }

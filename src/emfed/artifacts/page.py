@@ -113,7 +113,7 @@ def render_page(page: Page) -> str:
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters["svgs"] = _svgs
+    environment.filters["pictures"] = _pictures
     environment.filters["numbers"] = _numbers
     # No script runs but this one, whose digest the page names.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -123,11 +123,30 @@ def render_page(page: Page) -> str:
     return html.replace("|²", "|\u2060²")  # a square does not leave its norm at the end of a line
 
 
-def _svgs(figure: Figure) -> list[str]:
-    """A figure as addresses of images that hold it: one, or one for each panel."""
-    parts = [replace(figure, panels=[panel]) for panel in figure.panels]
-    drawn = [render(part, "svg") for part in (parts if figure.apart else [figure])]
-    return ["data:image/svg+xml;base64," + base64.b64encode(svg).decode() for svg in drawn]
+@dataclass(frozen=True)
+class Picture:
+    """Addresses that hold an image: for wide pages and, if it is another, for narrow ones."""
+
+    wide: str
+    narrow: str = ""
+
+
+def _pictures(figure: Figure) -> list[Picture]:
+    """A figure as one picture, or one for each panel; narrow pages get that of a column."""
+    if figure.apart:
+        parts = [replace(figure, panels=[panel]) for panel in figure.panels]
+        return [Picture(_address(part)) for part in parts]
+    return [Picture(_address(figure), _address(figure, column=True))]
+
+
+def _address(figure: Figure, column: bool = False) -> str:
+    # Hundredths of a point are finer than any screen, and half the size of what matplotlib writes.
+    svg = re.sub(
+        rb' d="[^"]*"',
+        lambda path: re.sub(rb"(\.\d\d)\d+", rb"\1", path[0]),
+        render(figure, "svg", column),
+    )
+    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
 
 
 def _numbers(explorer: Explorer) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -28,7 +28,8 @@ from emfed.core.protocols import (
 from emfed.core.records import Records
 from emfed.core.streams import check_seed
 from emfed.data.reading import in_words, match_columns, read_table
-from emfed.data.sources import ParquetRows, Source
+from emfed.data.sources import ParquetRows, Source, chunks
+from emfed.data.workers import open_table
 from emfed.models.adapting import adapt
 from emfed.models.clusters import Clusters
 from emfed.models.component_summaries import width_of
@@ -349,7 +350,7 @@ class Result:
         float
             The mean log-likelihood.
         """
-        return float(self.model.log_likelihood(*self._inner(data)))
+        return self._means(data)[0]
 
     def score_samples(self, data: Any) -> FloatArray:
         """Compute the log-likelihood of each row, in the user's units.
@@ -366,7 +367,7 @@ class Result:
         """
         if not isinstance(self.model, ScoresRows):
             raise self._cannot("score single rows", "log_likelihood() gives their mean")
-        return np.asarray(self.model.score_samples(*self._inner(data)))
+        return self._by_row(self.model.score_samples, data)
 
     def predict_proba(self, data: Any) -> FloatArray:
         """Compute the probability of each component given each row.
@@ -385,7 +386,7 @@ class Result:
             raise self._cannot(
                 "predict: it has no components", "fit a mixture or k_means, or use log_likelihood()"
             )
-        return np.asarray(self.model.responsibilities(*self._inner(data)))
+        return self._by_row(self.model.responsibilities, data)
 
     def predict(self, data: Any) -> IntArray:
         """Find the most likely component of each row.
@@ -401,7 +402,7 @@ class Result:
             The components, counted from 0.
         """
         if isinstance(self.model, (MixtureModel, Clusters)):  # labels alone leave a device
-            return self.model.labels(*self._inner(data)).astype(np.int64, copy=False)
+            return self._by_row(self.model.labels, data).astype(np.int64, copy=False)
         return np.argmax(self.predict_proba(data), axis=-1).astype(np.int64, copy=False)
 
     @property
@@ -422,9 +423,8 @@ class Result:
         float
             The criterion.
         """
-        rows, params = self._inner(data)
-        likelihood = float(self.model.log_likelihood(rows, params))
-        return criterion("aic", likelihood, 0.0, rows.shape[0], self.free_parameters)
+        likelihood, _, count = self._means(data)
+        return criterion("aic", likelihood, 0.0, count, self.free_parameters)
 
     def bic(self, data: Any) -> float:
         """Compute the Bayesian criterion (Schwarz) of the model on these rows; smaller is better.
@@ -439,9 +439,8 @@ class Result:
         float
             The criterion.
         """
-        rows, params = self._inner(data)
-        likelihood = float(self.model.log_likelihood(rows, params))
-        return criterion("bic", likelihood, 0.0, rows.shape[0], self.free_parameters)
+        likelihood, _, count = self._means(data)
+        return criterion("bic", likelihood, 0.0, count, self.free_parameters)
 
     def icl(self, data: Any) -> float:
         """Compute BIC plus twice the entropy of the rows' components, so that these be distinct.
@@ -456,9 +455,8 @@ class Result:
         float
             The criterion; smaller is better.
         """
-        rows, params = self._inner(data)
-        _, likelihood, spread = self.model.evaluate(rows, params)
-        return criterion("icl", float(likelihood), float(spread), len(rows), self.free_parameters)
+        likelihood, spread, count = self._means(data, entropy=True)
+        return criterion("icl", likelihood, spread, count, self.free_parameters)
 
     def sample(self, count: int = 1, seed: int = 0) -> tuple[FloatArray, IntArray]:
         """Draw rows from the fitted model, in the user's units.
@@ -497,7 +495,7 @@ class Result:
         array of shape (rows, columns)
             The rows, filled in.
         """
-        return np.asarray(self._imputable().impute(*self._inner(data)))
+        return self._by_row(self._imputable().impute, data)
 
     def impute_draws(self, data: Any, draws: int = 5, seed: int = 0) -> FloatArray:
         """Draw random completions from the posterior.
@@ -549,15 +547,53 @@ class Result:
         name = self.model.describe().get("model", type(self.model).__name__)
         return SettingsError(f"the model {name!r} cannot {what}; {instead}.")
 
+    def _by_row(self, ask: Callable[[Any, Any], Any], data: Any) -> Any:
+        """An answer for each row; a source is asked block by block."""
+        found = [np.asarray(ask(rows, params)) for rows, params in self._parts(data)]
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def _means(self, data: Any, entropy: bool = False) -> tuple[float, float, int]:
+        """Mean log-likelihood, mean entropy of the components if asked, and the number of rows."""
+        likelihood = spread = 0.0
+        count = 0
+        for rows, params in self._parts(data):
+            if entropy:
+                _, told, mixed = self.model.evaluate(rows, params)
+            else:
+                told, mixed = self.model.log_likelihood(rows, params), np.zeros(())
+            count += rows.shape[0]
+            likelihood += (float(told) - likelihood) * (rows.shape[0] / count)
+            spread += (float(mixed) - spread) * (rows.shape[0] / count)
+        return likelihood, spread, count
+
+    def _parts(self, data: Any) -> Iterator[tuple[Any, Any]]:
+        """Checked rows and the parameters, block by block where the rows are in a file."""
+        source = self._source(data)
+        if source is None:
+            yield self._inner(data)
+            return
+        params = self.model.maximize(self.statistics)
+        for first, rows in chunks(source):
+            self.model.check(rows, "the data", source.columns, first)
+            yield rows, params
+
+    def _source(self, data: Any) -> Source | None:
+        """A path, source or large lazy frame with the columns of the fit; None for what is here."""
+        if isinstance(data, (str, Path)):
+            return ParquetRows(data, self.columns)
+        found = open_table(data, "the data") if type(data).__name__ == "LazyFrame" else data
+        if not isinstance(found, Source):
+            return None
+        same = self.columns is None or found.columns in (None, self.columns)
+        return found if same else found.with_columns(self.columns or ())
+
     def _inner(self, data: Any) -> tuple[Any, Any]:
         """Checked rows, and the parameters in the units of the statistics.
 
         Columns that the fit did not have, such as the workers' names, are left out.
         """
-        if isinstance(data, (str, Path)):
-            data = ParquetRows(data, self.columns)
-        if isinstance(data, Source):
-            data = data.read(0, data.shape[0])
+        if (source := self._source(data)) is not None:
+            data = source.read(0, source.shape[0])
         elif self.columns is not None and set(self.columns) < set(getattr(data, "columns", ())):
             data = data[list(self.columns)]
         known = {} if self.facts is None else self.facts.settings.get("categories", {})

@@ -22,9 +22,10 @@ class Validation:
     """Mean log-likelihoods of rows that models were not fitted to, by worker; prints as a table.
 
     ``without`` is the common model fitted without the worker (where workers are many, without a
-    tenth of them); ``common`` is that of all, ``adapted`` the common model fitted further to the
-    worker's rows (`Result.adapt`), ``alone`` fitted to them alone; of these three each row's score
-    is that of a fit to the worker's other rows. NaN: the worker did not answer.
+    tenth of them; NaN with masks, under which nobody is left out); ``common`` is that of all,
+    ``adapted`` the common model fitted further to the worker's rows (`Result.adapt`), ``alone``
+    fitted to them alone; of these three each row's score is that of a fit to the worker's other
+    rows. NaN: the worker did not answer.
     """
 
     workers: Sequence[str]

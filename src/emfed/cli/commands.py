@@ -231,8 +231,9 @@ def fit(
         str,
         option(
             "merge (clusters of each worker's own rows), k-means (cluster sums and counts), "
-            "moments (the spread of all data), or auto: k-means where the model can, and merge "
-            "beside it where several starts compete. None chooses rows.",
+            "moments (the spread of all data), or auto: k-means where the model can; merge in its "
+            "place from 50 workers on, and beside it where several starts compete. None chooses "
+            "rows.",
             ALGORITHM,
             "NAME",
             autocompletion=_complete("start"),

@@ -17,7 +17,7 @@ from emfed.cli.help import Options, spoken
 from emfed.cli.intake import Intake, read_workers
 from emfed.cli.tables import PIPE, check_output
 from emfed.core.errors import SettingsError
-from emfed.data.placing import to_device
+from emfed.data.placing import check_precision, to_device
 from emfed.fitting.driver import Watch, threads_of
 from emfed.fitting.driver import run_fit as drive
 from emfed.fitting.progress import progress
@@ -88,6 +88,7 @@ def _check(options: Options) -> None:
     if options.model == "regression-mixture" and options.target is None:
         raise SettingsError("--model regression-mixture needs --target, the column to explain.")
     read_range(options.n_components, "--n-components")
+    check_precision(options.device, options.precision)
     _settings(options, {"kind": "gaussian-mixture"})  # whatever the model: it needs the columns
 
 

@@ -67,7 +67,8 @@ SAME = (
     *("max_bytes", "seconds", "checkpoint", "resume", "missing", "groups", "columns", "seed"),
     *("threads", "device", "precision", "target", "epsilon", "delta"),
     *("bins", "family", "penalty", "smoothing", "seasonality", "site_covariates"),
-    *("time_covariates", "level", "since", "until"),
+    *("time_covariates", "level", "since", "until", "coordinates", "spatial", "covariate_penalty"),
+    "observer_effects",
 )
 OPTIONS = {name: name.replace("_", "-") for name in SAME} | {
     "n_factors": "factors",

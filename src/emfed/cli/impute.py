@@ -28,6 +28,7 @@ from emfed.imputation import (
 from emfed.imputation.ebird import COVARIATES
 from emfed.imputation.fit import ROUNDS
 from emfed.imputation.report import write_report
+from emfed.imputation.space import places_of
 
 
 def run_impute(options: Options) -> bool:
@@ -95,6 +96,7 @@ def _read(options: Options) -> FieldTable:
     data = Path(options.data)
     common = {name: getattr(options, name) for name in ("bins", "since", "until", "groups", "seed")}
     common["family"] = options.family or ("poisson" if options.mode == "observed" else "log1p")
+    common["observer_effects"] = options.observer_effects
     common["bad_rows"] = "skip" if options.skip_bad else "raise"
     if options.ebird:
         common |= {"species": options.species, "region": options.region}
@@ -107,7 +109,10 @@ def _read(options: Options) -> FieldTable:
     return read_records(data, _columns(options), duplicates=duplicates, **common)
 
 
-SETTINGS = (*("mode", "rank", "penalty", "smoothing", "seasonality", "draws", "rounds", "seed"),)
+SETTINGS = (
+    *("mode", "rank", "penalty", "smoothing", "seasonality", "spatial", "covariate_penalty"),
+    *("draws", "rounds", "seed"),
+)
 """Options that `impute` takes under the same name."""
 
 
@@ -138,6 +143,7 @@ def _fit(table: FieldTable, options: Options, console: Console) -> Imputation:
         result = impute(
             table,
             **{name: getattr(options, name) for name in SETTINGS},
+            coordinates=_frame(options.coordinates),
             site_covariates=_frame(options.site_covariates),
             time_covariates=_frame(options.time_covariates),
             participation=Everyone() if share == 1 else Bernoulli(share),
@@ -166,6 +172,7 @@ def _summary(result: Imputation, options: Options, remarks: list[str]) -> dict[s
         "spread": None if result.plain else result.spread,
         "draws": 0 if result.plain else result.posterior.count,
         "effort": [] if table.effort is None else table.effort.describe(),
+        "observers": None if table.skill is None else table.skill.describe(),
         "coefficients": [] if result.plain else result.coefficients(),
         "rounds": result.rounds,
         "stopped": result.stopped,
@@ -188,8 +195,13 @@ def _write(result: Imputation, summary: dict[str, Any], options: Options) -> Non
         index = result.index(options.base, options.level, strata=strata, least=options.least)
         index.write([out / "index.csv", out / "index.parquet", out / "index.png"])
         summary["slopes"] = index.slopes
+    places = None
+    if options.coordinates is not None:
+        where, _ = places_of(_frame(options.coordinates), result.table.sites)
+        places = dict(zip(result.table.sites, map(tuple, where.tolist()), strict=True))
+    title = Path(options.data).name
     write_report(
-        result, out / "report.html", options.level, index=index, title=Path(options.data).name
+        result, out / "report.html", options.level, index=index, places=places, title=title
     )
     result.records.to_csv(out / "records.csv")
     result.records.to_parquet(out / "records.parquet")
@@ -222,6 +234,9 @@ def _print(console: Console, result: Imputation, summary: dict[str, Any], option
     console.print(table)
     for row in summary["effort"] + summary["coefficients"]:
         told = f"{row['name']}: {row['coefficient']:.3g} +- {row['error']:.2g}"
+        console.print(told, highlight=False)
+    if summary["observers"] is not None:
+        told = f"skill of observers: 1 +- {summary['observers']['spread']:.2g} among them"
         console.print(told, highlight=False)
     for row in summary.get("slopes", []):
         told = f"{row['stratum']}: {row['slope']:.3f} a year ({row['class']})"

@@ -267,6 +267,14 @@ def impute(
     date: Annotated[str, option("The column of dates, or two: 'year,month'.")] = "date",
     value: Annotated[str, option("The column of counts or values.")] = "count",
     observer: Annotated[str, option("The column of observers; '' if none.")] = "observer",
+    observer_effects: Annotated[
+        bool,
+        switch(
+            "--observer-effects",
+            "Fit a shrunken effect of each observer (counts): estimates are of an average one. "
+            "Names and effects stay with the worker that has an observer's records.",
+        ),
+    ] = False,
     worker: Annotated[
         str, option("The column of workers, if not the observer (or the site).")
     ] = "",
@@ -323,6 +331,21 @@ def impute(
     ] = None,
     seasonality: Annotated[
         float | None, option("Smooth months a year apart so strongly; chosen if left out.", min=0)
+    ] = None,
+    coordinates: Annotated[
+        Path | None,
+        option(
+            "CSV or Parquet: a column 'site', and longitude and latitude (or two columns on a "
+            "map). It ties neighbouring sites to each other, and draws a map.",
+        ),
+    ] = None,
+    spatial: Annotated[
+        float | None,
+        option("Tie neighbouring sites so strongly; chosen if left out.", min=0),
+    ] = None,
+    covariate_penalty: Annotated[
+        float | None,
+        option("Penalty of the coefficients of covariates; chosen if left out.", min=0),
     ] = None,
     site_covariates: Annotated[
         Path | None, option("CSV or Parquet: a column 'site', and numbers.")

@@ -172,17 +172,13 @@ class View:
         if not isinstance(description, Mapping) or not {*description} <= {*names}:
             raise ValueError(f"a view is described by {', '.join(names)}.")
         view, parts = cls(**description), description.get("parts")
-        if parts is not None and not (
-            isinstance(parts, (list, tuple))
-            and 0 < len(parts) <= MOST_PARTS
-            and all(_counts(j, 0, MOST_PARTS) for j in parts)
-        ):
+        if parts is not None and not _positions(parts):
             raise ValueError("the parts of a view are a list of positions.")
         if not _counts(view.seed, 0, 1 << 64):
             raise ValueError("the seed of a view is a number of 64 bits.")
-        counts = _counts(view.smallest, 1) and (view.clusters is None or _counts(view.clusters, 1))
-        flags = [description.get(name, False) for name in ("watched", "folds")]
-        if not counts or any(type(flag) is not bool for flag in flags):
+        counts = [view.smallest] if view.clusters is None else [view.smallest, view.clusters]
+        flags = (view.watched, view.folds)
+        if not all(_counts(n, 1) for n in counts) or {*map(type, flags)} != {bool}:
             raise ValueError("watched and folds are true or false, clusters and smallest counts.")
         if view.folds and (parts is None or view.watched or view.clusters is not None):
             raise ValueError("folds are parts of a view, and nothing else.")
@@ -192,6 +188,12 @@ class View:
 def _counts(value: Any, least: int, end: float = inf) -> bool:
     """Tell whether it is a whole number of that range; True and False are none."""
     return type(value) is int and least <= value < end
+
+
+def _positions(value: Any) -> bool:
+    """Tell whether it is a list of positions of candidates."""
+    fits = isinstance(value, (list, tuple)) and 0 < len(value) <= MOST_PARTS
+    return fits and all(_counts(j, 0, MOST_PARTS) for j in value)
 
 
 WHOLE = View()
@@ -274,6 +276,9 @@ MOST_ENERGY = 1 << 48
 numbers."""
 
 
+RequestKind = Literal["start", "round", "local", "fine"]
+
+
 @dataclass(frozen=True)
 class Request:
     """One round's message from the server to a batch of workers.
@@ -281,12 +286,13 @@ class Request:
     ``params`` is always T(statistics): a wire may send either (the paper's server sends both, to
     all workers: Algorithm 1, line 17). ``accepted[r]`` is the last round
     of ``workers[r]`` that the server accepted (-1: none in this generation of memories). A round is
-    ``"local"`` where workers may go on by themselves before they answer.
+    ``"local"`` where workers may go on by themselves before they answer, and ``"fine"`` where they
+    answer with little noise.
     """
 
     round: int
     generation: int
-    kind: Literal["start", "round", "local"]
+    kind: RequestKind
     statistics: FloatArray
     params: Any
     workers: IntArray

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from emfed.core.messages import (
     Question,
     Replies,
     Request,
+    RequestKind,
     ServerState,
     StateField,
     StepInfo,
@@ -81,6 +82,7 @@ __all__ = [
     "Question",
     "Replies",
     "Request",
+    "RequestKind",
     "WorkerStates",
     "ScoresRows",
     "ServerState",
@@ -572,7 +574,7 @@ class Algorithm(ABC):
         """Whether requests carry anything that workers compute with."""
         return True
 
-    def asks(self, state: ServerState) -> Literal["round", "local"]:
+    def asks(self, state: ServerState) -> RequestKind:
         """The kind of the next request."""
         return "round"
 
@@ -696,6 +698,8 @@ class Federation(ABC):
 
     masks: bool = False
     """Whether workers' answers are to be told as sums alone, from the next `open` on."""
+    uniform: bool = False
+    """Whether workers count alike, however many rows they have, from the next `open` on."""
 
     @property
     def masks_by_default(self) -> bool:
@@ -777,11 +781,13 @@ class Federation(ABC):
         NaN: none came."""
 
     def open_private(
-        self, model: Model, columns: Names, privacy: Any
+        self, model: Model, columns: Names, privacy: Any, masks: bool | None = None
     ) -> tuple[int, tuple[str, ...] | None, Sequence[str] | None]:
         """Everyone joins without a number of its rows: how many columns, their and workers' names.
 
-        ``privacy`` is what the run may tell of any one row.
+        ``privacy`` is what the run may tell of any one row. Afterwards `masks` says whether answers
+        are sums, with everybody's noise; else each has all of the noise by itself. Three workers or
+        more mask unless ``masks`` is False.
         """
         raise SettingsError(f"epsilon: {type(self).__name__} has no private answers.")
 

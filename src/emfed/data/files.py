@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import re
 import zipfile
 import zlib
 from collections import Counter
@@ -237,7 +238,26 @@ def _names(head: Sequence[str], where: str) -> list[str]:
         if times > 1:
             what = f"two columns called {name!r}" if name else "two columns without a name"
             raise DataError(f"{where} has {what}: give each its own.")
+    _check_header(names, where)
     return names
+
+
+def _check_header(names: Sequence[str], where: str) -> None:
+    """Refuse a first row in the place of the names; years and 0, 1, 2 may be names."""
+    if all(re.fullmatch(r"\d+", name) for name in names):
+        found = [int(name) for name in names]
+        numbers_alone = found != sorted(found)
+    else:
+        numbers_alone = all(_NUMBER.fullmatch(name) for name in names)
+    if numbers_alone:
+        raise DataError(
+            f"{where}: the first line holds numbers ({names[0]} ...), no names of columns: put a "
+            "line of names above the rows."
+        )
+
+
+_NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?")
+_DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}|\b(Date|Datetime|Duration|Time)\b")
 
 
 def _check_lengths(text: str, separator: str, width: int, where: str) -> None:
@@ -329,10 +349,13 @@ class NotNumbers(DataError):
 
     def __init__(self, name: str, what: str, where: str) -> None:
         self.reason = f"column {name!r} holds {what}, which is no number"
-        super().__init__(
-            f"{where}: {self.reason}. Choose others with --columns, name it as the workers' with "
-            f"--groups, or say --types {name}=categorical."
+        advice = (
+            "Turn it into a number, such as days since a date, or choose others with --columns"
+            if _DATE.search(what)
+            else "Choose others with --columns, name it as the workers' with --groups, or say "
+            f"--types {name}=categorical"
         )
+        super().__init__(f"{where}: {self.reason}. {advice}.")
 
 
 def without_numbers(path: Path) -> dict[str, str]:

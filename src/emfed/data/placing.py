@@ -15,7 +15,7 @@ from emfed.data.sources import Source, Stream
 from emfed.data.tables import Workers, WorkerTables
 from emfed.data.workers import WorkerData
 from emfed.models.devices import Precision, is_here
-from emfed.models.devices.placing import check_device, expect, fits, place, stream
+from emfed.models.devices.placing import check_device, expect, fits, place, place_blocks, stream
 
 
 @final
@@ -25,7 +25,7 @@ class Streamed(Source):
     def __init__(self, table: Any, device: Any) -> None:
         self._table, self._device = table, device
         self.columns = getattr(table, "columns", None)
-        self._size = 4 if str(table.dtype).endswith("float32") else 8
+        self.dtype = np.dtype(np.float32 if _size(table) == 4 else np.float64)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -46,7 +46,7 @@ class Streamed(Source):
     def blocks(self) -> Iterator[Any]:
         """All rows on the device, in order."""
         rows, width = self.shape
-        return stream(self.read, rows, width, self._size, self._device, self.expect)
+        return stream(self.read, rows, width, _size(self), self._device, self.expect)
 
     def take(self, indices: IntArray) -> Any:
         """Picked rows, on the device."""
@@ -54,16 +54,21 @@ class Streamed(Source):
         return place(rows, self._device)
 
 
-def to_device(found: Workers, device: Any, precision: Precision = "double") -> Workers:
-    """The same workers with their rows on the device; None leaves them where they are."""
+def check_precision(device: Any, precision: Precision) -> Any:
+    """The torch device, None without one: what can be said before a row is read."""
     if precision not in ("double", "fast"):
         raise SettingsError(f"precision must be 'double' or 'fast'; got {precision!r}.")
-    if device is None:
-        if precision != "double":
-            raise SettingsError("precision='fast' goes with a device: give device='cuda' as well.")
-        return found
-    where = check_device(device)
-    if where.type == "cpu":
+    if device is not None:
+        return check_device(device)
+    if precision != "double":
+        raise SettingsError("precision='fast' goes with a device: give device='cuda' as well.")
+    return None
+
+
+def to_device(found: Workers, device: Any, precision: Precision = "double") -> Workers:
+    """The same workers with their rows on the device; None leaves them where they are."""
+    where = check_precision(device, precision)
+    if where is None or where.type == "cpu":
         return found
     if isinstance(found, WorkerData):
         if fits(_bytes(found.rows), where):
@@ -83,9 +88,10 @@ def to_device(found: Workers, device: Any, precision: Precision = "double") -> W
             placed.append(_drawn(table, where))
         elif not stay and (isinstance(table, Source) or not is_here(table)):
             placed.append(Streamed(table, where))
+        elif isinstance(table, Source):  # block by block: it may fit the card and not the host
+            placed.append(place_blocks(Streamed(table, where).blocks(), table.shape, where))
         else:
-            whole = table.read(0, table.shape[0]) if isinstance(table, Source) else table
-            placed.append(place(whole, where))
+            placed.append(place(table, where))
     return WorkerTables(placed, found.names, found.columns, found.row_weights, precision)
 
 
@@ -95,5 +101,9 @@ def _drawn(table: Stream, where: Any) -> Stream:
 
 
 def _bytes(table: Any) -> int:
-    size = 4 if str(table.dtype).endswith("float32") else 8
-    return int(np.prod(table.shape)) * size
+    return int(np.prod(table.shape)) * _size(table)
+
+
+def _size(table: Any) -> int:
+    """Bytes of a number."""
+    return 4 if str(table.dtype).endswith("float32") else 8

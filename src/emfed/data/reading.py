@@ -12,6 +12,7 @@ from array_api_compat import is_array_api_obj, is_numpy_array
 
 from emfed.core.errors import DataError
 from emfed.core.protocols import FloatArray
+from emfed.models.devices import as_tensor
 
 Categories = Mapping[Any, Sequence[Any]]
 """The values of columns that hold categories, by the column's name or number, in order of codes."""
@@ -54,7 +55,7 @@ def read_table(
         columns = tuple(str(name) for name in table.columns)
         table = frame_values(table, where, categories)
     if is_array_api_obj(table) and not is_numpy_array(table):
-        return table, columns
+        return as_tensor(table), columns
     if isinstance(table, np.ma.MaskedArray):
         raise DataError(f"{where}: masked arrays are not taken; fill or drop what is masked.")
     try:

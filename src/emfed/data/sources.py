@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, final
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from emfed.core.errors import DataError, check_count
 from emfed.core.protocols import IntArray, Names
+from emfed.models.devices.placing import read_ahead
 
 BLOCK_ELEMENTS = 1 << 21
 """Numbers read at once: 16 MB as doubles."""
@@ -37,6 +39,8 @@ class Source(ABC):
     """
 
     columns: tuple[str, ...] | None = None
+    dtype: Any = np.dtype(np.float64)
+    """Of the rows: float32 or float64."""
 
     @property
     @abstractmethod
@@ -49,10 +53,19 @@ class Source(ABC):
 
     def blocks(self) -> Iterator[NDArray[Any]]:
         """All rows, in order, a block at a time."""
+        for start, stop in self.cuts():
+            yield self.read(start, stop)
+
+    @final
+    def cuts(self) -> list[tuple[int, int]]:
+        """Where the blocks begin and end."""
         rows, columns = self.shape
         step = max(1, BLOCK_ELEMENTS // max(1, columns))
-        for start in range(0, rows, step):
-            yield self.read(start, min(start + step, rows))
+        return [(start, min(start + step, rows)) for start in range(0, rows, step)]
+
+    def with_columns(self, columns: Sequence[str]) -> Source:
+        """The same rows with other columns, or in another order."""
+        return _Picked(self, columns)
 
     def take(self, indices: IntArray) -> NDArray[Any]:
         """Rows at ``indices``, ``(*indices.shape, columns)``; neighbours are read together."""
@@ -68,6 +81,32 @@ class Source(ABC):
             start = stop
         rows = np.concatenate(parts) if parts else np.empty((0, self.shape[1]))
         return rows[where].reshape(*indices.shape, self.shape[1])
+
+
+@final
+class _Picked(Source):
+    """Some columns of another source, wherever its blocks are."""
+
+    def __init__(self, whole: Source, columns: Sequence[str]) -> None:
+        have = list(whole.columns or ())
+        if missing := [name for name in columns if name not in have]:
+            raise DataError(f"expected the columns {list(columns)}; missing {missing}.")
+        self._whole, self._picks = whole, [have.index(name) for name in columns]
+        self.columns, self.dtype = tuple(columns), whole.dtype
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._whole.shape[0], len(self._picks)
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        return self._whole.read(start, stop)[:, self._picks]
+
+    def blocks(self) -> Iterator[NDArray[Any]]:
+        for block in self._whole.blocks():
+            yield block[:, self._picks]
+
+    def take(self, indices: IntArray) -> NDArray[Any]:
+        return self._whole.take(indices)[..., self._picks]
 
 
 MOST_COLUMNS = 100_000
@@ -125,6 +164,11 @@ def parquet_schema(path: Path) -> Any:
     return schema
 
 
+def is_number(kind: Any) -> bool:
+    """Whether a column of this type of polars holds numbers, or truth values."""
+    return bool(kind.is_numeric()) or str(kind) == "Boolean"
+
+
 def _stamp(path: Path) -> tuple[int, int]:
     """What changes when a file is written again."""
     status = path.stat()
@@ -168,8 +212,6 @@ class ParquetRows(Source):
         columns: Names = None,
         ranges: Sequence[tuple[int, int]] | IntArray | None = None,
     ) -> None:
-        import polars as pl
-
         self.path = Path(path)
         schema = parquet_schema(self.path)
         if isinstance(columns, str):
@@ -180,12 +222,11 @@ class ParquetRows(Source):
         for name in names:
             if name not in schema:
                 raise DataError(f"{self.path}: no column {name!r}; it has {list(schema)}.")
-            if not (schema[name].is_numeric() or schema[name] == pl.Boolean):
+            if not is_number(schema[name]):
                 raise DataError(
                     f"{self.path}: column {name!r} holds {schema[name]}, not numbers; leave it out."
                 )
-        single = all(schema[name] == pl.Float32 for name in names)
-        self.columns, self.dtype = names, np.dtype(np.float32 if single else np.float64)
+        self.columns, self.dtype = names, _common(schema[name] for name in names)
         self._ranges = None if ranges is None else np.array(ranges, dtype=np.int64).reshape(-1, 2)
         self._stamp = _stamp(self.path)
 
@@ -244,17 +285,142 @@ class ParquetRows(Source):
             start, first = start + count, first + 1
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
+    def blocks(self) -> Iterator[NDArray[Any]]:
+        """All rows, in order, the next block read while this one is used."""
+        return read_ahead(self.read, self.cuts())
+
     def _slice(self, start: int, count: int) -> NDArray[Any]:
         import polars as pl
+
+        scan = pl.scan_parquet(self.path, glob=False).slice(start, count)
+        found = _numbers(scan, self.columns or (), self.dtype).collect(engine="streaming")
+        if _stamp(self.path) != self._stamp or found.height != count:
+            raise DataError(f"{self.path} was changed while it was being read: start anew.")
+        return np.asarray(found.to_numpy())
+
+
+def _common(kinds: Iterable[Any]) -> Any:
+    """The type of rows whose columns have these types in a file: float32 if all have that."""
+    import polars as pl
+
+    return np.dtype(np.float32 if all(kind == pl.Float32 for kind in kinds) else np.float64)
+
+
+def _numbers(frame: Any, names: Sequence[str], kind: Any) -> Any:
+    """Columns of a lazy frame as numbers of one type, in this order; nulls become NaN."""
+    import polars as pl
+    from polars import selectors
+
+    told = pl.Float32 if kind == np.float32 else pl.Float64
+    picked = [selectors.by_name(name) for name in names]
+    return frame.select(picked).cast(told).fill_null(float("nan"))
+
+
+@contextmanager
+def _worded() -> Iterator[None]:
+    """Within, what polars cannot do with a lazy frame is a `DataError`."""
+    import polars as pl
+
+    try:
+        yield
+    except pl.exceptions.PolarsError as error:
+        raise DataError(f"the lazy frame could not be read ({error}).") from None
+
+
+@final
+class LazyRows(Source):
+    """What a lazy frame of polars gives, block by block; the frame is not collected.
+
+    A pass runs the query once, from end to end. Picked rows run it again as far as they lie, so
+    mini-batches suit a scan with a choice of columns.
+
+    Parameters
+    ----------
+    frame : polars.LazyFrame
+        The query. It must give the same rows in the same order each time.
+
+    Raises
+    ------
+    DataError
+        If a column holds no numbers.
+
+    Examples
+    --------
+    >>> import polars as pl
+    >>> import emfed
+    >>> pl.DataFrame({"a": [1.0, 2.0, 4.0], "b": [1, 3, 5]}).write_parquet("lazy.parquet")
+    >>> scan = pl.scan_parquet("lazy.parquet").filter(pl.col("b") > 1)
+    >>> emfed.data.LazyRows(scan).read(0, 2)
+    array([[2., 3.],
+           [4., 5.]])
+    """
+
+    def __init__(self, frame: Any) -> None:
+        schema = frame.collect_schema()
+        check_columns(len(schema), "the lazy frame")
+        for name, kind in schema.items():
+            if not is_number(kind):
+                raise DataError(
+                    f"the lazy frame: column {name!r} holds {kind}, not numbers; leave it out."
+                )
+        self._raw = frame
+        self.columns, self.dtype = tuple(schema), _common(schema.values())
+        self._frame = _numbers(frame, self.columns, self.dtype)
+
+    @cached_property
+    def _count(self) -> int:
+        import polars as pl
+
+        with _worded():
+            return int(self._raw.select(pl.len()).collect(engine="streaming").item())
+
+    def with_columns(self, columns: Sequence[str]) -> LazyRows:
+        """The same rows with other columns, or in another order."""
         from polars import selectors
 
-        kind = pl.Float32 if self.dtype == np.float32 else pl.Float64
-        scan = pl.scan_parquet(self.path, glob=False).slice(start, count)
-        names = list(self.columns or ())
-        frame = scan.select(selectors.by_name(*names)).cast(kind).collect(engine="streaming")
-        if _stamp(self.path) != self._stamp or frame.height != count:
-            raise DataError(f"{self.path} was changed while it was being read: start anew.")
-        return frame[names].fill_null(float("nan")).to_numpy()
+        other = LazyRows(self._raw.select([selectors.by_name(name) for name in columns]))
+        other.__dict__["_count"] = self._count
+        return other
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self._count, len(self.columns or ())
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """These rows; nulls become NaN."""
+        with _worded():
+            found = self._frame.slice(start, stop - start).collect(engine="streaming")
+        self._check(found.height, stop - start)
+        return np.asarray(found.to_numpy())
+
+    def blocks(self) -> Iterator[NDArray[Any]]:
+        """All rows, in order, by one run of the query."""
+        if not hasattr(self._frame, "collect_batches"):  # polars before 1.34
+            yield from read_ahead(self.read, self.cuts())
+            return
+        step, held = self.cuts()[0][1] if self._count else 1, np.empty((0, self.shape[1]))
+        done, batches = 0, self._frame.collect_batches(chunk_size=step, maintain_order=True)
+        while True:
+            with _worded():
+                batch = next(batches, None)
+            if batch is None:
+                break
+            done += batch.height
+            held = np.concatenate([held, batch.to_numpy()]) if len(held) else batch.to_numpy()
+            while len(held) >= step:  # blocks of one size, whatever the batches are
+                yield held[:step]
+                held = held[step:]
+        self._check(done, self._count)
+        if len(held):
+            yield held
+
+    def _check(self, found: int, wanted: int) -> None:
+        if found != wanted:
+            raise DataError(
+                f"the lazy frame gave {found} rows where {wanted} were expected: what it reads was "
+                "changed, or it gives others each time."
+            )
 
 
 @final

@@ -15,7 +15,14 @@ from emfed.core.errors import DataError
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.data.files import parquet_labels, parquet_workers
 from emfed.data.reading import check_kind, match_columns, read_table
-from emfed.data.sources import ParquetRows, Source, Stream, parquet_schema
+from emfed.data.sources import (
+    LazyRows,
+    ParquetRows,
+    Source,
+    Stream,
+    is_number,
+    parquet_schema,
+)
 from emfed.data.tables import Piece, Workers, WorkerTables, gather
 from emfed.data.weights import check_row_weights, group_order
 from emfed.models.devices import Precision, Ragged, is_here
@@ -275,10 +282,20 @@ def stack_tables(
     return WorkerData(rows, offsets, names, columns)
 
 
+def open_table(table: Any, where: str) -> Any:
+    """A path as a `Source`; a lazy frame too if it is large and holds numbers, else collected."""
+    if isinstance(table, (str, Path)):
+        return ParquetRows(table)
+    if type(table).__name__ == "LazyFrame" and all(map(is_number, table.collect_schema().dtypes())):
+        rows = LazyRows(table)
+        if 8 * rows.shape[0] * rows.shape[1] > SMALL_BYTES:
+            return rows
+    return check_kind(table, where)
+
+
 def _open(table: Any, where: str) -> tuple[Any, tuple[str, ...] | None]:
     """An array or a `Source`, and its columns; of a stream, the rows of its opening."""
-    if isinstance(table, (str, Path)):
-        table = ParquetRows(table)
+    table = open_table(table, where)
     if isinstance(table, Source):
         return table, table.columns
     return read_table(table.rows(0) if isinstance(table, Stream) else table, where)
@@ -286,7 +303,7 @@ def _open(table: Any, where: str) -> tuple[Any, tuple[str, ...] | None]:
 
 def _reordered(rows: Source, columns: tuple[str, ...], where: str) -> Source:
     """The same file with its columns in the common order."""
-    if not isinstance(rows, ParquetRows) or set(rows.columns or ()) != set(columns):
+    if set(rows.columns or ()) != set(columns):
         raise DataError(f"{where}: expected the columns {list(columns)}; got {rows.columns}.")
     return rows.with_columns(columns)
 
@@ -366,7 +383,8 @@ def as_workers(
     ----------
     data : table, path, dict, list or Workers
         A dict or list of tables, one for each worker, or one table. A table is an array, a data
-        frame, the path of a Parquet file, a `Source` or a `Stream`.
+        frame, the path of a Parquet file, a `Source` or a `Stream`. Files and lazy frames of polars
+        that are large are read block by block in every pass.
     groups : array or str, optional
         The worker of each row of one table: values, or the name of a column. With the path of one
         file it names a column by which the file is sorted.
@@ -408,7 +426,7 @@ def _workers(data: Any, groups: Any | None) -> Workers:
         if groups is not None:
             raise DataError("the data already say whose each row is: leave groups out.")
         return data
-    data = check_kind(data, "the data")
+    data = check_kind(data, "the data") if groups is not None else open_table(data, "the data")
     if groups is not None and isinstance(data, (Mapping, list, tuple)):
         raise DataError(
             "groups go with one table; a dict or list says by itself whose rows are whose."
@@ -475,12 +493,12 @@ def with_columns(workers: Workers, columns: tuple[str, ...]) -> Workers:
         return dataclasses.replace(workers, rows=picked, columns=columns)
     assert isinstance(workers, WorkerTables)
     tables = [_with_columns(table, have, columns) for table in workers.tables]
-    found = WorkerTables(tables, workers.names, columns, workers.row_weights)
+    found = WorkerTables(tables, workers.names, columns, workers.row_weights, workers.precision)
     return of_file(found, workers.first_line, workers.left_out)
 
 
 def _with_columns(table: Any, have: tuple[str, ...], columns: tuple[str, ...]) -> Any:
-    if isinstance(table, ParquetRows):
+    if isinstance(table, Source):
         return table.with_columns(columns)
     if isinstance(table, Stream):
         if set(have) == set(columns):  # rows are put in order as they are drawn

@@ -209,28 +209,42 @@ def _make_rounds(
     run = begin_run(settings, session, view, begun, watch.monitor)
     stop = settings.stop(algorithm, size)
     climb = Climb(tolerance, settings.long_steps) if watched else None
+    if climb is not None:  # it decides when EM has converged, part by part
+        stop = replace(stop, nats=None)
     drops = settings.drop and not watched and settings.tol != 0 and not settings.held_out
     candidates = Candidates(settings.criterion, drops)
     curve = Curve() if watch.curve else None
     own = [hook for hook in (climb, candidates if len(parts) > 1 else None) if hook is not None]
     hooks = _onlookers(run, own, curve, watch, goes_on)
-    if climb is not None:  # it decides when EM has converged, part by part
-        stop = replace(stop, nats=None)
     exact = begun is not None and isinstance(settings.start, str)
     if tolerance and _nothing_left(session, climb, parts if exact else ()):
         stopped, run.confirmed = "nats", True
     else:
         stopped = _until(run, stop, hooks, watch, climb)
-        while tolerance and len(parts) == 1 and stopped == "nats" and _reseed(run):
-            for hook in own:
-                hook.attach(run)
-            stopped = _until(run, stop, hooks, watch, climb)
-    if tolerance and climb is None and stopped != "interrupted" and run.settle():
+    course = _Course(run, view, begun, stop, stopped, tolerance, climb, candidates, curve)
+    return _settled_course(course, own, hooks, watch, remarks) if tolerance else course
+
+
+def _settled_course(
+    course: _Course,
+    own: Sequence[Any],
+    hooks: list[Callback],
+    watch: Watch,
+    remarks: list[str],
+) -> _Course:
+    """Go on while a component without rows can be put elsewhere; undo a run that did only harm."""
+    run, stop, climb, stopped = course.run, course.stop, course.climb, course.stopped
+    alone = all(hook is not course.candidates for hook in own)
+    while alone and stopped == "nats" and _reseed(run):
+        for hook in own:
+            hook.attach(run)
+        stopped = _until(run, stop, hooks, watch, climb)
+    if climb is None and stopped != "interrupted" and run.settle():
         remarks.append(
             "the run ended worse than it began, so the start is kept: its noise was too much for "
             "this model. Use algorithm='auto', a finer compressor, or a smaller step_size."
         )
-    return _Course(run, view, begun, stop, stopped, tolerance, climb, candidates, curve)
+    return replace(course, stopped=stopped)
 
 
 def private_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY) -> Fitted:
@@ -514,19 +528,23 @@ def _finished(
         result = with_scores(result, session, place, remarks)
     if settings.errors:
         result = with_errors(result, session, place, remarks)
-    if likelihood is None and settings.likelihood and result.facts is not None:
-        scores = result.facts.scores
-        if scores is not None and np.isfinite(scores[:, 0]).all():
-            likelihood = float(session.weights @ scores[:, 0])
     if likelihood is None and settings.likelihood:
-        view = main_view(session, (place,), False)
-        likelihood = float(session.ask("values", view, result.statistics, "closing")[0, 0])
+        likelihood = _mean_likelihood(result, session, place)
     if earlier is not None and selection is None:
         k = earlier.n_components
         told = {"criterion": earlier.criterion, "tried": [dict(row) for row in earlier.table]}
         result = with_setting(result, "selection", told)
         selection = replace(earlier, best=result, results={**earlier.results, k: result})
     return Fitted(result, selection, likelihood)
+
+
+def _mean_likelihood(result: Result, session: Session, place: int) -> float:
+    """The mean log-likelihood at the end, from the scores of all sites or by one more question."""
+    scores = None if result.facts is None else result.facts.scores
+    if scores is not None and np.isfinite(scores[:, 0]).all():
+        return float(session.weights @ scores[:, 0])
+    view = main_view(session, (place,), False)
+    return float(session.ask("values", view, result.statistics, "closing")[0, 0])
 
 
 def _chosen(

@@ -49,7 +49,6 @@ from emfed.models.matrices import pack, raise_eigenvalues, unpack
 from emfed.models.parameters import GaussianParameters
 from emfed.models.sampling import covariance_parameters
 from emfed.network import StackedFederation
-from emfed.network.masking import SMALLEST_SET
 from emfed.network.prices import Prices
 
 logger = logging.getLogger(__name__)
@@ -689,17 +688,21 @@ def private_result(run: PrivateRun, columns: Any, stopped: str) -> Result:
         "mu_squared": privacy.mu_squared,
         "neighbours": "one row more or less",
     }
+    masks = run.federation.masks
+    whom = f"any {n - run.plan.shares} of the others"
+    if not masks:
+        whom = "all others: each site added all of the noise by itself"
     words = (
         f"private: epsilon {spent['epsilon']:.4g} and delta {privacy.delta:g} for each row of each "
-        f"of {n} sites, against the server and any {n - run.plan.shares} of the others; the noise "
-        f"costs about {run.noise_nats:.2g} nats a row"
+        f"of {n} sites, against the server and {whom}; the noise costs about {run.noise_nats:.2g} "
+        "nats a row"
     )
     each, rest = divmod(run.samples, n)
     rows = np.full(n, each) + (np.arange(n) < rest)
     told = {
         "algorithm": {"algorithm": "private-em", "rounds": run.rounds},
         "privacy": spent | {"words": words},
-        "masks": n >= SMALLEST_SET,
+        "masks": masks,
     }
     return Result(
         model=model,
@@ -729,8 +732,9 @@ def private_run(
 ) -> tuple[PrivateRun, tuple[str, ...] | None]:
     """Everyone joins; the opening and the start of a private fit, ready for its rounds.
 
-    Three workers or more always tell masked sums. One or two have nobody to hide among: each adds
-    all of the noise by itself.
+    Three workers or more tell masked sums unless ``masks`` is False. One or two have nobody to hide
+    among. Without masks each adds all of the noise by itself, so that its rows are as private as
+    the run says whatever others do; the sum has sqrt(n) times as much of it.
     """
     models: Sequence[Any] = settings.candidates()
     for model in models:
@@ -738,18 +742,18 @@ def private_run(
     model = max(models, key=lambda model: model.n_components)  # whose statistics are most
     privacy = settings.privacy
     assert privacy is not None
-    width, columns, names = federation.open_private(model, settings.columns, privacy)
-    n = federation.size
+    opened = federation.open_private(model, settings.columns, privacy, settings.masks)
+    (width, columns, names), n = opened, federation.size
     ledger = Ledger(n, names)
     if federation.carries_bytes:
         federation.attach(ledger)
     alone = needs_moments_alone(model)
     rounds = 0 if alone else min(ROUNDS, ROUNDS if settings.rounds is None else settings.rounds)
-    shares = privacy.shares(n, n >= SMALLEST_SET)
+    shares = privacy.shares(n, federation.masks)
     plan = PrivatePlan(privacy, shares, n, alone)
     run = PrivateRun(federation, models, plan, rounds, settings.seed, ledger)
-    if not federation.carries_bytes and n >= SMALLEST_SET:
-        run.prices = Prices(ledger, n, masks=True)
+    if not federation.carries_bytes:
+        run.prices = Prices(ledger, n, federation.masks)
         shapes = _summary_shapes(model, width)
         run.prices.open_private(model, shapes, (settings.columns, columns), privacy)
     run.keep_at(checkpoint, resume)

@@ -16,12 +16,13 @@ import numpy as np
 
 from emfed.algorithms import EM, CellEM, Everyone
 from emfed.algorithms.memory import gap
-from emfed.algorithms.steps import rounded_statistics
+from emfed.algorithms.steps import rounded_statistics, settled
 from emfed.core.errors import (
     CheckpointError,
     MembersChanged,
     ParticipationError,
     ServerCrash,
+    SettingsError,
     check_count,
     check_type,
 )
@@ -290,6 +291,12 @@ class Run(Rounds):
         """The algorithm with everything that was left open filled in."""
         n = self.federation.size
         p = self.participation.probabilities(np.arange(n), n)
+        if self.session.masks and self.federation.carries_bytes and p.min() < 1:
+            raise SettingsError(
+                "a masked sum is that of all sites, or differences of sums would tell of single "
+                "ones: leave participation out, or run without masks, which every site must allow "
+                "in its rules."
+            )
         crowd = Crowd(self.session.effective, float(p.min()))
         return self._given.resolve(self.model.layout, crowd)
 
@@ -371,19 +378,22 @@ class Run(Rounds):
             else self.participation.draw(self.seed, state.round, n)
         )
         workers = self.session.attendance.asked(drawn, look=self.purpose == "round")
+        told, params, masks = self.algorithm.told(state), None, self.session.masks
+        if self.session.supports is None:
+            params = self.model.maximize(settled(told)) if masks else self.params
         return Request(
             round=state.round,
             generation=state.generation,
             kind="start" if start else self.algorithm.asks(state),
-            statistics=self.algorithm.told(state),
-            params=self.params if self.session.supports is None else None,
+            statistics=told,
+            params=params,
             workers=workers,
             accepted=self.accepted[workers],
             count_bytes=self.session.count_bytes,
             purpose="start" if start else self.purpose,
             phase=self.phase,
-            lattice=self.algorithm.lattice(state, n) if self.session.masks else None,
-            weights=self.weights[workers] if self.session.masks else None,
+            lattice=self.algorithm.lattice(state, n) if masks else None,
+            weights=self.weights[workers] if masks else None,
             encode=self.federation.carries_bytes,
         )
 

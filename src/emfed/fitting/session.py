@@ -161,9 +161,12 @@ class Session:
     ) -> None:
         self.model, self.federation, self.seed = model, federation, seed
         federation.masks = federation.masks_by_default if masks is None else masks
-        if federation.masks and weights != "samples":
+        federation.uniform = isinstance(weights, str) and weights == "uniform"
+        own = not isinstance(weights, str)
+        if federation.masks and own:
             raise SettingsError(
-                "with masks workers count by their rows: leave weights out, or fit with "
+                "with masks workers count by their rows (weights='samples') or alike ('uniform'): "
+                "weights of your own would leave little of a sum but one site's part. Fit with "
                 "masks=False, which every site must allow in its rules."
             )
         self._rounded = rounded and not federation.masks  # sums of integers are rounded already
@@ -173,7 +176,7 @@ class Session:
         """Whether workers round to a common lattice, and a network is told sums alone."""
         self._rounded = self._rounded and not self.masks  # a run that goes on keeps its own way
         if self.masks and opening.whole is None:  # a simulation adds up as a network does
-            opening = add_up_opening(model, opening)
+            opening = add_up_opening(model, opening, federation.uniform)
         self.opening = self._first = opening
         self.counts, self._all = opening.counts, (opening.counts, opening.totals)
         self._totals = opening.counts if opening.totals is None else opening.totals
@@ -196,7 +199,7 @@ class Session:
             federation.attach(self.ledger)
         elif count_bytes:
             self.prices = Prices(self.ledger, federation.size, self.masks)
-            self.prices.open(model, opening, self.bound, columns)
+            self.prices.open(model, opening, self.bound, columns, federation.uniform)
         self.phase = federation.last_phase
         self.evaluations = 0
         """Conditional expectations computed before the rounds of the fit."""
@@ -251,9 +254,8 @@ class Session:
             told = {name: values[here] for name, values in opening.summaries.items()}
             counts, totals = self._all
             some = None if totals is None else totals[here]
-            summed = add_up_opening(
-                self.model, replace(opening, counts=counts[here], totals=some, summaries=told)
-            )
+            some_opening = replace(opening, counts=counts[here], totals=some, summaries=told)
+            summed = add_up_opening(self.model, some_opening, self.federation.uniform)
             self.opening = replace(
                 opening,
                 counts=np.where(here, counts, 0),

@@ -72,18 +72,19 @@ class FitSettings:
     start : str or parameters
         Parameters in the user's units, or how to find them: "merge" (workers' own clusters are
         merged), "k-means" (of all rows, by sums alone), "moments", "points" (rows leave their
-        workers), or "auto": k-means where the model has clusters, against which merged starts
-        compete if ``n_init`` is above 1; else moments.
+        workers), or "auto": k-means where the model has clusters, else moments. Without masks,
+        merged starts take its place from 50 workers on, and compete if ``n_init`` is above 1.
     n_init : int
         The number of starts that compete; the best is kept.
     start_statistics : {"expected", "parameters"} or None
         Whether S_0 is the expected statistics at given parameters (the paper), or what the
         parameters imply, which sends nothing.
     participation : Participation, float or None
-        Who takes part in a round: None is everyone, a number the probability of each.
+        Who takes part in a round: None is everyone, a number the probability of each. Masked sums
+        over a network are those of everyone.
     weights : {"samples", "uniform"} or sequence of float
-        What workers count for: their rows (the pooled optimum), all alike (the paper), or one
-        number for each.
+        What workers count for: their rows (the pooled optimum), all alike (the paper), or, without
+        masks, one number for each.
     tol : float or None
         Nats per row that may be left to gain where a fit has converged. None stands for 1e-6, of
         one worker alone 1e-4; with 0 rounds are made until another limit is met.
@@ -124,7 +125,8 @@ class FitSettings:
     masks : bool or None
         Whether workers tell sums alone: each rounds to a common lattice and, between machines,
         masks its numbers, so that the server learns the sum over all and nothing of one. With None
-        it is so between machines with three sites or more, and nowhere else.
+        it is so between machines with three sites or more, and nowhere else. In a private fit three
+        workers or more mask unless it is False; without masks each adds all of the noise by itself.
     epsilon : float or None
         What the whole fit may tell of any one row, at most (differential privacy, with one row
         more or less): 1 is strong, 10 is weak. With None sums are exact. See docs/private-runs.md.

@@ -47,6 +47,17 @@ def with_validation(
     if workers < 2:
         remarks.append("validation across workers needs two of them or more; there is one.")
         return result
+    common = result.model.maximize(result.statistics)
+    if session.masks:
+        remarks.append(
+            "validation: with masks no model is fitted without single workers, whom its difference "
+            "from the common one would tell of; adapted models are compared."
+        )
+        told = session.scores(
+            View((part,) * 2), SideBySideParameters((common, common)), "validation"
+        )
+        told[:, 0] = np.nan
+        return replace(result, facts=replace(result.facts, validation=told))
     folds = min(workers, MOST_FOLDS)
     view = View((part,) * folds, folds=True)
     params = _closed(session, part, folds)
@@ -59,7 +70,6 @@ def with_validation(
                 f"{run.state.round - 1} rounds; their scores may be a little too low."
             )
         params = run.params
-    common = result.model.maximize(result.statistics)
     asked = SideBySideParameters((*params.parts, common))
     told = session.scores(View((part,) * (folds + 1)), asked, "validation")
     return replace(result, facts=replace(result.facts, validation=told))
@@ -68,7 +78,7 @@ def with_validation(
 def _closed(session: Session, part: int, folds: int) -> SideBySideParameters | None:
     """Parameters without some workers, where what the others told in the opening says all."""
     common: Any = session.bound.part(part)
-    if session.masks or common.closed_form() is None:  # masked, nobody's own summary is known
+    if common.closed_form() is None:
         return None
     found, numbers = [], session.everyone
     for fold in range(folds):

@@ -6,11 +6,12 @@ from emfed.imputation.effort import Effort
 from emfed.imputation.families import FAMILIES, CellFamily, GaussianCells
 from emfed.imputation.fit import ImputeSettings, from_result, impute
 from emfed.imputation.index import Index
-from emfed.imputation.intake import ColumnNames, ReadSettings, read_records
+from emfed.imputation.intake import ColumnNames, ReadSettings, observer_rows, read_records
 from emfed.imputation.lowrank import Cells, Structure, TableParameters
 from emfed.imputation.posterior import Posterior
 from emfed.imputation.result import Imputation
 from emfed.imputation.simulate import simulate_table
+from emfed.imputation.skill import ObserverSkill
 from emfed.imputation.table import FieldTable, Grid, IntakeReport
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "ImputeSettings",
     "Imputation",
     "Index",
+    "ObserverSkill",
     "IntakeReport",
     "Posterior",
     "ReadSettings",
@@ -35,6 +37,7 @@ __all__ = [
     "TableParameters",
     "from_result",
     "impute",
+    "observer_rows",
     "read_ebird",
     "read_records",
     "simulate_table",

@@ -34,8 +34,10 @@ def extend(
             f"the fit has {fitted.family.describe()}, these records {other.family.describe()}: "
             "read them with the family of the fit."
         )
-    if params.covariates.count:
-        raise SettingsError("a fit with covariates cannot be carried to other sites or dates.")
+    if params.covariates.count or solver.covariates.graph is not None:
+        raise SettingsError(
+            "a fit with covariates or coordinates cannot be carried to other sites or dates."
+        )
     table, known = _merge(fitted, other)
     params = _more_times(solver, params, fitted.bins, table.bins)
     rows = np.zeros((len(table.sites), params.sites.shape[1]))

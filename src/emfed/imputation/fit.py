@@ -34,6 +34,7 @@ from emfed.imputation.intake import read_records
 from emfed.imputation.lowrank import Cells, Covariates, Structure, TableParameters
 from emfed.imputation.paper import ALPHA, BATCH, EPOCHS, GAMMA, QUANTISER, BatchKind, PaperRun
 from emfed.imputation.result import Imputation
+from emfed.imputation.space import neighbours, places_of
 from emfed.imputation.sweeps import Solver
 from emfed.imputation.table import FieldTable, Grid, known_table
 from emfed.models.cells import CellSums, PaddedCells, listed_cells
@@ -80,6 +81,15 @@ class ImputeSettings:
         The penalty of differences of neighbouring times.
     seasonality : float or None
         The penalty of differences of times 12 apart.
+    spatial : float or None
+        The penalty of differences of neighbouring sites; chosen by held-out error where there are
+        coordinates.
+    covariate_penalty : float or None
+        The penalty of the coefficients of covariates; chosen by held-out error if left out.
+    coordinates : data frame or array, optional
+        Where sites lie: a frame with a column ``site`` and ``longitude`` and ``latitude`` in
+        degrees, or two columns on a map; an array has two columns on a map, in the order of the
+        grid; "observed" only.
     site_covariates : data frame or array, optional
         What is known of sites, in a frame with a column ``site`` or in the order of the grid;
         "observed" only.
@@ -144,6 +154,9 @@ class ImputeSettings:
     penalty: float | None = None
     smoothing: float | None = None
     seasonality: float | None = None
+    spatial: float | None = None
+    covariate_penalty: float | None = None
+    coordinates: Any = None
     site_covariates: Any = None
     time_covariates: Any = None
     compressor: Compressor | None = None
@@ -181,6 +194,9 @@ class ImputeSettings:
             check_type("structure", self.structure, Structure, "Structure(rank=2, penalty=5)")
             if any(value is not None for value in self.fixed.values()):
                 raise SettingsError("give a structure, or rank and penalty, not both.")
+        spatial = self.spatial if self.structure is None else self.structure.spatial
+        if spatial and self.coordinates is None:
+            raise SettingsError("spatial ties neighbouring sites: give their coordinates.")
         check_type("participation", self.who, Participation, "Bernoulli(0.5)")
         if self.mode == "paper" and not isinstance(self.who, Everyone):
             raise SettingsError("mode 'paper' is printed for full participation.")
@@ -190,7 +206,7 @@ class ImputeSettings:
     @property
     def fixed(self) -> dict[str, Any]:
         """What of the structure is given."""
-        names = ("rank", "penalty", "smoothing", "seasonality")
+        names = ("rank", "penalty", "smoothing", "seasonality", "spatial", "covariate_penalty")
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -260,14 +276,15 @@ UNUSED: dict[str, set[str]] = {
     "observed": {"batch_size", "batch"},
     "cell": {
         *("batch_size", "batch", "site_covariates", "time_covariates", "step_size"),
-        *("smoothing", "seasonality"),
+        *("smoothing", "seasonality", "spatial", "covariate_penalty", "coordinates"),
     },
     "paper": {
-        "patience",
+        *("patience", "spatial", "covariate_penalty", "coordinates"),
         *("site_covariates", "time_covariates", "smoothing", "seasonality", "masks", "observers"),
     },
     "site-owner": {
         *("batch_size", "batch", "site_covariates", "time_covariates", "masks", "observers"),
+        *("spatial", "covariate_penalty", "coordinates"),
     },
 }
 """Settings that a mode has no use for."""
@@ -515,6 +532,9 @@ def _observed(
 ) -> Imputation:
     seed = given.seed
     covariates = grid.covariates(given.site_covariates, given.time_covariates)
+    if given.coordinates is not None:
+        graph = neighbours(*places_of(given.coordinates, grid.sites))
+        covariates = replace(covariates, graph=graph)
     structure = given.structure or Structure(rank=0)
     session, cells = given.open(network, grid)
     pilot = Solver(grid.family, structure, covariates, seed=seed)

@@ -17,7 +17,9 @@ from emfed.core.errors import DataError, EmfedWarning, SettingsError
 from emfed.imputation.bins import EPOCH, Bins, Unit, check_unit, ordinal
 from emfed.imputation.effort import Effort, fit_effort
 from emfed.imputation.families import DEFAULT_FAMILY, CellFamily, GaussianCells, as_family
+from emfed.imputation.skill import ObserverSkill, as_workers
 from emfed.imputation.table import FieldTable, Grid, IntakeReport, build_table
+from emfed.models.observers import COLUMNS as SKILL_COLUMNS
 
 logger = logging.getLogger(__name__)
 _MISSING = ("", "NA", "NaN", "nan", "null", "None")
@@ -114,6 +116,9 @@ class ReadSettings:
         The seed of the groups.
     effort : Effort or None
         Coefficients that were fitted elsewhere; left out, they are fitted to these records.
+    observer_effects : bool or ObserverSkill
+        Whether each observer has a shrunken effect, fitted to these records, or by a fit from
+        elsewhere. Effects go with families of counts.
 
     Examples
     --------
@@ -131,9 +136,20 @@ class ReadSettings:
     groups: int | None = None
     seed: int = 0
     effort: Effort | None = None
+    observer_effects: bool | ObserverSkill = False
 
     def __post_init__(self) -> None:
         check_unit(self.bins)
+        if not isinstance(self.observer_effects, (bool, ObserverSkill)):
+            raise SettingsError(
+                "observer_effects must be True, False or an ObserverSkill; got "
+                f"{self.observer_effects!r}."
+            )
+        if self.observer_effects and not as_family(self.family).counts:
+            raise SettingsError(
+                "observer_effects=True goes with families of counts (poisson), not "
+                f"{as_family(self.family).name}."
+            )
         for name, other in (("bad_rows", "skip"), ("duplicates", "keep")):
             value = getattr(self, name)
             if value not in ("raise", other):
@@ -187,12 +203,68 @@ def read_records(source: Any, columns: ColumnNames | None = None, **options: Any
     >>> read_records(frame)
     <FieldTable of 2 sites x 2 months, 2 workers, 3 cells, 3 records>
     """
-    columns, settings = columns or ColumnNames(), ReadSettings.read(options)
+    settings = ReadSettings.read(options)
+    named, unit = _named(source, columns or ColumnNames(), settings)
+    return reduce_records(named, settings, unit)
+
+
+def observer_rows(
+    source: Any, grid: Grid, columns: ColumnNames | None = None, **options: Any
+) -> Any:
+    """Make one worker's records rows that `ObserverSkill.fit` takes: observers are numbers there.
+
+    Parameters
+    ----------
+    source : str, Path or data frame
+        The worker's records, as for `read_records`.
+    grid : Grid
+        What all workers agree on.
+    columns : ColumnNames, optional
+        Which columns say what.
+    **options : object
+        The fields of `ReadSettings` but ``observer_effects``; bins and family are the grid's.
+
+    Returns
+    -------
+    data frame
+        A polars frame with the columns `emfed.models.observers.COLUMNS`.
+
+    Examples
+    --------
+    >>> import polars as pl
+    >>> from emfed.imputation import observer_rows, read_records
+    >>> frame = pl.DataFrame(
+    ...     {"observer": ["ann"], "site": ["pond"], "date": ["2004-07-31"], "count": [3]}
+    ... )
+    >>> observer_rows(frame, read_records(frame).grid)["total"].to_list()
+    [3.0]
+    """
+    import polars as pl
+
+    settings = ReadSettings.read({**options, "bins": grid.bins.unit, "family": grid.family})
+    named, unit = _named(source, columns or ColumnNames(), settings)
+    _, good, *_ = _prepared(named, settings, unit, None)
+    cells = _by_observer(good, grid.family)
+    places = {name: number for number, name in enumerate(grid.sites)}
+    unknown = [name for name in cells["site"] if name not in places]
+    time = cells["time"].to_numpy().astype(np.int64) - grid.bins.first
+    if unknown or time.min() < 0 or time.max() >= grid.bins.count:
+        what = f"site {unknown[0]!r}" if unknown else "a date"
+        raise DataError(f"{what} lies outside the grid: agree on one that holds all records.")
+    site = [places[name] for name in cells["site"]]
+    rows = np.column_stack([site, time, cells.select("number", "exposure", "total").to_numpy()])
+    return pl.DataFrame(rows, schema=list(SKILL_COLUMNS)).sort(SKILL_COLUMNS[:3])
+
+
+def _named(source: Any, columns: ColumnNames, settings: ReadSettings) -> tuple[Any, str]:
+    """The columns that `reduce_records` takes, and what a line is called."""
     family = as_family(settings.family)
     if columns.exposure is not None and not family.counts:
         raise SettingsError(
             f"exposure goes with families of counts (poisson), not with {family.name}."
         )
+    if settings.observer_effects and columns.observer is None:
+        raise SettingsError("observer_effects=True needs a column of observers: name it.")
     frame, unit = scan(source, columns.names(), columns.value)
     named = frame.select(
         "line",
@@ -206,7 +278,7 @@ def read_records(source: Any, columns: ColumnNames | None = None, **options: Any
     )
     if columns.effort and not family.counts:
         raise SettingsError(f"effort goes with families of counts (poisson), not {family.name}.")
-    return reduce_records(named, settings, unit)
+    return named, unit
 
 
 def scan(source: Any, names: Sequence[str], value: str | None = None) -> tuple[Any, str]:
@@ -305,6 +377,79 @@ def reduce_records(
     import polars as pl
 
     family = as_family(settings.family)
+    rows, good, intake, effort = _prepared(frame, settings, unit, extra)
+    every = collect(rows.select("site").unique()).drop_nulls()["site"].sort()
+    good, skill = _with_skill(good, every, settings)
+    cells = collect(
+        good.group_by("worker", "site", "time").agg(
+            pl.col("exposure").sum(), _forward(family).sum().alias("total")
+        )
+    )
+    if cells.height == 0:
+        raise DataError("the table has no record with a value: nothing can be fitted.")
+    workers = cells["worker"].unique().sort()
+    time = cells["time"].to_numpy().astype(np.int64)
+    span = Bins(settings.bins, int(time.min()), int(time.max() - time.min()) + 1)
+    table = build_table(
+        Grid(every.to_list(), span, family),
+        workers.to_list(),
+        workers.search_sorted(cells["worker"]).to_numpy().astype(np.int64),
+        every.search_sorted(cells["site"]).to_numpy().astype(np.int64),
+        time - span.first,
+        cells["exposure"].to_numpy().astype(np.float64),
+        cells["total"].to_numpy().astype(np.float64),
+        intake,
+    )
+    table = replace(table, effort=effort, skill=skill)
+    return table if settings.groups is None else table.regroup(settings.groups, settings.seed)
+
+
+def _by_observer(good: Any, family: CellFamily) -> Any:
+    """Cells of each observer, with a number of the observer."""
+    import polars as pl
+
+    cells = collect(
+        good.group_by("worker", "observer", "site", "time").agg(
+            pl.col("exposure").sum(), _forward(family).sum().alias("total")
+        )
+    ).sort("worker", "observer", "site", "time")
+    if cells.height == 0:
+        raise DataError("the table has no record with a value: nothing can be fitted.")
+    return cells.with_columns(number=pl.col("observer").rank("dense").cast(pl.Int64) - 1)
+
+
+def _with_skill(good: Any, every: Any, settings: ReadSettings) -> tuple[Any, ObserverSkill | None]:
+    """Records whose exposure holds the skill of their observer, and the fit of skill."""
+    import polars as pl
+
+    skill = settings.observer_effects
+    if skill is False:
+        return good, None
+    family = as_family(settings.family)
+    cells = _by_observer(good, family)
+    time, number = (cells[name].to_numpy().astype(np.int64) for name in ("time", "number"))
+    workers = cells["worker"].unique().sort()
+    worker = workers.search_sorted(cells["worker"]).to_numpy().astype(np.int64)
+    values = cells.select("exposure", "total").to_numpy().astype(np.float64)
+    if not isinstance(skill, ObserverSkill):
+        span = Bins(settings.bins, int(time.min()), int(time.max() - time.min()) + 1)
+        site = every.search_sorted(cells["site"]).to_numpy()
+        rows = np.column_stack([site, time - span.first, number, values]).astype(np.float64)
+        some = as_workers(workers.to_list(), worker, rows)
+        skill = ObserverSkill.fit(Grid(every.to_list(), span, family), some, seed=settings.seed)
+    effects = skill.effects(worker, number, cells["site"].to_list(), time, values)
+    each = cells.select("worker", "observer").with_columns(skill=pl.Series(effects)).unique()
+    joined = good.join(each.lazy(), on=("worker", "observer"))
+    return joined.with_columns(exposure=pl.col("exposure") * pl.col("skill")), skill
+
+
+def _prepared(
+    frame: Any, settings: ReadSettings, unit: str, extra: IntakeReport | None
+) -> tuple[Any, Any, IntakeReport, Effort | None]:
+    """All rows, those that count with their time and effort, what became of them, and effort."""
+    import polars as pl
+
+    family = as_family(settings.family)
     rows = _checked(frame, family, settings.bins)
     for bound, text in (("since", settings.since), ("until", settings.until)):
         if text is not None:
@@ -322,29 +467,7 @@ def reduce_records(
     if without:
         told = {**intake.filtered, "effort is missing": without}
         intake = replace(intake, used=intake.used - without, filtered=told)
-    cells = collect(
-        good.with_columns(time=number)
-        .group_by("worker", "site", "time")
-        .agg(pl.col("exposure").sum(), _forward(family).sum().alias("total"))
-    )
-    if cells.height == 0:
-        raise DataError("the table has no record with a value: nothing can be fitted.")
-    every = collect(rows.select("site").unique()).drop_nulls()["site"].sort()
-    workers = cells["worker"].unique().sort()
-    time = cells["time"].to_numpy().astype(np.int64)
-    span = Bins(settings.bins, int(time.min()), int(time.max() - time.min()) + 1)
-    table = build_table(
-        Grid(every.to_list(), span, family),
-        workers.to_list(),
-        workers.search_sorted(cells["worker"]).to_numpy().astype(np.int64),
-        every.search_sorted(cells["site"]).to_numpy().astype(np.int64),
-        time - span.first,
-        cells["exposure"].to_numpy().astype(np.float64),
-        cells["total"].to_numpy().astype(np.float64),
-        intake,
-    )
-    table = replace(table, effort=effort)
-    return table if settings.groups is None else table.regroup(settings.groups, settings.seed)
+    return rows, good.with_columns(time=number), intake, effort
 
 
 def _inside_log(name: str) -> tuple[str, bool]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from emfed.core.errors import check_count, check_range
 from emfed.core.protocols import FloatArray, IntArray
+from emfed.models.sides import FREE, Graph
 
 _EMPTY = np.empty((0, 0))
 
@@ -41,6 +42,10 @@ class Structure:
         The penalty of differences of times 12 apart.
     effects : bool
         Whether sites and times have effects; the paper has none.
+    spatial : float
+        The penalty of differences of neighbouring sites, of effects and factors alike.
+    covariate_penalty : float
+        The penalty of the coefficients of covariates, which are standardised.
 
     Examples
     --------
@@ -56,10 +61,12 @@ class Structure:
     smoothing: float = 0.0
     seasonality: float = 0.0
     effects: bool = True
+    spatial: float = 0.0
+    covariate_penalty: float = FREE
 
     def __post_init__(self) -> None:
         check_count("rank", self.rank, 0)
-        for name in ("penalty", "site_penalty", "time_penalty", "smoothing", "seasonality"):
+        for name in vars(self).keys() - {"rank", "effects"}:
             check_range(name, getattr(self, name), 0, np.inf, open_high=True)
 
     @property
@@ -144,6 +151,8 @@ class Covariates:
     sites: FloatArray = field(default_factory=lambda: _EMPTY)
     times: FloatArray = field(default_factory=lambda: _EMPTY)
     names: tuple[str, ...] = ()
+    graph: Graph | None = None
+    """Which sites are neighbours, where their coordinates are known."""
 
     @property
     def count(self) -> int:

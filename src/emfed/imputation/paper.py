@@ -1,7 +1,7 @@
 """``paper``: FedMissEM as printed (Algorithm 7, Appendix F.2), for the reproduction.
 
-S and every V_c are tables of all cells; they start at zero and fill in where batches fell, so they
-are kept as the cells ever touched. The printed batch is a set of sites times a set of time stamps,
+S and every V_c are tables of all cells; they start at zero and fill in where uploads are not zero,
+so they are kept as those cells. The printed batch is a set of sites times a set of time stamps,
 drawn from the whole table: a table of the paper's size has 5 million cells, of which a worker
 observed a thousand, so such a batch of 100 meets an observation once in fifty rounds.
 ``batch="observations"`` draws it from the worker's own cells instead. Either way Delta is masked
@@ -119,9 +119,12 @@ class PaperRun(Rounds):
             keys = self.draw(round_, worker)
             values, size = self.upload(round_, worker, keys)
             evaluations += len(keys)
-            self.memories[worker].add(keys, self.rate(worker, keys) * values)
-            uploads.add(keys, values / n)
-            remembered.add(keys, self.rate(worker, keys) * values / n)
+            rate, told = self.rate(worker, keys), values != 0
+            # Delta is 0 where nothing was ever observed, in most of the table: that stays out.
+            cells, values = keys[told], values[told]
+            self.memories[worker].add(cells, rate * values)
+            uploads.add(cells, values / n)
+            remembered.add(cells, rate * values / n)
             one = np.array([worker])
             # S and theta on the batch, which both ends draw from the shared seed.
             self.ledger.add("round", "down", one, floats_size(2 * len(keys)), REQUEST_ENVELOPE)

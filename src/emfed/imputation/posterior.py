@@ -9,6 +9,12 @@ whatever was fitted: their spread tends to 0 where they are Poisson.
 
 The penalties that cross-validation chose are where the strengths begin, with the weight of two
 rows. Holding them fixed gave bounds that were too narrow: `python -m benchmarks field-bounds`.
+
+A factor u v' has one size, the standard deviation of u; v has unit variance a priori. The size has
+a half-Cauchy prior, flat near 0 (Gelman 2006), whose scale is 1 for counts and rates and the
+deviation of a record for the Gaussian. Two precisions with priors of their logarithms put much
+weight on no factor at all, and bounds of cells were too narrow where records are too noisy to show
+one.
 """
 
 from __future__ import annotations
@@ -50,11 +56,11 @@ _STEP = 0.4
 SPARE = 1
 """Factors that the chain has beyond those of the fit."""
 _WEAK = 0.3
-"""The size that spare factors begin with, in units of theta."""
+"""The size that spare factors begin with, in units of theta, or of the spread of records."""
+_TIE = 0.1
+"""The tie of neighbouring times that factors begin with where the fit has none; `_DOUBT` holds."""
 _DOUBT = 2.0
 """The standard deviation of the logarithm of a strength along time, about that of the fit."""
-_RIDGE = 1e-3
-"""The precision of coefficients, as in the fit."""
 _LOOSE = 0.02
 """The precision that effects of times begin with where they are tied to each other."""
 _HELD = 1e6
@@ -151,7 +157,7 @@ class Posterior:
             self.coefficients[index] = state.params.coefficients
             self.sites[index], self.times[index] = state.params.sites, state.params.times
         self.kept = chain.kept / (draws + before)
-        self.part = chain._part
+        self.part = chain._part[1]
 
     @property
     def count(self) -> int:
@@ -254,19 +260,30 @@ class _Chain:
         self.solver, self.cells, self.seed, self._place = solver, cells, seed, 0
         self._quadratic = solver.family.quadratic
         spread = self._start(params)
+        self._unit = spread if self._quadratic else 1.0
+        """What a penalty is divided by to be a precision, at the start."""
         self._begin = self._first(params, spread)
         params = self._begin.params
         self.state = replace(self._begin)
         self._modes = [params.sites, params.times]
-        self._seen = np.unique(cells.sites)
-        self._drift = drift_of(params.effects, params.shape[1])
+        self._graph = solver.covariates.graph if solver.structure.spatial > 0 else None
+        everyone = np.arange(params.shape[0])
+        # Tied sites are drawn together, so that those without a record count, too.
+        self._seen = np.unique(cells.sites) if self._graph is None else everyone
+        penalties = solver.structure.ridge(solver.structure.site_penalty) + 1e-9
+        ties = np.zeros(params.sites.shape[1])
+        ties[len(ties) - len(penalties) :] = solver.structure.spatial / penalties
+        self._ties = ties
+        """How strongly neighbours are tied, in units of the pull to zero."""
+        self._ridge = solver.structure.covariate_penalty / self._unit
+        self._drift = drift_of(params.effects, params.shape[1]) / self._unit
         known = params.covariates
         self._site_covariates = known.sites.shape[1]
         self._designs = (
             _with_constant(known.sites, params.shape[0])[self._seen],
             _with_constant(known.times, params.shape[1]),
         )
-        self._part, self.adapting = 1.0, True
+        self._part, self.adapting = [1.0, 1.0], True
         """How far tied rows go, and whether that is still being learned."""
         self.kept = np.zeros(2)
         """Proposals of sites and of times, the share that was kept, added over sweeps."""
@@ -278,33 +295,40 @@ class _Chain:
         not known, so the chain has one more, and times may be tied where the fit ties none.
         """
         structure, (rows, columns) = self.solver.structure, params.shape
-        unit = spread if self._quadratic else 1.0
+        unit = self._unit
         spare = SPARE if structure.effects and min(rows, columns) > params.rank + SPARE else 0
         site, time = (
-            np.concatenate([np.ones(spare), structure.ridge(effect) / unit + 1e-9])
+            np.concatenate([np.ones(spare), (structure.ridge(effect) + 1e-9) / unit])
             for effect in (structure.site_penalty, structure.time_penalty)
         )
-        site[:spare] = 1 / _WEAK**2
-        lags = dict(lags_of(structure.smoothing, structure.seasonality, columns))
+        chosen = dict(lags_of(structure.smoothing, structure.seasonality, columns))
+        lags = dict(chosen)
         if structure.effects and columns > 3:
             lags.setdefault(1, structure.time_penalty)
         if structure.effects and lags:
             # Tied effects need no pull to zero but to be determined: a random walk widens with its
             # lead, where a pulled one comes back.
             time[-1] = min(time[-1], _LOOSE / unit)
+        weak = _WEAK * unit**0.5
         z = self._normals((rows + columns) * spare)
         more = z[: rows * spare].reshape(rows, spare), z[rows * spare :].reshape(columns, spare)
         params = replace(
             params,
-            sites=np.concatenate([_WEAK * more[0], params.sites], axis=1),
+            sites=np.concatenate([weak * more[0], params.sites], axis=1),
             times=np.concatenate([more[1], params.times], axis=1),
         )
-        ties = []
-        for lag, strength in lags.items():
-            each = np.full(params.times.shape[1], strength / unit)
-            each[:spare] = 0.1
-            ties.append((lag, each))
-        return _State(params, spread, site, time, tuple(ties))
+        ties = {lag: np.full(len(time), strength / unit) for lag, strength in lags.items()}
+        if structure.effects:
+            params = _unit_times(params)
+            for k in range(params.rank):
+                for lag, strength in ties.items():
+                    tied = k >= spare and structure.penalty > 0 and lag in chosen
+                    strength[k] = lags[lag] / structure.penalty if tied else _TIE
+                size = float(np.mean(params.sites[:, k] ** 2))
+                if site[k] * unit < _HELD:
+                    site[k] = 1 / max(size, weak**2)
+                time[k] = 1.0
+        return _State(params, spread, site, time, tuple(ties.items()))
 
     def _start(self, params: TableParameters) -> float:
         cells, family = self.cells, self.solver.family
@@ -376,15 +400,22 @@ class _Chain:
     def _draw_strengths(self) -> None:
         """Precisions of the priors: of each factor and effect of sites, and of effects of times.
 
-        Rows of
-        sites without a record are left out, as they only repeat what was drawn.
+        Rows of sites without a record are left out, as they only repeat what was drawn.
         """
         state, begin = self.state, self._begin
         rows = state.params.sites[self._seen]
         ridge = state.site_ridge.copy()
         for k in range(rows.shape[1]):
-            if begin.site_ridge[k] * (begin.spread if self._quadratic else 1.0) < _HELD:
-                squares = float((rows[:, k] ** 2).sum())
+            if begin.site_ridge[k] * self._unit >= _HELD:
+                continue
+            squares = float((rows[:, k] ** 2).sum())
+            if self._graph is not None:
+                squares += self._ties[k] * float(rows[:, k] @ (self._graph.laplacian @ rows[:, k]))
+            if state.params.effects and k < state.params.rank:
+                # Half-Cauchy as a mixture over the rate of a gamma distribution.
+                rate = self._gamma(1.0, ridge[k] + 1 / self._unit)
+                ridge[k] = self._gamma((len(rows) + 1) / 2, rate + squares / 2)
+            else:
                 ridge[k] = self._gamma(
                     _PRIOR + len(rows) / 2, _PRIOR / begin.site_ridge[k] + squares / 2
                 )
@@ -394,7 +425,10 @@ class _Chain:
                 self._draw_time_strengths(k)
 
     def _draw_time_strengths(self, k: int) -> None:
-        """The precisions of one column of times: to zero, and to each neighbour it is tied to."""
+        """The precisions of one column of times: to zero, and to each neighbour it is tied to.
+
+        A factor's precision to zero stays 1: its size is that of the sites.
+        """
         state, begin, values = self.state, self._begin, self.state.params.times[:, k]
         drift = self._drift if k == state.params.rank else 0.0
         names = [lag for lag, _ in state.lags]
@@ -416,11 +450,13 @@ class _Chain:
                 inner, price = inner - np.log(size), price - float(strengths @ cross) ** 2 / size
             return prior + 0.5 * float(inner) - 0.5 * price
 
-        tries = 4
+        tries, steps = 4, np.full(len(here), _STEP)
+        if k < state.params.rank:
+            steps[0] = 0.0
         moves, chances = self._normals(tries * len(here)), self._uniforms(tries)
         now = value(here)
         for move, chance in zip(moves.reshape(tries, -1), chances, strict=True):
-            other = here + _STEP * move
+            other = here + steps * move
             there = value(other)
             if np.log(chance + 1e-300) < there - now:
                 here, now = other, there
@@ -441,7 +477,7 @@ class _Chain:
         design = np.ones((cells.size, 1 + len(params.coefficients)))
         if len(params.coefficients):
             design[:, 1:] = params.covariates.design(cells.sites, cells.times)
-        ridge = np.diag([1e-9, *[_RIDGE] * len(params.coefficients)])
+        ridge = np.diag([1e-9 / self._unit, *[self._ridge] * len(params.coefficients)])
         here = np.concatenate([[params.offset], params.coefficients])
         mode = here
         for _ in range(1 if family.quadratic else _NEWTON):
@@ -467,7 +503,9 @@ class _Chain:
 
     def _draw_sites(self) -> None:
         cells, params = self.cells, self.state.params
-        side = Side(cells.sites, cells.times, params.times, params.effects, self.state.site_ridge)
+        ridge = self.state.site_ridge
+        known = (cells.sites, cells.times, params.times, params.effects, ridge)
+        side = Side(*known, graph=self._graph, tie=self._ties * ridge)
         rest = params.base(cells.sites, cells.times)
         if params.effects:
             rest = rest + params.times[cells.times, params.rank]
@@ -487,7 +525,7 @@ class _Chain:
         if rows.size == 0:
             return rows
         family, (weights, sums) = self._family(), self._told()
-        noise = self._normals(rows.size + 1)
+        noise = self._normals(side.noises(len(rows)))
         if family.quadratic:
             theta = rest + side.contribution(rows)
             score = family.score(theta, sums, weights)
@@ -504,7 +542,7 @@ class _Chain:
         step = side.solve(information, np.zeros_like(rows), noise)
         # Tied rows stand or fall together: they go a part of the way where few would stand. This
         # move is reversible for the normal about the mode, so the rule needs no other term.
-        part = self._part if side.tied else 1.0
+        part = self._part[which] if side.tied else 1.0
         new = mode + np.sqrt(1 - part**2) * (rows - mode) + part * step
 
         def value(point: FloatArray) -> FloatArray:
@@ -520,7 +558,8 @@ class _Chain:
             chance = np.full(len(rows), self._uniforms(1)[0])
             if self.adapting:
                 likely = float(np.exp(min(0.0, ratio[0])))
-                self._part = float(np.clip(self._part * np.exp(0.3 * (likely - 0.4)), 0.02, 1.0))
+                part = part * float(np.exp(0.3 * (likely - 0.4)))
+                self._part[which] = float(np.clip(part, 0.02, 1.0))
         else:
             chance = self._uniforms(len(rows))
         keep: BoolArray = np.log(chance + 1e-300) < ratio
@@ -537,7 +576,8 @@ class _Chain:
             return
         sites, times, split = params.sites.copy(), params.times.copy(), self._site_covariates
         offset, beta = params.offset, params.coefficients.copy()
-        side = Side.penalty(state.site_ridge[-1:])
+        tie = self._ties[-1:] * state.site_ridge[-1:]
+        side = Side.penalty(state.site_ridge[-1:], graph=self._graph, tie=tie)
         by = self._along(side, sites[self._seen, -1:], self._designs[0], beta[:split])
         sites[self._seen, -1] -= self._designs[0] @ by
         offset, beta[:split] = offset + float(by[0]), beta[:split] + by[1:]
@@ -552,7 +592,7 @@ class _Chain:
         self, side: Side, effects: FloatArray, design: FloatArray, beta: FloatArray
     ) -> FloatArray:
         """How much of the effects goes to (1, covariates): normal, by the prior of the effects."""
-        ridge = np.diag([1e-9, *[_RIDGE] * len(beta)])
+        ridge = np.diag([1e-9 / self._unit, *[self._ridge] * len(beta)])
         pulled = np.concatenate([side.pull(column[:, None]) for column in design.T], axis=1)
         precision = design.T @ pulled + ridge
         right = pulled.T @ effects[:, 0] - ridge @ np.concatenate([[0.0], beta])
@@ -564,6 +604,14 @@ def _with_constant(covariates: FloatArray, count: int) -> FloatArray:
     """(1, covariates) of each row."""
     own = covariates if len(covariates) == count else np.empty((count, 0))
     return np.concatenate([np.ones((count, 1)), own], axis=1)
+
+
+def _unit_times(params: TableParameters) -> TableParameters:
+    """The same product with factors of times of unit size."""
+    rank = params.rank
+    size = np.sqrt(np.mean(params.times[:, :rank] ** 2, axis=0))
+    size = np.concatenate([np.where(size > 0, size, 1.0), np.ones(params.sites.shape[1] - rank)])
+    return replace(params, sites=params.sites * size, times=params.times / size)
 
 
 def _forms(left: FloatArray, right: FloatArray, lags: list[int]) -> FloatArray:

@@ -11,15 +11,21 @@ import numpy as np
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.imputation.families import CellFamily
 from emfed.imputation.lowrank import Structure
-from emfed.models.sides import Side, add_up, drift_of, lags_of
+from emfed.models.sides import Graph, Side, add_up, drift_of, lags_of
 
 
 def site_side(
-    structure: Structure, sites: IntArray, times: IntArray, time_rows: FloatArray
+    structure: Structure,
+    sites: IntArray,
+    times: IntArray,
+    time_rows: FloatArray,
+    graph: Graph | None = None,
 ) -> Side:
-    """Sites move, times are fixed."""
+    """Sites move, times are fixed; ``graph`` says which sites are neighbours."""
     ridge = structure.ridge(structure.site_penalty)
-    return Side(sites, times, time_rows, structure.effects, ridge)
+    tied = graph if structure.spatial > 0 else None
+    known = (sites, times, time_rows, structure.effects, ridge)
+    return Side(*known, graph=tied, tie=structure.spatial)
 
 
 def time_side(

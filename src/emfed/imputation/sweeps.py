@@ -48,9 +48,13 @@ class Solver:
         start = self.start(cells) if warm is None else warm
         return self.settle(cells, start)
 
-    def start(self, cells: Cells) -> TableParameters:
-        """The additive fit (rank 0), and the leading factors of what it leaves."""
-        additive = self.settle(cells, self._nothing(cells), self._additive())
+    def additive(self, cells: Cells) -> TableParameters:
+        """The fit of rank 0 under the same penalties."""
+        return self.settle(cells, self._nothing(cells), replace(self.structure, rank=0))
+
+    def start(self, cells: Cells, additive: TableParameters | None = None) -> TableParameters:
+        """The additive fit, and the leading factors of what it leaves."""
+        additive = self.additive(cells) if additive is None else additive
         if self.structure.rank == 0:
             return additive
         theta = additive.theta(cells.sites, cells.times)
@@ -96,10 +100,12 @@ class Solver:
     def sweep(self, cells: Cells, params: TableParameters, structure: Structure) -> TableParameters:
         """Offset and coefficients, sites, times; then factors balanced between the two sides."""
         family, weights = self.family, cells.weights
-        params = self._common(cells, params)
+        params = self._common(cells, params, structure.covariate_penalty)
         base = params.base(cells.sites, cells.times)
         if structure.width:
-            side = site_side(structure, cells.sites, cells.times, params.times)
+            side = site_side(
+                structure, cells.sites, cells.times, params.times, self.covariates.graph
+            )
             rest = base + _fixed_effect(params.times, cells.times, structure)
             params = replace(
                 params, sites=newton(side, family, params.sites, rest, weights, cells.sums)
@@ -109,7 +115,7 @@ class Solver:
             params = replace(
                 params, times=newton(side, family, params.times, rest, weights, cells.sums)
             )
-        return params if structure.smooth else _balance(params)
+        return params if structure.smooth or structure.spatial else _balance(params)
 
     def objective(
         self, cells: Cells, params: TableParameters, structure: Structure | None = None
@@ -119,20 +125,24 @@ class Solver:
         theta = params.theta(cells.sites, cells.times)
         loss = self.family.loss(theta, cells.sums, cells.weights).sum()
         none: IntArray = np.empty(0, dtype=np.int64)
-        sites = site_side(structure, none, none, params.times).price(params.sites).sum()
+        sites = (
+            site_side(structure, none, none, params.times, self.covariates.graph)
+            .price(params.sites)
+            .sum()
+        )
         side = time_side(structure, none, none, params.sites, len(params.times))
-        return float(loss + sites + side.price(params.times).sum())
+        prior = 0.5 * structure.covariate_penalty * float(params.coefficients @ params.coefficients)
+        return float(loss + sites + side.price(params.times).sum() + prior)
 
     def sides(self, cells: Cells, params: TableParameters) -> tuple[Side, Side]:
         """The two half-sweeps at these parameters."""
         count = cells.shape[1]
         return (
-            site_side(self.structure, cells.sites, cells.times, params.times),
+            site_side(
+                self.structure, cells.sites, cells.times, params.times, self.covariates.graph
+            ),
             time_side(self.structure, cells.sites, cells.times, params.sites, count),
         )
-
-    def _additive(self) -> Structure:
-        return replace(self.structure, rank=0)
 
     def _nothing(self, cells: Cells) -> TableParameters:
         """The offset alone."""
@@ -152,7 +162,7 @@ class Solver:
     def _score(self, cells: Cells, theta: FloatArray) -> FloatArray:
         return self.family.score(theta, cells.sums, cells.weights)
 
-    def _common(self, cells: Cells, params: TableParameters) -> TableParameters:
+    def _common(self, cells: Cells, params: TableParameters, penalty: float) -> TableParameters:
         """A Newton step of the offset and the coefficients, damped like a row's."""
         theta = params.theta(cells.sites, cells.times)
         family, sums, weights = self.family, cells.sums, cells.weights
@@ -161,14 +171,18 @@ class Solver:
         design = np.ones((cells.size, 1 + extra))
         if extra:
             design[:, 1:] = self.covariates.design(cells.sites, cells.times)
-        ridge = np.diag([1e-12, *[1e-3] * extra])  # coefficients may be collinear with effects
+        ridge = np.diag([1e-12, *[penalty] * extra])
         here = np.concatenate([[params.offset], params.coefficients])
         slope = design.T @ score - ridge @ here
         step = np.linalg.solve(design.T @ (gain[:, None] * design) + ridge, slope)
-        before = family.loss(theta, sums, weights).sum()
+
+        def value(point: FloatArray, at: FloatArray) -> float:
+            loss = float(family.loss(at, sums, weights).sum())
+            return loss + 0.5 * float(point @ ridge @ point)
+
+        before = value(here, theta)
         for _ in range(1 if family.quadratic else 30):
-            moved = theta + design @ step
-            after = family.loss(moved, sums, weights).sum()
+            after = value(here + step, theta + design @ step)
             if family.quadratic or after <= before + 1e-12 * abs(before):
                 return replace(
                     params,

@@ -22,6 +22,7 @@ from emfed.imputation.bins import Bins
 from emfed.imputation.effort import Effort
 from emfed.imputation.families import CellFamily
 from emfed.imputation.lowrank import Cells, Covariates
+from emfed.imputation.skill import ObserverSkill
 from emfed.models.sides import add_up
 
 logger = logging.getLogger(__name__)
@@ -181,6 +182,8 @@ class FieldTable:
         What became of the rows that were read.
     effort : Effort or None
         The coefficients by which effort entered the weights, where it did.
+    skill : ObserverSkill or None
+        The fit by which the skill of observers entered the weights, where it did.
 
     Examples
     --------
@@ -202,6 +205,7 @@ class FieldTable:
     values: FloatArray
     intake: IntakeReport
     effort: Effort | None = None
+    skill: ObserverSkill | None = None
 
     def __repr__(self) -> str:
         rows, columns = self.shape
@@ -288,7 +292,7 @@ class FieldTable:
         names = [str(number) for number in range(count)]
         cells = (self.site, self.time, self.weights, self.values)
         table = build_table(self.grid, names, owner, *cells, self.intake)
-        return replace(table, effort=self.effort)
+        return replace(table, effort=self.effort, skill=self.skill)
 
     def warn(self) -> None:
         """Say what a user should know before a fit: empty rows and columns, a lone worker."""
@@ -398,36 +402,42 @@ def _covariate_names(values: Any, what: str, count: int) -> list[str]:
 def _covariates(values: Any | None, names: Sequence[str], what: str) -> FloatArray:
     if values is None:
         return np.empty((len(names), 0))
+    array = matched(values, names, what)
+    spread = array.std(axis=0)
+    return np.asarray((array - array.mean(axis=0)) / np.where(spread > 0, spread, 1.0))
+
+
+def matched(values: Any, names: Sequence[str], what: str, kind: str = "covariates") -> FloatArray:
+    """Finite numbers, one row per name: of a frame by name, of an array in its order."""
     if hasattr(values, "columns"):
-        array = _from_frame(values, names, what)
+        array = _from_frame(values, names, what, kind)
     else:
         array = np.asarray(values, dtype=np.float64)
         array = array[:, None] if array.ndim == 1 else array
     if array.ndim != 2 or len(array) != len(names):
         raise DataError(
-            f"covariates of {what}s: expected {len(names)} rows, one per {what}; got shape "
+            f"{kind} of {what}s: expected {len(names)} rows, one per {what}; got shape "
             f"{array.shape}."
         )
     if not np.isfinite(array).all():
         row = int(np.flatnonzero(~np.isfinite(array).all(axis=1))[0])
-        raise DataError(f"covariates of {what} {names[row]!r} are not all finite.")
-    spread = array.std(axis=0)
-    return np.asarray((array - array.mean(axis=0)) / np.where(spread > 0, spread, 1.0))
+        raise DataError(f"{kind} of {what} {names[row]!r} are not all finite.")
+    return array
 
 
-def _from_frame(frame: Any, names: Sequence[str], what: str) -> FloatArray:
+def _from_frame(frame: Any, names: Sequence[str], what: str, kind: str) -> FloatArray:
     """Rows matched by name."""
     if what not in frame.columns:
-        raise DataError(f"covariates of {what}s need a column {what!r} that names them.")
+        raise DataError(f"{kind} of {what}s need a column {what!r} that names them.")
     keys = [str(name) for name in frame[what].to_list()] if hasattr(frame[what], "to_list") else []
     places = {name: row for row, name in enumerate(keys)}
     absent = [name for name in names if name not in places]
     if absent:
-        raise DataError(f"covariates of {what}s: {len(absent)} are absent, first {absent[0]!r}.")
+        raise DataError(f"{kind} of {what}s: {len(absent)} are absent, first {absent[0]!r}.")
     order = np.array([places[name] for name in names])
     columns = [name for name in frame.columns if name != what]
     try:
         parts = [np.asarray(frame[name].to_numpy(), dtype=np.float64) for name in columns]
     except (TypeError, ValueError):
-        raise DataError(f"covariates of {what}s must be numbers.") from None
+        raise DataError(f"{kind} of {what}s must be numbers.") from None
     return np.stack(parts, axis=1)[order] if parts else np.empty((len(names), 0))

@@ -15,6 +15,7 @@ from emfed.models.linear import LinearGaussian, Location
 from emfed.models.loadings import FactorParameters
 from emfed.models.markov import HiddenMarkov, MarkovParameters, hidden_markov
 from emfed.models.mixed import MixedMixture, MixedParameters, mixed_mixture
+from emfed.models.observers import ObserverEffects, ObserverParameters
 from emfed.models.occupancy import Occupancy, OccupancyParameters
 from emfed.models.parameters import GaussianParameters, InverseWishart
 from emfed.models.regression import RegressionMixture, RegressionParameters, regression_mixture
@@ -41,6 +42,8 @@ __all__ = [
     "GaussianParameters",
     "InverseWishart",
     "LinearGaussian",
+    "ObserverEffects",
+    "ObserverParameters",
     "Occupancy",
     "OccupancyParameters",
     "Location",

@@ -19,7 +19,9 @@ a vector too, which is scaled into a ball.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, final
 
@@ -167,41 +169,43 @@ class Asked:
         """The inverse of `describe`; raises `WireError` for anything else."""
         d, k = about.get("columns"), about.get("components", 0)
         shares, rivals = about.get("shares"), about.get("rivals", [])
-        if (
-            not isinstance(rivals, list)
-            or len(rivals) > MOST_RIVALS
-            or not all(type(n) is int and 0 <= n <= 1 << 20 for n in (d, k, shares, *rivals))
-            or not np.isfinite(numbers).all()
-            or not (d and shares)
-            or not (len(numbers) > 1 and 0 < numbers[0] < 1)
-        ):
+        listed = isinstance(rivals, list) and len(rivals) <= MOST_RIVALS
+        counts = [d, k, shares, *(rivals if listed else ["no list"])]
+        small = all(type(n) is int and 0 <= n <= 1 << 20 for n in counts)
+        told = len(numbers) > 1 and np.isfinite(numbers).all() and 0 < numbers[0] < 1
+        if not (small and told and d and shares):
             raise WireError("a private question gives its lattice, columns and components.")
-        step, radius, numbers = float(numbers[0]), float(numbers[1]), numbers[1:]
+        step, radius = float(numbers[0]), float(numbers[1])
         if not k:
-            edges = numbers.reshape(d, -1) if len(numbers) % d == 0 else numbers.reshape(1, -1)
-            if len(edges) != d or edges.shape[1] < 2 or not (np.diff(edges) > 0).all():
-                raise WireError("bins of a private question have edges that grow.")
-            return cls(step, shares, edges)
-        kind, numbers = about.get("covariance"), numbers[1:]
+            return cls(step, shares, _edges(numbers[1:], d))
+        kind = about.get("covariance")
         if kind not in (*KINDS, CENTRES) or not 0 < radius <= LARGEST_RADIUS:
             raise WireError("a private question names a kind of covariance and a radius.")
         shapes: list[tuple[int, ...]] = [(d,), (d, d)]
         for count in (k, *rivals):
             ends = {"full": (count, d, d), "diag": (count, d), "spherical": (count,)}
             shapes += [(count,), (count, d), ends.get(kind, (d, d))]
-        parts, start = list[FloatArray](), 0
-        for shape in shapes:
-            count = int(np.prod(shape))
-            parts.append(numbers[start : start + count])
-            if len(parts[-1]) != count:
-                raise WireError("a private question has too few numbers.")
-            parts[-1] = parts[-1].reshape(shape)
-            start += count
-        if start != len(numbers):
-            raise WireError("a private question has too many numbers.")
-        origin, matrix, *theta = parts
+        origin, matrix, *theta = _in_shapes(numbers[2:], shapes)
         params, *others = (GaussianParameters(*theta[j : j + 3]) for j in range(0, len(theta), 3))
         return cls(step, shares, None, kind, params, origin, matrix, radius, tuple(others))
+
+
+def _edges(numbers: FloatArray, columns: int) -> FloatArray:
+    """Edges of bins as they came, ``(columns, bins + 1)``."""
+    edges = numbers.reshape(columns if len(numbers) % columns == 0 else 1, -1)
+    if len(edges) != columns or edges.shape[1] < 2 or not (np.diff(edges) > 0).all():
+        raise WireError("bins of a private question have edges that grow.")
+    return edges
+
+
+def _in_shapes(numbers: FloatArray, shapes: Sequence[tuple[int, ...]]) -> list[FloatArray]:
+    """Arrays of these shapes, one after the other, which take all the numbers."""
+    ends = list(itertools.accumulate(math.prod(shape) for shape in shapes))  # no overflow
+    if ends[-1] != len(numbers):
+        few = "few" if ends[-1] > len(numbers) else "many"
+        raise WireError(f"a private question has too {few} numbers.")
+    parts = np.split(numbers, ends[:-1])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def clipped(rows: FloatArray, radius: float) -> FloatArray:

@@ -8,15 +8,21 @@ Penalties along time pull towards "nothing changes". So that they do not shrink 
 sites share, effects are penalised about a straight line whose slope is free: the penalty b' P b
 becomes its minimum over d of (b - d x)' P (b - d x), with x the standardised time. That is P less a
 matrix of rank one, which `Side` works with as it is.
+
+Rows may also be tied along the edges of a graph, as sites are to their neighbours on a map. Such a
+system has no narrow band, so it is solved by conjugate gradients, whose memory is one number per
+unknown and edge.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import final
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any, final
 
 import numpy as np
 
+from emfed.core.errors import NumericalError
 from emfed.core.protocols import FloatArray, IntArray
 
 Strength = float | FloatArray
@@ -24,6 +30,8 @@ SEASON = 12
 """The lag of the seasonal penalty: months of a year."""
 FREE = 1e-3
 """The precision of a slope that is all but free: that of coefficients of covariates."""
+_MOST_STEPS, _SMALL = 5000, 1e-20
+"""Steps of conjugate gradients at most, and the squared error, relative, that ends them."""
 
 
 def add_up(index: IntArray, values: FloatArray, size: int) -> FloatArray:
@@ -31,10 +39,13 @@ def add_up(index: IntArray, values: FloatArray, size: int) -> FloatArray:
     return np.asarray(np.bincount(index, values, minlength=size), dtype=np.float64)
 
 
+@lru_cache(maxsize=16)
 def line(count: int) -> FloatArray:
     """Standardised time: a straight line with mean 0 and variance 1 over its ``count`` places."""
     x = np.arange(count) - (count - 1) / 2
-    return np.asarray(x / np.sqrt(np.mean(x * x)))
+    out = np.asarray(x / np.sqrt(np.mean(x * x)))
+    out.flags.writeable = False  # all callers share it
+    return out
 
 
 def drift_of(effects: bool, count: int) -> float:
@@ -46,6 +57,32 @@ def lags_of(smoothing: float, seasonality: float, count: int) -> tuple[tuple[int
     """The penalised differences between ``count`` time stamps."""
     lags = ((1, smoothing), (SEASON, seasonality))
     return tuple((lag, strength) for lag, strength in lags if strength > 0 and lag < count)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Which rows are neighbours, with the weight of each pair."""
+
+    count: int
+    first: IntArray
+    second: IntArray
+    weights: FloatArray
+
+    @cached_property
+    def incidence(self) -> Any:
+        """Rows x pairs: the root of a pair's weight at its first row, less that at its second."""
+        from scipy.sparse import csr_array
+
+        root, pair = np.sqrt(self.weights), np.arange(len(self.first))
+        ends = (np.concatenate([self.first, self.second]), np.concatenate([pair, pair]))
+        shape = (self.count, len(pair))
+        return csr_array((np.concatenate([root, -root]), ends), shape=shape)
+
+    @cached_property
+    def laplacian(self) -> Any:
+        """L with x' L x the weighted sum of squared differences of neighbours."""
+        return (self.incidence @ self.incidence.T).tocsr()
 
 
 @final
@@ -65,19 +102,37 @@ class Side:
     """Penalised differences between rows: (lag, penalty), one penalty or one for each column."""
     drift: float = 0.0
     """The precision of the slope of a line that the last unknown follows for nothing; 0: none."""
+    graph: Graph | None = None
+    """Neighbours whose differences are penalised; not together with lags or a line."""
+    tie: Strength = 0.0
+    """The penalty of those differences, one or one for each column."""
+    _lines: dict[int, tuple[FloatArray, float]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     @classmethod
     def penalty(
-        cls, ridge: FloatArray, lags: tuple[tuple[int, Strength], ...] = (), drift: float = 0.0
+        cls,
+        ridge: FloatArray,
+        lags: tuple[tuple[int, Strength], ...] = (),
+        drift: float = 0.0,
+        graph: Graph | None = None,
+        tie: Strength = 0.0,
     ) -> Side:
         """What rows are tied to, without cells: for normal equations that come from elsewhere."""
         none: IntArray = np.empty(0, dtype=np.int64)
-        return cls(none, none, np.zeros((1, len(ridge))), True, ridge, lags, drift)
+        design = np.zeros((1, len(ridge)))
+        return cls(none, none, design, True, ridge, lags, drift, graph, tie)
 
     @property
     def tied(self) -> bool:
         """Whether rows depend on each other."""
-        return bool(self.lags) or self.drift > 0
+        return bool(self.lags) or self.drift > 0 or self.graph is not None
+
+    def noises(self, count: int) -> int:
+        """Normals that a draw of ``count`` rows takes."""
+        pairs = 0 if self.graph is None else len(self.graph.first)
+        return (count + pairs) * len(self.ridge) + 1
 
     def column(self, k: int) -> FloatArray | float:
         """The k-th regressor of each cell; an effect's is 1."""
@@ -121,6 +176,8 @@ class Side:
     def _plain_pull(self, rows: FloatArray) -> FloatArray:
         """The same without a free line."""
         out = rows * self.ridge
+        if self.graph is not None:
+            out += self.tie * (self.graph.laplacian @ rows)
         for lag, strength in self.lags:
             difference = strength * (rows[lag:] - rows[:-lag])
             out[lag:] += difference
@@ -128,15 +185,19 @@ class Side:
         return out
 
     def _lifted(self, count: int) -> tuple[FloatArray, float]:
-        """v = P x of the line x, and x' P x plus the precision of its slope."""
-        x = np.zeros((count, len(self.ridge)))
-        x[:, -1] = line(count)
-        lifted = self._plain_pull(x)[:, -1]
-        return lifted, float(lifted @ x[:, -1]) + self.drift
+        """v = P x of the line x, and x' P x plus the precision of its slope; worked out once."""
+        if count not in self._lines:
+            x = np.zeros((count, len(self.ridge)))
+            x[:, -1] = line(count)
+            lifted = self._plain_pull(x)[:, -1]
+            self._lines[count] = lifted, float(lifted @ x[:, -1]) + self.drift
+        return self._lines[count]
 
     def price(self, rows: FloatArray) -> FloatArray:
         """The penalty of each row; a difference counts at its later row, the line at the last."""
         out = np.asarray(0.5 * (rows * rows) @ self.ridge)
+        if self.graph is not None:  # each row has half of what its pairs cost
+            out += 0.5 * (self.tie * rows * (self.graph.laplacian @ rows)).sum(axis=1)
         for lag, strength in self.lags:
             out[lag:] += 0.5 * (strength * (rows[lag:] - rows[:-lag]) ** 2).sum(axis=1)
         if self.drift:
@@ -149,8 +210,11 @@ class Side:
     ) -> FloatArray:
         """(information + penalty)^-1 right; with standard normal ``noise``, a draw about it.
 
-        ``noise`` has a number for each unknown and, last, one for the slope of a free line.
+        ``noise`` has a number for each unknown and, last, one for the slope of a free line; where
+        rows are neighbours, `noises` says how many.
         """
+        if self.graph is not None:
+            return self._solve_graph(self.graph, information, right, noise)
         if not self.drift:
             return self._solve(information, right[..., None], noise)[..., 0]
         lifted, size = self._lifted(len(right))
@@ -164,6 +228,41 @@ class Side:
         if noise is not None:
             step += float(noise[-1]) / gap**0.5
         return np.asarray(both[..., 0] + step * along)
+
+    def _solve_graph(
+        self, graph: Graph, information: FloatArray, right: FloatArray, noise: FloatArray | None
+    ) -> FloatArray:
+        """Conjugate gradients, preconditioned by each row's own block.
+
+        A draw solves for a right side with noise of the system's covariance: a root of each row's
+        block times normals, and a root of each pair's penalty times normals at both of its ends.
+        """
+        width = len(self.ridge)
+        own = information + np.diag(self.ridge + 1e-12)
+        if noise is not None:
+            split = right.size
+            along = noise[split:-1].reshape(-1, width) * np.sqrt(self.tie)
+            root = np.linalg.cholesky(own)
+            right = right + (root @ noise[:split].reshape(*right.shape, 1))[..., 0]
+            right = right + graph.incidence @ along
+        degree = graph.laplacian.diagonal()[:, None] * np.broadcast_to(self.tie, width)
+        inverse = np.linalg.inv(own + degree[..., None] * np.eye(width))
+        out, left = np.zeros_like(right), right.copy()
+        ahead = step = (inverse @ left[..., None])[..., 0]
+        size = first = float((left * ahead).sum())
+        for _ in range(_MOST_STEPS):
+            if size <= _SMALL * first:
+                return out
+            moved = (own @ step[..., None])[..., 0] + self.tie * (graph.laplacian @ step)
+            length = size / float((step * moved).sum())
+            out, left = out + length * step, left - length * moved
+            ahead = (inverse @ left[..., None])[..., 0]
+            before, size = size, float((left * ahead).sum())
+            step = ahead + (size / before) * step
+        raise NumericalError(
+            "the ties between neighbouring sites are too strong to be solved for: lower spatial, "
+            "or raise penalty."
+        )
 
     def _solve(
         self, information: FloatArray, rights: FloatArray, noise: FloatArray | None

@@ -73,7 +73,14 @@ from emfed.models.clusters import Buckets
 from emfed.network import texts
 from emfed.network.connection import Connection, logger
 from emfed.network.inprocess import answer_width
-from emfed.network.masking import SMALLEST_SET, encode_members, encode_roster
+from emfed.network.masking import (
+    SMALLEST_SET,
+    encode_members,
+    encode_roster,
+    packed_size,
+    sum_words,
+    unpack_words,
+)
 from emfed.network.membership import Members, RollCall, new_run
 from emfed.network.own_clusters import decode_clusters
 from emfed.network.plausible import (
@@ -85,6 +92,7 @@ from emfed.network.scoring import SCORES
 from emfed.network.site import mark
 from emfed.network.sums import (
     FIRST_QUESTION,
+    PRIVATE_BITS,
     WEIGHT,
     Opened,
     Shape,
@@ -290,7 +298,7 @@ class RemoteFederation(Federation):
             wanted = self.columns if columns is None else tuple(columns)
             before, run, least = self.members.keys, new_run(), self.minimum
             least = max(least, SMALLEST_SET) if self.masks else least
-            self._roll.masks = self.masks
+            self._roll.masks, self._roll.uniform = self.masks, self.uniform
             self.members = self._roll.gather(run, description, wanted, least, model, rounded)
             self._note_changes(before)
             self._know_members()
@@ -307,9 +315,11 @@ class RemoteFederation(Federation):
         return replace(self.members.opening, supports=self._supports)
 
     def open_private(
-        self, model: Model, columns: Names, privacy: Privacy
+        self, model: Model, columns: Names, privacy: Privacy, masks: bool | None = None
     ) -> tuple[int, tuple[str, ...] | None, Sequence[str] | None]:
-        self.masks, self._roll.privacy = True, privacy
+        wanted = self._wants_masks if masks is None else masks
+        several = len(self._line.transport.workers()) >= SMALLEST_SET
+        self.masks, self._roll.privacy = several if wanted is None else wanted, privacy
         try:
             opening = self.open(model, columns)
         finally:
@@ -317,12 +327,45 @@ class RemoteFederation(Federation):
         return int(prod(self.members.shapes["mean"])), opening.columns, opening.names
 
     def release(self, asked: Asked, purpose: str, seed: int, number: int) -> IntArray:
-        """Masked, over everybody: a sum of fewer would have less noise than was counted on."""
+        """Masked, over everybody: a sum of fewer would have less noise than was counted on.
+
+        Without masks each site's answer has all of the noise, and they are added up here.
+        """
         about, numbers = asked.describe()
         body = encode_question("private", about, encode_floats(numbers))
-        shape = private_shape(asked.size)
-        total: IntArray = self._ask_all(purpose, body, (), shape)[1][0]
-        return total
+        if self.masks:
+            total: IntArray = self._ask_all(purpose, body, (), private_shape(asked.size))[1][0]
+            return total
+        told = self._each(purpose, body, packed_size(asked.size, PRIVATE_BITS))
+        return sum_words([unpack_words(t, asked.size, PRIVATE_BITS) for t in told], PRIVATE_BITS)
+
+    def _each(self, purpose: str, body: bytes, size: int) -> list[bytes]:
+        """Everybody's own answer of so many bytes to a question; raises unless all came."""
+        self._next_question()
+        found: dict[int, bytes] = {}
+
+        def take(key: str, kind: Kind, told: bytes) -> bool:
+            fits = kind is Kind.ANSWER and len(told) == size
+            if fits:
+                found[self._numbers[key]] = told
+            return fits
+
+        for _ in self._line.tries():
+            left = [n for n in range(self.size) if n not in found]
+            asked = self._everyone(body, ()).messages(left)
+            asked = {key: told for key, told in asked.items() if key not in self.refusals}
+            self._line.ahead = {}
+            self._rejoin(self._collect(purpose, asked, take))
+            self._catch_up(len(asked))
+            if len(found) == self.size:
+                return [found[n] for n in sorted(found)]
+            if any(key in self.refusals for key in self.members.keys):
+                break
+        raise ParticipationError(
+            f"{purpose}: {len(found)} of {self.size} sites answered, and a private run needs all "
+            f"of them (refusals: {self.refusals or 'none'}). The run can be resumed when they are "
+            "back."
+        )
 
     def _next_question(self) -> None:
         """Number a question: higher than any before in this run, by any process of the server."""
@@ -343,14 +386,16 @@ class RemoteFederation(Federation):
         who, sums = self._ask_all("opening", body, (), asked)
         width = int(np.prod(shapes.get("mean", (0,))))
         owners = extra_owners(build_model(members.description), width).tolist()
-        found = Opened.of(sums[0], shapes, owners)
+        uniform = texts.is_uniform(members.settings[0])
+        found = Opened.of(sums[0], shapes, owners, uniform)
         each, rest = divmod(found.rows, len(who))
         members.counts, members.effective = np.zeros(self.size, dtype=np.int64), found.effective
         members.counts[who] = each + (np.arange(len(who)) < rest)
         if each < 1:
             raise ParticipationError(f"{len(who)} workers have {found.rows} rows together.")
-        if WEIGHT in shapes:
-            members.totals = np.where(members.counts > 0, found.total / len(who), 0.0)
+        if WEIGHT in shapes:  # rows have weights, or sites count alike
+            totals = np.where(members.counts > 0, found.total / len(who), 0.0)
+            members.totals = None if found.total == found.rows else totals
         members.values = np.tile(flatten(found.whole), (self.size, 1))
 
     def open_again(self) -> Opening:
@@ -499,7 +544,7 @@ class RemoteFederation(Federation):
     def _request(self, request: Request, position: int) -> Message:
         """One worker's request: the statistics, or the steps since its last round if shorter."""
         number, since = int(request.workers[position]), int(request.accepted[position])
-        told, start = self._told(request, number), request.kind == "start"
+        told = self._told(request, number)
         assert self._model is not None
         if at_origin(self._model, request.statistics):
             told = told[:0]
@@ -508,12 +553,12 @@ class RemoteFederation(Federation):
             generation=request.generation,
             phase=self._phase,
         )
-        local, rounds = request.kind == "local", range(since, request.round)
-        body = RequestBody(since, start, told, local=local)
+        rounds = range(since, request.round)
+        body = RequestBody(since, request.kind, told)
         if since >= 0 and all(r in self._steps for r in rounds):
             steps = tuple(self._steps[r] for r in rounds)
             if steps_size(map(len, steps)) <= numbers_size(told):
-                body = RequestBody(since, start, None, steps, local)
+                body = RequestBody(since, request.kind, None, steps)
         end = b"" if request.lattice is None else encode_lattice(request.lattice)
         return header, encode_request(request.round, body) + end
 

@@ -14,6 +14,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from emfed.algorithms.steps import settled
 from emfed.core.errors import DataError, SettingsError
 from emfed.core.privacy import discrete_gaussian
 from emfed.core.protocols import (
@@ -47,6 +48,7 @@ from emfed.models.clusters import Buckets
 from emfed.models.mixture import to_numpy
 from emfed.models.naming import rows_named
 from emfed.models.side_by_side import SideBySide
+from emfed.network.masking import SMALLEST_SET
 from emfed.network.own_clusters import clusters_of, clusters_width
 from emfed.network.scoring import scores_of, scores_width
 from emfed.network.validation import VALIDATION, LeftOut, validation_of
@@ -422,8 +424,9 @@ class InProcessFederation(Federation):
 
     @final
     def open_private(
-        self, model: Model, columns: Names, privacy: Any
+        self, model: Model, columns: Names, privacy: Any, masks: bool | None = None
     ) -> tuple[int, tuple[str, ...] | None, Sequence[str] | None]:
+        self.masks = self.size >= SMALLEST_SET and masks is not False
         if columns is not None:
             self.data = with_columns(self.data, tuple(columns))
         self._check(model, self.data)
@@ -481,6 +484,8 @@ class InProcessFederation(Federation):
             places = part.workers - self.first
             if supports is not None:
                 part = replace(part, statistics=supports.take(places, request.statistics))
+            if part.lattice is not None:
+                part = replace(part, statistics=settled(part.statistics))
             rows = self._store.take(places)
             try:
                 task = Task(self._model, self._seed, rows, part, self.oracle(part))

@@ -177,6 +177,8 @@ def summary_of(join: Join) -> tuple[Shapes, FloatArray] | None:
         read = {str(name): tuple(int(n) for n in shape) for name, shape in shapes.items()}
         if any(n < 0 for shape in read.values() for n in shape):
             return None
+        if join.about.get("private") is True:  # numbers come with noise
+            return read, np.empty(0)
         if join.about.get("key") is True:  # numbers come as sums
             return None if announced(join) is None else (read, np.empty(0))
         return read, decode_moments(join.numbers, sum(map(prod, read.values())))
@@ -220,7 +222,7 @@ def most_common(values: list[Any]) -> Any:
 def impossible(join: Join, summary: tuple[Shapes, FloatArray]) -> str:
     """What no rows can say of themselves, in words; empty if rows could."""
     shapes, values = summary
-    if announced(join) is not None:  # its numbers come as part of a sum
+    if not len(values):  # its numbers come with noise, or as part of a sum
         return ""
     return impossible_summary(join.count, unflatten(values, shapes), join.total)
 
@@ -232,6 +234,7 @@ class RollCall:
     def __init__(self, line: Connection) -> None:
         self.line, self.masks = line, False
         self.privacy: Privacy | None = None
+        self.uniform = False
         self._number = new_run() >> 33
         """The number of this hello: a late answer to another one is not taken for its own."""
 
@@ -248,7 +251,7 @@ class RollCall:
         line, keys = self.line, self.line.transport.workers()
         line.objections = {}
         loss = worker_loss(len(keys), model.fixed_data) if rounded else None
-        content = texts.hello(description, columns, loss, self.masks, self.privacy)
+        content = texts.hello(description, columns, loss, self.masks, self.privacy, self.uniform)
         joins, told = self.hello(run, keys, content)
         if columns is None and joins:
             joins, said = self._in_common_columns(run, joins, content)
@@ -268,8 +271,8 @@ class RollCall:
         gathered.run, gathered.keys, gathered.description = run, members, description
         gathered.settings, gathered.shapes = [told[key] for key in members], common
         gathered.values = np.stack([summaries[key] for key in members])
-        opening = None if gathered.roster else gathered.opening
-        if opening is not None:
+        if gathered.values.size:
+            opening = gathered.opening
             for key, words in oddities(members, opening.counts, opening.summaries).items():
                 logger.warning("%s is odd: %s", key, words)
         return gathered

@@ -47,10 +47,11 @@ from emfed.core.wire import (
 from emfed.models.binding import Bound, Shapes, told_parameters
 from emfed.models.bounded import Asked
 from emfed.network import texts
-from emfed.network.masking import MEMBER, roster_size
+from emfed.network.masking import MEMBER, packed_size, roster_size
 from emfed.network.sums import (
     FIRST_QUESTION,
     LATTICE_SIZE,
+    PRIVATE_BITS,
     answer_shape,
     opening_shape,
     private_shape,
@@ -74,11 +75,14 @@ class Prices:
         self._knows_constants: BoolArray = np.zeros(workers, dtype=np.bool_)
         self._knows_settings: BoolArray = np.zeros(workers, dtype=np.bool_)
 
-    def open(self, model: Model, opening: Opening, bound: Bound, asked: Names) -> None:
+    def open(
+        self, model: Model, opening: Opening, bound: Bound, asked: Names, uniform: bool = False
+    ) -> None:
         """Hello to everyone, and everyone joins."""
         workers = len(self._everyone)
         loss = None if opening.sizes is None else worker_loss(workers, model.fixed_data)
-        hello = encode_text(texts.hello(plain(model.describe()), asked, loss, self._masks))
+        content = texts.hello(plain(model.describe()), asked, loss, self._masks, uniform=uniform)
+        hello = encode_text(content)
         weighted = opening.totals is not None and not self._masks  # masked, it is in the sum
         supports = opening.supports
         told = texts.join_about(opening.columns, bound.shapes, weighted, supports is not None)
@@ -112,12 +116,18 @@ class Prices:
         ``columns`` are those that the server asked for, and those that workers have.
         """
         asked, told = columns
-        content = texts.hello(plain(model.describe()), asked, None, True, privacy)
+        content = texts.hello(plain(model.describe()), asked, None, self._masks, privacy)
         self.ledger.add("opening", "down", self._everyone, 0, ENVELOPE + len(encode_text(content)))
-        self._join_masked(texts.join_about(told, shapes, False), self.ledger.names)
+        about = texts.join_about(told, shapes, False)
+        if self._masks:
+            self._join_masked(about, self.ledger.names)
+            return
+        ones = np.ones(len(self._everyone), dtype=np.int64)
+        around, payload = join_size({**about, "private": True}, ones, 0 * ones)
+        self.ledger.add("opening", "up", self._everyone, payload, ANSWER_ENVELOPE + around)
 
     def release(self, asked: Asked, purpose: str) -> None:
-        """A question that is answered with noise, to everyone, and the masked answers."""
+        """A question that is answered with noise, to everyone, and the answers."""
         about, numbers = asked.describe()
         body = encode_question("private", about, encode_floats(numbers))
         payload = payload_size(Kind.QUESTION, body)
@@ -125,6 +135,10 @@ class Prices:
         around = envelopes(FIRST_QUESTION, 0, 0, np.zeros(len(self._everyone), dtype=np.bool_))
         down = around + len(body) - payload
         self.ledger.add(purpose, "down", self._everyone, payload, down)
+        if not self._masks:
+            size = packed_size(asked.size, PRIVATE_BITS)
+            self.ledger.add(purpose, "up", self._everyone, size, ANSWER_ENVELOPE)
+            return
         size = shape_size(private_shape(asked.size))
         self._masked(purpose, self._everyone, around, np.full(len(self._everyone), size))
 

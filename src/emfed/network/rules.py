@@ -297,6 +297,21 @@ class SiteRules:
                 "not go on from there (smallest_component in its rules): ask for fewer components.",
             )
 
+    def check_uniform(self, uniform: bool) -> None:
+        """Refuse weights of the server's choice, and such under which rows cannot be counted."""
+        if not uniform:
+            raise Refusal(
+                Reason.REFUSED,
+                "with masks sites count by their rows, or alike: other weights would leave little "
+                "of the sum but one site's part.",
+            )
+        if self.smallest_component is not None:
+            raise Refusal(
+                Reason.REFUSED,
+                "where sites count alike (weights = 'uniform') the sum does not tell how many rows "
+                "a component has, and the owner asks for that (smallest_component in its rules).",
+            )
+
     def check_change(self, changed: int) -> None:
         """Refuse to describe rows of which a few came or went since they were described last."""
         if 0 < changed < self.smallest_rows:

@@ -16,7 +16,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any, final
@@ -24,6 +24,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.algorithms import build_algorithm
+from emfed.algorithms.steps import settled
 from emfed.core.errors import DataError, SettingsError, WireError
 from emfed.core.privacy import Privacy, discrete_gaussian, epsilon_of, price_on
 from emfed.core.protocols import (
@@ -109,7 +110,9 @@ from emfed.network.masking import (
     SiteIdentity,
     decode_roster,
     encode_roster,
+    pack_words,
     secret_words,
+    to_words,
 )
 from emfed.network.own_clusters import SMALLEST, encode_clusters
 from emfed.network.rules import GuardedRows, Journal, Refusal, SiteRules, counts_named
@@ -126,6 +129,7 @@ from emfed.network.store import (
     Tally,
     clear_old,
     clear_torn,
+    digest_of_rows,
     runs_in,
 )
 from emfed.network.sums import (
@@ -197,9 +201,19 @@ def _phase(text: str) -> Phase:
     return Phase(_view(content.get("view", {})), algorithm, seed, number, since)
 
 
-def _front(header: Header) -> bytes:
+@lru_cache(maxsize=8)
+def _agreed(settings: str, columns: tuple[str, ...] | None) -> bytes:
+    """What the join settled, and must be the same at all sites of a masked run: or one of them
+    would add up other numbers than the rest, and the server could tell them apart."""
+    content = read_json(settings)
+    told = {name: content.get(name) for name in ("model", "masks", "privacy", "weights")}
+    return hashlib.sha256(as_json(told | {"columns": columns}).encode()).digest()
+
+
+def _front(header: Header, joined: Joined) -> bytes:
     """What any masked answer is about: masks of other runs, phases and rounds do not cancel."""
-    return struct.pack("<QHQI", header.run, header.phase, header.round, header.generation)
+    place = struct.pack("<QHQI", header.run, header.phase, header.round, header.generation)
+    return place + _agreed(joined.settings, joined.columns)
 
 
 def _count(content: Mapping[str, Any], name: str) -> int:
@@ -447,13 +461,17 @@ class Site:
                 "sites tell their own cells in this mode, which masks do not cover: use mode "
                 "'site-owner', or ask every owner to allow a run without (unmasked = true).",
             )
+        uniform = texts.is_uniform(settings)
         if masked:
-            summary = _of_one(with_weight(opening.summaries, opening.totals, opening.counts))
+            given = opening.summaries, opening.totals, opening.counts, uniform
+            summary = _of_one(with_weight(*given))
         alone = [] if own else _alone(model, count, summary)
-        self.rules.check_statistics(int(count * mean_length(summary)), alone, own, masked)
+        privacy = texts.privacy_of(content)
+        hidden = masked or privacy is not None  # no number of this site alone is told as it is
+        self.rules.check_statistics(int(count * mean_length(summary)), alone, own, hidden)
         shapes = {name: values.shape for name, values in summary.items()}
-        new = Joined(settings, 0, count, shapes, data.columns)
-        joined = self._join(header.run, new, texts.privacy_of(content))
+        new = Joined(settings, 0, count, shapes, data.columns, rows=self._digest)
+        joined = self._join(header.run, new, privacy)
         cells = b""
         if supports is not None:
             assert isinstance(model, HasSupports)
@@ -461,13 +479,16 @@ class Site:
             cells = encode_cells(supports.keys, supports.weights, model.cells)
         others = [pair for pair in self._summaries.items() if pair[0] != header.run]
         self._summaries = {**dict(others[1 - KEPT_RUNS :]), header.run: summary}
-        weighted = opening.totals is not None and not masked  # masked, it is in the sum
+        weighted = opening.totals is not None and not hidden  # masked, it is in the sum
         about = texts.join_about(data.columns, joined.shapes, weighted, own)
         if masked:
             mine = encode_roster({0: self._keys(header.run, joined).announcement})
             note = "its columns and its key for masks: no number of any row"
             join = Join(joined.instance, about | {"key": True}, 1, mine)
             return Kind.JOIN, encode_join(join), note
+        if hidden:
+            join = Join(joined.instance, about | {"private": True}, 1, b"")
+            return Kind.JOIN, encode_join(join), "its columns: no number of any row"
         values = flatten(summary)
         numbers = encode_moments(values, rounded_columns(joined.shapes), _loss(content))
         total = None if opening.totals is None else float(opening.totals[0])
@@ -490,17 +511,18 @@ class Site:
         model: Model = build_model(description)
         masked, privacy = content.get("masks") is True, texts.privacy_of(content)
         self.rules.check_privacy(privacy)
-        if privacy is not None and not masked:
-            raise Refusal(Reason.REFUSED, "private runs between machines tell masked sums alone.")
         if not masked and not self.rules.unmasked:
+            told = "statistics" if privacy is None else "statistics, with noise"
             raise Refusal(
                 Reason.REFUSED,
                 "the owner takes part in masked sums alone, and this run tells the server each "
-                "site's own statistics. With three sites or more ask for masks ([privacy] masks); "
+                f"site's own {told}. With three sites or more ask for masks ([privacy] masks); "
                 "else every site's owner must allow it (unmasked = true in its rules).",
             )
         if masked and self._sums is None:
             raise Refusal(Reason.REFUSED, NO_ROSTER)
+        if content.get("weights") is not None:
+            self.rules.check_uniform(content["weights"] == texts.UNIFORM)
         if isinstance(model, PaddedCells):
             if not masked:
                 raise Refusal(Reason.REFUSED, "padded cells are told in masked sums alone.")
@@ -513,7 +535,7 @@ class Site:
         store = self._store(run)
         before = store.joined()
         if before is not None and before.settings == new.settings:
-            if before.count != new.count:
+            if before.count != new.count or before.rows != new.rows:
                 raise Refusal(Reason.REFUSED, "its data changed since the run began.")
             store.settle("joined")
             return before
@@ -553,15 +575,19 @@ class Site:
     ) -> tuple[Kind, bytes, str]:
         """Sums over clipped rows with this site's noise, charged before anything of it leaves.
 
+        Without masks nobody else's noise is in the answer: this site's own is all of it.
+
         The noise follows from the site's secret, the question and the sums. So an answer that is
         asked for again is the same bit for bit, after whatever kill, and is charged once; over
         other rows it has other noise, and is charged.
         """
         joined = self._known(header)[1]
-        privacy = texts.privacy_of(read_json(joined.settings))
-        if privacy is None or self._sums is None:
+        if texts.privacy_of(read_json(joined.settings)) is None:
             raise Refusal(Reason.REFUSED, "this run was not opened as a private one.")
         asked = Asked.read(described, decode_floats(numbers))
+        masked = texts.is_masked(joined.settings)
+        if not masked and asked.shares != 1:
+            raise WireError("without masks a private answer has the noise of one site.")
         self.rules.check_size(asked.size, self._cells)
         data = self._rows(joined)
         if asked.columns != data.worker(0).shape[1]:
@@ -574,11 +600,17 @@ class Site:
         if not self._allowance.use(f"{header.run:016x}", cost, name):
             raise Refusal(Reason.REFUSED, "the budget of this private run is used up.")
         noise = discrete_gaussian(asked.size, secret_words(self._secret.derive("noise", own)))
+        told, note = (exact + noise, PRIVATE_BITS), f"{asked.size} sums over clipped rows, with"
+        if not masked:
+            return (
+                Kind.ANSWER,
+                pack_words(to_words(*told), PRIVATE_BITS),
+                f"{note} all of the noise",
+            )
         fresh = int.from_bytes(self._secret.derive("fresh", own)[:8], "little")
         least = asked.shares + self.rules.colluders
-        note = f"{asked.size} sums over clipped rows, with noise, to be added up"
-        told = [(exact + noise, PRIVATE_BITS)]
-        return self._ready(header, about, subject, told, note, (least, fresh))
+        note = f"{note} noise, to be added up"
+        return self._ready(header, about, subject, [told], note, (least, fresh))
 
     def _keys(self, run: int, joined: Joined) -> RunKeys:
         """The keys of a masked run, with those of the others as far as they were told."""
@@ -677,7 +709,9 @@ class Site:
             return  # this process did not hear the hello
         try:
             whole, data = _whole(joined), self._rows(joined)
-            share = joined.count / float(joined.constants[0])
+            masked = texts.is_masked(joined.settings)
+            rows = float(joined.constants[0])
+            share = self._share(joined, data) if masked else joined.count / rows
             found = suspicions(
                 self._summaries[run], whole, share, first_rows(data, 0), joined.columns
             )
@@ -712,11 +746,16 @@ class Site:
         return model
 
     def _rows(self, joined: Joined) -> Workers:
-        """The data, in the columns of the run."""
+        """The data, in the columns of the run: those that it joined with, to the last row."""
         data = _arranged(self._data, joined.columns)
-        if int(data.counts[0]) != joined.count:
+        if int(data.counts[0]) != joined.count or joined.rows not in ("", self._digest):
             raise Refusal(Reason.REFUSED, "its data changed since the run began.")
         return data
+
+    @cached_property
+    def _digest(self) -> str:
+        """What tells these rows from others; empty for a stream."""
+        return digest_of_rows(self._data, self._secret)
 
     def _question(self, header: Header, body: bytes) -> tuple[Kind, bytes, str]:
         """What everyone is asked at given parameters."""
@@ -725,7 +764,9 @@ class Site:
         masked = texts.is_masked(joined.settings)
         # A private answer costs its noise once: asked anew, under another number, it is the same.
         private = kind == "private"
-        front = struct.pack("<Q", header.run) if private else _front(header)
+        front = _front(header, joined)
+        if private:
+            front = struct.pack("<Q", header.run) + _agreed(joined.settings, joined.columns)
         bound = kind not in ("private", "opening")
         constants = joined.constants.tobytes() if bound else b""
         asked = hashlib.sha256(constants + body).digest()
@@ -781,6 +822,8 @@ class Site:
             return model.maximize(statistics)
         if numbers:
             return unflatten_params(decode_floats(numbers), model.start(0))
+        if texts.is_masked(joined.settings):  # other sites may have been told others in that round
+            raise WireError("a question of a masked run brings its parameters.")
         state = store.state() if joined.phase else None
         now = state is not None and state.phase == joined.phase
         if state is None or not now or _phase(joined.phase).view != view:
@@ -812,21 +855,25 @@ class Site:
         unbound = build_model(read_json(joined.settings)["model"])
         self._spend(chosen=False)
         opening = LoopFederation(self._rows(joined)).open(unbound)
-        summary = _of_one(with_weight(opening.summaries, opening.totals, opening.counts))
+        uniform = texts.is_uniform(joined.settings)
+        given = opening.summaries, opening.totals, opening.counts, uniform
+        summary = _of_one(with_weight(*given))
         note = f"moments of the columns, to be added up: {', '.join(sorted(summary))}"
         total = joined.count if opening.totals is None else float(opening.totals[0])
         width = int(np.prod(joined.shapes.get("mean", (0,))))
         owners = extra_owners(unbound, width).tolist()
-        told = [opening_sums(summary, joined.count, total, owners)]
+        told = [opening_sums(summary, joined.count, total, owners, uniform)]
         return self._ready(header, about, b"", told, note)
 
     @staticmethod
     def _share(joined: Joined, data: Workers) -> float:
-        """w_i: the part of all rows, or of their weight, that is here."""
-        rows = float(joined.constants[0])
-        if data.row_weights is None:
+        """w_i: the part of all rows, or of their weight, that is here; or that of any site."""
+        rows, uniform = float(joined.constants[0]), texts.is_uniform(joined.settings)
+        if data.row_weights is None and not uniform:
             return joined.count / rows
         each = unflatten(joined.constants[1:], joined.shapes)[WEIGHT]
+        if uniform:
+            return 1 / max(1, round(rows * float(each[0])))
         return float(data.totals[0]) / (rows * float(each[0]))
 
     def _spend(self, chosen: bool) -> None:
@@ -852,6 +899,8 @@ class Site:
         if header.phase < phase.number:
             raise _old(joined, f"phase {header.phase} is over.")
         self.rules.check_algorithm(phase.algorithm.rows_at_once)
+        if phase.view.folds and texts.is_masked(joined.settings):
+            self._check_folds()
         model, algorithm = self._model(joined, phase.view), phase.algorithm
         self.rules.check_size(counts_named(algorithm.describe()), self._cells)
         own = isinstance(model, HasSupports)
@@ -874,12 +923,13 @@ class Site:
         if masked:
             self.rules.check_components(model, statistics, float(joined.constants[0]))
         data = self._rows(joined)
+        at = settled(statistics) if masked else statistics
         request = Request(
             round=header.round,
             generation=header.generation,
-            kind="start" if body.start else "local" if body.local else "round",
-            statistics=statistics,
-            params=None if own else model.maximize(statistics),
+            kind=body.kind,
+            statistics=at,
+            params=None if own else model.maximize(at),
             workers=np.array([joined.number], dtype=np.int64),
             accepted=np.array([body.accepted], dtype=np.int64),
             lattice=lattice,
@@ -888,11 +938,17 @@ class Site:
         )
         new, replies = self._work(header.run, model, phase, state, request, data)
         if len(replies.lost_memory):
-            store.put(replace(new, round=state.round, statistics=state.statistics))
+            then = replace(new, round=state.round, statistics=state.statistics, links=state.links)
+            store.put(then)
             return lost
         if not len(replies.workers):
             raise _old(joined, "a request that was overtaken by another.")
         if new is not state:
+            if lattice is not None:
+                asked = request.kind.encode() + encode_lattice(lattice) + at.tobytes()
+                asked = _front(header, joined) + joined.constants.tobytes() + asked
+                new = _linked(state, new, asked + state.phase.encode())
+            new = replace(new, statistics=statistics)
             store.put(new)
         else:
             store.settle("state")
@@ -903,19 +959,26 @@ class Site:
         note = f"{len(payload)} bytes for {q} statistics over {evaluations} evaluated rows"
         return Kind.REPLY, encode_reply(evaluations, joined.count, payload), note
 
+    @staticmethod
+    def _check_folds() -> None:
+        """Refuse models that leave sites out: all sites less some are those some."""
+        raise Refusal(
+            Reason.REFUSED,
+            "a model without single sites, beside one with them, tells what these sites added: "
+            "masked runs leave nobody out.",
+        )
+
     def _upload(
         self, header: Header, lattice: Lattice, joined: Joined, state: State, payload: bytes
     ) -> tuple[Kind, bytes, str]:
         """Symbols on the lattice and how long the innovation was, to be added up.
 
-        Sites may have worked out S from quantised steps, each on a machine of its own: masks depend
-        on S to seven digits.
+        Masks depend on all that they follow from (`Links`), as it was when they were worked out.
         """
         told = np.frombuffer(payload, dtype=np.int64)
         subject = round_subject(_phase(joined.phase).view, state.statistics)
         subject = hashlib.sha256(joined.constants.tobytes() + subject).digest()
-        about = b"round" + encode_lattice(lattice) + subject + state.phase.encode()
-        about = _front(header) + about
+        about = b"round" + state.links.about.encode()
         blocks: list[NumberBlock] = [(told[:-2], lattice.bits), (told[-2:], 64)]
         note = f"{len(told) - 2} statistics, to be added up"
         waits = self._waits(header, about)
@@ -933,7 +996,7 @@ class Site:
         places = bound.kept(before.view, phase.view)
         columns = phase.algorithm.state_fields(len(state.statistics))
         rows = narrow(state.rows, columns, places)
-        return State(rows, state.round, state.statistics[places], joined.phase)
+        return State(rows, state.round, state.statistics[places], joined.phase, state.links)
 
     def _work(
         self,
@@ -963,6 +1026,12 @@ class Site:
         if again and len(replies.workers):
             return state, replies
         return State(rows, request.round, request.statistics, state.phase), replies
+
+
+def _linked(before: State, after: State, asked: bytes) -> State:
+    """A state that remembers what its answer was about."""
+    was, now = (int(s.rows["committed_round"][0]) for s in (before, after))
+    return replace(after, links=before.links.after((was, now), asked))
 
 
 def _told(body: RequestBody, state: State, model: Model, phase: Phase) -> FloatArray | None:

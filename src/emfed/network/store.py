@@ -18,7 +18,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, final
 
@@ -71,6 +71,36 @@ class Joined:
     """The body of the settings of the phase that was told last."""
     told_in: int = 0
     """The number under which the constants were told: those with a lower one are old."""
+    rows: str = ""
+    """What tells the rows from others (`digest_of_rows`)."""
+
+
+@final
+@dataclass(frozen=True)
+class Links:
+    """What masks of a round depend on besides its request; all are digests, in hexadecimal.
+
+    An answer follows from the memory, too, and so from what the site was told before. Sites that
+    were told different things have masks that do not cancel, then and ever after.
+    """
+
+    asked: str = ""
+    """The request that was answered last."""
+    about: str = ""
+    """That request and the links before it: what the masks of its answer depend on."""
+    accepted: str = ""
+    """``about`` of the last answer that the server accepted: it is in the memory."""
+
+    def after(self, committed: tuple[int, int], request: bytes) -> Links:
+        """With one more answer, where rounds were committed before it and with it.
+
+        While nothing is accepted an answer follows from its request alone.
+        """
+        asked, (was, now) = hashlib.sha256(request).hexdigest(), committed
+        accepted = "" if now < 0 else self.accepted if now == was else self.about
+        before = "" if now < 0 else self.asked
+        about = hashlib.sha256(f"{asked} {before} {accepted}".encode()).hexdigest()
+        return Links(asked, about, accepted)
 
 
 @final
@@ -84,6 +114,7 @@ class State:
     statistics: FloatArray
     phase: str = ""
     """The settings of the phase that it belongs to."""
+    links: Links = Links()
 
 
 @final
@@ -133,6 +164,7 @@ class SiteStore:
             arrays["constants"],
             about["phase"],
             about.get("told_in", 0),
+            about.get("rows", ""),
         )
 
     def join(self, joined: Joined) -> None:
@@ -147,6 +179,7 @@ class SiteStore:
             "number": joined.number,
             "phase": joined.phase,
             "told_in": joined.told_in,
+            "rows": joined.rows,
         }
         arrays = {"constants": joined.constants}
         save_checkpoint(self.directory / "joined", arrays, about, self.disk)
@@ -158,7 +191,8 @@ class SiteStore:
             return None
         arrays, about = found
         rows = {n.removeprefix("rows/"): a for n, a in arrays.items() if n.startswith("rows/")}
-        return State(rows, about["round"], arrays["statistics"], about["phase"])
+        links = Links(*about.get("links", ()))
+        return State(rows, about["round"], arrays["statistics"], about["phase"], links)
 
     def roster(self) -> bytes | None:
         """Keys of the others in a masked run, as the server told them, after their number."""
@@ -180,7 +214,9 @@ class SiteStore:
         """Write what a round leaves: after this, it has happened."""
         arrays = {f"rows/{name}": array for name, array in state.rows.items()}
         arrays["statistics"] = state.statistics
-        about = {"round": state.round, "phase": state.phase}
+        about: dict[str, Any] = {"round": state.round, "phase": state.phase}
+        if state.links != Links():
+            about["links"] = astuple(state.links)
         save_checkpoint(self.directory / "state", arrays, about, self.disk)
 
 
@@ -384,7 +420,7 @@ class DescribedRows:
         """Refuse where too few rows changed; else remember these."""
         if data.streaming:
             return
-        now = np.sort(np.concatenate([_digests(piece.rows, secret) for piece in data.pieces(_ME)]))
+        now = _all_digests(data, secret)
         if self._disk.read(self._path) is not None:
             before = load_checkpoint(self._path, self._disk)[0]["rows"]
             if np.array_equal(before, now):
@@ -394,6 +430,18 @@ class DescribedRows:
             apart = np.abs(np.bincount(places, weights=side, minlength=len(values))).sum()
             rules.check_change(int(apart))
         save_checkpoint(self._path, {"rows": now}, {}, self._disk)
+
+
+def _all_digests(data: Workers, secret: Secret) -> NDArray[np.uint64]:
+    """One word for each row, sorted."""
+    return np.sort(np.concatenate([_digests(piece.rows, secret) for piece in data.pieces(_ME)]))
+
+
+def digest_of_rows(data: Workers, secret: Secret) -> str:
+    """What tells a site's rows from others, in whatever order; a stream has none."""
+    if data.streaming:
+        return ""
+    return hashlib.sha256(_all_digests(data, secret).tobytes()).hexdigest()[:32]
 
 
 def _digests(rows: Any, secret: Secret) -> NDArray[np.uint64]:

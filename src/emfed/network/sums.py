@@ -180,15 +180,19 @@ def _exact(values: Any) -> list[Fraction]:
 
 
 def opening_sums(
-    summary: Summaries, count: int, total: float, owners: Sequence[int]
+    summary: Summaries, count: int, total: float, owners: Sequence[int], uniform: bool = False
 ) -> NumberBlock:
     """Rows, their weight and its square, steps, and the raw moments of one site, as integers of
-    `EXACT_STEP`; ``owners`` are the columns that ``extra`` is about."""
+    `EXACT_STEP`; ``owners`` are the columns that ``extra`` is about.
+
+    Where sites count alike each weighs one, and the weight of its rows takes the square's place.
+    """
     mean, scatter = _exact(summary.get("mean", ())), _exact(summary.get("scatter", ()))
-    weight = Fraction(float(total))
+    weight = Fraction(1) if uniform else Fraction(float(total))
+    third = Fraction(float(total)) if uniform else weight**2
     steps = weight * (_exact(summary["length"])[0] if "length" in summary else 1)
     seen = [steps * x for x in _exact(summary.get("observed", np.ones(len(mean))))]
-    sums: list[Fraction | int] = [count, weight, weight**2, steps, *seen]
+    sums: list[Fraction | int] = [count, weight, third, steps, *seen]
     sums += [s * m for s, m in zip(seen, mean, strict=True)]
     pairs = zip(_pairs(len(mean), len(scatter)), scatter, strict=True)
     sums += [seen[i] * (within + mean[i] * mean[j]) for (i, j), within in pairs]
@@ -225,7 +229,11 @@ class Opened:
 
     @classmethod
     def of(
-        cls, sums: NDArray[Any], shapes: Mapping[str, Sequence[int]], owners: Sequence[int]
+        cls,
+        sums: NDArray[Any],
+        shapes: Mapping[str, Sequence[int]],
+        owners: Sequence[int],
+        uniform: bool = False,
     ) -> Opened:
         """Read the sum of what `opening_sums` gives of each site."""
         sizes, names = _sizes(shapes), _others(shapes)
@@ -238,9 +246,10 @@ class Opened:
             return taken
 
         d, width = sizes.get("mean", 0), sizes.get("scatter", 0)
-        rows, total, squares, steps = take(4)
-        if rows < 1 or squares <= 0 or steps <= 0 or total <= 0:
+        rows, total, third, steps = take(4)
+        if rows < 1 or third <= 0 or steps <= 0 or total <= 0:
             raise WireError("the sum of an opening has no rows in it.")
+        effective = total if uniform else total**2 / third
         seen = take(d)
         some = [s if s > 0 else Fraction(1) for s in seen]
         mean = [f / s for f, s in zip(take(d), some, strict=True)]
@@ -261,33 +270,37 @@ class Opened:
             name: np.array(found[name], dtype=np.float64).reshape(tuple(shapes[name]))
             for name in shapes
         }
-        return cls(int(rows), float(total), float(total**2 / squares), whole)
+        return cls(int(rows), float(third if uniform else total), float(effective), whole)
 
 
 def with_weight(
-    summaries: Summaries, totals: FloatArray | None, counts: Any
+    summaries: Summaries, totals: FloatArray | None, counts: Any, uniform: bool = False
 ) -> dict[str, FloatArray]:
-    """Summaries of workers, with the mean weight of their rows where these have any."""
-    if totals is None:
+    """Summaries of workers, with the mean weight of their rows where these have any.
+
+    Where workers count alike, all rows of one weigh one together.
+    """
+    if totals is None and not uniform:
         return dict(summaries)
-    return {**summaries, WEIGHT: (totals / counts)[:, None]}
+    weight = np.ones(len(counts)) if uniform or totals is None else totals
+    return {**summaries, WEIGHT: (weight / counts)[:, None]}
 
 
-def add_up_opening(model: Model, opening: Opening) -> Opening:
+def add_up_opening(model: Model, opening: Opening, uniform: bool = False) -> Opening:
     """An opening of a simulation as a masked run knows it: the summary of all rows."""
     if opening.supports is not None:
         raise SettingsError("masks go with statistics that all workers share.")
-    summaries = with_weight(opening.summaries, opening.totals, opening.counts)
+    summaries = with_weight(opening.summaries, opening.totals, opening.counts, uniform)
     shapes = {name: values.shape[1:] for name, values in summaries.items()}
     owners = extra_owners(model, int(np.prod(shapes.get("mean", (0,))))).tolist()
     totals = opening.counts if opening.totals is None else opening.totals
     sums: Any = sum(
-        opening_sums({n: v[i] for n, v in summaries.items()}, count, total, owners)[0]
+        opening_sums({n: v[i] for n, v in summaries.items()}, count, total, owners, uniform)[0]
         for i, (count, total) in enumerate(
             zip(opening.counts.tolist(), totals.tolist(), strict=True)
         )
     )
-    found = Opened.of(sums, shapes, owners)
+    found = Opened.of(sums, shapes, owners, uniform)
     return replace(opening, summaries=summaries, effective=found.effective, whole=found.whole)
 
 

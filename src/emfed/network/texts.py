@@ -12,6 +12,9 @@ from emfed.core.registry import plain
 from emfed.core.version import __version__
 from emfed.core.wire import read_json
 
+UNIFORM = "uniform"
+"""Workers count alike, however many rows they have."""
+
 
 def hello(
     description: Any,
@@ -19,13 +22,15 @@ def hello(
     loss: float | None = None,
     masks: bool = False,
     privacy: Privacy | None = None,
+    uniform: bool = False,
 ) -> dict[str, Any]:
     """What a server asks of a worker that it does not know yet; with a loss, to round.
 
-    With masks it asks for no numbers.
+    With masks it asks for no numbers, and says whether workers count alike or by their rows.
     """
     told = {"model": description, "columns": None if columns is None else list(columns)}
     told |= {"masks": True} if masks else {}
+    told |= {"weights": UNIFORM} if masks and uniform else {}
     told |= {} if privacy is None else {"privacy": [privacy.epsilon, privacy.delta]}
     return told if loss is None else told | {"loss": loss}
 
@@ -65,6 +70,11 @@ def privacy_of(content: Mapping[str, Any]) -> Privacy | None:
     if not numbers or len(told) != 2:
         raise WireError("a private run gives its epsilon and delta.")
     return Privacy(float(told[0]), float(told[1]))
+
+
+def is_uniform(settings: str) -> bool:
+    """Whether workers of a masked run count alike, by its hello as a worker keeps it."""
+    return read_json(settings).get("weights") == UNIFORM
 
 
 def is_masked(settings: str) -> bool:

@@ -147,3 +147,16 @@ def test_a_range_is_cut_to_what_the_rows_can_have() -> None:
         assert list(found.results) == [1, 2, 3, 4, 5]
     with pytest.raises(emfed.DataError, match="5 rows"):
         emfed.FederatedGaussianMixture("6:8").fit(ROWS[:5])
+
+
+@pytest.mark.parametrize("shape", [np.asarray, pd.DataFrame, pl.DataFrame])
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("column", [0, 1])
+def test_infinity_is_refused_by_row_and_column(shape: Any, missing: bool, column: int) -> None:
+    """As NaN is; with ``missing`` the words say what to put there instead."""
+    rows = ROWS.copy()
+    rows[7, column] = -np.inf
+    table = shape(rows) if shape is np.asarray else shape(dict(zip(NAMES, rows.T, strict=True)))
+    name = column if shape is np.asarray else repr(NAMES[column])
+    with pytest.raises(emfed.DataError, match=rf"infinity \(the first in row 7, column {name}\)"):
+        estimator(missing=missing).fit(table, groups=SITES)

@@ -15,7 +15,14 @@ import pytest
 from emfed.data.tables import WorkerTables
 from emfed.fitting.starts import sketch
 from emfed.fitting.starts.start_search import _own_sketch
-from emfed.models import Categorical, gaussian_mixture, k_means, mixed_mixture
+from emfed.models import (
+    Categorical,
+    factor_analysis,
+    gaussian_mixture,
+    k_means,
+    mixed_mixture,
+    ppca,
+)
 from emfed.models.devices import Ragged, twin
 from tests.models.devices.passes import CASES, Case, off, plain
 
@@ -229,6 +236,7 @@ def test_mixed_columns_are_a_pass_over_written_features(
         monkeypatch.setattr("emfed.models.mixture.sweep", twin.sweep)
     if parts > 1:
         monkeypatch.setattr("emfed.models.devices._table_bytes", lambda x: 0)
+        monkeypatch.setattr("emfed.models.devices.TABLE_BYTES", 0)
         monkeypatch.setattr("emfed.models.devices.FEWEST_TABLE_ROWS", 100)
     counts = np.array([60, 180])
     rows = Ragged(table, np.cumsum(counts) - counts, counts, weights)
@@ -253,3 +261,186 @@ def test_rows_of_mixed_columns_are_scored_and_shared_out_on_the_device() -> None
     for method in ("score_samples", "responsibilities"):
         got, want = (getattr(model, method)(rows, params) for rows in (there, table))
         np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-13)
+
+
+MODELS: dict[str, Any] = {
+    "tied": lambda k, d: gaussian_mixture(k, "tied"),
+    "diag": lambda k, d: gaussian_mixture(k, "diag"),
+    "spherical": lambda k, d: gaussian_mixture(k, "spherical"),
+    "full": lambda k, d: gaussian_mixture(k, "full"),
+    "known": lambda k, d: gaussian_mixture(k, "known", known_covariance=2 * np.eye(d)),
+    "k-means": lambda k, d: k_means(k),
+    "ppca": lambda k, d: ppca(min(k, d)),
+    "factors": lambda k, d: factor_analysis(min(k, d)),
+    "mixed": lambda k, d: mixed_mixture(k, ["gaussian"] * d, missing=False),
+}
+
+
+@kernels
+@pytest.mark.parametrize("shape", [(1, 3, 2), (35, 1, 1), (33, 13, 3)], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_has_the_same_statistics_on_a_device(name: str, shape: Any) -> None:
+    """One row, an odd number of rows, one column, one component; far from 0, with weights."""
+    import torch
+
+    n, d, k = shape
+    g = np.random.default_rng(4)
+    table = g.normal(size=(40, d)) * np.linspace(1, 4, d) + 1e4
+    table[:, -1] += table[:, 0]
+    model: Any = MODELS[name](k, d)
+    model = model.bind(model.summary(table[None]), np.array([40]), np.ones(1))
+    params, rows, weights = model.start(0), table[:n], g.random(n) + 0.1
+    for own in (None, weights):
+        want = model.evaluate(rows, params, own)
+        got = model.evaluate(torch.as_tensor(rows, device=WHERE), params, own)
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12 * max(1, np.abs(b).max()))
+
+
+class Smaller:
+    """A kernel on a card with room for blocks of so many rows."""
+
+    def __init__(self, kernel: Any, most: int) -> None:
+        self.kernel, self.most, self.tried = kernel, most, []
+
+    def __getitem__(self, grid: Any) -> Any:
+        def run(*arguments: Any, **options: Any) -> None:
+            from triton.runtime.errors import OutOfResources
+
+            self.tried.append(options["BLOCK"])
+            if options["BLOCK"] > self.most:
+                raise OutOfResources(300_000, 100_000, "shared memory")
+            self.kernel[grid](*arguments, **options)
+
+        return run
+
+
+@kernels
+@pytest.mark.parametrize(
+    ("name", "case"), [("fused", "rows"), ("shares", "products"), ("scatter", "matrices")]
+)
+def test_a_card_with_less_shared_memory_gets_smaller_blocks(
+    name: str, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from emfed.core.errors import SettingsError
+    from emfed.models.devices import kernels as found
+    from emfed.models.devices import sweep, sweeping
+
+    rows, given = next(c for c in CASES if c.name == case).make("fast")
+    there, small = placed(rows), Smaller(getattr(found, name), 16)
+    monkeypatch.setattr(sweeping, "_FOUND", {})
+    monkeypatch.setattr(found, name, small)
+    assert off(sweep(there, given, values=True), plain(rows, given), False) < BOUND["fast"]
+    assert small.tried[0] > 16
+    assert small.tried[-1] == 16
+    before = len(small.tried)
+    sweep(there, given, values=True)
+    assert set(small.tried[before:]) == {16}  # what did not fit is not tried again
+    small.most = 8
+    with pytest.raises(SettingsError, match="do not fit this card .*leave device out"):
+        sweep(there, given)
+
+
+def test_rows_far_apart_are_parts_that_span_little() -> None:
+    """What kernels write for each row has room for all between the first and the last."""
+    counts = np.array([5, 3, 40, 2])
+    starts = np.array([0, 900, 500, 903])
+    rows = Ragged(np.zeros((1000, 1)), starts, counts)
+    seen = np.zeros(1000, dtype=int)
+    for part in rows.parts(32):
+        low, end = part.span()
+        assert end - low <= 32
+        for start, count in zip(part.starts, part.counts, strict=True):
+            seen[start : start + count] += 1
+    assert seen.sum() == counts.sum()
+    assert seen.max() == 1
+    assert list(rows.parts(905)) == [rows]
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module with what is asked of cupy here: arrays that hand out their memory."""
+    import sys
+    from types import ModuleType
+
+    import torch
+
+    class Array:
+        ndim = 2
+
+        def __init__(self, rows: Any) -> None:
+            self.rows = torch.as_tensor(rows)
+            self.shape, self.dtype = tuple(self.rows.shape), self.rows.dtype
+
+        def __dlpack__(self, **options: Any) -> Any:
+            return self.rows.__dlpack__(**options)
+
+        def __dlpack_device__(self) -> Any:
+            return self.rows.__dlpack_device__()
+
+    module: Any = ModuleType("cupy")
+    module.ndarray, module.asarray = Array, Array
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    return module
+
+
+@kernels
+def test_arrays_of_cupy_are_tensors_in_the_same_memory(cupy: Any) -> None:
+    import emfed
+    from emfed.fitting.estimators import FederatedGaussianMixture
+
+    g = np.random.default_rng(3)
+    table = 6 * g.integers(0, 2, size=(60, 1)) + g.normal(size=(60, 2))
+    given = cupy.asarray(table)
+    found = emfed.data.as_workers(given).worker(0)
+    assert found.data_ptr() == given.rows.data_ptr()
+    weights = g.random(60) + 0.5
+    options: dict[str, Any] = {"rounds": 2, "seed": 0, "sample_weight": weights}
+    model = emfed.gaussian_mixture(2, "diag")
+    here, there = (emfed.fit(model, x, **options) for x in (table, given))
+    np.testing.assert_allclose(there.statistics, here.statistics, rtol=1e-10)
+    mixture = FederatedGaussianMixture(2, covariance_type="diag", random_state=0)
+    np.testing.assert_array_equal(mixture.fit(given).labels_, mixture.fit(table).labels_)
+
+
+@kernels
+@pytest.mark.parametrize("kind", ["parquet", "lazy", "source"])
+def test_files_stream_to_a_device_and_end_where_rows_here_end(
+    kind: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pl = pytest.importorskip("polars")
+    import torch
+
+    from emfed.data import LazyRows, ParquetRows
+    from emfed.data.placing import Streamed
+    from emfed.data.sources import Source
+    from emfed.models.devices.placing import place_blocks
+
+    monkeypatch.setattr("emfed.models.devices.placing.STREAM_BYTES", 2000)
+    table = 3 * np.random.default_rng(8).normal(size=(300, 4)) + 9
+    path = tmp_path / "rows.parquet"
+    pl.DataFrame(table, schema=list("abcd")).write_parquet(path, row_group_size=70)
+
+    class Own(Source):
+        shape = table.shape
+
+        def read(self, start: int, stop: int) -> Any:
+            return table[start:stop]
+
+    sources = {
+        "parquet": ParquetRows(path),
+        "lazy": LazyRows(pl.scan_parquet(path)),
+        "source": Own(),
+    }
+    where = torch.device(WHERE or "cpu")
+    streamed = Streamed(sources[kind], where)
+    assert torch.equal(
+        place_blocks(streamed.blocks(), streamed.shape, where), torch.as_tensor(table, device=where)
+    )
+    model: Any = gaussian_mixture(3, "tied")
+    model = model.bind(model.summary(table[None]), np.array([300]), np.ones(1))
+    params, found = model.start(0), 0.0
+    for piece in WorkerTables([streamed], ["a"], None).pieces(np.arange(1)):
+        found += piece.share * model.expected_statistics(piece.rows, params, piece.padding)[0]
+    want = model.expected_statistics(table, params)
+    assert float(np.abs(found - want).max() / np.abs(want).max()) < 1e-12

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import emfed
 from emfed.core.wire import floats_size
 from emfed.data.workers import WorkerData
-from emfed.theory.experiments import Job
+from emfed.theory.experiments import Job, load_experiment
 from emfed.theory.experiments.comparison import ComparedData, MethodSettings, run_method, stand_in
 from emfed.theory.experiments.peers import FreeChart, Tables, averaged_fits, averaging, matched
 
@@ -99,3 +100,14 @@ def test_data_that_are_not_here_are_stood_in_for_and_said_so(
     assert here.title == "Atlantic storms by year"
     files = {Job("methods", "AutoEM", settings, 0).file for settings in (away, here)}
     assert len(files) == 2
+
+
+@pytest.mark.parametrize("run", load_experiment("methods", quick=True).runs)
+def test_every_method_runs_and_tells_its_cost(run: str) -> None:
+    """The whole experiment is a long test: two rounds show that each method still has a way in."""
+    settings = load_experiment("methods", quick=True).runs[run]
+    assert isinstance(settings, MethodSettings)
+    told = run_method(replace(settings, rounds=2), 0, lambda: None, lambda share: None)
+    assert np.isfinite(told["log_likelihood"]).all()
+    assert (np.diff(told["round"]) > 0).all()
+    assert (told["payload_up"] > 0).all()

@@ -20,6 +20,7 @@ from hashlib import blake2b
 import numpy as np
 
 from emfed.core.errors import OtherRelease, WireError
+from emfed.core.messages import RequestKind
 from emfed.core.protocols import BoolArray, FloatArray, IntArray
 from emfed.core.wire.payload import decode_floats, encode_numbers
 
@@ -273,19 +274,21 @@ class RequestBody:
 
     accepted: int
     """The last round of the worker that was accepted, -1 if none; steps lead from there."""
-    start: bool
+    kind: RequestKind
     statistics: FloatArray | None = None
     steps: tuple[bytes, ...] = ()
     """Payloads of the quantised steps that lead from the statistics of round ``accepted`` here."""
-    local: bool = False
-    """Whether the worker may go on by itself before it answers."""
+
+
+_KIND_BITS: dict[RequestKind, int] = {"round": 0, "start": 1, "local": 4, "fine": 5}
+_KINDS_OF_BITS = {bits: kind for kind, bits in _KIND_BITS.items()}
 
 
 def encode_request(round_: int, body: RequestBody) -> bytes:
     """The body of a server's message to one worker."""
     distance = round_ - body.accepted if body.accepted >= 0 else 0
     steps = body.statistics is None
-    front = encode_count(8 * distance + 4 * body.local + 2 * steps + body.start)
+    front = encode_count(8 * distance + 2 * steps + _KIND_BITS[body.kind])
     if body.statistics is not None:
         return front + (encode_numbers(body.statistics) if len(body.statistics) else b"")
     framed = [encode_count(len(step)) + step for step in body.steps[:-1]]
@@ -295,14 +298,14 @@ def encode_request(round_: int, body: RequestBody) -> bytes:
 def decode_request(body: bytes, round_: int, dimension: int) -> RequestBody:
     """The inverse of `encode_request`, of so many statistics."""
     front, position = decode_count(body)
-    distance, local, start = front >> 3, bool(front & 4), bool(front & 1)
+    distance, kind = front >> 3, _KINDS_OF_BITS[front & 5]
     if distance > round_:
         raise WireError(f"round {round_} cannot come {distance} rounds after another.")
     accepted = round_ - distance if distance else -1
     if not front & 2:
         rest = body[position:]
         statistics = decode_floats(rest, dimension) if rest else np.empty(0)
-        return RequestBody(accepted, start, statistics, local=local)
+        return RequestBody(accepted, kind, statistics)
     if not distance or distance > len(body):
         raise WireError(f"{distance} steps cannot be.")
     steps = []
@@ -312,7 +315,7 @@ def decode_request(body: bytes, round_: int, dimension: int) -> RequestBody:
         position += size
     if position > len(body):
         raise WireError("a request ends inside a step.")
-    return RequestBody(accepted, start, None, (*steps, body[position:]), local)
+    return RequestBody(accepted, kind, None, (*steps, body[position:]))
 
 
 def steps_size(sizes: Iterable[int]) -> int:

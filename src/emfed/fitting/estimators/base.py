@@ -21,8 +21,11 @@ from emfed.artifacts.result import Result
 from emfed.core.configuration import reworded
 from emfed.core.errors import EmfedError, EmfedWarning, SettingsError, check_count, check_range
 from emfed.core.protocols import WHOLE, Federation, FloatArray, IntArray, Model
-from emfed.data.reading import check_kind, is_frame, label
+from emfed.data.reading import is_frame, label
+from emfed.data.sources import Source
+from emfed.data.tables import Workers
 from emfed.data.weights import check_row_weights
+from emfed.data.workers import open_table
 from emfed.fitting.driver import NOBODY, Fitted, open_run, result_of, run_fit, shown
 from emfed.fitting.estimators.intake import (
     find_categories,
@@ -115,8 +118,11 @@ class FederatedEstimator(BaseEstimator):
         if not reset or given is None:
             return
         first = tables[0]
+        elsewhere = isinstance(first, Workers)
         width = first.shape[1] if len(getattr(first, "shape", ())) == 2 else 0
         names = list(first.columns) if is_frame(first) else list(range(width))
+        if elsewhere:
+            names = list(first.columns or range(self.n_features_in_))
         if isinstance(given, Mapping):
             if absent := [name for name in given if name not in names]:
                 raise SettingsError(
@@ -127,6 +133,11 @@ class FederatedEstimator(BaseEstimator):
             words = [name for name, family in zip(names, given, strict=False) if _is_word(family)]
         else:
             words = names if _is_word(given) else []
+        if words and elsewhere:
+            raise SettingsError(
+                f"families: the categories of {words[0]!r} would be found in all rows, and these "
+                "are read block by block: say Categorical(n), of a column with codes 0 to n - 1."
+            )
         self.categories_ = find_categories(tables, words)
 
     def _families(self) -> Any:
@@ -159,9 +170,10 @@ class FederatedEstimator(BaseEstimator):
 
         Parameters
         ----------
-        X : table, dict, list or Federation
+        X : table, path, Source, dict, list or Federation
             One table, whose rows belong to the workers that ``groups`` names; a dict or list of
-            tables, one for each worker; or a federation of sites elsewhere.
+            tables, one for each worker; or a federation of sites elsewhere. Large Parquet files and
+            lazy frames of polars are read block by block in every pass, never as a whole.
         y : None
             Ignored.
         groups : array or str, optional
@@ -358,6 +370,11 @@ class FederatedEstimator(BaseEstimator):
         """
         check_is_fitted(self, "result_")
         known = self.result_ if X is None else self.result_.with_errors(self._rows(X))
+        if known.uncertainty is None:
+            raise SettingsError(
+                "standard errors need one more pass over the rows of the fit: call summary(X) with "
+                "them. Where rows stay with their owners, emfed.fit(..., errors=True) asks for it."
+            )
         return known.summary(level)
 
     def report(self, path: str | Path, *, title: str | None = None) -> None:
@@ -606,8 +623,12 @@ class MixtureMethods:
         if isinstance(X, Federation):
             self.labels_ = None  # the rows are elsewhere
         elif is_tables(X):
-            tables = [check_kind(table, "X") for table in tables_of(X)]
-            self.labels_ = [self.predict(same_columns(t, tables[0], "X")) for t in tables]
+            tables = [open_table(table, "X") for table in tables_of(X)]
+            first = tables[0]
+            self.labels_ = [
+                self.predict(t if isinstance(t, Source) else same_columns(t, first, "X"))
+                for t in tables
+            ]
         else:
             self.labels_ = self.predict(X)
 

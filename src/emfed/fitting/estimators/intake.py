@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from sklearn.utils.validation import check_array, validate_data
 
 from emfed.core.errors import DataError
 from emfed.core.protocols import FloatArray
-from emfed.data.placing import to_device
+from emfed.data.placing import Streamed, to_device
 from emfed.data.reading import (
     ENCODE,
     Categories,
@@ -24,8 +25,9 @@ from emfed.data.reading import (
     is_numeric,
     levels,
 )
+from emfed.data.sources import ParquetRows, Source, chunks
 from emfed.data.tables import Workers
-from emfed.data.workers import WorkerData, as_workers
+from emfed.data.workers import WorkerData, as_workers, open_table, with_columns
 from emfed.models.devices import is_here
 from emfed.models.devices.placing import check_device, fits, place, stream
 from emfed.models.mixture import to_numpy
@@ -42,12 +44,13 @@ def is_tables(X: Any) -> bool:
     return (
         isinstance(X, (list, tuple))
         and len(X) > 0
-        and all(len(getattr(table, "shape", ())) == 2 or _is_lazy(table) for table in X)
+        and all(len(getattr(table, "shape", ())) == 2 or _is_elsewhere(table) for table in X)
     )
 
 
-def _is_lazy(table: Any) -> bool:
-    return type(table).__name__ == "LazyFrame"
+def _is_elsewhere(table: Any) -> bool:
+    """Whether a table is a file, a source or a query: something that is opened first."""
+    return isinstance(table, (str, Path, Source)) or type(table).__name__ == "LazyFrame"
 
 
 def tables_of(X: Any) -> list[Any]:
@@ -58,24 +61,53 @@ def tables_of(X: Any) -> list[Any]:
 
 
 def _at_hand(X: Any) -> Any:
-    """X with lazy frames collected; groupings and dicts of columns are refused."""
+    """X with files opened and small queries collected; groupings and dicts of columns are refused.
+
+    If one worker's table is left where it is, a `Source`, those of the others are as well.
+    """
     if not is_tables(X):
-        return check_kind(X, "X")
+        return open_table(X, "X")
     if not isinstance(X, Mapping):
-        return [check_kind(table, f"worker '{k}'") for k, table in enumerate(X)]
-    if X and all(np.ndim(table) == 1 and not is_frame(table) for table in X.values()):
+        return [open_table(table, f"worker '{k}'") for k, table in enumerate(X)]
+    if X and all(not _is_elsewhere(t) and np.ndim(t) == 1 and not is_frame(t) for t in X.values()):
         raise DataError("a dict is one table per worker, and this one holds columns: give a frame.")
-    return {name: check_kind(table, f"worker {str(name)!r}") for name, table in X.items()}
+    return {name: open_table(table, f"worker {str(name)!r}") for name, table in X.items()}
 
 
 def read_one_table(estimator: Any, X: Any, *, missing: bool) -> Any:
-    """Rows to answer for: one table, not one for each worker."""
+    """Rows to answer for, in memory or a `Source`: one table, not one for each worker."""
     if is_tables(X):
         raise DataError(
             f"expected one table of rows; got a {type(X).__name__} of tables: ask for each of them "
             "by itself."
         )
-    return read_rows(estimator, check_kind(X, "X"), reset=False, missing=missing)
+    known = getattr(estimator, "feature_names_in_", None)
+    if isinstance(X, (str, Path)):  # other columns, such as the workers' names, are left out
+        return ParquetRows(X, None if known is None else [str(name) for name in known])
+    table = _at_hand(X)
+    if isinstance(table, Source):
+        return _known(estimator, table, reset=False)
+    return read_rows(estimator, table, reset=False, missing=missing)
+
+
+def _known(estimator: Any, rows: Any, *, reset: bool) -> Any:
+    """A source, or workers, whose columns scikit-learn's attributes tell, or are told."""
+    names = rows.columns
+    width = (rows.worker(0) if isinstance(rows, Workers) else rows).shape[1]
+    known = getattr(estimator, "feature_names_in_", None)
+    if not reset:
+        if names is not None and known is not None and list(names) != list(known):
+            pick = with_columns if isinstance(rows, Workers) else type(rows).with_columns
+            return pick(rows, tuple(str(name) for name in known))
+        if width != (wanted := estimator.n_features_in_):
+            raise DataError(f"X: expected {wanted} columns, as in the fit; got {width}.")
+        return rows
+    estimator.n_features_in_ = width
+    if names is not None:
+        estimator.feature_names_in_ = np.array(names, dtype=object)
+    elif known is not None:
+        del estimator.feature_names_in_
+    return rows
 
 
 def read_rows(estimator: Any, X: Any, *, reset: bool, missing: bool, where: str = "X") -> Any:
@@ -122,14 +154,19 @@ def _advice(estimator: Any, X: Any) -> str:
 def _better(estimator: Any, X: Any, told: str, where: str) -> str | None:
     """scikit-learn's complaint in better words, where it names neither column nor remedy."""
     at = "" if where == "X" else f"{where}: "
+    able = "missing" in estimator.get_params()
+    if "contains infinity" in told:
+        remedy = "drop such rows or columns"
+        if able:
+            remedy += ", or put NaN there and say missing=True if the value is not known"
+        return f"{at}Input X contains infinity{_first(X, np.isinf)}: {remedy}."
     if "contains NaN" in told:
-        able = "missing" in estimator.get_params()
         remedy = (
             "say missing=True if they are missing at random"
             if able
             else "fill them in first, by FederatedImputer for one"
         )
-        return f"{at}{told.split('.')[0].splitlines()[0]}{_hole(X)}: {remedy}."
+        return f"{at}{told.split('.')[0].splitlines()[0]}{_first(X, np.isnan)}: {remedy}."
     if "could not convert string" in told and np.ndim(X) == 2:
         for column, values in enumerate(np.asarray(X, dtype=object).T):
             for value in values:
@@ -149,14 +186,14 @@ def _reads(text: str) -> bool:
     return True
 
 
-def _hole(X: Any) -> str:
-    """Where the first NaN is."""
+def _first(X: Any, wrong: Callable[[Any], Any]) -> str:
+    """Where the first value is that is ``wrong``."""
     names = list(getattr(X, "columns", range(np.shape(X)[1] if np.ndim(X) == 2 else 0)))
     for name in names:
         values = column_values(X[name], "") if is_frame(X) else np.asarray(X)[:, name]
-        holes = np.flatnonzero(np.isnan(np.asarray(values, dtype=np.float64)))
-        if len(holes):
-            return f" (the first in row {holes[0]}, column {name!r})"
+        found = np.flatnonzero(wrong(np.asarray(values, dtype=np.float64)))
+        if len(found):
+            return f" (the first in row {found[0]}, column {name!r})"
     return ""
 
 
@@ -220,9 +257,13 @@ def read_workers(
     missing: bool,
 ) -> Workers:
     """The rows of each worker: X is one table, with ``groups`` or alone, or one for each."""
-    X = _at_hand(X)
+    if (device := getattr(estimator, "device", None)) is not None:
+        check_device(device)  # before anything is read
+    X = _at_hand(X) if groups is None else _grouped(X)
     if reset:
         estimator.groups_column_ = None
+    if any(isinstance(table, (Source, Path)) for table in tables_of(X)):
+        return _read_sources(estimator, X, groups, sample_weight, reset=reset, missing=missing)
     if is_tables(X):
         if groups is not None:
             raise DataError("groups go with one table; a dict or list says whose rows are whose.")
@@ -238,6 +279,30 @@ def read_workers(
         rows = read_rows(estimator, X, reset=reset, missing=missing)
     workers = _placed(estimator, as_workers(rows, groups, sample_weight))
     return _named(estimator, workers, missing=reset and missing)
+
+
+def _grouped(X: Any) -> Any:
+    """One table with a column of workers: the path of a file, or a table that is at hand."""
+    if isinstance(X, (str, Path)):
+        return Path(X)
+    return _at_hand(X) if is_tables(X) or isinstance(X, Source) else check_kind(X, "X")
+
+
+def _read_sources(
+    estimator: Any,
+    X: Any,
+    groups: Any | None,
+    sample_weight: Any | None,
+    *,
+    reset: bool,
+    missing: bool,
+) -> Workers:
+    """Tables of numbers that are read in each pass; what is small is read once."""
+    workers = _known(estimator, as_workers(X, groups, sample_weight), reset=reset)
+    if reset:
+        estimator.groups_column_ = groups
+        estimator._read_families([workers], reset)
+    return _named(estimator, _placed(estimator, workers), missing=reset and missing)
 
 
 def _read_tables(estimator: Any, X: Any, reset: bool, missing: bool) -> dict[Any, Any]:
@@ -302,10 +367,17 @@ def _placed(estimator: Any, workers: Workers) -> Workers:
 
 
 def on_device(estimator: Any, rows: Any, *, by_row: bool) -> Iterator[Any]:
-    """Rows to answer for on the estimator's device: whole, or in parts where they do not fit."""
+    """Rows to answer for on the estimator's device: whole, or in parts where they do not fit.
+
+    A source stays one, and its blocks come from the device.
+    """
     device = getattr(estimator, "device", None)
     where = None if device is None or is_here(rows) else check_device(device)
-    if where is None or where.type == "cpu" or len(rows) == 0:
+    if where is None or where.type == "cpu":
+        yield rows
+    elif isinstance(rows, Source):
+        yield Streamed(rows, where)
+    elif len(rows) == 0:
         yield rows
     elif fits(4 * rows.nbytes, where):
         yield place(rows, where)
@@ -335,7 +407,10 @@ def _named(estimator: Any, workers: Workers, *, missing: bool) -> Workers:
     if missing:
         seen = np.zeros(estimator.n_features_in_, dtype=np.bool_)
         for worker in range(workers.size):
-            seen |= ~np.isnan(to_numpy(workers.worker(worker))).all(axis=0)
+            for _, rows in chunks(workers.worker(worker)):
+                seen |= ~np.isnan(to_numpy(rows)).all(axis=0)
+                if seen.all():
+                    break
             if seen.all():
                 break
         else:

@@ -28,6 +28,7 @@ __all__ = [
     "Second",
     "Sums",
     "answers",
+    "as_tensor",
     "beside",
     "copies",
     "labels",
@@ -43,11 +44,28 @@ MOST_COMPONENTS = 512
 def is_here(data: Any) -> bool:
     """Whether an array is on a GPU, or in Triton's interpreter, and kernels can be compiled."""
     if is_cupy_array(data):
-        return find_spec("triton") is not None
+        return _compiles()
     if not is_torch_array(data):
         return False
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    return bool(data.is_cuda or interpreted) and find_spec("triton") is not None
+    return bool(data.is_cuda or interpreted) and _compiles()
+
+
+def _compiles() -> bool:
+    """Whether kernels have what they need; cupy comes without."""
+    return find_spec("torch") is not None and find_spec("triton") is not None
+
+
+def as_tensor(data: Any) -> Any:
+    """An array of cupy as a tensor in the same memory, where kernels take it; others as they are.
+
+    Without torch and triton cupy's own operations make the passes, block by block.
+    """
+    if not (is_cupy_array(data) and _compiles()):
+        return data
+    import torch
+
+    return torch.from_dlpack(data)
 
 
 def ragged(data: Any, weights: Any | None = None) -> Ragged | None:
@@ -58,8 +76,7 @@ def ragged(data: Any, weights: Any | None = None) -> Ragged | None:
         return None
     import torch
 
-    if is_cupy_array(data):
-        data = torch.from_dlpack(data)
+    data = as_tensor(data)
     if data.dtype not in (torch.float32, torch.float64):
         data = data.to(torch.float64)
     flat = data.reshape(-1, data.shape[-1]).contiguous()
@@ -116,10 +133,17 @@ def written(
     """Tables of features in place of the rows, part by part: for features that are no products.
 
     ``features(xp, rows)`` gives ``(width, m)`` of m rows. A table that fits the device's memory is
-    kept under ``key`` beside the rows; a larger one is made anew, in parts, in each pass.
+    kept under ``key`` beside the rows; a larger one is made anew in each pass, in parts that are
+    always the same.
     """
     x = rows.rows
-    for part in rows.parts(max(FEWEST_TABLE_ROWS, _table_bytes(x) // (8 * width))):
+    if ("parts", key) not in rows.memo:  # once: free memory changes, and sums must not
+        low, end = rows.span()
+        whole = 8 * width * (end - low) <= _table_bytes(x)
+        rows.memo["parts", key] = (
+            end - low if whole else max(FEWEST_TABLE_ROWS, TABLE_BYTES // (8 * width))
+        )
+    for part in rows.parts(rows.memo["parts", key]):
         table = part.memo.get(key)
         if table is None:
             xp, (low, end) = array_namespace(x), part.span()
@@ -159,6 +183,8 @@ def block_elements(data: Any, usual: int) -> int:
     return GPU_BLOCK_ELEMENTS if gpu or is_cupy_array(data) else usual
 
 
+TABLE_BYTES = 1 << 30
+"""A part of a table of features that does not fit the card as a whole."""
 FEWEST_TABLE_ROWS = 1 << 16
 """Rows of a table of features at least: fewer would leave a card idle."""
 GPU_BLOCK_ELEMENTS = 1 << 26

@@ -279,10 +279,11 @@ def fused(
     whole = 0
     if AHEAD:
         whole = count // BLOCK * BLOCK
-        ahead1 = tl.load(x + at1, mask=some1 & (whole > 0), other=0.0)
+        any_whole = (lines < whole)[:, None]  # as a column: the interpreter of Triton 3.9 takes no
+        ahead1 = tl.load(x + at1, mask=some1 & any_whole, other=0.0)  # scalar in a mask
         ahead3 = ahead1
         if TILES > 2:
-            ahead3 = tl.load(x + at3, mask=some3 & (whole > 0), other=0.0)
+            ahead3 = tl.load(x + at3, mask=some3 & any_whole, other=0.0)
         for begin in range(0, whole, BLOCK):
             rows = (ahead1, ahead3)
             following = tl.minimum(begin + BLOCK, whole - BLOCK) * D

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any
@@ -72,6 +72,20 @@ def place(rows: Any, device: Any = None) -> Any:
     return (tensor if device is None else tensor.to(device)).contiguous()
 
 
+def place_blocks(blocks: Iterator[Any], shape: tuple[int, int], device: Any) -> Any:
+    """Blocks of rows on the device as one tensor there: the host never holds all of them."""
+    import torch
+
+    out: Any = None
+    done = 0
+    for block in blocks:
+        if out is None:
+            out = torch.empty(shape, dtype=block.dtype, device=device)
+        out[done : done + len(block)] = block
+        done += len(block)
+    return out
+
+
 def expect(table: Any, start: int, stop: int) -> None:
     """Tell the system that rows of a memory-mapped array are wanted soon: disks like to know."""
     mapped, stop = getattr(table, "_mmap", None), min(stop, len(table))
@@ -81,6 +95,18 @@ def expect(table: Any, start: int, stop: int) -> None:
     first = table[start:stop].ctypes.data - base
     low = first - first % mmap.PAGESIZE
     mapped.madvise(mmap.MADV_WILLNEED, low, first + table[start:stop].nbytes - low)
+
+
+def read_ahead(read: Callable[[int, int], Any], cuts: Sequence[tuple[int, int]]) -> Iterator[Any]:
+    """Blocks in order, the next one read by a thread while this one is used."""
+    with ThreadPoolExecutor(1) as pool:
+        following = None
+        for cut in cuts:
+            block, following = following, pool.submit(read, *cut)
+            if block is not None:
+                yield block.result()
+        if following is not None:
+            yield following.result()
 
 
 def stream(
@@ -100,14 +126,16 @@ def stream(
     import torch
 
     if device.type != "cuda":
-        for start, stop in _cuts(rows, width * size):
-            yield torch.as_tensor(read(start, stop))
+        for block in read_ahead(read, _cuts(rows, width * size)):
+            yield torch.as_tensor(block)
         return
     step = max(b - a for a, b in _cuts(rows, width * size))
     kind = torch.float32 if size == 4 else torch.float64
     pinned: list[Any] = [None, None]  # made when the first rows come that are not pinned
     there = [torch.empty((step, width), dtype=kind, device=device) for _ in range(3)]
     side = torch.cuda.Stream(device)
+    # The memory of `there` may have been another tensor's, which kernels under way still read.
+    side.wait_stream(torch.cuda.current_stream(device))
     ready: queue.Queue[Any] = queue.Queue()
     free: queue.Queue[Any] = queue.Queue()
     for number in range(3):
@@ -161,6 +189,7 @@ def stream(
         free.put((0, None))
         thread.join()
         pool.shutdown()
+        side.synchronize()  # who stops early frees blocks that copies would still write to
 
 
 def copy_rows(pool: ThreadPoolExecutor, out: Any, rows: Any) -> None:

@@ -53,13 +53,18 @@ class Ragged:
         return self.memo["totals"]
 
     def parts(self, most: int) -> Iterator[Ragged]:
-        """The rows in parts of at most so many, in order; these rows themselves if that is all."""
+        """The rows in parts that span at most so many of the tensor's, in its order.
+
+        These rows themselves if that is all. Workers may be few and far apart: what kernels write
+        for each row has room for all rows between the first and the last.
+        """
         starts, counts = self.starts, self.counts
-        if int(counts.sum()) <= most:
+        low, end = self.span() if counts.any() else (0, 0)
+        if end - low <= most:
             yield self
             return
         while counts.any():
-            take = np.clip(most - (np.cumsum(counts) - counts), 0, counts)
+            take = np.clip(starts[counts > 0].min() + most - starts, 0, counts)
             yield replace(self, starts=starts, counts=take, memo={})
             starts, counts = starts + take, counts - take
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
+from triton.runtime.errors import OutOfResources
 
+from emfed.core.errors import SettingsError
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.models.devices import kernels
 from emfed.models.devices.halves import UPWARD, halves
@@ -25,7 +28,9 @@ FUSED_CELLS = 8192
 LOG2E = 1.4426950408889634
 ANSWER_BYTES = 1 << 30
 """Responsibilities written down at once by the kernels that write them."""
-
+PARTIAL_BYTES = 1 << 28
+"""Partial sums that programs write at most: of 257 columns, full, K=10 a range of rows has 4 MB. A
+range has then so many tiles that 16,384 programs are left or more, and 132 processors are busy."""
 
 BEYOND = "beyond half precision"
 """What is remembered of rows whose fast pass gave no finite sums: theirs are made in doubles."""
@@ -44,6 +49,53 @@ class Launch:
     programs: int
     stages: int = 1
     tile: int = 32
+
+    def smaller(self) -> Launch | None:
+        """What takes less shared memory: no loads ahead, then half the rows, which are 16 or more.
+
+        A tensor core takes no fewer.
+        """
+        if self.stages > 1:
+            return dataclasses.replace(self, stages=1)
+        return dataclasses.replace(self, block=self.block // 2) if self.block > 16 else None
+
+
+_FOUND: dict[Any, tuple[Launch, ...]] = {}
+"""Settings that fit a card whose shared memory is smaller than that of the one they were tuned on,
+by the card, the kind of pass and the settings that did not fit."""
+
+
+def _fitting(
+    rows: Ragged, given: Pass, values: bool, run: Callable[..., Any], *launches: Launch
+) -> Any:
+    """Run kernels with these settings, or with the largest that fit the card.
+
+    The settings decide the order of sums, so one card always gives the same bits.
+    """
+    x, f = rows.rows, given.features
+    shape = (len(f.origin), f.second, given.components, given.hard, rows.weights is None)
+    key = (x.device, x.dtype, rows.fast, values, *shape, launches)
+    now = _FOUND.get(key, launches)
+    while True:
+        try:
+            found = run(*now)
+        except OutOfResources as error:
+            less = tuple(launch.smaller() or launch for launch in now)
+            if less == now:
+                raise SettingsError(
+                    f"the kernels do not fit this card ({error}): leave device out, or take fewer "
+                    "columns or components."
+                ) from None
+            now = less
+            continue
+        if now != launches:
+            _FOUND[key] = now
+        return found
+
+
+def _on(x: Any) -> Any:
+    """Within, kernels are started on the card that has the rows: Triton takes the current one."""
+    return torch.cuda.device(x.device) if x.device.type == "cuda" else contextlib.nullcontext()
 
 
 def fused_launch(fast: bool, cells: int, kp: int) -> Launch:
@@ -150,18 +202,18 @@ def _slopes(given: Pass, fp: int, kp: int) -> FloatArray:
     return out
 
 
-def _reduced(partial: Any, ends: Any, out: Any, order: Any = None, factors: Any = None) -> Any:
+def _reduced(sums: Any, ends: Any, out: Any, order: Any = None, factors: Any = None) -> Any:
     """Sums over each worker's programs: of all numbers, or of some, times factors."""
-    (programs, stride), (workers, width) = partial.shape, out.shape
+    (programs, stride), (workers, width) = sums.shape, out.shape
     chunk = min(512, max(16, _padded(programs // workers)))
     tile = 2048 // chunk
     picked = order is not None
     kernels.gather[(workers * -(-width // tile),)](
-        partial,
+        sums,
         ends,
         out,
         order if picked else ends,
-        factors if picked else partial,
+        factors if picked else sums,
         stride,
         width,
         PICKED=picked,
@@ -186,11 +238,15 @@ def sweep(rows: Ragged, given: Pass, values: bool = False, launch: Any = None) -
     f = given.features
     kp = _padded(given.components)
     cells = kp * _padded(len(f.origin)) * (1 + (f.second == "squares"))
-    if f.second != "products" and cells <= FUSED_CELLS:
-        found = _fused(rows, given, values, launch or fused_launch(rows.fast, cells, kp))
-    else:
-        kind = _MatrixPhases if _wide(given) else _Phases
-        found = _in_two(kind, rows, given, values, *(launch or kind.launches(rows, given)))
+    with _on(rows.rows):
+        if f.second != "products" and cells <= FUSED_CELLS:
+            at: tuple[Any, ...] = (launch or fused_launch(rows.fast, cells, kp),)
+            run: Any = partial(_fused, rows, given, values)
+        else:
+            kind = _MatrixPhases if _wide(given) else _Phases
+            at = launch or kind.launches(rows, given)
+            run = partial(_in_two, kind, rows, given, values)
+        found = _fitting(rows, given, values, run, *at)
     if rows.fast and not np.isfinite(sum(float(part.sum()) for part in found)):
         rows.memo[BEYOND] = True
         return sweep(rows, given, values)
@@ -515,7 +571,8 @@ class _Phases:
     def moments(self, rows: Ragged, answers: Any, at: Launch, weight: float) -> Any:
         """Sums of responsibility times features and 1, ``(workers, K, at least F + 1)``."""
         x, kt = rows.rows, min(self.kp, 64)
-        table, ends = rows.programs(at.programs * _processors(x), at.block)
+        most = min(at.programs * _processors(x), PARTIAL_BYTES // (8 * self.kp * self.fp))
+        table, ends = rows.programs(max(1, most), at.block)
         sums = torch.empty((len(table), self.kp * self.fp), dtype=torch.float64, device=x.device)
         tiles = (self.fp // at.tile) * (self.kp // kt)
         kernels.moments[(len(table) * tiles,)](
@@ -662,10 +719,12 @@ def _in_two(
 def answers(rows: Ragged, given: Pass) -> Iterator[tuple[Any, Any]]:
     """Responsibilities ``(rows, K)`` and log sums ``(rows,)``, part by part, where the rows are."""
     kind = _MatrixPhases if _wide(given) else _Phases
-    at, _ = kind.launches(rows, given)
-    phases = kind(rows, given, at.tile)
+    first, _ = kind.launches(rows, given)
+    phases = kind(rows, given, first.tile)
     for part in phases.parts(rows):
-        shares, densities, _ = phases.shares(part, False, True, at)
+        with _on(rows.rows):
+            ask = partial(phases.shares, part, False, True)
+            shares, densities, _ = _fitting(rows, given, False, ask, first)
         yield shares[:, : given.components], densities
 
 

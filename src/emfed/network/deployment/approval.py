@@ -1,9 +1,10 @@
 """The owner's word about each fit, where the owner's rules ask for it.
 
 A fit is what a hello names: the model with all its settings, the columns, whether answers are
-masked, and the epsilon and delta of a private one. The first hello of a fit puts the question into
-the site's folder; until the owner has answered, the server hears "not now" and asks again later. An
-answer holds for every later run of the same fit, until the owner takes it back.
+masked, whether sites count alike, and the epsilon and delta of a private one. The first hello of a
+fit puts the question into the site's folder; until the owner has answered, the server hears "not
+now" and asks again later. An answer holds for every later run of the same fit, until the owner
+takes it back.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def describe_fit(content: Mapping[str, Any]) -> str:
     noise = "without noise, not private"
     if privacy is not None:
         noise = f"private: epsilon {privacy.epsilon:g}, delta {privacy.delta:g}"
-    return printable(f"{kind} ({settings}), of {which}; answers are {masked}; {noise}"[:2000])
+    alike = "" if content.get("weights") is None else "; sites count alike"
+    words = f"{kind} ({settings}), of {which}{alike}; answers are {masked}; {noise}"
+    return printable(words[:2000])
 
 
 def _read(folder: Path) -> dict[str, dict[str, Any]]:
@@ -82,6 +85,7 @@ def answer_fit(folder: Path, fit: str, answer: bool) -> str:
 def check_approved(folder: Path, content: Mapping[str, Any]) -> None:
     """Refuse a fit that the owner has not agreed to; the first time, put the question."""
     asked = {name: content.get(name) for name in ("model", "columns", "masks", "privacy")}
+    asked |= {"weights": content["weights"]} if "weights" in content else {}
     fit = hashlib.sha256(as_json(asked).encode()).hexdigest()[:12]
     with alone(folder / "approvals.lock", 5.0):
         found = _read(folder)

@@ -64,7 +64,8 @@ class PrivacySettings:
     where sites have keys and three or more are expected. Without masks, every site must have
     allowed it in its rules."""
     epsilon: float | None = None
-    """What the run may tell of any one row, at most; such a run always has masks."""
+    """What the run may tell of any one row, at most. With three sites or more such a run has masks
+    unless ``masks`` is false; without, each site adds all of the noise by itself."""
     delta: float = 1e-6
 
     def __post_init__(self) -> None:

@@ -143,6 +143,22 @@ def listen_for(config: Config, keys: Path | None) -> WebSocketTransport:
     return WebSocketTransport(config.server.host, config.server.port, keys)
 
 
+def _check_together(runs: Sequence[Config]) -> None:
+    """Raise `SettingsError` unless these runs can share one port."""
+    first = runs[0]
+    for run in runs:
+        for name in ("host", "port", "keys", "engine"):
+            if getattr(run.server, name) != getattr(first.server, name):
+                raise SettingsError(
+                    f"runs at once share one port: {name} in [server] differs between "
+                    f"{first.path.name} and {run.path.name}."
+                )
+    if first.server.engine != "websocket":
+        raise SettingsError('runs at once need engine = "websocket" in [server].')
+    if len({str(run.path) for run in runs}) < len(runs):
+        raise SettingsError("a file was named twice.")
+
+
 def serve_at_once(
     runs: Sequence[tuple[Config, StatusReport]], *, insecure: bool = False, json_logs: bool = False
 ) -> None:
@@ -154,17 +170,7 @@ def serve_at_once(
     raised when they have ended.
     """
     first, names = runs[0][0], {str(run.path) for run, _ in runs}
-    for run, _ in runs:
-        for name in ("host", "port", "keys", "engine"):
-            if getattr(run.server, name) != getattr(first.server, name):
-                raise SettingsError(
-                    f"runs at once share one port: {name} in [server] differs between "
-                    f"{first.path.name} and {run.path.name}."
-                )
-    if first.server.engine != "websocket":
-        raise SettingsError('runs at once need engine = "websocket" in [server].')
-    if len(names) < len(runs):
-        raise SettingsError("a file was named twice.")
+    _check_together([run for run, _ in runs])
     others = AtOnce(names)
     errors: list[EmfedError] = []
 

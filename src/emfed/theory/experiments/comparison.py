@@ -320,10 +320,10 @@ def _private(settings: FitSettings, network: StackedFederation) -> Iterator[Plac
     """Every answer of a private fit is an exchange, and a pass over all rows."""
     run, _ = private_run(settings, network, None, False)
     while True:
-        model, params, _ = run.bound()
+        model, statistics, _ = run.bound()
         asked = len(run.answers)
         up = sum(shape_size(private_shape(len(answer))) for answer in run.answers) * network.size
-        yield Place(asked, up, asked, model, model.from_user(params))
+        yield Place(asked, up, asked, model, model.maximize(statistics))
         if run.state.round > run.rounds:
             return
         run.step()

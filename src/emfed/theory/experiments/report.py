@@ -128,7 +128,11 @@ def _printed(experiment: Experiment) -> list[Table]:
 
 
 def _shown(value: Any) -> str:
-    return "by default" if value is None else str(value)
+    if value is None:
+        return "by default"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def number(value: float) -> str:

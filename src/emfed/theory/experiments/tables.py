@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -24,6 +24,7 @@ from emfed.imputation import (
     read_records,
     simulate_table,
 )
+from emfed.imputation.families import as_family
 from emfed.imputation.simulate import simulated_totals
 from emfed.imputation.sweeps import Solver
 
@@ -115,15 +116,17 @@ def load(settings: TableSettings, seed: int) -> FieldTable:
     groups, kind = settings.groups, settings.data
     common: dict[str, Any] = {"groups": groups, "family": settings.family, "seed": seed}
     if kind == "simulated":
-        return simulate_table(
+        counts = settings.family == "gaussian"  # of counts as they are, as the paper has them
+        table = simulate_table(
             settings.records,
             observers=settings.observers,
             sites=settings.sites,
             months=settings.months,
             groups=groups,
-            family=settings.family,
+            family="poisson" if counts else settings.family,
             seed=table_seed(settings, seed),
         )
+        return replace(table, family=as_family("gaussian")) if counts else table
     if kind == "ebird":
         assert settings.observations is not None
         return read_ebird(
@@ -203,7 +206,7 @@ def _run_table(
         columns[name] = np.full(len(result.records), value)
     seen = np.bincount(table.pooled.times, minlength=table.bins.count)
     found, unknown = result.trend(), np.full(table.bins.count, np.nan)
-    counted = settings.data == "simulated" and settings.family not in ("gaussian", "bernoulli")
+    counted = settings.data == "simulated" and settings.family != "bernoulli"
     trend: dict[str, Any] = {
         "time": np.arange(table.bins.count, dtype=np.float64) + table.bins.first,
         "estimate": found["estimate"],

@@ -103,17 +103,21 @@ def _size(traces: Traces) -> ClaimPart:
         for what in (rounds, work)
     )
     caption = (
-        f"Conditional expectations that a worker computes to |h|² = {TARGET:g} after the opening, "
-        'with one step for all m. "The complexity increases as √m" (Appendix E.2); '
-        "with full passes it increases as m."
+        f"Rounds, and conditional expectations that a worker computes, to |h|² = {TARGET:g} after "
+        'the opening, with one step for all m. "In the Stochastic Approximation steps of VR-FedEM, '
+        'the step sizes are independent of m" (section 1). "The complexity increases as √m" '
+        "(Appendix E.2); with full passes it increases as m."
     )
-    panel = Panel(
-        [spread(run, SIZES, values) for run, values in work.items()],
-        "rows m of a worker",
-        "conditional expectations",
-        log="xy",
-        ticks=list(SIZES),
-    )
+    panels = [
+        Panel(
+            [spread(run, SIZES, values) for run, values in what.items()],
+            "rows m of a worker",
+            name,
+            log="xy",
+            ticks=list(SIZES),
+        )
+        for name, what in (("rounds", rounds), ("conditional expectations", work))
+    ]
     return (
         {
             "VR-FedEM's rounds over those of full passes, most rows over fewest": slower[-1]
@@ -126,7 +130,7 @@ def _size(traces: Traces) -> ClaimPart:
             ),
         },
         "rows",
-        Figure(caption, [panel]),
+        Figure(caption, panels),
     )
 
 
@@ -206,8 +210,8 @@ def _memories(traces: Traces) -> ClaimPart:
     means = [np.cumsum(e) / np.arange(1, len(e) + 1) for e in errors]
     rounds = [t.at_h("round") for t in group]
     caption = (
-        '"The average squared distance between V_i and h_i (i.e., G) converges to 0 in the sense '
-        'of Cesaro" (below Proposition 26). Memories start at zero.'
+        '"The average squared distance between V_i and h_i(S) (i.e., G), converges to 0 in the '
+        'sense of Cesaro" (below Proposition 26). Memories start at zero.'
     )
     panel = Panel(
         [
@@ -245,7 +249,7 @@ def _naive_sum(traces: Traces) -> ClaimPart:
     runs = ["V + sum Q / np", "sum (V_i + Q) / np"]
     caption = (
         '"Though the later solution may appear more natural, it would actually not only require to '
-        "store all values V_{k,i} on the central server, but also impair convergence in the "
+        "store all values V_{k,i} ... on the central server, but also impair convergence in the "
         'heterogeneous setting" (Appendix A).'
     )
     return _stalls(traces, runs, "the naive sum over the paper's", "naive-sum", caption)
@@ -270,8 +274,8 @@ def _no_role(traces: Traces) -> ClaimPart:
     paths = np.array([[t.at_h("squared_h") for t in g] for g in groups])
     apart = np.abs(paths / paths[0] - 1).max(axis=(0, 2))
     caption = (
-        '"When there is no compression, the introduction of the random variables V_{k,i} play no '
-        'role whatever α > 0 and the choice of the V_{0,i}" (below Theorem 1).'
+        '"When there is no compression ..., we prove that the introduction of the random variables '
+        "V_{k,i}'s play no role whatever α > 0 and the choice of the V_{0,i}'s\" (below Theorem 1)."
     )
     curves = [
         band(f"alpha = {a}", [(t["round"], t["squared_h"]) for t in g])

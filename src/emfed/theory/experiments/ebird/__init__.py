@@ -14,6 +14,9 @@ from emfed.theory.experiments.smoothing import loess
 from emfed.theory.experiments.tables import TableSettings
 from emfed.theory.experiments.traces import Trace, Traces, each
 
+BATCHES = {"grid": "", "observations": ", own cells", "rescaled": ", own cells rescaled"}
+"""What is told of a run's batches."""
+
 
 def analyse(traces: Traces) -> Findings:
     """Errors of every run, and the trends of those that were fitted in earnest."""
@@ -41,8 +44,8 @@ def analyse(traces: Traces) -> Findings:
             )
         rows.append(_row(run, group, rmse, start, additive, sent))
     table = Table(
-        "Held-out error (RMSE of log(1 + count), 10% of observed cells), medians over seeds",
-        ("run", "mode", "rounds", "rank", "error", "at the start", "additive", "kB up"),
+        "Held-out error (RMSE in the family's scale, 10% of observed cells), medians over seeds",
+        ("run", "mode", "family", "rounds", "rank", "error", "at the start", "additive", "kB up"),
         rows,
     )
     return Findings(measures, figures, (table,))
@@ -70,12 +73,12 @@ def trend_figure(run: str, trace: Trace) -> Figure:
     ):
         values = trace.extra[name]
         series = [
-            Series("by month" if monthly else "by year", years, values, points=True, line=False),
             Series("LOESS", years, loess(years, values)),
+            Series("by month" if monthly else "by year", years, values, points=True, line=False),
         ]
         if name == "estimate" and np.isfinite(trace.extra["lower"]).all():
             low, high = (loess(years, trace.extra[side]) for side in ("lower", "upper"))
-            series[1] = replace(series[1], low=low, high=high)
+            series[0] = replace(series[0], low=low, high=high)
         if name == "estimate" and np.isfinite(trace.extra["truth"]).all():
             truth = loess(years, trace.extra["truth"])
             series.append(Series("simulated truth", years, truth, reference=True))
@@ -105,11 +108,12 @@ def _row(
     sent: FloatArray,
 ) -> list[str]:
     settings = _settings(group[0])
-    mode = settings.mode if settings.batch == "grid" else f"{settings.mode}, own cells"
+    mode = settings.mode + BATCHES[settings.batch]
     rounds, rank = each(group, _last("round")), each(group, _last("rank"))
     return [
         run,
         mode,
+        settings.family,
         f"{np.median(rounds):.0f}",
         f"{np.median(rank):.0f}",
         *(f"{np.median(values):.4f}" for values in (rmse, start, additive)),

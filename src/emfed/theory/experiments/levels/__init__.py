@@ -56,5 +56,8 @@ def analyse(traces: Traces) -> Findings:
             for r in runs
         ],
     )
-    caption = "|h|² against rounds and against bytes, for several numbers of quantisation levels."
+    caption = (
+        "|h|² against rounds and against bytes, for several numbers of quantisation levels, in the "
+        "frame of standardised components."
+    )
     return Findings(measures, {"levels": Figure(caption, panels, share_y=True)}, (table,))

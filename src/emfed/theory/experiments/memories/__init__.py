@@ -31,5 +31,11 @@ def analyse(traces: Traces) -> Findings:
     ]
     measures["by writer over at random, without memories"] = without[1] / without[0]
     measures["by label over by writer, without memories"] = without[2] / without[1]
-    caption = "|h|² with and without memories, for three ways to deal the rows to 836 writers."
+    workers = traces.all[0].settings.workers
+    caption = (
+        f"|h|² with and without memories, for three ways to deal the rows to {workers} workers, in "
+        'the frame of standardised components. "Without assumptions on the heterogeneity of '
+        "workers, ... a “naive” implementation of compressed distributed EM (i.e. an "
+        "implementation without the variables V_{k,i}'s) would not converge\" (below Corollary 2)."
+    )
     return Findings(measures, {"splits": Figure(caption, panels, share_y=True)})

@@ -44,7 +44,10 @@ def analyse(traces: Traces) -> Findings:
             share_y=True,
         )
         figures[f"weights-step-{step:g}"] = Figure(
-            f"The ten weights of the mixture with step {step:g}, all seeds.", weights, share_y=True
+            f"The ten weights of the mixture with step {step:g}, all seeds, from 1/10 at epoch 0; "
+            "S_0 and the first memories take a pass each.",
+            weights,
+            share_y=True,
         )
     return Findings(measures, figures)
 
@@ -57,13 +60,19 @@ def progress(trace: Trace) -> float:
 
 
 def weights_panel(title: str, group: Sequence[Trace]) -> Panel:
-    """Each weight against epochs, from the start on, a line for every seed."""
-    columns = (name for name in group[0].columns if name.startswith("weight_"))
+    """Each weight against epochs, from the start's on, a line for every seed."""
+    columns = sorted((n for n in group[0].columns if n.startswith("weight_")), key=_number)
     series = []
-    for k, name in enumerate(sorted(columns, key=lambda name: int(name[7:]))):
-        known = [np.isfinite(t[name]) for t in group]
-        curves = [
-            (t["epochs"][there], t[name][there]) for t, there in zip(group, known, strict=True)
-        ]
-        series.append(one_by_one(f"component {k + 1}", curves))
+    for name in columns:
+        curves = []
+        for trace in group:
+            there = np.isfinite(trace[name])
+            # The start has equal weights; the first record is T(S_0), after the opening's passes.
+            x = np.append(0.0, trace["epochs"][there])
+            curves.append((x, np.append(1 / len(columns), trace[name][there])))
+        series.append(one_by_one(f"component {_number(name) + 1}", curves))
     return Panel(series, "epochs (passes over all data)", "weight", title, log="")
+
+
+def _number(column: str) -> int:
+    return int(column.removeprefix("weight_"))

@@ -49,7 +49,9 @@ def _figure(
         for p in (ps[0], ps[-1])
     ]
     return Figure(
-        "The noise floor against participation.",
+        'The noise floor against participation. "Partial participation impacts both the limiting '
+        'variance (which increases by a factor proportional to 1/p) and the maximal learning rate" '
+        "(below Theorem 4).",
         [
             Panel(by_p, "probability p that a worker takes part", "$|h|^2$", log="xy", ticks=ps),
             Panel(by_round, "rounds", "$|h|^2$"),
