@@ -107,7 +107,7 @@ def test_openings_of_all_models(kind: str, tmp_path: Path) -> None:
     if kind == "observers":
         place, counts = np.indices((9, 4)).reshape(2, -1), np.arange(36) % 7
         row = np.column_stack([*place, np.arange(36) % 3, np.ones(36), counts])
-        tables = {name: row + [0, 0, 0, 0, k] for k, name in enumerate(TABLES)}
+        tables = {name: row + np.eye(5)[4] * k for k, name in enumerate(TABLES)}
     settings = SETTINGS | {"rounds": 3, "start": "moments"}
     here = emfed.fit(model, tables, "em", **settings)
     network = RemoteFederation(LocalTransport(masked_sites(tables, tmp_path)), attempts=1)
