@@ -68,7 +68,7 @@ class ObserverParameters(Parameters):
     cohorts : array of shape (cohorts,)
         The logarithm of the skill that observers of one time have in common.
     shape : array of shape (1,)
-        k: the variance of skill among observers of one cohort is 1 / k.
+        One over the variance of skill among observers of one cohort (k).
 
     Examples
     --------
@@ -239,7 +239,7 @@ class ObserverEffects(Model):
         Returns
         -------
         array
-            E[g_o] exp(c_q): 1 is the average observer.
+            The expected skill, E[g_o] exp(c_q); 1 is the average observer.
         """
         rows = np.asarray(rows, dtype=np.float64)
         place, seen, mean = self._by_observer(rows, params)
