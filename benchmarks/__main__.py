@@ -244,8 +244,8 @@ def imputation(console: Console) -> list[dict[str, Any]]:
         (
             goal["table"],
             f"{goal['deviance']:.3f} of {goal['best']}'s",
-            f"{goal['totals']:.3f}",
-            f"{goal['cells']:.3f}",
+            f"{goal['totals']:.3f} ({goal['totals_error']:.3f})",
+            f"{goal['cells']:.3f} ({goal['cells_error']:.3f})",
             ", ".join(words[held] for held in goal["holds"]),
         )
         for goal in goals(rows)
@@ -254,7 +254,7 @@ def imputation(console: Console) -> list[dict[str, Any]]:
         "Goals: deviance at most 1.03 of the best peer's, totals within 5%, cells within 3 points"
     )
     headings = ("table", "deviance", "totals", "cells", "in turn")
-    show(console, f"{title} and two standard errors", headings, lines)
+    show(console, f"{title}, beside two standard errors (in brackets: one)", headings, lines)
     if (Path(os.environ.get("EMFED_DATA", "")) / "bbs_wood_thrush.csv.gz").exists():
         index = list(bench_index())
         lines = []
