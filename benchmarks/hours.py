@@ -64,6 +64,8 @@ SECONDS_BETWEEN = 150.0
 LONGEST_SILENCE, EXPLAINED_SECONDS, FARTHEST = 60.0, 180.0, 1e-3
 RESTART_SECONDS = 10.0
 """What systemd waits before it starts a server again."""
+ROUND_SECONDS = 2.0, 6.0
+"""What lines and steps of sites take, at least and at most."""
 GONE_SECONDS, DEAD_SECONDS = 15.0, 24.0
 """How long the engine waits for a site that is away, and takes to notice a dead line."""
 
@@ -162,7 +164,7 @@ class Line(Transport):
         self, messages: Mapping[str, bytes], deadline: float
     ) -> Iterator[tuple[str, bytes]]:
         self.check()
-        self.clock.wait(float(self.source.uniform(0.3, 1.2)))
+        self.clock.wait(float(self.source.uniform(*ROUND_SECONDS)))
         end = self.clock.now + deadline
         for key in sorted(messages, key=self._lateness):  # all work at once; here, one by one
             answer = self._answer(self.places[key], messages[key], end)

@@ -166,7 +166,10 @@ def test_an_estimator_has_a_summary_with_the_names_of_its_columns() -> None:
 
     rows = np.concatenate([two(np.random.default_rng(8), 200, 5.0) for _ in range(2)], axis=1)
     frame = pd.DataFrame(rows, columns=["kg", "cm"])
-    summary = emfed.FederatedGaussianMixture(2).fit(frame).summary(frame)
+    fitted = emfed.FederatedGaussianMixture(2).fit(frame)
+    with pytest.raises(emfed.SettingsError, match=r"call summary\(X\)"):
+        fitted.summary()
+    summary = fitted.summary(frame)
     assert {"weight[0]", "mean[1, kg]", "covariance[0, kg, cm]"} <= {*summary.names}
     assert np.isfinite(summary.errors).all()
 

@@ -97,6 +97,18 @@ def test_a_column_of_a_paper_has_its_width_and_readable_text() -> None:
     assert render(Figure("", panels), "pdf", True) == render(Figure("", panels), "pdf", True)
 
 
+def test_a_line_has_a_few_marks_and_points_without_a_line_are_all_drawn() -> None:
+    x = np.arange(100.0)
+
+    def marks(line: bool) -> int:
+        panel = Panel([Series("a", x, x, points=True, line=line)], "x", "y", log="")
+        svg = render(Figure("", [panel]), "svg").decode()
+        return len(re.findall(r"<use [^>]*fill: #0072b2", svg))
+
+    assert marks(line=False) == 100 + 1  # and the one in the legend
+    assert 4 <= marks(line=True) <= 12
+
+
 @pytest.mark.parametrize(("panels", "inches"), [(1, 5.6), (2, 9.2), (3, 13.8), (4, 9.2), (5, 13.8)])
 def test_more_than_three_panels_stand_in_two_rows(panels: int, inches: float) -> None:
     x = np.arange(1.0, 4.0)

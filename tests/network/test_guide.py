@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -58,6 +59,26 @@ def test_units_are_sound_and_hardened(unit: Path, tmp_path: Path) -> None:
             ["systemd-analyze", "--no-pager", *command, str(copy)], capture_output=True, text=True
         )
         assert done.returncode == 0, done.stdout[-300:] + done.stderr
+
+
+def test_the_container_has_no_root_and_the_wheel_that_is_made() -> None:
+    """It is read here, not built: no engine of containers is at hand where tests run."""
+    text = (DEPLOY / "Containerfile").read_text()
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    said = [line.split(" ", 1) for line in lines]
+    kinds = [kind for kind, _ in said]
+    assert {*kinds} <= {"FROM", "COPY", "RUN", "USER", "WORKDIR", "ENTRYPOINT"}
+    (user,) = (rest for kind, rest in said if kind == "USER")
+    assert user.isdigit()
+    assert int(user) > 0
+    assert f"--uid {user}" in text
+    assert kinds.index("USER") > max(n for n, kind in enumerate(kinds) if kind == "RUN")
+    (start,) = (rest for kind, rest in said if kind == "ENTRYPOINT")
+    assert json.loads(start) == ["emfed"]
+    assert ":latest" not in text
+    (copied,) = (rest.split()[0] for kind, rest in said if kind == "COPY")
+    assert re.search(r"--outdir dist\b", (ROOT / "Makefile").read_text())
+    assert copied == "dist/emfed-*.whl"
 
 
 def test_the_units_and_the_container_need_no_extra() -> None:

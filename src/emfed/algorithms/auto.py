@@ -46,6 +46,7 @@ from emfed.algorithms.base import MOST_SHARE
 from emfed.algorithms.safeguards import Extras, Seen, number
 from emfed.compressors import ChosenDithering
 from emfed.core.errors import check_count
+from emfed.core.messages import RequestKind
 from emfed.core.protocols import (
     ALONE,
     Algorithm,
@@ -59,7 +60,6 @@ from emfed.core.protocols import (
     Model,
     Replies,
     Request,
-    RequestKind,
     ServerState,
     StateField,
     StepInfo,

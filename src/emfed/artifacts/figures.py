@@ -38,6 +38,8 @@ DASHES: tuple[Any, ...] = (
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", "h")
 MARKS = 8
 """Points of a long line that are marked."""
+CLOUD = 60
+"""Points beyond which they are drawn small and faint, so that a line through them shows."""
 STYLE: Any = {
     "figure.dpi": 150,
     "font.size": 10,
@@ -262,6 +264,7 @@ def _draw_series(axis: Any, series: Series, number: int) -> Any:
             series.y, series.x - left, 0.72, left, color=colour, hatch=hatch, label=series.label
         )
     apart = max(1, len(series.x) // MARKS)  # marks of neighbours do not fall together
+    few = series.line or len(series.x) <= CLOUD
     (line,) = axis.plot(
         series.x,
         series.y,
@@ -269,8 +272,11 @@ def _draw_series(axis: Any, series: Series, number: int) -> Any:
         ls=DASHES[(look + cycle) % len(DASHES)] if series.line else "none",
         lw=1.0 if series.reference else 1.5,
         marker=MARKERS[look] if series.points else None,
-        ms=4.5,
-        markevery=(look * apart // len(PALETTE), apart),
+        ms=4.5 if few else 2.2,
+        mew=1.0 if few else 0.0,
+        alpha=1.0 if few else 0.5,
+        zorder=2 if few else 1.5,
+        markevery=(look * apart // len(PALETTE), apart) if series.line else None,  # dots are data
         label=series.label,
     )
     if series.low is not None and series.high is not None:

@@ -284,8 +284,11 @@ class ObserverEffects(Model):
     def maximize(self, statistics: FloatArray) -> ObserverParameters:
         slopes, totals, gap, observers = self._parts(statistics)
         effects = np.clip(np.log(totals / slopes) / 3, -_FARTHEST, _FARTHEST)
+        return self._params(effects, _shape_of(gap / observers)[..., None])
+
+    def _params(self, effects: FloatArray, shape: FloatArray) -> ObserverParameters:
         sites, times, cohorts = np.split(effects, np.cumsum(self._sizes)[:-1], axis=-1)
-        return ObserverParameters(sites, times, cohorts, _shape_of(gap / observers)[..., None])
+        return ObserverParameters(sites, times, cohorts, shape)
 
     def surrogate(self, statistics: FloatArray, params: ObserverParameters) -> FloatArray:
         slopes, totals, gap, observers = self._parts(statistics)
@@ -321,8 +324,7 @@ class ObserverEffects(Model):
         """Nearly all alike."""
         count = sum(self._sizes)
         z = 0.01 * normals(seed, 0, Purpose.START, np.zeros(1, dtype=np.int64), count)[0]
-        sites, times, cohorts = np.split(z, np.cumsum(self._sizes)[:-1])
-        return ObserverParameters(sites, times, cohorts, np.array([5.0]))
+        return self._params(z, np.array([5.0]))
 
     def statistics_of(self, params: ObserverParameters) -> FloatArray:
         """What T takes to these parameters."""

@@ -113,6 +113,7 @@ def off(found: Any, wanted: Any, hard: bool) -> float:
     """
     pairs = list(zip(found, wanted, strict=True))[: 2 if hard else 4]
     sizes = [max(float(np.abs(b).max()), 1e-3) for _, b in pairs]
-    sizes[3:] = [max(sizes[2:])] * len(sizes[3:])
+    if not hard:
+        sizes[3] = max(sizes[2:])
     gaps = [float(np.abs(a - b).max()) for a, b in pairs]
     return max(gap / size for gap, size in zip(gaps, sizes, strict=True))

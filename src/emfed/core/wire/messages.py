@@ -25,6 +25,7 @@ from emfed.core.protocols import BoolArray, FloatArray, IntArray
 from emfed.core.wire.payload import decode_floats, encode_numbers
 
 MAGIC = b"EMFD"
+SAME_RELEASE = "install the same release of emfed at the server and at every site"
 VERSION = 2
 LARGEST_PAYLOAD = 1 << 28
 """The version of the message format, and the bytes of the largest message that is read: 256 MB."""
@@ -153,8 +154,7 @@ def peek(data: bytes) -> Message:
         raise WireError(f"not an emfed message: it begins {data[:4].hex()}.")
     if version != VERSION:
         raise OtherRelease(
-            f"message format {version}; this release speaks format {VERSION}: install the same "
-            "release of emfed at the server and at every site."
+            f"message format {version}; this release speaks format {VERSION}: {SAME_RELEASE}."
         )
     if len(data) > LARGEST_PAYLOAD + ENVELOPE:
         raise WireError(f"a message of {len(data)} bytes; at most {LARGEST_PAYLOAD} are read.")

@@ -370,6 +370,11 @@ class FederatedEstimator(BaseEstimator):
         """
         check_is_fitted(self, "result_")
         known = self.result_ if X is None else self.result_.with_errors(self._rows(X))
+        if known.uncertainty is None:
+            raise SettingsError(
+                "standard errors need one more pass over the rows of the fit: call summary(X) with "
+                "them. Where rows stay with their owners, emfed.fit(..., errors=True) asks for it."
+            )
         return known.summary(level)
 
     def report(self, path: str | Path, *, title: str | None = None) -> None:

@@ -17,7 +17,7 @@ from typing import Any, final
 
 from emfed.core.errors import OtherRelease, WireError
 from emfed.core.storage import read_json_file
-from emfed.core.wire import Kind, Reason, decode_refusal, kind_of, open_refusal
+from emfed.core.wire import SAME_RELEASE, Kind, Reason, decode_refusal, kind_of, open_refusal
 from emfed.network import Transport
 from emfed.network.addresses import printable
 from emfed.network.deployment.orders import Door
@@ -234,7 +234,8 @@ class Noted(Transport):
                 if reason in (Reason.REFUSED, Reason.NOT_NOW):
                     self.refusals[key] = printable(words)
                 elif reason is Reason.DAMAGED:
-                    self.refusals[key] = f"it does not understand a message: {printable(words)}"
+                    words = f"it does not understand a message ({printable(words)})"
+                    self.refusals[key] = f"{words}: if that stays so, {SAME_RELEASE}."
         except OtherRelease as error:
             self.refusals[key] = str(error)
         except WireError:

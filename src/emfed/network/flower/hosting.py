@@ -21,6 +21,7 @@ from emfed.network.deployment.status import LOCK, StatusReport, read_status
 from emfed.network.flower.deployment import Link
 from emfed.network.flower.processes import (
     Child,
+    check_platform,
     port_open,
     stop_all,
     wait_until,
@@ -51,6 +52,7 @@ class FlowerServerSupervisor(ServerSupervisor):
     """The server under Flower, through any number of crashes of Flower's processes."""
 
     def __init__(self, config: Config, *, insecure: bool = False) -> None:
+        check_platform()
         super().__init__(config, insecure=insecure)
         server = config.server
         self.link = Link(server.host, server.port, self.keys, self.folder)

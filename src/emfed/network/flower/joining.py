@@ -15,7 +15,7 @@ from emfed.network.addresses import free_port
 from emfed.network.deployment.joining import SiteSupervisor
 from emfed.network.flower.client import DRY_RUN, FOLDER
 from emfed.network.flower.deployment import Node, secret_in
-from emfed.network.flower.processes import Child, stop_all
+from emfed.network.flower.processes import Child, check_platform, stop_all
 from emfed.network.site import StateReport
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,10 @@ class FlowerSiteSupervisor(SiteSupervisor):
     """More of the environment of the site's program."""
     _node: Node | None = field(default=None, init=False)
     _connected: bool | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        check_platform()
+        super().__post_init__()
 
     def work(self, report: StateReport) -> None:
         """Keep a SuperNode and the site's program alive."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from emfed.core.errors import EmfedError
+from emfed.core.errors import EmfedError, FederationError
 
 GRACE = 8.0
 """Seconds from asking a process to end to ending it."""
@@ -174,6 +174,15 @@ def _die_with_parent() -> None:
     """In the child, on Linux: a SIGTERM when the parent is gone, even by kill -9."""
     death_signal = 1
     ctypes.CDLL(None).prctl(death_signal, signal.SIGTERM)
+
+
+def check_platform() -> None:
+    """Refuse a system on which groups of processes cannot be ended together."""
+    if sys.platform == "win32":
+        raise FederationError(
+            'the engine flower does not run on Windows: use engine = "websocket" in [server], and '
+            "--engine websocket at the sites."
+        )
 
 
 def stop_all(children: Sequence[Child], grace: float = GRACE) -> None:

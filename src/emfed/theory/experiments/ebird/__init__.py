@@ -73,12 +73,12 @@ def trend_figure(run: str, trace: Trace) -> Figure:
     ):
         values = trace.extra[name]
         series = [
-            Series("by month" if monthly else "by year", years, values, points=True, line=False),
             Series("LOESS", years, loess(years, values)),
+            Series("by month" if monthly else "by year", years, values, points=True, line=False),
         ]
         if name == "estimate" and np.isfinite(trace.extra["lower"]).all():
             low, high = (loess(years, trace.extra[side]) for side in ("lower", "upper"))
-            series[1] = replace(series[1], low=low, high=high)
+            series[0] = replace(series[0], low=low, high=high)
         if name == "estimate" and np.isfinite(trace.extra["truth"]).all():
             truth = loess(years, trace.extra["truth"])
             series.append(Series("simulated truth", years, truth, reference=True))
