@@ -250,7 +250,9 @@ def settled(statistics: FloatArray) -> FloatArray:
     different statistics would else have an answer of its own in the sum.
     """
     digits, powers = np.frexp(statistics)
-    return np.asarray(np.ldexp(np.rint(np.ldexp(digits, SETTLED_BITS)), powers - SETTLED_BITS))
+    # Where numbers of few binary digits, as steps lead to, are far from the places of the cuts.
+    whole = np.floor(np.ldexp(digits, SETTLED_BITS) + 0.381966)
+    return np.asarray(np.ldexp(whole, powers - SETTLED_BITS))
 
 
 def to_lattice(

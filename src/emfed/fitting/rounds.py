@@ -499,6 +499,8 @@ class Run(Rounds):
         if self.session.attend(request.workers, heard, lost):
             return self._rebind(request, replies, time.perf_counter() - began)
         probabilities = self.participation.probabilities(replies.workers, self.federation.size)
+        if self.session.masks and self.session.supports is None:
+            request = replace(request, params=self.params)  # steps are followed from S itself
         told = Heard(request, replies, self.weights[replies.workers], probabilities)
         new, info = self.algorithm.server_step(self.model, self.seed, state, told)
         if len(lost):  # memories start anew for all; see emfed.algorithms.memory
