@@ -49,7 +49,7 @@ from benchmarks.models import bench_models
 from benchmarks.network import ANSWER, QUESTION, bench_network
 from benchmarks.occupancy import bench_coverage_of_errors, bench_unmarked
 from benchmarks.page import write_page
-from benchmarks.privacy import EPSILONS, NONE, bench_audit, bench_privacy
+from benchmarks.privacy import EPSILONS, NONE, bench_audit, bench_privacy, bench_private_start
 from benchmarks.right import bench_right
 from benchmarks.rounds import bench_rounds
 from benchmarks.scale import bench_scale
@@ -364,6 +364,19 @@ def privacy(console: Console, keep: Path | None = None, minutes: float = np.inf)
     words = "{proven:.2f} of {promised:g} proven at delta {delta:g}, of {runs:g} runs"
     console.print(f"audit, epsilon: {words.format(**audit) if 'proven' in audit else audit}")
     return {"nats": rows, "audit": audit}
+
+
+def private_start(console: Console) -> list[dict[str, Any]]:
+    """What a private fit loses in its start, and what in its rounds."""
+    rows = []
+    for row in bench_private_start(seeds=int(os.environ.get("EMFED_SEEDS", "3"))):
+        rows.append(row)
+        console.print(row)
+    names = [name for name in rows[0] if name not in ("data", "seed")]
+    medians = [(name, f"{float(np.median([row[name] for row in rows])):.3f}") for name in names]
+    title = f"MNIST, tied, epsilon 0.3: held-out nats a row, medians of {len(rows)} seeds"
+    show(console, title, ("where", "nats"), medians)
+    return rows
 
 
 def right(console: Console) -> list[dict[str, Any]]:
@@ -828,6 +841,7 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "ends": lambda console: counts(console, (2, 4, 8), 1, 1000),
     "right": right,
     "privacy": privacy,
+    "private-start": private_start,
     "starts": starts,
     "merged": merged,
     "coverage": coverage,

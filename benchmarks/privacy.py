@@ -6,6 +6,7 @@ attacker proves from what they told.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import os
@@ -255,6 +256,59 @@ def _medians(known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         some = [nats for nats in told if nats is not None]
         median = float(np.median(some)) if some else None
         yield {"data": name, "method": method, "nats": median, "seeds": len(told)}
+
+
+# Where the nats go.
+
+
+def bench_private_start(
+    seeds: int = 3, epsilon: float = 0.3, lengths: tuple[int, ...] = (8, 32)
+) -> Iterator[dict[str, Any]]:
+    """Held-out nats of MNIST, tied: of the private start, of rounds from it, and of rounds from the
+    end of pooled EM, which get the budget of the start as well.
+
+    So what the start costs is told from what the noise of the rounds does.
+    """
+    for seed, (name, rows, k, kind, delta) in itertools.product(range(seeds), sets()):
+        if kind != "tied":
+            continue
+        order = np.random.default_rng(seed).permutation(len(rows))
+        test, train = rows[order[: len(rows) // 10]], rows[order[len(rows) // 10 :]]
+        known = pooled(train, k, kind, seed)
+        model, privacy = emfed.gaussian_mixture(k, kind), Privacy(epsilon, delta)
+        parts = StackedFederation(as_workers(np.array_split(train, SITES)))
+        parts.open_private(model, None, privacy)
+        plan = PrivatePlan(privacy, privacy.shares(SITES, True), SITES)
+        row: dict[str, Any] = {"data": name, "seed": seed, "pooled": float(known.score(test))}
+        for start in ("private", "known"):
+            run = PrivateRun(parts, [model], plan, ROUNDS, seed, Ledger(SITES))
+            run.open(train.shape[1])
+            shares = dict(private.SHARES)
+            if start == "private":
+                run.start()
+            else:
+                shares["rounds"] += shares["start"] + shares["selection"]
+                run.params, run.radius = _in_frame(run.frame, known), run._radius(train.shape[1])
+            row[start] = held_out(model, run.frame.back(run.params, kind), test)
+            with patch.dict(private.SHARES, shares):
+                for rounds in lengths:
+                    again = copy.copy(run)
+                    again.records, again.rounds = list(run.records), rounds
+                    again._told, again.state = list(run._told), run.state
+                    again.begin()
+                    for _ in range(rounds):
+                        again.step()
+                    row[f"{start}, {rounds} rounds"] = held_out(
+                        model, again.frame.back(again.params, kind), test
+                    )
+        yield row
+
+
+def _in_frame(frame: private.PrivateFrame, known: GaussianMixture) -> GaussianParameters:
+    """Parameters of scikit-learn, tied, in the frame of a private fit."""
+    means = (known.means_ - frame.origin) @ frame.matrix.T
+    within = frame.matrix @ known.covariances_ @ frame.matrix.T
+    return GaussianParameters(known.weights_, means, within)
 
 
 # The audit.

@@ -43,6 +43,20 @@ def test_join_says_what_a_device_needs(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
 
 
+def test_fit_says_what_a_device_needs_before_it_reads_a_row(tmp_path: Path) -> None:
+    """Without torch what to install; with it, where a GPU would be."""
+    if find_spec("torch") is not None:
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("there is a GPU here")
+    done = emfed_command("fit", "not-there.parquet", "--device", "cuda", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--device cuda" in done.stderr
+    said = "finds no GPU here" if find_spec("torch") is not None else "pip install 'emfed[gpu]'"
+    assert said in " ".join(done.stderr.split())
+
+
 def test_fast_needs_a_device() -> None:
     with pytest.raises(SettingsError, match="give device='cuda' as well"):
         emfed.fit(emfed.gaussian_mixture(2), ROWS, rounds=1, precision="fast")

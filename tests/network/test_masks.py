@@ -68,7 +68,10 @@ def test_ranges_competing_starts_and_likelihoods_are_sums_too(tmp_path: Path) ->
     np.testing.assert_array_equal(there.ledger.counts, here.ledger.counts)
 
 
-OPENINGS = "tied missing mixed categories factors regression markov site-owner rows".split()
+OPENINGS = [
+    *"tied missing mixed categories factors regression markov site-owner rows".split(),
+    *("occupancy", "observers"),
+]
 
 
 @pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
@@ -84,6 +87,8 @@ def test_openings_of_all_models(kind: str, tmp_path: Path) -> None:
         "categories": emfed.mixed_mixture(2, ["gamma", emfed.models.Categorical(3)]),
         "site-owner": SiteOwner(times=4, rank=1),
         "rows": RowOwner(rank=1),
+        "occupancy": emfed.models.Occupancy(2),
+        "observers": emfed.models.ObserverEffects(9, 4),
     }[kind]
     tables = TABLES
     if kind == "markov":
@@ -97,6 +102,12 @@ def test_openings_of_all_models(kind: str, tmp_path: Path) -> None:
             name: np.column_stack([cells[name] + [9 * i, 0], np.ones(36), t[:36, 0]])
             for i, (name, t) in enumerate(TABLES.items())
         }
+    if kind == "occupancy":
+        tables = {name: (t > 0).astype(float) for name, t in TABLES.items()}
+    if kind == "observers":
+        place, counts = np.indices((9, 4)).reshape(2, -1), np.arange(36) % 7
+        row = np.column_stack([*place, np.arange(36) % 3, np.ones(36), counts])
+        tables = {name: row + np.eye(5)[4] * k for k, name in enumerate(TABLES)}
     settings = SETTINGS | {"rounds": 3, "start": "moments"}
     here = emfed.fit(model, tables, "em", **settings)
     network = RemoteFederation(LocalTransport(masked_sites(tables, tmp_path)), attempts=1)

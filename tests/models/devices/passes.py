@@ -75,6 +75,7 @@ CASES = [
     Case("one row, products", 1, 2, 2, "products", weighted=True),
     Case("one row, matrices", 1, 12, 2, "products"),
     Case("many columns, squares", 35, 257, 2, "squares", weighted=True),
+    Case("more columns than matrices have", 17, 66, 2, "products", weighted=True),
     Case("many columns, products", 17, 257, 2, "products"),
     Case("many columns, nearest", 35, 257, 3, "none", hard=True, weighted=True),
     Case("many columns, many components", 19, 257, 17, "none"),
