@@ -423,7 +423,8 @@ class Operation:
         real = Disk.create
 
         def create(disk: Disk, path: Path, data: bytes) -> Path:
-            if self.line.server_full and self.run in path.parents:
+            told = path.name == "orders.json"  # an operator says it again
+            if self.line.server_full and self.run in path.parents and not told:
                 raise OSError(28, "No space left on device", str(path))
             return real(disk, path, data)
 
