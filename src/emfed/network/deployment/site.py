@@ -240,12 +240,12 @@ def read_rows(about: Mapping[str, Any]) -> Any:
     if "parquet" in about:
         found = as_workers({"site": ParquetRows(about["parquet"], about["columns"])})
     else:
+        sealed = _disk(about).read(Path(about["rows"])) or b"" if "seal" in about else None
         try:
-            if "seal" in about:
-                content = _disk(about).read(Path(about["rows"]))
-                rows = np.load(io.BytesIO(content or b""))
-            else:
+            if sealed is None:
                 rows = np.load(about["rows"], mmap_mode="r")
+            else:
+                rows = np.load(io.BytesIO(sealed))
         except (ValueError, EOFError):
             raise DataError(
                 f"{about['rows']} is damaged: `emfed join` makes it anew when it is started."
