@@ -57,7 +57,8 @@ def test_the_readme_by_the_letter(tmp_path: Path) -> None:
     assert "masked" in journal
     names: dict[str, object] = {}
     exec(compile(blocks("python", ROOT / "README.md")[0], "README.md", "exec"), names)
-    assert alike(re.findall(r"^<Result: .*", README, re.MULTILINE)[0], repr(names["mixture"].result_))
+    (shown,) = re.findall(r"^<Result: .*", README, re.MULTILINE)
+    assert alike(shown, repr(names["mixture"].result_))
     here = np.sort(names["mixture"].means_, axis=0)
     there = json.loads((trial / "model" / "summary.json").read_text())["parameters"]["means"]
     np.testing.assert_allclose(np.sort(there, axis=0), here, rtol=0.02)
