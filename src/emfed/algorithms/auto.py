@@ -411,7 +411,7 @@ class AutoEM(Algorithm):
                 return safeguards.judge(seen, seed, extras)
             bad = safeguards.leapt(seen, extras)
             bad |= safeguards.worse(seen, extras, self._budget) & tells
-            if bad.any():
+            if bad.any() and "good" in extras:  # there is somewhere to go back to
                 return safeguards.undo(seen, bad, extras)
             if phase == safeguards.BOLD:
                 if not safeguards.turns(seen, extras):
