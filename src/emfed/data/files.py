@@ -168,7 +168,7 @@ def _read_sheet(content: bytes, where: str) -> Any:
         frame.columns = names
         return frame
     raise ExtraError(
-        f"{where}: reading .xlsx takes an engine: pip install 'emfed[excel]', or save it as CSV."
+        f"{where}: reading .xlsx takes an engine: pip install fastexcel, or save it as CSV."
     )
 
 
