@@ -471,7 +471,7 @@ class AutoEM(Algorithm):
         calm = calm and not number(extras, "caution") and not number(extras, "probe")
         calm = calm and float(seen.metric.whiten(run) @ seen.metric.whiten(mean_field)) > 0
         age = age + 1 if calm else 0.0
-        if age >= CRAWLS_AFTER:
+        if age >= CRAWLS_AFTER and self._guarded:  # noise of batches would be carried on, too
             extras = extras | {"crawls": np.ones(())}
         most = CRAWLING_MOMENTUM if number(extras, "crawls") else MOST_MOMENTUM
         move = mean_field + min(age / (age + 3), most) * run
