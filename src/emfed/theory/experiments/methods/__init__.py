@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from emfed.artifacts import Explorer, Figure, Panel, Series, Table, band
+from emfed.artifacts.figures import FEW
 from emfed.core.protocols import FloatArray
 from emfed.theory.experiments.comparison import MethodSettings
 from emfed.theory.experiments.findings import Findings, in_words
@@ -175,8 +176,9 @@ def _series(method: str, curves: Sequence[dict[str, FloatArray]], axis: str) -> 
     if once:
         x, y = np.transpose([(xs[-1], ys[-1]) for xs, ys in logs])
         return Series(method, np.exp(x), np.exp(y), points=True, line=False)
-    last = max(float(x[-1]) for x, _ in logs)
-    logs = [(np.append(x, last), np.append(y, y[-1])) for x, y in logs]  # who is there stays there
+    if len(logs) >= FEW:  # quantiles are over all seeds: who is there stays there
+        last = max(float(x[-1]) for x, _ in logs)
+        logs = [(np.append(x, last), np.append(y, y[-1])) for x, y in logs]
     found = band(method, logs, points=60)
     low, high = (None if end is None else np.exp(end) for end in (found.low, found.high))
     return replace(found, x=np.exp(found.x), y=np.exp(found.y), low=low, high=high, points=True)
