@@ -326,12 +326,11 @@ class Site:
 
     @property
     def _width(self) -> int:
-        return max(1, len(self._data.columns or ()))
+        return size_of(self._data)[0]
 
     @property
     def _cells(self) -> int:
-        """Numbers that the data hold, about."""
-        return int(self._data.counts.sum()) * self._width
+        return size_of(self._data)[1]
 
     def step(self, message: bytes) -> bytes:
         """Answer one message."""
@@ -466,6 +465,8 @@ class Site:
             given = opening.summaries, opening.totals, opening.counts, uniform
             summary = _of_one(with_weight(*given))
         alone = [] if own else _alone(model, count, summary)
+        # Counts that a description names are a first guess: a chain has the square of its states.
+        self.rules.check_size(sum(one.layout.size for one in alone), self._cells)
         privacy = texts.privacy_of(content)
         hidden = masked or privacy is not None  # no number of this site alone is told as it is
         self.rules.check_statistics(int(count * mean_length(summary)), alone, own, hidden)
@@ -501,11 +502,7 @@ class Site:
     def _admitted(self, content: Mapping[str, Any]) -> Model:
         """Return the model of a hello, if the owner's rules let this site take part at all."""
         description = content.get("model")
-        named = isinstance(description, Mapping) and str(description.get("model"))
-        if named:
-            self.rules.check_model(named)
-        if named != SPARSE:
-            self.rules.check_size(counts_named(description) * self._width, self._cells)
+        check_ask(self.rules, description, self._width, self._cells)
         if self.approve is not None:
             self.approve(content)
         model: Model = build_model(description)
@@ -1026,6 +1023,21 @@ class Site:
         if again and len(replies.workers):
             return state, replies
         return State(rows, request.round, request.statistics, state.phase), replies
+
+
+def size_of(data: Workers) -> tuple[int, int]:
+    """The columns of these data, and the numbers that they hold, about."""
+    width = max(1, len(data.columns or ()))
+    return width, int(data.counts.sum()) * width
+
+
+def check_ask(rules: SiteRules, description: Any, width: int, cells: int) -> None:
+    """Refuse a model that the owner does not allow, or that is too large, before it is made."""
+    named = isinstance(description, Mapping) and str(description.get("model"))
+    if named:
+        rules.check_model(named)
+    if named != SPARSE:
+        rules.check_size(counts_named(description) * width, cells)
 
 
 def _linked(before: State, after: State, asked: bytes) -> State:
