@@ -50,9 +50,10 @@ from emfed.network.deployment.approval import check_approved
 from emfed.network.keys import SealedDisk, read_seal
 from emfed.network.masking import SiteIdentity
 from emfed.network.rules import Journal, Refusal
-from emfed.network.site import check_ask, size_of
+from emfed.network.site import check_ask
 from emfed.network.store import runs_in
 from emfed.network.sums import FIRST_QUESTION
+from emfed.network.texts import privacy_of
 
 MODEL, MEMORY = "model.emfed", "memory"
 JOURNAL, REHEARSAL = "messages.jsonl", "dry-run.jsonl"
@@ -268,7 +269,8 @@ def look_first(folder: Path, message: bytes) -> bytes:
     about, hello = read_about(folder), decode_text(peek(message)[1])
     rules, rows = SiteRules(**about["rules"]), read_rows(about["data"])
     try:
-        check_ask(rules, hello.get("model"), *size_of(rows))
+        hidden = hello.get("masks") is True or privacy_of(hello) is not None
+        check_ask(rules, hello.get("model"), rows, hidden)
         lines = rehearse(
             build_model(hello.get("model")),
             AutoEM(),
