@@ -19,6 +19,8 @@ from emfed.core.protocols import (
     FloatArray,
     IntArray,
     Model,
+    Names,
+    NamesColumns,
     Opening,
     Parameters,
     Question,
@@ -129,6 +131,15 @@ def unflatten_params(values: FloatArray, like: Parameters) -> Parameters:
     if start != len(values):
         raise WireError(f"expected {start} parameters; got {len(values)}.")
     return like.with_arrays(arrays)
+
+
+def of_columns(model: Any, columns: Names) -> Any:
+    """The model for a table with these columns, of which it may name some alone."""
+    if columns is None:
+        return model
+    if isinstance(model, SideBySide):
+        return replace(model, models=tuple(of_columns(part, columns) for part in model.models))
+    return model.among(columns) if isinstance(model, NamesColumns) else model
 
 
 def extra_owners(model: Model, width: int) -> IntArray:
