@@ -227,6 +227,8 @@ def test_imputation_by_a_fitted_model(emfed_shell: Shell) -> None:
     code, _, err = emfed_shell("fit", "torn.csv")
     assert code == 2
     assert "--missing" in err
+    assert ", column " in err
+    assert "in line " in err
     assert emfed_shell("fit", "torn.csv", "--missing", "-q", "--rounds", 50)[0] in (0, 3)
     result = emfed.load(emfed_shell.folder / "model.emfed")
     made = ("impute", "torn.csv", "--model", "model.emfed", "--filled", "whole.parquet")

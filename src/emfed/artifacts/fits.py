@@ -11,7 +11,7 @@ import numpy as np
 
 from emfed.artifacts.disclosure import disclosure, least_rows
 from emfed.artifacts.figures import Figure, Panel, Series, drawn
-from emfed.artifacts.model_card import size
+from emfed.artifacts.model_card import in_words, size
 from emfed.artifacts.page import Highlight, Page, Section, Table, render_page
 from emfed.artifacts.result import Result
 from emfed.core.errors import SettingsError
@@ -100,7 +100,13 @@ def _summary(result: Result) -> list[str]:
         else ""
     )
     told = f"A {_name(result)}{_of(result)} was fitted{held}. {_ending(result)}"
-    return [f"{told} {served(result)} {least_rows(result)}".replace("  ", " ")]
+    return [f"{told} {served(result)} {_held_out(result)} {least_rows(result)}".replace("  ", " ")]
+
+
+def _held_out(result: Result) -> str:
+    """What rows that were held out say, in a sentence; empty where nobody asked."""
+    told = "" if result.validation is None else result.validation.remark("site")
+    return told[:1].upper() + told[1:]
 
 
 def served(result: Result) -> str:
@@ -346,7 +352,7 @@ def _validation(result: Result) -> list[Section]:
         "Mean log-likelihoods of rows that the models in question were not fitted to. Without: the "
         "common model fitted without the site. Common, adapted, alone: each row is scored by a fit "
         "to the site's other rows. A gain counts if it is three standard errors from none and at "
-        "least 0.02 nats a row. " + found.remark().capitalize()
+        "least 0.02 nats a row. " + _held_out(result)
     )
     table = found.table
     numbers = [["" if v is None else f"{v:.4f}" for v in table[n]] for n in list(table)[2:-1]]
@@ -660,6 +666,6 @@ def _flat(card: Any, prefix: str = "") -> list[tuple[str, str]]:
         key = f"{prefix}{name}".replace("_", " ")
         if isinstance(value, dict):
             rows += _flat(value, f"{key} / ")
-        else:
-            rows.append((key, str(value)[:300]))
+        elif name != "tried":  # told above
+            rows.append((key, in_words(value)[:300]))
     return rows

@@ -154,15 +154,23 @@ def _check_applies(options: Options) -> None:
 
 def _check_holes(intake: Intake, settings: FitSettings) -> None:
     """Missing values that no option speaks of, in the words of the command line."""
-    rows = getattr(intake.workers, "rows", None)
+    workers = intake.workers
+    rows = getattr(workers, "rows", None)
     if settings.candidates()[0].allows_missing or not isinstance(rows, np.ndarray):
         return
-    holes = np.isnan(rows)
-    if holes.any():
-        column = intake.columns[int(np.flatnonzero(holes.any(axis=0))[0])]
+    places = np.argwhere(np.isnan(rows))
+    if len(places):
+        row, column = map(int, places[0])
+        worker = int(np.searchsorted(np.cumsum(workers.counts), row, side="right"))
+        line = workers.row_name(worker, row - int(workers.counts[:worker].sum()))
+        count = (
+            "one cell is empty, in"
+            if len(places) == 1
+            else f"{len(places)} cells are empty, one in"
+        )
         raise SettingsError(
-            f"{int(holes.sum())} cells are empty, the first in column {column!r}: say --missing "
-            "if they are missing at random, or leave those columns or rows out."
+            f"{count} {line}, column {intake.columns[column]!r}: say --missing if they are missing "
+            "at random, or leave those columns or rows out."
         )
 
 

@@ -234,7 +234,7 @@ def _settled_course(
     """Go on while a component without rows can be put elsewhere; undo a run that did only harm."""
     run, stop, climb, stopped = course.run, course.stop, course.climb, course.stopped
     alone = all(hook is not course.candidates for hook in own)
-    while alone and stopped == "nats" and _reseed(run):
+    while alone and stopped in ("nats", "tolerance") and _reseed(run):
         for hook in own:
             hook.attach(run)
         stopped = _until(run, stop, hooks, watch, climb)
@@ -468,7 +468,8 @@ def _reseed(run: Run) -> bool:
     if not isinstance(model, SplitsComponents):
         return False
     statistics[cut] = model.split(statistics[cut], empty, run.reseeds)
-    if not run.model.inside(statistics):
+    moved = not np.array_equal(statistics, run.state.statistics)
+    if not (moved and run.model.inside(statistics)):
         return False
     run.reseeds += 1
     run.restart(statistics)

@@ -21,6 +21,7 @@ from array_api_compat import device
 
 from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
 from emfed.core.protocols import (
+    BoolArray,
     FloatArray,
     HeldUp,
     IntArray,
@@ -39,6 +40,7 @@ from emfed.models.components import (
     check_rows_suffice,
     keep_dying,
     normalised,
+    split_leaning,
 )
 from emfed.models.factor_metric import FactorMetric
 from emfed.models.loadings import FactorParameters
@@ -383,6 +385,9 @@ class RegressionMixture(MixtureModel):
     def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
         """Components that explain less than one sample do not hold up the others."""
         return keep_dying(self.layout, before, after, self._known.samples)
+
+    def split(self, statistics: FloatArray, empty: BoolArray, attempt: int) -> FloatArray:
+        return split_leaning(self.layout, statistics, empty, attempt, self.inside)
 
     def held_up(self, params: RegressionParameters) -> tuple[HeldUp, ...]:
         """Components whose rows lie on their line."""

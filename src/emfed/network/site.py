@@ -95,6 +95,7 @@ from emfed.models.bounded import Asked, to_integers, whole_sums
 from emfed.models.cells import PaddedCells
 from emfed.models.clusters import Buckets, Clusters
 from emfed.models.rows import mean_length
+from emfed.models.side_by_side import SideBySide
 from emfed.network import texts
 from emfed.network.addresses import printable
 from emfed.network.inprocess import (
@@ -337,10 +338,12 @@ class Site:
     def _width(self) -> int:
         return max(1, len(self._data.columns or ()))
 
-    @property
-    def _cells(self) -> int:
-        """Numbers that the data hold, about."""
-        return int(self._data.counts.sum()) * self._width
+    def _bulk(self, hidden: bool) -> int:
+        """Numbers that the data hold, about; none where nobody may learn how many there are.
+
+        A limit that grows with the rows tells their number to whoever asks for ever larger models.
+        """
+        return 0 if hidden else int(self._data.counts.sum()) * self._width
 
     def step(self, message: bytes) -> bytes:
         """Answer one message."""
@@ -455,7 +458,8 @@ class Site:
         settings, before = inflate(body), self._store(header.run).joined()
         if before is None or before.settings != settings:  # else it is the same answer again
             self._spend(chosen=False)
-            self._described.check(self._data, self._secret, self.rules)
+            if texts.privacy_of(content) is None:  # else noise covers who came, and a no would tell
+                self._described.check(self._data, self._secret, self.rules)
         if not self._listed:
             self.rules.check_columns(wanted, self._data.columns)
         data = _arranged(self._data, wanted)
@@ -514,12 +518,13 @@ class Site:
         named = isinstance(description, Mapping) and str(description.get("model"))
         if named:
             self.rules.check_model(named)
+        masked, privacy = content.get("masks") is True, texts.privacy_of(content)
         if named != SPARSE:
-            self.rules.check_size(counts_named(description) * self._width, self._cells)
+            needed = counts_named(description) * self._width
+            self.rules.check_size(needed, self._bulk(masked or privacy is not None))
         if self.approve is not None:
             self.approve(content)
         model: Model = build_model(description)
-        masked, privacy = content.get("masks") is True, texts.privacy_of(content)
         self.rules.check_privacy(privacy)
         if not masked and not self.rules.unmasked:
             told = "statistics" if privacy is None else "statistics, with noise"
@@ -587,7 +592,8 @@ class Site:
 
         Without masks nobody else's noise is in the answer: this site's own is all of it.
 
-        The noise follows from the site's secret, the question and the sums. So an answer that is
+        The noise follows from the site's secret, its instance in the run, the question and the
+        sums. So an answer that is
         asked for again is the same bit for bit, after whatever kill, and is charged once; over
         other rows it has other noise, and is charged.
         """
@@ -598,13 +604,15 @@ class Site:
         masked = texts.is_masked(joined.settings)
         if not masked and asked.shares != 1:
             raise WireError("without masks a private answer has the noise of one site.")
-        self.rules.check_size(asked.size, self._cells)
+        self.rules.check_size(asked.size, self._bulk(True))
         data = self._rows(joined)
         if asked.columns != data.worker(0).shape[1]:
             raise WireError("a private question is about other columns than the run's.")
         self._spend(chosen=False)
         exact = to_integers(asked, whole_sums(asked, plain_rows(data, 0)))
-        own = hashlib.sha256(about).digest() + exact.astype("<i8").tobytes()
+        # A site that forgot the run forgot for which sets it told its answers: it has other noise.
+        place = joined.instance.to_bytes(8, "little")
+        own = hashlib.sha256(about).digest() + place + exact.astype("<i8").tobytes()
         cost = price_on(asked.step, asked.size, asked.shares)
         name = self._secret.derive("charged", own).hex()[:16]
         if not self._allowance.use(f"{header.run:016x}", cost, name):
@@ -741,18 +749,24 @@ class Site:
         """The model that a view names, bound; under the owner's rule on small groups."""
         if joined.number < 0:
             raise Refusal(Reason.UNKNOWN_RUN, "the constants of this run never came: say hello.")
-        bound = _bound_of(joined)
-        self.rules.check_size((view.clusters or 1) * self._width, self._cells)
+        bound, masked = _bound_of(joined), texts.is_masked(joined.settings)
+        self.rules.check_size((view.clusters or 1) * self._width, self._bulk(masked))
         model = bound.view(view)
         if model.layout.size > LARGEST_STATISTICS:
             raise SettingsError(f"{model.layout.size} statistics are more than a message can hold.")
-        self.rules.check_size(model.layout.size, self._cells)
-        if texts.is_masked(joined.settings):
+        self.rules.check_size(model.layout.size, self._bulk(masked))
+        if masked:
             # Of a sum the unknowns are all values of all rows, and nobody knows whose they are.
             steps = joined.constants[0] * mean_length(_whole(joined))
             self.rules.check_spare(int(steps) * self._width, model.layout.size)
         if isinstance(model, Clusters | Buckets):
             return model.silent_below(self.rules.smallest_group or SMALLEST_CLUSTER)
+        if not isinstance(model, HasSupports):
+            # What these rows alone cannot have, such as more components than rows, was not judged
+            # at the join.
+            steps = joined.count * mean_length(_whole(joined))
+            for part in model.models if isinstance(model, SideBySide) else [model]:
+                self.rules.check_statistics(int(steps), [part], masked=masked)
         return model
 
     def _rows(self, joined: Joined) -> Workers:
@@ -806,13 +820,16 @@ class Site:
             if falls_short(told[None], data.counts)[0]:
                 self._warn(header.run, MISFIT)
         elif kind == "validation":
+            if masked and (not isinstance(model, SideBySide) or len(model.models) != 2):
+                self._check_folds()  # which part a site looks at would follow from its number
             me, total = np.array([joined.number]), float(joined.constants[0])
             values = validation_of(model, params, data, me, total)[0]
         else:
             values = answer(Question(kind, WHOLE, params), model, data.pieces(_ME), _ALONE)
         note = f"{ANSWERS[kind]}: {len(values)} numbers"
         if masked:
-            told = [to_fixed(values, self._share(joined, data))]
+            sites = len(self._keys(header.run, joined).names)
+            told = [to_fixed(values, self._share(joined, data), sites)]
             return self._ready(header, about, asked, told, note)
         return Kind.ANSWER, encode_floats(values), note
 
@@ -912,11 +929,11 @@ class Site:
         if phase.view.folds and texts.is_masked(joined.settings):
             self._check_folds()
         model, algorithm = self._model(joined, phase.view), phase.algorithm
-        self.rules.check_size(counts_named(algorithm.describe()), self._cells)
+        masked, lattice = texts.is_masked(joined.settings), None
+        self.rules.check_size(counts_named(algorithm.describe()), self._bulk(masked))
         own = isinstance(model, HasSupports)
         q = joined.count if own else model.layout.size
         told = q if algorithm.tells_statistics else 0
-        masked, lattice = texts.is_masked(joined.settings), None
         if masked:
             self._keys(header.run, joined)
             lattice, content = decode_lattice(content)
