@@ -117,7 +117,9 @@ def kind_of(options: Options) -> str:
     known = {name.lower(): name for name in MODELS}
     kind = known.get(options.model.lower())
     if kind is None:
-        raise SettingsError(f"--model: unknown {options.model!r}; {nearest(options.model, known)}")
+        raise SettingsError(
+            f"--model: unknown {options.model!r}; {nearest(options.model, list(known))}"
+        )
     if options.types is None:
         return kind
     if kind not in ("gaussian-mixture", "mixed-mixture"):
