@@ -19,6 +19,8 @@ from emfed.core.protocols import (
     FloatArray,
     IntArray,
     Model,
+    Names,
+    NamesColumns,
     Opening,
     Parameters,
     Question,
@@ -130,6 +132,15 @@ def unflatten_params(values: FloatArray, like: Parameters) -> Parameters:
         arrays[name] = values[start : start + array.size].reshape(array.shape)
         start += array.size
     return like.with_arrays(arrays)
+
+
+def of_columns(model: Any, columns: Names) -> Any:
+    """The model for a table with these columns, of which it may name some alone."""
+    if columns is None:
+        return model
+    if isinstance(model, SideBySide):
+        return replace(model, models=tuple(of_columns(part, columns) for part in model.models))
+    return model.among(columns) if isinstance(model, NamesColumns) else model
 
 
 def extra_owners(model: Model, width: int) -> IntArray:

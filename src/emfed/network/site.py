@@ -86,6 +86,7 @@ from emfed.models.binding import (
     candidates_of,
     extra_owners,
     flatten,
+    of_columns,
     rounded_columns,
     unflatten,
     unflatten_params,
@@ -187,11 +188,19 @@ def mark(settings: str, instance: int) -> int:
 
 @lru_cache(maxsize=8)
 def _bound(
-    settings: str, constants: bytes, shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    settings: str,
+    columns: Names,
+    constants: bytes,
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
 ) -> Bound:
     """The model of a run and what binds it; the same for every message of it."""
-    unbound = build_model(read_json(settings)["model"])
+    unbound = of_columns(build_model(read_json(settings)["model"]), columns)
     return Bound(unbound, np.frombuffer(constants), dict(shapes))
+
+
+def _bound_of(joined: Joined) -> Bound:
+    shapes = tuple(joined.shapes.items())
+    return _bound(joined.settings, joined.columns, joined.constants.tobytes(), shapes)
 
 
 @lru_cache(maxsize=16)
@@ -451,6 +460,7 @@ class Site:
         if not self._listed:
             self.rules.check_columns(wanted, self._data.columns)
         data = _arranged(self._data, wanted)
+        model = of_columns(model, data.columns)
         opening = LoopFederation(data).open(model)
         count, supports = int(opening.counts[0]), opening.supports
         summary = _of_one(opening.summaries)
@@ -736,8 +746,7 @@ class Site:
         """The model that a view names, bound; under the owner's rule on small groups."""
         if joined.number < 0:
             raise Refusal(Reason.UNKNOWN_RUN, "the constants of this run never came: say hello.")
-        bound = _bound(joined.settings, joined.constants.tobytes(), tuple(joined.shapes.items()))
-        masked = texts.is_masked(joined.settings)
+        bound, masked = _bound_of(joined), texts.is_masked(joined.settings)
         self.rules.check_size((view.clusters or 1) * self._width, self._bulk(masked))
         model = bound.view(view)
         if model.layout.size > LARGEST_STATISTICS:
@@ -867,7 +876,7 @@ class Site:
         """What the summary of all rows follows from, to be added up."""
         if not texts.is_masked(joined.settings):
             raise WireError("an opening is asked for in a masked run alone.")
-        unbound = build_model(read_json(joined.settings)["model"])
+        unbound = of_columns(build_model(read_json(joined.settings)["model"]), joined.columns)
         self._spend(chosen=False)
         opening = LoopFederation(self._rows(joined)).open(unbound)
         uniform = texts.is_uniform(joined.settings)
@@ -1007,7 +1016,7 @@ class Site:
         before = None if state is None else _phase(state.phase)
         if state is None or before is None or not 0 < phase.since <= before.number:
             return _fresh(phase.algorithm, q, joined.phase)
-        bound = _bound(joined.settings, joined.constants.tobytes(), tuple(joined.shapes.items()))
+        bound = _bound_of(joined)
         places = bound.kept(before.view, phase.view)
         columns = phase.algorithm.state_fields(len(state.statistics))
         rows = narrow(state.rows, columns, places)
