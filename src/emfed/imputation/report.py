@@ -16,6 +16,7 @@ from emfed.imputation.result import Imputation
 
 ROWS = 120
 """Sites that a heat map shows: those with the most records."""
+_SLOPE = ("slope", "error", "lower", "upper")
 LEVELS = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99])
 
 
@@ -64,7 +65,7 @@ def write_report(
 
 def _verdict(index: Index) -> Highlight:
     slope = index.slopes[0]
-    return Highlight("overall", slope["class"], f"{slope['slope']:.3f} a year")
+    return Highlight("overall", slope["class"], index.words(slope).partition(", ")[2])
 
 
 def _coefficients(fit: Imputation) -> list[Table]:
@@ -99,11 +100,16 @@ def _without(empty: Any, *bounds: FloatArray) -> tuple[FloatArray, ...]:
 
 def _index(index: Index) -> Section:
     rows = [
-        [s["stratum"], str(s["sites"]), f"{s['slope']:.4f}", f"{s['error']:.4f}", s["class"]]
+        [s["stratum"], str(s["sites"]), *(_number(s[k]) for k in _SLOPE), s["class"]]
         for s in index.slopes
     ]
-    columns = ("stratum", "sites", "factor a year", "error", "class")
+    factor = f"factor a {index.per}"
+    columns = ("stratum", "sites", factor, "error", "lower 95%", "upper 95%", "class")
     return Section("Index", figures=[index.figure()], tables=[Table("Slopes", columns, rows)])
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if np.isfinite(value) else "-"
 
 
 def _heat_maps(fit: Imputation) -> Section:
@@ -146,12 +152,13 @@ def _trust(fit: Imputation) -> Section:
     family = fit.solver.family
     value = family.backward(cells.sums / cells.weights)
     at = fit.posterior.moments(cells.sites, cells.times)
+    spread = fit.posterior.spread_at(at.theta)
     held = []
     for level in LEVELS:
         tails = ((1 - level) / 2, (1 + level) / 2)
-        low, high = family.quantiles(at, fit.posterior.spread, tails)
+        low, high = family.quantiles(at, spread, tails)
         held.append(float(np.mean((low <= value + 1e-9) & (value <= high + 1e-9))))
-    variance = family.record_variance(at.theta, fit.posterior.spread)
+    variance = family.record_variance(at.theta, spread)
     residual = (value - at.value) / np.sqrt(np.maximum(variance + at.value_variance, 1e-12))
     some = np.linspace(0, cells.size - 1, min(cells.size, 3000)).astype(np.int64)
     panels = [
