@@ -112,7 +112,8 @@ class Index:
                     Series("no record", x[empty], y[empty], points=True, line=False, reference=True)
                 )
             title = f"{name}: {self.words(slope)}"
-            panels.append(Panel(series, "time", f"index ({self.base} = 100)", title, log=""))
+            along = f"index ({self.base} = 100)"
+            panels.append(Panel(series, "time", along, title, log="", whole="x"))
         caption = f"Totals in per cent of {self.base}, with bounds: observed where there is a "
         caption += "record, estimated elsewhere."
         return Figure(caption, panels, apart=True)

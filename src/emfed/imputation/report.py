@@ -11,6 +11,7 @@ import numpy as np
 from emfed.artifacts.figures import Figure, Panel, Series
 from emfed.artifacts.page import Highlight, Page, Section, Table, render_page
 from emfed.core.protocols import FloatArray, IntArray
+from emfed.imputation.families import CellMoments
 from emfed.imputation.index import Index, axis_place
 from emfed.imputation.result import Imputation
 
@@ -87,7 +88,8 @@ def _trend(fit: Imputation, level: float) -> Section:
         grey = trend["estimate"][empty]
         series.append(Series("no record", x[empty], grey, points=True, line=False, reference=True))
     unit = fit.table.bins.unit
-    panel = Panel(series, "time" if unit == "index" else "year", "sum over all sites", log="")
+    along = "time" if unit == "index" else "year"
+    panel = Panel(series, along, "sum over all sites", log="", whole="x")
     caption = f"The sum of estimates over all sites, with bounds at {level:.0%}."
     if empty.any():
         caption += " Grey: times without any record, whose estimates rest on their neighbours."
@@ -146,13 +148,16 @@ def _busiest(fit: Imputation, most: int) -> IntArray:
 
 def _trust(fit: Imputation) -> Section:
     """Calibration and residuals at the observed cells."""
-    cells = fit.cells.take(np.flatnonzero(fit.cells.weights == 1))
+    family, cells = fit.solver.family, fit.cells
+    cells = cells.take(np.flatnonzero(cells.weights > 0 if family.counts else cells.weights == 1))
     if fit.plain or cells.size == 0:
         return Section("Trust", text=["Bounds were not drawn, or no cell has a single record."])
-    family = fit.solver.family
-    value = family.backward(cells.sums / cells.weights)
     at = fit.posterior.moments(cells.sites, cells.times)
-    spread = fit.posterior.spread_at(at.theta)
+    spread, value = fit.posterior.spread_at(at.theta), family.backward(cells.sums / cells.weights)
+    if family.counts:  # several records, or more effort: their sum
+        w, value = cells.weights, cells.sums
+        at = CellMoments(at.theta + np.log(w), at.variance, w * at.value, w**2 * at.value_variance)
+        spread = spread / w
     held = []
     for level in LEVELS:
         tails = ((1 - level) / 2, (1 + level) / 2)
@@ -180,8 +185,11 @@ def _trust(fit: Imputation) -> Section:
             log="",
         ),
     ]
-    caption = "At cells with one record, which the fit has seen: intervals of counts are whole "
-    caption += "numbers, so they hold more than promised where counts are small."
+    what = "Sums of the records of a cell" if family.counts else "Cells with one record"
+    caption = (
+        f"{what}, which the fit has seen: intervals of counts are whole numbers, so they hold "
+    )
+    caption += "more than promised where counts are small."
     return Section("Trust", figures=[Figure(caption, panels, apart=True)])
 
 
