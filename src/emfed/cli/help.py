@@ -82,6 +82,9 @@ ELSEWHERE = {
     "bad_rows='skip'": "--skip-bad",
     "duplicates='keep'": "--keep-duplicates",
     "with species=": "with --species",
+    "import the module that calls emfed.models.register_model on it, then load again": (
+        "name the module that registers it, as in emfed --import MODULE"
+    ),
 }
 """Advice that only Python and run.toml can follow, and what is said here in its place."""
 

@@ -58,7 +58,10 @@ def _bounds(traces: Traces) -> ClaimPart:
         )
     caption = (
         "The mean of |h|² over rounds, and the bounds of Theorem 3 (VR-FedEM) and of Theorem 4 "
-        "(FedEM when half of the workers take part), with constants measured on the data."
+        '(FedEM when half of the workers take part), with constants measured on the data. "The '
+        'quantity of interest E[|h|²] is controlled by E[|H|²]" (below Theorem 3). "Partial '
+        'participation impacts both the limiting variance ... and the maximal learning rate" '
+        "(below Theorem 4)."
     )
     return measures, "bounds", Figure(caption, panels, share_y=True)
 
@@ -184,7 +187,8 @@ def _crowd(traces: Traces) -> ClaimPart:
     floors = [each(traces.of(f"n = {n}"), lambda t: t.floor) for n in CROWDS]
     law = float(np.median(floors[0])) * CROWDS[0] / np.array(CROWDS)
     caption = (
-        "FedEM's floor against the number of workers: the term γ L (1 + 5ω) σ² / n of Theorem 1."
+        "FedEM's floor against the number of workers: the term γ L (1 + 5ω) σ² / n of Theorem 1. "
+        '"K_opt(ε) = O((1 + ω) σ² / (n ε²)) ∨ O(1/(γ_max ε))" (below Corollary 2).'
     )
     panel = Panel(
         [
