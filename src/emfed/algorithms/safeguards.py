@@ -121,7 +121,8 @@ def apart(seen: Seen, replies: Replies, weights: FloatArray) -> float:
     if total < 0.5 or isinstance(seen.metric, IdentityMetric):
         return np.inf
     if seen.request.lattice is not None:
-        squared = float(steps.energy_of(seen.request, replies, seen.state)["innovation"])
+        told = steps.energy_of(seen.request, replies, seen.state, seen.mean_field)
+        squared = float(told["innovation"])
         mean = seen.metric.whiten(seen.mean_field / total)
         return max(1e-3, squared / float(weights @ weights) - float(mean @ mean))
     white = seen.metric.whiten(replies.values) ** 2

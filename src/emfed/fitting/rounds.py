@@ -16,10 +16,11 @@ import numpy as np
 
 from emfed.algorithms import EM, CellEM, Everyone
 from emfed.algorithms.memory import gap
-from emfed.algorithms.steps import rounded_statistics, settled
+from emfed.algorithms.steps import held, rounded_statistics, settled
 from emfed.core.errors import (
     CheckpointError,
     MembersChanged,
+    NumericalError,
     ParticipationError,
     ServerCrash,
     SettingsError,
@@ -35,6 +36,7 @@ from emfed.core.protocols import (
     FloatArray,
     Heard,
     IntArray,
+    Lattice,
     Participation,
     Phase,
     Replies,
@@ -279,6 +281,8 @@ class Run(Rounds):
         self._step_sizes: list[int] = []
         """Bytes of each round's quantised step."""
         self._followed = 0
+        self._narrow: Lattice | None = None
+        """The last lattice that had no room for a sum."""
         """The first round from whose statistics steps lead on."""
         if not self.algorithm.needs_start_round:
             self._step_sizes.append(0)
@@ -472,6 +476,15 @@ class Run(Rounds):
             heard = np.union1d(arrived.workers, arrived.lost_memory)
             if self.federation.carries_bytes:  # it tells a sum of all, or of nobody
                 heard = np.setdiff1d(request.workers, self.federation.missed)
+            else:
+                arrived = held(self.model, self.seed, request, arrived)
+            if arrived.overflow and request.lattice == self._narrow:
+                raise NumericalError(
+                    "the statistics are too large for masked sums of this algorithm: use other "
+                    "units of the columns."
+                )
+            if arrived.overflow:
+                self._narrow = request.lattice
             if len(heard) == len(request.workers) or self.federation.overtaken:
                 return arrived, heard
         if patience is None:
