@@ -253,7 +253,7 @@ JOINS: dict[str, Any] = {
 
 @pytest.mark.parametrize("lie", JOINS)
 def test_a_site_that_joined_something_else_has_masks_that_do_not_cancel(
-    lie: str, tmp_path: Path
+    lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its columns in another order, sums of two runs would differ by its own means."""
     sites = masked_sites(NAMED, tmp_path, rules=SiteRules())
@@ -266,7 +266,7 @@ def test_a_site_that_joined_something_else_has_masks_that_do_not_cancel(
         about = joins["b"].about  # whatever it said of itself
         return joins | {"a": replace(own["a"], about=about)}, told | said
 
-    federation._roll.hello = lies  # type: ignore[method-assign]
+    monkeypatch.setattr(federation._roll, "hello", lies)
     if lie == "nothing":
         Session(emfed.gaussian_mixture(2, "diag"), federation, masks=True)
         return

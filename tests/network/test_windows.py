@@ -54,7 +54,6 @@ def test_a_site_and_a_server_work_without_what_windows_lacks() -> None:
 def test_locks_are_those_of_windows_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held: set[tuple[int, int]] = set()
     windows = types.ModuleType("msvcrt")
-    windows.LK_NBLCK = 2  # type: ignore[attr-defined]
 
     def locking(handle: int, mode: int, many: int) -> None:
         about = addresses.os.fstat(handle)
@@ -62,7 +61,7 @@ def test_locks_are_those_of_windows_there(tmp_path: Path, monkeypatch: pytest.Mo
             raise PermissionError(errno.EACCES, "Permission denied")
         held.add((about.st_dev, about.st_ino))
 
-    windows.locking = locking  # type: ignore[attr-defined]
+    vars(windows).update(LK_NBLCK=2, locking=locking)
     monkeypatch.setitem(sys.modules, "msvcrt", windows)
     monkeypatch.setattr(addresses.sys, "platform", "win32")
     with alone(tmp_path / "lock") as first, alone(tmp_path / "lock") as second:

@@ -40,7 +40,7 @@ class Source(ABC):
 
     columns: tuple[str, ...] | None = None
     dtype: Any = np.dtype(np.float64)
-    """Of the rows: float32 or float64."""
+    """The type of the rows, float32 or float64."""
 
     @property
     @abstractmethod

@@ -101,7 +101,7 @@ class Observed(CellEM):
     def attended(
         self, weights: FloatArray, counts: IntArray, summaries: Summaries, state: ServerState
     ) -> tuple[Self, ServerState]:
-        """Of a cell's sum, those who are here keep the part that they count for."""
+        """Keep the part of each cell's sum that those who are here count for."""
         before = self.cells.weights
         share = np.divide(weights, before, out=np.zeros_like(weights), where=before > 0)
         now = replace(self, cells=replace(self.cells, weights=weights))

@@ -532,7 +532,7 @@ def _place(ready: Ready) -> str:
 
 
 LastTold = Mapping[str, tuple[str, list[dict[int, int]]]]
-"""Of each answer that waits: what it is about, and the sets that it was told for."""
+"""What each answer that waits is about, and the sets that it was told for."""
 
 
 @final

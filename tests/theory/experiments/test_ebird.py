@@ -134,15 +134,14 @@ def test_unbiased_batches_move_the_fit_and_quick_species_are_two_tables() -> Non
     runs = load_experiment("ebird", quick=True).runs
     for kind in ("", ", counts as printed", ", counts, unbiased batches"):
         species = [runs[f"{name}, simulated{kind}"] for name in ("Common Buzzard", "Mallard")]
-        first, second = (load(settings, 0).pooled for settings in species)  # type: ignore[arg-type]
+        first, second = (load(settings, 0).pooled for settings in species)
         assert not np.array_equal(first.keys, second.keys)
 
 
 def test_gaussian_runs_are_of_counts_as_the_paper_has_them() -> None:
     size = {"records": 600, "observers": 30, "sites": 20, "months": 24}
     plain, counts = (
-        load(TableSettings(**size, family=family), 0)  # type: ignore[arg-type]
-        for family in ("gaussian", "poisson")
+        load(TableSettings(**size, family=family), 0) for family in ("gaussian", "poisson")
     )
     assert plain.family.name == "gaussian"
     assert np.array_equal(plain.pooled.sums, counts.pooled.sums)
