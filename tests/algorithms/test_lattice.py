@@ -56,7 +56,7 @@ def test_a_sum_without_room_is_noticed_and_has_room_next_time(heavy: int, growth
         workers = np.arange(3)
         request = Request(
             3 + trial, 0, "round", state.statistics, run.params, workers, workers,
-            lattice=lattice, weights=weights,
+            lattice=lattice, weights=weights, encode=True,
         )  # fmt: skip
         sent = steps.to_lattice(model, 0, request, workers, metric.unwhiten(vectors))
         replies = Replies(
@@ -64,6 +64,8 @@ def test_a_sum_without_room_is_noticed_and_has_room_next_time(heavy: int, growth
         )
         heard = steps.held(model, 0, request, replies)
         words = np.frombuffer(sent.payload, dtype=np.int64).reshape(3, -1)
+        assert sent.energies is not None
+        assert [steps.energy_in(row) for row in words] == sent.energies.tolist()
         total = sum_words([to_words(row[:q], lattice.bits) for row in words], lattice.bits)
         wrapped = steps.wrap_check(total) != words[:, -1].sum()
         assert wrapped == bool(heard.overflow)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import fsum
 from typing import Any, final
 
 import numpy as np
@@ -260,9 +261,10 @@ def to_lattice(
 ) -> Sent:
     """Vectors rounded to the common lattice, weights folded in; payloads are integers, unmasked.
 
-    The last two of them are the squared length of what was rounded, in units of the lattice, and
-    `wrap_check`. Nothing is clipped: a server that names a narrow lattice would have all workers
-    clipped but one, and read that one off the sum. Modulo a power of two a sum is still a sum.
+    The last three of them are the squared length of what was rounded, in units of the lattice and
+    in two words, and `wrap_check`. Nothing is clipped: a server that names a narrow lattice would
+    have all workers clipped but one, and read that one off the sum. Modulo a power of two a sum is
+    still a sum.
     """
     lattice, q = request.lattice, vectors.shape[-1]
     assert lattice is not None
@@ -273,10 +275,18 @@ def to_lattice(
     symbols = np.floor(scaled + u)
     values = metric.unwhiten((symbols - (u - 0.5)) * lattice.step) / weights
     energies = np.ceil((scaled**2).sum(axis=1) / (q * ENERGY_UNIT))
-    words = _modular(symbols)
-    told = np.column_stack([words, _modular(energies), wrap_check(words)])
     rates, sizes = np.full(len(fresh), lattice.rate), np.full(len(fresh), lattice_size(lattice, q))
+    if not request.encode:
+        return Sent(values, rates, sizes, energies=energies)
+    words, high = _modular(symbols), np.floor(energies / 2.0**64)
+    told = np.column_stack([words, _modular(energies), _modular(high), wrap_check(words)])
     return Sent(values, rates, sizes, told.tobytes(), energies)
+
+
+def energy_in(words: IntArray) -> int:
+    """The squared length among the integers of one worker's payload."""
+    low, high = words[-3:-1].view(np.uint64).tolist()
+    return low + (high << 64)
 
 
 def _modular(numbers: FloatArray) -> IntArray:
@@ -316,16 +326,11 @@ def held(model: Model, seed: int, request: Request, replies: Replies) -> Replies
     whole = np.rint(total + (u - 0.5).sum(axis=0))
     if (whole < half).all() and (whole >= -half).all():
         return replies
-    return no_room(request, len(total), float(replies.energies.sum()), replies.lost_memory)
+    return no_room(request, len(total), fsum(replies.energies), replies.lost_memory)
 
 
 def no_room(request: Request, q: int, energy: float, lost: IntArray) -> Replies:
     """A round whose sum had no room: nobody was heard, and the next lattice is wide enough."""
-    if request.kind == "start":
-        raise NumericalError(
-            "the statistics are too large for masked sums: use other units of the columns, "
-            "or an algorithm without a starting round."
-        )
     return replace(
         Replies.empty(q), lost_memory=lost, energies=np.empty(0), overflow=max(energy, 1.0)
     )
@@ -344,7 +349,7 @@ def from_lattice(
 
 def lattice_size(lattice: Lattice, q: int) -> int:
     """Bytes of a masked upload: symbols, their length, and two words by which sums are checked."""
-    return -(-q * lattice.bits // 8) + 24
+    return -(-q * lattice.bits // 8) + 32
 
 
 def energy_of(
@@ -358,8 +363,9 @@ def energy_of(
     made for twice the largest, and after a sum without room for all of it in one coordinate.
     """
     lattice = request.lattice
-    told = replies.overflow or (0.0 if replies.energies is None else replies.energies.sum())
-    if lattice is None or not told or request.kind == "start":
+    # Exactly, as the network adds them up in integers.
+    told = replies.overflow or (0.0 if replies.energies is None else fsum(replies.energies))
+    if lattice is None or not told > 0 or request.kind == "start":
         return {n: a for n, a in state.extras.items() if n in ("innovation", "room")}
     q, n = len(state.statistics), len(request.workers)
     total = float(told) * q * ENERGY_UNIT

@@ -652,9 +652,9 @@ class RemoteFederation(Federation):
         lost = np.array(sorted(asked.lost), dtype=np.int64)
         if not members:
             return replace(Replies.empty(q), lost_memory=lost, energies=np.empty(0))
-        energy, check = sums[1].tolist()
-        if wrap_check(sums[0]) != check:
-            return no_room(request, q, float(energy), lost)
+        energy = float(sums[1][0])
+        if wrap_check(sums[0]) != sums[2][0]:
+            return no_room(request, q, energy, lost)
         workers, n = np.array(members, dtype=np.int64), len(members)
         assert request.weights is not None
         first = request.weights[np.searchsorted(request.workers, workers[0])]
@@ -668,7 +668,7 @@ class RemoteFederation(Federation):
             evaluations=self.members.counts[workers],
             bytes_up=np.full(n, shape_size(shape)),
             lost_memory=lost,
-            energies=np.array([energy, *[0] * (n - 1)], dtype=np.float64),
+            energies=np.array([energy, *[0.0] * (n - 1)]),
         )
 
     def _ask_all(

@@ -88,9 +88,13 @@ def round_subject(view: View, statistics: FloatArray) -> bytes:
     return hashlib.sha256(repr(view).encode() + statistics.astype(np.float32).tobytes()).digest()
 
 
+ENERGY_BITS = 128
+"""Bits of a squared length: on the finest lattice those of statistics near 1 have 70."""
+
+
 def upload_shape(lattice: Lattice, q: int) -> Shape:
     """A round's blocks: symbols, then their length with `wrap_check`, and the check of masks."""
-    return ((q, lattice.bits), (2, 64), (1, 64))
+    return ((q, lattice.bits), (1, ENERGY_BITS), (1, 64), (1, 64))
 
 
 def answer_shape(width: int) -> Shape:
