@@ -31,7 +31,6 @@ from emfed.compressors import ChosenDithering
 from emfed.core.protocols import (
     BoolArray,
     FloatArray,
-    IdentityMetric,
     Metric,
     Model,
     Replies,
@@ -119,7 +118,7 @@ def apart(seen: Seen, replies: Replies, weights: FloatArray, share: float) -> fl
     ``share`` is then the sum of everybody's squared weights: single ones are nobody's to know.
     """
     total = float(weights.sum())
-    if total < 0.5 or isinstance(seen.metric, IdentityMetric):
+    if total < 0.5 or not seen.metric.in_nats:
         return np.inf
     if seen.request.lattice is not None:
         told = steps.energy_of(seen.request, replies, seen.state, seen.mean_field)
@@ -206,7 +205,7 @@ def leapt(seen: Seen, extras: Extras) -> BoolArray:
 
 def undo(seen: Seen, bad: BoolArray, extras: Extras) -> tuple[steps.Moved, Extras]:
     """S before the last step, in the regions that it made worse, and more caution from now on."""
-    gone = ("good", "ahead", "energy", "probe", "plain", "local")
+    gone = ("good", "ahead", "energy", "probe", "plain", "local", "crawls")
     kept = {n: a for n, a in extras.items() if n not in gone}
     caution = min(number(extras, "caution") + 1, MOST_CAUTION)
     kept |= {"caution": np.array(caution), "quiet": np.zeros(()), "age": np.zeros(())}

@@ -120,6 +120,11 @@ class Metric(ABC):
         """
         return 1.0
 
+    @property
+    def in_nats(self) -> bool:
+        """Whether |v|^2 / 2 is, to second order, what a move v is worth in nats a sample."""
+        return True
+
 
 class IdentityMetric(Metric):
     """The Euclidean metric of R^q, the one of the paper."""
@@ -129,6 +134,11 @@ class IdentityMetric(Metric):
         return vectors
 
     unwhiten = whiten
+
+    @property
+    def in_nats(self) -> bool:
+        """Lengths have the unit of the statistics."""
+        return False
 
 
 class Model(ABC):

@@ -66,7 +66,7 @@ from emfed.core.wire import (
     steps_size,
 )
 from emfed.models import build_model
-from emfed.models.binding import Bound, extra_owners, flatten, told_parameters
+from emfed.models.binding import Bound, extra_owners, flatten, of_columns, told_parameters
 from emfed.models.bounded import Asked
 from emfed.models.cells import PaddedCells
 from emfed.models.clusters import Buckets
@@ -294,8 +294,9 @@ class RemoteFederation(Federation):
             traffic.open(self.members.keys, self.members.traffic)
             self._know_members()
         else:
-            build_model(description)  # what workers could not build is refused here, and at once
             wanted = self.columns if columns is None else tuple(columns)
+            # What workers could not build is refused here, and at once.
+            of_columns(build_model(description), wanted)
             before, run, least = self.members.keys, new_run(), self.minimum
             least = max(least, SMALLEST_SET) if self.masks else least
             self._roll.masks, self._roll.uniform = self.masks, self.uniform
@@ -385,7 +386,9 @@ class RemoteFederation(Federation):
         body, asked = encode_question("opening", {}, b""), opening_shape(shapes)
         who, sums = self._ask_all("opening", body, (), asked)
         width = int(np.prod(shapes.get("mean", (0,))))
-        owners = extra_owners(build_model(members.description), width).tolist()
+        owners = extra_owners(
+            of_columns(build_model(members.description), members.columns), width
+        ).tolist()
         uniform = texts.is_uniform(members.settings[0])
         found = Opened.of(sums[0], shapes, owners, uniform)
         each, rest = divmod(found.rows, len(who))

@@ -86,6 +86,7 @@ from emfed.models.binding import (
     candidates_of,
     extra_owners,
     flatten,
+    of_columns,
     rounded_columns,
     unflatten,
     unflatten_params,
@@ -116,6 +117,7 @@ from emfed.network.masking import (
     to_words,
 )
 from emfed.network.own_clusters import SMALLEST, encode_clusters
+from emfed.network.plausible import MOST_ROWS
 from emfed.network.rules import GuardedRows, Journal, Refusal, SiteRules, counts_named
 from emfed.network.scoring import falls_short, scores_of, scores_width
 from emfed.network.self_check import MISFIT, first_rows, suspicions
@@ -187,11 +189,19 @@ def mark(settings: str, instance: int) -> int:
 
 @lru_cache(maxsize=8)
 def _bound(
-    settings: str, constants: bytes, shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    settings: str,
+    columns: Names,
+    constants: bytes,
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
 ) -> Bound:
     """The model of a run and what binds it; the same for every message of it."""
-    unbound = build_model(read_json(settings)["model"])
+    unbound = of_columns(build_model(read_json(settings)["model"]), columns)
     return Bound(unbound, np.frombuffer(constants), dict(shapes))
+
+
+def _bound_of(joined: Joined) -> Bound:
+    shapes = tuple(joined.shapes.items())
+    return _bound(joined.settings, joined.columns, joined.constants.tobytes(), shapes)
 
 
 @lru_cache(maxsize=16)
@@ -328,14 +338,10 @@ class Site:
 
     @property
     def _width(self) -> int:
-        return max(1, len(self._data.columns or ()))
+        return _width_of(self._data)
 
     def _bulk(self, hidden: bool) -> int:
-        """Numbers that the data hold, about; none where nobody may learn how many there are.
-
-        A limit that grows with the rows tells their number to whoever asks for ever larger models.
-        """
-        return 0 if hidden else int(self._data.counts.sum()) * self._width
+        return bulk_of(self._data, hidden)
 
     def step(self, message: bytes) -> bytes:
         """Answer one message."""
@@ -455,6 +461,7 @@ class Site:
         if not self._listed:
             self.rules.check_columns(wanted, self._data.columns)
         data = _arranged(self._data, wanted)
+        model = of_columns(model, data.columns)
         opening = LoopFederation(data).open(model)
         count, supports = int(opening.counts[0]), opening.supports
         summary = _of_one(opening.summaries)
@@ -470,9 +477,14 @@ class Site:
         if masked:
             given = opening.summaries, opening.totals, opening.counts, uniform
             summary = _of_one(with_weight(*given))
-        alone = [] if own else _alone(model, count, summary)
         privacy = texts.privacy_of(content)
         hidden = masked or privacy is not None  # no number of this site alone is told as it is
+        if not own:
+            # Counts that a description names are a first guess: a chain has the square of its
+            # states. Of any number of rows: a refusal tells nothing of how many are here.
+            sizes = [one.layout.size for one in _alone(model, MOST_ROWS, summary)]
+            self.rules.check_size(sum(sizes), self._bulk(hidden))
+        alone = [] if own else _alone(model, count, summary)
         self.rules.check_statistics(int(count * mean_length(summary)), alone, own, hidden)
         shapes = {name: values.shape for name, values in summary.items()}
         new = Joined(settings, 0, count, shapes, data.columns, rows=self._digest)
@@ -506,13 +518,8 @@ class Site:
     def _admitted(self, content: Mapping[str, Any]) -> Model:
         """Return the model of a hello, if the owner's rules let this site take part at all."""
         description = content.get("model")
-        named = isinstance(description, Mapping) and str(description.get("model"))
-        if named:
-            self.rules.check_model(named)
         masked, privacy = content.get("masks") is True, texts.privacy_of(content)
-        if named != SPARSE:
-            needed = counts_named(description) * self._width
-            self.rules.check_size(needed, self._bulk(masked or privacy is not None))
+        check_ask(self.rules, description, self._data, masked or privacy is not None)
         if self.approve is not None:
             self.approve(content)
         model: Model = build_model(description)
@@ -740,8 +747,7 @@ class Site:
         """The model that a view names, bound; under the owner's rule on small groups."""
         if joined.number < 0:
             raise Refusal(Reason.UNKNOWN_RUN, "the constants of this run never came: say hello.")
-        bound = _bound(joined.settings, joined.constants.tobytes(), tuple(joined.shapes.items()))
-        masked = texts.is_masked(joined.settings)
+        bound, masked = _bound_of(joined), texts.is_masked(joined.settings)
         self.rules.check_size((view.clusters or 1) * self._width, self._bulk(masked))
         model = bound.view(view)
         if model.layout.size > LARGEST_STATISTICS:
@@ -871,7 +877,7 @@ class Site:
         """What the summary of all rows follows from, to be added up."""
         if not texts.is_masked(joined.settings):
             raise WireError("an opening is asked for in a masked run alone.")
-        unbound = build_model(read_json(joined.settings)["model"])
+        unbound = of_columns(build_model(read_json(joined.settings)["model"]), joined.columns)
         self._spend(chosen=False)
         opening = LoopFederation(self._rows(joined)).open(unbound)
         uniform = texts.is_uniform(joined.settings)
@@ -1013,7 +1019,7 @@ class Site:
         before = None if state is None else _phase(state.phase)
         if state is None or before is None or not 0 < phase.since <= before.number:
             return _fresh(phase.algorithm, q, joined.phase)
-        bound = _bound(joined.settings, joined.constants.tobytes(), tuple(joined.shapes.items()))
+        bound = _bound_of(joined)
         places = bound.kept(before.view, phase.view)
         columns = phase.algorithm.state_fields(len(state.statistics))
         rows = narrow(state.rows, columns, places)
@@ -1047,6 +1053,27 @@ class Site:
         if again and len(replies.workers):
             return state, replies
         return State(rows, request.round, request.statistics, state.phase), replies
+
+
+def _width_of(data: Workers) -> int:
+    return max(1, len(data.columns or ()))
+
+
+def bulk_of(data: Workers, hidden: bool) -> int:
+    """Numbers that the data hold, about; none where nobody may learn how many there are.
+
+    A limit that grows with the rows tells their number to whoever asks for ever larger models.
+    """
+    return 0 if hidden else int(data.counts.sum()) * _width_of(data)
+
+
+def check_ask(rules: SiteRules, description: Any, data: Workers, hidden: bool) -> None:
+    """Refuse a model that the owner does not allow, or that is too large, before it is made."""
+    named = isinstance(description, Mapping) and str(description.get("model"))
+    if named:
+        rules.check_model(named)
+    if named != SPARSE:
+        rules.check_size(counts_named(description) * _width_of(data), bulk_of(data, hidden))
 
 
 def _linked(before: State, after: State, asked: bytes) -> State:

@@ -130,6 +130,11 @@ class FederatedEstimator(BaseEstimator):
                 )
             words = [name for name, family in given.items() if _is_word(family)]
         elif isinstance(given, (list, tuple)):
+            if names and len(given) != len(names):
+                raise SettingsError(
+                    f"families lists {len(given)} families, and X has {len(names)} columns: give "
+                    "one for each, or name the exceptions as {column: family}."
+                )
             words = [name for name, family in zip(names, given, strict=False) if _is_word(family)]
         else:
             words = names if _is_word(given) else []
