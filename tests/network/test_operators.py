@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import http.client
 import json
@@ -9,13 +10,17 @@ import logging
 import os
 import re
 import socket
+import struct
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from math import nan
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -318,6 +323,70 @@ def test_the_page_answers_its_owner_on_this_machine_alone(tmp_path: Path) -> Non
         page = asked(address)[1] + asked(address, "page.js")[1] + asked(address, "page.css")[1]
         assert not re.search(r"https?://|//[a-z]", page), "nothing from elsewhere"
         assert "innerHTML" not in page
+
+
+def test_two_operators_who_expel_at_once_do_not_undo_each_other(tmp_path: Path) -> None:
+    names = [f"s{i}" for i in range(8)]
+    threads = [
+        threading.Thread(target=change_orders, args=(tmp_path, {name: "wrong units"}))
+        for name in names
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(read_orders(tmp_path).expelled) == names
+    assert "s3" not in change_orders(tmp_path, {"s3": None}).expelled
+
+
+def test_the_page_says_what_is_wrong_and_bears_rude_callers(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wrong: list[Exception] = []
+
+    def state() -> dict[str, Any]:
+        if wrong:
+            raise wrong[0]
+        return {"title": "t", "line": "l", "reasons": [], "squared_H": float("inf"), "left": [nan]}
+
+    with Console(tmp_path, 0, state, partial(answer_fit, tmp_path)) as console:
+        address = page_address(tmp_path)
+        assert address is not None
+        # A fit that ran away: a browser takes no Infinity for JSON.
+        told = json.loads(asked(address, "state")[1], parse_constant=pytest.fail)
+        assert (told["squared_H"], told["left"]) == (None, [None])
+        wrong.append(SettingsError("approvals.json is damaged: delete it."))
+        assert asked(address, "state") == (500, "approvals.json is damaged: delete it.\n")
+        wrong[0] = ValueError("of a programmer")
+        with pytest.raises(http.client.RemoteDisconnected):
+            asked(address, "state")
+        request = urllib.request.Request(f"{address}answer", b"fit=none&answer=yes")
+        request.add_header("Origin", f"http://127.0.0.1:{console.port}")
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            urllib.request.urlopen(request, timeout=10)
+        wrong.clear()
+        crowd = [socket.create_connection(("127.0.0.1", console.port)) for _ in range(300)]
+        crowd[-1].settimeout(10)
+        assert crowd[-1].recv(1) == b"", "one too many is closed unread"
+        assert threading.active_count() < 300
+        for caller in crowd:
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            caller.close()
+        assert until(lambda: answers(address))
+    assert capfd.readouterr() == ("", ""), "no traceback in the operator's terminal"
+
+
+def answers(address: str) -> bool:
+    with contextlib.suppress(OSError):
+        return asked(address, "state")[0] == 200
+    return False
+
+
+def until(what: Callable[[], bool], seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while not what() and time.monotonic() < end:
+        time.sleep(0.05)
+    return what()
 
 
 def test_an_owner_who_asks_first_is_asked_once_for_each_fit(tmp_path: Path) -> None:
@@ -822,6 +891,7 @@ def test_while_a_run_waits_for_a_site_everyone_sees_for_whom(tmp_path: Path) -> 
     config = replace(run.config, sites=replace(run.config.sites, farewell=0.0))
     serve_run(Silent(run.sites), config, Status(run.folder, run.report))
     waiting = [s for s in run.said if s.get("why") == "no answer from s2"]
+    assert waiting, "without masks nobody is told to expel it"
     assert "waiting" in {s["state"] for s in waiting}
     assert (run.said[-1]["state"], run.said[-1]["untold"]) == ("finished", ["s2"])
     lines = [status_line(s) for s in run.said]

@@ -310,19 +310,21 @@ def _sites(result: Result) -> Section:
     if expected is None:
         return _unjudged(heading, table)
     scores, hoped = facts.scores[:, 0], expected[:, 0]
-    order = np.argsort(scores - hoped, kind="stable")
+    away = scores - hoped
+    order = np.argsort(away, kind="stable")
+    order, silent = order[np.isfinite(away[order])], np.flatnonzero(~np.isfinite(away))
+    whole = facts.log_likelihood
     text = [
-        f"Over all rows the log-likelihood is {facts.log_likelihood:.3f}. Beside that of a site "
-        "stands what the model leads one to expect of it: the log-likelihood of rows that the "
-        "model draws itself, with as many of each component as the site has, and with the same "
-        "values missing.",
+        (f"Over all rows the log-likelihood is {whole:.3f}. " if whole is not None else "")
+        + "Beside the log-likelihood of a site stands what the model leads one to expect of it: "
+        "that of rows that the model draws itself, with as many of each component as the site "
+        "has, and with the same values missing.",
         "A site is called badly served if its rows fall short of that by more than half the spread "
         "of single rows, and by more than three times what chance gives for its number of rows. "
         "Such a site may hold other people, other instruments or other units, and may need a "
         "component of its own, or a model of its own: emfed adapt makes one there, from this "
         "model and the site's rows.",
     ]
-    away = scores - hoped
     rows = [
         (
             table["worker"][i],
@@ -333,6 +335,10 @@ def _sites(result: Result) -> Section:
             "badly served" if table["badly_served"][i] else "well served",
         )
         for i in order.tolist()
+    ]
+    rows += [
+        (table["worker"][i], f"{table['rows'][i]:,}", "", "", "", "did not say")
+        for i in silent.tolist()
     ]
     columns = ("site", "rows", "log-likelihood per row", "expected", "difference", "verdict")
     drawn = order[_thin(len(order))]
@@ -383,7 +389,10 @@ def _unjudged(heading: str, table: dict[str, list[Any]]) -> Section:
         "component, or longer ones, have a lower one however well they fit."
     )
     told = [table[name] for name in ("worker", "rows", "log_likelihood")]
-    rows = [(name, f"{count:,}", f"{value:.3f}") for name, count, value in zip(*told, strict=True)]
+    rows = [
+        (name, f"{count:,}", "did not say" if value is None else f"{value:.3f}")
+        for name, count, value in zip(*told, strict=True)
+    ]
     return _folded(Section(heading, [text]), "Sites", ("site", "rows", "log-likelihood"), rows)
 
 

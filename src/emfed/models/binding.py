@@ -123,13 +123,14 @@ def told_parameters(question: Question) -> bytes:
 
 def unflatten_params(values: FloatArray, like: Parameters) -> Parameters:
     """The inverse of `flatten_params`, for parameters shaped like these."""
-    arrays: dict[str, Any] = {}
+    wanted, arrays = like.arrays(), dict[str, Any]()
+    expected = sum(array.size for array in wanted.values())
+    if expected != len(values):
+        raise WireError(f"expected {expected} parameters; got {len(values)}.")
     start = 0
-    for name, array in like.arrays().items():
+    for name, array in wanted.items():
         arrays[name] = values[start : start + array.size].reshape(array.shape)
         start += array.size
-    if start != len(values):
-        raise WireError(f"expected {start} parameters; got {len(values)}.")
     return like.with_arrays(arrays)
 
 

@@ -117,6 +117,7 @@ from emfed.network.masking import (
     to_words,
 )
 from emfed.network.own_clusters import SMALLEST, encode_clusters
+from emfed.network.plausible import MOST_ROWS
 from emfed.network.rules import GuardedRows, Journal, Refusal, SiteRules, counts_named
 from emfed.network.scoring import falls_short, scores_of, scores_width
 from emfed.network.self_check import MISFIT, first_rows, suspicions
@@ -336,14 +337,10 @@ class Site:
 
     @property
     def _width(self) -> int:
-        return max(1, len(self._data.columns or ()))
+        return _width_of(self._data)
 
     def _bulk(self, hidden: bool) -> int:
-        """Numbers that the data hold, about; none where nobody may learn how many there are.
-
-        A limit that grows with the rows tells their number to whoever asks for ever larger models.
-        """
-        return 0 if hidden else int(self._data.counts.sum()) * self._width
+        return bulk_of(self._data, hidden)
 
     def step(self, message: bytes) -> bytes:
         """Answer one message."""
@@ -479,9 +476,14 @@ class Site:
         if masked:
             given = opening.summaries, opening.totals, opening.counts, uniform
             summary = _of_one(with_weight(*given))
-        alone = [] if own else _alone(model, count, summary)
         privacy = texts.privacy_of(content)
         hidden = masked or privacy is not None  # no number of this site alone is told as it is
+        if not own:
+            # Counts that a description names are a first guess: a chain has the square of its
+            # states. Of any number of rows: a refusal tells nothing of how many are here.
+            sizes = [one.layout.size for one in _alone(model, MOST_ROWS, summary)]
+            self.rules.check_size(sum(sizes), self._bulk(hidden))
+        alone = [] if own else _alone(model, count, summary)
         self.rules.check_statistics(int(count * mean_length(summary)), alone, own, hidden)
         shapes = {name: values.shape for name, values in summary.items()}
         new = Joined(settings, 0, count, shapes, data.columns, rows=self._digest)
@@ -515,13 +517,8 @@ class Site:
     def _admitted(self, content: Mapping[str, Any]) -> Model:
         """Return the model of a hello, if the owner's rules let this site take part at all."""
         description = content.get("model")
-        named = isinstance(description, Mapping) and str(description.get("model"))
-        if named:
-            self.rules.check_model(named)
         masked, privacy = content.get("masks") is True, texts.privacy_of(content)
-        if named != SPARSE:
-            needed = counts_named(description) * self._width
-            self.rules.check_size(needed, self._bulk(masked or privacy is not None))
+        check_ask(self.rules, description, self._data, masked or privacy is not None)
         if self.approve is not None:
             self.approve(content)
         model: Model = build_model(description)
@@ -1053,6 +1050,27 @@ class Site:
         if again and len(replies.workers):
             return state, replies
         return State(rows, request.round, request.statistics, state.phase), replies
+
+
+def _width_of(data: Workers) -> int:
+    return max(1, len(data.columns or ()))
+
+
+def bulk_of(data: Workers, hidden: bool) -> int:
+    """Numbers that the data hold, about; none where nobody may learn how many there are.
+
+    A limit that grows with the rows tells their number to whoever asks for ever larger models.
+    """
+    return 0 if hidden else int(data.counts.sum()) * _width_of(data)
+
+
+def check_ask(rules: SiteRules, description: Any, data: Workers, hidden: bool) -> None:
+    """Refuse a model that the owner does not allow, or that is too large, before it is made."""
+    named = isinstance(description, Mapping) and str(description.get("model"))
+    if named:
+        rules.check_model(named)
+    if named != SPARSE:
+        rules.check_size(counts_named(description) * _width_of(data), bulk_of(data, hidden))
 
 
 def _linked(before: State, after: State, asked: bytes) -> State:

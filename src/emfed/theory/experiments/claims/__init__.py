@@ -9,7 +9,7 @@ import numpy as np
 from emfed.artifacts import Figure, Panel, Series, band, spread
 from emfed.core.protocols import FloatArray
 from emfed.theory import fedem_bound, fedem_step_limit, vr_bounds, vr_step
-from emfed.theory.experiments.findings import Findings
+from emfed.theory.experiments.findings import Findings, in_words
 from emfed.theory.experiments.steps import constants
 from emfed.theory.experiments.traces import Trace, Traces, each, ratio, slope
 
@@ -106,7 +106,8 @@ def _size(traces: Traces) -> ClaimPart:
         for what in (rounds, work)
     )
     caption = (
-        f"Rounds, and conditional expectations that a worker computes, to |h|² = {TARGET:g} after "
+        "Rounds, and conditional expectations that a worker computes, to |h|² = "
+        f"{in_words(TARGET)} after "
         'the opening, with one step for all m. "In the Stochastic Approximation steps of VR-FedEM, '
         'the step sizes are independent of m" (section 1). "The complexity increases as √m" '
         "(Appendix E.2); with full passes it increases as m."

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from emfed.artifacts import Explorer, Figure, Panel, Series, Table, band
+from emfed.artifacts.figures import FEW
 from emfed.core.protocols import FloatArray
 from emfed.theory.experiments.comparison import MethodSettings
-from emfed.theory.experiments.findings import Findings
+from emfed.theory.experiments.findings import Findings, in_words
 from emfed.theory.experiments.traces import Trace, Traces
 
 METHODS = (
@@ -68,7 +69,7 @@ def analyse(traces: Traces) -> Findings:
         }
     figures = {
         axis.replace(" ", "-"): Figure(
-            _caption(label), [p[axis] for p in panels.values()], share_y=True
+            _caption(axis, label), [p[axis] for p in panels.values()], share_y=True
         )
         for axis, (_, label) in AXES.items()
     }
@@ -175,8 +176,9 @@ def _series(method: str, curves: Sequence[dict[str, FloatArray]], axis: str) -> 
     if once:
         x, y = np.transpose([(xs[-1], ys[-1]) for xs, ys in logs])
         return Series(method, np.exp(x), np.exp(y), points=True, line=False)
-    last = max(float(x[-1]) for x, _ in logs)
-    logs = [(np.append(x, last), np.append(y, y[-1])) for x, y in logs]  # who is there stays there
+    if len(logs) >= FEW:  # quantiles are over all seeds: who is there stays there
+        last = max(float(x[-1]) for x, _ in logs)
+        logs = [(np.append(x, last), np.append(y, y[-1])) for x, y in logs]
     found = band(method, logs, points=60)
     low, high = (None if end is None else np.exp(end) for end in (found.low, found.high))
     return replace(found, x=np.exp(found.x), y=np.exp(found.y), low=low, high=high, points=True)
@@ -203,10 +205,13 @@ def _nats(distance: float) -> str:
     return "0" if abs(distance) < FLOOR else f"{sign}{abs(distance):.2g}"
 
 
-def _caption(against: str) -> str:
+def _caption(axis: str, against: str) -> str:
+    what = "whole messages count, and so do the opening and the start"
+    if "bytes" not in axis:
+        what = "the opening and the start count"
     return (
         "How many nats a row each method is from the pooled optimum, above or below, against "
-        f"{against}; whole messages count, and so do the opening and the start. A line ends where "
-        f"it is within {FLOOR:g} nats. Steps of FedEM and VR-FedEM are the best of three, those of "
-        "FedAvg and SCAFFOLD, with their number, of six; AutoEM has none to choose."
+        f"{against}; {what}. A line ends where it is within {in_words(FLOOR)} nats. Steps of "
+        "FedEM and VR-FedEM are the best of three, those of FedAvg and SCAFFOLD, with their "
+        "number, of six; AutoEM has none to choose."
     )
