@@ -78,7 +78,7 @@ OPTIONS = {name: name.replace("_", "-") for name in SAME} | {
 ELSEWHERE = {
     "in_metric=True, ": "",
     "a smaller step_size, ": "",
-    "with Columns(...)": "with --site, --date, --value, --observer and --worker",
+    "with ColumnNames(...)": "with --site, --date, --value, --observer and --worker",
     "bad_rows='skip'": "--skip-bad",
     "duplicates='keep'": "--keep-duplicates",
     "with species=": "with --species",

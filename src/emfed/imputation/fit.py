@@ -544,6 +544,7 @@ def _observed(
     stopped = run.until(given.stop, watch.callbacks, watch.checkpoint, watch.checkpoint_every)
     algorithm = current(run, Observed)  # who left has taken its cells along
     seen, warm = algorithm.seen(run.state), algorithm.params(run.state)
+    check_varied(grid.family, seen)
     if stopped == "interrupted" and warm is not None:  # what is there is kept, and told at once
         return _outcome(given, grid, run, stopped, (warm, pilot, seen, None))
     # A spread of counts that the family's likelihood knows is found out before structures compete.
@@ -571,6 +572,20 @@ def _observed(
     solver = Solver(family, structure, covariates, sweeps=_SWEEPS, tolerance=_TOLERANCE, seed=seed)
     params = algorithm.finish(run.state, solver)
     return _outcome(given, grid, run, stopped, (params, solver, seen, choice))
+
+
+def check_varied(family: CellFamily, cells: Cells) -> None:
+    """Refuse zeros alone, and rates that are all 1: the likeliest theta is infinite."""
+    some = cells.weights > 0
+    if family.quadratic or not some.any():
+        return
+    if not np.any(cells.sums[some] > 0):
+        raise DataError("every record is 0: there is nothing to estimate a total or a trend from.")
+    if family.name == "bernoulli" and np.all(cells.sums[some] >= cells.weights[some]):
+        raise DataError(
+            "every record reports the species: without visits that found none there is no "
+            "reporting rate. Add them with a count of 0."
+        )
 
 
 def settled_spread(solver: Solver, cells: Cells, warm: TableParameters | None) -> CellFamily:
